@@ -1,0 +1,185 @@
+"""A static key/value cache whose rows have their own lengths.
+
+What belongs here: where keys and values lie, how new ones are written, which of them are kept, and which slots a new
+token may see. What does not: attention itself, what the tokens mean, and how a draft is verified.
+
+A *slot* is a place in the cache, counted from 0 in every row. Slots below a row's length are committed. A forward over
+`n` new tokens writes them to the slots `length .. length + n - 1`; until they are kept they are only a proposal. A slot
+at or above the length holds rubbish (rejected tokens, padding), and nothing ever clears it: the attention mask alone
+decides what is seen, so rolling back is nothing but lowering a length.
+
+Nothing here reads a tensor back to the host or allocates after construction except for what it returns, so the same
+calls run eagerly, compiled, and inside a CUDA graph; `lengths` is always changed in place.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class StaticKVCache:
+    """Preallocated keys and values of all layers for a batch of sequences of different lengths.
+
+    Everything lies in one buffer `[num_layers, 2, batch * max_length, num_heads * head_dim]`: a token's key is one
+    contiguous row, so writing is a row copy, and `keep` moves all layers at once. `keys[layer]` and `values[layer]` are
+    views of it in attention's layout `[batch, num_heads, max_length, head_dim]`.
+
+    Attributes:
+        keys, values: one view `[B, H, S, D]` per layer.
+        lengths: int64 `[B]`, the committed tokens of each row.
+        starts: int64 `[B]` or None; slots below a row's start are padding that no new token sees (left-padded prompts).
+        max_length: S, the slots of a row. Leave room for the longest draft beyond the longest sequence.
+
+    Args:
+        num_layers, batch_size, num_heads, max_length, head_dim: the sizes; `num_heads` counts key/value heads.
+        device, dtype: where and in what precision keys and values are kept.
+
+    Raises:
+        ValueError: a size is not positive.
+    """
+
+    def __init__(
+        self,
+        num_layers: int,
+        batch_size: int,
+        num_heads: int,
+        max_length: int,
+        head_dim: int,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        sizes = {
+            "num_layers": num_layers,
+            "batch_size": batch_size,
+            "num_heads": num_heads,
+            "max_length": max_length,
+            "head_dim": head_dim,
+        }
+        for name, size in sizes.items():
+            if size <= 0:
+                raise ValueError(f"{name} must be positive, got {size}.")
+        self.num_layers = num_layers
+        self.batch_size = batch_size
+        self.num_heads = num_heads
+        self.max_length = max_length
+        self.head_dim = head_dim
+
+        # Zeros, not empty: masked slots still enter `probability 0 * value`, and 0 * NaN would be NaN.
+        self._rows = torch.zeros(
+            num_layers, 2, batch_size * max_length, num_heads * head_dim, device=device, dtype=dtype
+        )
+        in_heads = self._rows.view(num_layers, 2, batch_size, max_length, num_heads, head_dim).transpose(3, 4)
+        self.keys: list[Tensor] = [in_heads[layer, 0] for layer in range(num_layers)]  # [B, H, S, D]
+        self.values: list[Tensor] = [in_heads[layer, 1] for layer in range(num_layers)]  # [B, H, S, D]
+        self._key_rows = [self._rows[layer, 0] for layer in range(num_layers)]  # [B * S, H * D]
+        self._value_rows = [self._rows[layer, 1] for layer in range(num_layers)]
+
+        self.lengths = torch.zeros(batch_size, dtype=torch.long, device=device)
+        self.starts: Tensor | None = None
+        self._row_offsets = torch.arange(batch_size, device=device)[:, None] * max_length  # [B, 1]
+        self._slot_index = torch.arange(max_length, device=device)  # [S]
+
+    @property
+    def device(self) -> torch.device:
+        return self._rows.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._rows.dtype
+
+    def reset(self) -> None:
+        """Forget everything: all lengths zero, no padding. Old keys and values stay where they are, unseen."""
+        self.lengths.zero_()
+        self.starts = None
+
+    def new_slots(self, num_tokens: int) -> Tensor:
+        """The slots `length .. length + num_tokens - 1` of every row, int64 `[B, num_tokens]`."""
+        return self.lengths[:, None] + self._slot_index[:num_tokens]
+
+    def flatten_slots(self, slots: Tensor) -> Tensor:
+        """Slots `[B, n]` of each row as indices `[B * n]` into all rows laid end to end.
+
+        `update` takes either form; a model flattens once per forward instead of once per layer.
+        """
+        return (slots + self._row_offsets).flatten()
+
+    def update(
+        self, layer_index: int, key: Tensor, value: Tensor, slots: Tensor, kv_length: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Write new keys and values, and return what attention reads.
+
+        Args:
+            layer_index: which layer.
+            key, value: `[B, H, n, D]`.
+            slots: int64 `[B, n]`, distinct within a row, or the same from `flatten_slots`, `[B * n]`.
+            kv_length: return only the first `kv_length` slots (views, nothing is copied). A caller that knows on the
+                host how far its rows can reach saves attention over the empty rest of the buffer; under a CUDA graph
+                leave it None, so that shapes stay static.
+
+        Returns:
+            Keys and values `[B, H, kv_length or S, D]`.
+        """
+        if slots.ndim == 2:
+            slots = self.flatten_slots(slots)
+        width = self.num_heads * self.head_dim
+        # [B, H, n, D] -> [B * n, H * D]; a model that makes its keys as [B, n, H, D] gets this as a view.
+        self._key_rows[layer_index].index_copy_(0, slots, key.transpose(1, 2).reshape(-1, width))
+        self._value_rows[layer_index].index_copy_(0, slots, value.transpose(1, 2).reshape(-1, width))
+        keys, values = self.keys[layer_index], self.values[layer_index]
+        if kv_length is None or kv_length == self.max_length:
+            return keys, values
+        return keys[:, :, :kv_length], values[:, :, :kv_length]
+
+    def attention_mask(self, new_token_mask: Tensor, kv_length: int | None = None) -> Tensor:
+        """Which slots each of `n` new tokens sees, when they are written to `new_slots(n)`.
+
+        A new token sees the committed slots of its row (from `starts` on), and those new tokens that
+        `new_token_mask` allows.
+
+        Args:
+            new_token_mask: bool `[B, n, n]` (or `[1, n, n]`), entry `[b, i, j]`: token i sees token j. The diagonal
+                must be set: a token sees itself.
+            kv_length: as in `update`; must reach the last new token of every row.
+
+        Returns:
+            bool `[B, 1, n, kv_length or S]`.
+        """
+        num_tokens = new_token_mask.shape[-1]
+        slot_index = self._slot_index if kv_length is None else self._slot_index[:kv_length]
+        relative = slot_index - self.lengths[:, None]  # [B, S]: the new token that a slot belongs to, < 0 if committed
+        committed = relative < 0
+        if self.starts is not None:
+            committed = committed & (slot_index >= self.starts[:, None])
+        is_new = (relative >= 0) & (relative < num_tokens)
+        which = relative.clamp(0, num_tokens - 1)[:, None, :]  # [B, 1, S]
+        batch_size = which.shape[0]
+        among_new = new_token_mask.expand(batch_size, -1, -1).gather(2, which.expand(-1, num_tokens, -1))  # [B, n, S]
+        return (committed[:, None] | (is_new[:, None] & among_new))[:, None]
+
+    def advance(self, counts: Tensor | int) -> None:
+        """Commit the first `counts` (`[B]`, or one number) tokens of the last forward, which need no moving."""
+        self.lengths.add_(counts)
+
+    def keep(self, node_indices: Tensor, counts: Tensor) -> None:
+        """Commit some of the last forward's tokens, in the order given, and drop the rest.
+
+        Token `node_indices[b, j]` of the last forward (which wrote to `new_slots(n)`) moves to slot `lengths[b] + j`
+        in every layer, and `lengths` grows by `counts`.
+
+        Args:
+            node_indices: int64 `[B, k]`; a row uses its first `counts[b]` entries, the others may hold anything.
+            counts: int64 `[B]`, each at most k.
+        """
+        num_kept = node_indices.shape[1]
+        # Unused entries may be -1 or past the end; what they copy lands beyond the new length, where nothing looks.
+        sources = (self.lengths[:, None] + node_indices.clamp(min=0)).clamp(max=self.max_length - 1)  # [B, k]
+        targets = self.new_slots(num_kept)  # [B, k]
+        moved = self._rows.index_select(2, self.flatten_slots(sources))  # [L, 2, B * k, H * D], a copy
+        self._rows.index_copy_(2, self.flatten_slots(targets), moved)
+        self.lengths.add_(counts)
+
+    def rollback(self, lengths: Tensor) -> None:
+        """Return to earlier lengths `[B]`; tokens from there on are forgotten."""
+        self.lengths.copy_(lengths)

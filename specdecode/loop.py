@@ -1,0 +1,188 @@
+"""The decode loop: propose, judge, keep. Plain decoding is this loop with no drafter.
+
+Belongs here: the order in which the roles are asked, the ends of rows, and the bookkeeping of tokens.
+Does not belong here: how any role answers, and anything that knows what a token stands for.
+
+Rows are independent: each has its own length, accepts its own number of tokens and ends on its own. Shapes depend on
+the draft's static shape alone, and the host waits for the device only when every row might be finished, which for
+plain decoding to a fixed length is once, at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from specdecode.roles import DecodeState, Draft, Drafter, Target, Verdict, Verifier
+from specdecode.sampling import RandomStreams, SamplingConfig, Tag, draw_tokens
+from specdecode.trace import DecodeTrace, StepRecord
+from specdecode.tree import TokenTree
+from specdecode.verifiers.exact import ExactVerifier
+
+
+@dataclass
+class DecodeResult:
+    """What decoding gives back.
+
+    Args:
+        tokens: [B, max_new_tokens] int64; after an early end, filled up with the stop token.
+        lengths: [B] int64 decoded tokens, a stop token included.
+        trace: What happened.
+    """
+
+    tokens: Tensor
+    lengths: Tensor
+    trace: DecodeTrace
+
+
+@torch.no_grad()
+def decode(
+    target: Target,
+    *,
+    max_new_tokens: int,
+    sampling: SamplingConfig,
+    streams: RandomStreams,
+    drafter: Drafter | None = None,
+    verifier: Verifier | None = None,
+    stop_token: int | None = None,
+    on_step: Callable[[int, DecodeState], None] | None = None,
+    trace: DecodeTrace | None = None,
+) -> DecodeResult:
+    """Decode every row of a target to `max_new_tokens` tokens, or to its stop token.
+
+    The last token of a row is drawn and never fed: of N tokens the target is fed N - 1.
+
+    Args:
+        target: The model, before its prefill. It needs room for max_new_tokens - 1 tokens per row and for the nodes
+            of one draft.
+        max_new_tokens: Tokens per row, >= 1.
+        sampling: How tokens are drawn.
+        streams: One random stream per row.
+        drafter: Proposes tokens; None: plain decoding.
+        verifier: Judges them; None: `ExactVerifier`.
+        stop_token: A row ends after this token. Costs a wait for the device at every step.
+        on_step: Called as `on_step(step, state)` after every target pass; step 0 is the prefill. It must not change
+            `state`; reading a tensor's value there waits for the device.
+        trace: Where to record (a caller may have phases of its own in it); None: a new one. Phases "prefill" and
+            "decode" are timed.
+
+    Raises:
+        ValueError: `max_new_tokens` < 1, `stop_token` outside the vocabulary, or `streams` or `trace` of another
+            batch size.
+    """
+    batch_size, device = target.batch_size, target.device
+    if max_new_tokens < 1:
+        raise ValueError(f"max_new_tokens must be >= 1, got {max_new_tokens}")
+    if streams.batch_size != batch_size:
+        raise ValueError(f"streams must hold one stream per row: {streams.batch_size} streams, {batch_size} rows")
+    if stop_token is not None and not 0 <= stop_token < target.vocab_size:
+        raise ValueError(f"stop_token must lie in [0, {target.vocab_size}), got {stop_token}")
+    trace = DecodeTrace(batch_size, device) if trace is None else trace
+    if trace.batch_size != batch_size:
+        raise ValueError(f"trace must be of the target's batch size {batch_size}, got one of {trace.batch_size}")
+    verifier = ExactVerifier() if verifier is None else verifier
+
+    # One column more than the result has: tokens that must not be kept are written there.
+    buffer = torch.full((batch_size, max_new_tokens + 1), stop_token or 0, dtype=torch.int64, device=device)
+    no_tokens = torch.zeros(batch_size, dtype=torch.int64, device=device)
+    every_row = torch.ones(batch_size, dtype=torch.bool, device=device)
+    state = DecodeState(buffer[:, :max_new_tokens], no_tokens, every_row, max_new_tokens, sampling, streams)
+
+    with trace.phase("prefill"):
+        prompt = target.prefill()
+        first = draw_tokens(prompt.logits[:, -1:], sampling, streams, no_tokens[:, None], Tag.TARGET)
+        _append(state, buffer, first, no_tokens + 1, stop_token)
+        trace.record_prefill()
+        if drafter is not None and max_new_tokens > 1:
+            drafter.start(prompt, state)
+    if on_step is not None:
+        on_step(0, state)
+
+    # Without a drafter only the root's token changes from step to step.
+    root_only = TokenTree.chain(no_tokens[:, None])
+    root_mask = root_only.ancestor_mask()
+    step = 0
+    with trace.phase("decode"):
+        # The slowest row gains at most max_depth + 1 tokens a step, so for some time nobody need look whether it is
+        # finished. Only a stop token can end rows earlier.
+        slowest_needs = max_new_tokens - 1 if stop_token is None else _slowest_needs(state)
+        while slowest_needs > 0:
+            step += 1
+            if drafter is None:
+                draft = Draft(replace(root_only, tokens=state.last_tokens()[:, None]))
+            else:
+                draft = drafter.propose(state)
+            tree = draft.tree
+            if drafter is not None or stop_token is not None:
+                # The deepest useful node is the last but one token of the row: its logits give the last.
+                room = torch.where(state.active, max_new_tokens - 1 - state.lengths, -1)
+                tree = tree.clip(room)
+                draft = replace(draft, tree=tree)
+            mask = root_mask if tree.num_nodes == 1 else tree.ancestor_mask()
+            output = target.forward(tree.tokens, mask, tree.depth)
+
+            verdict = verifier.accept(draft, output, state)
+            active, accepted = state.active, verdict.accepted * state.active
+            verdict = replace(verdict, accepted=accepted)
+            target.commit(verdict.path, accepted + active)
+            emitted = _append(state, buffer, _new_tokens(tree, verdict), accepted + active, stop_token)
+            trace.record_step(
+                StepRecord(
+                    active=active,
+                    drafted=tree.valid[:, 1:].sum(1),
+                    accepted=torch.minimum(accepted, emitted),
+                    emitted=emitted,
+                )
+            )
+            if drafter is not None:
+                drafter.observe(draft, output, verdict, state)
+            if on_step is not None:
+                on_step(step, state)
+            slowest_needs -= tree.max_depth + 1
+            if slowest_needs <= 0 or stop_token is not None:
+                slowest_needs = _slowest_needs(state)
+    return DecodeResult(state.tokens, state.lengths, trace)
+
+
+def _new_tokens(tree: TokenTree, verdict: Verdict) -> Tensor:
+    """[B, max_depth + 1]: the accepted drafted tokens, then the target's own; what follows means nothing."""
+    next_tokens = verdict.next_tokens[:, None]
+    if tree.max_depth == 0:
+        return next_tokens
+    drafted = tree.tokens.gather(1, verdict.path[:, 1:])
+    return torch.cat([drafted, next_tokens], dim=1).scatter(1, verdict.accepted[:, None], next_tokens)
+
+
+def _append(state: DecodeState, buffer: Tensor, tokens: Tensor, counts: Tensor, stop_token: int | None) -> Tensor:
+    """Write the first `counts[b]` of `tokens[b]` behind each active row and update `state`.
+
+    Args:
+        state: Changed in place; its old tensors, except the token buffer, stay as they were.
+        buffer: [B, max_new_tokens + 1], `state.tokens` and the column for what is dropped.
+        tokens: [B, k] int64.
+        counts: [B] int64, at most what the row has room for; 0 for finished rows.
+        stop_token: Ends a row; nothing after it is written.
+
+    Returns:
+        [B] int64, tokens written: `counts`, or fewer where the stop token came first.
+    """
+    offsets, emitted = torch.arange(tokens.shape[1], device=tokens.device), counts
+    going_on = state.active
+    if stop_token is not None:
+        stops = (tokens == stop_token) & (offsets < emitted[:, None])
+        has_stop, first_stop = stops.max(dim=1)
+        emitted = torch.where(has_stop, first_stop + 1, emitted)
+        going_on = going_on & ~has_stop
+    columns = torch.where(offsets < emitted[:, None], state.lengths[:, None] + offsets, state.max_new_tokens)
+    buffer.scatter_(1, columns, tokens)
+    state.lengths = state.lengths + emitted
+    state.active = going_on & (state.lengths < state.max_new_tokens)
+    return emitted
+
+
+def _slowest_needs(state: DecodeState) -> int:
+    """Tokens the slowest unfinished row still needs; 0 when all are finished. Waits for the device."""
+    return int(torch.where(state.active, state.max_new_tokens - state.lengths, 0).max())

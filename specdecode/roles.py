@@ -1,0 +1,182 @@
+"""The roles of speculative decoding, and what passes between them.
+
+Belongs here: the protocols (who must answer which question, with which shapes) and the plain data they exchange.
+Does not belong here: any implementation, and anything that knows what a token stands for.
+
+One verified step of `specdecode.loop.decode`:
+
+    draft = drafter.propose(state)                                  # which tokens may come next?
+    output = target.forward(tokens, mask, depths)                   # what does the large model say about them?
+    verdict = verifier.accept(draft, output, state)                 # which of them stay, and what follows?
+    target.commit(nodes, counts)                                    # keep their cache entries
+    drafter.observe(draft, output, verdict, state)                  # learn from it
+
+The last token of a row is always "drawn but not fed": it is the root of the next draft.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from specdecode.sampling import RandomStreams, SamplingConfig
+from specdecode.tree import TokenTree
+
+
+@dataclass
+class TargetOutput:
+    """What a target says after a forward.
+
+    Args:
+        logits: [B, n, V] float32: for each fed token, the raw logits of the token after it. Guidance is already
+            applied; temperature and filters are not.
+        hidden_states: [B, n, dim] final hidden states (the input of the output head) of the fed tokens, for drafters
+            that read them; None where the target has none to give. After `prefill`, those of the prompt, n >= 1.
+    """
+
+    logits: Tensor
+    hidden_states: Tensor | None = None
+
+
+@dataclass
+class DecodeState:
+    """Where every row stands. The loop writes it, everyone else reads it.
+
+    Args:
+        tokens: [B, max_new_tokens] int64; of row b the first `lengths[b]` entries are decoded.
+        lengths: [B] int64, tokens decoded so far.
+        active: [B] bool, False once a row is finished.
+        max_new_tokens: Tokens of a complete row.
+        sampling: How tokens are drawn.
+        streams: One random stream per row. The draw for output position i uses counter i.
+    """
+
+    tokens: Tensor
+    lengths: Tensor
+    active: Tensor
+    max_new_tokens: int
+    sampling: SamplingConfig
+    streams: RandomStreams
+
+    def last_tokens(self) -> Tensor:
+        """[B] int64: the newest token of each row, drawn but not yet fed to the target."""
+        return self.tokens.gather(1, self.lengths[:, None] - 1)[:, 0]
+
+
+@dataclass
+class Draft:
+    """What a drafter proposes.
+
+    Args:
+        tree: The root (each row's newest token) and the drafted tokens after it.
+        probabilities: None where the children of a node are a deterministic choice, e.g. the k most likely tokens:
+            a confidence is then *not* a probability of having been drawn. Where children are drawn at random,
+            [B, n, V] float32: the distribution each node was actually drawn from, given its earlier siblings (without
+            replacement: those zeroed and the rest renormalised). The root's row is not read.
+    """
+
+    tree: TokenTree
+    probabilities: Tensor | None = None
+
+
+@dataclass
+class Verdict:
+    """What a verifier decides.
+
+    Args:
+        path: [B, max_depth + 1] int64 nodes of the accepted path, the root first; entries after the first
+            `accepted + 1` are some node's index and mean nothing.
+        accepted: [B] int64, drafted tokens accepted (neither the root nor the token below counts).
+        next_tokens: [B] int64, the token after the accepted path, drawn from the target: the bonus token when
+            everything was accepted, else the token that takes the place of the rejected ones.
+    """
+
+    path: Tensor
+    accepted: Tensor
+    next_tokens: Tensor
+
+
+class Target(Protocol):
+    """The large model: what does it say about these tokens?
+
+    It holds one sequence per row: the prompt, then the committed tokens. Guidance, where used, happens inside; a row is
+    one sequence for everyone else.
+    """
+
+    @property
+    def vocab_size(self) -> int:
+        """V."""
+        ...
+
+    @property
+    def batch_size(self) -> int:
+        """B."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Where tokens and logits lie."""
+        ...
+
+    def prefill(self) -> TargetOutput:
+        """Feed the prompt to an empty cache. Returns logits [B, 1, V] of the first token."""
+        ...
+
+    def forward(self, tokens: Tensor, mask: Tensor, depths: Tensor) -> TargetOutput:
+        """Judge new tokens. They become part of the sequence only by `commit`.
+
+        Args:
+            tokens: [B, n] int64.
+            mask: [B, n, n] bool: new token i sees new token j (always itself). It sees the whole committed sequence.
+            depths: [B, n] int64: token i stands at sequence position (committed length of its row) + depths[., i].
+                Padding has depth 0 and sees itself alone; the position of a complete row's padding is one past its
+                last fed token, that of its last token.
+        """
+        ...
+
+    def commit(self, node_indices: Tensor, counts: Tensor) -> None:
+        """Append tokens of the last forward to the sequence, and forget the others.
+
+        Args:
+            node_indices: [B, k] int64 indices into the last forward's n tokens, in order of position.
+            counts: [B] int64 in [0, k]: the first `counts[b]` of row b are kept.
+        """
+        ...
+
+
+class Drafter(Protocol):
+    """The cheap guesser: which tokens come next?
+
+    Random drafts use `state.streams` under `Tag.DRAFT` (or a tag of their own), never a tag of the verifier.
+    """
+
+    def start(self, prompt: TargetOutput, state: DecodeState) -> None:
+        """A new batch begins: the prompt's output, and the first token of each row in `state`."""
+        ...
+
+    def propose(self, state: DecodeState) -> Draft:
+        """Draft a tree below each row's newest token. The loop clips what would lie past the end of a row."""
+        ...
+
+    def observe(self, draft: Draft, output: TargetOutput, verdict: Verdict, state: DecodeState) -> None:
+        """A step is over: the draft as it was fed, what the target said, what stayed; `state` includes the new tokens.
+
+        Rows that were finished before the step have accepted nothing.
+        """
+        ...
+
+
+class Verifier(Protocol):
+    """The judge: which drafted tokens stay?"""
+
+    @property
+    def exact(self) -> bool:
+        """Whether the emitted tokens are distributed exactly as in plain decoding (greedy: equal to it)."""
+        ...
+
+    def accept(self, draft: Draft, output: TargetOutput, state: DecodeState) -> Verdict:
+        """Walk from the root along accepted children; `output` has logits for every node of `draft.tree`."""
+        ...

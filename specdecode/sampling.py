@@ -1,0 +1,287 @@
+"""From logits to tokens: guidance, temperature, top-k, top-p, and the random numbers that choose.
+
+Belongs here: the one function that turns raw logits into the distribution a token is drawn from (plain decoding,
+acceptance tests and drafters must all use the same one), and random streams that belong to a row and not to a batch.
+Does not belong here: who proposes tokens, who accepts them, and anything that knows what a token stands for.
+
+Why counter-based streams. A number is a pure function of (row key, tag, counter, element). So a row draws the same
+numbers alone or beside others; a drafter and a verifier, which use different tags, can never share one; and the noise
+of output position `i` is the same whether a token is reached one by one or at the end of an accepted draft, which
+makes exact speculative sampling reproduce plain sampling draw for draw. Tokens are chosen by an exponential race,
+`argmax(p / e)`, and not by inverting a cumulative sum: with shared noise the winner is stable under small changes of
+`p`, which coupled drafting needs, there is no running sum to lose precision in, and its cost is a few elementwise
+operations.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class SamplingConfig:
+    """How a token is drawn from logits. The order is temperature, top-k, top-p, softmax.
+
+    Args:
+        temperature: Divides the logits; 0 means greedy (argmax, no random number is used).
+        top_k: Keep the `top_k` largest logits and every logit equal to the smallest of them; 0 keeps all.
+        top_p: Of what top-k left, keep the most probable tokens up to and including the one at which their cumulative
+            probability exceeds `top_p`; 1 keeps all.
+
+    Raises:
+        ValueError: A field is out of range; the message names it.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not _is_real(self.temperature) or self.temperature < 0:
+            raise ValueError(f"temperature must be a finite number >= 0 (0 is greedy), got {self.temperature!r}")
+        if isinstance(self.top_k, bool) or not isinstance(self.top_k, int) or self.top_k < 0:
+            raise ValueError(f"top_k must be an integer >= 0 (0 keeps every token), got {self.top_k!r}")
+        if not _is_real(self.top_p) or not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p must be a number in (0, 1] (1 keeps every token), got {self.top_p!r}")
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the most probable token is always taken."""
+        return self.temperature == 0
+
+
+def _is_real(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def apply_guidance(conditional: Tensor, unconditional: Tensor | None, guidance_scale: float) -> Tensor:
+    """Classifier-free guidance on raw logits: `unconditional + guidance_scale * (conditional - unconditional)`.
+
+    Args:
+        conditional: [..., V] logits given the condition, any float type.
+        unconditional: [..., V] logits given the null condition; may be None where guidance is off.
+        guidance_scale: Guidance is off at values <= 1: the conditional logits are returned.
+
+    Returns:
+        [..., V] float32 logits, before temperature and any filter.
+
+    Raises:
+        ValueError: Guidance is on and `unconditional` is None.
+    """
+    conditional = conditional.float()
+    if guidance_scale <= 1:
+        return conditional
+    if unconditional is None:
+        raise ValueError(f"unconditional logits are needed at guidance_scale {guidance_scale}; pass them or use 1")
+    unconditional = unconditional.float()
+    return unconditional + guidance_scale * (conditional - unconditional)
+
+
+def logits_to_probabilities(logits: Tensor, config: SamplingConfig) -> Tensor:
+    """The distribution tokens are drawn from.
+
+    Args:
+        logits: [..., V] raw (already guided) logits, any float type.
+        config: Temperature and filters; at temperature 0 the result is one-hot at the argmax.
+
+    Returns:
+        [..., V] float32, each row summing to one; exactly 0 at filtered tokens.
+    """
+    logits = logits.float()
+    if config.is_greedy:
+        return torch.zeros_like(logits).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
+    if config.temperature != 1:
+        logits = logits / config.temperature
+    if 0 < config.top_k < logits.shape[-1]:
+        smallest_kept = logits.topk(config.top_k, dim=-1, sorted=False).values.amin(-1, keepdim=True)
+        logits = logits.masked_fill(logits < smallest_kept, -math.inf)
+    if config.top_p < 1:
+        # Stable, so that equal logits are cut in index order on every device.
+        ordered, order = logits.sort(dim=-1, descending=True, stable=True)
+        cumulative = ordered.softmax(-1).cumsum(-1)
+        dropped = torch.zeros_like(order, dtype=torch.bool)
+        dropped[..., 1:] = cumulative[..., :-1] > config.top_p  # a token goes if those before it already exceed top_p
+        logits = logits.masked_fill(torch.zeros_like(dropped).scatter_(-1, order, dropped), -math.inf)
+    return logits.softmax(-1)
+
+
+def sample(probabilities: Tensor, noise: Tensor) -> Tensor:
+    """Exponential race: the token whose arrival `noise / probability` comes first.
+
+    With independent Exp(1) noise the winner has exactly the given distribution; probabilities need not be normalised.
+
+    Args:
+        probabilities: [..., V] non-negative, at least one entry of each row positive.
+        noise: [..., V] positive Exp(1) numbers, e.g. from `RandomStreams.exponential`.
+
+    Returns:
+        [...] int64 token indices; never one of probability zero.
+    """
+    return (probabilities / noise).argmax(-1)
+
+
+def draw_tokens(logits: Tensor, config: SamplingConfig, streams: RandomStreams, counters: Tensor, tag: int) -> Tensor:
+    """One token for every row of logits; greedy configurations use no random number.
+
+    Args:
+        logits: [B, n, V] raw (already guided) logits.
+        config: Temperature and filters.
+        streams: One stream per row of the batch.
+        counters: [B, n] int64, the output position each token is drawn for.
+        tag: The purpose of the draw, a `Tag` or another integer.
+
+    Returns:
+        [B, n] int64.
+    """
+    if config.is_greedy:
+        return logits.argmax(-1)
+    return sample(logits_to_probabilities(logits, config), streams.exponential(tag, counters, logits.shape[-1]))
+
+
+class Tag(IntEnum):
+    """What a random number is for. Numbers under different tags are independent."""
+
+    TARGET = 1  # the token the target would draw at an output position
+    DRAFT = 2  # a drafter's guesses
+    ACCEPT = 3  # acceptance tests
+
+
+# SplitMix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014): the state advances by
+# an odd constant near 2^64 / golden ratio, and each state is scrambled by a bijection of two multiply-xorshift rounds.
+_MASK64 = (1 << 64) - 1
+_ADVANCE = 0x9E3779B97F4A7C15
+_MULTIPLY_1 = 0xBF58476D1CE4E5B9
+_MULTIPLY_2 = 0x94D049BB133111EB
+
+
+def _signed(value: int) -> int:
+    """The int64 with the same 64 bits."""
+    value &= _MASK64
+    return value - (1 << 64) if value >> 63 else value
+
+
+def _shift_right(value: Tensor, bits: int) -> Tensor:
+    """Logical shift of int64: the sign bits an arithmetic shift brings in are cleared."""
+    return (value >> bits).bitwise_and_((1 << (64 - bits)) - 1)
+
+
+def _scramble_(value: Tensor) -> Tensor:
+    """SplitMix64's output function, in place; int64 products wrap modulo 2^64."""
+    value.bitwise_xor_(_shift_right(value, 30)).mul_(_signed(_MULTIPLY_1))
+    value.bitwise_xor_(_shift_right(value, 27)).mul_(_signed(_MULTIPLY_2))
+    return value.bitwise_xor_(_shift_right(value, 31))
+
+
+class RandomStreams:
+    """One reproducible stream of random numbers per row of a batch.
+
+    Every number is a function of (row key, tag, counter, element) alone. Bits are the same on every device; the
+    logarithm of `exponential` may differ between devices in its last float64 bit, so a float32 result very rarely
+    differs by one unit in the last place.
+
+    Args:
+        keys: [B] int64, one key per row; rows with equal keys draw equal numbers.
+
+    Raises:
+        ValueError: `keys` has another shape or type.
+    """
+
+    def __init__(self, keys: Tensor) -> None:
+        if keys.ndim != 1 or keys.dtype != torch.int64:
+            raise ValueError(f"keys must be int64 of shape [batch], got {keys.dtype} of shape {list(keys.shape)}")
+        self.keys = keys
+        self._tag_keys: dict[int, Tensor] = {}
+        self._elements: dict[int, Tensor] = {}
+
+    @classmethod
+    def from_generators(
+        cls, generators: Sequence[torch.Generator | None], device: torch.device | str = "cpu"
+    ) -> RandomStreams:
+        """Draw one key from each generator, in order (None: torch's default generator).
+
+        The same generator may appear several times; each appearance draws a new key and so a different stream.
+
+        Raises:
+            ValueError: `generators` is empty.
+        """
+        if len(generators) == 0:
+            raise ValueError("generators must hold one torch.Generator per row, got none")
+        keys = [
+            torch.randint(
+                -(1 << 63),
+                (1 << 63) - 1,
+                (1,),
+                dtype=torch.int64,
+                generator=generator,
+                device="cpu" if generator is None else generator.device,
+            ).to(device)
+            for generator in generators
+        ]
+        return cls(torch.cat(keys))
+
+    @classmethod
+    def from_seeds(cls, seeds: Sequence[int], device: torch.device | str = "cpu") -> RandomStreams:
+        """One stream per integer seed; equal seeds give equal streams.
+
+        Raises:
+            ValueError: `seeds` is empty.
+        """
+        if len(seeds) == 0:
+            raise ValueError("seeds must hold one integer per row, got none")
+        return cls(torch.tensor([_signed(seed) for seed in seeds], dtype=torch.int64, device=device))
+
+    @property
+    def batch_size(self) -> int:
+        """Number of rows."""
+        return self.keys.shape[0]
+
+    def _states(self, tag: int, counters: Tensor) -> Tensor:
+        """A scrambled 64-bit state per (row, tag, counter): [B, ...] int64."""
+        tag_keys = self._tag_keys.get(tag)
+        if tag_keys is None:
+            # Two scrambles, so that neither small seeds nor small tags lie near one another in the state space.
+            tag_keys = _scramble_(self.keys + _signed(_ADVANCE)) + _signed((tag + 1) * _MULTIPLY_2)
+            tag_keys = self._tag_keys[tag] = _scramble_(tag_keys)
+        return _scramble_((counters * _signed(_ADVANCE)).add_(tag_keys.view(-1, *[1] * (counters.ndim - 1))))
+
+    def uniform(self, tag: int, counters: Tensor, size: int | None = None) -> Tensor:
+        """Uniform numbers strictly between 0 and 1: odd multiples of 2^-53, symmetric about one half.
+
+        Args:
+            tag: The purpose, a `Tag` or another integer.
+            counters: [B, ...] int64, usually output positions.
+            size: How many independent numbers per counter; None for one, without a dimension for it.
+
+        Returns:
+            float64 of the shape of `counters`, or with one more dimension of length `size`.
+        """
+        elements = self._elements.get(size or 1)
+        if elements is None:
+            steps = torch.arange(1, (size or 1) + 1, dtype=torch.int64, device=self.keys.device)
+            elements = self._elements[size or 1] = steps * _signed(_ADVANCE)
+        states = self._states(tag, counters)
+        bits = states + elements if size is None else states[..., None] + elements
+        # Odd numbers of 53 bits are exact in float64 and exclude 0 and 1, where logarithms and divisions break.
+        bits = _shift_right(_scramble_(bits), 11).bitwise_or_(1)
+        return bits.to(torch.float64).mul_(2.0**-53)
+
+    def exponential(self, tag: int, counters: Tensor, size: int) -> Tensor:
+        """Exp(1) numbers for `sample`.
+
+        Computed in float64: the smallest ones decide the race, and in float32 they would be few and coarse.
+
+        Args:
+            tag: The purpose, a `Tag` or another integer.
+            counters: [B, ...] int64, usually output positions.
+            size: Numbers per counter, usually the vocabulary size.
+
+        Returns:
+            [B, ..., size] float32, positive and finite.
+        """
+        return self.uniform(tag, counters, size).log_().neg_().float()

@@ -1,0 +1,153 @@
+"""A target and a drafter of which everything is known: Markov chains of order two.
+
+Belongs here: the smallest players of the roles, for proving verifiers, drafters and schedules, and as an example of how
+a role is played. Every statement about exactness rests on them: the distribution of whole sequences can be written
+down, so decoded ones can be counted against it.
+Does not belong here: anything learned, and anything used to make a result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from specdecode.roles import DecodeState, Draft, TargetOutput, Verdict
+from specdecode.sampling import SamplingConfig, Tag, logits_to_probabilities, sample
+from specdecode.tree import TokenTree
+
+
+def random_table(vocab_size: int, seed: int, scale: float = 1.5) -> Tensor:
+    """[V, V, V] float32 logits: entry (a, b) holds those of the token after "a b". `scale` is their deviation."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(vocab_size, vocab_size, vocab_size, generator=generator) * scale
+
+
+def sequence_probabilities(table: Tensor, prompt: Tensor, length: int, sampling: SamplingConfig) -> Tensor:
+    """The true distribution of decoded sequences.
+
+    Args:
+        table: [V, V, V] logits, see `random_table`.
+        prompt: [2] int64.
+        length: Tokens decoded.
+        sampling: How each token is drawn.
+
+    Returns:
+        [V ** length] float64; sequences are ordered like numbers of base V, first token leading.
+    """
+    step = logits_to_probabilities(table, sampling).double()
+    step = step / step.sum(-1, keepdim=True)  # float32 sums to one only up to rounding
+    tokens = torch.arange(table.shape[0])
+    sequences = torch.cartesian_prod(*[tokens] * length).view(-1, length)  # [V ** length, length]
+    context = torch.cat([prompt.expand(sequences.shape[0], 2), sequences], dim=1)
+    each = [step[context[:, i], context[:, i + 1], context[:, i + 2]] for i in range(length)]
+    return torch.stack(each).prod(0)
+
+
+class MarkovTarget:
+    """A target whose logits depend on the last two tokens of the sequence.
+
+    Args:
+        table: [V, V, V] logits, see `random_table`.
+        prompts: [B, 2] int64, the two tokens before the first decoded one.
+        capacity: Tokens that can be committed per row.
+    """
+
+    def __init__(self, table: Tensor, prompts: Tensor, capacity: int) -> None:
+        self.table = table
+        self.prompts = prompts
+        self.vocab_size = table.shape[0]
+        self.batch_size = prompts.shape[0]
+        self.device = prompts.device
+        self.capacity = capacity
+        self.committed = prompts
+        self.lengths = torch.zeros(self.batch_size, dtype=torch.int64, device=self.device)
+        self._fed = prompts
+
+    def prefill(self) -> TargetOutput:
+        """Start again from the prompts. Returns logits [B, 1, V]."""
+        # The prompt, the committed tokens, and a column for what is not kept.
+        room = self.prompts.new_zeros(self.batch_size, self.capacity + 1)
+        self.committed = torch.cat([self.prompts, room], dim=1)
+        self.lengths = torch.zeros_like(self.lengths)
+        return TargetOutput(self.table[self.prompts[:, 0], self.prompts[:, 1]][:, None])
+
+    def forward(self, tokens: Tensor, mask: Tensor, depths: Tensor) -> TargetOutput:
+        """Logits [B, n, V]: of the token before each one, found as the visible one a step less deep."""
+        is_before = mask & (depths[:, None, :] == depths[:, :, None] - 1)  # [B, n, n]
+        exists, index = is_before.max(dim=2)
+        last_committed = self.committed.gather(1, self.lengths[:, None] + 1)  # the prompt takes two columns
+        before = torch.where(exists, tokens.gather(1, index), last_committed)
+        self._fed = tokens
+        return TargetOutput(self.table[before, tokens])
+
+    def commit(self, node_indices: Tensor, counts: Tensor) -> None:
+        """Append the kept tokens."""
+        offsets = torch.arange(node_indices.shape[1], device=self.device)
+        columns = torch.where(offsets < counts[:, None], self.lengths[:, None] + offsets, self.capacity) + 2
+        self.committed.scatter_(1, columns, self._fed.gather(1, node_indices))
+        self.lengths = self.lengths + counts
+
+
+@dataclass
+class MarkovDrafter:
+    """Drafts a tree of fixed shape from a Markov table, usually another one than the target's.
+
+    Args:
+        table: [V, V, V] logits.
+        prompts: [B, 2] int64.
+        parents: The shape: the parent of each node, -1 for the root, parents before their children.
+        children: How the children of a node are chosen: "top", its most likely tokens, deterministically; "sampled",
+            independent draws; "without replacement", distinct draws.
+        tag: The random numbers used.
+    """
+
+    table: Tensor
+    prompts: Tensor
+    parents: Sequence[int]
+    children: Literal["top", "sampled", "without replacement"] = "top"
+    tag: int = Tag.DRAFT
+
+    def start(self, prompt: TargetOutput, state: DecodeState) -> None:
+        """Nothing to prepare."""
+
+    def observe(self, draft: Draft, output: TargetOutput, verdict: Verdict, state: DecodeState) -> None:
+        """Nothing to learn: the tokens in `state` are all this drafter reads."""
+
+    def propose(self, state: DecodeState) -> Draft:
+        """The tree, and what its nodes were drawn from unless the choice is deterministic."""
+        batch_size, vocab_size = self.prompts.shape[0], self.table.shape[0]
+        rows = torch.arange(batch_size, device=self.prompts.device)
+        history = torch.cat([self.prompts, state.tokens], dim=1)
+        tokens = [state.last_tokens()]
+        drawn_from = [self.table.new_zeros(batch_size, vocab_size)]
+        for node, parent in enumerate(self.parents):
+            if parent < 0:
+                continue
+            above = self.parents[parent]
+            before = history[rows, state.lengths] if above < 0 else tokens[above]  # two columns of prompt, one back
+            probabilities = logits_to_probabilities(self.table[before, tokens[parent]], state.sampling)  # [B, V]
+            siblings = [tokens[other] for other in range(1, node) if self.parents[other] == parent]
+            if siblings and self.children != "sampled":
+                probabilities = probabilities.scatter(1, torch.stack(siblings, 1), 0.0)
+                # Filters may leave fewer tokens than siblings; any other token is then as good a guess.
+                exhausted = probabilities.sum(1, keepdim=True) <= 0
+                others = torch.ones_like(probabilities).scatter(1, torch.stack(siblings, 1), 0.0)
+                probabilities = torch.where(exhausted, others, probabilities)
+                probabilities = probabilities / probabilities.sum(1, keepdim=True)
+            if self.children == "top":
+                tokens.append(probabilities.argmax(1))
+            else:
+                counters = state.lengths * len(self.parents) + node
+                tokens.append(sample(probabilities, state.streams.exponential(self.tag, counters, vocab_size)))
+            drawn_from.append(probabilities)
+        shape = torch.tensor(self.parents, device=self.prompts.device).expand(batch_size, -1)
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(0 if parent < 0 else depths[parent] + 1)
+        children = max(self.parents.count(node) for node in range(len(self.parents)))
+        tree = TokenTree.from_parents(torch.stack(tokens, 1), shape, max_depth=max(depths), max_children=children)
+        return Draft(tree, None if self.children == "top" else torch.stack(drawn_from, 1))

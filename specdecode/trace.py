@@ -1,0 +1,153 @@
+"""What happened during decoding: passes, accepted tokens, seconds.
+
+Belongs here: recording (without waiting for the device) and the definitions of the reported numbers.
+Does not belong here: deciding anything, printing, tables over several runs.
+
+Definitions. A *target pass* is one forward of the target over the whole batch, the prefill included; guidance does not
+make it two. A row *takes part* in a pass while it is unfinished. *Tokens* are those of the result: what was accepted
+past the end of a row is neither a token nor accepted. The *accepted length* of a step is the number of drafted tokens
+that stayed; with the bonus, the token drawn from the target after them is counted too. Means are over all rows and
+the steps they took part in, the prefill excluded.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass
+class StepRecord:
+    """One step of the loop, for every row.
+
+    Args:
+        active: [B] bool, rows that took part.
+        drafted: [B] int64, drafted tokens the target was asked about (clipped at the end of the row).
+        accepted: [B] int64, drafted tokens that stayed.
+        emitted: [B] int64, tokens added to the row.
+    """
+
+    active: Tensor
+    drafted: Tensor
+    accepted: Tensor
+    emitted: Tensor
+
+
+class DecodeTrace:
+    """Collects step records as tensors, and seconds by phase. Reading a number waits for the device, once.
+
+    Args:
+        batch_size: Rows of every record.
+        device: The device to wait for at the end of a phase.
+    """
+
+    def __init__(self, batch_size: int, device: torch.device | str = "cpu") -> None:
+        self.batch_size = batch_size
+        self.device = torch.device(device)
+        self.target_passes = 0
+        self.phase_seconds: dict[str, float] = {}
+        self._steps: list[StepRecord] = []
+        self._first_tokens = 0
+        self._columns: dict[str, Tensor] | None = None
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Time a block; a name used twice adds up. Waits for the device at the end, not inside."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
+            elif self.device.type == "mps":
+                torch.mps.synchronize()
+            self.phase_seconds[name] = self.phase_seconds.get(name, 0.0) + time.perf_counter() - start
+
+    def record_prefill(self) -> None:
+        """The prompt was fed: one pass, one token per row."""
+        self.target_passes += 1
+        self._first_tokens += 1
+
+    def record_step(self, step: StepRecord) -> None:
+        """A verified step: one pass."""
+        self.target_passes += 1
+        self._steps.append(step)
+        self._columns = None
+
+    def _column(self, name: str) -> Tensor:
+        """[steps, B] on the CPU."""
+        if self._columns is None:
+            self._columns = {}
+            for field in fields(StepRecord):
+                rows = [getattr(step, field.name).long() for step in self._steps]
+                empty = torch.zeros(0, self.batch_size, dtype=torch.int64)
+                self._columns[field.name] = torch.stack(rows).cpu() if rows else empty
+        return self._columns[name]
+
+    @property
+    def row_passes(self) -> list[int]:
+        """Passes each row took part in, the prefill included."""
+        return (self._column("active").sum(0) + self._first_tokens).tolist()
+
+    @property
+    def row_tokens(self) -> list[int]:
+        """Tokens of each row."""
+        return (self._column("emitted").sum(0) + self._first_tokens).tolist()
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all rows."""
+        return sum(self.row_tokens)
+
+    @property
+    def drafted(self) -> int:
+        """Drafted tokens the target was asked about, over all rows."""
+        return int(self._column("drafted").sum())
+
+    @property
+    def accepted_lengths(self) -> list[list[int]]:
+        """For each row, the accepted length of every step it took part in, bonus excluded."""
+        active, accepted = self._column("active").bool(), self._column("accepted")
+        return [accepted[active[:, row], row].tolist() for row in range(self.batch_size)]
+
+    @property
+    def mean_accepted_length(self) -> float:
+        """Drafted tokens that stayed, per row and step; 0 without any step."""
+        return self._per_step("accepted")
+
+    @property
+    def mean_accepted_length_with_bonus(self) -> float:
+        """Tokens added, per row and step; 0 without any step."""
+        return self._per_step("emitted")
+
+    def _per_step(self, name: str) -> float:
+        steps = int(self._column("active").sum())
+        return int(self._column(name).sum()) / steps if steps else 0.0
+
+    @property
+    def tokens_per_pass(self) -> float:
+        """Tokens per row and pass it took part in, the prefill included on both sides."""
+        passes = sum(self.row_passes)
+        return self.tokens / passes if passes else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything above in plain numbers, lists and strings, ready for JSON."""
+        return {
+            "batch_size": self.batch_size,
+            "target_passes": self.target_passes,
+            "row_passes": self.row_passes,
+            "tokens": self.tokens,
+            "row_tokens": self.row_tokens,
+            "tokens_per_pass": self.tokens_per_pass,
+            "drafted": self.drafted,
+            "mean_accepted_length": self.mean_accepted_length,
+            "mean_accepted_length_with_bonus": self.mean_accepted_length_with_bonus,
+            "accepted_lengths": self.accepted_lengths,
+            "phase_seconds": dict(self.phase_seconds),
+        }

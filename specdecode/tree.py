@@ -1,0 +1,171 @@
+"""Token trees: what a drafter proposes and a target judges in one forward.
+
+Belongs here: the batched, padded tree of tokens, and what can be read off its shape alone (ancestors, paths, clipping).
+Does not belong here: where drafted tokens come from, what makes one acceptable, and caches.
+
+Layout. Node 0 is the root: the last token of the row so far, drawn already but not yet fed to the target. Parents
+stand before their children. A node at depth d, if accepted, stands d positions after the root. Padding nodes have
+`valid` False, parent -1, depth 0 and token 0: whatever is computed for them reaches nobody, because nobody has them as
+an ancestor, and their position is one that exists. A finished row is a row of padding, its root included.
+A chain is a tree of width one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class TokenTree:
+    """A batch of trees over tokens, all padded to n nodes.
+
+    Args:
+        tokens: [B, n] int64.
+        parents: [B, n] int64 index of the parent; -1 for the root and for padding.
+        depth: [B, n] int64; 0 for the root and for padding.
+        valid: [B, n] bool.
+        max_depth: A bound on `depth` known without looking at it, so that walks have a static length.
+        max_children: The same for the number of children of a node.
+    """
+
+    tokens: Tensor
+    parents: Tensor
+    depth: Tensor
+    valid: Tensor
+    max_depth: int
+    max_children: int
+
+    @property
+    def batch_size(self) -> int:
+        """Number of rows."""
+        return self.tokens.shape[0]
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of a row, root and padding included."""
+        return self.tokens.shape[1]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors lie."""
+        return self.tokens.device
+
+    @classmethod
+    def chain(cls, tokens: Tensor) -> TokenTree:
+        """A tree of width one.
+
+        Args:
+            tokens: [B, n] int64; column 0 is the root, each later column the child of the one before.
+        """
+        batch_size, num_nodes = tokens.shape
+        depth = torch.arange(num_nodes, device=tokens.device).expand(batch_size, num_nodes)
+        return cls(tokens, depth - 1, depth, torch.ones_like(tokens, dtype=torch.bool), num_nodes - 1, 1)
+
+    @classmethod
+    def from_parents(
+        cls,
+        tokens: Tensor,
+        parents: Tensor,
+        valid: Tensor | None = None,
+        max_depth: int | None = None,
+        max_children: int | None = None,
+    ) -> TokenTree:
+        """A tree from its parent pointers.
+
+        Args:
+            tokens: [B, n] int64, the root first.
+            parents: [B, n] int64, each smaller than its own index; -1 for the root. Ignored at padding.
+            valid: [B, n] bool; None: no padding. A node below padding must be padding too.
+            max_depth: A bound on the depth; the tighter it is, the shorter are all walks; None: n - 1.
+            max_children: A bound on the children of a node; None: n - 1.
+        """
+        valid = torch.ones_like(tokens, dtype=torch.bool) if valid is None else valid
+        max_depth = tokens.shape[1] - 1 if max_depth is None else max_depth
+        max_children = tokens.shape[1] - 1 if max_children is None else max_children
+        parents = parents.masked_fill(~valid, -1)
+        depth = torch.zeros_like(parents)
+        for _ in range(max_depth):
+            depth = torch.where(parents >= 0, depth.gather(1, parents.clamp(min=0)) + 1, 0)
+        return cls(tokens.masked_fill(~valid, 0), parents, depth, valid, max_depth, max_children)
+
+    def check(self) -> None:
+        """Verify the layout (reads the tensors, so it waits for the device: for tests and new drafters).
+
+        Raises:
+            ValueError: The first rule that does not hold, with its row and node.
+        """
+        shape = self.tokens.shape
+        for name in ("parents", "depth", "valid"):
+            if getattr(self, name).shape != shape:
+                raise ValueError(f"tree.{name} must have the shape of tree.tokens {list(shape)}")
+        index = torch.arange(self.num_nodes, device=self.device).expand(shape)
+        inner = self.valid & (index > 0)
+        parent_depth = self.depth.gather(1, self.parents.clamp(min=0))
+        parent_valid = self.valid.gather(1, self.parents.clamp(min=0))
+        rules = {
+            "the root and padding must have parent -1": inner | (self.parents == -1),
+            "the root and padding must have depth 0": inner | (self.depth == 0),
+            "padding must have token 0": self.valid | (self.tokens == 0),
+            "a parent must stand before its child": ~inner | ((self.parents >= 0) & (self.parents < index)),
+            "a parent must not be padding": ~inner | parent_valid,
+            "a child must be one deeper than its parent": ~inner | (self.depth == parent_depth + 1),
+            f"depth must not exceed max_depth {self.max_depth}": self.depth <= self.max_depth,
+        }
+        for rule, holds in rules.items():
+            if not bool(holds.all()):
+                row, node = (~holds).nonzero()[0].tolist()
+                raise ValueError(f"invalid token tree: {rule} (row {row}, node {node})")
+
+    def paths(self) -> Tensor:
+        """[B, n, max_depth + 1] int64: the nodes from the root to each node, itself included; -1 beyond its depth."""
+        index = torch.arange(self.num_nodes, device=self.device).expand(self.tokens.shape)
+        paths = torch.full((*self.tokens.shape, self.max_depth + 1), -1, dtype=torch.int64, device=self.device)
+        current = index
+        for _ in range(self.max_depth + 1):
+            # At the root the walk stands still and writes the root again.
+            paths.scatter_(2, self.depth.gather(1, current)[..., None], current[..., None])
+            parent = self.parents.gather(1, current)
+            current = torch.where(parent >= 0, parent, current)
+        return paths
+
+    def ancestor_mask(self) -> Tensor:
+        """[B, n, n] bool: entry (i, j) is True where node j is node i or an ancestor of it (padding: only itself)."""
+        index = torch.arange(self.num_nodes, device=self.device).expand(self.tokens.shape)
+        mask = torch.zeros(*self.tokens.shape, self.num_nodes, dtype=torch.bool, device=self.device)
+        current = index
+        for _ in range(self.max_depth + 1):
+            mask.scatter_(2, current[..., None], True)
+            parent = self.parents.gather(1, current)
+            current = torch.where(parent >= 0, parent, current)
+        return mask
+
+    def leaves(self) -> Tensor:
+        """[B, n] bool: valid nodes without a child."""
+        # Roots and padding point at an extra column, which is cut off.
+        targets = torch.where(self.parents >= 0, self.parents, self.num_nodes)
+        has_child = torch.zeros(self.batch_size, self.num_nodes + 1, dtype=torch.bool, device=self.device)
+        has_child.scatter_(1, targets, True)
+        return self.valid & ~has_child[:, :-1]
+
+    def leaf_paths(self) -> Tensor:
+        """[B, n, max_depth + 1] int64: `paths`, with every entry -1 at nodes that are not leaves."""
+        return self.paths().masked_fill(~self.leaves()[..., None], -1)
+
+    def clip(self, max_depth: Tensor) -> TokenTree:
+        """Turn nodes deeper than their row allows into padding.
+
+        Args:
+            max_depth: [B] int64, the greatest depth kept in each row; at a negative one the root goes as well.
+        """
+        valid = self.valid & (self.depth <= max_depth[:, None])
+        return TokenTree(
+            tokens=self.tokens.masked_fill(~valid, 0),
+            parents=self.parents.masked_fill(~valid, -1),
+            depth=self.depth.masked_fill(~valid, 0),
+            valid=valid,
+            max_depth=self.max_depth,
+            max_children=self.max_children,
+        )

@@ -1,0 +1,139 @@
+"""The cache against Python lists: whatever is written, kept and rolled back, a token sees what it should."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from specdecode.kv_cache import StaticKVCache
+
+LAYERS, HEADS, HEAD_DIM, SLOTS = 3, 2, 2, 24
+
+
+def make_cache(batch_size: int) -> StaticKVCache:
+    return StaticKVCache(LAYERS, batch_size, HEADS, SLOTS, HEAD_DIM)
+
+
+def write(cache: StaticKVCache, identities: Tensor, flat: bool = False, kv_length: int | None = None) -> None:
+    """Write tokens `[B, n]` whose keys and values say which token, layer and head they belong to."""
+    slots = cache.new_slots(identities.shape[1])
+    if flat:
+        slots = cache.flatten_slots(slots)
+    for layer in range(cache.num_layers):
+        head = torch.arange(HEADS).view(1, HEADS, 1, 1)
+        key = (identities[:, None, :, None] * 100 + layer * 10 + head).float().expand(-1, -1, -1, HEAD_DIM)
+        keys, values = cache.update(layer, key, -key, slots, kv_length)
+        assert keys.shape == values.shape == (cache.batch_size, HEADS, kv_length or SLOTS, HEAD_DIM)
+
+
+def visible(cache: StaticKVCache, mask: Tensor, row: int, token: int, layer: int) -> list[int]:
+    """Identities of the tokens that a new token sees, in slot order, read through every head."""
+    seen = mask[row, 0, token].nonzero().flatten()
+    found = []
+    for slot in seen.tolist():
+        for head in range(HEADS):
+            key = cache.keys[layer][row, head, slot]
+            assert torch.equal(cache.values[layer][row, head, slot], -key)
+            identity, rest = divmod(int(key[0]), 100)
+            assert rest == layer * 10 + head
+        found.append(identity)
+    return found
+
+
+def random_tree_mask(num_nodes: int, generator: torch.Generator) -> Tensor:
+    mask = torch.eye(num_nodes, dtype=torch.bool)
+    for node in range(1, num_nodes):
+        parent = int(torch.randint(0, node, (), generator=generator))
+        mask[node] |= mask[parent]
+    return mask
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**31), batch_size=st.integers(1, 3), num_steps=st.integers(1, 6))
+def test_any_history_is_seen_rightly(seed: int, batch_size: int, num_steps: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(low: int, high: int) -> int:
+        return int(torch.randint(low, high + 1, (), generator=generator))
+
+    cache = make_cache(batch_size)
+    rows: list[list[int]] = [[] for _ in range(batch_size)]  # the oracle
+    next_identity = 1
+    for _ in range(num_steps):
+        num_new = draw(1, 4)
+        if max(map(len, rows)) + num_new > SLOTS:
+            break
+        identities = torch.arange(next_identity, next_identity + batch_size * num_new).view(batch_size, num_new)
+        next_identity += batch_size * num_new
+        tree = torch.stack([random_tree_mask(num_new, generator) for _ in range(batch_size)])
+        bound = max(map(len, rows)) + num_new
+        kv_length = None if draw(0, 1) else bound
+        mask = cache.attention_mask(tree, kv_length)
+        assert mask.shape == (batch_size, 1, num_new, kv_length or SLOTS)
+        write(cache, identities, flat=bool(draw(0, 1)), kv_length=kv_length)
+        for row in range(batch_size):
+            for token in range(num_new):
+                expected = rows[row] + identities[row][tree[row, token]].tolist()
+                assert visible(cache, mask, row, token, draw(0, LAYERS - 1)) == expected
+
+        action = draw(0, 2)
+        if action == 0:  # keep any nodes in any order, a different number in every row
+            counts = torch.tensor([draw(0, num_new) for _ in range(batch_size)])
+            nodes = torch.stack([torch.randperm(num_new, generator=generator) for _ in range(batch_size)])
+            padded = torch.where(torch.arange(num_new) < counts[:, None], nodes, -1)
+            cache.keep(padded, counts)
+            for row in range(batch_size):
+                rows[row] += identities[row][nodes[row, : counts[row]]].tolist()
+        elif action == 1:  # commit a prefix
+            counts = torch.tensor([draw(0, num_new) for _ in range(batch_size)])
+            cache.advance(counts)
+            for row in range(batch_size):
+                rows[row] += identities[row, : counts[row]].tolist()
+        else:  # go back
+            lengths = torch.tensor([draw(0, len(row)) for row in rows])
+            cache.rollback(lengths)
+            rows = [row[:length] for row, length in zip(rows, lengths.tolist(), strict=True)]
+        assert cache.lengths.tolist() == list(map(len, rows))
+
+
+def test_left_padding_is_never_seen() -> None:
+    cache = make_cache(2)
+    write(cache, torch.tensor([[1, 2, 3], [4, 5, 6]]))
+    cache.advance(3)
+    cache.starts = torch.tensor([2, 0])
+    mask = cache.attention_mask(torch.ones(1, 2, 2, dtype=torch.bool).tril())
+    write(cache, torch.tensor([[7, 8], [9, 10]]))
+    assert visible(cache, mask, 0, 1, 0) == [3, 7, 8]
+    assert visible(cache, mask, 1, 0, 1) == [4, 5, 6, 9]
+    cache.reset()
+    assert cache.starts is None and cache.lengths.tolist() == [0, 0]
+
+
+def test_lengths_keep_their_memory() -> None:
+    """A CUDA graph has captured the addresses."""
+    cache = make_cache(2)
+    address = cache.lengths.data_ptr()
+    cache.advance(torch.tensor([1, 2]))
+    cache.keep(torch.zeros(2, 1, dtype=torch.long), torch.ones(2, dtype=torch.long))
+    cache.rollback(torch.tensor([0, 1]))
+    cache.reset()
+    assert cache.lengths.data_ptr() == address
+
+
+def test_keeping_one_row_leaves_others_alone() -> None:
+    cache = make_cache(3)
+    write(cache, torch.arange(1, 13).view(3, 4))
+    before = [keys.clone() for keys in cache.keys]
+    cache.keep(torch.tensor([[3], [0], [2]]), torch.tensor([1, 0, 1]))
+    for keys, old in zip(cache.keys, before, strict=True):
+        assert torch.equal(keys[1], old[1])
+        assert torch.equal(keys[0, :, 0], old[0, :, 3])
+        assert torch.equal(keys[2, :, 0], old[2, :, 2])
+
+
+def test_sizes_must_be_positive() -> None:
+    with pytest.raises(ValueError, match="max_length"):
+        StaticKVCache(1, 1, 1, 0, 4)

@@ -1,0 +1,249 @@
+"""The loop's bookkeeping: what is fed, kept, counted and reported, in plain and speculative decoding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from torch import Tensor
+
+import specdecode.loop
+from specdecode.loop import decode
+from specdecode.roles import DecodeState, TargetOutput
+from specdecode.sampling import RandomStreams, SamplingConfig, logits_to_probabilities, sample
+from specdecode.synthetic import MarkovDrafter, MarkovTarget, random_table
+from specdecode.trace import DecodeTrace
+
+GREEDY = SamplingConfig(temperature=0)
+TREE = [-1, 0, 0, 0, 1, 1, 2, 4]
+CHAIN = [-1, 0, 1, 2]
+
+
+@dataclass
+class CheckedTarget(MarkovTarget):
+    """A Markov target that refuses what the protocol forbids and counts its passes."""
+
+    table: Tensor
+    prompts: Tensor
+    capacity: int
+    passes: int = 0
+    fed: list[Tensor] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__init__(self.table, self.prompts, self.capacity)
+
+    def prefill(self) -> TargetOutput:
+        self.passes += 1
+        return super().prefill()
+
+    def forward(self, tokens: Tensor, mask: Tensor, depths: Tensor) -> TargetOutput:
+        self.passes += 1
+        self.fed.append(tokens)
+        batch_size, count = tokens.shape
+        assert tokens.dtype == depths.dtype == torch.int64 and mask.dtype == torch.bool
+        assert mask.shape == (batch_size, count, count) and depths.shape == (batch_size, count)
+        assert mask.diagonal(dim1=1, dim2=2).all(), "every token sees itself"
+        assert ((tokens >= 0) & (tokens < self.vocab_size)).all()
+        # Of N tokens only N - 1 are fed: the last position that exists is that of token N - 1, for padding alone.
+        positions = self.lengths[:, None] + depths
+        assert (positions <= self.capacity).all()
+        sees_others = mask.sum(2) > 1
+        assert (positions[sees_others] <= self.capacity - 1).all()
+        return super().forward(tokens, mask, depths)
+
+    def commit(self, node_indices: Tensor, counts: Tensor) -> None:
+        assert (counts <= node_indices.shape[1]).all() and (counts >= 0).all()
+        assert (self.lengths + counts <= self.capacity).all()
+        super().commit(node_indices, counts)
+
+
+def make_target(batch_size: int, max_new_tokens: int, vocab_size: int = 13, seed: int = 0) -> CheckedTarget:
+    prompts = torch.randint(0, vocab_size, (batch_size, 2), generator=torch.Generator().manual_seed(seed + 1))
+    return CheckedTarget(random_table(vocab_size, seed), prompts, max_new_tokens - 1)
+
+
+def make_drafter(target: CheckedTarget, parents: list[int], noise: float = 0.7) -> MarkovDrafter:
+    """Knows the target's table up to noise, so that it is right often but not always."""
+    table = target.table + noise * random_table(target.vocab_size, 99)
+    return MarkovDrafter(table, target.prompts, parents)
+
+
+def slow_decode(
+    target: CheckedTarget, max_new_tokens: int, sampling: SamplingConfig, seeds: list[int]
+) -> list[list[int]]:
+    """Row by row, token by token, from the table."""
+    result = []
+    for row, seed in enumerate(seeds):
+        streams, tokens = RandomStreams.from_seeds([seed]), target.prompts[row].tolist()
+        for position in range(max_new_tokens):
+            logits = target.table[tokens[-2], tokens[-1]]
+            if sampling.is_greedy:
+                tokens.append(int(logits.argmax()))
+            else:
+                noise = streams.exponential(1, torch.tensor([position]), target.vocab_size)[0]
+                tokens.append(int(sample(logits_to_probabilities(logits, sampling), noise)))
+        result.append(tokens[2:])
+    return result
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SamplingConfig(), SamplingConfig(0.8, 6, 0.9)], ids=str)
+@pytest.mark.parametrize("batch_size", [1, 5])
+def test_plain_decoding(sampling: SamplingConfig, batch_size: int) -> None:
+    target, seeds = make_target(batch_size, 20), list(range(batch_size))
+    result = decode(target, max_new_tokens=20, sampling=sampling, streams=RandomStreams.from_seeds(seeds))
+    assert result.tokens.tolist() == slow_decode(target, 20, sampling, seeds)
+    assert result.tokens.shape == (batch_size, 20) and result.lengths.tolist() == [20] * batch_size
+    # The prefill and one pass per token but the last, which is drawn and never fed.
+    assert target.passes == result.trace.target_passes == 20
+    assert torch.equal(target.committed[:, 2:-1], result.tokens[:, :-1])
+    assert target.lengths.tolist() == [19] * batch_size
+    assert result.trace.tokens_per_pass == 1 and result.trace.mean_accepted_length == 0
+    assert result.trace.mean_accepted_length_with_bonus == 1 and result.trace.drafted == 0
+
+
+@pytest.mark.parametrize("parents", [CHAIN, TREE], ids=["chain", "tree"])
+@pytest.mark.parametrize("max_new_tokens", [1, 2, 3, 5, 24])
+def test_speculative_decoding_keeps_the_books(parents: list[int], max_new_tokens: int) -> None:
+    target = make_target(5, max_new_tokens)
+    streams = RandomStreams.from_seeds([1, 2, 3, 4, 5])
+    states: list[tuple[Tensor, Tensor]] = []
+
+    def on_step(step: int, state: DecodeState) -> None:
+        assert step == len(states)
+        states.append((state.lengths.clone(), state.tokens.clone()))
+
+    drafter = make_drafter(target, parents)
+    result = decode(
+        target,
+        max_new_tokens=max_new_tokens,
+        sampling=SamplingConfig(),
+        streams=streams,
+        drafter=drafter,
+        on_step=on_step,
+    )
+    trace = result.trace
+    assert torch.equal(target.committed[:, 2:-1], result.tokens[:, :-1])
+    assert target.lengths.tolist() == [max_new_tokens - 1] * 5
+    assert trace.target_passes == target.passes == len(states) == max(trace.row_passes)
+    assert trace.row_tokens == [max_new_tokens] * 5
+    lengths = torch.stack([lengths for lengths, _ in states])  # [passes, B]
+    for row in range(5):
+        gains = lengths[:, row].diff()
+        assert [accepted + 1 for accepted in trace.accepted_lengths[row]] == gains[gains > 0].tolist()
+        assert len(trace.accepted_lengths[row]) + 1 == trace.row_passes[row]
+        for at, (length, tokens) in enumerate(states):
+            assert torch.equal(tokens[row, : length[row]], result.tokens[row, : length[row]]), at
+    if max_new_tokens == 24:
+        assert len(set(trace.row_passes)) > 1, "rows should have diverged"
+        assert trace.mean_accepted_length > 0.3
+        assert trace.drafted > trace.tokens - sum(trace.row_passes)
+
+
+def test_rows_do_not_depend_on_the_batch() -> None:
+    target, seeds = make_target(5, 30), [11, 12, 13, 14, 15]
+    for parents in (None, CHAIN, TREE):
+
+        def run(rows: list[int], parents: list[int] | None = parents) -> Tensor:
+            part = CheckedTarget(target.table, target.prompts[rows], 29)
+            return decode(
+                part,
+                max_new_tokens=30,
+                sampling=SamplingConfig(0.9, 8),
+                streams=RandomStreams.from_seeds([seeds[row] for row in rows]),
+                drafter=None if parents is None else make_drafter(part, parents),
+            ).tokens
+
+        together = run([0, 1, 2, 3, 4])
+        assert torch.equal(together[[3, 1]], run([3, 1]))
+        assert torch.equal(together[2:3], run([2]))
+
+
+@pytest.mark.parametrize("parents", [None, CHAIN, TREE], ids=["plain", "chain", "tree"])
+def test_stop_token(parents: list[int] | None) -> None:
+    """Each row ends where plain decoding without a stop token first shows the token; nothing later is counted."""
+    stop_token, seeds = 3, list(range(12))
+    target = make_target(12, 40)
+    streams = RandomStreams.from_seeds(seeds)
+    full = decode(target, max_new_tokens=40, sampling=SamplingConfig(), streams=streams).tokens
+    target = make_target(12, 40)
+    drafter = None if parents is None else make_drafter(target, parents)
+    result = decode(
+        target, max_new_tokens=40, sampling=SamplingConfig(), streams=streams, drafter=drafter, stop_token=stop_token
+    )
+    expected = [tokens.index(stop_token) + 1 if stop_token in tokens else 40 for tokens in full.tolist()]
+    assert len(set(expected)) > 3 and min(expected) < 10
+    assert result.lengths.tolist() == expected == result.trace.row_tokens
+    for row, length in enumerate(expected):
+        assert torch.equal(result.tokens[row, :length], full[row, :length])
+        assert (result.tokens[row, length:] == stop_token).all()
+        assert sum(result.trace.accepted_lengths[row]) <= length - 1
+    assert result.trace.target_passes == target.passes == max(result.trace.row_passes)
+
+
+def test_a_stop_token_may_come_first() -> None:
+    target = make_target(1, 10)
+    first = int(target.table[target.prompts[0, 0], target.prompts[0, 1]].argmax())
+    result = decode(target, max_new_tokens=10, sampling=GREEDY, streams=RandomStreams.from_seeds([0]), stop_token=first)
+    assert result.lengths.tolist() == [1] and target.passes == 1
+
+
+def test_the_host_rarely_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plain decoding reads a tensor once, at the end; a draft of depth d at most every time it might be finished."""
+    waits: list[int] = []
+    look = specdecode.loop._slowest_needs
+
+    def counted(state: DecodeState) -> int:
+        waits.append(look(state))
+        return waits[-1]
+
+    monkeypatch.setattr(specdecode.loop, "_slowest_needs", counted)
+    streams = RandomStreams.from_seeds([0, 1])
+    decode(make_target(2, 50), max_new_tokens=50, sampling=GREEDY, streams=streams)
+    assert waits == [0]
+    waits.clear()
+    target = make_target(2, 200)
+    result = decode(
+        target, max_new_tokens=200, sampling=GREEDY, streams=streams, drafter=make_drafter(target, CHAIN, noise=2.0)
+    )
+    assert waits[-1] == 0 and len(waits) < result.trace.target_passes / 3
+
+
+def test_a_callers_trace_is_used() -> None:
+    trace = DecodeTrace(1)
+    with trace.phase("encode"):
+        pass
+    result = decode(
+        make_target(1, 4), max_new_tokens=4, sampling=GREEDY, streams=RandomStreams.from_seeds([0]), trace=trace
+    )
+    assert result.trace is trace and list(trace.phase_seconds) == ["encode", "prefill", "decode"]
+
+
+def test_an_interrupt_leaves_the_loop() -> None:
+    def on_step(step: int, state: DecodeState) -> None:
+        if step == 2:
+            raise KeyboardInterrupt
+
+    target = make_target(1, 9)
+    with pytest.raises(KeyboardInterrupt):
+        decode(target, max_new_tokens=9, sampling=GREEDY, streams=RandomStreams.from_seeds([0]), on_step=on_step)
+    assert target.passes == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"max_new_tokens": 0}, "^max_new_tokens must be >= 1"),
+        ({"streams": RandomStreams.from_seeds([1])}, "^streams must hold one stream per row"),
+        ({"stop_token": 13}, r"^stop_token must lie in \[0, 13\)"),
+        ({"trace": DecodeTrace(3)}, "^trace must be of the target's batch size 2"),
+    ],
+)
+def test_bad_arguments_are_named(change: dict[str, object], message: str) -> None:
+    arguments: dict[str, object] = {
+        "max_new_tokens": 4,
+        "sampling": GREEDY,
+        "streams": RandomStreams.from_seeds([1, 2]),
+    }
+    with pytest.raises(ValueError, match=message):
+        decode(make_target(2, 4), **(arguments | change))  # type: ignore[arg-type]

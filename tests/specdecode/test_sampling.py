@@ -1,0 +1,292 @@
+"""Logits to probabilities against slow oracles, and the random streams against what random numbers must be."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from specdecode.sampling import (
+    RandomStreams,
+    SamplingConfig,
+    Tag,
+    apply_guidance,
+    draw_tokens,
+    logits_to_probabilities,
+    sample,
+)
+
+
+def slow_probabilities(logits: list[float], config: SamplingConfig) -> list[float]:
+    """One row, in plain Python, following the definition word by word."""
+    if config.temperature == 0:
+        best = logits.index(max(logits))
+        return [float(token == best) for token in range(len(logits))]
+    scaled = [logit / config.temperature for logit in logits]
+    kept = set(range(len(scaled)))
+    if 0 < config.top_k < len(scaled):
+        smallest = sorted(scaled, reverse=True)[config.top_k - 1]
+        kept = {token for token in kept if scaled[token] >= smallest}
+    weight = {token: math.exp(scaled[token] - max(scaled)) for token in kept}
+    total = sum(weight.values())
+    if config.top_p < 1:
+        nucleus, cumulative = set(), 0.0
+        for token in sorted(kept, key=lambda token: -scaled[token]):
+            if cumulative > config.top_p:
+                break
+            nucleus.add(token)
+            cumulative += weight[token] / total
+        kept = nucleus
+    total = sum(weight[token] for token in kept)
+    return [weight[token] / total if token in kept else 0.0 for token in range(len(scaled))]
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    size=st.integers(1, 12),
+    temperature=st.sampled_from([0.0, 0.3, 1.0, 1.7]),
+    top_k=st.integers(0, 14),
+    top_p=st.sampled_from([0.05, 0.37, 0.8, 0.99, 1.0]),
+    ties=st.booleans(),
+)
+def test_probabilities_follow_the_definition(
+    seed: int, size: int, temperature: float, top_k: int, top_p: float, ties: bool
+) -> None:
+    logits = torch.randn(2, 3, size, generator=torch.Generator().manual_seed(seed)) * 2
+    if ties and top_p == 1:  # with top-p, which of several equal tokens is cut is a matter of rounding
+        logits = logits.round()
+    config = SamplingConfig(temperature, top_k, top_p)
+    expected = [[slow_probabilities(row, config) for row in rows] for rows in logits.double().tolist()]
+    actual = logits_to_probabilities(logits, config)
+    assert actual.dtype == torch.float32
+    torch.testing.assert_close(actual, torch.tensor(expected), atol=1e-6, rtol=1e-5)
+
+
+def test_ties_at_the_kth_logit_are_kept() -> None:
+    probabilities = logits_to_probabilities(torch.tensor([3.0, 1.0, 2.0, 2.0, 2.0]), SamplingConfig(top_k=2))
+    assert (probabilities > 0).tolist() == [True, False, True, True, True]
+
+
+def test_top_p_sees_what_top_k_left() -> None:
+    """0.4, 0.3, 0.2, 0.1 cut to two is 0.57, 0.43: top-p 0.5 then keeps one. Top-p first would keep two."""
+    logits = torch.tensor([0.4, 0.3, 0.2, 0.1]).log()
+    probabilities = logits_to_probabilities(logits, SamplingConfig(top_k=2, top_p=0.5))
+    torch.testing.assert_close(probabilities, torch.tensor([1.0, 0.0, 0.0, 0.0]))
+
+
+def test_half_precision_logits_are_processed_in_float32() -> None:
+    logits = torch.randn(4, 50).bfloat16()
+    config = SamplingConfig(0.7, 20, 0.9)
+    torch.testing.assert_close(logits_to_probabilities(logits, config), logits_to_probabilities(logits.float(), config))
+
+
+def test_guidance() -> None:
+    conditional, unconditional = torch.randn(2, 3, 7), torch.randn(2, 3, 7)
+    guided = apply_guidance(conditional, unconditional, 7.5)
+    torch.testing.assert_close(guided, unconditional + 7.5 * (conditional - unconditional))
+    for off in (1.0, 0.5, 0.0):
+        assert torch.equal(apply_guidance(conditional, None, off), conditional)
+    assert apply_guidance(conditional.bfloat16(), unconditional.bfloat16(), 2.0).dtype == torch.float32
+    with pytest.raises(ValueError, match="unconditional"):
+        apply_guidance(conditional, None, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", -0.1),
+        ("temperature", math.nan),
+        ("temperature", math.inf),
+        ("temperature", "1"),
+        ("temperature", True),
+        ("top_k", -1),
+        ("top_k", 2.0),
+        ("top_k", True),
+        ("top_p", 0),
+        ("top_p", 1.01),
+        ("top_p", math.nan),
+        ("top_p", None),
+    ],
+)
+def test_config_errors_name_the_field(field: str, value: object) -> None:
+    with pytest.raises(ValueError, match=f"^{field} must be"):
+        SamplingConfig(**{field: value})  # type: ignore[arg-type]
+
+
+# ---- random streams ----
+
+
+def splitmix64(value: int) -> int:
+    """The published scrambler, in unbounded integers."""
+    mask = (1 << 64) - 1
+    value &= mask
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & mask
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & mask
+    return value ^ (value >> 31)
+
+
+def slow_uniform(key: int, tag: int, counter: int, element: int | None) -> float:
+    advance = 0x9E3779B97F4A7C15
+    state = splitmix64(splitmix64(key + advance) + (tag + 1) * 0x94D049BB133111EB)
+    state = splitmix64(state + counter * advance)
+    bits = splitmix64(state + (1 if element is None else element + 1) * advance) >> 11
+    return (bits | 1) / (1 << 53)
+
+
+def test_numbers_are_those_of_splitmix64() -> None:
+    # First outputs of the reference generator seeded with 0: the scrambler itself is right.
+    assert splitmix64(0x9E3779B97F4A7C15) == 0xE220A8397B1DCDAF
+    assert splitmix64(2 * 0x9E3779B97F4A7C15) == 0x6E789E6AA1B965F4
+    seeds = [0, 1, -5, 2**63, 123456789123456789]
+    streams = RandomStreams.from_seeds(seeds)
+    counters = torch.tensor([[0, 1, 255]] * len(seeds))
+    single = streams.uniform(Tag.ACCEPT, counters)
+    several = streams.uniform(Tag.ACCEPT, counters, size=4)
+    assert single.dtype == torch.float64
+    for row, seed in enumerate(seeds):
+        for column, counter in enumerate((0, 1, 255)):
+            assert single[row, column].item() == slow_uniform(seed, Tag.ACCEPT, counter, None)
+            for element in range(4):
+                assert several[row, column, element].item() == slow_uniform(seed, Tag.ACCEPT, counter, element)
+
+
+def test_rows_do_not_depend_on_the_batch() -> None:
+    together = RandomStreams.from_seeds([7, 8, 9])
+    alone = RandomStreams.from_seeds([8])
+    counters = torch.arange(6).expand(3, 6)
+    noise = together.exponential(Tag.TARGET, counters, 33)
+    assert torch.equal(noise[1:2], alone.exponential(Tag.TARGET, counters[:1], 33))
+    # Nor on what was drawn before, nor on which other counters are asked for.
+    assert torch.equal(noise[:, 4:5], together.exponential(Tag.TARGET, counters[:, 4:5], 33))
+    assert torch.equal(noise[..., :10], together.exponential(Tag.TARGET, counters, 10))
+
+
+def test_generators_give_keys_in_order() -> None:
+    def generator(seed: int) -> torch.Generator:
+        return torch.Generator().manual_seed(seed)
+
+    streams = RandomStreams.from_generators([generator(1), generator(2)])
+    assert torch.equal(streams.keys[1:], RandomStreams.from_generators([generator(2)]).keys)
+    shared = generator(1)
+    repeated = RandomStreams.from_generators([shared, shared, shared]).keys
+    assert len(set(repeated.tolist())) == 3 and repeated[0] == streams.keys[0]
+    torch.manual_seed(11)
+    default = RandomStreams.from_generators([None]).keys
+    torch.manual_seed(11)
+    assert torch.equal(default, RandomStreams.from_generators([None]).keys)
+
+
+def test_bad_streams_are_refused() -> None:
+    with pytest.raises(ValueError, match="generators"):
+        RandomStreams.from_generators([])
+    with pytest.raises(ValueError, match="seeds"):
+        RandomStreams.from_seeds([])
+    with pytest.raises(ValueError, match="keys"):
+        RandomStreams(torch.zeros(2, 2, dtype=torch.int64))
+    with pytest.raises(ValueError, match="keys"):
+        RandomStreams(torch.zeros(2))
+
+
+@pytest.fixture(scope="module")
+def uniforms() -> torch.Tensor:
+    """[keys, tags, counters, elements]: neighbours along every axis."""
+    streams = RandomStreams.from_seeds(list(range(24)))
+    counters = torch.arange(40).expand(24, 40)
+    return torch.stack([streams.uniform(tag, counters, 64) for tag in range(6)], dim=1)
+
+
+def test_uniform_moments_and_range(uniforms: torch.Tensor) -> None:
+    count = uniforms.numel()
+    assert 0 < uniforms.min() < 1e-4 and 1 - 1e-4 < uniforms.max() < 1
+    assert abs(uniforms.mean().item() - 0.5) < 4 / math.sqrt(12 * count)
+    assert abs(uniforms.var().item() - 1 / 12) < 4 * math.sqrt(1 / 180 / count)
+    assert uniforms.flatten().unique().numel() == count
+    observed = torch.histc(uniforms, bins=256, min=0, max=1)
+    assert stats.chisquare(observed.numpy()).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2, 3], ids=["keys", "tags", "counters", "elements"])
+@pytest.mark.parametrize("lag", [1, 2, 3])
+def test_neighbours_are_uncorrelated(uniforms: torch.Tensor, axis: int, lag: int) -> None:
+    centred = (uniforms - 0.5) * math.sqrt(12)
+    length = uniforms.shape[axis] - lag
+    first, second = centred.narrow(axis, 0, length), centred.narrow(axis, lag, length)
+    assert abs((first * second).mean().item()) < 4 / math.sqrt(first.numel())
+    # Pairs fill the unit square evenly: dependence that correlation does not see.
+    cells = (first > 0).long() * 2 + (second.abs() > math.sqrt(3) / 2).long()
+    assert stats.chisquare(cells.flatten().bincount(minlength=4).numpy()).pvalue > 1e-4
+
+
+def test_bits_are_balanced(uniforms: torch.Tensor) -> None:
+    bits = (uniforms * 2**53).long()
+    shares = torch.stack([(bits >> position & 1).double().mean() for position in range(1, 53)])
+    assert (shares - 0.5).abs().max() < 5 / math.sqrt(4 * bits.numel())
+
+
+def test_exponential_noise_is_exponential() -> None:
+    streams = RandomStreams.from_seeds(list(range(8)))
+    noise = streams.exponential(Tag.DRAFT, torch.arange(50).expand(8, 50), 256)
+    assert noise.dtype == torch.float32 and noise.shape == (8, 50, 256)
+    assert noise.min() > 0 and noise.max() < 40
+    assert stats.kstest(noise.flatten().double().numpy(), "expon").pvalue > 1e-3
+
+
+def test_samples_have_the_given_distribution() -> None:
+    probabilities = torch.tensor([0.5, 0.0, 0.25, 0.125, 0.1, 0.025])
+    rows, columns = 200, 500
+    streams = RandomStreams.from_seeds(list(range(rows)))
+    noise = streams.exponential(Tag.TARGET, torch.arange(columns).expand(rows, columns), 6)
+    counts = sample(probabilities, noise).flatten().bincount(minlength=6)
+    assert counts[1] == 0
+    kept = probabilities > 0
+    assert stats.chisquare(counts[kept].numpy(), (probabilities[kept] * rows * columns).double().numpy()).pvalue > 1e-3
+
+
+def test_rare_tokens_of_a_large_vocabulary_are_drawn_often_enough() -> None:
+    """Coarse random numbers would show first where everything hangs on the smallest of many."""
+    size, draws = 16384, 400
+    probabilities = torch.full((size,), 1e-3 / (size - 1))
+    probabilities[5] = 0.999
+    streams = RandomStreams.from_seeds([3])
+    rare = 0
+    for start in range(0, draws, 50):
+        counters = torch.arange(start, start + 50)[None]
+        rare += int((sample(probabilities / probabilities.sum(), streams.exponential(1, counters, size)) != 5).sum())
+    assert stats.binomtest(rare, draws, 1e-3).pvalue > 1e-3
+    flat = sample(torch.ones(size), streams.exponential(2, torch.arange(200)[None], size))
+    assert flat.unique().numel() >= 190  # about 200^2 / (2 * 16384) = 1.2 repetitions are expected
+
+
+def test_greedy_uses_no_random_number() -> None:
+    logits = torch.randn(2, 3, 11)
+
+    class NoStreams(RandomStreams):
+        def uniform(self, *_: object, **__: object) -> torch.Tensor:
+            raise AssertionError("a random number was drawn")
+
+    streams = NoStreams(torch.zeros(2, dtype=torch.int64))
+    tokens = draw_tokens(logits, SamplingConfig(temperature=0), streams, torch.zeros(2, 3, dtype=torch.int64), 1)
+    assert torch.equal(tokens, logits.argmax(-1))
+
+
+def test_drawn_tokens_respect_the_filters() -> None:
+    logits = torch.randn(4, 8, 40, generator=torch.Generator().manual_seed(0))
+    streams = RandomStreams.from_seeds([1, 2, 3, 4])
+    config = SamplingConfig(temperature=3.0, top_k=3)
+    tokens = draw_tokens(logits, config, streams, torch.arange(8).expand(4, 8), Tag.TARGET)
+    assert tokens.shape == (4, 8)
+    assert (logits_to_probabilities(logits, config).gather(2, tokens[..., None]) > 0).all()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_cuda_draws_the_same_numbers() -> None:
+    here, there = RandomStreams.from_seeds([1, 2, -3]), RandomStreams.from_seeds([1, 2, -3], device="cuda")
+    counters = torch.arange(100).expand(3, 100)
+    assert torch.equal(here.uniform(3, counters, 50), there.uniform(3, counters.cuda(), 50).cpu())
+    noise, other = here.exponential(3, counters, 500), there.exponential(3, counters.cuda(), 500).cpu()
+    torch.testing.assert_close(noise, other, rtol=1.2e-7, atol=0)

@@ -1,0 +1,72 @@
+"""The reported numbers against their definitions, counted by hand."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+import torch
+
+from specdecode.trace import DecodeTrace, StepRecord
+
+
+def step(active: list[bool], drafted: list[int], accepted: list[int], emitted: list[int]) -> StepRecord:
+    return StepRecord(torch.tensor(active), torch.tensor(drafted), torch.tensor(accepted), torch.tensor(emitted))
+
+
+def test_counts_by_hand() -> None:
+    """Row 0 takes three steps, row 1 two; row 1 ends by a stop token among its accepted ones."""
+    trace = DecodeTrace(2)
+    trace.record_prefill()
+    trace.record_step(step([True, True], [4, 4], [2, 0], [3, 1]))
+    trace.record_step(step([True, True], [4, 4], [4, 3], [5, 3]))
+    trace.record_step(step([True, False], [1, 0], [0, 0], [1, 0]))
+    assert trace.target_passes == 4
+    assert trace.row_passes == [4, 3]
+    assert trace.row_tokens == [10, 5] and trace.tokens == 15
+    assert trace.drafted == 17
+    assert trace.accepted_lengths == [[2, 4, 0], [0, 3]]
+    assert trace.mean_accepted_length == pytest.approx(9 / 5)
+    assert trace.mean_accepted_length_with_bonus == pytest.approx(13 / 5)
+    assert trace.tokens_per_pass == pytest.approx(15 / 7)
+
+
+def test_reading_does_not_end_the_recording() -> None:
+    trace = DecodeTrace(1)
+    trace.record_prefill()
+    trace.record_step(step([True], [0], [0], [1]))
+    assert trace.tokens == 2
+    trace.record_step(step([True], [3], [3], [4]))
+    assert trace.tokens == 6 and trace.accepted_lengths == [[0, 3]]
+
+
+def test_an_empty_trace_has_numbers_too() -> None:
+    numbers = DecodeTrace(3).to_dict()
+    assert numbers["target_passes"] == 0 and numbers["row_passes"] == [0, 0, 0] and numbers["tokens"] == 0
+    assert numbers["tokens_per_pass"] == 0 and numbers["mean_accepted_length"] == 0
+    assert numbers["accepted_lengths"] == [[], [], []]
+
+
+def test_phases_add_up_and_survive_errors() -> None:
+    trace = DecodeTrace(1)
+    for _ in range(2):
+        with trace.phase("encode"):
+            time.sleep(0.01)
+    with pytest.raises(KeyboardInterrupt), trace.phase("decode"):
+        raise KeyboardInterrupt
+    assert list(trace.phase_seconds) == ["encode", "decode"]
+    assert 0.02 <= trace.phase_seconds["encode"] < 1
+
+
+def test_dictionary_is_json() -> None:
+    trace = DecodeTrace(2)
+    trace.record_prefill()
+    trace.record_step(step([True, True], [4, 4], [2, 0], [3, 1]))
+    with trace.phase("prefill"):
+        pass
+    numbers = trace.to_dict()
+    assert json.loads(json.dumps(numbers)) == numbers
+    assert numbers["row_tokens"] == [4, 2] and set(numbers["phase_seconds"]) == {"prefill"}
+    numbers["phase_seconds"]["other"] = 1.0
+    assert "other" not in trace.phase_seconds

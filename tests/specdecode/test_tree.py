@@ -1,0 +1,116 @@
+"""Trees read off by tensors against trees walked node by node, on shapes that hypothesis makes up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specdecode.tree import TokenTree
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> TokenTree:
+    """A batch of rows of different shapes; rows with fewer nodes are padded, some entirely."""
+    batch_size, num_nodes = draw(st.integers(1, 3)), draw(st.integers(1, 9))
+    parents, valid = [], []
+    for _ in range(batch_size):
+        used = draw(st.integers(0, num_nodes))
+        parents.append([-1] + [draw(st.integers(0, node - 1)) for node in range(1, num_nodes)])
+        valid.append([node < used for node in range(num_nodes)])
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 1000)))
+    tokens = torch.randint(1, 50, (batch_size, num_nodes), generator=generator)
+    return TokenTree.from_parents(tokens, torch.tensor(parents), torch.tensor(valid))
+
+
+def slow_path(tree: TokenTree, row: int, node: int) -> list[int]:
+    """From the root (or the padding node) to a node, pointer by pointer."""
+    path = [node]
+    while tree.parents[row, path[0]] >= 0:
+        path.insert(0, int(tree.parents[row, path[0]]))
+    return path
+
+
+@settings(max_examples=60, deadline=None)
+@given(tree=trees())
+def test_shape_agrees_with_a_walk(tree: TokenTree) -> None:
+    tree.check()
+    paths, mask, leaves, leaf_paths = tree.paths(), tree.ancestor_mask(), tree.leaves(), tree.leaf_paths()
+    for row in range(tree.batch_size):
+        for node in range(tree.num_nodes):
+            path = slow_path(tree, row, node)
+            assert int(tree.depth[row, node]) == len(path) - 1
+            assert paths[row, node].tolist() == path + [-1] * (tree.max_depth + 1 - len(path))
+            assert mask[row, node].nonzero()[:, 0].tolist() == sorted(path)
+            has_child = any(int(parent) == node for parent in tree.parents[row])
+            assert bool(leaves[row, node]) == (bool(tree.valid[row, node]) and not has_child)
+            expected = paths[row, node] if leaves[row, node] else torch.full_like(paths[row, node], -1)
+            assert torch.equal(leaf_paths[row, node], expected)
+
+
+@settings(max_examples=60, deadline=None)
+@given(tree=trees(), data=st.data())
+def test_clipping_keeps_exactly_the_shallow_nodes(tree: TokenTree, data: st.DataObject) -> None:
+    limits = [data.draw(st.integers(-1, tree.max_depth)) for _ in range(tree.batch_size)]
+    clipped = tree.clip(torch.tensor(limits))
+    clipped.check()
+    for row, limit in enumerate(limits):
+        for node in range(tree.num_nodes):
+            stays = bool(tree.valid[row, node]) and int(tree.depth[row, node]) <= limit
+            assert bool(clipped.valid[row, node]) == stays
+            if stays:
+                for name in ("tokens", "parents", "depth"):
+                    assert getattr(clipped, name)[row, node] == getattr(tree, name)[row, node]
+
+
+def test_a_chain_is_a_tree_of_width_one() -> None:
+    tokens = torch.tensor([[5, 6, 7, 8], [1, 2, 3, 4]])
+    chain = TokenTree.chain(tokens)
+    chain.check()
+    other = TokenTree.from_parents(tokens, torch.tensor([[-1, 0, 1, 2]] * 2))
+    for name in ("tokens", "parents", "depth", "valid"):
+        assert torch.equal(getattr(chain, name), getattr(other, name))
+    assert (chain.max_depth, chain.max_children) == (3, 1)
+    assert torch.equal(chain.ancestor_mask(), torch.ones(2, 4, 4, dtype=torch.bool).tril())
+    assert chain.leaves().tolist() == [[False, False, False, True]] * 2
+    root = TokenTree.chain(tokens[:, :1])
+    root.check()
+    assert (root.max_depth, root.num_nodes) == (0, 1)
+
+
+def test_a_tight_depth_bound_changes_only_the_width_of_paths() -> None:
+    tokens, parents = torch.arange(1, 8)[None], torch.tensor([[-1, 0, 0, 1, 1, 2, 2]])
+    loose, tight = TokenTree.from_parents(tokens, parents), TokenTree.from_parents(tokens, parents, max_depth=2)
+    assert torch.equal(loose.depth, tight.depth)
+    assert torch.equal(loose.ancestor_mask(), tight.ancestor_mask())
+    assert torch.equal(loose.paths()[..., :3], tight.paths())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"parents": torch.tensor([[-1, 2, 0]])}, "stand before its child"),
+        ({"parents": torch.tensor([[-1, -1, 0]])}, "stand before its child"),
+        ({"parents": torch.tensor([[0, 0, 0]])}, "must have parent -1"),
+        ({"depth": torch.tensor([[0, 1, 2]])}, r"one deeper than its parent \(row 0, node 2\)"),
+        ({"depth": torch.tensor([[1, 1, 1]])}, "must have depth 0"),
+        ({"max_depth": 0}, "exceed max_depth 0"),
+        ({"valid": torch.tensor([[True, True, False]])}, "padding must have"),
+        ({"valid": torch.tensor([[True, True]])}, "tree.valid must have the shape"),
+    ],
+)
+def test_broken_trees_are_named(change: dict[str, torch.Tensor], message: str) -> None:
+    tree = TokenTree.from_parents(torch.tensor([[1, 2, 3]]), torch.tensor([[-1, 0, 0]]))
+    tree.check()
+    with pytest.raises(ValueError, match=message):
+        replace(tree, **change).check()  # type: ignore[arg-type]
+
+
+def test_children_of_padding_are_refused() -> None:
+    valid = torch.tensor([[True, False, True]])
+    tree = TokenTree.from_parents(torch.tensor([[1, 2, 3]]), torch.tensor([[-1, 0, 1]]), valid)
+    with pytest.raises(ValueError, match="parent must not be padding"):
+        tree.check()

@@ -1,0 +1,306 @@
+"""Exactness, proven on a target whose distribution is known; and proof that the proof would notice a fault."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor
+
+import specdecode.verifiers.exact as exact
+from specdecode.loop import decode
+from specdecode.roles import DecodeState, Draft, Drafter, TargetOutput, Verdict, Verifier
+from specdecode.sampling import RandomStreams, SamplingConfig, Tag, logits_to_probabilities
+from specdecode.synthetic import MarkovDrafter, MarkovTarget, random_table, sequence_probabilities
+from specdecode.tree import TokenTree
+from specdecode.verifiers import ExactVerifier
+
+CHAIN = [-1, 0, 1]
+TREE = [-1, 0, 0, 1, 1, 2]
+DEEP_TREE = [-1, 0, 0, 0, 1, 1, 2, 4, 4, 7, 8]
+
+VOCAB_SIZE, LENGTH = 5, 4
+DRAWS, DRAWS_FOR_FAULTS = 100_000, 40_000
+TABLE = random_table(VOCAB_SIZE, seed=5, scale=1.2)
+PROMPT = torch.tensor([1, 3])
+SAMPLING = SamplingConfig(temperature=0.9)
+FILTERED = SamplingConfig(temperature=1.3, top_k=4, top_p=0.8)
+# Knows something of the target's table, but is wrong often enough for every branch to be walked.
+DRAFT_TABLE = 0.5 * TABLE + random_table(VOCAB_SIZE, seed=6, scale=0.8)
+
+
+def chi_square_p_value(
+    make_drafter: Callable[[Tensor], Drafter] | None,
+    verifier: Verifier | None = None,
+    sampling: SamplingConfig = SAMPLING,
+    draws: int = DRAWS,
+) -> float:
+    """Decode many rows of one prompt and compare whole sequences with their true distribution."""
+    prompts = PROMPT.expand(draws, 2)
+    tokens = decode(
+        MarkovTarget(TABLE, prompts, LENGTH - 1),
+        max_new_tokens=LENGTH,
+        sampling=sampling,
+        streams=RandomStreams.from_seeds(range(draws)),
+        drafter=None if make_drafter is None else make_drafter(prompts),
+        verifier=verifier,
+    ).tokens
+    index = (tokens * VOCAB_SIZE ** torch.arange(LENGTH - 1, -1, -1)).sum(1)
+    observed = index.bincount(minlength=VOCAB_SIZE**LENGTH).double()
+    expected = sequence_probabilities(TABLE, PROMPT, LENGTH, sampling) * draws
+    if bool((observed[expected == 0] > 0).any()):
+        return 0.0  # an impossible sequence was decoded
+    # Cells too small for the chi-square approximation are counted together.
+    small = expected < 8
+    observed = torch.cat([observed[~small], observed[small].sum()[None]])
+    expected = torch.cat([expected[~small], expected[small].sum()[None]])
+    kept = expected > 0
+    return float(stats.chisquare(observed[kept].numpy(), expected[kept].numpy()).pvalue)
+
+
+def markov_drafter(parents: list[int], children: str, tag: int = Tag.DRAFT) -> Callable[[Tensor], Drafter]:
+    return lambda prompts: MarkovDrafter(DRAFT_TABLE, prompts, parents, children, tag)  # type: ignore[arg-type]
+
+
+# ---- greedy and deterministic drafts: the tokens are those of plain decoding ----
+
+
+@pytest.mark.parametrize("children", ["top", "sampled", "without replacement"])
+@pytest.mark.parametrize("parents", [CHAIN, DEEP_TREE], ids=["chain", "tree"])
+@pytest.mark.parametrize("batch_size", [1, 5, 200])
+def test_greedy_tokens_equal_plain_decoding(children: str, parents: list[int], batch_size: int) -> None:
+    table = random_table(40, seed=batch_size)
+    prompts = torch.randint(0, 40, (batch_size, 2), generator=torch.Generator().manual_seed(3))
+    streams, greedy = RandomStreams.from_seeds(range(batch_size)), SamplingConfig(temperature=0)
+    target = MarkovTarget(table, prompts, 63)
+    plain = decode(target, max_new_tokens=64, sampling=greedy, streams=streams)
+    drafter = MarkovDrafter(table + random_table(40, 77, scale=1.0), prompts, parents, children)  # type: ignore[arg-type]
+    fast = decode(target, max_new_tokens=64, sampling=greedy, streams=streams, drafter=drafter)
+    assert torch.equal(plain.tokens, fast.tokens)
+    assert fast.trace.mean_accepted_length > 0.2
+    if batch_size > 1:
+        assert len({tuple(lengths) for lengths in fast.trace.accepted_lengths}) > 1, "rows should have diverged"
+
+
+@pytest.mark.parametrize("parents", [CHAIN, DEEP_TREE], ids=["chain", "tree"])
+@pytest.mark.parametrize("sampling", [SamplingConfig(), SamplingConfig(0.8, 10, 0.95)], ids=str)
+def test_deterministic_drafts_reproduce_plain_sampling_draw_for_draw(
+    parents: list[int], sampling: SamplingConfig
+) -> None:
+    """One number per output position decides its token, so no draft can change a picture."""
+    table = random_table(40, seed=2, scale=3.0)
+    prompts = torch.randint(0, 40, (50, 2), generator=torch.Generator().manual_seed(4))
+    streams, target = RandomStreams.from_seeds(range(50)), MarkovTarget(table, prompts, 63)
+    plain = decode(target, max_new_tokens=64, sampling=sampling, streams=streams)
+    drafter = MarkovDrafter(table + random_table(40, 78, scale=1.0), prompts, parents)
+    fast = decode(target, max_new_tokens=64, sampling=sampling, streams=streams, drafter=drafter)
+    assert torch.equal(plain.tokens, fast.tokens)
+    assert fast.trace.mean_accepted_length > 0.2
+
+
+def slow_one_by_one(probabilities: list[float], children: list[int], thresholds: list[float]) -> int | None:
+    """The sequential rule for distinct deterministic children: accept x with p(x), else remove it. None: none."""
+    left = list(probabilities)
+    for child, threshold in zip(children, thresholds, strict=True):
+        if threshold < left[child]:
+            return child
+        left[child] = 0.0
+        total = sum(left)
+        left = [value / total for value in left]
+    return None
+
+
+def test_one_draw_accepts_as_often_as_the_sequential_rule() -> None:
+    probabilities, children, draws = [0.4, 0.3, 0.2, 0.1], [1, 3, 0], 40_000
+    thresholds = torch.rand(draws, 3, generator=torch.Generator().manual_seed(0)).tolist()
+    slow = [slow_one_by_one(probabilities, children, row) for row in thresholds]
+    tree = TokenTree.from_parents(torch.tensor([[0, *children]]), torch.tensor([[-1, 0, 0, 0]]))
+    rows = TokenTree(
+        *(getattr(tree, name).expand(draws, 4) for name in ("tokens", "parents", "depth", "valid")),
+        max_depth=1,
+        max_children=3,
+    )
+    zeros = torch.zeros(draws, dtype=torch.int64)
+    state = DecodeState(
+        zeros[:, None], zeros + 1, zeros == 0, 4, SamplingConfig(), RandomStreams.from_seeds(range(draws))
+    )
+    logits = torch.tensor(probabilities).log().expand(draws, 4, 4)
+    verdict = ExactVerifier().accept(Draft(rows), TargetOutput(logits), state)
+    first = rows.tokens.gather(1, verdict.path[:, 1:])[:, 0]
+    fast = [int(token) if taken else None for token, taken in zip(first, verdict.accepted, strict=True)]
+    table = [[outcomes.count(choice) for choice in (*children, None)] for outcomes in (slow, fast)]
+    assert stats.chi2_contingency(table).pvalue > 1e-3
+    assert torch.bincount(first[verdict.accepted == 1], minlength=4)[2] == 0, "token 2 was never drafted"
+
+
+# ---- sampled drafts: the distribution is the target's ----
+
+
+@pytest.mark.parametrize(
+    ("parents", "children", "sampling"),
+    [
+        (None, "", SAMPLING),
+        (CHAIN, "top", SAMPLING),
+        (TREE, "top", SAMPLING),
+        (CHAIN, "sampled", SAMPLING),
+        (TREE, "sampled", SAMPLING),
+        (TREE, "without replacement", SAMPLING),
+        (CHAIN, "sampled", FILTERED),
+        (TREE, "without replacement", FILTERED),
+    ],
+)
+def test_sequences_have_the_targets_distribution(
+    parents: list[int] | None, children: str, sampling: SamplingConfig
+) -> None:
+    make_drafter = None if parents is None else markov_drafter(parents, children)
+    assert chi_square_p_value(make_drafter, sampling=sampling) > 1e-3
+
+
+@dataclass
+class HiddenProbabilities:
+    """A drafter of random children that does not tell what they were drawn from."""
+
+    inner: MarkovDrafter
+
+    def start(self, prompt: TargetOutput, state: DecodeState) -> None: ...
+
+    def observe(self, draft: Draft, output: TargetOutput, verdict: Verdict, state: DecodeState) -> None: ...
+
+    def propose(self, state: DecodeState) -> Draft:
+        return replace(self.inner.propose(state), probabilities=None)
+
+
+@pytest.mark.parametrize("tag", [Tag.DRAFT, Tag.TARGET])
+def test_the_one_draw_walk_is_exact_for_any_draft(tag: int) -> None:
+    """Even for guesses drawn with the very numbers the target will use, which is what coupled drafting does."""
+    assert (
+        chi_square_p_value(
+            lambda prompts: HiddenProbabilities(MarkovDrafter(DRAFT_TABLE, prompts, TREE, "sampled", tag))
+        )
+        > 1e-3
+    )
+
+
+def test_residual_rounds_accept_more_than_one_draw() -> None:
+    """The reason to keep the drawn-from distributions: overlap sum(min(p, q)) is at least sum(p q)."""
+
+    def accepted(make_drafter: Callable[[Tensor], Drafter]) -> float:
+        prompts = PROMPT.expand(2000, 2)
+        streams, target = RandomStreams.from_seeds(range(2000)), MarkovTarget(TABLE, prompts, 15)
+        drafter = make_drafter(prompts)
+        result = decode(target, max_new_tokens=16, sampling=SAMPLING, streams=streams, drafter=drafter)
+        return result.trace.mean_accepted_length
+
+    rounds = accepted(markov_drafter(CHAIN, "sampled"))
+    one_draw = accepted(lambda prompts: HiddenProbabilities(MarkovDrafter(DRAFT_TABLE, prompts, CHAIN, "sampled")))
+    assert rounds > one_draw + 0.1
+
+
+def test_a_perfect_drafter_is_always_believed() -> None:
+    """Children drawn from the target's own distribution: every one is accepted."""
+    prompts = PROMPT.expand(500, 2)
+    drafter = MarkovDrafter(TABLE, prompts, [-1, 0, 1, 2], "sampled")
+    streams, target = RandomStreams.from_seeds(range(500)), MarkovTarget(TABLE, prompts, 12)
+    result = decode(target, max_new_tokens=13, sampling=SAMPLING, streams=streams, drafter=drafter)
+    assert result.trace.accepted_lengths == [[3, 3, 3]] * 500
+
+
+def test_the_verifier_says_that_it_is_exact() -> None:
+    assert ExactVerifier().exact is True
+
+
+# ---- planted faults: each one must be noticed ----
+
+
+@dataclass
+class ConfidencesAsProbabilities:
+    """Passes a deterministic drafter's confidences off as the distribution its children were drawn from."""
+
+    inner: MarkovDrafter
+
+    def start(self, prompt: TargetOutput, state: DecodeState) -> None: ...
+
+    def observe(self, draft: Draft, output: TargetOutput, verdict: Verdict, state: DecodeState) -> None: ...
+
+    def propose(self, state: DecodeState) -> Draft:
+        draft = self.inner.propose(state)
+        tree, history = draft.tree, torch.cat([self.inner.prompts, state.tokens], 1)
+        parent = tree.tokens.gather(1, tree.parents.clamp(min=0))
+        above = tree.parents.gather(1, tree.parents.clamp(min=0))
+        before_root = history.gather(1, state.lengths[:, None])
+        before = torch.where(above >= 0, tree.tokens.gather(1, above.clamp(min=0)), before_root)
+        return Draft(tree, logits_to_probabilities(self.inner.table[before, parent], state.sampling))
+
+
+class BonusFromWrongNode:
+    """Draws the last token from the distribution at the parent of the node it should follow."""
+
+    exact = False
+
+    def accept(self, draft: Draft, output: TargetOutput, state: DecodeState) -> Verdict:
+        verdict = ExactVerifier().accept(draft, output, state)
+        rows = torch.arange(draft.tree.batch_size)
+        node = verdict.path[rows, (verdict.accepted - 1).clamp(min=0)]
+        counters = (state.lengths + verdict.accepted)[:, None]
+        wrong = exact.draw_tokens(
+            output.logits[rows, node][:, None], state.sampling, state.streams, counters, Tag.TARGET
+        )[:, 0]
+        return replace(verdict, next_tokens=torch.where(verdict.accepted > 0, wrong, verdict.next_tokens))
+
+
+def test_fault_confidences_used_as_probabilities() -> None:
+    for parents in (CHAIN, TREE):
+
+        def make(prompts: Tensor, parents: list[int] = parents) -> Drafter:
+            return ConfidencesAsProbabilities(MarkovDrafter(DRAFT_TABLE, prompts, parents))
+
+        assert chi_square_p_value(make, draws=DRAWS_FOR_FAULTS) < 1e-9
+
+
+def test_fault_residual_replaced_by_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exact, "_residual", lambda target, drawn_from: target)
+    assert chi_square_p_value(markov_drafter(CHAIN, "sampled"), draws=DRAWS_FOR_FAULTS) < 1e-9
+
+
+@pytest.mark.parametrize("children", ["top", "sampled"])
+def test_fault_bonus_from_the_wrong_node(children: str) -> None:
+    make_drafter = markov_drafter(TREE, children)
+    assert chi_square_p_value(make_drafter, BonusFromWrongNode(), draws=DRAWS_FOR_FAULTS) < 1e-9
+
+
+def test_fault_top_p_before_top_k(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong_order(logits: Tensor, config: SamplingConfig) -> Tensor:
+        after_top_p = logits_to_probabilities(logits, replace(config, top_k=0))
+        return logits_to_probabilities(after_top_p.log(), SamplingConfig(top_k=config.top_k))
+
+    sampling = SamplingConfig(temperature=1.3, top_k=3, top_p=0.7)
+    make_drafter = markov_drafter(CHAIN, "sampled")
+    assert chi_square_p_value(make_drafter, sampling=sampling, draws=DRAWS_FOR_FAULTS) > 1e-3
+    monkeypatch.setattr(exact, "logits_to_probabilities", wrong_order)
+    assert chi_square_p_value(make_drafter, sampling=sampling, draws=DRAWS_FOR_FAULTS) < 1e-9
+
+
+@pytest.mark.parametrize("shared", [Tag.ACCEPT, Tag.TARGET])
+def test_fault_numbers_shared_by_draft_and_verifier(shared: int) -> None:
+    """The drafts are drawn with the numbers of the acceptance tests, or of the residual's draw."""
+
+    @dataclass
+    class SharedNumbers(MarkovDrafter):
+        def propose(self, state: DecodeState) -> Draft:
+            tokens, drawn_from = [state.last_tokens()], [self.table.new_zeros(len(self.prompts), VOCAB_SIZE)]
+            before = torch.cat([self.prompts, state.tokens], 1).gather(1, state.lengths[:, None])[:, 0]
+            for level in range(len(self.parents) - 1):
+                probabilities = logits_to_probabilities(self.table[before, tokens[-1]], state.sampling)
+                noise = state.streams.exponential(shared, state.lengths + level, VOCAB_SIZE)
+                before = tokens[-1]
+                tokens.append((probabilities / noise).argmax(1))
+                drawn_from.append(probabilities)
+            return Draft(TokenTree.chain(torch.stack(tokens, 1)), torch.stack(drawn_from, 1))
+
+    def make_drafter(prompts: Tensor) -> Drafter:
+        return SharedNumbers(DRAFT_TABLE, prompts, CHAIN)
+
+    assert chi_square_p_value(make_drafter, draws=DRAWS_FOR_FAULTS) < 1e-9

@@ -180,8 +180,14 @@ class SceneRenderer:
         self._plank_gap = ((1.0 - gap / width).clamp(0, 1) * (0.03 / width)).to(self.device)
         self._plank = ((place[:, 0] / _PLANK_WIDTH).floor().long() % 64).to(self.device)
 
+    @torch.no_grad()
     def __call__(self, scenes: Sequence[Scene]) -> RenderedScenes:
         """Render scenes; each picture depends on its own scene alone."""
+        # A picture must not depend on whether a training step in lower precision asked for it.
+        with torch.autocast(self.device.type, enabled=False):
+            return self._render(scenes)
+
+    def _render(self, scenes: Sequence[Scene]) -> RenderedScenes:
         tiles = torch.empty(len(scenes), self._tiles_across**2, TILE * TILE, 3, device=self.device)
         coverage = torch.zeros(tiles.shape[:3], device=self.device)
         for start in range(0, len(scenes), _BACKGROUND_CHUNK):

@@ -1,0 +1,1 @@
+"""Measuring pictures and decoding. Knows neither `vargen` nor `specdecode`; import from the modules."""

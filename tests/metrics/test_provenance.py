@@ -1,0 +1,49 @@
+"""Results say where they come from, and are written whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from metrics import provenance
+
+
+def test_commit_is_the_checkouts_and_says_when_files_differ(tmp_path: Path) -> None:
+    def git(*arguments: str) -> str:
+        identity = ["-c", "user.name=a", "-c", "user.email=a@b.example"]
+        return subprocess.run(
+            ["git", *identity, *arguments], cwd=tmp_path, check=True, capture_output=True, text=True
+        ).stdout.strip()
+
+    git("init")
+    (tmp_path / "file").write_text("one")
+    git("add", "file")
+    git("commit", "-m", "first")
+    assert provenance.describe_commit(tmp_path) == git("rev-parse", "--short=12", "HEAD")
+    (tmp_path / "file").write_text("two")
+    assert provenance.describe_commit(tmp_path) == git("rev-parse", "--short=12", "HEAD") + "-dirty"
+
+
+def test_no_commit_outside_a_checkout(tmp_path: Path) -> None:
+    assert provenance.describe_commit(tmp_path) is None
+
+
+def test_a_result_carries_its_provenance(tmp_path: Path) -> None:
+    provenance.write_result(tmp_path / "a" / "result.json", {"figure": 1.5})
+    written = json.loads((tmp_path / "a" / "result.json").read_text())
+    assert written["figure"] == 1.5
+    assert written["provenance"]["hardware"]["cores"] >= 1
+    assert "torch" in written["provenance"]["libraries"]
+
+
+def test_an_unwritable_result_leaves_the_old_one(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    provenance.write_result(path, {"figure": 1})
+    before = path.read_text()
+    with pytest.raises(TypeError):
+        provenance.write_result(path, {"figure": object()})
+    assert path.read_text() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["result.json"]

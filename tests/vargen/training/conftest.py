@@ -1,0 +1,64 @@
+"""Stand-ins that keep training tests to a second: scenes with cheap pictures, and tiny configurations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from vargen.scenes.scene import sample_scene
+from vargen.training.data import SceneBatch
+from vargen.training.tokenizer import TokenizerTrainingConfig, VQModelConfig
+
+IMAGE_SIZE = 16
+
+
+class CheapScenes:
+    """True scenes with blurred noise for pictures, a function of the seed only; `repeat` gives one batch for ever."""
+
+    def __init__(self, repeat: bool = False):
+        self.repeat = repeat
+        self.first_seeds: list[int] = []
+
+    def __call__(self, first_seed: int, count: int, split: str) -> SceneBatch:
+        self.first_seeds.append(first_seed)
+        seeds = list(range(count) if self.repeat else range(first_seed, first_seed + count))
+        pictures = []
+        for seed in seeds:
+            noise = torch.rand(1, 3, 5, 5, generator=torch.Generator().manual_seed(seed)) * 2 - 1
+            pictures.append(F.interpolate(noise, size=IMAGE_SIZE, mode="bicubic").clamp(-1, 1))
+        images = torch.cat(pictures)
+        ground_mask = torch.zeros(IMAGE_SIZE, IMAGE_SIZE)
+        ground_mask[IMAGE_SIZE // 2 :] = 1
+        scenes = [sample_scene(seed, split) for seed in seeds]
+        return SceneBatch(scenes, seeds, images, (images[:, 0] > 0).float(), ground_mask)
+
+
+@pytest.fixture
+def cheap_scenes() -> CheapScenes:
+    return CheapScenes()
+
+
+@pytest.fixture
+def repeated_scenes() -> CheapScenes:
+    return CheapScenes(repeat=True)
+
+
+@pytest.fixture
+def tokenizer_config(tmp_path: Path) -> TokenizerTrainingConfig:
+    return TokenizerTrainingConfig(
+        output_dir=str(tmp_path / "tokenizer"),
+        batch_size=4,
+        steps=6,
+        warmup_steps=2,
+        learning_rate=3e-3,
+        evaluation_size=4,
+        log_every=2,
+        evaluate_every=3,
+        sample_every=3,
+        autocast=False,
+        image_size=IMAGE_SIZE,
+        model=VQModelConfig((8, 16), 1, 16, 32, 4, 4),
+    )

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from vargen.training.config import RunConfig
+from vargen.training.optimizer import AveragedWeights, OptimizerGroup, learning_rate_factor, schedule_progress
+
+
+def test_progress_follows_whichever_limit_is_nearer() -> None:
+    assert schedule_progress(25, 100, 1e9, None) == 0.25
+    assert schedule_progress(25, 100, 10.0, 100.0) == 0.25
+    assert schedule_progress(25, 100, 60.0, 100.0) == 0.6
+    assert schedule_progress(99, 100, 200.0, 100.0) == 1.0
+
+
+@given(st.floats(0, 1), st.floats(0, 1), st.integers(0, 50))
+def test_factor_stays_in_range_and_falls_after_the_warm_up(progress: float, final: float, warmup: int) -> None:
+    factor = learning_rate_factor(10**6, warmup, progress, final)
+    assert final - 1e-9 <= factor <= 1 + 1e-9
+    assert factor >= learning_rate_factor(10**6, warmup, min(1.0, progress + 0.1), final) - 1e-9
+
+
+def test_warm_up_is_linear_and_the_end_is_reached() -> None:
+    assert [learning_rate_factor(step, 4, 0.0, 0.0) for step in range(5)] == [0.25, 0.5, 0.75, 1.0, 1.0]
+    assert learning_rate_factor(10, 4, 1.0, 0.1) == pytest.approx(0.1)
+    assert learning_rate_factor(10, 4, 0.5, 0.0) == pytest.approx(0.5)
+
+
+def test_average_equals_the_written_out_recursion() -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    frozen = module[0].bias.requires_grad_(False)
+    average = AveragedWeights(module, decay=0.9)
+    expected = module[0].weight.detach().double().clone()
+    for update in range(200):
+        with torch.no_grad():
+            module[0].weight.normal_()
+            frozen.normal_()
+            module[1].running_mean.normal_()
+        average.update(module)
+        decay = min(0.9, (1 + update) / (10 + update))
+        expected = decay * expected + (1 - decay) * module[0].weight.detach().double()
+    torch.testing.assert_close(average.values["0.weight"].double(), expected, atol=1e-5, rtol=0)
+    assert torch.equal(average.values["0.bias"], frozen)  # not trained by gradient: taken as it is
+    assert torch.equal(average.values["1.running_mean"], module[1].running_mean)
+
+
+def test_swapping_twice_restores_everything() -> None:
+    module = nn.Linear(2, 2)
+    average = AveragedWeights(module, decay=0.5)
+    with torch.no_grad():
+        module.weight.add_(1)
+    before, averaged = copy.deepcopy(module.state_dict()), copy.deepcopy(average.values)
+    average.swap(module)
+    assert torch.equal(module.weight, averaged["weight"]) and not torch.equal(module.weight, before["weight"])
+    average.swap(module)
+    assert all(torch.equal(module.state_dict()[name], value) for name, value in before.items())
+    assert all(torch.equal(average.values[name], value) for name, value in averaged.items())
+
+
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_every_parameter_has_one_optimizer_and_vectors_no_decay(kind: str) -> None:
+    module = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2))
+    config = RunConfig(output_dir="x", optimizer=kind, weight_decay=0.1, learning_rate=0.01, muon_learning_rate=0.02)
+    group = OptimizerGroup(config, module.parameters(), [module[0].weight])
+    groups = [group for optimizer in group.optimizers for group in optimizer.param_groups]
+    held = [id(parameter) for group in groups for parameter in group["params"]]
+    assert sorted(held) == sorted(map(id, module.parameters()))
+    assert all((group["weight_decay"] == 0) == all(p.ndim < 2 for p in group["params"]) for group in groups)
+    assert (len(group.optimizers) == 2) == (kind == "muon")
+    group.set_factor(0.5)
+    assert {entry["lr"] for entry in groups} == ({0.005, 0.01} if kind == "muon" else {0.005})
+
+
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_it_minimises(kind: str) -> None:
+    torch.manual_seed(0)
+    module = nn.Linear(8, 8)
+    config = RunConfig(output_dir="x", optimizer=kind, learning_rate=0.02, muon_learning_rate=0.05, weight_decay=0.0)
+    group = OptimizerGroup(config, module.parameters(), [module.weight])
+    inputs, target = torch.randn(64, 8), torch.randn(8, 8) * 0.3
+    losses = []
+    for _ in range(150):
+        loss = (module(inputs) - inputs @ target).square().mean()
+        loss.backward()
+        group.step()
+        group.zero_grad()
+        losses.append(loss.item())
+    assert losses[-1] < 0.05 * losses[0]
+
+
+def test_clipping_bounds_the_norm_and_zero_leaves_it() -> None:
+    module = nn.Linear(4, 4)
+    group = OptimizerGroup(RunConfig(output_dir="x"), module.parameters(), [])
+    for parameter in module.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    norm = math.sqrt(sum(parameter.numel() for parameter in module.parameters()))
+    assert group.clip(0.0).item() == pytest.approx(norm)
+    assert module.weight.grad is not None and module.weight.grad.max().item() == 1.0
+    assert group.clip(1.0).item() == pytest.approx(norm)
+    clipped = math.sqrt(sum(p.grad.square().sum().item() for p in module.parameters() if p.grad is not None))
+    assert clipped == pytest.approx(1.0, abs=1e-4)

@@ -1,0 +1,203 @@
+"""The loop, on a task that trains a line in microseconds."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from vargen.files import UserError, read_jsonl
+from vargen.training.config import RunConfig
+from vargen.training.run import CHECKPOINT_NAME, train
+
+
+class LineTask:
+    """Fits a line to data that depend on the step and on the global random state; `before_step` may interfere."""
+
+    def __init__(self, before_step: Callable[[int], None] = lambda step: None):
+        torch.manual_seed(0)
+        self.module = nn.Linear(3, 1)
+        self.extra_modules = nn.Linear(1, 1)
+        self.before_step = before_step
+        self.steps: list[int] = []
+        self.samples: list[str] = []
+
+    def muon_parameters(self) -> Iterable[nn.Parameter]:
+        return ()
+
+    def loss(self, step: int, progress: float) -> tuple[Tensor, dict[str, Tensor]]:
+        self.before_step(step)
+        self.steps.append(step)
+        inputs = torch.randn(8, 3, generator=torch.Generator().manual_seed(step))
+        noise = 0.1 * torch.randn(8, 1)
+        loss = (self.module(inputs) - inputs.sum(1, keepdim=True) + noise).square().mean()
+        return loss + self.extra_modules(noise).square().mean(), {"progress": torch.tensor(progress)}
+
+    def evaluate(self) -> dict[str, float]:
+        torch.rand(3)  # an evaluation may draw; training must not notice
+        return {"error": (self.module.weight - 1).abs().max().item()}
+
+    def draw_samples(self, path: Path) -> None:
+        self.samples.append(path.name)
+
+    def export(self, folder: Path) -> None:
+        torch.save(self.module.state_dict(), folder / "weights.pt")
+
+
+def make_config(folder: Path, **changes: object) -> RunConfig:
+    config = RunConfig(
+        output_dir=str(folder),
+        steps=40,
+        learning_rate=0.15,
+        warmup_steps=3,
+        ema_decay=0.9,
+        autocast=False,
+        checkpoint_seconds=1e9,
+        log_every=5,
+        evaluate_every=15,
+        sample_every=20,
+    )
+    return replace(config, **changes)  # type: ignore[arg-type]
+
+
+def exported(folder: Path) -> dict[str, Tensor]:
+    return torch.load(folder / "export" / "weights.pt", weights_only=True)
+
+
+def same(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
+    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+
+
+class Killed(Exception):
+    """Stands for a kill: nothing of the run's own code gets to save anything."""
+
+
+@pytest.mark.parametrize("killed_at", [1, 17, 39])
+def test_a_killed_run_ends_with_the_very_weights_of_an_undisturbed_one(tmp_path: Path, killed_at: int) -> None:
+    undisturbed = LineTask()
+    train(make_config(tmp_path / "a"), undisturbed)
+
+    def kill(step: int) -> None:
+        if step == killed_at:
+            raise Killed
+
+    with pytest.raises(Killed):
+        train(make_config(tmp_path / "b", checkpoint_seconds=1e-9), LineTask(kill))
+    resumed = LineTask()
+    result = train(make_config(tmp_path / "b"), resumed)
+    assert resumed.steps == list(range(killed_at, 40))  # every step was saved, so none is repeated and none is lost
+    assert result.finished and result.step == 40
+    assert same(undisturbed.module.state_dict(), resumed.module.state_dict())
+    assert same(undisturbed.extra_modules.state_dict(), resumed.extra_modules.state_dict())
+    assert same(exported(tmp_path / "a"), exported(tmp_path / "b"))
+
+
+def test_without_recent_checkpoint_the_run_repeats_from_the_last_one(tmp_path: Path) -> None:
+    def kill(step: int) -> None:
+        if step == 9:
+            raise Killed
+
+    with pytest.raises(Killed):
+        train(make_config(tmp_path), LineTask(kill))
+    resumed = LineTask()
+    train(make_config(tmp_path), resumed)
+    assert resumed.steps == list(range(40))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_and_stops_after_the_step(tmp_path: Path, number: signal.Signals) -> None:
+    handlers = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+
+    def interrupt(step: int) -> None:
+        if step == 12:
+            os.kill(os.getpid(), number)
+
+    interrupted = LineTask(interrupt)
+    result = train(make_config(tmp_path / "b"), interrupted)
+    assert (result.step, result.finished) == (13, False)
+    assert not (tmp_path / "b" / "export").exists()
+    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == handlers
+    resumed = LineTask()
+    train(make_config(tmp_path / "b"), resumed)
+    undisturbed = LineTask()
+    train(make_config(tmp_path / "a"), undisturbed)
+    assert resumed.steps[0] == 13
+    assert same(undisturbed.module.state_dict(), resumed.module.state_dict())
+
+
+def test_evaluations_and_samples_do_not_disturb_training(tmp_path: Path) -> None:
+    often = LineTask()
+    train(make_config(tmp_path / "a", evaluate_every=1, sample_every=1), often)
+    seldom = LineTask()
+    train(make_config(tmp_path / "b", evaluate_every=1000, sample_every=1000), seldom)
+    assert same(often.module.state_dict(), seldom.module.state_dict())
+    assert len(often.samples) == 40 and seldom.samples == ["0000040.png"]
+
+
+def test_the_averaged_weights_are_exported_and_the_last_ones_stay(tmp_path: Path) -> None:
+    averaged = LineTask()
+    train(make_config(tmp_path / "a"), averaged)
+    plain = LineTask()
+    train(make_config(tmp_path / "b", ema_decay=0.0), plain)
+    assert same(averaged.module.state_dict(), plain.module.state_dict())
+    assert same(exported(tmp_path / "b"), plain.module.state_dict())
+    assert not same(exported(tmp_path / "a"), plain.module.state_dict())
+
+
+def test_the_log_tells_the_run(tmp_path: Path) -> None:
+    result = train(make_config(tmp_path), LineTask())
+    records = read_jsonl(tmp_path / "log.jsonl")
+    assert records[0]["event"] == "start" and records[0]["learning_rate"] == 0.15
+    entries = [record for record in records if "event" not in record]
+    assert [entry["step"] for entry in entries] == list(range(5, 41, 5))
+    for entry in entries:
+        assert {"loss", "progress", "gradient_norm", "lr", "samples_per_second", "elapsed", "eta"} <= entry.keys()
+    assert entries[0]["progress"] == pytest.approx(sum(range(5)) / 5 / 40)  # the mean over its steps
+    assert entries[-1]["loss"] < entries[0]["loss"] and entries[-1]["eta"] == 0
+    evaluations = [record for record in records if record.get("event") == "evaluation"]
+    assert [record["step"] for record in evaluations] == [15, 30, 40]
+    assert evaluations[-1]["error"] == result.evaluation["error"] < 0.1
+
+
+def test_a_time_limit_ends_the_run_and_counts_time_before_a_resume(tmp_path: Path) -> None:
+    def stop(step: int) -> None:
+        if step == 5:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    first = train(make_config(tmp_path, steps=10**9), LineTask(stop))
+    assert not first.finished and first.elapsed > 0
+    task = LineTask()
+    second = train(make_config(tmp_path, steps=10**9, max_seconds=first.elapsed), task)
+    assert second.finished and task.steps == []  # already at its end: judged and exported, nothing more
+    assert second.elapsed == first.elapsed and (tmp_path / "export" / "weights.pt").exists()
+    third = train(make_config(tmp_path, steps=10**9, max_seconds=first.elapsed + 0.05), LineTask())
+    assert third.finished and third.step > second.step
+
+
+def test_a_run_of_another_shape_names_the_field(tmp_path: Path) -> None:
+    train(make_config(tmp_path, steps=1), LineTask(), {"model.dim": 3})
+    with pytest.raises(UserError, match=r"^model\.dim: 4 differs from 3 "):
+        train(make_config(tmp_path, steps=2), LineTask(), {"model.dim": 4})
+
+
+def test_a_damaged_checkpoint_and_a_file_for_a_folder_are_reported(tmp_path: Path) -> None:
+    from vargen.training.run import prepare
+
+    train(make_config(tmp_path / "run", steps=1), LineTask())
+    checkpoint = tmp_path / "run" / CHECKPOINT_NAME
+    checkpoint.write_bytes(checkpoint.read_bytes()[:100])
+    with pytest.raises(UserError, match=r"^output_dir: "):
+        train(make_config(tmp_path / "run"), LineTask())
+    with pytest.raises(UserError, match=r"^output_dir: "):
+        prepare(make_config(checkpoint))
+
+
+def test_nothing_temporary_is_left(tmp_path: Path) -> None:
+    train(make_config(tmp_path), LineTask())
+    assert sorted(path.name for path in tmp_path.iterdir()) == [CHECKPOINT_NAME, "export", "log.jsonl"]

@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from vargen.files import UserError, read_jsonl
+from vargen.training.tokenizer import build_tokenizer_model, exported_copy
+from vargen.training.transformer import (
+    PLACES,
+    TextEncoderConfig,
+    TransformerConfig,
+    TransformerTask,
+    TransformerTrainingConfig,
+    token_places,
+    train_transformer,
+)
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def transformer_config(tmp_path: Path, tokenizer_config) -> TransformerTrainingConfig:
+    torch.manual_seed(0)
+    vqvae = build_tokenizer_model(tokenizer_config)
+    codebook = vqvae.quantize.embedding.weight.data
+    codebook.copy_(torch.nn.functional.normalize(torch.randn_like(codebook), dim=1))
+    exported_copy(vqvae).save_pretrained(tmp_path / "vqvae")
+    return TransformerTrainingConfig(
+        output_dir=str(tmp_path / "transformer"),
+        vqvae=str(tmp_path / "vqvae"),
+        batch_size=4,
+        steps=6,
+        warmup_steps=2,
+        learning_rate=3e-3,
+        evaluation_size=6,
+        log_every=2,
+        evaluate_every=100,
+        sample_every=100,
+        autocast=False,
+        image_size=tokenizer_config.image_size,
+        model=TransformerConfig(32, 2, 2, 48, 48),
+        text_encoder=TextEncoderConfig(16, 8, 24, 1, 2),
+    )
+
+
+@pytest.fixture
+def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training alone: the sample sheet and the export have tests of their own."""
+    monkeypatch.setattr(TransformerTask, "draw_samples", lambda self, path: None)
+    monkeypatch.setattr(TransformerTask, "export", lambda self, folder: None)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.usefixtures("without_pictures")
+def test_a_resumed_run_ends_with_the_same_weights(
+    tmp_path: Path, transformer_config, cheap_scenes, optimizer: str
+) -> None:
+    config = replace(transformer_config, optimizer=optimizer)
+    train_transformer(replace(config, output_dir=str(tmp_path / "a")), cheap_scenes)
+    interrupted = replace(config, output_dir=str(tmp_path / "b"), checkpoint_seconds=1e-9)
+
+    def fails(first_seed: int, count: int, split: str):
+        if first_seed == 3 * config.batch_size:
+            raise KeyboardInterrupt
+        return cheap_scenes(first_seed, count, split)
+
+    with pytest.raises(KeyboardInterrupt):
+        train_transformer(interrupted, fails)
+    train_transformer(interrupted, cheap_scenes)
+    left, right = (torch.load(tmp_path / name / "checkpoint.pt", weights_only=True)["module"] for name in "ab")
+    assert left.keys() == right.keys()
+    assert all(torch.equal(value, right[name]) for name, value in left.items())
+
+
+@pytest.mark.usefixtures("without_pictures")
+def test_it_learns_one_batch_and_leaves_the_null_caption_alone(transformer_config, repeated_scenes) -> None:
+    config = replace(transformer_config, steps=50, log_every=10)
+    before = TransformerTask(config, repeated_scenes, CPU)
+    torch.manual_seed(config.base_seed)
+    train_transformer(config, repeated_scenes)
+    losses = [entry["loss"] for entry in read_jsonl(Path(config.output_dir) / "log.jsonl") if "event" not in entry]
+    assert losses[-1] < 0.6 * losses[0]
+    saved = torch.load(Path(config.output_dir) / "checkpoint.pt", weights_only=True)["module"]
+    names = {name.split(".", 1)[1] for name in saved if name.startswith("transformer.")}
+    assert names == before.transformer.state_dict().keys()
+    task = TransformerTask(config, repeated_scenes, CPU)
+    initial = task.transformer.null_caption_embeds.clone()
+    task.module.load_state_dict(saved)
+    for optimizer_name, parameter in task.transformer.named_parameters():
+        assert optimizer_name != "null_caption_embeds" and parameter.requires_grad
+    assert initial.shape == task.transformer.null_caption_embeds.shape
+
+
+def test_dropped_rows_do_not_see_their_captions(transformer_config, cheap_scenes) -> None:
+    task = TransformerTask(transformer_config, cheap_scenes, CPU)
+    torch.nn.init.normal_(task.transformer.lm_head.weight)  # it starts at zero, which would hide everything
+    batch, codes = task.heldout, task.heldout_codes
+    drop = torch.tensor([True, False] * 3)
+    with torch.no_grad():
+        logits = task._logits(batch, codes, drop)
+        plain = task._logits(batch, codes, None)
+        task.text_encoder.shared.weight.add_(torch.randn_like(task.text_encoder.shared.weight))
+        other = task._logits(batch, codes, drop)
+    assert torch.equal(logits[drop], other[drop])
+    assert not torch.allclose(logits[~drop], other[~drop], atol=1e-4)
+    torch.testing.assert_close(logits[~drop], plain[~drop])
+
+
+def test_the_share_of_null_captions_is_as_asked(transformer_config, cheap_scenes, monkeypatch) -> None:
+    task = TransformerTask(replace(transformer_config, null_caption_probability=0.25), cheap_scenes, CPU)
+    drops: list[torch.Tensor] = []
+
+    def record(batch, codes, drop):
+        drops.append(drop)
+        return torch.zeros(*codes.shape, 32)
+
+    monkeypatch.setattr(task, "_logits", record)
+    for step in range(100):
+        task.loss(step, 0.0)
+    assert 0.18 < torch.cat(drops).float().mean().item() < 0.32
+
+
+def test_evaluation_starts_from_uniform_distributions(transformer_config, cheap_scenes) -> None:
+    task = TransformerTask(transformer_config, cheap_scenes, CPU)
+    task.module.eval()
+    figures = task.evaluate()
+    uniform = torch.tensor(32.0).log().item()  # the head starts at zero
+    assert {"loss", "loss_without_caption", "entropy", "entropy_ground", "entropy_sky"} <= figures.keys()
+    assert all(value == pytest.approx(uniform, abs=1e-4) for value in figures.values())
+
+
+def test_evaluation_equals_training_forward_in_the_mean(transformer_config, cheap_scenes) -> None:
+    task = TransformerTask(transformer_config, cheap_scenes, CPU)
+    torch.nn.init.normal_(task.transformer.lm_head.weight)
+    task.module.eval()
+    figures = task.evaluate()
+    logits = task._logits(task.heldout, task.heldout_codes, None).detach()
+    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), task.heldout_codes.flatten()).item()
+    assert figures["loss"] == pytest.approx(expected, rel=1e-4)
+    places = task.heldout_places
+    weighted = sum(
+        (places == index).float().mean().item() * figures.get(f"entropy_{place}", 0.0)
+        for index, place in enumerate(PLACES)
+    )
+    assert figures["entropy"] == pytest.approx(weighted, rel=1e-4)
+
+
+def test_token_places_by_coverage() -> None:
+    mask = torch.zeros(1, 8, 8)
+    mask[0, 4:8, 0:4] = 1
+    mask[0, 0, 4] = 1
+    ground = torch.zeros(8, 8)
+    ground[4:] = 1
+    assert [PLACES[index] for index in token_places(mask, ground, 2)[0]] == ["sky", "edge", "object", "ground"]
+
+
+def test_another_tokenizer_cannot_resume_the_run(transformer_config, cheap_scenes, without_pictures, tmp_path) -> None:
+    from diffusers.models.autoencoders.vq_model import VQModel
+
+    train_transformer(replace(transformer_config, steps=1), cheap_scenes)
+    vqvae = VQModel.from_pretrained(transformer_config.vqvae)
+    vqvae.encoder.conv_in.weight.data.mul_(1.1)
+    vqvae.save_pretrained(transformer_config.vqvae)
+    with pytest.raises(UserError, match=r"^vqvae: "):
+        train_transformer(transformer_config, cheap_scenes)
+
+
+def test_a_missing_tokenizer_is_named(transformer_config, cheap_scenes, tmp_path) -> None:
+    with pytest.raises(UserError, match=r"^vqvae: "):
+        train_transformer(replace(transformer_config, vqvae=str(tmp_path / "nothing")), cheap_scenes)
+
+
+def test_export_is_a_pipeline_that_loads(transformer_config, cheap_scenes) -> None:
+    from vargen.pipeline import LlamaGenPipeline
+
+    result = train_transformer(replace(transformer_config, steps=2), cheap_scenes)
+    assert result.finished
+    folder = Path(transformer_config.output_dir)
+    assert (folder / "samples" / "0000002.png").exists()
+    pipeline = LlamaGenPipeline.from_pretrained(folder / "export")
+    saved = torch.load(folder / "checkpoint.pt", weights_only=True)["average"]["values"]
+    for name, value in pipeline.transformer.state_dict().items():
+        torch.testing.assert_close(value.float(), saved[f"transformer.{name}"].bfloat16().float(), rtol=0, atol=0)
+    images = pipeline("a red cube", output_type="pt", generator=torch.Generator().manual_seed(0)).images
+    assert images.shape == (1, 3, transformer_config.image_size, transformer_config.image_size)

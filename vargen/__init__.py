@@ -1,0 +1,38 @@
+"""Text-to-image generation with LlamaGen-style autoregressive models.
+
+The package root holds no code: importing it must stay free, because the command line answers `--help` before torch is
+needed. The names below are loaded on first use.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vargen.models.transformer import LlamaGenTransformer
+    from vargen.pipeline import LlamaGenPipeline
+    from vargen.pipeline_output import LlamaGenPipelineOutput
+
+__all__ = ["LlamaGenPipeline", "LlamaGenPipelineOutput", "LlamaGenTransformer"]
+__version__ = "0.1.0"
+
+_HOMES = {
+    "LlamaGenPipeline": "vargen.pipeline",
+    "LlamaGenPipelineOutput": "vargen.pipeline_output",
+    "LlamaGenTransformer": "vargen.models.transformer",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first asked for (PEP 562)."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'vargen' has no attribute {name!r}")
+    import importlib
+
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

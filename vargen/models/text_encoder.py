@@ -1,0 +1,92 @@
+"""Text features for LlamaGen: T5 encoder states, right-aligned against the first image token.
+
+What belongs here: from strings to features and their mask. What does not: the projection to the transformer's width
+(`LlamaGenTransformer.embed_condition`), the null caption, checks of what a user typed.
+
+LlamaGen (`language/t5.py`, `dataset/t2i.py`) pads on the right, as T5 tokenizers do, encodes, then moves each row's
+features to the end and sets the padding before them to zero. The end-of-sequence token counts as text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def clean_captions(prompts: Sequence[str]) -> list[str]:
+    """Clean prompts as LlamaGen did for training and sampling with flan-t5.
+
+    The cleaner is DeepFloyd IF's, applied twice; diffusers keeps it inside PixArt's pipeline, which gives the very
+    strings that LlamaGen's copy gives. It lower-cases, and removes addresses, mark-up and stray punctuation.
+
+    Raises:
+        ValueError: ftfy or beautifulsoup4 is not installed (diffusers would silently clean less).
+    """
+    from diffusers.pipelines.pixart_alpha.pipeline_pixart_alpha import PixArtAlphaPipeline
+    from diffusers.utils import is_bs4_available, is_ftfy_available
+
+    if not (is_bs4_available() and is_ftfy_available()):
+        raise ValueError("clean_caption needs ftfy and beautifulsoup4: pip install ftfy beautifulsoup4.")
+    # The method uses nothing of an instance but a class attribute, so the pipeline need not be built.
+    pipeline = PixArtAlphaPipeline.__new__(PixArtAlphaPipeline)
+    return pipeline._text_preprocessing(list(prompts), clean_caption=True)
+
+
+def right_align(embeds: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Move valid features to the end of each row, and set the rest to zero.
+
+    Args:
+        embeds: `[B, T, C]`, valid features first.
+        mask: `[B, T]`, true (or 1) where valid: in every row a run from the start.
+
+    Returns:
+        Embeds `[B, T, C]`, and the mask, bool `[B, T]`.
+    """
+    mask = mask.bool()
+    length = mask.shape[1]
+    # Row b turns cyclically by its number of valid features; what was padding comes to the front.
+    source = (torch.arange(length, device=mask.device) + mask.sum(dim=1, keepdim=True)) % length  # [B, T]
+    mask = mask.flip(1)
+    embeds = embeds.gather(1, source[..., None].expand_as(embeds))
+    return embeds.masked_fill(~mask[..., None], 0), mask
+
+
+def encode_text(
+    tokenizer: Any,
+    text_encoder: Any,
+    prompts: Sequence[str],
+    max_length: int,
+    *,
+    trim: bool = True,
+    clean_caption: bool | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Text features as `LlamaGenTransformer.embed_condition` takes them. Gradients flow; wrap in `no_grad` to sample.
+
+    Args:
+        tokenizer: a transformers tokenizer that pads on the right. Prompts longer than `max_length` are cut.
+        text_encoder: a `T5EncoderModel`.
+        prompts: one string per row.
+        max_length: the most tokens, `condition_length` of the transformer.
+        trim: make T the longest prompt's length in tokens instead of `max_length`. The picture is the same: neither T5
+            (relative positions) nor the transformer (none for text) can tell how much padding there is.
+        clean_caption: whether to clean prompts first (`clean_captions`). None asks the text encoder's config, where
+            conversion of official weights notes `clean_caption=True`; other encoders take prompts as they are.
+
+    Returns:
+        Embeds `[B, T, C]` in the encoder's dtype, padding first and zero, and the mask, bool `[B, T]`.
+    """
+    if clean_caption is None:
+        clean_caption = bool(getattr(text_encoder.config, "clean_caption", False))
+    tokens = tokenizer(
+        clean_captions(prompts) if clean_caption else list(prompts),
+        padding="longest" if trim else "max_length",
+        truncation=True,
+        max_length=max_length,
+        return_attention_mask=True,
+        return_tensors="pt",
+    ).to(text_encoder.device)
+    states = text_encoder(input_ids=tokens.input_ids, attention_mask=tokens.attention_mask).last_hidden_state
+    return right_align(states, tokens.attention_mask)

@@ -1,0 +1,117 @@
+"""Prompts from the command line, from files and from standard input.
+
+Only reading: which words a model knows and how long a prompt may be is the pipeline's business.
+
+| ending | read as |
+|---|---|
+| `.txt`, `-` (standard input), none | one prompt per line; blank lines are skipped |
+| `.csv`, `.tsv` | a table whose header names a column `prompt`, `caption` or `text` in any case |
+| `.jsonl` | one string, or one object with such a key, per line |
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from vargen.files import UserError
+
+PROMPT_COLUMNS = ("prompt", "caption", "text")
+_DELIMITERS = {".csv": ",", ".tsv": "\t"}
+
+
+def gather_prompts(prompts: Sequence[str], prompts_file: str | None = None) -> list[str]:
+    """Prompts given as arguments, followed by those of a file ("-": standard input).
+
+    Returns:
+        The prompts, without surrounding white space, in order, repetitions included.
+
+    Raises:
+        UserError: an empty prompt, a file that cannot be read, or one without prompts.
+    """
+    gathered = [check_prompt(prompt, f"prompt {number}") for number, prompt in enumerate(prompts, start=1)]
+    if prompts_file is not None:
+        gathered += read_prompts(prompts_file)
+    return gathered
+
+
+def check_prompt(prompt: str, where: str) -> str:
+    """`prompt` without surrounding white space. Raises UserError when nothing is left; `where` names it."""
+    if not prompt.strip():
+        raise UserError(f"{where} is empty; describe the picture in words")
+    return prompt.strip()
+
+
+def read_prompts(source: str) -> list[str]:
+    """All prompts of a file, or of standard input for "-". Raises UserError (see `gather_prompts`)."""
+    path = Path(source).expanduser()
+    if source == "-":
+        # As bytes: prompts are UTF-8 here whatever the terminal's locale says.
+        content, name, suffix = sys.stdin.buffer.read(), "standard input", ".txt"
+    else:
+        try:
+            content, name, suffix = path.read_bytes(), str(path), path.suffix.lower()
+        except OSError as error:
+            raise UserError(f"prompts_file: cannot read {path} ({error.strerror})") from error
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserError(f"prompts_file: {name} is not UTF-8 text (byte {error.start}); save it as UTF-8") from error
+
+    if suffix in _DELIMITERS:
+        prompts = list(_from_table(text, name, _DELIMITERS[suffix]))
+    elif suffix == ".jsonl":
+        prompts = list(_from_json_lines(text, name))
+    elif suffix in (".txt", ""):
+        prompts = [line.strip() for line in text.splitlines() if line.strip()]
+    else:
+        raise UserError(f"prompts_file: {name} must end in .txt, .csv, .tsv or .jsonl, or be - for standard input")
+    if not prompts:
+        raise UserError(f"prompts_file: {name} holds no prompt")
+    return prompts
+
+
+def _from_table(text: str, name: str, delimiter: str) -> Iterable[str]:
+    # Tab-separated files in the field (PartiPrompts) do not quote, and their prompts contain quotation marks.
+    quoting = csv.QUOTE_NONE if delimiter == "\t" else csv.QUOTE_MINIMAL
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, quoting=quoting)
+    try:
+        header = next(reader, [])
+        columns = [cell.strip().lower() for cell in header]
+        column = next((columns.index(wanted) for wanted in PROMPT_COLUMNS if wanted in columns), None)
+        if column is None:
+            raise UserError(f"prompts_file: the first line of {name} must name a column {' or '.join(PROMPT_COLUMNS)}")
+        for row in reader:
+            if not any(cell.strip() for cell in row):
+                continue
+            where = f"prompts_file: {name}, line {reader.line_num}:"
+            if len(header) == 1:
+                # One column needs no separator, and caption lists are written without quotes around commas.
+                row = [delimiter.join(row)]
+            elif len(row) != len(header):
+                raise UserError(
+                    f"{where} {len(row)} cells under {len(header)} columns; quote cells that contain {delimiter!r}"
+                )
+            yield check_prompt(row[column], f"{where} the prompt")
+    except csv.Error as error:
+        raise UserError(f"prompts_file: {name}, line {reader.line_num}: {error}") from error
+
+
+def _from_json_lines(text: str, name: str) -> Iterable[str]:
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not line.strip():
+            continue
+        where = f"prompts_file: {name}, line {number}:"
+        try:
+            value = json.loads(line)
+        except ValueError as error:
+            raise UserError(f"{where} not JSON ({error})") from error
+        if isinstance(value, dict):
+            value = next((value[key] for key in PROMPT_COLUMNS if key in value), None)
+        if not isinstance(value, str):
+            raise UserError(f"{where} need a string, or an object with a string under {' or '.join(PROMPT_COLUMNS)}")
+        yield check_prompt(value, f"{where} the prompt")

@@ -1,0 +1,75 @@
+"""Where shipped weights and configurations lie, in a checkout and in an installed wheel.
+
+A checkout keeps `configs/` at the repository's root; the wheel carries the same files at `vargen/configs/`. Weights
+lie inside the package in both. Nothing here opens a file's contents, and nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from vargen.files import UserError
+
+DEFAULT_MODEL = "scenes-128"
+"""The model `vargen generate` loads when none is named."""
+
+_PACKAGE = Path(__file__).resolve().parent
+
+
+def weights_folder() -> Path:
+    """The folder of shipped weights, one folder per model. It need not exist in a checkout that has none yet."""
+    return _PACKAGE / "weights"
+
+
+def configs_folder() -> Path:
+    """The folder of shipped YAML files.
+
+    Raises:
+        UserError: neither place has one, so the installation is incomplete.
+    """
+    installed = _PACKAGE / "configs"
+    if installed.is_dir():
+        return installed
+    checkout = _PACKAGE.parent
+    # `site-packages/configs` may belong to anybody; only beside this project's own pyproject.toml is it ours.
+    if (checkout / "configs").is_dir() and (checkout / "pyproject.toml").is_file():
+        return checkout / "configs"
+    raise UserError(f"configs: not found in {installed} nor {checkout / 'configs'}; reinstall vargen")
+
+
+def find_config(name: str) -> Path:
+    """A shipped configuration by its path below `configs/`, with or without `.yaml`, such as "train/tokenizer".
+
+    Raises:
+        UserError: there is none; the message lists those there are.
+    """
+    folder = configs_folder()
+    for candidate in (folder / name, folder / f"{name}.yaml"):
+        if candidate.is_file():
+            return candidate
+    known = sorted(path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml"))
+    raise UserError(f"config {name!r} is not shipped; known: {', '.join(known) or 'none'}")
+
+
+def shipped_models() -> list[str]:
+    """Names of the shipped pipelines."""
+    return sorted(index.parent.name for index in weights_folder().glob("*/model_index.json"))
+
+
+def find_model(model: str | os.PathLike[str] | None = None) -> Path:
+    """The folder of a pipeline: a shipped one by name (None: the default), or any folder with a `model_index.json`.
+
+    Raises:
+        UserError: no such model, or the folder holds no pipeline.
+    """
+    name = DEFAULT_MODEL if model is None else os.fspath(model)
+    shipped = weights_folder() / name
+    folder = shipped if model is None or name in shipped_models() else Path(name).expanduser()
+    if (folder / "model_index.json").is_file():
+        return folder
+    shipped_names = ", ".join(shipped_models()) or "(none shipped)"
+    remedy = f"give a folder written by save_pretrained or `vargen convert`, or one of: {shipped_names}"
+    if not folder.exists():
+        raise UserError(f"model: {folder} does not exist; {remedy}")
+    raise UserError(f"model: {folder} has no model_index.json; {remedy}")

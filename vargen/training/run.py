@@ -1,0 +1,350 @@
+"""The loop that every trainer shares: steps, schedule, averaged weights, checkpoints, log, samples, export.
+
+A trainer hands over a `Task`: what is trained, the loss of one batch, how to judge it and how to export it. The loop
+knows nothing of images or tokens. Batches are a function of the step (`data.py`), so a resumed run sees what it would
+have seen.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import signal
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from vargen.files import UserError, append_jsonl, atomic_folder, atomic_path
+from vargen.training.config import RunConfig
+from vargen.training.optimizer import AveragedWeights, OptimizerGroup, learning_rate_factor, schedule_progress
+
+CHECKPOINT_NAME = "checkpoint.pt"
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class Task(Protocol):
+    """What a trainer provides.
+
+    `module` holds everything that is saved and averaged; `extra_modules` are saved but not averaged (a discriminator).
+    """
+
+    @property
+    def module(self) -> nn.Module: ...
+
+    @property
+    def extra_modules(self) -> nn.Module: ...
+
+    def muon_parameters(self) -> Iterable[nn.Parameter]:
+        """The matrices that Muon may train; ignored with AdamW."""
+        ...
+
+    def loss(self, step: int, progress: float) -> tuple[Tensor, dict[str, Tensor]]:
+        """Scalar loss of the batch of `step`, with named scalar parts for the log."""
+        ...
+
+    def evaluate(self) -> dict[str, float]:
+        """Figures on held-out scenes with the module's present weights."""
+        ...
+
+    def draw_samples(self, path: Path) -> None:
+        """Write a sample sheet (PNG)."""
+        ...
+
+    def export(self, folder: Path) -> None:
+        """Write the module's present weights in diffusers layout, bfloat16."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class RunResult:
+    """How a run ended: its last step, seconds of training, whether it reached its end, and the last evaluation."""
+
+    step: int
+    elapsed: float
+    finished: bool
+    evaluation: dict[str, float]
+
+
+def prepare(config: RunConfig) -> torch.device:
+    """Set threads and the random state, and give the device.
+
+    Raises:
+        UserError: if the device is not there, or `output_dir` is a file.
+    """
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise UserError("device: 'cuda' is not available here; set it to 'cpu'")
+    if Path(config.output_dir).exists() and not Path(config.output_dir).is_dir():
+        raise UserError(f"output_dir: {config.output_dir!r} is a file; name a folder")
+    if config.num_threads:
+        torch.set_num_threads(config.num_threads)
+    torch.manual_seed(config.base_seed)
+    return torch.device(config.device)
+
+
+def move(module: nn.Module, device: torch.device, images: bool = False) -> None:
+    """Move a module to the device; one that works on images also into the channels-last layout, the faster one."""
+    module.to(device)
+    if images:
+        module.to(memory_format=torch.channels_last)
+
+
+def autocast(config: RunConfig) -> AbstractContextManager[Any]:
+    """bfloat16 autocast on the run's device, or nothing if the config turns it off."""
+    return torch.autocast(config.device, dtype=torch.bfloat16, enabled=config.autocast)
+
+
+def train(config: RunConfig, task: Task, identity: dict[str, Any] | None = None) -> RunResult:
+    """Train until the steps or the seconds are used up, resuming from `output_dir` if a checkpoint is there.
+
+    At the end the averaged weights are judged and exported to `output_dir`/export. A run that is already at its end
+    (also because `max_seconds` has been lowered since) only does that, so any run can be exported at any time.
+    SIGTERM and Ctrl-C end the run after the present step with a checkpoint; a second Ctrl-C ends it at once.
+
+    Args:
+        identity: what a checkpoint must share with the run that resumes it, beside `config.architecture()`.
+
+    Raises:
+        UserError: if the checkpoint in `output_dir` is of another architecture or cannot be read.
+    """
+    folder = Path(config.output_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    optimizer = OptimizerGroup(
+        config, [*task.module.parameters(), *task.extra_modules.parameters()], task.muon_parameters()
+    )
+    average = AveragedWeights(task.module, config.ema_decay)
+    state = _State(config, task, optimizer, average, {**config.architecture(), **(identity or {})})
+    checkpoint = folder / CHECKPOINT_NAME
+    state.resume(checkpoint)
+    log = _Log(folder / "log.jsonl", config, state)
+
+    def judge() -> None:
+        with _averaged(task, average, config.ema_decay):
+            state.evaluation = task.evaluate()
+        log.evaluation(state.evaluation)
+
+    def draw() -> None:
+        with _averaged(task, average, config.ema_decay):
+            task.draw_samples(folder / "samples" / f"{state.step:07d}.png")
+
+    with _stop_requests() as stop_requested, log:
+        last_saved = time.monotonic()
+        progress = schedule_progress(state.step, config.steps, state.elapsed, config.max_seconds)
+        while progress < 1.0 and not stop_requested():
+            started = time.monotonic()
+            factor = learning_rate_factor(state.step, config.warmup_steps, progress, config.final_learning_rate)
+            optimizer.set_factor(factor)
+            with autocast(config):
+                loss, parts = task.loss(state.step, progress)
+            loss.backward()
+            gradient_norm = optimizer.clip(config.gradient_clip)
+            optimizer.step()
+            optimizer.zero_grad()
+            average.update(task.module)
+            state.step += 1
+            state.elapsed += time.monotonic() - started
+            progress = schedule_progress(state.step, config.steps, state.elapsed, config.max_seconds)
+            log.add({"loss": loss.detach(), **parts, "gradient_norm": gradient_norm}, config.learning_rate * factor)
+
+            finished = progress >= 1.0
+            if not finished and state.step % config.evaluate_every == 0:
+                judge()
+            if not finished and state.step % config.sample_every == 0:
+                draw()
+            if finished or time.monotonic() - last_saved >= config.checkpoint_seconds:
+                state.save(checkpoint)
+                last_saved = time.monotonic()
+        finished = progress >= 1.0
+        if finished:
+            judge()
+            draw()
+            with _averaged(task, average, config.ema_decay), atomic_folder(folder / "export") as temporary:
+                task.export(temporary)
+        state.save(checkpoint)
+    return RunResult(state.step, state.elapsed, finished, state.evaluation)
+
+
+@contextmanager
+def _averaged(task: Task, average: AveragedWeights, decay: float) -> Iterator[None]:
+    """Inside, the module holds the averaged weights and the global random state is set aside."""
+    random_state = torch.get_rng_state()
+    was_training = task.module.training
+    task.module.eval()
+    if decay:
+        average.swap(task.module)
+    try:
+        yield
+    finally:
+        if decay:
+            average.swap(task.module)
+        task.module.train(was_training)
+        torch.set_rng_state(random_state)
+
+
+@dataclasses.dataclass
+class _State:
+    """Everything that a checkpoint holds."""
+
+    config: RunConfig
+    task: Task
+    optimizer: OptimizerGroup
+    average: AveragedWeights
+    identity: dict[str, Any]
+    step: int = 0
+    elapsed: float = 0.0
+    evaluation: dict[str, float] = dataclasses.field(default_factory=dict)
+
+    def save(self, path: Path) -> None:
+        """Write the checkpoint; a kill leaves the old or the new one."""
+        random_states = {"cpu": torch.get_rng_state()}
+        if self.config.device == "cuda":
+            random_states["cuda"] = torch.cuda.get_rng_state()
+        content = {
+            "architecture": json.dumps(self.identity),
+            "module": self.task.module.state_dict(),
+            "extra_modules": self.task.extra_modules.state_dict(),
+            "average": self.average.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "step": self.step,
+            "elapsed": self.elapsed,
+            "evaluation": self.evaluation,
+            "random_states": random_states,
+        }
+        with atomic_path(path) as temporary:
+            torch.save(content, temporary)
+
+    def resume(self, path: Path) -> None:
+        """Take up the checkpoint at `path` if there is one."""
+        if not path.exists():
+            return
+        try:
+            saved = torch.load(path, map_location=self.config.device, weights_only=True)
+        except (RuntimeError, OSError, EOFError, ValueError) as error:
+            reason = str(error).split("\n")[0]
+            raise UserError(f"output_dir: {path} cannot be read ({reason}); remove it to start anew") from error
+        before, now = json.loads(saved["architecture"]), json.loads(json.dumps(self.identity))
+        for name, value in now.items():
+            if before.get(name) != value:
+                raise UserError(
+                    f"{name}: {value!r} differs from {before.get(name)!r} in {path}; "
+                    "change it back or choose another output_dir"
+                )
+        self.task.module.load_state_dict(saved["module"])
+        self.task.extra_modules.load_state_dict(saved["extra_modules"])
+        self.average.load_state_dict(saved["average"])
+        self.optimizer.load_state_dict(saved["optimizer"])
+        self.step, self.elapsed, self.evaluation = saved["step"], saved["elapsed"], saved["evaluation"]
+        torch.set_rng_state(saved["random_states"]["cpu"].cpu())
+        if self.config.device == "cuda" and "cuda" in saved["random_states"]:
+            torch.cuda.set_rng_state(saved["random_states"]["cuda"].cpu())
+
+
+class _Log:
+    """The JSONL log of a run, and what a person sees: a bar on a terminal, a line per entry elsewhere."""
+
+    def __init__(self, path: Path, config: RunConfig, state: _State):
+        self.path, self.config, self.state = path, config, state
+        self.sums: dict[str, Tensor] = {}
+        self.count = 0
+        self.learning_rate = 0.0
+        self.since = (time.monotonic(), state.elapsed)
+        self.first = (state.step, state.elapsed)
+
+    def __enter__(self) -> _Log:
+        self.bar = tqdm(
+            total=self.config.steps,
+            initial=self.state.step,
+            disable=not sys.stderr.isatty(),
+            unit="step",
+            smoothing=0.05,
+        )
+        event = {"event": "resume" if self.state.step else "start", "step": self.state.step, **self.config.to_dict()}
+        append_jsonl(self.path, event)
+        self._say(f"{event['event']} at step {self.state.step}: {self.config.output_dir}")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.close()
+
+    def add(self, values: dict[str, Tensor], learning_rate: float) -> None:
+        """Count one step; every `log_every` steps the means since the last entry are written."""
+        self.bar.update()
+        self.learning_rate = learning_rate
+        for name, value in values.items():
+            self.sums[name] = self.sums[name] + value if name in self.sums else value.clone()
+        self.count += 1
+        if self.state.step % self.config.log_every:
+            return
+        means = {name: value.item() / self.count for name, value in self.sums.items()}
+        state, config = self.state, self.config
+        samples_per_second = self.count * config.batch_size / max(1e-9, state.elapsed - self.since[1])
+        entry = {
+            "step": state.step,
+            **{name: round(value, 6) for name, value in means.items()},
+            "lr": self.learning_rate,
+            "samples_per_second": round(samples_per_second, 2),
+            "elapsed": round(state.elapsed, 1),
+            "eta": round(self._eta(), 1),
+        }
+        append_jsonl(self.path, entry)
+        parts = "  ".join(f"{name} {value:.4f}" for name, value in means.items())
+        self.bar.set_postfix_str(f"loss {means['loss']:.4f}")
+        self._say(
+            f"step {state.step}  {parts}  lr {self.learning_rate:.2e}  {samples_per_second:.1f}/s  "
+            f"{_clock(state.elapsed)} done, {_clock(entry['eta'])} to go"
+        )
+        self.sums, self.count = {}, 0
+        self.since = (time.monotonic(), state.elapsed)
+
+    def evaluation(self, values: dict[str, float]) -> None:
+        """Write the figures of one evaluation."""
+        append_jsonl(self.path, {"event": "evaluation", "step": self.state.step, **values})
+        self._say("held out: " + "  ".join(f"{name} {value:.4g}" for name, value in values.items()), always=True)
+
+    def _eta(self) -> float:
+        """Seconds until the steps or the time are used up, whichever comes first."""
+        steps_done = self.state.step - self.first[0]
+        seconds_per_step = (self.state.elapsed - self.first[1]) / max(1, steps_done)
+        left = (self.config.steps - self.state.step) * seconds_per_step
+        if self.config.max_seconds is not None:
+            left = min(left, self.config.max_seconds - self.state.elapsed)
+        return max(0.0, left)
+
+    def _say(self, line: str, always: bool = False) -> None:
+        if self.bar.disable or always:
+            tqdm.write(line, file=sys.stderr)
+
+
+def _clock(seconds: float) -> str:
+    minutes, seconds = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}"
+
+
+@contextmanager
+def _stop_requests() -> Iterator[Callable[[], bool]]:
+    """Catch SIGTERM and the first Ctrl-C; gives a function that says whether one came."""
+    received: dict[str, int] = defaultdict(int)
+
+    def handle(number: int, _frame: FrameType | None) -> None:
+        received["count"] += 1
+        if number == signal.SIGINT and received["count"] > 1:
+            raise KeyboardInterrupt
+
+    try:
+        before = {number: signal.signal(number, handle) for number in _SIGNALS}
+    except ValueError:  # not the main thread: there signals cannot be caught, and nobody sends them
+        before = {}
+    try:
+        yield lambda: received["count"] > 0
+    finally:
+        for number, previous in before.items():
+            signal.signal(number, previous)

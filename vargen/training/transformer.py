@@ -1,0 +1,353 @@
+"""Training of the text-to-image transformer, together with its small text encoder, on codes of a frozen tokenizer.
+
+Pictures are rendered and encoded on the fly. The loss is the cross-entropy of each image token given the caption and
+the tokens before it; a share of the rows sees the null caption, so that guidance works (Ho and Salimans 2022).
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from diffusers.models.autoencoders.vq_model import VQModel
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase, T5Config, T5EncoderModel
+
+from vargen.files import UserError
+from vargen.models.text_encoder import encode_text
+from vargen.models.transformer import LlamaGenTransformer
+from vargen.models.vq import downsampling_factor, encode_images
+from vargen.scenes.captions import MAX_CAPTION_TOKENS, compose_caption
+from vargen.scenes.text_tokenizer import build_tokenizer
+from vargen.training.config import RunConfig, check, check_fraction, check_positive, main
+from vargen.training.data import HELDOUT_SEED, RenderedSceneSource, SceneBatch, SceneSource, save_sheet
+from vargen.training.run import RunResult, autocast, move, prepare, train
+from vargen.training.tokenizer import exported_copy
+
+PLACES = ("object", "edge", "ground", "sky")
+SAMPLE_PROMPTS = (
+    "a shiny red sphere left of a small blue cube",
+    "a large green cylinder on sand",
+    "a striped yellow cone behind a white cube on grass",
+    "three objects on wood",
+    "a small checkered purple cube in front of a large orange sphere",
+    "a large cyan cone at sunset",
+    "a matte white sphere right of a red cylinder on grass",
+    "two blue cubes",
+)
+
+
+@dataclass
+class TransformerConfig:
+    """Shape of the transformer; names as in `LlamaGenTransformer`.
+
+    Args:
+        dim: width.
+        num_layers: blocks.
+        num_attention_heads: heads.
+        intermediate_size: width inside the feed-forward part.
+        condition_length: the most text tokens that a prompt may have.
+        dropout: of tokens, attention and feed-forward outputs; scenes never repeat, so none is needed.
+    """
+
+    dim: int = 192
+    num_layers: int = 16
+    num_attention_heads: int = 6
+    intermediate_size: int = 512
+    condition_length: int = 120
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        names = ("dim", "num_layers", "num_attention_heads", "intermediate_size", "condition_length")
+        check_positive(self, *names, prefix="model.")
+        check_fraction(self, "dropout", prefix="model.")
+        check(
+            self.dim % (4 * self.num_attention_heads) == 0,
+            "model.num_attention_heads",
+            self.num_attention_heads,
+            f"must split model.dim {self.dim} into heads of a multiple of 4",
+        )
+
+
+@dataclass
+class TextEncoderConfig:
+    """Shape of the text encoder; names as in `transformers.T5Config`."""
+
+    d_model: int = 128
+    d_kv: int = 32
+    d_ff: int = 256
+    num_layers: int = 4
+    num_heads: int = 4
+
+    def __post_init__(self) -> None:
+        check_positive(self, "d_model", "d_kv", "d_ff", "num_layers", "num_heads", prefix="text_encoder.")
+
+
+@dataclass
+class TransformerTrainingConfig(RunConfig):
+    """Settings of `vargen train transformer`, beside those of every run.
+
+    Args:
+        vqvae: folder of the trained tokenizer (a tokenizer run's `export`, or `vqvae` of a pipeline).
+        image_size: side of the training pictures, pixels.
+        detail: strength of the pictures' stochastic detail.
+        model: shape of the transformer.
+        text_encoder: shape of the text encoder.
+        null_caption_probability: share of the captions replaced by the null caption.
+        sample_guidance_scale: guidance of the sample sheets.
+    """
+
+    vqvae: str = ""
+    image_size: int = 128
+    detail: float = 1.0
+    model: TransformerConfig = field(default_factory=TransformerConfig)
+    text_encoder: TextEncoderConfig = field(default_factory=TextEncoderConfig)
+    null_caption_probability: float = 0.1
+    sample_guidance_scale: float = 3.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.model, dict):
+            self.model = TransformerConfig(**self.model)
+        if isinstance(self.text_encoder, dict):
+            self.text_encoder = TextEncoderConfig(**self.text_encoder)
+        check(bool(self.vqvae), "vqvae", self.vqvae, "must name the folder of a trained tokenizer")
+        check_positive(self, "image_size")
+        check(self.detail >= 0, "detail", self.detail, "must not be negative")
+        check_fraction(self, "null_caption_probability")
+        check(self.sample_guidance_scale >= 1, "sample_guidance_scale", self.sample_guidance_scale, "must be 1 or more")
+
+    def architecture(self) -> dict[str, Any]:
+        return {
+            **{f"model.{name}": value for name, value in asdict(self.model).items()},
+            **{f"text_encoder.{name}": value for name, value in asdict(self.text_encoder).items()},
+            "image_size": self.image_size,
+        }
+
+
+def load_vqvae(folder: str, image_size: int, device: torch.device) -> tuple[VQModel, int]:
+    """The frozen tokenizer in fp32, and the side of its token grid.
+
+    Raises:
+        UserError: if there is none in `folder`, or it does not divide `image_size`.
+    """
+    if not (Path(folder) / "config.json").is_file():
+        raise UserError(f"vqvae: {folder!r} holds no config.json; name the export folder of a tokenizer run")
+    vqvae = VQModel.from_pretrained(folder)
+    move(vqvae, device, images=True)
+    vqvae.eval().requires_grad_(False)
+    factor = downsampling_factor(vqvae)
+    check(image_size % factor == 0, "image_size", image_size, f"must be a multiple of {factor} for {folder}")
+    return vqvae, image_size // factor
+
+
+def weights_fingerprint(module: nn.Module) -> str:
+    """A short hash of all weights of a module."""
+    digest = hashlib.sha256()
+    for _, value in sorted(module.state_dict().items()):
+        digest.update(value.detach().float().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def build_text_encoder(config: TextEncoderConfig, tokenizer: PreTrainedTokenizerBase) -> T5EncoderModel:
+    """A new T5 encoder of the configured shape, weights from torch's global random state."""
+    return T5EncoderModel(
+        T5Config(
+            **asdict(config),
+            vocab_size=len(tokenizer),
+            feed_forward_proj="gated-gelu",
+            dropout_rate=0.0,
+            pad_token_id=tokenizer.pad_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+        )
+    )
+
+
+def token_places(object_mask: Tensor, ground_mask: Tensor, grid_size: int) -> Tensor:
+    """Which part of the picture each token lies in, as an index into `PLACES`.
+
+    Args:
+        object_mask: [B, H, W], share of each pixel covered by objects.
+        ground_mask: [H, W], 1 below the horizon.
+
+    Returns:
+        int64 [B, grid_size ** 2] in raster order. A cell at least nine tenths covered is "object", one at least a
+        fiftieth covered is "edge".
+    """
+    covered = F.adaptive_avg_pool2d(object_mask[:, None].float(), grid_size).flatten(1)  # [B, N]
+    below = F.adaptive_avg_pool2d(ground_mask[None, None].float(), grid_size).flatten(1)  # [1, N]
+    places = torch.where(below >= 0.5, PLACES.index("ground"), PLACES.index("sky")).expand_as(covered)
+    places = torch.where(covered >= 0.02, PLACES.index("edge"), places)
+    return torch.where(covered >= 0.9, PLACES.index("object"), places)
+
+
+class TransformerTask:
+    """The transformer and its text encoder as the common loop sees them."""
+
+    def __init__(self, config: TransformerTrainingConfig, source: SceneSource, device: torch.device):
+        self.config = config
+        self.source = source
+        self.device = device
+        self.vqvae, grid_size = load_vqvae(config.vqvae, config.image_size, device)
+        self.tokenizer = build_tokenizer()
+        shape = config.model
+        self.transformer = LlamaGenTransformer(
+            dim=shape.dim,
+            num_layers=shape.num_layers,
+            num_attention_heads=shape.num_attention_heads,
+            intermediate_size=shape.intermediate_size,
+            vocab_size=self.vqvae.quantize.n_e,
+            grid_size=grid_size,
+            condition_type="text",
+            caption_dim=config.text_encoder.d_model,
+            condition_length=shape.condition_length,
+            class_dropout_prob=config.null_caption_probability,
+            token_dropout=shape.dropout,
+            residual_dropout=shape.dropout,
+            ffn_dropout=shape.dropout,
+        )
+        self.text_encoder = build_text_encoder(config.text_encoder, self.tokenizer)
+        self.transformer.train()
+        self.text_encoder.train()
+        self.module = nn.ModuleDict({"transformer": self.transformer, "text_encoder": self.text_encoder})
+        move(self.module, device)
+        self.extra_modules = nn.ModuleList()
+        self.max_caption_tokens = min(MAX_CAPTION_TOKENS, shape.condition_length)
+        self.training_forward = self.transformer.training_forward
+        if config.compile:
+            # The rotary table is built at its first use; built before, it does not make the second step compile anew.
+            self.transformer.rotary_rows(torch.zeros(1, 1, dtype=torch.long, device=device))
+            self.training_forward = torch.compile(self.training_forward)
+        self.heldout = source(HELDOUT_SEED, config.evaluation_size, "heldout")
+        self.heldout_codes = torch.cat([self._encode(part) for part in self.heldout.images.split(config.batch_size)])
+        self.heldout_places = token_places(self.heldout.object_mask, self.heldout.ground_mask, grid_size)
+
+    def identity(self) -> dict[str, Any]:
+        """Hashes of the tokenizer's weights and of the vocabulary: another tokenizer means another language."""
+        words = " ".join(sorted(self.tokenizer.get_vocab()))
+        return {
+            "vqvae": weights_fingerprint(self.vqvae),
+            "vocabulary": hashlib.sha256(words.encode()).hexdigest()[:16],
+        }
+
+    def muon_parameters(self) -> Iterable[nn.Parameter]:
+        """The matrices inside the transformer's blocks: not embeddings, not the head."""
+        return [parameter for parameter in self.transformer.transformer_blocks.parameters() if parameter.ndim == 2]
+
+    @torch.no_grad()
+    def _encode(self, images: Tensor) -> Tensor:
+        """Codes int64 [B, N] of images [B, 3, H, W]."""
+        with autocast(self.config):
+            return encode_images(self.vqvae, images.contiguous(memory_format=torch.channels_last))
+
+    def _logits(self, batch: SceneBatch, codes: Tensor, drop: Tensor | None) -> Tensor:
+        """fp32 logits [B, N, V] of every image token; rows marked in `drop` [B] see the null caption."""
+        captions = [compose_caption(scene, seed).text for scene, seed in zip(batch.scenes, batch.seeds, strict=True)]
+        # Compiled code wants one shape; otherwise the width of the longest caption is enough.
+        features, mask = encode_text(
+            self.tokenizer, self.text_encoder, captions, self.max_caption_tokens, trim=not self.config.compile
+        )
+        condition = self.transformer.embed_condition(caption_embeds=features, drop=drop)
+        # Compiled code is compiled again without gradients; a few evaluations are not worth that.
+        forward = self.training_forward if torch.is_grad_enabled() else self.transformer.training_forward
+        return forward(condition, mask, codes)
+
+    def loss(self, step: int, progress: float) -> tuple[Tensor, dict[str, Tensor]]:
+        config = self.config
+        batch = self.source(config.base_seed + step * config.batch_size, config.batch_size, "train")
+        codes = self._encode(batch.images)
+        generator = torch.Generator().manual_seed(config.base_seed + step)
+        drop = torch.rand(config.batch_size, generator=generator) < config.null_caption_probability
+        logits = self._logits(batch, codes, drop.to(self.device))
+        return F.cross_entropy(logits.flatten(0, 1), codes.flatten()), {}
+
+    @torch.no_grad()
+    def evaluate(self) -> dict[str, float]:
+        """Loss on held-out scenes with and without their captions, and mean entropy and loss by place, in nats."""
+        losses, entropies, blind = [], [], []
+        size = self.config.batch_size
+        for start in range(0, len(self.heldout.seeds), size):
+            rows = slice(start, start + size)
+            part = SceneBatch(
+                self.heldout.scenes[rows],
+                self.heldout.seeds[rows],
+                self.heldout.images[rows],
+                self.heldout.object_mask[rows],
+                self.heldout.ground_mask,
+            )
+            codes = self.heldout_codes[rows]
+            everyone = torch.ones(len(codes), dtype=torch.bool, device=self.device)
+            with autocast(self.config):
+                logits = self._logits(part, codes, None)
+                null_logits = self._logits(part, codes, everyone)
+            log_probabilities = logits.log_softmax(-1)
+            losses.append(F.nll_loss(log_probabilities.mT, codes, reduction="none"))
+            entropies.append(-(log_probabilities.exp() * log_probabilities).sum(-1))
+            blind.append(F.cross_entropy(null_logits.mT, codes, reduction="none"))
+        loss, entropy = torch.cat(losses), torch.cat(entropies)  # [B, N]
+        figures = {
+            "loss": loss.mean().item(),
+            "loss_without_caption": torch.cat(blind).mean().item(),
+            "entropy": entropy.mean().item(),
+        }
+        for index, place in enumerate(PLACES):
+            here = self.heldout_places == index
+            if here.any():
+                figures[f"loss_{place}"] = loss[here].mean().item()
+                figures[f"entropy_{place}"] = entropy[here].mean().item()
+        return figures
+
+    def draw_samples(self, path: Path) -> None:
+        """Draw the eight fixed prompts, with guidance and fixed seeds."""
+        from vargen.pipeline import LlamaGenPipeline
+
+        pipeline = LlamaGenPipeline(
+            transformer=self.transformer,
+            vqvae=self.vqvae,
+            text_encoder=self.text_encoder,
+            tokenizer=self.tokenizer,
+        )
+        pipeline.set_progress_bar_config(disable=True)
+        images = pipeline(
+            list(SAMPLE_PROMPTS),
+            guidance_scale=self.config.sample_guidance_scale,
+            generator=[torch.Generator().manual_seed(seed) for seed in range(len(SAMPLE_PROMPTS))],
+            output_type="pt",
+        ).images
+        save_sheet([torch.as_tensor(images) * 2 - 1], path)
+
+    def export(self, folder: Path) -> None:
+        """Write the whole pipeline in bfloat16 (the tokenizer's codebook in fp32, as its own export has it)."""
+        from vargen.pipeline import LlamaGenPipeline
+
+        text_encoder: nn.Module = copy.deepcopy(self.text_encoder)
+        LlamaGenPipeline(
+            transformer=copy.deepcopy(self.transformer).to(torch.bfloat16),
+            vqvae=exported_copy(self.vqvae),
+            text_encoder=text_encoder.to(torch.bfloat16),
+            tokenizer=self.tokenizer,
+        ).save_pretrained(folder)
+
+
+def train_transformer(config: TransformerTrainingConfig, source: SceneSource | None = None) -> RunResult:
+    """Train the text-to-image transformer on rendered scenes and their captions.
+
+    Args:
+        source: where scenes come from; the renderer if not given.
+
+    Raises:
+        UserError: for a field, tokenizer folder or checkpoint that does not fit.
+    """
+    device = prepare(config)
+    task = TransformerTask(config, source or RenderedSceneSource(config.image_size, device, config.detail), device)
+    return train(config, task, task.identity())
+
+
+if __name__ == "__main__":
+    main(TransformerTrainingConfig, train_transformer)

@@ -20,7 +20,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from vargen.files import UserError, save_image_atomic
-from vargen.models.vq import decode_codes, downsampling_factor, encode_images
+from vargen.models.vq import decode_codes, encode_images
 from vargen.scenes.captions import Caption, compose_caption
 from vargen.scenes.dataset import contact_sheet, to_pil
 from vargen.scenes.judge import SceneJudge, read_images
@@ -150,7 +150,7 @@ def evaluate_prompts(
                 on_images(start, images)
             bar.update(len(batch))
     report.tallies = {"generated": Tally.of(report.verdicts)}
-    for source, images_of in _reference_sources(pipeline.vqvae, _image_size(pipeline)).items():
+    for source, images_of in _reference_sources(pipeline.vqvae, pipeline.image_size).items():
         report.tallies[source] = Tally()
         for start in range(0, len(cases), batch_size):
             batch = cases[start : start + batch_size]
@@ -244,8 +244,3 @@ def _reference_sources(vqvae: Any, image_size: int) -> dict[str, Callable[[Seque
     if vqvae is None:
         return {"renders": render}
     return {"renders": render, "reconstructions": lambda scenes: reconstruct(vqvae, render(scenes))}
-
-
-def _image_size(pipeline: Any) -> int:
-    """Side of the pipeline's pictures in pixels."""
-    return pipeline.transformer.config.grid_size * downsampling_factor(pipeline.vqvae)

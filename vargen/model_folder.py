@@ -7,6 +7,7 @@ describe, built without memory on the meta device. Nothing here loads a weight.
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import json
 import math
@@ -14,11 +15,12 @@ import os
 import struct
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from vargen.files import UserError
+
+if TYPE_CHECKING:
+    import torch
 
 _DTYPE_BYTES = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1
@@ -100,7 +102,9 @@ def read_tensor_shapes(path: Path) -> dict[str, tuple[int, ...]]:
 
 
 def _component_class(library: str, class_name: str) -> type[torch.nn.Module] | None:
-    """The model class of a component, None for what holds no weights (a tokenizer) or is not importable by name."""
+    """The model class of a component, None for what holds no weights, such as a tokenizer."""
+    import torch
+
     try:
         found = getattr(importlib.import_module(library), class_name, None)
     except ImportError as error:
@@ -151,6 +155,8 @@ def _check_component(folder: Path, model_class: type[torch.nn.Module]) -> None:
 
 
 def _expected_shapes(model_class: Any, config: dict[str, Any], folder: Path) -> dict[str, tuple[int, ...]]:
+    import torch
+
     try:
         with torch.device("meta"):
             if hasattr(model_class, "config_class") and model_class.config_class is not None:  # a transformers model
@@ -160,3 +166,27 @@ def _expected_shapes(model_class: Any, config: dict[str, Any], folder: Path) -> 
     except (ValueError, TypeError, KeyError) as error:
         raise UserError(f"{folder / 'config.json'} does not describe a {model_class.__name__}: {error}") from error
     return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+
+
+def weights_fingerprint(folder: str | os.PathLike[str]) -> str:
+    """A short hash of everything in a model folder that decides its pictures, cheap for gigabytes.
+
+    Small files count whole; of large ones the size, the first 64 KiB (which hold the header of a weight file) and 255
+    samples of 4 KiB spread evenly: any retraining changes all tensors.
+    """
+    digest = hashlib.sha256()
+    folder = Path(folder)
+    for path in sorted(folder.rglob("*")):
+        if not path.is_file() or path.suffix not in (".json", ".safetensors", ".bin", ".model", ".txt"):
+            continue
+        size = path.stat().st_size
+        digest.update(f"{path.relative_to(folder).as_posix()}\0{size}\0".encode())
+        with open(path, "rb") as file:
+            if size <= 1 << 21:
+                digest.update(file.read())
+                continue
+            digest.update(file.read(1 << 16))
+            for sample in range(1, 256):
+                file.seek(sample * (size - 4096) // 255)
+                digest.update(file.read(4096))
+    return digest.hexdigest()[:16]

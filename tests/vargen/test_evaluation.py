@@ -45,7 +45,7 @@ class DrawingPipeline:
 
     def __init__(self, cases: list[PromptCase], vqvae: VQModel, mistaken: tuple[int, ...] = ()) -> None:
         self.vqvae = vqvae
-        self.transformer = SimpleNamespace(config=SimpleNamespace(grid_size=8))
+        self.image_size = 64
         self.renderer = SceneRenderer(64)
         texts = [case.caption.text for case in cases]
         self.scenes = {

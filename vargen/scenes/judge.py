@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -67,7 +68,7 @@ class SceneJudgeOutput(BaseOutput):
     sky: Tensor
 
 
-class SceneJudge(ModelMixin, ConfigMixin):
+class SceneJudge(ModelMixin, ConfigMixin):  # type: ignore[misc]
     """Reads pictures of the scene world; see `read_images`.
 
     A convolutional network that goes down to a sixteenth of the picture for context and comes back up to a quarter.
@@ -79,6 +80,8 @@ class SceneJudge(ModelMixin, ConfigMixin):
         centre_threshold: from which probability on a centre counts as an object.
         max_objects: at most so many objects are read off a picture, the surest ones.
     """
+
+    config: Any  # a FrozenDict whose entries are attributes, too; diffusers calls it a dict
 
     @register_to_config
     def __init__(
@@ -109,7 +112,8 @@ class SceneJudge(ModelMixin, ConfigMixin):
         self.map_head = nn.Conv2d(fine, sum(_MAP_CHANNELS.values()), 1)
         self.setting_head = nn.Linear(fine + coarse, sum(map(len, SETTING_VALUES.values())))
         # Centres are rare; without this the first steps are spent on unlearning them.
-        nn.init.constant_(self.map_head.bias[:1], -4.0)
+        with torch.no_grad():
+            self.map_head.get_parameter("bias")[0] = -4.0
 
     def forward(self, images: Tensor) -> SceneJudgeOutput:
         """Maps and settings of images `[B, 3, image_size, image_size]` in [0, 1]."""
@@ -162,10 +166,7 @@ def load_judge(folder: str | PathLike[str] | None = None, device: str | torch.de
     """
     place = weights_folder() / JUDGE_NAME if folder is None else Path(folder)
     if not (place / "config.json").is_file():
-        raise UserError(
-            f"judge: {place} holds none; train it with `python -m vargen.training.judge "
-            "--config configs/train/judge.yaml` and name its export folder"
-        )
+        raise UserError(f"judge: {place} holds none; train it with `vargen train judge` and name its export folder")
     judge = SceneJudge.from_pretrained(place, torch_dtype=torch.float32)
     return judge.to(device).eval()
 

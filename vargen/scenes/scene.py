@@ -33,8 +33,8 @@ EXTENTS = {"sphere": (1.0, 2.0), "cube": (0.8, 1.6), "cylinder": (0.78, 1.7), "c
 
 _DEPTH_RANGE = (0.0, 2.6)
 _SCREEN_MARGIN = 0.06
-_CLEAR_SCREEN_GAP = 0.22
-_CLEAR_DEPTH_GAP = 0.8
+CLEAR_SCREEN_GAP = 0.22
+CLEAR_DEPTH_GAP = 0.8
 _MAX_TRIES = 2000
 
 
@@ -117,10 +117,10 @@ def relation_between(subject: SceneObject, other: SceneObject) -> tuple[str, ...
     """
     relations = []
     gap = camera.screen_position(subject.x, subject.depth) - camera.screen_position(other.x, other.depth)
-    if abs(gap) >= _CLEAR_SCREEN_GAP:
+    if abs(gap) >= CLEAR_SCREEN_GAP:
         relations.append("left of" if gap < 0 else "right of")
     depth_gap = subject.depth - other.depth
-    if abs(depth_gap) >= _CLEAR_DEPTH_GAP:
+    if abs(depth_gap) >= CLEAR_DEPTH_GAP:
         relations.append("in front of" if depth_gap < 0 else "behind")
     return tuple(relations)
 

@@ -13,15 +13,15 @@ from typing import Any
 
 from vargen.scenes.captions import Claims, ObjectClaim, RelationClaim
 from vargen.scenes.reading import JudgedObject, Reading
-from vargen.scenes.scene import _CLEAR_DEPTH_GAP, _CLEAR_SCREEN_GAP, Scene, relation_between
+from vargen.scenes.scene import CLEAR_DEPTH_GAP, CLEAR_SCREEN_GAP, Scene, relation_between
 
 ATTRIBUTES = ("shape", "colour", "material", "size")
 KINDS = ("object_count", "count", *ATTRIBUTES, "relation", "ground", "sky", "prompt")
 """What is judged. "count" is a number that the sentence says; "object_count" one that it leaves open but the scene
 behind it has (see `judge_claims`); "prompt" is right where everything that the sentence says is."""
 
-SCREEN_GAP = 0.5 * _CLEAR_SCREEN_GAP
-DEPTH_GAP = 0.5 * _CLEAR_DEPTH_GAP
+SCREEN_GAP = 0.5 * CLEAR_SCREEN_GAP
+DEPTH_GAP = 0.5 * CLEAR_DEPTH_GAP
 """How far apart two read objects must be to stand in a relation: half of what makes it clear in a true scene, so that
 an error of reading up to half the gap does not turn a true claim into a false one."""
 

@@ -253,7 +253,8 @@ class ReconstructionBank:
 
     def __init__(self, folder: str, count: int, source: SceneSource, split: str, device: torch.device) -> None:
         vqvae = load_vqvae(folder, device)
-        images, self.scenes = [], []
+        images: list[Tensor] = []
+        self.scenes: list[Scene] = []
         for start in range(0, count, _CHUNK):
             batch = source(_RECONSTRUCTION_SEED + start, min(_CHUNK, count - start), split)
             images.append((reconstruct(vqvae, batch.images * 0.5 + 0.5) * 255).round().byte())
@@ -315,7 +316,8 @@ class JudgeTask:
         config = self.config
         generator = _generator(config.base_seed + step)
         drawn = round(config.batch_size * config.reconstruction_share) if self.bank else 0
-        pictures, scenes = [], []
+        pictures: list[Tensor] = []
+        scenes: list[Scene] = []
         if drawn < config.batch_size:
             batch = self.source(config.base_seed + step * config.batch_size, config.batch_size - drawn, config.split)
             pictures.append(self.degrade(batch.images * 0.5 + 0.5, generator))
@@ -328,7 +330,7 @@ class JudgeTask:
 
     def evaluate(self) -> dict[str, float]:
         """Accuracy by kind against everything that is true of the held-out scenes, on clean and on harder pictures."""
-        figures = {}
+        figures: dict[str, float] = {}
         for prefix, images in self.heldout.items():
             readings = zip(read_images(self.judge, images), self.heldout_scenes, strict=True)
             tally = Tally.of(judge_claims(reading, claims_from_scene(scene)) for reading, scene in readings)
@@ -344,9 +346,7 @@ class JudgeTask:
 
     def export(self, folder: Path) -> None:
         exported = copy.deepcopy(self.judge)
-        for (
-            parameter
-        ) in exported.parameters():  # diffusers' own cast warns of modules to be kept, though there are none
+        for parameter in exported.parameters():  # diffusers' own cast warns needlessly
             parameter.data = parameter.data.to(torch.bfloat16, memory_format=torch.contiguous_format)
         exported.save_pretrained(folder, safe_serialization=True)
 

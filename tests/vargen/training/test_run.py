@@ -162,7 +162,7 @@ def test_the_log_tells_the_run(tmp_path: Path) -> None:
     assert entries[-1]["loss"] < entries[0]["loss"] and entries[-1]["eta"] == 0
     evaluations = [record for record in records if record.get("event") == "evaluation"]
     assert [record["step"] for record in evaluations] == [15, 30, 40]
-    assert evaluations[-1]["error"] == result.evaluation["error"] < 0.1
+    assert evaluations[-1]["error"] == result.evaluation["error"] < 0.4
 
 
 def test_a_time_limit_ends_the_run_and_counts_time_before_a_resume(tmp_path: Path) -> None:

@@ -72,10 +72,10 @@ def test_a_resumed_run_ends_with_the_same_weights(
 
 
 def test_it_learns_one_batch(tokenizer_config, repeated_scenes) -> None:
-    config = replace(tokenizer_config, steps=60, log_every=10, evaluate_every=1000, sample_every=1000)
+    config = replace(tokenizer_config, steps=40, log_every=5, evaluate_every=1000, sample_every=1000)
     train_tokenizer(config, repeated_scenes)
     losses = [entry["loss"] for entry in read_jsonl(Path(config.output_dir) / "log.jsonl") if "event" not in entry]
-    assert losses[-1] < 0.6 * losses[0]
+    assert losses[-1] < 0.7 * losses[0]
 
 
 def test_evaluation_and_sample_sheet(tokenizer_config, cheap_scenes) -> None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from vargen.files import UserError, read_jsonl
+from vargen.training.run import prepare
 from vargen.training.tokenizer import build_tokenizer_model, exported_copy
 from vargen.training.transformer import (
     PLACES,
@@ -14,6 +15,7 @@ from vargen.training.transformer import (
     TransformerConfig,
     TransformerTask,
     TransformerTrainingConfig,
+    caption_alignment_loss,
     token_places,
     train_transformer,
 )
@@ -77,21 +79,15 @@ def test_a_resumed_run_ends_with_the_same_weights(
 
 @pytest.mark.usefixtures("without_pictures")
 def test_it_learns_one_batch_and_leaves_the_null_caption_alone(transformer_config, repeated_scenes) -> None:
-    config = replace(transformer_config, steps=50, log_every=10)
-    before = TransformerTask(config, repeated_scenes, CPU)
-    torch.manual_seed(config.base_seed)
+    config = replace(transformer_config, steps=30, log_every=5)
+    prepare(config)
+    initial = TransformerTask(config, repeated_scenes, CPU).module.state_dict()
     train_transformer(config, repeated_scenes)
     losses = [entry["loss"] for entry in read_jsonl(Path(config.output_dir) / "log.jsonl") if "event" not in entry]
-    assert losses[-1] < 0.6 * losses[0]
+    assert losses[-1] < 0.7 * losses[0]
     saved = torch.load(Path(config.output_dir) / "checkpoint.pt", weights_only=True)["module"]
-    names = {name.split(".", 1)[1] for name in saved if name.startswith("transformer.")}
-    assert names == before.transformer.state_dict().keys()
-    task = TransformerTask(config, repeated_scenes, CPU)
-    initial = task.transformer.null_caption_embeds.clone()
-    task.module.load_state_dict(saved)
-    for optimizer_name, parameter in task.transformer.named_parameters():
-        assert optimizer_name != "null_caption_embeds" and parameter.requires_grad
-    assert initial.shape == task.transformer.null_caption_embeds.shape
+    unchanged = {name for name, value in saved.items() if torch.equal(value, initial[name])}
+    assert unchanged == {"transformer.null_caption_embeds"}
 
 
 def test_dropped_rows_do_not_see_their_captions(transformer_config, cheap_scenes) -> None:
@@ -109,18 +105,11 @@ def test_dropped_rows_do_not_see_their_captions(transformer_config, cheap_scenes
     torch.testing.assert_close(logits[~drop], plain[~drop])
 
 
-def test_the_share_of_null_captions_is_as_asked(transformer_config, cheap_scenes, monkeypatch) -> None:
+def test_the_share_of_null_captions_is_as_asked(transformer_config, cheap_scenes) -> None:
     task = TransformerTask(replace(transformer_config, null_caption_probability=0.25), cheap_scenes, CPU)
-    drops: list[torch.Tensor] = []
-
-    def record(batch, codes, drop):
-        drops.append(drop)
-        return torch.zeros(*codes.shape, 32)
-
-    monkeypatch.setattr(task, "_logits", record)
-    for step in range(100):
-        task.loss(step, 0.0)
-    assert 0.18 < torch.cat(drops).float().mean().item() < 0.32
+    rows = [task._null_rows(step) for step in range(500)]
+    assert 0.22 < torch.cat(rows).float().mean().item() < 0.28
+    assert torch.equal(task._null_rows(7), rows[7])  # a function of the step, so a resumed run drops the same ones
 
 
 def test_evaluation_starts_from_uniform_distributions(transformer_config, cheap_scenes) -> None:
@@ -129,7 +118,47 @@ def test_evaluation_starts_from_uniform_distributions(transformer_config, cheap_
     figures = task.evaluate()
     uniform = torch.tensor(32.0).log().item()  # the head starts at zero
     assert {"loss", "loss_without_caption", "entropy", "entropy_ground", "entropy_sky"} <= figures.keys()
+    assert figures.pop("caption_gain") == pytest.approx(0.0, abs=1e-2)
     assert all(value == pytest.approx(uniform, abs=1e-4) for value in figures.values())
+
+
+def test_object_tokens_weigh_more_at_first_only(transformer_config, cheap_scenes) -> None:
+    config = replace(transformer_config, object_loss_weight=5.0, object_loss_until=0.5)
+    task = TransformerTask(config, cheap_scenes, CPU)
+    on_objects = task.heldout_places <= PLACES.index("edge")
+    assert on_objects.any() and not on_objects.all()
+    for progress, weight in ((0.0, 5.0), (0.25, 3.0), (0.5, 1.0), (1.0, 1.0)):
+        weights = task._token_weights(task.heldout, progress)
+        assert weights[on_objects].unique().tolist() == [weight]
+        assert weights[~on_objects].unique().tolist() == [1.0]
+
+
+def test_alignment_loss_is_the_mean_surprise_of_covered_tokens() -> None:
+    torch.manual_seed(0)
+    guesses, codes, coverage = (
+        torch.randn(2, 5),
+        torch.randint(5, (2, 4)),
+        torch.tensor([[0, 0.5, 1, 0], [0, 0, 0, 0.0]]),
+    )
+    expected = 0.0
+    for row in range(2):
+        for token in range(4):
+            surprise = torch.logsumexp(guesses[row], 0) - guesses[row, codes[row, token]]
+            expected += coverage[row, token].item() * surprise.item() / 1.5
+    assert caption_alignment_loss(guesses, codes, coverage).item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_helping_losses_fade_out(transformer_config, cheap_scenes) -> None:
+    config = replace(transformer_config, caption_alignment_weight=0.5, object_loss_weight=4.0)
+    task = TransformerTask(config, cheap_scenes, CPU)
+    torch.nn.init.normal_(task.transformer.lm_head.weight)
+    first, first_parts = task.loss(0, 0.0)
+    last, last_parts = task.loss(0, 1.0)
+    assert last.item() == pytest.approx(last_parts["tokens"].item(), rel=1e-5)
+    assert first_parts["tokens"].item() == pytest.approx(last_parts["tokens"].item(), rel=1e-5)
+    assert first.item() != pytest.approx(last.item(), rel=1e-3)
+    first.backward()
+    assert task.text_encoder.shared.weight.grad.abs().sum() > 0
 
 
 def test_evaluation_equals_training_forward_in_the_mean(transformer_config, cheap_scenes) -> None:

@@ -1,0 +1,59 @@
+"""Keep what a training run logged: its settings, its curve, its last figures, the machine.
+
+    python benchmarks/record_training.py runs/transformer --name scenes-128-transformer
+
+Writes benchmarks/results/training_<name>.json. Run it on the machine that trained.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from metrics.provenance import write_result
+
+RESULTS = Path(__file__).resolve().parent / "results"
+CURVE_POINTS = 60
+
+
+def summarise(log: Path) -> dict[str, Any]:
+    """Settings of the last start or resume, a thinned loss curve, all evaluations, steps, samples and seconds."""
+    entries = [json.loads(line) for line in log.read_text().splitlines()]
+    starts = [entry for entry in entries if entry.get("event") in ("start", "resume")]
+    steps = [entry for entry in entries if "event" not in entry]
+    evaluations = [
+        {k: v for k, v in entry.items() if k != "event"} for entry in entries if "evaluation" in str(entry.get("event"))
+    ]
+    if not starts or not steps:
+        raise SystemExit(f"record_training: error: {log} holds no training steps")
+    stride = max(1, len(steps) // CURVE_POINTS)
+    settings = {k: v for k, v in starts[-1].items() if k not in ("event", "step", "output_dir", "vqvae")}
+    last = steps[-1]
+    return {
+        "settings": settings,
+        "resumes": len(starts) - 1,
+        "steps": last["step"],
+        "samples": last["step"] * settings["batch_size"],
+        "seconds": last["elapsed"],
+        "final_loss": last["loss"],
+        "curve": [{"step": e["step"], "loss": e["loss"], "elapsed": e["elapsed"]} for e in steps[::stride]],
+        "evaluations": evaluations,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path, help="output_dir of the run")
+    parser.add_argument("--name", required=True)
+    parser.add_argument("--remark", default="", help="anything the log cannot know, such as what else the machine did")
+    arguments = parser.parse_args()
+    path = RESULTS / f"training_{arguments.name}.json"
+    result = {"benchmark": "training", "name": arguments.name, "remark": arguments.remark}
+    write_result(path, result | summarise(arguments.run / "log.jsonl"))
+    print(f"written to {path}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""The `vargen` command: which subcommand is meant, and how errors look.
+
+What each subcommand does is in `vargen.commands`, one module each, imported only when it is asked for: `--help` must
+answer before torch could be loaded. Bad input ends with one line, `vargen: error: ...`, and exit code 2; an interrupt
+with 130.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+
+from vargen.files import UserError
+
+COMMANDS = {
+    "generate": "make pictures from prompts",
+    "scenes": "write rendered scenes with captions and their truth",
+    "judge": "score a folder of generated pictures against its prompts",
+    "train": "train a tokenizer, a transformer or a judge",
+    "convert": "turn official LlamaGen weights into a model folder",
+    "methods": "list the decoding methods",
+}
+"""Every subcommand and what it is for; `vargen.commands.NAME.run(arguments)` does it."""
+
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one subcommand.
+
+    Args:
+        arguments: what follows `vargen` on the command line; None: `sys.argv`.
+
+    Returns:
+        The exit code: 0, 2 for bad input or a full disk, 130 after an interrupt.
+    """
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    showwarning, warnings.showwarning = warnings.showwarning, _show_warning
+    try:
+        return _dispatch(arguments)
+    except UserError as error:
+        return _fail(str(error))
+    except KeyboardInterrupt as interrupt:
+        print(f"vargen: interrupted{f'; {interrupt}' if str(interrupt) else ''}", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader of our output has gone (`vargen methods | head -1`). Python would complain again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        where = f": {error.filename}" if error.filename else ""
+        if error.errno in _NO_SPACE:
+            return _fail(f"the disk is full{where}; free some space and run the same command again")
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            return _fail(f"{(error.strerror or 'not allowed').lower()}{where}; choose a place that can be written")
+        raise
+    finally:
+        warnings.showwarning = showwarning
+
+
+def _dispatch(arguments: list[str]) -> int:
+    command = arguments[0] if arguments else "--help"
+    if command in ("-h", "--help", "help"):
+        print(_usage())
+        return 0
+    if command == "--version":
+        from vargen import __version__
+
+        print(f"vargen {__version__}")
+        return 0
+    if command not in COMMANDS:
+        raise UserError(f"{command!r} is not a command; choose one of: {', '.join(COMMANDS)}")
+    return importlib.import_module(f"vargen.commands.{command}").run(arguments[1:])
+
+
+def _usage() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {summary}" for name, summary in COMMANDS.items()]
+    return "\n".join(
+        (
+            "usage: vargen COMMAND [options]",
+            "",
+            "Images from text with LlamaGen-style autoregressive models.",
+            "",
+            *lines,
+            "",
+            "vargen COMMAND --help explains a command and every option it has.",
+            "Try: vargen generate 'a shiny red sphere left of a small blue cube' --output out/",
+        )
+    )
+
+
+def _fail(message: str) -> int:
+    """Print the one line that an error gets."""
+    print(f"vargen: error: {' '.join(message.split())}", file=sys.stderr)
+    return 2
+
+
+def _show_warning(message: Warning | str, category: type[Warning], *args: object, **kwargs: object) -> None:
+    """A warning in one line; those about code, which a user of the command cannot change, are left out."""
+    if issubclass(category, DeprecationWarning | PendingDeprecationWarning | FutureWarning):
+        return
+    print(f"vargen: warning: {' '.join(str(message).split())}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

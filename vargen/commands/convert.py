@@ -1,0 +1,90 @@
+"""`vargen convert llamagen`: official weights to a folder that `vargen generate --model` takes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from vargen.commands.options import build_parser, fill, parse
+from vargen.files import UserError
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True)
+class ConvertConfig:
+    """What to convert.
+
+    Args:
+        transformer: official transformer file, such as t2i_XL_stage1_256.pt.
+        vqvae: official tokenizer file released with it, such as vq_ds16_t2i.pt.
+        output: folder to write.
+        image_size: side of a picture in pixels, which no file holds: 256 for *_256.pt, 384 for *_384.pt, 512 for
+            *_512.pt.
+        text_encoder: folder with google/flan-t5-xl and its tokenizer; for text-conditional files only.
+        num_attention_heads: needed only for a geometry that was never published.
+        dtype: precision in which the transformer is stored, float32, bfloat16 or float16; null keeps the file's.
+        overwrite: replace the folder if it exists.
+    """
+
+    transformer: str
+    vqvae: str
+    output: str
+    image_size: int
+    text_encoder: str | None = None
+    num_attention_heads: int | None = None
+    dtype: str | None = None
+    overwrite: bool = False
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Convert and say what the files held."""
+    source = arguments[0] if arguments else "--help"
+    if source in ("-h", "--help"):
+        print("usage: vargen convert llamagen [options]\n\nvargen convert llamagen --help explains them.")
+        return 0
+    if source != "llamagen":
+        raise UserError(f"{source!r} cannot be converted; choose: llamagen")
+    parser = build_parser(
+        "convert llamagen",
+        "Read official LlamaGen files (.pt, nothing in them is executed), infer size and kind of condition from their "
+        "shapes, and write a model folder for `vargen generate --model`.",
+        ConvertConfig,
+    )
+    parser.add_argument("--json", action="store_true", help="print a JSON summary and nothing else")
+    values = parse(parser, arguments[1:])
+    config = fill(ConvertConfig, values)
+    if config.dtype is not None and config.dtype not in DTYPES:
+        raise UserError(f"dtype must be one of {', '.join(DTYPES)}, got {config.dtype!r}")
+
+    import torch
+
+    from vargen.models.convert import convert_llamagen
+
+    result = convert_llamagen(
+        config.transformer,
+        config.vqvae,
+        config.text_encoder,
+        config.output,
+        image_size=config.image_size,
+        num_attention_heads=config.num_attention_heads,
+        dtype=None if config.dtype is None else getattr(torch, config.dtype),
+        overwrite=config.overwrite,
+    )
+    summary = {
+        "output": str(result.output),
+        "size": result.size,
+        "condition_type": result.condition_type,
+        "grid_size": result.grid_size,
+        "num_parameters": result.num_parameters,
+    }
+    if values.json:
+        print(json.dumps(summary))
+    else:
+        print(
+            f"LlamaGen {result.size or '(unpublished size)'}, {result.condition_type}-conditional, "
+            f"{result.num_parameters / 1e6:,.0f}M parameters, {result.grid_size} x {result.grid_size} tokens: "
+            f"in {result.output}"
+        )
+    return 0

@@ -1,0 +1,398 @@
+"""`vargen generate`: pictures from prompts into a folder, resumable.
+
+The order of things is deliberate. Everything that can be refused is refused before torch is imported, and the folder is
+made after the model has been loaded, so that a failed start leaves nothing behind. Picture i is made with the seed
+`seed + i` by a generator of its own: it does not depend on the batch size, nor on where a run was interrupted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import sys
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vargen.commands.options import build_parser, fill, parse
+from vargen.files import UserError
+from vargen.methods import resolve_method
+from vargen.model_folder import read_json, weights_fingerprint
+from vargen.prompts import gather_prompts
+from vargen.resources import find_model
+from vargen.result_folder import ImageRequest, ResultFolder
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from specdecode.trace import DecodeTrace
+    from vargen.pipeline import LlamaGenPipeline
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+MAX_SEED = 2**63 - 1
+
+
+@dataclass(frozen=True)
+class GenerateConfig:
+    """How to make pictures.
+
+    Args:
+        output: folder for images/000000.png, ..., result.jsonl and config.json. A folder of the same run is continued:
+            finished pictures stay.
+        model: model folder, or the name of a shipped one; null for the shipped default.
+        prompts_file: more prompts: a .txt (one a line), .csv, .tsv (with a column "prompt") or .jsonl file; "-" reads
+            lines from standard input.
+        class_labels: for a class-conditional model, instead of prompts, such as "[207, 360]".
+        num_images_per_prompt: pictures for every prompt.
+        seed: of the first picture; picture i is made with `seed + i`.
+        guidance_scale: how closely to follow the prompt, at the cost of variety; 1 is off; null for the model's own.
+        temperature: below 1 for more likely, above 1 for more varied pictures; 0 always takes the likeliest token.
+        top_k: choose among so many of the likeliest tokens only; 0 for all; null for the model's own.
+        top_p: choose among the likeliest tokens that together have this probability; 1 for all.
+        method: decoding method; `vargen methods` lists them.
+        batch_size: pictures made at once. It changes speed and memory, not the pictures.
+        device: "cpu", "cuda", "cuda:1", "mps"; "auto" takes a GPU if there is one.
+        dtype: precision of the transformer: float32, bfloat16 or float16. "auto" is what a continued run was begun
+            with, else bfloat16 on a GPU and float32 on a CPU. The image decoder always works in float32.
+    """
+
+    output: str = "out"
+    model: str | None = None
+    prompts_file: str | None = None
+    class_labels: list[int] = field(default_factory=list)
+    num_images_per_prompt: int = 1
+    seed: int = 0
+    guidance_scale: float | None = None
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float = 1.0
+    method: str = "ar"
+    batch_size: int = 8
+    device: str = "auto"
+    dtype: str = "auto"
+
+    def __post_init__(self) -> None:
+        for name in ("num_images_per_prompt", "batch_size"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if not 0 <= self.seed <= MAX_SEED:
+            raise UserError(f"seed must lie between 0 and 2**63 - 1, got {self.seed}")
+        if self.guidance_scale is not None and not math.isfinite(self.guidance_scale):
+            raise UserError(f"guidance_scale must be a finite number, got {self.guidance_scale}")
+        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+            raise UserError(f"temperature must be at least 0, got {self.temperature}")
+        if self.top_k is not None and self.top_k < 0:
+            raise UserError(f"top_k must be at least 0 (0 keeps every token), got {self.top_k}")
+        if not 0 < self.top_p <= 1:
+            raise UserError(f"top_p must lie above 0 and at most at 1, got {self.top_p}")
+        if self.dtype not in DTYPES:
+            raise UserError(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}")
+        resolve_method(self.method)
+
+
+@dataclass
+class RunTotals:
+    """What the new pictures of a run cost.
+
+    Args:
+        tokens: image tokens, all pictures together.
+        forward_passes: passes of the transformer over a batch, prefills included.
+        seconds: by phase: encode_prompt, prefill, decode, decode_images, and save.
+    """
+
+    tokens: int = 0
+    forward_passes: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def ms_per_token(self) -> float | None:
+        """Milliseconds of prefill and decoding per token, all pictures of a batch together; None without tokens."""
+        decoding = self.seconds.get("prefill", 0.0) + self.seconds.get("decode", 0.0)
+        return 1000 * decoding / self.tokens if self.tokens else None
+
+    def add(self, trace: DecodeTrace) -> None:
+        """Count one batch."""
+        self.tokens += trace.tokens
+        self.forward_passes += trace.target_passes
+        for phase, seconds in trace.phase_seconds.items():
+            self.add_seconds(phase, seconds)
+
+    def add_seconds(self, phase: str, seconds: float) -> None:
+        """Add to a phase."""
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Make the pictures that are not there yet, and say what that cost."""
+    parser = build_parser(
+        "generate",
+        "Make pictures from prompts. An interrupted run is continued by the same command.",
+        GenerateConfig,
+        epilog="Without --model, the shipped model draws one to three spheres, cubes, cylinders and cones on grass, sand "
+        "or wood; it names the words of a prompt that it does not know.",
+    )
+    parser.add_argument("prompts", nargs="*", type=str, help="what to draw, one quoted sentence each")
+    parser.add_argument("--json", action="store_true", help="print a JSON summary to standard output, nothing else")
+    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    values = parse(parser, arguments)
+    config = fill(GenerateConfig, values)
+
+    model_folder = find_model(config.model)
+    requests = _build_requests(config, _read_conditions(config, values.prompts, model_folder))
+    results = ResultFolder(config.output, requests)
+    earlier = results.earlier_settings()
+    settings = _settings(config, requests, model_folder)
+    if config.dtype == "auto" and earlier is not None:
+        settings["dtype"] = earlier.get("dtype")
+    if settings["dtype"] != "auto":
+        results.check_settings(settings)
+    results.scan()
+
+    totals, load_seconds = RunTotals(), 0.0
+    num_missing = len(results.missing)
+    if num_missing:
+        began = time.perf_counter()
+        pipeline, device, settings["dtype"] = _load_pipeline(model_folder, config.device, settings["dtype"])
+        load_seconds = time.perf_counter() - began
+        _warn_about_prompts(pipeline, requests)
+        with results.open_for_writing(_describe_run(settings, config, model_folder, device)):
+            try:
+                _generate(pipeline, results, config, settings, totals, quiet=values.quiet)
+            except KeyboardInterrupt:
+                done = num_missing - len(results.missing)
+                raise KeyboardInterrupt(
+                    f"{done} of {num_missing} new images are finished; the same command makes the rest"
+                ) from None
+    else:
+        with results.open_for_writing({}):  # bring result.jsonl up to date
+            pass
+    _report(results, num_missing, totals, load_seconds, as_json=values.json)
+    return 0
+
+
+def _read_conditions(config: GenerateConfig, prompts: Sequence[str], model_folder: Path) -> list[str] | list[int]:
+    """Prompts or class labels, whichever the model takes."""
+    transformer = read_json(model_folder / "transformer" / "config.json")
+    if transformer.get("condition_type") == "class":
+        if prompts or config.prompts_file is not None:
+            raise UserError("prompts cannot be used: the model is class-conditional; give --class_labels")
+        if not config.class_labels:
+            raise UserError("class_labels must be given: the model is class-conditional")
+        num_classes = transformer.get("num_classes", 1000)
+        wrong = [label for label in config.class_labels if not 0 <= label < num_classes]
+        if wrong:
+            raise UserError(f"class_labels must lie between 0 and {num_classes - 1}, got {wrong[0]}")
+        return config.class_labels
+    if config.class_labels:
+        raise UserError("class_labels cannot be used: the model is text-conditional; give prompts")
+    gathered = gather_prompts(prompts, config.prompts_file)
+    if not gathered:
+        raise UserError("a prompt must be given, in quotes, or a file of them with --prompts_file")
+    return gathered
+
+
+def _build_requests(config: GenerateConfig, conditions: list[str] | list[int]) -> list[ImageRequest]:
+    repeated = [condition for condition in conditions for _ in range(config.num_images_per_prompt)]
+    if config.seed + len(repeated) > MAX_SEED:
+        raise UserError(f"seed must leave room for {len(repeated)} pictures below 2**63, got {config.seed}")
+    return [
+        ImageRequest(index, config.seed + index, text=condition)
+        if isinstance(condition, str)
+        else ImageRequest(index, config.seed + index, class_label=condition)
+        for index, condition in enumerate(repeated)
+    ]
+
+
+def _settings(config: GenerateConfig, requests: Sequence[ImageRequest], model_folder: Path) -> dict[str, Any]:
+    """Everything that decides the pictures, with the model's defaults filled in: what a continued run must share."""
+    defaults = read_json(model_folder / "model_index.json")
+    first_of_each = requests[:: config.num_images_per_prompt]
+    conditions: dict[str, Any] = (
+        {"prompts": [request.text for request in first_of_each]}
+        if requests[0].class_label is None
+        else {"class_labels": [request.class_label for request in first_of_each]}
+    )
+    guidance_scale = defaults.get("default_guidance_scale") if config.guidance_scale is None else config.guidance_scale
+    return {
+        "weights": weights_fingerprint(model_folder),
+        "method": resolve_method(config.method).to_dict(),
+        "guidance_scale": guidance_scale,
+        "temperature": config.temperature,
+        "top_k": defaults.get("default_top_k") if config.top_k is None else config.top_k,
+        "top_p": config.top_p,
+        "dtype": config.dtype,
+        "seed": config.seed,
+        "num_images_per_prompt": config.num_images_per_prompt,
+        **conditions,
+    }
+
+
+def _load_pipeline(model_folder: Path, device: str, dtype: str) -> tuple[LlamaGenPipeline, str, str]:
+    """The pipeline on its device, the device's name, and the name of the transformer's precision."""
+    import torch
+    from diffusers.utils import logging as diffusers_logging
+    from transformers.utils import logging as transformers_logging
+
+    from vargen.pipeline import LlamaGenPipeline
+
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device.split(":")[0] == "cuda" and not torch.cuda.is_available():
+        raise UserError(f"device {device!r} is not available on this machine; use --device cpu")
+    if dtype == "auto":
+        dtype = "float32" if device == "cpu" else "bfloat16"
+    diffusers_logging.disable_progress_bar()
+    transformers_logging.disable_progress_bar()
+    try:
+        place = torch.device(device)
+        pipeline = LlamaGenPipeline.from_pretrained(model_folder, dtype=getattr(torch, dtype)).to(place)
+    except RuntimeError as error:
+        raise UserError(f"device {device!r} cannot be used ({error}); use --device cpu") from error
+    pipeline.set_progress_bar_config(disable=True)  # one bar over all batches instead
+    return pipeline, device, dtype
+
+
+def _warn_about_prompts(pipeline: LlamaGenPipeline, requests: Sequence[ImageRequest]) -> None:
+    from vargen.pipeline import PromptWarning
+
+    prompts = list(dict.fromkeys(request.text for request in requests if request.text is not None))
+    for problem in pipeline.prompt_problems(prompts) if prompts else ():
+        warnings.warn(problem, PromptWarning, stacklevel=2)
+
+
+def _describe_run(settings: dict[str, Any], config: GenerateConfig, model_folder: Path, device: str) -> dict[str, Any]:
+    """What config.json holds."""
+    import diffusers
+    import torch
+    import transformers
+
+    import vargen
+
+    libraries = {module.__name__: module.__version__ for module in (vargen, torch, diffusers, transformers)}
+    return {
+        "settings": settings,
+        "options": asdict(config),
+        "model_folder": str(model_folder.resolve()),
+        "device": device,
+        "versions": libraries,
+    }
+
+
+def _generate(
+    pipeline: LlamaGenPipeline,
+    results: ResultFolder,
+    config: GenerateConfig,
+    settings: dict[str, Any],
+    totals: RunTotals,
+    quiet: bool,
+) -> None:
+    """Make and save every missing picture, batch by batch."""
+    import torch
+
+    from vargen.pipeline import PromptWarning
+
+    missing = results.missing
+    num_tokens = pipeline.transformer.num_image_tokens
+    with _progress(len(missing) * num_tokens, quiet) as progress, warnings.catch_warnings():
+        warnings.simplefilter("ignore", PromptWarning)  # said once, for all prompts
+        for start in range(0, len(missing), config.batch_size):
+            batch = missing[start : start + config.batch_size]
+            progress.begin(start * num_tokens)
+            condition: dict[str, Any] = (
+                {"prompt": [request.text for request in batch]}
+                if batch[0].class_label is None
+                else {"class_labels": [request.class_label for request in batch]}
+            )
+            began = time.perf_counter()
+            try:
+                output = pipeline(
+                    **condition,
+                    guidance_scale=settings["guidance_scale"],
+                    temperature=config.temperature,
+                    top_k=settings["top_k"],
+                    top_p=config.top_p,
+                    generator=[torch.Generator().manual_seed(request.seed) for request in batch],
+                    method=config.method,
+                    callback_on_step_end=progress.step,
+                )
+            except torch.OutOfMemoryError as error:
+                raise UserError(
+                    f"batch_size {config.batch_size} needs more memory than {config.device} has; give a smaller one"
+                ) from error
+            seconds = time.perf_counter() - began
+            trace = output.trace
+            totals.add(trace)
+            for row, (request, image) in enumerate(zip(batch, output.images, strict=True)):
+                measured = {
+                    "tokens": trace.row_tokens[row],
+                    "forward_passes": trace.row_passes[row],
+                    "seconds": round(seconds / len(batch), 4),
+                    "batch_size": len(batch),
+                }
+                results.add(request, image, measured)
+            totals.add_seconds("save", time.perf_counter() - began - seconds)
+        progress.begin(len(missing) * num_tokens)
+
+
+class _Progress:
+    """A bar of tokens over all batches, which reads the device only a few times a second."""
+
+    def __init__(self, bar: Any) -> None:
+        self.bar = bar
+        self.before = 0
+        self.shown_at = 0.0
+
+    def begin(self, tokens: int) -> None:
+        """A batch begins, after so many tokens of others."""
+        self.before = tokens
+        self.bar.update(tokens - self.bar.n)
+
+    def step(self, pipeline: Any, step: int, lengths: Tensor, tensors: dict[str, Tensor]) -> None:
+        """`callback_on_step_end` of the pipeline."""
+        if self.bar.disable or time.perf_counter() - self.shown_at < 0.2:
+            return
+        self.bar.update(self.before + int(lengths.sum()) - self.bar.n)
+        self.shown_at = time.perf_counter()
+
+
+@contextlib.contextmanager
+def _progress(total: int, quiet: bool) -> Iterator[_Progress]:
+    from tqdm import tqdm
+
+    # Without a terminal (None) a bar would fill a log with copies of itself.
+    with tqdm(total=total, unit=" tokens", disable=True if quiet else None, file=sys.stderr, leave=False) as bar:
+        yield _Progress(bar)
+
+
+def _report(results: ResultFolder, num_new: int, totals: RunTotals, load_seconds: float, as_json: bool) -> None:
+    images = len(results.records)
+    ms_per_token = totals.ms_per_token
+    summary = {
+        "output": str(results.path),
+        "images": images,
+        "new_images": num_new,
+        "tokens": totals.tokens,
+        "forward_passes": totals.forward_passes,
+        "ms_per_token": None if ms_per_token is None else round(ms_per_token, 3),
+        "seconds": {phase: round(value, 3) for phase, value in {"load": load_seconds, **totals.seconds}.items()},
+    }
+    if as_json:
+        print(json.dumps(summary))
+        return
+    place = results.path / "images"
+    if not num_new:
+        print(f"{_count(images, 'image')} in {place}, all there already")
+        return
+    there = f", {images - num_new} more already there" if images > num_new else ""
+    print(
+        f"{_count(num_new, 'image')} in {place}{there}: {totals.tokens:,} tokens, "
+        f"{_count(totals.forward_passes, 'forward pass', 'es')}, {ms_per_token:.2f} ms per token"
+    )
+
+
+def _count(number: int, noun: str, plural: str = "s") -> str:
+    return f"{number:,} {noun}{'' if number == 1 else plural}"

@@ -1,0 +1,31 @@
+"""`vargen methods`: the decoding methods, one line each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from vargen.commands.options import build_parser, parse
+from vargen.methods import METHODS
+
+
+def run(arguments: Sequence[str]) -> int:
+    """List name, whether it is exact, and what it does."""
+    parser = build_parser(
+        "methods",
+        "List the decoding methods that `vargen generate --method` takes. An exact method's pictures are distributed "
+        "exactly as those of plain decoding; a relaxed one trades some of that for speed.",
+    )
+    parser.add_argument("--json", action="store_true", help="print a JSON list instead")
+    values = parse(parser, arguments)
+    rows = [
+        {"name": method.name, "exact": method.exact, "summary": method.summary, "settings": method().to_dict()}
+        for method in METHODS
+    ]
+    if values.json:
+        print(json.dumps(rows))
+        return 0
+    width = max(len(method.name) for method in METHODS)
+    for method in METHODS:
+        print(f"{method.name:<{width}}  {'exact' if method.exact else 'relaxed':<7}  {method.summary}")
+    return 0

@@ -1,0 +1,92 @@
+"""Reading a subcommand's options: one flag per dataclass field, YAML files, and errors in one line.
+
+Options come from jsonargparse, which takes names, types and help from a dataclass and its docstring, merges YAML files
+(`--config`) with flags in the order they are given, and prints the result (`--print_config`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any, TypeVar
+
+from jsonargparse import ArgumentError, ArgumentParser, DefaultHelpFormatter, Namespace
+
+from vargen.files import UserError
+from vargen.resources import find_config
+
+Options = TypeVar("Options")
+
+
+class _HelpFormatter(DefaultHelpFormatter):
+    """Types and defaults after the explanation, wrapped to a readable width."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(
+            prog, max_help_position=34, width=min(110, os.get_terminal_size().columns) if os.isatty(1) else 110
+        )
+
+
+def build_parser(command: str, description: str, options: type[Any] | None = None, epilog: str = "") -> ArgumentParser:
+    """A parser for `vargen COMMAND`, with `--config` and, if given, one flag per field of the dataclass `options`."""
+    parser = ArgumentParser(
+        prog=f"vargen {command}",
+        description=description,
+        epilog=epilog,
+        exit_on_error=False,
+        formatter_class=_HelpFormatter,
+    )
+    if options is not None:
+        parser.add_argument(
+            "--config",
+            action="config",
+            help="YAML file with any of these options; flags after it override it. The name of a shipped one will do",
+        )
+        parser.add_class_arguments(options)
+    return parser
+
+
+def parse(parser: ArgumentParser, arguments: Sequence[str]) -> Namespace:
+    """Read the command line; `--like-this` and `--like_this` are the same.
+
+    Raises:
+        UserError: an unknown option, or a value of the wrong type.
+    """
+    try:
+        return parser.parse_args([_shipped_config(argument, previous) for previous, argument in _normalised(arguments)])
+    except ArgumentError as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"{reason} (see {parser.prog} --help)") from error
+
+
+def fill(options: type[Options], values: Namespace) -> Options:
+    """An instance of the dataclass from parsed values. Raises what its checks raise."""
+    return options(**{field.name: getattr(values, field.name) for field in fields(options)})  # type: ignore[arg-type]
+
+
+def _normalised(arguments: Sequence[str]) -> list[tuple[str, str]]:
+    """Each argument after the one before it, with underscores in the names of options."""
+    normalised, previous = [], ""
+    for index, argument in enumerate(arguments):
+        if argument == "--":
+            return normalised + [(previous, rest) for rest in arguments[index:]]
+        if argument.startswith("--"):
+            name, equals, value = argument.partition("=")
+            argument = f"--{name[2:].replace('-', '_')}{equals}{value}"
+        normalised.append((previous, argument))
+        previous = argument
+    return normalised
+
+
+def _shipped_config(argument: str, previous: str) -> str:
+    """The path of a shipped configuration where `--config` gets its name instead of a file."""
+    if previous == "--config":
+        return _find(argument)
+    if argument.startswith("--config="):
+        return f"--config={_find(argument.removeprefix('--config='))}"
+    return argument
+
+
+def _find(path: str) -> str:
+    return path if os.path.exists(path) or path.strip().startswith("{") else str(find_config(path))

@@ -1,0 +1,58 @@
+"""`vargen train tokenizer|transformer|judge`: one training run, from a shipped or given configuration."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import fields
+
+from jsonargparse import DefaultHelpFormatter
+
+from vargen.commands.options import parse
+from vargen.files import UserError
+from vargen.resources import find_config
+
+TRAINERS = {
+    "tokenizer": ("TokenizerTrainingConfig", "train_tokenizer", "the VQ model that turns pictures into tokens"),
+    "transformer": (
+        "TransformerTrainingConfig",
+        "train_transformer",
+        "the text-to-image transformer over those tokens",
+    ),
+    "judge": ("JudgeTrainingConfig", "train_judge", "the recogniser that scores pictures"),
+}
+"""What can be trained: names of the configuration and of the function in `vargen.training.NAME`."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Train until the configured end; the same command resumes a run that was stopped."""
+    name = arguments[0] if arguments else "--help"
+    if name in ("-h", "--help"):
+        print(_usage())
+        return 0
+    if name not in TRAINERS:
+        raise UserError(f"{name!r} cannot be trained; choose one of: {', '.join(TRAINERS)}")
+    rest = list(arguments[1:])
+    if not any(argument == "--config" or argument.startswith("--config=") for argument in rest):
+        rest = ["--config", str(find_config(f"train/{name}")), *rest]
+
+    from vargen.training.config import build_parser
+
+    config_name, function_name, summary = TRAINERS[name]
+    module = importlib.import_module(f"vargen.training.{name}")
+    config_type, train = getattr(module, config_name), getattr(module, function_name)
+    parser = build_parser(
+        config_type,
+        f"Train {summary}. Without --config, configs/train/{name}.yaml. A run that was stopped goes on from its last "
+        f"checkpoint when the same command is given again.",
+    )
+    parser.prog, parser.exit_on_error, parser.formatter_class = f"vargen train {name}", False, DefaultHelpFormatter
+    values = parser.instantiate_classes(parse(parser, rest))
+    result = train(config_type(**{field.name: getattr(values, field.name) for field in fields(config_type)}))
+    print(f"training of the {name} is over: {result}")
+    return 0
+
+
+def _usage() -> str:
+    lines = [f"  {name:<11}  {summary}" for name, (_, _, summary) in TRAINERS.items()]
+    return "\n".join(("usage: vargen train NAME [--config FILE.yaml] [--FIELD VALUE ...]", "", *lines))

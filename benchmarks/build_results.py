@@ -157,8 +157,8 @@ def headline(judged: Record | None, decoding: Record | None) -> str:
         parts.append(source_line(judged))
     if decoding:
         parts.append(
-            f"Plain decoding of the shipped model ({decoding['parameters'] / 1e6:.1f}M parameters, {decoding['dtype']}), "
-            f"one picture with guidance: {decoding['milliseconds_per_step']:.2f} ms per token, "
+            f"Plain decoding of the shipped model ({decoding['parameters'] / 1e6:.1f}M parameters, "
+            f"{decoding['dtype']}), one picture with guidance: {decoding['milliseconds_per_step']:.2f} ms per token, "
             f"{decoding['ratio_to_streaming']:.1f} times what streaming its weights once would take."
         )
         parts.append(source_line(decoding))

@@ -82,7 +82,7 @@ class LlamaGenPipeline(DiffusionPipeline):
         UserError: the components do not belong together.
     """
 
-    model_cpu_offload_seq = "text_encoder->transformer->vqvae"
+    model_cpu_offload_seq = "text_encoder->transformer->vqvae"  # type: ignore[assignment]
     _optional_components = ["text_encoder", "tokenizer"]  # noqa: RUF012 (a diffusers convention)
     _callback_tensor_inputs = ["tokens", "lengths"]  # noqa: RUF012
 
@@ -244,7 +244,7 @@ class LlamaGenPipeline(DiffusionPipeline):
         return problems
 
     def _sequence_length(self, max_sequence_length: int | None) -> int:
-        most = self.config.max_sequence_length
+        most = self.config["max_sequence_length"]
         if max_sequence_length is None:
             return most
         if not 1 <= max_sequence_length <= most:
@@ -383,10 +383,10 @@ class LlamaGenPipeline(DiffusionPipeline):
         )
         method = resolve_method(method)
         try:
-            sampling = SamplingConfig(temperature, self.config.default_top_k if top_k is None else top_k, top_p)
+            sampling = SamplingConfig(temperature, self.config["default_top_k"] if top_k is None else top_k, top_p)
         except ValueError as error:
             raise UserError(str(error)) from error
-        guidance_scale = self.config.default_guidance_scale if guidance_scale is None else guidance_scale
+        guidance_scale = self.config["default_guidance_scale"] if guidance_scale is None else guidance_scale
         device = self._execution_device
         batch_size = self._count_prompts(prompt, class_labels, prompt_embeds) * num_images_per_prompt
         streams = self._random_streams(generator, batch_size, device)

@@ -77,8 +77,11 @@ def read_prompts(source: str) -> list[str]:
 
 def _from_table(text: str, name: str, delimiter: str) -> Iterable[str]:
     # Tab-separated files in the field (PartiPrompts) do not quote, and their prompts contain quotation marks.
-    quoting = csv.QUOTE_NONE if delimiter == "\t" else csv.QUOTE_MINIMAL
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, quoting=quoting)
+    lines = io.StringIO(text, newline="")
+    if delimiter == "\t":
+        reader = csv.reader(lines, delimiter=delimiter, quoting=csv.QUOTE_NONE)
+    else:
+        reader = csv.reader(lines, delimiter=delimiter)
     try:
         header = next(reader, [])
         columns = [cell.strip().lower() for cell in header]

@@ -211,7 +211,7 @@ def _read_image_record(path: Path) -> tuple[bool, dict[str, Any] | None]:
 
 @contextlib.contextmanager
 def _exclusive(folder: Path) -> Iterator[None]:
-    """Hold a lock on `folder` that ends with the process, however that ends. Without such locks (Windows), do nothing."""
+    """Hold a lock on `folder` that ends with the process, however that ends; nothing where there are none (Windows)."""
     try:
         import fcntl
     except ImportError:

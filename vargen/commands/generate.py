@@ -132,8 +132,8 @@ def run(arguments: Sequence[str]) -> int:
         "generate",
         "Make pictures from prompts. An interrupted run is continued by the same command.",
         GenerateConfig,
-        epilog="Without --model, the shipped model draws one to three spheres, cubes, cylinders and cones on grass, sand "
-        "or wood; it names the words of a prompt that it does not know.",
+        epilog="Without --model, the shipped model draws one to three spheres, cubes, cylinders and cones on grass, "
+        "sand or wood; it names the words of a prompt that it does not know.",
     )
     parser.add_argument("prompts", nargs="*", type=str, help="what to draw, one quoted sentence each")
     parser.add_argument("--json", action="store_true", help="print a JSON summary to standard output, nothing else")

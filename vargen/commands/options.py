@@ -67,7 +67,8 @@ def fill(options: type[Options], values: Namespace) -> Options:
 
 def _normalised(arguments: Sequence[str]) -> list[tuple[str, str]]:
     """Each argument after the one before it, with underscores in the names of options."""
-    normalised, previous = [], ""
+    normalised: list[tuple[str, str]] = []
+    previous = ""
     for index, argument in enumerate(arguments):
         if argument == "--":
             return normalised + [(previous, rest) for rest in arguments[index:]]

@@ -412,9 +412,10 @@ def _load_text_encoder(path: str | os.PathLike[str] | None, config: dict[str, An
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        text_encoder, loading = T5EncoderModel.from_pretrained(
+        loaded: Any = T5EncoderModel.from_pretrained(
             folder, dtype="auto", local_files_only=True, output_loading_info=True
         )
+        text_encoder, loading = loaded
     except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UserError(f"text_encoder_path: {folder} cannot be loaded ({reason}); download it again.") from error

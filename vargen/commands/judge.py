@@ -1,0 +1,88 @@
+"""`vargen judge`: what the pictures of a generate run show of what their prompts ask for."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from vargen.commands.options import build_parser, fill, parse
+from vargen.files import UserError, read_jsonl, write_json_atomic
+
+
+@dataclass(frozen=True)
+class JudgeConfig:
+    """How to judge.
+
+    Args:
+        judge: folder of a judge; the shipped one by default.
+        batch_size: pictures read at a time.
+        device: where to read, "cpu" or "cuda".
+    """
+
+    judge: str | None = None
+    batch_size: int = 32
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise UserError(f"batch_size must be at least 1, got {self.batch_size}")
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Read every picture of a folder, compare it with its prompt, write judge.json there and print a table."""
+    parser = build_parser(
+        "judge",
+        "Read the pictures of a `vargen generate` folder and say which claims of their prompts hold.",
+        JudgeConfig,
+        epilog="The judge knows the scene world only. Prompts it cannot read are named, counted and left out.",
+    )
+    parser.add_argument("folder", type=str, help="output folder of vargen generate")
+    parser.add_argument("--json", action="store_true", help="print a JSON summary and nothing else")
+    values = parse(parser, arguments)
+    config, folder = fill(JudgeConfig, values), Path(values.folder)
+    results = folder / "result.jsonl"
+    if not results.is_file():
+        raise UserError(f"folder: {folder} has no result.jsonl; name the output folder of vargen generate")
+
+    import numpy
+    import torch
+    from PIL import Image
+
+    from vargen.scenes.caption_parser import CaptionError, parse_caption
+    from vargen.scenes.judge import load_judge, read_images
+    from vargen.scenes.verdict import Tally, judge_claims, markdown_table
+
+    if config.device != "cpu" and not torch.cuda.is_available():
+        raise UserError(f"device: {config.device!r} is not available here; use cpu")
+    judge = load_judge(config.judge, config.device)
+    cases, unreadable = [], []
+    for record in read_jsonl(results):
+        try:
+            cases.append((record, parse_caption(record.get("text") or "")))
+        except CaptionError as error:
+            unreadable.append({"index": record["index"], "text": record.get("text"), "reason": str(error)})
+
+    tally, verdicts = Tally(), []
+    for start in range(0, len(cases), config.batch_size):
+        batch = cases[start : start + config.batch_size]
+        pictures = [numpy.asarray(Image.open(folder / record["image_path"]).convert("RGB")) for record, _ in batch]
+        images = torch.from_numpy(numpy.stack(pictures)).permute(0, 3, 1, 2).float().div(255).to(config.device)
+        for reading, (record, claims) in zip(read_images(judge, images), batch, strict=True):
+            verdict = judge_claims(reading, claims)
+            tally.add(verdict)
+            wrong = [check.kind for check in verdict.checks if not check.right]
+            verdicts.append({"index": record["index"], "text": record["text"], "right": verdict.right, "wrong": wrong})
+
+    summary = {"images": len(cases), "unreadable_prompts": unreadable, "accuracy": tally.to_dict()}
+    write_json_atomic(folder / "judge.json", {**summary, "verdicts": verdicts})
+    for case in unreadable:
+        print(f"vargen: warning: prompt {case['index']} left out: {case['reason']}", file=sys.stderr)
+    if values.json:
+        print(json.dumps(summary))
+    else:
+        print(f"{len(cases)} pictures judged, {len(unreadable)} prompts left out; written to {folder / 'judge.json'}\n")
+        print(markdown_table({"pictures": tally}))
+    return 0

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase, T5Config, T5EncoderModel
 
 from vargen.files import UserError
+from vargen.model_folder import check_model_folder
 from vargen.models.text_encoder import encode_text
 from vargen.models.transformer import LlamaGenTransformer
 from vargen.models.vq import downsampling_factor, encode_images
@@ -95,6 +96,8 @@ class TransformerTrainingConfig(RunConfig):
 
     Args:
         vqvae: folder of the trained tokenizer (a tokenizer run's `export`, or `vqvae` of a pipeline).
+        initial_weights: folder of a pipeline whose transformer and text encoder a new run starts from, such as the
+            shipped one; empty for random weights. A resumed run goes on from its checkpoint.
         image_size: side of the training pictures, pixels.
         detail: strength of the pictures' stochastic detail.
         model: shape of the transformer.
@@ -109,6 +112,7 @@ class TransformerTrainingConfig(RunConfig):
     """
 
     vqvae: str = ""
+    initial_weights: str = ""
     image_size: int = 128
     detail: float = 1.0
     model: TransformerConfig = field(default_factory=TransformerConfig)
@@ -168,6 +172,28 @@ def weights_fingerprint(module: nn.Module) -> str:
     for _, value in sorted(module.state_dict().items()):
         digest.update(value.detach().float().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()[:16]
+
+
+def load_initial_weights(folder: str, transformer: LlamaGenTransformer, text_encoder: T5EncoderModel) -> None:
+    """Fill both modules from a pipeline's folder.
+
+    Raises:
+        UserError: if there is none in `folder`, or its modules have other shapes.
+    """
+    check_model_folder(folder)
+    sources = {
+        "transformer": (transformer, LlamaGenTransformer.from_pretrained(Path(folder) / "transformer")),
+        "text_encoder": (text_encoder, T5EncoderModel.from_pretrained(Path(folder) / "text_encoder")),
+    }
+    for name, (module, source) in sources.items():
+        values, wanted = source.state_dict(), module.state_dict()
+        other = [key for key in wanted if key not in values or values[key].shape != wanted[key].shape]
+        if other or len(values) != len(wanted):
+            raise UserError(
+                f"initial_weights: the {name} in {folder!r} has another shape than model and text_encoder say "
+                f"({other[0] if other else 'it has more layers'}); make them agree"
+            )
+        module.load_state_dict(values)
 
 
 def build_text_encoder(config: TextEncoderConfig, tokenizer: PreTrainedTokenizerBase) -> T5EncoderModel:
@@ -248,6 +274,8 @@ class TransformerTask:
             ffn_dropout=shape.dropout,
         )
         self.text_encoder = build_text_encoder(config.text_encoder, self.tokenizer)
+        if config.initial_weights:
+            load_initial_weights(config.initial_weights, self.transformer, self.text_encoder)
         self.transformer.train()
         self.text_encoder.train()
         self.module = nn.ModuleDict({"transformer": self.transformer, "text_encoder": self.text_encoder})

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from vargen.files import UserError, read_jsonl
+from vargen.models.transformer import LlamaGenTransformer
 from vargen.training.run import prepare
 from vargen.training.tokenizer import build_tokenizer_model, exported_copy
 from vargen.training.transformer import (
@@ -215,3 +216,18 @@ def test_export_is_a_pipeline_that_loads(transformer_config, cheap_scenes) -> No
         torch.testing.assert_close(value.float(), saved[f"transformer.{name}"].bfloat16().float(), rtol=0, atol=0)
     images = pipeline("a red cube", output_type="pt", generator=torch.Generator().manual_seed(0)).images
     assert images.shape == (1, 3, transformer_config.image_size, transformer_config.image_size)
+
+
+def test_a_run_starts_from_the_weights_of_a_pipeline(transformer_config, cheap_scenes, tmp_path: Path) -> None:
+    first = replace(transformer_config, steps=2)
+    train_transformer(first, cheap_scenes)
+    folder = Path(first.output_dir) / "export"
+    again = replace(first, output_dir=str(tmp_path / "again"), initial_weights=str(folder), learning_rate=1e-12)
+    train_transformer(replace(again, muon_learning_rate=1e-12, weight_decay=0.0, ema_decay=0.0), cheap_scenes)
+    before = LlamaGenTransformer.from_pretrained(folder / "transformer").state_dict()
+    after = LlamaGenTransformer.from_pretrained(tmp_path / "again" / "export" / "transformer").state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+    larger = replace(again, output_dir=str(tmp_path / "larger"), model=replace(first.model, num_layers=3))
+    with pytest.raises(UserError, match="initial_weights"):
+        train_transformer(larger, cheap_scenes)

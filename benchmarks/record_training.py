@@ -8,6 +8,7 @@ Writes benchmarks/results/training_<name>.json. Run it on the machine that train
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ CURVE_POINTS = 60
 
 
 def summarise(log: Path) -> dict[str, Any]:
-    """Settings of the last start or resume, a thinned loss curve, all evaluations, steps, samples and seconds."""
+    """Settings, what each resume changed, a thinned loss curve, all evaluations, steps, samples and seconds."""
     entries = [json.loads(line) for line in log.read_text().splitlines()]
     starts = [entry for entry in entries if entry.get("event") in ("start", "resume")]
     steps = [entry for entry in entries if "event" not in entry]
@@ -29,11 +30,16 @@ def summarise(log: Path) -> dict[str, Any]:
     if not starts or not steps:
         raise SystemExit(f"record_training: error: {log} holds no training steps")
     stride = max(1, len(steps) // CURVE_POINTS)
-    settings = {k: v for k, v in starts[-1].items() if k not in ("event", "step", "output_dir", "vqvae")}
+    private = ("event", "output_dir", "vqvae", "initial_weights")  # paths say nothing elsewhere
+    settings = {k: v for k, v in starts[0].items() if k not in (*private, "step")}
+    changes = [
+        {"step": after["step"]} | {k: v for k, v in after.items() if k not in (*private, "step") and v != before.get(k)}
+        for before, after in itertools.pairwise(starts)
+    ]
     last = steps[-1]
     return {
         "settings": settings,
-        "resumes": len(starts) - 1,
+        "changes_when_resumed": changes,
         "steps": last["step"],
         "samples": last["step"] * settings["batch_size"],
         "seconds": last["elapsed"],

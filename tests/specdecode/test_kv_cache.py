@@ -43,11 +43,13 @@ def visible(cache: StaticKVCache, mask: Tensor, row: int, token: int, layer: int
     return found
 
 
-def random_tree_mask(num_nodes: int, generator: torch.Generator) -> Tensor:
+def random_forest_mask(num_nodes: int, generator: torch.Generator) -> Tensor:
+    """Ancestors and self; a node may have no parent, and then does not see node 0 either."""
     mask = torch.eye(num_nodes, dtype=torch.bool)
     for node in range(1, num_nodes):
-        parent = int(torch.randint(0, node, (), generator=generator))
-        mask[node] |= mask[parent]
+        parent = int(torch.randint(-1, node, (), generator=generator))
+        if parent >= 0:
+            mask[node] |= mask[parent]
     return mask
 
 
@@ -68,7 +70,7 @@ def test_any_history_is_seen_rightly(seed: int, batch_size: int, num_steps: int)
             break
         identities = torch.arange(next_identity, next_identity + batch_size * num_new).view(batch_size, num_new)
         next_identity += batch_size * num_new
-        tree = torch.stack([random_tree_mask(num_new, generator) for _ in range(batch_size)])
+        tree = torch.stack([random_forest_mask(num_new, generator) for _ in range(batch_size)])
         bound = max(map(len, rows)) + num_new
         kv_length = None if draw(0, 1) else bound
         mask = cache.attention_mask(tree, kv_length)

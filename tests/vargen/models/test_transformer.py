@@ -358,7 +358,9 @@ def test_one_pass_over_a_tree_equals_its_paths(seed: int, kv_heads: int, bounded
         tree = torch.eye(num_nodes, dtype=torch.bool).repeat(batch_size, 1, 1)
         for row in range(batch_size):
             for node in range(1, num_nodes):
-                tree[row, node] |= tree[row, draw(0, node - 1)]
+                parent = draw(-1, node - 1)  # -1: another root, which does not see node 0
+                if parent >= 0:
+                    tree[row, node] |= tree[row, parent]
         depths = tree.sum(-1) - 1
         lengths = torch.tensor([len(path) for path in paths])
         kv_length = CONDITION_LENGTH + int(lengths.max()) + num_nodes if bounded else None

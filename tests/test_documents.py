@@ -1,0 +1,37 @@
+"""The README, the results page and the model card say what the recorded results say; weights keep to their limit."""
+
+from __future__ import annotations
+
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def test_documents_are_built_from_the_recorded_results() -> None:
+    build = runpy.run_path(str(ROOT / "benchmarks" / "build_results.py"))["build"]
+    stale = [str(path.relative_to(ROOT)) for path, text in build().items() if path.read_text() != text]
+    assert not stale, f"run python benchmarks/build_results.py; out of date: {stale}"
+
+
+def test_shipped_weights_stay_within_their_share() -> None:
+    total = sum(path.stat().st_size for path in (ROOT / "vargen" / "weights").rglob("*") if path.is_file())
+    assert 0 < total <= 24 * 2**20
+
+
+def test_every_picture_and_page_the_readme_links_to_is_there() -> None:
+    text = (ROOT / "README.md").read_text()
+    links = [part.split(")")[0] for part in text.split("](")[1:]]
+    assert links and all((ROOT / link).is_file() for link in links if not link.startswith("http"))
+
+
+def test_help_does_not_load_torch() -> None:
+    code = "import sys; from vargen.cli import main; main(['--help']); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=60)
+
+
+def test_shipped_configs_name_no_folder_of_the_machine_that_trained_them() -> None:
+    for path in (ROOT / "vargen" / "weights").rglob("*.json"):
+        assert '"_name_or_path": "/' not in path.read_text(), path

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -26,6 +26,8 @@ SKIES = ("clear", "cloudy", "sunset")
 RELATIONS = ("left of", "right of", "in front of", "behind")
 SPLITS = ("train", "heldout", "all")
 MAX_OBJECTS = 3
+OBJECT_COUNT_WEIGHTS = (0.3, 0.4, 0.3)
+"""How often a scene has one, two and three objects."""
 
 RADIUS = {"small": 0.55, "large": 0.9}
 # Half-width (or radius) and height of each shape in multiples of the object's radius.
@@ -149,12 +151,15 @@ def is_heldout_combination(scene: Scene) -> bool:
     )
 
 
-def sample_scene(seed: int, split: str = "train") -> Scene:
+def sample_scene(
+    seed: int, split: str = "train", object_count_weights: Sequence[float] = OBJECT_COUNT_WEIGHTS
+) -> Scene:
     """Draw the scene of a seed.
 
     Args:
         seed: any non-negative integer; the same seed and split give the same scene.
         split: "train" (no held-out combination), "heldout" (at least one), or "all" (no condition).
+        object_count_weights: how often one, two or three objects are drawn.
 
     Raises:
         ValueError: for an unknown split.
@@ -162,7 +167,7 @@ def sample_scene(seed: int, split: str = "train") -> Scene:
     if split not in SPLITS:
         raise ValueError(f"split: {split!r} is not one of {', '.join(SPLITS)}")
     rng = random.Random(f"scene-{split}-{seed}")
-    count = rng.choices((1, 2, 3), weights=(0.3, 0.4, 0.3))[0]
+    count = rng.choices(range(1, MAX_OBJECTS + 1), weights=object_count_weights)[0]
     for _ in range(_MAX_TRIES):
         objects = _place_objects(rng, count)
         if objects is None:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vargen.files import save_image_atomic
 from vargen.scenes.renderer import SceneRenderer
-from vargen.scenes.scene import Scene, sample_scene
+from vargen.scenes.scene import OBJECT_COUNT_WEIGHTS, Scene, sample_scene
 
 HELDOUT_SEED = 1_000_000_000  # first seed of the scenes for evaluation, far from any training seed
 
@@ -47,15 +47,26 @@ class SceneSource(Protocol):
 
 
 class RenderedSceneSource:
-    """Scenes from `vargen.scenes`, rendered on `device` at `image_size`."""
+    """Scenes from `vargen.scenes`, rendered on `device` at `image_size`.
 
-    def __init__(self, image_size: int, device: torch.device, detail: float = 1.0):
+    `object_count_weights` hold for the train split; held-out scenes are always drawn alike, so that figures compare.
+    """
+
+    def __init__(
+        self,
+        image_size: int,
+        device: torch.device,
+        detail: float = 1.0,
+        object_count_weights: Sequence[float] = OBJECT_COUNT_WEIGHTS,
+    ):
+        self.object_count_weights = object_count_weights
         self.renderer = SceneRenderer(image_size=image_size, detail=detail, device=device)
 
     @torch.no_grad()
     def __call__(self, first_seed: int, count: int, split: str) -> SceneBatch:
         seeds = list(range(first_seed, first_seed + count))
-        scenes = [sample_scene(seed, split) for seed in seeds]
+        weights = self.object_count_weights if split == "train" else OBJECT_COUNT_WEIGHTS
+        scenes = [sample_scene(seed, split, weights) for seed in seeds]
         rendered = self.renderer(scenes)
         return SceneBatch(scenes, seeds, rendered.images * 2 - 1, rendered.object_mask, rendered.ground_mask)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,12 +25,15 @@ from vargen.models.text_encoder import encode_text
 from vargen.models.transformer import LlamaGenTransformer
 from vargen.models.vq import downsampling_factor, encode_images
 from vargen.scenes.captions import MAX_CAPTION_TOKENS, compose_caption
+from vargen.scenes.scene import OBJECT_COUNT_WEIGHTS, Scene, sample_scene
 from vargen.scenes.text_tokenizer import build_tokenizer
+from vargen.training.caption_reading import CaptionReader, caption_reading_loss
 from vargen.training.config import RunConfig, check, check_fraction, check_positive, main
 from vargen.training.data import HELDOUT_SEED, RenderedSceneSource, SceneBatch, SceneSource, save_sheet
 from vargen.training.run import RunResult, autocast, move, prepare, train
 from vargen.training.tokenizer import exported_copy
 
+TEXT_ONLY_SEED = 3_000_000_000  # first seed of scenes that are only described
 PLACES = ("object", "edge", "ground", "sky")
 SAMPLE_PROMPTS = (
     "a shiny red sphere left of a small blue cube",
@@ -98,6 +101,8 @@ class TransformerTrainingConfig(RunConfig):
         vqvae: folder of the trained tokenizer (a tokenizer run's `export`, or `vqvae` of a pipeline).
         initial_weights: folder of a pipeline whose transformer and text encoder a new run starts from, such as the
             shipped one; empty for random weights. A resumed run goes on from its checkpoint.
+        frozen_text_encoder: folder of a pipeline whose text encoder is used as it is, for a smaller transformer that is
+            to draft for that pipeline; empty to train one.
         image_size: side of the training pictures, pixels.
         detail: strength of the pictures' stochastic detail.
         model: shape of the transformer.
@@ -108,11 +113,18 @@ class TransformerTrainingConfig(RunConfig):
             picture's other tokens, so it is learned sooner if these count more. The weight depends on the picture that
             is to be predicted, which favours objects, so it falls linearly to 1.
         object_loss_until: share of the run after which it is 1.
+        caption_reading_weight: weight of a helping loss for the text encoder, see `caption_reading`; it stays on, since
+            no picture token depends on it.
+        text_only_until: share of the run, at its start, that trains the text encoder alone, by that loss, on captions
+            without pictures.
+        text_batch_size: captions per step in that part.
+        object_count_weights: how often a training scene has one, two or three objects, as weights.
         sample_guidance_scale: guidance of the sample sheets.
     """
 
     vqvae: str = ""
     initial_weights: str = ""
+    frozen_text_encoder: str = ""
     image_size: int = 128
     detail: float = 1.0
     model: TransformerConfig = field(default_factory=TransformerConfig)
@@ -121,6 +133,10 @@ class TransformerTrainingConfig(RunConfig):
     caption_alignment_weight: float = 0.0
     object_loss_weight: float = 1.0
     object_loss_until: float = 0.7
+    caption_reading_weight: float = 0.0
+    text_only_until: float = 0.0
+    text_batch_size: int = 256
+    object_count_weights: tuple[float, ...] = OBJECT_COUNT_WEIGHTS
     sample_guidance_scale: float = 3.0
 
     def __post_init__(self) -> None:
@@ -130,15 +146,32 @@ class TransformerTrainingConfig(RunConfig):
         if isinstance(self.text_encoder, dict):
             self.text_encoder = TextEncoderConfig(**self.text_encoder)
         check(bool(self.vqvae), "vqvae", self.vqvae, "must name the folder of a trained tokenizer")
-        check_positive(self, "image_size")
+        self.object_count_weights = tuple(self.object_count_weights)
+        check_positive(self, "image_size", "text_batch_size")
         check(self.detail >= 0, "detail", self.detail, "must not be negative")
         check_positive(self, "object_loss_weight")
-        check_fraction(self, "null_caption_probability", "object_loss_until")
+        check_fraction(self, "null_caption_probability", "object_loss_until", "text_only_until")
+        for name in ("caption_alignment_weight", "caption_reading_weight"):
+            check(getattr(self, name) >= 0, name, getattr(self, name), "must not be negative")
         check(
-            self.caption_alignment_weight >= 0,
-            "caption_alignment_weight",
-            self.caption_alignment_weight,
-            "must not be negative",
+            not self.frozen_text_encoder or not (self.initial_weights or self.text_only_until),
+            "frozen_text_encoder",
+            self.frozen_text_encoder,
+            "cannot be combined with initial_weights or text_only_until, which train another one",
+        )
+        check(
+            not self.text_only_until or self.caption_reading_weight > 0,
+            "text_only_until",
+            self.text_only_until,
+            "needs a caption_reading_weight above zero: there is nothing else to train on captions alone",
+        )
+        check(
+            len(self.object_count_weights) == len(OBJECT_COUNT_WEIGHTS)
+            and min(self.object_count_weights) >= 0
+            and sum(self.object_count_weights) > 0,
+            "object_count_weights",
+            self.object_count_weights,
+            f"must be {len(OBJECT_COUNT_WEIGHTS)} numbers, none negative, not all zero",
         )
         check(self.sample_guidance_scale >= 1, "sample_guidance_scale", self.sample_guidance_scale, "must be 1 or more")
 
@@ -194,6 +227,15 @@ def load_initial_weights(folder: str, transformer: LlamaGenTransformer, text_enc
                 f"({other[0] if other else 'it has more layers'}); make them agree"
             )
         module.load_state_dict(values)
+
+
+def load_text_encoder(folder: str) -> T5EncoderModel:
+    """The text encoder of a pipeline's folder. Raises UserError if there is none."""
+    check_model_folder(folder)
+    path = Path(folder) / "text_encoder"
+    if not path.is_dir():
+        raise UserError(f"frozen_text_encoder: {folder!r} holds no text_encoder; name a text-conditional pipeline")
+    return T5EncoderModel.from_pretrained(path, dtype=torch.float32)
 
 
 def build_text_encoder(config: TextEncoderConfig, tokenizer: PreTrainedTokenizerBase) -> T5EncoderModel:
@@ -258,6 +300,10 @@ class TransformerTask:
         self.grid_size = grid_size
         self.tokenizer = build_tokenizer()
         shape = config.model
+        if config.frozen_text_encoder:
+            self.text_encoder = load_text_encoder(config.frozen_text_encoder).requires_grad_(False)
+        else:
+            self.text_encoder = build_text_encoder(config.text_encoder, self.tokenizer)
         self.transformer = LlamaGenTransformer(
             dim=shape.dim,
             num_layers=shape.num_layers,
@@ -266,14 +312,13 @@ class TransformerTask:
             vocab_size=self.vqvae.quantize.n_e,
             grid_size=grid_size,
             condition_type="text",
-            caption_dim=config.text_encoder.d_model,
+            caption_dim=self.text_encoder.config.d_model,
             condition_length=shape.condition_length,
             class_dropout_prob=config.null_caption_probability,
             token_dropout=shape.dropout,
             residual_dropout=shape.dropout,
             ffn_dropout=shape.dropout,
         )
-        self.text_encoder = build_text_encoder(config.text_encoder, self.tokenizer)
         if config.initial_weights:
             load_initial_weights(config.initial_weights, self.transformer, self.text_encoder)
         self.transformer.train()
@@ -281,6 +326,9 @@ class TransformerTask:
         self.module = nn.ModuleDict({"transformer": self.transformer, "text_encoder": self.text_encoder})
         move(self.module, device)
         self.extra_modules = nn.ModuleList()
+        if config.caption_reading_weight:
+            self.extra_modules.append(CaptionReader(shape.dim))
+            move(self.extra_modules, device)
         self.max_caption_tokens = min(MAX_CAPTION_TOKENS, shape.condition_length)
         self.training_forward = self.transformer.training_forward
         if config.compile:
@@ -311,7 +359,12 @@ class TransformerTask:
 
     def _condition(self, batch: SceneBatch, drop: Tensor | None) -> tuple[Tensor, Tensor]:
         """Condition tokens [B, T, dim] and their mask; rows marked in `drop` [B] see the null caption."""
-        captions = [compose_caption(scene, seed).text for scene, seed in zip(batch.scenes, batch.seeds, strict=True)]
+        return self._embed_captions(batch.scenes, batch.seeds, drop)
+
+    def _embed_captions(
+        self, scenes: Sequence[Scene], seeds: Sequence[int], drop: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        captions = [compose_caption(scene, seed).text for scene, seed in zip(scenes, seeds, strict=True)]
         # Compiled code wants one shape; otherwise the width of the longest caption is enough.
         features, mask = encode_text(
             self.tokenizer, self.text_encoder, captions, self.max_caption_tokens, trim=not self.config.compile
@@ -326,6 +379,8 @@ class TransformerTask:
 
     def loss(self, step: int, progress: float) -> tuple[Tensor, dict[str, Tensor]]:
         config = self.config
+        if progress < config.text_only_until:
+            return self._text_only_loss(step)
         batch = self.source(config.base_seed + step * config.batch_size, config.batch_size, "train")
         codes = self._encode(batch.images)
         drop = self._null_rows(step)
@@ -335,14 +390,29 @@ class TransformerTask:
         weights = self._token_weights(batch, progress)
         loss = (losses * weights).sum() / weights.sum()
         parts = {"tokens": losses.detach().mean()}
-        if not config.caption_alignment_weight:
-            return loss, parts
-        pooled = (condition * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)  # [B, dim]
-        guesses = self.transformer.lm_head(self.transformer.norm_out(pooled)).float()  # [B, V]
-        coverage = F.adaptive_avg_pool2d(batch.object_mask[:, None].float(), self.grid_size).flatten(1)  # [B, N]
-        alignment = caption_alignment_loss(guesses, codes, coverage * ~drop[:, None])
-        weight = config.caption_alignment_weight * (1.0 - progress)
-        return loss + weight * alignment, parts | {"alignment": alignment.detach()}
+        if config.caption_alignment_weight:
+            pooled = (condition * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)  # [B, dim]
+            guesses = self.transformer.lm_head(self.transformer.norm_out(pooled)).float()  # [B, V]
+            coverage = F.adaptive_avg_pool2d(batch.object_mask[:, None].float(), self.grid_size).flatten(1)  # [B, N]
+            alignment = caption_alignment_loss(guesses, codes, coverage * ~drop[:, None])
+            loss = loss + config.caption_alignment_weight * (1.0 - progress) * alignment
+            parts["alignment"] = alignment.detach()
+        if config.caption_reading_weight:
+            reading, right = caption_reading_loss(self.extra_modules[0](condition, mask), batch.scenes, ~drop)
+            loss = loss + config.caption_reading_weight * reading
+            parts |= {"reading": reading.detach(), "read_rightly": right}
+        return loss, parts
+
+    def _text_only_loss(self, step: int) -> tuple[Tensor, dict[str, Tensor]]:
+        """The caption reading loss on scenes that are described but not drawn."""
+        config = self.config
+        first = TEXT_ONLY_SEED + config.base_seed + step * config.text_batch_size
+        seeds = range(first, first + config.text_batch_size)
+        scenes = [sample_scene(seed, "train", config.object_count_weights) for seed in seeds]
+        condition, mask = self._embed_captions(scenes, seeds, None)
+        everyone = torch.ones(len(scenes), dtype=torch.bool, device=self.device)
+        loss, right = caption_reading_loss(self.extra_modules[0](condition, mask), scenes, everyone)
+        return loss, {"reading": loss.detach(), "read_rightly": right}
 
     def _null_rows(self, step: int) -> Tensor:
         """Rows of the batch of `step` that see the null caption, bool [B]."""
@@ -439,7 +509,9 @@ def train_transformer(config: TransformerTrainingConfig, source: SceneSource | N
         UserError: for a field, tokenizer folder or checkpoint that does not fit.
     """
     device = prepare(config)
-    task = TransformerTask(config, source or RenderedSceneSource(config.image_size, device, config.detail), device)
+    if source is None:
+        source = RenderedSceneSource(config.image_size, device, config.detail, config.object_count_weights)
+    task = TransformerTask(config, source, device)
     return train(config, task, task.identity())
 
 

@@ -231,3 +231,44 @@ def test_a_run_starts_from_the_weights_of_a_pipeline(transformer_config, cheap_s
     larger = replace(again, output_dir=str(tmp_path / "larger"), model=replace(first.model, num_layers=3))
     with pytest.raises(UserError, match="initial_weights"):
         train_transformer(larger, cheap_scenes)
+
+
+@pytest.mark.usefixtures("without_pictures")
+def test_a_share_of_the_run_can_be_captions_alone(transformer_config, cheap_scenes) -> None:
+    config = replace(
+        transformer_config, steps=8, log_every=1, caption_reading_weight=0.5, text_only_until=0.5, text_batch_size=16
+    )
+    prepare(config)
+    task = TransformerTask(config, cheap_scenes, CPU)
+    before = {name: value.clone() for name, value in task.module.state_dict().items()}
+    loss, parts = task.loss(0, 0.0)
+    loss.backward()
+    assert set(parts) == {"reading", "read_rightly"}
+    touched = {name for name, parameter in task.module.named_parameters() if parameter.grad is not None}
+    assert all(name.startswith(("text_encoder.", "transformer.caption_projection.")) for name in touched)
+    train_transformer(config, cheap_scenes)
+    entries = [entry for entry in read_jsonl(Path(config.output_dir) / "log.jsonl") if "event" not in entry]
+    assert ["tokens" in entry for entry in entries] == [False] * 4 + [True] * 4
+    assert all("reading" in entry for entry in entries)
+    saved = torch.load(Path(config.output_dir) / "checkpoint.pt", weights_only=True)["module"]
+    assert saved.keys() == before.keys(), "the reader must not be part of the model"
+
+
+@pytest.mark.usefixtures("without_pictures")
+def test_a_smaller_transformer_can_learn_to_read_another_ones_features(
+    transformer_config, cheap_scenes, tiny_model_folder: Path
+) -> None:
+    config = replace(transformer_config, frozen_text_encoder=str(tiny_model_folder))
+    task = TransformerTask(config, cheap_scenes, CPU)
+    before = {name: value.clone() for name, value in task.text_encoder.state_dict().items()}
+    assert task.transformer.config.caption_dim == task.text_encoder.config.d_model == 12
+    train_transformer(config, cheap_scenes)
+    saved = torch.load(Path(config.output_dir) / "checkpoint.pt", weights_only=True)["module"]
+    for name, value in before.items():
+        assert torch.equal(saved[f"text_encoder.{name}"], value)
+    with pytest.raises(UserError, match="frozen_text_encoder"):
+        replace(config, initial_weights="somewhere")
+    with pytest.raises(UserError, match="text_only_until"):
+        replace(transformer_config, text_only_until=0.1)
+    with pytest.raises(UserError, match="object_count_weights"):
+        replace(transformer_config, object_count_weights=(1.0, -1.0, 0.0))

@@ -133,20 +133,20 @@ class StaticKVCache:
         return keys[:, :, :kv_length], values[:, :, :kv_length]
 
     def attention_mask(self, new_token_mask: Tensor, kv_length: int | None = None) -> Tensor:
-        """Which slots each of `n` new tokens sees, when they are written to `new_slots(n)`.
+        """Which slots each of `q` new tokens sees, of `n` that lie in `new_slots(n)`.
 
         A new token sees the committed slots of its row (from `starts` on), and those new tokens that
-        `new_token_mask` allows.
+        `new_token_mask` allows. Usually q is n; it is less where new tokens are fed in several forwards.
 
         Args:
-            new_token_mask: bool `[B, n, n]` (or `[1, n, n]`), entry `[b, i, j]`: token i sees token j. The diagonal
-                must be set: a token sees itself.
+            new_token_mask: bool `[B, q, n]` (or `[1, q, n]`), entry `[b, i, j]`: the i-th of the queries sees new token
+                j. A token must see itself.
             kv_length: as in `update`; must reach the last new token of every row.
 
         Returns:
-            bool `[B, 1, n, kv_length or S]`.
+            bool `[B, 1, q, kv_length or S]`.
         """
-        num_tokens = new_token_mask.shape[-1]
+        num_queries, num_tokens = new_token_mask.shape[-2:]
         slot_index = self._slot_index if kv_length is None else self._slot_index[:kv_length]
         relative = slot_index - self.lengths[:, None]  # [B, S]: the new token that a slot belongs to, < 0 if committed
         committed = relative < 0
@@ -155,7 +155,7 @@ class StaticKVCache:
         is_new = (relative >= 0) & (relative < num_tokens)
         which = relative.clamp(0, num_tokens - 1)[:, None, :]  # [B, 1, S]
         batch_size = which.shape[0]
-        among_new = new_token_mask.expand(batch_size, -1, -1).gather(2, which.expand(-1, num_tokens, -1))  # [B, n, S]
+        among_new = new_token_mask.expand(batch_size, -1, -1).gather(2, which.expand(-1, num_queries, -1))  # [B, q, S]
         return (committed[:, None] | (is_new[:, None] & among_new))[:, None]
 
     def advance(self, counts: Tensor | int) -> None:

@@ -11,12 +11,14 @@ plain decoding to a fixed length is once, at the end.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from specdecode.roles import DecodeState, Draft, Drafter, Target, Verdict, Verifier
+from specdecode.pending import PendingChain
+from specdecode.roles import DecodeState, Draft, Drafter, Schedule, Target, Verdict, Verifier
 from specdecode.sampling import RandomStreams, SamplingConfig, Tag, draw_tokens
 from specdecode.trace import DecodeTrace, StepRecord
 from specdecode.tree import TokenTree
@@ -47,9 +49,11 @@ def decode(
     streams: RandomStreams,
     drafter: Drafter | None = None,
     verifier: Verifier | None = None,
+    schedule: Schedule | None = None,
     stop_token: int | None = None,
     on_step: Callable[[int, DecodeState], None] | None = None,
     trace: DecodeTrace | None = None,
+    profile: bool = False,
 ) -> DecodeResult:
     """Decode every row of a target to `max_new_tokens` tokens, or to its stop token.
 
@@ -63,15 +67,19 @@ def decode(
         streams: One random stream per row.
         drafter: Proposes tokens; None: plain decoding.
         verifier: Judges them; None: `ExactVerifier`.
+        schedule: Says which drafted tokens are taken without asking the target; None: none ever. Needs a drafter that
+            is a `SkippingDrafter`; the target then needs room for the longest skip beside the nodes of one draft.
         stop_token: A row ends after this token. Costs a wait for the device at every step.
         on_step: Called as `on_step(step, state)` after every target pass; step 0 is the prefill. It must not change
             `state`; reading a tensor's value there waits for the device.
         trace: Where to record (a caller may have phases of its own in it); None: a new one. Phases "prefill" and
             "decode" are timed.
+        profile: Also time "draft", "target", "verify" and "commit", which are parts of "decode". Waits for the device
+            four times a step, so a profiled run is no measurement of speed.
 
     Raises:
-        ValueError: `max_new_tokens` < 1, `stop_token` outside the vocabulary, or `streams` or `trace` of another
-            batch size.
+        ValueError: `max_new_tokens` < 1, `stop_token` outside the vocabulary, `streams` or `trace` of another batch
+            size, or a schedule without a drafter that can skip.
     """
     batch_size, device = target.batch_size, target.device
     if max_new_tokens < 1:
@@ -80,10 +88,13 @@ def decode(
         raise ValueError(f"streams must hold one stream per row: {streams.batch_size} streams, {batch_size} rows")
     if stop_token is not None and not 0 <= stop_token < target.vocab_size:
         raise ValueError(f"stop_token must lie in [0, {target.vocab_size}), got {stop_token}")
+    if schedule is not None and not hasattr(drafter, "observe_skipped"):
+        raise ValueError("schedule needs a drafter that can go on unverified (specdecode.roles.SkippingDrafter)")
     trace = DecodeTrace(batch_size, device) if trace is None else trace
     if trace.batch_size != batch_size:
         raise ValueError(f"trace must be of the target's batch size {batch_size}, got one of {trace.batch_size}")
     verifier = ExactVerifier() if verifier is None else verifier
+    part = trace.phase if profile else _untimed
 
     # One column more than the result has: tokens that must not be kept are written there.
     buffer = torch.full((batch_size, max_new_tokens + 1), stop_token or 0, dtype=torch.int64, device=device)
@@ -111,40 +122,103 @@ def decode(
         slowest_needs = max_new_tokens - 1 if stop_token is None else _slowest_needs(state)
         while slowest_needs > 0:
             step += 1
-            if drafter is None:
-                draft = Draft(replace(root_only, tokens=state.last_tokens()[:, None]))
-            else:
-                draft = drafter.propose(state)
-            tree = draft.tree
-            if drafter is not None or stop_token is not None:
-                # The deepest useful node is the last but one token of the row: its logits give the last.
-                room = torch.where(state.active, max_new_tokens - 1 - state.lengths, -1)
-                tree = tree.clip(room)
-                draft = replace(draft, tree=tree)
-            mask = root_mask if tree.num_nodes == 1 else tree.ancestor_mask()
-            output = target.forward(tree.tokens, mask, tree.depth)
-
-            verdict = verifier.accept(draft, output, state)
-            active, accepted = state.active, verdict.accepted * state.active
-            verdict = replace(verdict, accepted=accepted)
-            target.commit(verdict.path, accepted + active)
-            emitted = _append(state, buffer, _new_tokens(tree, verdict), accepted + active, stop_token)
+            with part("draft"):
+                if drafter is None:
+                    draft = Draft(replace(root_only, tokens=state.last_tokens()[:, None]))
+                else:
+                    draft = drafter.propose(state)
+                if drafter is not None or stop_token is not None:
+                    draft = _clip(draft, state)
+                active, pending = state.active, None
+                if schedule is not None and drafter is not None:
+                    draft, pending = _skip(draft, schedule, drafter, state, buffer, stop_token)
+                tree = draft.tree
+                if pending is not None:
+                    tokens, mask, depths = pending.join(tree)
+                else:
+                    tokens, depths = tree.tokens, tree.depth
+                    mask = root_mask if tree.num_nodes == 1 else tree.ancestor_mask()
+            with part("target"):
+                output = target.forward(tokens, mask, depths)
+            with part("verify"):
+                tree_output = output if pending is None else output.after(pending.max_length)
+                verdict = verifier.accept(draft, tree_output, state)
+            with part("commit"):
+                going_on, accepted = state.active, verdict.accepted * state.active
+                verdict = replace(verdict, accepted=accepted)
+                nodes, before = (verdict.path, no_tokens) if pending is None else pending.kept(verdict)
+                target.commit(nodes, before + accepted + going_on)
+                emitted = _append(state, buffer, _new_tokens(tree, verdict), accepted + going_on, stop_token)
             trace.record_step(
                 StepRecord(
                     active=active,
                     drafted=tree.valid[:, 1:].sum(1),
                     accepted=torch.minimum(accepted, emitted),
                     emitted=emitted,
+                    skipped=before,
                 )
             )
             if drafter is not None:
-                drafter.observe(draft, output, verdict, state)
+                with part("draft"):
+                    if pending is not None:
+                        drafter.observe_pending(output, pending.counts, state)  # type: ignore[attr-defined]
+                    drafter.observe(draft, tree_output, verdict, state)
             if on_step is not None:
                 on_step(step, state)
-            slowest_needs -= tree.max_depth + 1
+            slowest_needs -= tree.max_depth + 1 + (0 if pending is None else pending.max_length)
             if slowest_needs <= 0 or stop_token is not None:
                 slowest_needs = _slowest_needs(state)
     return DecodeResult(state.tokens, state.lengths, trace)
+
+
+def _untimed(name: str) -> AbstractContextManager[None]:
+    """In place of `DecodeTrace.phase` where nobody asked for times."""
+    return nullcontext()
+
+
+def _clip(draft: Draft, state: DecodeState) -> Draft:
+    """Without the nodes that are of no use: the deepest useful one is a row's last but one token, its logits give the
+    last. Finished rows become padding."""
+    room = torch.where(state.active, state.max_new_tokens - 1 - state.lengths, -1)
+    return replace(draft, tree=draft.tree.clip(room))
+
+
+def _skip(
+    draft: Draft,
+    schedule: Schedule,
+    drafter: Drafter,
+    state: DecodeState,
+    buffer: Tensor,
+    stop_token: int | None,
+) -> tuple[Draft, PendingChain | None]:
+    """Take tokens of a draft unverified where the schedule says so, and draft on behind them.
+
+    Returns:
+        The draft to be judged, and the tokens to be fed before it; None if no row skips.
+    """
+    selection = schedule.select(draft, state)
+    if selection is None:
+        return draft, None
+    taken = draft.tree.tokens.gather(1, selection.path[:, 1:])  # [B, depth]
+    chain = torch.cat([state.last_tokens()[:, None], taken[:, :-1]], dim=1)
+    counts = _append(state, buffer, taken, selection.counts * state.active, stop_token)
+    counts = counts * state.active  # a row that a stop token ended has nothing left to verify
+    drafter.observe_skipped(draft, replace(selection, counts=counts), state)  # type: ignore[attr-defined]
+    behind = _clip(drafter.propose(state), state)
+    return _choose(counts > 0, behind, draft, state), PendingChain(chain, counts)
+
+
+def _choose(rows: Tensor, behind: Draft, draft: Draft, state: DecodeState) -> Draft:
+    """The draft behind the taken tokens in `rows` [B], the first draft elsewhere; finished rows are padding."""
+    tree = TokenTree.where(rows, behind.tree, draft.tree)
+    probabilities = None
+    if behind.probabilities is not None and draft.probabilities is not None:
+        either = [
+            torch.nn.functional.pad(each, (0, 0, 0, tree.num_nodes - each.shape[1]))
+            for each in (behind.probabilities, draft.probabilities)
+        ]
+        probabilities = torch.where(rows[:, None, None], either[0], either[1])
+    return _clip(Draft(tree, probabilities), state)
 
 
 def _new_tokens(tree: TokenTree, verdict: Verdict) -> Tensor:

@@ -11,13 +11,22 @@ One verified step of `specdecode.loop.decode`:
     target.commit(nodes, counts)                                    # keep their cache entries
     drafter.observe(draft, output, verdict, state)                  # learn from it
 
+A skipped step comes before a verified one:
+
+    selection = schedule.select(draft, state)                       # which tokens are taken unverified?
+    drafter.observe_skipped(draft, selection, state)
+    draft = drafter.propose(state)                                  # go on drafting behind them
+
+The tokens it took are *pending*: the target has not been fed them. The verified step feeds them as a chain before the
+tree, in the same forward.
+
 The last token of a row is always "drawn but not fed": it is the root of the next draft.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, fields, replace
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -39,6 +48,12 @@ class TargetOutput:
 
     logits: Tensor
     hidden_states: Tensor | None = None
+
+    def after(self, count: int) -> Self:
+        """The output of the fed tokens from number `count` on."""
+        parts: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        later: dict[str, Any] = {name: None if value is None else value[:, count:] for name, value in parts.items()}
+        return replace(self, **later)
 
 
 @dataclass
@@ -76,10 +91,13 @@ class Draft:
             a confidence is then *not* a probability of having been drawn. Where children are drawn at random,
             [B, n, V] float32: the distribution each node was actually drawn from, given its earlier siblings (without
             replacement: those zeroed and the rest renormalised). The root's row is not read.
+        confidence: [B, n] float32, how sure the drafter is of the path to each node, as a log-probability, for
+            schedules; None where it does not say. No verifier may read it.
     """
 
     tree: TokenTree
     probabilities: Tensor | None = None
+    confidence: Tensor | None = None
 
 
 @dataclass
@@ -97,6 +115,19 @@ class Verdict:
     path: Tensor
     accepted: Tensor
     next_tokens: Tensor
+
+
+@dataclass
+class Selection:
+    """What a schedule decides: drafted tokens that are taken without asking the target.
+
+    Args:
+        path: [B, max_depth + 1] int64 nodes of the chosen path, the root first, as in `Verdict`.
+        counts: [B] int64, drafted tokens taken; 0 in rows that do not skip.
+    """
+
+    path: Tensor
+    counts: Tensor
 
 
 class Target(Protocol):
@@ -179,4 +210,34 @@ class Verifier(Protocol):
 
     def accept(self, draft: Draft, output: TargetOutput, state: DecodeState) -> Verdict:
         """Walk from the root along accepted children; `output` has logits for every node of `draft.tree`."""
+        ...
+
+
+class SkippingDrafter(Drafter, Protocol):
+    """A drafter that can go on without hearing what the target says about its tokens."""
+
+    def observe_skipped(self, draft: Draft, selection: Selection, state: DecodeState) -> None:
+        """Tokens of the draft were taken unverified; `state` includes them. A new draft will be asked for at once.
+
+        Rows with a count of 0 took nothing: what is drafted for them now is not used, and their draft stands.
+        """
+        ...
+
+    def observe_pending(self, output: TargetOutput, counts: Tensor, state: DecodeState) -> None:
+        """The target has been fed the pending tokens of the last skip: [B, m, ...], the first `counts[b]` of each row.
+
+        Called before `observe`, which gets the output of the tree's nodes.
+        """
+        ...
+
+
+class Schedule(Protocol):
+    """Is the target asked at all this time?"""
+
+    def select(self, draft: Draft, state: DecodeState) -> Selection | None:
+        """Which tokens of a draft to take without asking; None where the host knows that no row skips.
+
+        Asked once before every target pass, so no row can skip twice in a row. The draft is clipped so that a skip
+        never completes a row.
+        """
         ...

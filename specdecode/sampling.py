@@ -150,6 +150,8 @@ class Tag(IntEnum):
     TARGET = 1  # the token the target would draw at an output position
     DRAFT = 2  # a drafter's guesses
     ACCEPT = 3  # acceptance tests
+    SKIP = 4  # which drafted path is taken unverified
+    COUPLE = 5  # whether a drafter's guess stays as it was
 
 
 # SplitMix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014): the state advances by

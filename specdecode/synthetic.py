@@ -91,6 +91,10 @@ class MarkovTarget:
         self.committed.scatter_(1, columns, self._fed.gather(1, node_indices))
         self.lengths = self.lengths + counts
 
+    def rewind(self, counts: Tensor) -> None:
+        """Forget the last `counts[b]` committed tokens."""
+        self.lengths = self.lengths - counts
+
 
 @dataclass
 class MarkovDrafter:

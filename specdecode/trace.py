@@ -30,13 +30,15 @@ class StepRecord:
         active: [B] bool, rows that took part.
         drafted: [B] int64, drafted tokens the target was asked about (clipped at the end of the row).
         accepted: [B] int64, drafted tokens that stayed.
-        emitted: [B] int64, tokens added to the row.
+        emitted: [B] int64, tokens added to the row by the pass: the accepted ones and the target's own.
+        skipped: [B] int64, tokens taken unverified before the pass.
     """
 
     active: Tensor
     drafted: Tensor
     accepted: Tensor
     emitted: Tensor
+    skipped: Tensor
 
 
 class DecodeTrace:
@@ -98,7 +100,7 @@ class DecodeTrace:
     @property
     def row_tokens(self) -> list[int]:
         """Tokens of each row."""
-        return (self._column("emitted").sum(0) + self._first_tokens).tolist()
+        return (self._column("emitted").sum(0) + self._column("skipped").sum(0) + self._first_tokens).tolist()
 
     @property
     def tokens(self) -> int:
@@ -109,6 +111,16 @@ class DecodeTrace:
     def drafted(self) -> int:
         """Drafted tokens the target was asked about, over all rows."""
         return int(self._column("drafted").sum())
+
+    @property
+    def skipped_steps(self) -> int:
+        """Steps, counted per row, that took tokens unverified."""
+        return int((self._column("skipped") > 0).sum())
+
+    @property
+    def skipped_tokens(self) -> int:
+        """Tokens taken unverified, over all rows."""
+        return int(self._column("skipped").sum())
 
     @property
     def accepted_lengths(self) -> list[list[int]]:
@@ -123,7 +135,7 @@ class DecodeTrace:
 
     @property
     def mean_accepted_length_with_bonus(self) -> float:
-        """Tokens added, per row and step; 0 without any step."""
+        """Tokens added by a pass, per row and step, skipped ones not counted; 0 without any step."""
         return self._per_step("emitted")
 
     def _per_step(self, name: str) -> float:
@@ -146,6 +158,8 @@ class DecodeTrace:
             "row_tokens": self.row_tokens,
             "tokens_per_pass": self.tokens_per_pass,
             "drafted": self.drafted,
+            "skipped_steps": self.skipped_steps,
+            "skipped_tokens": self.skipped_tokens,
             "mean_accepted_length": self.mean_accepted_length,
             "mean_accepted_length_with_bonus": self.mean_accepted_length_with_bonus,
             "accepted_lengths": self.accepted_lengths,

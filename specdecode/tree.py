@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -90,6 +91,26 @@ class TokenTree:
         for _ in range(max_depth):
             depth = torch.where(parents >= 0, depth.gather(1, parents.clamp(min=0)) + 1, 0)
         return cls(tokens.masked_fill(~valid, 0), parents, depth, valid, max_depth, max_children)
+
+    @classmethod
+    def where(cls, rows: Tensor, yes: TokenTree, no: TokenTree) -> TokenTree:
+        """Row by row the one tree or the other, padded to the larger.
+
+        Args:
+            rows: [B] bool, True for rows of `yes`.
+            yes, no: trees of B rows.
+        """
+        num_nodes = max(yes.num_nodes, no.num_nodes)
+        padding = {"tokens": 0, "parents": -1, "depth": 0, "valid": False}
+        values = {}
+        for name, value in padding.items():
+            left, right = (
+                F.pad(getattr(tree, name), (0, num_nodes - tree.num_nodes), value=value) for tree in (yes, no)
+            )
+            values[name] = torch.where(rows[:, None], left, right)
+        return cls(
+            **values, max_depth=max(yes.max_depth, no.max_depth), max_children=max(yes.max_children, no.max_children)
+        )
 
     def check(self) -> None:
         """Verify the layout (reads the tensors, so it waits for the device: for tests and new drafters).

@@ -1,5 +1,8 @@
 """Verifiers: which drafted tokens stay? One module per rule of acceptance."""
 
+from specdecode.verifiers.annealed import AnnealedVerifier
 from specdecode.verifiers.exact import ExactVerifier
+from specdecode.verifiers.grouped import GroupedVerifier
+from specdecode.verifiers.lantern import LanternVerifier
 
-__all__ = ["ExactVerifier"]
+__all__ = ["AnnealedVerifier", "ExactVerifier", "GroupedVerifier", "LanternVerifier"]

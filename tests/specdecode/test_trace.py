@@ -11,8 +11,15 @@ import torch
 from specdecode.trace import DecodeTrace, StepRecord
 
 
-def step(active: list[bool], drafted: list[int], accepted: list[int], emitted: list[int]) -> StepRecord:
-    return StepRecord(torch.tensor(active), torch.tensor(drafted), torch.tensor(accepted), torch.tensor(emitted))
+def step(
+    active: list[bool],
+    drafted: list[int],
+    accepted: list[int],
+    emitted: list[int],
+    skipped: list[int] | None = None,
+) -> StepRecord:
+    skipped = [0] * len(active) if skipped is None else skipped
+    return StepRecord(*map(torch.tensor, (active, drafted, accepted, emitted, skipped)))
 
 
 def test_counts_by_hand() -> None:
@@ -70,3 +77,16 @@ def test_dictionary_is_json() -> None:
     assert numbers["row_tokens"] == [4, 2] and set(numbers["phase_seconds"]) == {"prefill"}
     numbers["phase_seconds"]["other"] = 1.0
     assert "other" not in trace.phase_seconds
+
+
+def test_skipped_tokens_are_tokens_of_the_row_and_of_no_pass() -> None:
+    trace = DecodeTrace(2)
+    trace.record_prefill()
+    trace.record_step(step([True, True], [4, 4], [2, 0], [3, 1], [3, 0]))
+    trace.record_step(step([True, True], [4, 4], [1, 1], [2, 2]))
+    assert trace.row_tokens == [1 + 3 + 3 + 2, 1 + 1 + 2]
+    assert trace.row_passes == [3, 3]
+    assert (trace.skipped_steps, trace.skipped_tokens) == (1, 3)
+    assert trace.mean_accepted_length == 1.0
+    assert trace.mean_accepted_length_with_bonus == 2.0
+    assert trace.tokens_per_pass == 13 / 6

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
 
@@ -212,6 +214,79 @@ def test_the_verifier_says_that_it_is_exact() -> None:
     assert ExactVerifier().exact is True
 
 
+# ---- chains are judged at once, with the tokens of the walk ----
+
+
+def random_chain(seed: int, batch_size: int, length: int, vocab_size: int) -> tuple[Draft, TargetOutput, Tensor]:
+    """Drafts that share something with the target, each row clipped somewhere (the root too: a finished row)."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = 2 * torch.randn(batch_size, length + 1, vocab_size, generator=generator)
+    before = (logits + torch.randn(logits.shape, generator=generator)).softmax(-1)  # of the token after each node
+    drawn_from = before.roll(1, dims=1)
+    tokens = torch.multinomial(drawn_from.flatten(0, 1), 1, generator=generator).view(batch_size, length + 1)
+    depth = torch.randint(-1, length + 1, (batch_size,), generator=generator)
+    lengths = torch.randint(1, 50, (batch_size,), generator=generator)
+    return Draft(TokenTree.chain(tokens).clip(depth), drawn_from), TargetOutput(logits), lengths
+
+
+def state_for(lengths: Tensor, sampling: SamplingConfig) -> DecodeState:
+    tokens = torch.zeros(len(lengths), 1, dtype=torch.int64)
+    return DecodeState(tokens, lengths, lengths > 0, 99, sampling, RandomStreams.from_seeds(range(len(lengths))))
+
+
+def assert_same(one: Verdict, other: Verdict) -> None:
+    assert torch.equal(one.accepted, other.accepted)
+    assert torch.equal(one.next_tokens, other.next_tokens)
+    assert one.path.shape == other.path.shape and one.path.dtype == other.path.dtype
+    meaningful = torch.arange(one.path.shape[1]) <= one.accepted[:, None]
+    assert torch.equal(one.path.where(meaningful, -1), other.path.where(meaningful, -1))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 20), st.integers(0, 6), st.integers(2, 30), st.booleans())
+def test_chain_walk_has_the_tokens_of_the_walk(
+    seed: int, batch_size: int, length: int, vocab_size: int, filtered: bool
+) -> None:
+    draft, output, lengths = random_chain(seed, batch_size, length, vocab_size)
+    state = state_for(lengths, SamplingConfig(0.9, 4, 0.8) if filtered else SamplingConfig(1.1))
+    assert draft.probabilities is not None
+    slow = exact.multi_round_walk(draft.tree, draft.probabilities, output.logits, state)
+    assert_same(exact.chain_walk(draft, output, state), slow)
+    assert_same(ExactVerifier().accept(draft, output, state), slow)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 20), st.integers(0, 6), st.integers(2, 30), st.booleans())
+def test_chains_of_one_draw_have_the_tokens_of_the_walk(
+    seed: int, batch_size: int, length: int, vocab_size: int, greedy: bool
+) -> None:
+    draft, output, lengths = random_chain(seed, batch_size, length, vocab_size)
+    state = state_for(lengths, SamplingConfig(0 if greedy else 0.7))
+    wide = replace(draft.tree, max_children=2)  # the same chain, but nobody knows
+    fast = ExactVerifier().accept(Draft(draft.tree), output, state)
+    assert_same(fast, ExactVerifier().accept(Draft(wide), output, state))
+
+
+def test_chain_walk_accepts_and_rejects() -> None:
+    """The equality above is no comparison of empty paths."""
+    draft, output, lengths = random_chain(1, 300, 5, 12)
+    accepted = exact.chain_walk(draft, output, state_for(lengths, SamplingConfig())).accepted
+    assert set(accepted.tolist()) == {0, 1, 2, 3, 4, 5}
+
+
+def test_a_chain_with_a_gap_ends_at_it() -> None:
+    tokens = torch.tensor([[1, 0, 2]])
+    parents, valid = torch.tensor([[-1, -1, 0]]), torch.tensor([[True, False, True]])
+    tree = TokenTree.from_parents(tokens, parents, valid, max_depth=1, max_children=1)
+    probabilities = torch.nn.functional.one_hot(tokens, 3).float()
+    logits = torch.full((1, 3, 3), -100.0)
+    logits[..., 2] = 100.0
+    state = state_for(torch.tensor([1]), SamplingConfig())
+    for draft in (Draft(tree), Draft(tree, probabilities)):
+        verdict = ExactVerifier().accept(draft, TargetOutput(logits), state)
+        assert verdict.accepted.tolist() == [0] and verdict.next_tokens.tolist() == [2]
+
+
 # ---- planted faults: each one must be noticed ----
 
 
@@ -269,6 +344,24 @@ def test_fault_residual_replaced_by_the_target(monkeypatch: pytest.MonkeyPatch) 
 def test_fault_bonus_from_the_wrong_node(children: str) -> None:
     make_drafter = markov_drafter(TREE, children)
     assert chi_square_p_value(make_drafter, BonusFromWrongNode(), draws=DRAWS_FOR_FAULTS) < 1e-9
+
+
+def test_fault_the_end_of_a_chain_taken_for_a_rejection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last token is drawn from a residual although every drafted token was accepted."""
+    judge = exact.judge_chain
+
+    def faulty(draft: Draft, target: Tensor, *others: Tensor) -> Verdict:  # type: ignore[no-untyped-def]
+        verdict = judge(draft, target, *others)  # type: ignore[arg-type]
+        state: DecodeState = others[-1]  # type: ignore[assignment]
+        rows = torch.arange(draft.tree.batch_size)
+        last, drawn_from = target[rows, verdict.accepted], draft.probabilities[rows, verdict.path[:, -1]]  # type: ignore[index]
+        noise = state.streams.exponential(Tag.TARGET, state.lengths + verdict.accepted, VOCAB_SIZE)
+        wrong = exact.sample(exact._residual(last, drawn_from), noise)
+        at_end = verdict.accepted == draft.tree.max_depth
+        return replace(verdict, next_tokens=torch.where(at_end, wrong, verdict.next_tokens))
+
+    monkeypatch.setattr(exact, "judge_chain", faulty)
+    assert chi_square_p_value(markov_drafter(CHAIN, "sampled"), draws=DRAWS_FOR_FAULTS) < 1e-9
 
 
 def test_fault_top_p_before_top_k(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,260 @@
+"""How much to draft: fixed, or chosen for the most tokens per second.
+
+Belongs here: the choice among sizes from what passes cost and what has been accepted. Does not belong here: measuring
+costs (`vargen.step_costs`), and drafting.
+
+A step that drafts a tree of n nodes and d levels takes target(n) + d * drafting step + overhead, and adds 1 + E tokens,
+E being the expected accepted length. E is estimated from what happened: by the drafter's own confidence, scaled to what
+was accepted of it, where it has any; else level by level, as the share of drafts that survived each level, with the
+last known share for levels not tried.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class DraftSize:
+    """Size of a draft.
+
+    Args:
+        total_tokens: nodes of the tree, its root included; a chain of length L has L + 1.
+        depth: levels below the root, which is how many drafting steps it takes.
+
+    Raises:
+        ValueError: there are fewer nodes than levels.
+    """
+
+    total_tokens: int
+    depth: int
+
+    def __post_init__(self) -> None:
+        if self.depth < 0 or self.total_tokens < self.depth + 1:
+            raise ValueError(
+                f"total_tokens must be at least depth + 1 (every level needs a node), got {self.total_tokens} with "
+                f"depth {self.depth}"
+            )
+
+
+NO_DRAFT = DraftSize(1, 0)
+
+
+class DraftSizer(Protocol):
+    """Chooses the size of every draft."""
+
+    @property
+    def largest(self) -> DraftSize:
+        """The most nodes and the most levels of any choice, for which caches must have room."""
+        ...
+
+    def choose(self) -> DraftSize:
+        """The size of the next draft. Never waits for the device."""
+        ...
+
+    def observe(self, size: DraftSize, accepted: Tensor, active: Tensor, predicted: Tensor | None = None) -> None:
+        """A step is over.
+
+        Args:
+            size: what was drafted.
+            accepted: [B] int64, drafted tokens accepted.
+            active: [B] bool, rows that took part.
+            predicted: [C] float, the drafter's own estimate of the accepted length for every candidate of this sizer,
+                a mean over active rows; None where it has none.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class FixedDraftSize:
+    """Always the same size."""
+
+    size: DraftSize
+
+    @property
+    def largest(self) -> DraftSize:
+        """The size itself."""
+        return self.size
+
+    def choose(self) -> DraftSize:
+        """The size itself."""
+        return self.size
+
+    def observe(self, size: DraftSize, accepted: Tensor, active: Tensor, predicted: Tensor | None = None) -> None:
+        """Nothing to learn."""
+
+
+@dataclass(frozen=True)
+class StepCosts:
+    """What the parts of a step cost, in seconds.
+
+    Args:
+        nodes: numbers of nodes at which a target pass was timed, rising.
+        target_seconds: of those passes.
+        drafting_step_seconds: one level of drafting.
+        overhead_seconds: what a step that drafts costs beside passes: masks, verification, bookkeeping.
+
+    Raises:
+        ValueError: the lists do not belong together.
+    """
+
+    nodes: tuple[int, ...]
+    target_seconds: tuple[float, ...]
+    drafting_step_seconds: float = 0.0
+    overhead_seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        if len(self.nodes) != len(self.target_seconds) or not self.nodes or list(self.nodes) != sorted(set(self.nodes)):
+            raise ValueError("nodes must rise, with one time in target_seconds for each")
+
+    def target(self, nodes: int) -> float:
+        """Seconds of a target pass: linear between measured points, and on along the last two beyond them."""
+        if len(self.nodes) == 1 or nodes <= self.nodes[0]:
+            return self.target_seconds[0]
+        right = min(max(1, bisect_left(self.nodes, nodes)), len(self.nodes) - 1)
+        left = right - 1
+        slope = (self.target_seconds[right] - self.target_seconds[left]) / (self.nodes[right] - self.nodes[left])
+        if nodes > self.nodes[-1]:
+            slope = max(slope, 0.0)  # timing noise must not make large trees free
+        return self.target_seconds[left] + slope * (nodes - self.nodes[left])
+
+    def step(self, size: DraftSize) -> float:
+        """Seconds of a whole step."""
+        if size.depth == 0:
+            return self.target(1)
+        return self.target(size.total_tokens) + size.depth * self.drafting_step_seconds + self.overhead_seconds
+
+
+class AdaptiveDraftSize:
+    """The size with the most expected tokens per second, no draft at all among them.
+
+    Args:
+        candidates: sizes to choose from; `NO_DRAFT` is added.
+        costs: of this machine and model.
+        adapt: follow what is accepted. Without, the choice is made once, from the costs and `prior_rate`: for methods
+            whose pictures depend on the draft, because what is accepted depends on all rows of a batch, and a picture
+            must not depend on what else is in its batch.
+        prior_rate: how often one drafted token is taken to be accepted before anything is known.
+        interval: steps between two looks at what was accepted; only then the host waits for the device.
+
+    Raises:
+        ValueError: no candidate, or `prior_rate` outside (0, 1).
+    """
+
+    def __init__(
+        self,
+        candidates: Sequence[DraftSize],
+        costs: StepCosts,
+        *,
+        adapt: bool = True,
+        prior_rate: float = 0.4,
+        interval: int = 8,
+    ) -> None:
+        if not candidates:
+            raise ValueError("candidates must hold at least one size")
+        if not 0 < prior_rate < 1:
+            raise ValueError(f"prior_rate must lie between 0 and 1, got {prior_rate}")
+        self.candidates = tuple(dict.fromkeys((NO_DRAFT, *candidates)))
+        self.costs = costs
+        self.adapt = adapt
+        self.prior_rate = prior_rate
+        self.interval = interval
+        deepest = self.largest.depth
+        # Decayed counts by level: drafts that came so far, and those that got through.
+        self._came = [0.0] * (deepest + 1)
+        self._passed = [0.0] * (deepest + 1)
+        self._predicted: list[float] | None = None
+        self._scale = (_PRIOR_WEIGHT, _PRIOR_WEIGHT)  # decayed sums: accepted, and predicted for the size used
+        self._pending: list[tuple[DraftSize, Tensor, Tensor, Tensor | None]] = []
+        self._until_probe = self._patience = _FIRST_PATIENCE
+        self._probing = False
+        self._current = self._best()
+
+    @property
+    def largest(self) -> DraftSize:
+        """The most nodes and the most levels of any candidate."""
+        return DraftSize(max(c.total_tokens for c in self.candidates), max(c.depth for c in self.candidates))
+
+    def choose(self) -> DraftSize:
+        """The size of the next draft."""
+        if self.adapt and self._current == NO_DRAFT:
+            # Without drafts nothing is learned, so now and then one is made, ever more rarely as they do not pay.
+            self._until_probe -= 1
+            if self._until_probe <= 0:
+                self._probing = True
+                self._current = self._best(drafting=True)
+        return self._current
+
+    def observe(self, size: DraftSize, accepted: Tensor, active: Tensor, predicted: Tensor | None = None) -> None:
+        """Keep the step; every `interval` steps, learn from those kept."""
+        if not self.adapt or size == NO_DRAFT:
+            return
+        self._pending.append((size, accepted, active, predicted))
+        if len(self._pending) >= self.interval:
+            self._learn()
+
+    def expected_accepted(self, size: DraftSize) -> float:
+        """Drafted tokens expected to be accepted at this size."""
+        if size.depth == 0:
+            return 0.0
+        if self._predicted is not None and size in self.candidates:
+            return self._predicted[self.candidates.index(size)] * self._scale[0] / self._scale[1]
+        # The wider a level, the likelier it holds the right token. A guess, which the first steps correct.
+        width = (size.total_tokens - 1) / size.depth
+        prior = 1 - (1 - self.prior_rate) ** (width**0.5)
+        expected, survival, rate = 0.0, 1.0, prior
+        for level in range(1, size.depth + 1):
+            rate = (self._passed[level] + _PRIOR_WEIGHT * rate) / (self._came[level] + _PRIOR_WEIGHT)
+            survival *= rate
+            expected += survival
+        return expected
+
+    def tokens_per_second(self, size: DraftSize) -> float:
+        """What a size is expected to achieve, per row."""
+        return (1 + self.expected_accepted(size)) / self.costs.step(size)
+
+    def _best(self, drafting: bool = False) -> DraftSize:
+        return max((c for c in self.candidates if c.depth > 0 or not drafting), key=self.tokens_per_second)
+
+    def _learn(self) -> None:
+        """Read the kept steps, in one go, and choose anew."""
+        pending, self._pending = self._pending, []
+        accepted = torch.stack([step[1] for step in pending]).tolist()
+        active = torch.stack([step[2] for step in pending]).tolist()
+        predictions = [step[3] for step in pending if step[3] is not None]
+        predicted = torch.stack(predictions).tolist() if len(predictions) == len(pending) else None
+        for number, (size, *_) in enumerate(pending):
+            lengths = [length for length, took_part in zip(accepted[number], active[number], strict=True) if took_part]
+            if not lengths:
+                continue
+            for level in range(1, size.depth + 1):
+                came = sum(length >= level - 1 for length in lengths) / len(lengths)
+                passed = sum(length >= level for length in lengths) / len(lengths)
+                self._came[level] = _DECAY * self._came[level] + came
+                self._passed[level] = _DECAY * self._passed[level] + passed
+            if predicted is not None:
+                before = self._predicted or predicted[number]
+                self._predicted = [
+                    _DECAY * a + (1 - _DECAY) * b for a, b in zip(before, predicted[number], strict=True)
+                ]
+                used = predicted[number][self.candidates.index(size)] if size in self.candidates else 0.0
+                self._scale = (
+                    _DECAY * self._scale[0] + sum(lengths) / len(lengths),
+                    _DECAY * self._scale[1] + used,
+                )
+        self._current = self._best()
+        if self._current == NO_DRAFT:
+            self._patience = min(2 * self._patience, _MOST_PATIENCE) if self._probing else _FIRST_PATIENCE
+            self._until_probe = self._patience
+        self._probing = False
+
+
+_DECAY = 0.95
+_PRIOR_WEIGHT = 2.0
+_FIRST_PATIENCE, _MOST_PATIENCE = 16, 256

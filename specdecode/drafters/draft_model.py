@@ -1,0 +1,145 @@
+"""A smaller model of the same vocabulary as a drafter: it decodes a few tokens ahead, one by one.
+
+Belongs here: keeping the smaller model's sequence in step with the accepted tokens. Does not belong here: what the
+model is; anything that plays Target and can forget will do.
+
+Source: Leviathan et al. 2023, "Fast inference from transformers via speculative decoding"; Chen et al. 2023,
+"Accelerating large language model decoding with speculative sampling".
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from specdecode import ragged
+from specdecode.draft_size import DraftSize, DraftSizer
+from specdecode.roles import DecodeState, Draft, Target, TargetOutput, Verdict
+from specdecode.sampling import Tag, draw_tokens, logits_to_probabilities
+from specdecode.tree import TokenTree
+
+MOST_WAITING = 8
+"""Tokens that may wait to be fed while nothing is drafted; the model is given at most so many and two more at once."""
+
+
+class DraftModel(Target, Protocol):
+    """A Target whose last tokens can be taken back."""
+
+    def rewind(self, counts: Tensor) -> None:
+        """Forget the last `counts[b]` committed tokens of row b; [B] int64."""
+        ...
+
+
+class DraftModelDrafter:
+    """The Drafter role over a smaller model.
+
+    Args:
+        model: with its own prompt and cache, before its prefill; same rows and vocabulary as the target. It needs room
+            for as many tokens as the target.
+        sizer: the length of the chain is its depth.
+        children: "sampled" from the model's distribution, which is handed to the verifier; "top" for its likeliest
+            token, a deterministic choice.
+
+    Raises:
+        ValueError: an unknown word.
+    """
+
+    def __init__(self, model: DraftModel, sizer: DraftSizer, children: Literal["sampled", "top"] | str = "sampled"):
+        if children not in ("sampled", "top"):
+            raise ValueError(f'children must be "sampled" or "top", got {children!r}')
+        self.model = model
+        self.sizer = sizer
+        self.children = children
+        self._size = DraftSize(1, 0)
+
+    def start(self, prompt: TargetOutput, state: DecodeState) -> None:
+        """Feed the prompt to the model; the first token waits.
+
+        Raises:
+            ValueError: the model has another vocabulary than the target.
+        """
+        vocab_size = prompt.logits.shape[-1]
+        if self.model.vocab_size != vocab_size:
+            raise ValueError(
+                f"draft_model must have the target's vocabulary of {vocab_size} tokens, it has {self.model.vocab_size}"
+            )
+        self.model.prefill()
+        self._waiting, self._counts = state.last_tokens()[:, None], state.active.long()
+        self._fed = torch.zeros_like(state.lengths)  # drafted tokens that the model has been fed
+
+    def propose(self, state: DecodeState) -> Draft:
+        """A chain behind each row's newest token."""
+        self._size = size = self.sizer.choose()
+        tokens = state.last_tokens()[:, None]
+        self._fed = torch.zeros_like(state.lengths)
+        if size.depth < 1:
+            if self._waiting.shape[1] >= MOST_WAITING:
+                self._feed_all_but_last()
+            return Draft(TokenTree.chain(tokens))
+        logits = self._feed(self._counts)  # [B, V]
+        drawn_from = [torch.zeros_like(logits)]
+        for level in range(1, size.depth + 1):
+            # Drafted token number `level` stands at output position lengths + level - 1.
+            position = state.lengths + level - 1
+            if self.children == "top":
+                token = logits.argmax(-1)
+            else:
+                drawn_from.append(logits_to_probabilities(logits, state.sampling))
+                token = draw_tokens(logits[:, None], state.sampling, state.streams, position[:, None], Tag.DRAFT)[:, 0]
+            tokens = torch.cat([tokens, token[:, None]], 1)
+            if level == size.depth:
+                break
+            # A row's last token is never fed, and past it there is no place.
+            fed = (state.active & (position < state.max_new_tokens - 1)).long()
+            logits = self._feed_one(token, fed)
+            self._fed = self._fed + fed
+        probabilities = torch.stack(drawn_from, 1) if self.children == "sampled" else None
+        return Draft(TokenTree.chain(tokens), probabilities)
+
+    def observe(self, draft: Draft, output: TargetOutput, verdict: Verdict, state: DecodeState) -> None:
+        """Take back what was rejected; what the model has not been fed waits."""
+        accepted = verdict.accepted
+        kept = torch.minimum(self._fed, accepted)
+        if self._size.depth > 1:
+            self.model.rewind(self._fed - kept)
+        following = verdict.next_tokens[:, None]
+        if self._size.depth > 0:
+            following = torch.cat([draft.tree.tokens.gather(1, verdict.path[:, 1:]), following], 1)
+            following = following.scatter(1, accepted[:, None], verdict.next_tokens[:, None])
+        took_part = draft.tree.valid[:, 0]
+        # Behind the drafted tokens that the model has: at most the last drafted one, and the newest.
+        place = (kept[:, None] + torch.arange(min(2, following.shape[1]), device=kept.device)).clamp(
+            max=following.shape[1] - 1
+        )
+        tokens, counts = following.gather(1, place), (accepted + 1 - kept) * took_part
+        if self._size.depth < 1:
+            self._waiting, self._counts = ragged.append(self._waiting, self._counts, tokens, counts)
+        else:
+            self._waiting, self._counts = tokens, counts
+        self.sizer.observe(self._size, accepted, took_part)
+
+    def _feed(self, counts: Tensor) -> Tensor:
+        """Feed the waiting tokens as a chain, of which the first `counts[b]` stay. Returns logits [B, V] after the last
+        one that waits."""
+        length, device = self._waiting.shape[1], self._waiting.device
+        place = torch.arange(length, device=device).expand(self._waiting.shape)
+        last = (self._counts - 1).clamp(min=0)
+        mask = torch.ones(length, length, dtype=torch.bool, device=device).tril().expand(len(place), -1, -1)
+        # Entries past a row's count stand where its last one does; nobody sees them.
+        output = self.model.forward(self._waiting, mask, torch.minimum(place, last[:, None]))
+        self.model.commit(place, counts)
+        return output.logits[torch.arange(len(place), device=device), last]
+
+    def _feed_all_but_last(self) -> None:
+        last = (self._counts - 1).clamp(min=0)
+        self._feed(last)
+        self._waiting, self._counts = self._waiting.gather(1, last[:, None]), self._counts.clamp(max=1)
+
+    def _feed_one(self, token: Tensor, counts: Tensor) -> Tensor:
+        """Feed one token per row, which stays where `counts[b]` is 1. Returns logits [B, V]."""
+        zeros = torch.zeros_like(token)[:, None]
+        logits = self.model.forward(token[:, None], torch.ones_like(zeros, dtype=torch.bool)[..., None], zeros).logits
+        self.model.commit(zeros, counts)
+        return logits[:, 0]

@@ -1,0 +1,505 @@
+"""EAGLE: drafting with one small layer that continues the target's own features.
+
+Belongs here: the bookkeeping of an EAGLE drafter for any network that plays `DraftHead`: what it has been fed, how a
+tree grows level by level (of fixed shape, as a chain, or following its confidence), and the feedback to the sizer.
+Does not belong here: the network, guidance, positions (`vargen.draft_head`), and any judgement of what is drafted.
+
+The network reads pairs: a token, and the target's final hidden state at the token before it. From a pair it guesses
+the hidden state at the token itself, whose output head is the target's own; so the same guess serves as the feature of
+the next pair, and drafting goes on without the target. A tree node's feature is therefore its parent's *guess*; only
+tokens that the target has judged get the target's features (Li et al. 2024, "EAGLE", section 4.1; arXiv 2401.15077).
+
+Shapes. `DynamicTree` is EAGLE-2's (Li et al. 2024, "EAGLE-2", arXiv 2406.16858, section 4): at each level the `top_k`
+nodes of greatest confidence, the product of probabilities on the way from the root, are expanded to `top_k` children
+each, and of all nodes seen the best are judged. A fixed shape (`StaticTree`) drafts the same ranks below every node,
+which LANTERN++ found better where distributions are flat. Children are the likeliest tokens, a deterministic choice,
+or, for fixed shapes, drawn without replacement.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from specdecode import ragged
+from specdecode.draft_size import DraftSize, DraftSizer
+from specdecode.drafters.tree_shapes import StaticTree
+from specdecode.roles import DecodeState, Draft, Selection, TargetOutput, Verdict
+from specdecode.sampling import RandomStreams, SamplingConfig, Tag, logits_to_probabilities
+from specdecode.tree import TokenTree
+
+_MOST_WAITING = 16  # pairs that may wait while nothing is drafted, before they are fed
+_TIE_BREAK = 1e-4  # nats a level: a child's score is below its parent's even where its probability rounds to one
+
+
+@dataclass
+class DraftHeadOutput:
+    """What the network guesses at each pair.
+
+    Args:
+        logits: [B, q, V] float32 of the token after each pair's; guidance is already applied.
+        hidden_states: [B, q, F] the guessed features, which serve the pairs after.
+    """
+
+    logits: Tensor
+    hidden_states: Tensor
+
+
+class DraftHead(Protocol):
+    """A network over pairs of token and feature, with a cache of one sequence per row.
+
+    The width of a feature, F, is the head's own business: a guided one keeps both halves' features side by side.
+    """
+
+    @property
+    def vocab_size(self) -> int:
+        """V."""
+        ...
+
+    def start(self, prompt: TargetOutput) -> Tensor:
+        """Empty the cache and feed the prompt. Returns [B, 1, F], the feature of the pair of the first token."""
+        ...
+
+    def features(self, output: TargetOutput) -> Tensor:
+        """[B, n, F]: the target's hidden states in the form this head reads."""
+        ...
+
+    def forward(self, tokens: Tensor, features: Tensor, mask: Tensor, depths: Tensor) -> DraftHeadOutput:
+        """Guess what follows new pairs. They stay new until `advance`.
+
+        Args:
+            tokens: [B, q] int64.
+            features: [B, q, F].
+            mask: [B or 1, q, n] bool, n >= q: which of the new pairs since the last `advance` each pair sees; these q
+                are the last of the n. Every pair also sees the whole sequence before.
+            depths: [B or 1, q] int64, places after the sequence.
+        """
+        ...
+
+    def advance(self, counts: Tensor) -> None:
+        """The first `counts[b]` new pairs of row b join the sequence; the others are forgotten."""
+        ...
+
+
+class FeatureReuse(Protocol):
+    """Stands in for the target's features where a step was skipped; see `vargen.vvs.feature_cache`.
+
+    Positions count a row's tokens from 0.
+    """
+
+    def start(self, feature: Tensor) -> None:
+        """A new batch begins: [B, 1, F], the feature before the first token."""
+        ...
+
+    def write(self, features: Tensor, first: Tensor, counts: Tensor) -> None:
+        """The target's features [B, k, F] at the `counts[b]` tokens from position `first[b]` on."""
+        ...
+
+    def read(self, first: Tensor, counts: Tensor, width: int) -> Tensor:
+        """[B, width, F]: what to use for the features at the `counts[b]` tokens from `first[b]` on, not known yet."""
+        ...
+
+
+@dataclass(frozen=True)
+class DynamicTree:
+    """EAGLE-2's shape; how many nodes and levels is the sizer's choice.
+
+    Args:
+        top_k: nodes expanded per level, and children of each.
+    """
+
+    top_k: int = 10
+
+    def __post_init__(self) -> None:
+        if self.top_k < 1:
+            raise ValueError(f"top_k must be at least 1, got {self.top_k}")
+
+
+class EagleDrafter:
+    """The Drafter role over a `DraftHead`.
+
+    Args:
+        head: the network.
+        shape: a dynamic tree, or a fixed one. With a fixed one the sizer only says how many levels of it are drafted.
+        sizer: how much to draft.
+        children: "top" for the likeliest tokens; "sampled" for tokens drawn without replacement from the drafter's
+            distribution, which is then handed to the verifier. Fixed shapes only.
+        feature_reuse: what to read where a step was skipped; None: steps cannot be skipped.
+        refresh: Read skipped tokens again, with their own features, once the target has been fed them. Otherwise the
+            head's cache keeps what it made of the stand-ins.
+
+    Raises:
+        ValueError: sampled children of a dynamic tree, or a tree wider than the vocabulary.
+    """
+
+    def __init__(
+        self,
+        head: DraftHead,
+        shape: DynamicTree | StaticTree,
+        sizer: DraftSizer,
+        children: Literal["top", "sampled"] = "top",
+        feature_reuse: FeatureReuse | None = None,
+        refresh: bool = False,
+    ) -> None:
+        width = shape.top_k if isinstance(shape, DynamicTree) else shape.max_children
+        if width > head.vocab_size:
+            raise ValueError(f"tree must not be wider than the vocabulary of {head.vocab_size} tokens, got {width}")
+        if children not in ("top", "sampled"):
+            raise ValueError(f'children must be "top" or "sampled", got {children!r}')
+        if children == "sampled" and isinstance(shape, DynamicTree):
+            raise ValueError('children="sampled" needs a tree of fixed shape: a dynamic one prefers likely tokens')
+        self.head = head
+        self.shape = shape
+        self.sizer = sizer
+        self.children = children
+        self.feature_reuse = feature_reuse
+        self.refresh = refresh
+        self._size = DraftSize(1, 0)
+        self._draft_behind_a_skip = False
+        self._predicted: Tensor | None = None
+        self._plan: _Plan | None = None
+
+    @staticmethod
+    def most_new_pairs(shape: DynamicTree | StaticTree, largest: DraftSize) -> int:
+        """The most pairs a head has to hold beyond its sequence: those that wait, or the expanded nodes of a tree."""
+        if isinstance(shape, DynamicTree):
+            expanded = shape.top_k * max(largest.depth - 1, 0)
+        else:
+            expanded = len(set(shape.parents)) - 2  # neither the root nor its missing parent
+        # After a skip that is read again, its pairs wait before those of the next accepted draft.
+        return max(2 * largest.depth + 1, _MOST_WAITING) + max(expanded, 1)
+
+    def start(self, prompt: TargetOutput, state: DecodeState) -> None:
+        """Feed the prompt; the first token is the first pair that waits."""
+        self._features = self.head.start(prompt)  # [B, 1, F]
+        self._tokens = state.last_tokens()[:, None]  # [B, 1]
+        self._counts = state.active.long()
+        self._skipped_tokens: Tensor | None = None
+        self._skipped_features: Tensor | None = None
+        if self.feature_reuse is not None:
+            self.feature_reuse.start(self._features)
+
+    def propose(self, state: DecodeState) -> Draft:
+        """A tree below each row's newest token."""
+        if not self._draft_behind_a_skip:  # else the two drafts of a step are of one size
+            self._size = self.sizer.choose()
+        self._draft_behind_a_skip = False
+        size, self._predicted = self._size, None
+        root = state.last_tokens()
+        if size.depth < 1:
+            if self._tokens.shape[1] >= _MOST_WAITING:
+                self._feed_all_but_last()
+            return Draft(TokenTree.chain(root[:, None]))
+        logits, feature = self._feed_waiting()
+        if isinstance(self.shape, DynamicTree):
+            return self._dynamic_tree(root, logits, feature, state, self.shape.top_k)
+        if self._plan is None:
+            self._plan = _Plan(self.shape, root.device)
+        return self._static_tree(root, logits, feature, state, self._plan)
+
+    def observe(self, draft: Draft, output: TargetOutput, verdict: Verdict, state: DecodeState) -> None:
+        """The accepted tokens and the newest one become the pairs that wait, with the target's features."""
+        features = self.head.features(output)  # [B, n, F]
+        path = verdict.path  # [B, depth + 1]
+        # Pair i: the token after path node i, and the feature at path node i.
+        along = _take(features, path)  # [B, depth + 1, F]
+        following = verdict.next_tokens[:, None]
+        if path.shape[1] > 1:
+            accepted_tokens = draft.tree.tokens.gather(1, path[:, 1:])
+            following = torch.cat([accepted_tokens, following], 1).scatter(1, verdict.accepted[:, None], following)
+        took_part = draft.tree.valid[:, 0]
+        counts = (verdict.accepted + 1) * took_part
+        if self.feature_reuse is not None:
+            # The newest token is not fed yet; the one fed first, the root, stands `counts` before it.
+            self.feature_reuse.write(along, (state.lengths - 1 - counts).clamp(min=0), counts)
+        if self._size.depth < 1:
+            # Nothing was drafted, so the pairs that waited still wait, these behind them.
+            before = self._counts
+            self._tokens, self._counts = ragged.append(self._tokens, before, following, counts)
+            self._features, _ = ragged.append(self._features, before, along, counts)
+        elif self.refresh and self._skipped_features is not None:
+            self._read_again(following, along, counts)
+        else:
+            self._tokens, self._features, self._counts = following, along, counts
+        self._forget_skip()
+        self.sizer.observe(self._size, verdict.accepted, took_part, self._predicted)
+
+    def observe_skipped(self, draft: Draft, selection: Selection, state: DecodeState) -> None:
+        """The taken tokens wait with stand-ins for the features that the target has not made."""
+        if self.feature_reuse is None:
+            raise ValueError("feature_reuse must be given where steps are skipped: the target's features are missing")
+        taken = draft.tree.tokens.gather(1, selection.path[:, 1:])  # [B, depth]
+        self._skipped_first = (state.lengths - 1 - selection.counts).clamp(min=0)  # position of the old root
+        self._skipped_tokens = taken
+        self._tokens, self._counts = taken, selection.counts
+        self._features = self.feature_reuse.read(self._skipped_first, selection.counts, taken.shape[1])
+        self._draft_behind_a_skip = True
+
+    def observe_pending(self, output: TargetOutput, counts: Tensor, state: DecodeState) -> None:
+        """The skipped tokens' own features, at last."""
+        assert self.feature_reuse is not None and self._skipped_tokens is not None
+        self._skipped_features = self.head.features(output)[:, : self._skipped_tokens.shape[1]]  # [B, m, F]
+        self._skipped_counts = counts
+        self.feature_reuse.write(self._skipped_features, self._skipped_first, counts)
+
+    def _forget_skip(self) -> None:
+        self._skipped_tokens = None
+        self._skipped_features = None
+
+    def _read_again(self, tokens: Tensor, features: Tensor, counts: Tensor) -> None:
+        """The skipped pairs leave the head's sequence and wait again, with their own features, these behind them."""
+        assert self._skipped_tokens is not None and self._skipped_features is not None
+        skipped = self._skipped_counts
+        self.head.advance(-skipped)
+        self._tokens, self._counts = ragged.append(self._skipped_tokens, skipped, tokens, counts)
+        self._features, _ = ragged.append(self._skipped_features, skipped, features, counts)
+
+    def _feed_waiting(self) -> tuple[Tensor, Tensor]:
+        """Feed the pairs that wait. Returns logits [B, V] and the feature [B, F] after the last one."""
+        output = self._feed(self._counts)
+        last = (self._counts - 1).clamp(min=0)[:, None]  # [B, 1]
+        return _take(output.logits, last)[:, 0], _take(output.hidden_states, last)[:, 0]
+
+    def _feed_all_but_last(self) -> None:
+        """Feed the pairs that wait and keep only the last one waiting: drafting starts from what it says."""
+        last = (self._counts - 1).clamp(min=0)
+        self._feed(last)
+        self._tokens, self._features = self._tokens.gather(1, last[:, None]), _take(self._features, last[:, None])
+        self._counts = self._counts.clamp(max=1)
+
+    def _feed(self, counts: Tensor) -> DraftHeadOutput:
+        """Feed the pairs that wait, as a chain; the first `counts[b]` join the sequence."""
+        num_pairs = self._tokens.shape[1]
+        device = self._tokens.device
+        depths = torch.arange(num_pairs, device=device)[None]
+        causal = torch.ones(1, num_pairs, num_pairs, dtype=torch.bool, device=device).tril_()
+        # Slots past a row's count hold repetitions, at the place of the last pair; nobody sees them.
+        depths = torch.minimum(depths, (self._counts[:, None] - 1).clamp(min=0))
+        output = self.head.forward(self._tokens, self._features, causal, depths)
+        self.head.advance(counts)
+        return output
+
+    def _dynamic_tree(self, root: Tensor, logits: Tensor, feature: Tensor, state: DecodeState, top_k: int) -> Draft:
+        """EAGLE-2: grow by confidence, keep the best."""
+        sampling = state.sampling
+        batch_size, device, depth = root.shape[0], root.device, self._size.depth
+        score, token = _log_probabilities(logits, sampling).topk(top_k)  # [B, k]
+        score = score - _TIE_BREAK
+        tokens, scores = [token], [score]
+        parents = [torch.full_like(token, -1)]  # as an index into all recorded nodes; -1 is the root
+        levels = [torch.ones(top_k, dtype=torch.int64, device=device)]
+        frontier = torch.arange(top_k, device=device).expand(batch_size, -1)  # recorded index of the expanded nodes
+        features = feature[:, None].expand(-1, top_k, -1)  # [B, k, F]
+        oneself = torch.eye(top_k, dtype=torch.bool, device=device).expand(batch_size, -1, -1)
+        mask = oneself  # [B, k, k * level]
+        recorded = top_k
+        for level in range(1, depth):
+            output = self.head.forward(token, features, mask, token.new_full((1, 1), level - 1).expand(1, top_k))
+            child_score, child_token = _log_probabilities(output.logits, sampling).topk(top_k)  # [B, k, k]
+            child_score = (child_score + score[..., None] - _TIE_BREAK).flatten(1)  # [B, k * k]
+            child_token = child_token.flatten(1)
+            tokens.append(child_token)
+            scores.append(child_score)
+            parents.append(frontier.repeat_interleave(top_k, dim=1))
+            levels.append(torch.full((top_k * top_k,), level + 1, device=device))
+            if level + 1 == depth:
+                break
+            score, chosen = child_score.topk(top_k)  # [B, k]
+            token = child_token.gather(1, chosen)
+            above = chosen // top_k  # [B, k] which of the expanded nodes is the parent
+            features = _take(output.hidden_states, above)
+            mask = torch.cat([_take(mask, above), oneself], dim=2)
+            frontier = recorded + chosen
+            recorded += top_k * top_k
+        all_tokens, all_scores, all_parents = torch.cat(tokens, 1), torch.cat(scores, 1), torch.cat(parents, 1)
+        all_levels = torch.cat(levels).expand(batch_size, -1)
+        num_drafted = min(self._size.total_tokens - 1, all_tokens.shape[1])
+        self._predict(all_scores, all_levels, state.active)
+        # Scores fall along every path, so the best nodes contain their ancestors; sorted, parents come first.
+        best = all_scores.topk(num_drafted).indices.sort(dim=1).values  # [B, m]
+        parent = all_parents.gather(1, best)
+        parent = torch.where(parent < 0, 0, torch.searchsorted(best, parent.contiguous()) + 1)
+        tree = TokenTree(
+            tokens=torch.cat([root[:, None], all_tokens.gather(1, best)], 1),
+            parents=torch.cat([torch.full_like(root[:, None], -1), parent], 1),
+            depth=torch.cat([torch.zeros_like(root[:, None]), all_levels.gather(1, best)], 1),
+            valid=torch.ones(batch_size, num_drafted + 1, dtype=torch.bool, device=device),
+            max_depth=depth,
+            max_children=top_k,
+        )
+        return Draft(tree, confidence=F.pad(all_scores.gather(1, best), (1, 0)))
+
+    def _predict(self, scores: Tensor, levels: Tensor, active: Tensor) -> None:
+        """What acceptance the drafter's own confidence promises, for every size the sizer might choose.
+
+        The sum of the chosen nodes' path probabilities is the expected accepted length, if the drafter were right about
+        itself. Sizes deeper than this tree go on with the ratio of its last two levels.
+        """
+        candidates = getattr(self.sizer, "candidates", ())
+        if len(candidates) < 2:
+            return
+        confidence, order = scores.exp().sort(dim=1, descending=True)  # [B, R]
+        # Finished rows count for nothing; dividing here makes plain sums over rows means.
+        confidence = confidence * active[:, None] / active.sum().clamp(min=1)
+        level = levels.gather(1, order)
+        sizes = torch.tensor([[c.total_tokens - 1, c.depth] for c in candidates], device=scores.device)  # [C, 2]
+        allowed = level[:, None] <= sizes[:, 1, None]  # [B, C, R]
+        kept = allowed & (allowed.cumsum(2) <= sizes[:, :1])
+        mass = (confidence[:, None] * kept).sum((0, 2))  # [C]
+        deepest = self._size.depth
+        if deepest > 1:
+            last, before = (((level == depth) * confidence).sum() for depth in (deepest, deepest - 1))
+            ratio = (last / before.clamp_min(1e-9)).clamp(0.0, 0.95)
+            beyond = (sizes[:, 1] - deepest).clamp(min=0)
+            bonus = last * ratio * (1 - ratio**beyond) / (1 - ratio)
+            mass = mass + torch.where(beyond > 0, bonus, 0.0)
+        self._predicted = mass
+
+    def _static_tree(self, root: Tensor, logits: Tensor, feature: Tensor, state: DecodeState, plan: _Plan) -> Draft:
+        """The same ranks below every node, down to the sizer's depth."""
+        batch_size, depth = root.shape[0], min(self._size.depth, len(plan.levels))
+        tokens, drawn_from = [root[:, None]], [logits.new_zeros(batch_size, 1, logits.shape[-1])]
+        # What is known after each node whose children come next.
+        inner_logits, inner_features = logits[:, None], feature[:, None]  # [B, i, V], [B, i, F]
+        for level in plan.levels[:depth]:
+            counters = state.lengths[:, None] * plan.num_nodes + level.above
+            choices, probabilities = self._choose(inner_logits, level.width, state.sampling, state.streams, counters)
+            tokens.append(choices[:, level.parent, level.rank])  # [B, m]
+            if probabilities is not None:
+                drawn_from.append(
+                    _without_earlier(probabilities[:, level.parent], choices[:, level.parent], level.rank)
+                )
+            if len(tokens) > depth:
+                break
+            output = self.head.forward(
+                tokens[-1][:, level.inner], inner_features[:, level.inner_parent], level.mask, level.depths
+            )
+            inner_logits, inner_features = output.logits, output.hidden_states
+        drafted = torch.cat(tokens, 1)
+        num_nodes = drafted.shape[1]
+        tree = TokenTree(
+            tokens=drafted,
+            parents=plan.parents[:num_nodes].expand(batch_size, -1),
+            depth=plan.depths[:num_nodes].expand(batch_size, -1),
+            valid=torch.ones_like(drafted, dtype=torch.bool),
+            max_depth=depth,
+            max_children=max(level.width for level in plan.levels[:depth]),
+        )
+        return Draft(tree, torch.cat(drawn_from, 1) if self.children == "sampled" else None)
+
+    def _choose(
+        self, logits: Tensor, width: int, sampling: SamplingConfig, streams: RandomStreams, counters: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        """Children of each node, first choice first.
+
+        Args:
+            logits: [B, i, V]. width: children wanted. counters: [B, i] of the random numbers.
+
+        Returns:
+            Tokens [B, i, width], and for sampled children the distribution [B, i, V] the first was drawn from.
+        """
+        if self.children == "top":
+            return logits.topk(width).indices, None
+        probabilities = logits_to_probabilities(logits, sampling)
+        if sampling.is_greedy:
+            return logits.topk(width).indices, probabilities
+        # The first arrivals of the exponential race are a draw without replacement, in order (Gumbel top-k).
+        noise = streams.exponential(Tag.DRAFT, counters, logits.shape[-1])
+        # Where filters left fewer tokens than are wanted, the rest are guesses; `_without_earlier` knows.
+        return (probabilities / noise).topk(width).indices, probabilities
+
+
+def _log_probabilities(logits: Tensor, sampling: SamplingConfig) -> Tensor:
+    """Log-probabilities for ranking, at the sampling temperature; filters change no ranks and are left out."""
+    if sampling.temperature not in (0, 1):
+        logits = logits / sampling.temperature
+    return logits.log_softmax(-1)
+
+
+def _take(values: Tensor, index: Tensor) -> Tensor:
+    """Rows `index` [B, k] of `values` [B, m, width]: [B, k, width]."""
+    return values.gather(1, index[..., None].expand(-1, -1, values.shape[-1]))
+
+
+def _without_earlier(probabilities: Tensor, choices: Tensor, rank: Tensor) -> Tensor:
+    """What each node was drawn from: its earlier siblings zeroed, the rest renormalised.
+
+    Args:
+        probabilities: [B, m, V] of each node's parent. choices: [B, m, width] of each node's parent. rank: [m].
+
+    Returns:
+        [B, m, V].
+    """
+    earlier = torch.arange(choices.shape[-1], device=rank.device) < rank[:, None]  # [m, width]
+    # Later siblings are pointed at an extra column, which is cut off.
+    vocab_size = probabilities.shape[-1]
+    padded = torch.cat([probabilities, torch.zeros_like(probabilities[..., :1])], dim=-1)
+    left = padded.scatter(-1, torch.where(earlier, choices, vocab_size), 0.0)[..., :-1]
+    total = left.sum(-1, keepdim=True)
+    # With nothing left to draw from, the node is a deterministic guess, and its distribution says so.
+    own = choices.gather(-1, rank.view(1, -1, 1).expand(choices.shape[0], -1, 1))  # [B, m, 1]
+    return torch.where(total > 0, left / total.clamp_min(1e-30), torch.zeros_like(left).scatter_(-1, own, 1.0))
+
+
+@dataclass(frozen=True)
+class _PlanLevel:
+    """How one level of a fixed shape of m nodes is drafted; all indices as tensors on the device.
+
+    Args:
+        above: [i] the nodes one level up that have children, counted from the root.
+        parent: [m] the parent of each node, as an index into `above`. rank: [m]. width: the most children.
+        inner: [j] those of the m nodes that have children themselves.
+        inner_parent: [j] their parents, as indices into `above`.
+        mask: [1, j, n] which of the nodes fed so far each of them sees. depths: [1, j].
+    """
+
+    above: Tensor
+    parent: Tensor
+    rank: Tensor
+    width: int
+    inner: Tensor
+    inner_parent: Tensor
+    mask: Tensor
+    depths: Tensor
+
+
+class _Plan:
+    """A fixed shape, unrolled for drafting on a device."""
+
+    def __init__(self, shape: StaticTree, device: torch.device) -> None:
+        self.num_nodes = shape.num_nodes
+        self.parents = torch.tensor(shape.parents, device=device)
+        self.depths = torch.tensor(shape.depths, device=device)
+        self.levels: list[_PlanLevel] = []
+        above: tuple[int, ...] = (0,)
+        fed: list[int] = []
+        for depth in range(1, shape.max_depth + 1):
+            nodes, inner = shape.level(depth), shape.inner_level(depth)
+            fed += inner
+            sees = [[_is_ancestor(shape, other, node) for other in fed] for node in inner]
+            self.levels.append(
+                _PlanLevel(
+                    above=torch.tensor(above, device=device),
+                    parent=torch.tensor([above.index(shape.parents[node]) for node in nodes], device=device),
+                    rank=torch.tensor([shape.ranks[node] for node in nodes], device=device),
+                    width=max(shape.ranks[node] for node in nodes) + 1,
+                    inner=torch.tensor([nodes.index(node) for node in inner], dtype=torch.int64, device=device),
+                    inner_parent=torch.tensor(
+                        [above.index(shape.parents[node]) for node in inner], dtype=torch.int64, device=device
+                    ),
+                    mask=torch.tensor(sees, dtype=torch.bool, device=device)[None],
+                    depths=torch.full((1, len(inner)), depth - 1, device=device),
+                )
+            )
+            above = inner
+
+
+def _is_ancestor(shape: StaticTree, other: int, node: int) -> bool:
+    """Whether `other` is `node` or lies on its way to the root."""
+    while node > other:
+        node = shape.parents[node]
+    return node == other

@@ -1,0 +1,58 @@
+"""Which tokens look alike: the nearest neighbours of every vector of a codebook.
+
+Belongs here: distances between vectors, and nothing else. Does not belong here: where vectors come from, and what a
+verifier does with the neighbours.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+# Distances computed at once: 16 MiB of float32, whatever the vocabulary's size.
+_BLOCK_ELEMENTS = 1 << 22
+
+
+@torch.no_grad()
+def nearest_neighbours(vectors: Tensor, num_neighbours: int) -> Tensor:
+    """The nearest other vectors of each vector by Euclidean distance, as LANTERN (arXiv 2410.03355) looks for them.
+
+    Args:
+        vectors: [V, d] of any float type, finite. Distances are those of the vectors as given: where a model uses its
+            codes normalised, pass them normalised.
+        num_neighbours: k, between 0 and V - 1.
+
+    Returns:
+        [V, k] int64, nearest first, of equally distant ones the smaller index first. A token is never its own
+        neighbour, even where another has the same vector.
+
+    Raises:
+        ValueError: `vectors` has another shape or type or is not finite, or `num_neighbours` is out of range.
+    """
+    if vectors.ndim != 2 or not vectors.is_floating_point() or vectors.shape[0] == 0:
+        raise ValueError(
+            f"vectors must be floating point of shape [tokens, dim], got {vectors.dtype} of {list(vectors.shape)}"
+        )
+    vocab_size = vectors.shape[0]
+    if isinstance(num_neighbours, bool) or not isinstance(num_neighbours, int):
+        raise ValueError(f"num_neighbours must be an integer, got {num_neighbours!r}")
+    if not 0 <= num_neighbours < vocab_size:
+        raise ValueError(
+            f"num_neighbours must lie in [0, {vocab_size - 1}], as there are {vocab_size} vectors and none is its own "
+            f"neighbour, got {num_neighbours}"
+        )
+    vectors = vectors.float()
+    if not bool(vectors.isfinite().all()):
+        raise ValueError("vectors must be finite; some entry is infinite or not a number")
+
+    index = torch.arange(vocab_size, device=vectors.device)
+    blocks = []
+    for rows in index.split(max(1, _BLOCK_ELEMENTS // vocab_size)):
+        # Differences, not |a|^2 + |b|^2 - 2ab: that loses the small distances, which are the ones that matter here.
+        distances = torch.cdist(vectors[rows], vectors, compute_mode="donot_use_mm_for_euclid_dist")  # [b, V]
+        # Non-negative floats are ordered like their bits. Distance above, index below: one order without ties.
+        keys = (distances.view(torch.int32).long() << 32) | index
+        keys.scatter_(1, rows[:, None], torch.iinfo(torch.int64).max)
+        nearest = keys.topk(num_neighbours, dim=1, largest=False, sorted=True).values
+        blocks.append(nearest & 0xFFFFFFFF)
+    return torch.cat(blocks)

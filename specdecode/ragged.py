@@ -1,0 +1,28 @@
+"""Rows of different lengths in one tensor: left-aligned, with a count per row.
+
+Belongs here: putting such blocks behind each other. Does not belong here: what the entries are.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def append(left: Tensor, left_counts: Tensor, right: Tensor, right_counts: Tensor) -> tuple[Tensor, Tensor]:
+    """Each row of `right` behind the same row of `left`.
+
+    Args:
+        left: [B, k, ...], the first `left_counts[b]` entries of row b count.
+        right: [B, r, ...], likewise.
+        left_counts, right_counts: [B] int64.
+
+    Returns:
+        [B, k + r, ...] left-aligned, entries past a row's count being some entry or other, and the counts [B].
+    """
+    length, width = left.shape[1], right.shape[1]
+    place = torch.arange(length + width, device=left.device)
+    behind = length + (place - left_counts[:, None]).clamp(0, width - 1)
+    source = torch.where(place < left_counts[:, None], place, behind)  # [B, k + r]
+    source = source.view(*source.shape, *[1] * (left.ndim - 2)).expand(-1, -1, *left.shape[2:])
+    return torch.cat([left, right], 1).gather(1, source), left_counts + right_counts

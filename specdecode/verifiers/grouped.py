@@ -1,0 +1,118 @@
+"""GSD: whole groups of look-alike tokens stand for the drafted one in the acceptance test.
+
+Belongs here: grouped speculative decoding's test ("Grouped speculative decoding for autoregressive image generation",
+ICCV 2025). Does not belong here: the walk along the chain, which is the exact one with another ratio
+(`exact.judge_chain`).
+
+The test: a drafted token x, drawn from q, is accepted with probability min(1, p(G) / q(G)), G being its group: x, and
+of the group_size // 2 tokens on either side of it in the order of p those that are close to x both in probability
+(|p(y) - p(x)|) and in the codebook (squared distance). A rejected token is replaced by one from the normalised
+max(p - q, 0), as in the exact rule, although the group's test has another rejection probability: that is where the
+emitted distribution departs from p, by how much depends on p and q, and no budget bounds it. Nor does a larger group
+always accept more: it lends to tokens that q overrates, and takes from those it underrates, which were accepted anyway.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from specdecode.roles import DecodeState, Draft, TargetOutput, Verdict
+from specdecode.verifiers.arguments import check_chain, check_number, check_vocabulary
+from specdecode.verifiers.exact import ExactVerifier, chain_masses, chain_targets, judge_chain
+
+
+class GroupedVerifier:
+    """Accepts by groups. Takes chains whose tokens were drawn at random, with `probabilities`.
+
+    Greedy decoding leaves nothing to relax (p is 1 at one token and 0 at all others, and no group unites the two), so
+    there it is exact and takes any chain.
+
+    Args:
+        vectors: [V, d] of any float type, the codebook.
+        group_size: Tokens of a group at most, the drafted one included (an even size has room for one more, as the
+            sides are equal). At 0 or 1 the rule is exact.
+        max_probability_difference: Members differ from the drafted token by less than this in p.
+        max_distance: Members' vectors have less than this squared distance from the drafted token's.
+
+    Raises:
+        ValueError: An argument is out of range.
+    """
+
+    def __init__(
+        self, vectors: Tensor, group_size: int, max_probability_difference: float = 0.15, max_distance: float = 0.5
+    ) -> None:
+        if vectors.ndim != 2 or not vectors.is_floating_point():
+            raise ValueError(
+                f"vectors must be floating point of shape [tokens, dim], got {vectors.dtype} of {list(vectors.shape)}"
+            )
+        if isinstance(group_size, bool) or not isinstance(group_size, int) or group_size < 0:
+            raise ValueError(f"group_size must be an integer >= 0 (0 and 1 are exact), got {group_size!r}")
+        self.vectors = vectors.float()
+        self.group_size = group_size
+        self.max_probability_difference = check_number("max_probability_difference", max_probability_difference, 0, 1)
+        self.max_distance = check_number("max_distance", max_distance, 0)
+
+    @property
+    def exact(self) -> bool:
+        """Whether every group is its drafted token alone."""
+        return self.group_size <= 1 or self.max_probability_difference == 0 or self.max_distance == 0
+
+    def accept(self, draft: Draft, output: TargetOutput, state: DecodeState) -> Verdict:
+        """Judge a chain; see the module's description.
+
+        Args:
+            draft: A chain of n nodes with `probabilities` [B, n, V], a bare root, or, when greedy, any chain.
+            output: `logits` [B, n, V].
+            state: Lengths, sampling and random streams.
+
+        Raises:
+            ValueError: The draft is no such chain, or the target has another vocabulary than `vectors`.
+        """
+        check_chain("GroupedVerifier", draft)
+        check_vocabulary("vectors", self.vectors, output.logits)
+        if state.sampling.is_greedy or draft.tree.max_depth == 0:
+            return ExactVerifier().accept(draft, output, state)
+        if draft.probabilities is None:
+            raise ValueError(
+                "GroupedVerifier compares with the distributions the drafted tokens were drawn from, but this draft "
+                "has no probabilities: use a drafter that samples, or another verifier"
+            )
+        target = chain_targets(draft.tree, output.logits, state)
+        numerators, denominators = chain_masses(draft, target)
+        if not self.exact:
+            others = self._group(target[:, :-1], draft.tree.tokens[:, 1 : target.shape[1]], numerators)
+            numerators = numerators + _sum_over(target[:, :-1], *others)
+            denominators = denominators + _sum_over(draft.probabilities[:, 1 : target.shape[1]], *others)
+        return judge_chain(draft, target, numerators, denominators, state)
+
+    def _group(self, target: Tensor, tokens: Tensor, masses: Tensor) -> tuple[Tensor, Tensor]:
+        """The others of each drafted token's group.
+
+        Args:
+            target: [B, L, V]. tokens: [B, L] drafted. masses: [B, L] their probabilities.
+
+        Returns:
+            [B, L, m] int64 candidates, and [B, L, m] bool, whether each is a member.
+        """
+        if self.vectors.device != target.device:
+            self.vectors = self.vectors.to(target.device)
+        vocab_size = target.shape[-1]
+        side = min(self.group_size // 2, vocab_size)
+        # Non-negative floats are ordered like their bits; equal ones by index, so that every device sees one order.
+        # Two selections of a few tokens cost a fraction of a sort of the vocabulary.
+        keys = (target.view(torch.int32).long() << 32) | torch.arange(vocab_size - 1, -1, -1, device=target.device)
+        own = keys.gather(2, tokens[..., None])  # [B, L, 1]
+        nothing_above, nothing_below = torch.iinfo(torch.int64).max, -1
+        above = torch.where(keys > own, keys, nothing_above).topk(side, dim=2, largest=False)
+        below = torch.where(keys < own, keys, nothing_below).topk(side, dim=2)
+        others = torch.cat([above.indices, below.indices], dim=2)  # [B, L, m]
+        exists = torch.cat([above.values < nothing_above, below.values > nothing_below], dim=2)
+        difference = (target.gather(2, others) - masses[..., None]).abs()
+        distance = (self.vectors[others] - self.vectors[tokens][..., None, :]).square().sum(-1)
+        return others, exists & (difference < self.max_probability_difference) & (distance < self.max_distance)
+
+
+def _sum_over(probabilities: Tensor, tokens: Tensor, is_member: Tensor) -> Tensor:
+    """[B, L]: the mass that distributions [B, L, V] give the members among tokens [B, L, m]."""
+    return (probabilities.gather(2, tokens) * is_member).sum(2)

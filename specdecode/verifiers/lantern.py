@@ -1,0 +1,222 @@
+"""LANTERN: a drafted token is also accepted where the target prefers one that looks like it.
+
+Belongs here: relaxed acceptance by moving probability from look-alike tokens to drafted ones, within a budget.
+Does not belong here: how neighbours are found (`specdecode.neighbours`), and the rule of the released code, which is
+another one (`lantern_release`).
+
+The idea (LANTERN, arXiv 2410.03355; LANTERN++, arXiv 2502.06352): image tokens are interchangeable with those of nearby
+codes, so at a node with target distribution p each child x may take over the probability of its nearest neighbours, the
+nearest first, as far as the budget goes.
+
+The one-draw form. Draw y from p with the very number plain decoding uses. If y is a child, descend to it; if a child x
+has taken y over, descend to x; else emit y and stop. The emitted distribution is p with the taken probability moved,
+whose total variation from p is the mass moved. Rules that keep this true and fast:
+
+* Each child, in draft order, takes the longest prefix of its neighbours whose cumulative mass fits its bound: additive,
+  what earlier children have left of delta, so that all children of a node together move at most delta;
+  multiplicative, (multiplier - 1) p(x), so that no token becomes more than `multiplier` times as probable.
+* Children are never moved, and weigh nothing in a prefix. A token that two children reach goes to the first; it weighs
+  in both prefixes, which may waste budget and never exceeds it. In return every child's prefix comes out of one
+  cumulative sum over all of them, and only single numbers pass from one child to the next.
+* Nothing is renormalised between siblings: there is one draw, not a sequence of tests.
+
+Any children will do, deterministic or drawn at random, and with or without replacement; how they were drawn is not
+read. The bound holds for every set of children, and a mixture of distributions within delta of p is within delta of p.
+(It needs children that do not depend on the numbers of this draw, as `roles.Drafter` demands.)
+
+Greedy decoding: p is the filtered softmax at temperature 1, the masses are moved in the same way, and the most probable
+token afterwards is chosen.
+
+A child can be accepted although the filters (top-k, top-p) removed it, on the mass of neighbours they kept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from specdecode.roles import DecodeState, Draft, TargetOutput, Verdict
+from specdecode.sampling import Tag, logits_to_probabilities, sample
+from specdecode.tree import TokenTree
+from specdecode.verifiers.arguments import check_number, check_vocabulary
+from specdecode.verifiers.exact import ExactVerifier, walk_by_token
+from specdecode.verifiers.lantern_release import release_greedy_walk, release_walk
+
+MODES = ("exact_at_zero", "release")
+
+
+class LanternVerifier:
+    """Accepts look-alikes. Takes every draft: chains and trees, deterministic and random children.
+
+    Exactly one of `delta` and `multiplier` is given. The released code has one number for both and tells them apart by
+    its being greater than 1; here they have two names.
+
+    Args:
+        neighbours: [V, k] of any integer type: the k nearest tokens of each, nearest first, without itself (see
+            `specdecode.neighbours.nearest_neighbours`). k = 0 relaxes nothing. In mode "release" the last column is
+            only ever zeroed and never merged, as the released code zeroes one neighbour more than it merges: its k is
+            then one less than the table's.
+        delta: LANTERN's additive budget in [0, 1]: how much probability may be moved at a node, which bounds the total
+            variation between the emitted and the target's distribution there.
+        multiplier: LANTERN++'s multiplicative bound, its lambda, >= 1: the neighbours taken by a child x may have
+            (multiplier - 1) p(x) between them.
+        mode: "exact_at_zero": the one-draw form of this module; at zero relaxation (delta 0, multiplier 1 or k = 0) it
+            *is* `ExactVerifier`. "release": the released code's sequential tests (`lantern_release`), for comparison
+            with published figures; not exact at zero relaxation.
+
+    Raises:
+        ValueError: An argument is out of range, both or neither of `delta` and `multiplier` are given, or `neighbours`
+            is no such table.
+    """
+
+    def __init__(
+        self,
+        neighbours: Tensor,
+        *,
+        delta: float | None = None,
+        multiplier: float | None = None,
+        mode: Literal["exact_at_zero", "release"] = "exact_at_zero",
+    ) -> None:
+        if (delta is None) == (multiplier is None):
+            given = "neither" if delta is None else "both"
+            raise ValueError(f"give exactly one of delta (LANTERN) and multiplier (LANTERN++'s lambda), got {given}")
+        if mode not in MODES:
+            raise ValueError(f"mode must be one of {MODES}, got {mode!r}")
+        self.delta = None if delta is None else check_number("delta", delta, 0, 1)
+        self.multiplier = None if multiplier is None else check_number("multiplier", multiplier, 1)
+        self.mode = mode
+        self.neighbours = _checked_table(neighbours)
+        if mode == "release" and self.neighbours.shape[1] == 0:
+            raise ValueError('neighbours must have a column at least in mode "release", where the last is only zeroed')
+
+    @property
+    def exact(self) -> bool:
+        """Whether nothing is relaxed. Never in mode "release": see `lantern_release`."""
+        return self.mode == "exact_at_zero" and (
+            self.delta == 0 or self.multiplier == 1 or self.neighbours.shape[1] == 0
+        )
+
+    def accept(self, draft: Draft, output: TargetOutput, state: DecodeState) -> Verdict:
+        """Walk the tree; see the module's description.
+
+        Args:
+            draft: Any tree of n nodes. `probabilities` are read in mode "release" only, and at zero relaxation.
+            output: `logits` [B, n, V].
+            state: Lengths, sampling and random streams.
+
+        Raises:
+            ValueError: The target has another vocabulary than the table of neighbours.
+        """
+        check_vocabulary("neighbours", self.neighbours, output.logits)
+        if self.exact:
+            return ExactVerifier().accept(draft, output, state)
+        if self.neighbours.device != output.logits.device:
+            self.neighbours = self.neighbours.to(output.logits.device)
+        if self.mode == "exact_at_zero":
+            return self._one_draw_walk(draft.tree, output.logits, state)
+        if state.sampling.is_greedy:
+            return release_greedy_walk(draft.tree, output.logits, self.neighbours, self._bound)
+        return release_walk(draft, output.logits, self.neighbours, self._bound, state)
+
+    def _bound(self, mass: Tensor) -> Tensor:
+        """How much the neighbours of a token of this probability may have, if it were its node's only child."""
+        if self.multiplier is None:
+            return torch.full_like(mass, self.delta or 0.0)
+        return mass * (self.multiplier - 1)
+
+    def _one_draw_walk(self, tree: TokenTree, logits: Tensor, state: DecodeState) -> Verdict:
+        sampling = state.sampling
+        softened = replace(sampling, temperature=1.0) if sampling.is_greedy else sampling
+        rows = torch.arange(tree.batch_size, device=tree.device)
+
+        def token_at(node: Tensor, level: int) -> Tensor:
+            node_logits = logits[rows, node]  # [B, V]
+            target = logits_to_probabilities(node_logits, softened)
+            if sampling.is_greedy:
+                choice = node_logits.argmax(1)
+            else:
+                noise = state.streams.exponential(Tag.TARGET, state.lengths + level, target.shape[1])
+                choice = sample(target, noise)
+            if level == tree.max_depth:
+                return choice
+            tokens, has_child = _child_tokens(tree, node)  # [B, C], [B]
+            nearest = self.neighbours[tokens]  # [B, C, k]
+            free = target.scatter(1, tokens, 0.0)  # what may be moved: everything but the children
+            reach = free.gather(1, nearest.flatten(1)).view(nearest.shape).cumsum(2)  # [B, C, k]
+            if self.multiplier is None:
+                bounds = _additive_bounds(reach, self.delta or 0.0)
+            else:
+                bounds = self._bound(target.gather(1, tokens))
+            takes = reach <= bounds[..., None]
+            if sampling.is_greedy:
+                relaxed = _most_probable(node_logits, target, tokens, nearest, takes)
+                return torch.where(has_child, relaxed, choice)
+            claims = (takes & (nearest == choice[:, None, None])).any(2)  # [B, C]
+            taken, first = claims.max(dim=1)
+            taken = taken & has_child & (free.gather(1, choice[:, None])[:, 0] > 0)  # a drawn child stays itself
+            return torch.where(taken, tokens.gather(1, first[:, None])[:, 0], choice)
+
+        return walk_by_token(tree, token_at)
+
+
+def _checked_table(neighbours: Tensor) -> Tensor:
+    """The table as int64."""
+    if neighbours.ndim != 2 or neighbours.is_floating_point() or neighbours.dtype == torch.bool:
+        raise ValueError(
+            f"neighbours must be integers of shape [tokens, k], got {neighbours.dtype} of {list(neighbours.shape)}"
+        )
+    table = neighbours.long()
+    own = torch.arange(table.shape[0], device=table.device)[:, None]
+    if bool(((table < 0) | (table >= table.shape[0])).any()):
+        raise ValueError(f"neighbours must hold tokens in [0, {table.shape[0]}), the number of its rows")
+    if bool((table == own).any()):
+        raise ValueError("neighbours must not name a token as its own neighbour; see specdecode.neighbours")
+    return table
+
+
+def _child_tokens(tree: TokenTree, node: Tensor) -> tuple[Tensor, Tensor]:
+    """The tokens below a node in draft order, [B, C]; where there are fewer, the first again. And whether any, [B]."""
+    index = torch.arange(tree.num_nodes, device=tree.device)
+    children = torch.where(tree.parents == node[:, None], index, tree.num_nodes)  # [B, n]
+    children = children.topk(min(tree.max_children, tree.num_nodes), dim=1, largest=False).values  # [B, C], in order
+    exists = children < tree.num_nodes
+    children = torch.where(exists, children, children[:, :1]).clamp(max=tree.num_nodes - 1)
+    return tree.tokens.gather(1, children), exists[:, 0]
+
+
+def _additive_bounds(reach: Tensor, delta: float) -> Tensor:
+    """[B, C]: what each child may move of a budget shared by all.
+
+    Args:
+        reach: [B, C, k] cumulative mass of each child's neighbours.
+        delta: The budget.
+    """
+    remaining = torch.full_like(reach[:, 0, :1], delta)  # [B, 1]
+    bounds = []
+    for child_reach in reach.unbind(1):  # [B, k]
+        bounds.append(remaining)
+        remaining = remaining - torch.where(child_reach <= remaining, child_reach, 0.0).amax(1, keepdim=True)
+    return torch.cat(bounds, dim=1)
+
+
+def _most_probable(logits: Tensor, target: Tensor, tokens: Tensor, nearest: Tensor, takes: Tensor) -> Tensor:
+    """[B] int64: the most probable token after moving. In float64, where the softmax keeps different logits apart.
+
+    Args:
+        logits: [B, V]. target: [B, V], zero at filtered tokens.
+        tokens: [B, C] the children. nearest: [B, C, k] their neighbours. takes: [B, C, k] which of them are taken.
+    """
+    (batch_size, vocab_size), num_children = logits.shape, tokens.shape[1]
+    mass = torch.where(target > 0, logits.double(), -torch.inf).softmax(1)
+    free = mass.scatter(1, tokens, 0.0)
+    # The first child that takes a token owns it; one column more for entries that take nothing.
+    claimed = torch.where(takes, nearest, vocab_size).flatten(1)
+    rank = torch.arange(num_children, device=logits.device)[:, None].expand(nearest.shape).flatten(1)
+    owner = torch.full((batch_size, vocab_size + 1), num_children, device=logits.device)
+    owner = owner.scatter_reduce_(1, claimed, rank, "amin")[:, :-1]  # [B, V]; num_children: nobody
+    received = mass.new_zeros(batch_size, num_children + 1).scatter_add_(1, owner, free)
+    moved = mass - torch.where(owner < num_children, free, 0.0)
+    return moved.scatter_add_(1, tokens, received[:, :-1]).argmax(1)

@@ -1,0 +1,254 @@
+"""Cool-SD: its weights, the exact rule at its zero, and the distributions its formulas imply."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from torch import Tensor
+
+import specdecode.verifiers.annealed as annealed
+from specdecode.loop import decode
+from specdecode.roles import DecodeState, Draft, TargetOutput, Verdict
+from specdecode.sampling import RandomStreams, SamplingConfig
+from specdecode.synthetic import MarkovDrafter, MarkovTarget, random_table
+from specdecode.tree import TokenTree
+from specdecode.verifiers import AnnealedVerifier, ExactVerifier
+from specdecode.verifiers.exact import chain_walk
+
+VOCAB_SIZE = 6
+SAMPLING = SamplingConfig(temperature=0.9)
+FILTERED = SamplingConfig(temperature=1.2, top_k=4, top_p=0.9)
+
+
+def state_for(lengths: Tensor, sampling: SamplingConfig) -> DecodeState:
+    tokens = torch.zeros(len(lengths), 1, dtype=torch.int64)
+    return DecodeState(tokens, lengths, lengths > 0, 99, sampling, RandomStreams.from_seeds(range(len(lengths))))
+
+
+def random_chain(seed: int, batch_size: int, length: int) -> tuple[Draft, TargetOutput]:
+    generator = torch.Generator().manual_seed(seed)
+    logits = 1.5 * torch.randn(batch_size, length + 1, VOCAB_SIZE, generator=generator)
+    drawn_from = (logits + torch.randn(logits.shape, generator=generator)).softmax(-1).roll(1, dims=1)
+    tokens = torch.multinomial(drawn_from.flatten(0, 1), 1, generator=generator).view(batch_size, length + 1)
+    depth = torch.randint(-1, length + 1, (batch_size,), generator=generator)
+    return Draft(TokenTree.chain(tokens).clip(depth), drawn_from), TargetOutput(logits)
+
+
+def assert_same(one: Verdict, other: Verdict) -> None:
+    assert torch.equal(one.accepted, other.accepted)
+    assert torch.equal(one.next_tokens, other.next_tokens)
+
+
+# ---- weights ----
+
+
+@pytest.mark.parametrize("delta", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize("decay", [0.0, 0.7, 50.0])
+@pytest.mark.parametrize("length", [1, 2, 9])
+def test_weights_have_mean_delta_and_fall(delta: float, decay: float, length: int) -> None:
+    weights = AnnealedVerifier(delta, decay).weights(length)
+    assert len(weights) == length and sum(weights) / length == pytest.approx(delta)
+    assert weights == sorted(weights, reverse=True)
+    if decay == 0:
+        assert weights == [delta] * length  # to the last bit, or delta 1 would not be exact
+    elif length > 1:
+        assert weights[1] / weights[0] == pytest.approx(torch.tensor(-decay, dtype=torch.float64).exp().item())
+
+
+def test_it_says_whether_it_is_exact() -> None:
+    assert AnnealedVerifier(1, decay=0).exact and AnnealedVerifier(0.5, decay=0).exact
+    assert not AnnealedVerifier(1, decay=0.7).exact and not AnnealedVerifier(1.1, decay=0).exact
+
+
+# ---- zero relaxation takes the exact path ----
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 10**6), st.integers(0, 6), st.sampled_from([SAMPLING, FILTERED, SamplingConfig(0)]))
+def test_weight_one_has_the_tokens_of_exact_verification(seed: int, length: int, sampling: SamplingConfig) -> None:
+    draft, output = random_chain(seed, 10, length)
+    state, verifier = state_for(torch.arange(10) + 1, sampling), AnnealedVerifier(1, decay=0)
+    assert_same(verifier.accept(draft, output, state), ExactVerifier().accept(draft, output, state))
+    if not sampling.is_greedy:
+        assert_same(verifier.accept(draft, output, state), chain_walk(draft, output, state))
+    likely = Draft(draft.tree)
+    assert_same(verifier.accept(likely, output, state), ExactVerifier().accept(likely, output, state))
+
+
+def test_certain_tokens_break_nothing() -> None:
+    """p(x) = 1, where the odds are infinite, and p(x) = 0, at any weight."""
+    tree = TokenTree.chain(torch.tensor([[0, 2, 1]] * 5))
+    logits = torch.full((5, 3, VOCAB_SIZE), -200.0)
+    logits[:, 0, 2] = logits[:, 1, 3] = logits[:, 2, 4] = 200.0
+    drawn_from = torch.nn.functional.one_hot(tree.tokens, VOCAB_SIZE).float()
+    for delta in (0.5, 1.0, 3.0):
+        for draft in (Draft(tree), Draft(tree, drawn_from)):
+            state = state_for(torch.arange(5) + 1, SamplingConfig())
+            verdict = AnnealedVerifier(delta, 0).accept(draft, TargetOutput(logits), state)
+            if delta >= 1 or draft.probabilities is None:
+                assert verdict.accepted.tolist() == [1] * 5 and verdict.next_tokens.tolist() == [3] * 5
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_nothing_is_relaxed_behind_the_end_of_a_chain(given: bool) -> None:
+    """Clipped nodes hold token 0, which must not be favoured."""
+    draft, output = random_chain(3, 200, 3)
+    tree = draft.tree.clip(torch.zeros(200, dtype=torch.int64))
+    draft = Draft(tree, None if given else draft.probabilities)
+    state = state_for(torch.arange(200) + 1, SAMPLING)
+    verdict = AnnealedVerifier(5.0, 0).accept(draft, output, state)
+    assert_same(verdict, ExactVerifier().accept(draft, output, state))
+
+
+def test_prompts_decode_to_plain_tokens_at_weight_one() -> None:
+    prompts = torch.randint(0, 20, (30, 2), generator=torch.Generator().manual_seed(4))
+    table = random_table(20, seed=2, scale=2.0)
+    target, streams = MarkovTarget(table, prompts, 31), RandomStreams.from_seeds(range(30))
+    drafter = MarkovDrafter(table + random_table(20, 78), prompts, [-1, 0, 1, 2])
+    plain = decode(target, max_new_tokens=32, sampling=SAMPLING, streams=streams)
+
+    def run(delta: float) -> tuple[Tensor, float]:
+        verifier = AnnealedVerifier(delta, decay=0)
+        result = decode(
+            target, max_new_tokens=32, sampling=SAMPLING, streams=streams, drafter=drafter, verifier=verifier
+        )
+        return result.tokens, result.trace.mean_accepted_length
+
+    tokens, accepted = run(1.0)
+    assert torch.equal(tokens, plain.tokens)
+    assert run(3.0)[1] > accepted + 0.1
+
+
+# ---- distributions ----
+
+
+def emitted_distribution(p: Tensor, q: Tensor, weight: float) -> Tensor:
+    """q f + (1 - sum q f) norm[(p - q f)+] with f = min(1, w p / q), entry by entry."""
+    accepted = torch.tensor([b * min(1.0, weight * a / b) for a, b in zip(p.tolist(), q.tolist(), strict=True)])
+    residual = (p - accepted).clamp(min=0)
+    return accepted + (1 - accepted.sum()) * residual / residual.sum()
+
+
+def emitted_for_a_given_token(p: Tensor, x: int, weight: float) -> Tensor:
+    """Accept x with min(1, w p(x)), else draw from p without x."""
+    accept = min(1.0, max(weight, 1.0) * float(p[x]))
+    emitted = (1 - accept) * p / (1 - p[x])
+    emitted[x] = accept
+    return emitted
+
+
+def total_variation(one: Tensor, other: Tensor) -> float:
+    return float((one - other).abs().sum() / 2)
+
+
+GENERATOR = torch.Generator().manual_seed(12)
+# Distributions after the root and after the first drafted token, and those the two drafted tokens come from.
+P = torch.randn(3, VOCAB_SIZE, generator=GENERATOR).softmax(-1)
+Q = torch.randn(2, VOCAB_SIZE, generator=GENERATOR).softmax(-1)
+DRAWS = 60_000
+
+
+def p_values(verifier: AnnealedVerifier, expected: list[Tensor], drafted: Tensor | None = None) -> list[float]:
+    """Goodness of fit of the first emitted token, and of the second where the first was a drafted one.
+
+    Args:
+        verifier: Judges chains of two.
+        expected: Two distributions [V].
+        drafted: [2] fixed tokens; None: drawn from Q.
+    """
+    if drafted is None:
+        generator = torch.Generator().manual_seed(1)
+        tokens = torch.stack([torch.multinomial(q, DRAWS, replacement=True, generator=generator) for q in Q], 1)
+        probabilities = torch.cat([Q[:1], Q]).expand(DRAWS, 3, VOCAB_SIZE)  # the root's row is not read
+    else:
+        tokens, probabilities = drafted.expand(DRAWS, 2), None
+    tree = TokenTree.chain(torch.cat([torch.zeros_like(tokens[:, :1]), tokens], 1))
+    state = state_for(torch.ones(DRAWS, dtype=torch.int64), SamplingConfig())
+    verdict = verifier.accept(Draft(tree, probabilities), TargetOutput(P.log().expand(DRAWS, 3, VOCAB_SIZE)), state)
+    values = []
+    for position, distribution in enumerate(expected):
+        reached = verdict.accepted >= position
+        emitted = torch.where(verdict.accepted > position, tokens[:, position], verdict.next_tokens)[reached]
+        observed = emitted.bincount(minlength=VOCAB_SIZE).double()
+        distribution = distribution.double() / distribution.double().sum()
+        values.append(float(stats.chisquare(observed.numpy(), (distribution * len(emitted)).numpy()).pvalue))
+    return values
+
+
+@pytest.mark.parametrize(("delta", "decay"), [(1.0, 0.0), (0.6, 0.0), (1.1, 0.7), (2.0, 0.7)])
+def test_drawn_drafts_emit_the_distribution_of_the_formula(delta: float, decay: float) -> None:
+    verifier = AnnealedVerifier(delta, decay)
+    expected = [emitted_distribution(P[i], Q[i], weight) for i, weight in enumerate(verifier.weights(2))]
+    assert min(p_values(verifier, expected)) > 1e-3
+
+
+@pytest.mark.parametrize(("delta", "decay"), [(1.0, 0.0), (0.6, 0.0), (1.1, 0.7), (2.0, 0.7)])
+def test_given_drafts_emit_the_distribution_of_the_formula(delta: float, decay: float) -> None:
+    verifier, drafted = AnnealedVerifier(delta, decay), torch.tensor([1, 4])
+    weights = verifier.weights(2)
+    expected = [emitted_for_a_given_token(P[i], int(drafted[i]), weights[i]) for i in range(2)]
+    assert min(p_values(verifier, expected, drafted)) > 1e-3
+
+
+def test_weights_below_one_are_exact_and_above_are_not() -> None:
+    for weight in (0.1, 0.6, 1.0):
+        assert total_variation(emitted_distribution(P[0], Q[0], weight), P[0]) < 1e-6
+    assert total_variation(emitted_distribution(P[0], Q[0], 1.5), P[0]) > 0.02
+    assert min(p_values(AnnealedVerifier(0.6, 0), [P[0], P[1]])) > 1e-3
+    assert p_values(AnnealedVerifier(1.5, 0), [P[0]])[0] < 1e-9
+
+
+def test_above_weight_one_the_residual_is_that_of_the_exact_rule() -> None:
+    """The paper's proposition: then p - q f is positive exactly where p - q is, and equal to it."""
+    last, drawn_from = P[:2], Q
+    for weight in (1.0, 1.3, 4.0):
+        beyond = (last - torch.minimum(drawn_from, weight * last)).clamp(min=0)
+        assert torch.equal(beyond, (last - drawn_from).clamp(min=0))
+
+
+# ---- planted faults ----
+
+
+def test_fault_the_exact_residual_below_weight_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    judge = annealed.judge_chain
+    monkeypatch.setattr(annealed, "judge_chain", lambda *arguments: judge(*arguments[:-1]))
+    assert min(p_values(AnnealedVerifier(0.6, 0), [P[0], P[1]])) < 1e-9
+
+
+def test_fault_weights_in_the_wrong_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    verifier = AnnealedVerifier(1.1, 0.7)
+    weights = verifier.weights(2)
+    expected = [emitted_distribution(P[i], Q[i], weight) for i, weight in enumerate(weights)]
+    monkeypatch.setattr(verifier, "weights", lambda length: weights[::-1])
+    assert min(p_values(verifier, expected)) < 1e-9
+
+
+# ---- bad input ----
+
+
+@pytest.mark.parametrize(
+    ("delta", "decay", "message"),
+    [
+        (0, 0.7, "delta must be > 0"),
+        (-1, 0.7, "delta must be a finite number >= 0"),
+        (float("inf"), 0.7, "delta must be a finite number"),
+        (1, -0.1, "decay must be a finite number >= 0"),
+        (1, "fast", "decay must be"),
+    ],
+)
+def test_bad_arguments(delta: float, decay: float, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        AnnealedVerifier(delta, decay)
+
+
+def test_trees_are_refused_and_bare_roots_taken() -> None:
+    tree = TokenTree.from_parents(torch.tensor([[0, 1, 2]]), torch.tensor([[-1, 0, 0]]), max_depth=1)
+    state, output = state_for(torch.tensor([1]), SAMPLING), TargetOutput(torch.zeros(1, 3, VOCAB_SIZE))
+    with pytest.raises(ValueError, match=r"AnnealedVerifier judges chains only, but .* up to 2 children"):
+        AnnealedVerifier(1.1).accept(Draft(tree), output, state)
+    root = Draft(TokenTree.chain(torch.tensor([[3]])))
+    verdict = AnnealedVerifier(1.1).accept(root, TargetOutput(output.logits[:, :1]), state)
+    assert_same(verdict, ExactVerifier().accept(root, TargetOutput(output.logits[:, :1]), state))

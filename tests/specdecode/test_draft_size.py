@@ -1,0 +1,136 @@
+"""Choosing draft sizes: against brute force, on simulated machines and acceptance."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specdecode.draft_size import NO_DRAFT, AdaptiveDraftSize, DraftSize, FixedDraftSize, StepCosts
+
+FLAT = StepCosts((1, 2, 4, 8, 16, 32, 64), (1.0,) * 7, 0.02, 0.01)  # a GPU: 64 nodes cost what one costs
+LINEAR = StepCosts((1, 2, 4, 8, 16, 32, 64), (1.0, 1.1, 1.3, 1.7, 2.5, 4.0, 7.0), 0.1, 0.05)  # two cores
+DEAR = StepCosts((1, 64), (1.0, 64.0), 1.0, 0.0)
+CHAINS = [DraftSize(length + 1, length) for length in range(1, 9)]
+
+
+def simulate(sizer: AdaptiveDraftSize, rate: float, steps: int = 600, rows: int = 4, seed: int = 0) -> list[DraftSize]:
+    """Each drafted token is accepted with a fixed probability, if those before it are."""
+    generator = torch.Generator().manual_seed(seed)
+    chosen = []
+    for _ in range(steps):
+        size = sizer.choose()
+        chosen.append(size)
+        passes = torch.rand(rows, max(size.depth, 1), generator=generator) < rate
+        accepted = passes.cumprod(1).sum(1) * (size.depth > 0)
+        sizer.observe(size, accepted, torch.ones(rows, dtype=torch.bool))
+    return chosen
+
+
+def brute_force(costs: StepCosts, rate: float) -> DraftSize:
+    return max(
+        [NO_DRAFT, *CHAINS],
+        key=lambda size: (1 + sum(rate**level for level in range(1, size.depth + 1))) / costs.step(size),
+    )
+
+
+@pytest.mark.parametrize(
+    ("costs", "rate"), itertools.product([FLAT, LINEAR, DEAR], [0.05, 0.3, 0.6, 0.9]), ids=lambda value: str(value)[:20]
+)
+def test_it_settles_on_the_size_that_brute_force_finds(costs: StepCosts, rate: float) -> None:
+    sizer = AdaptiveDraftSize(CHAINS, costs)
+    late = simulate(sizer, rate)[-200:]
+    best = brute_force(costs, rate)
+
+    def achieved(size: DraftSize) -> float:
+        return (1 + sum(rate**level for level in range(1, size.depth + 1))) / costs.step(size)
+
+    mean = sum(map(achieved, late)) / len(late)
+    assert mean > 0.93 * achieved(best), (best, late[-1])
+
+
+def test_nothing_is_drafted_where_drafting_cannot_pay_and_it_recovers_when_it_can() -> None:
+    sizer = AdaptiveDraftSize(CHAINS, LINEAR)
+    chosen = simulate(sizer, 0.0, steps=400)
+    assert sum(size == NO_DRAFT for size in chosen[100:]) > 0.8 * 300
+    assert any(size != NO_DRAFT for size in chosen[200:]), "it must look again now and then"
+    chosen = simulate(sizer, 0.95, steps=800)
+    assert chosen[-1].depth >= 3
+
+
+def test_without_adapting_the_choice_never_changes() -> None:
+    sizer = AdaptiveDraftSize(CHAINS, LINEAR, adapt=False)
+    assert len(set(simulate(sizer, 0.95) + simulate(sizer, 0.0))) == 1
+
+
+def test_confidence_is_scaled_to_what_was_accepted() -> None:
+    """A drafter that promises twice what is accepted, for trees whose levels say nothing by themselves."""
+    sizes = [DraftSize(8, 2), DraftSize(16, 3), DraftSize(32, 4)]
+    truth = {NO_DRAFT: 0.0, sizes[0]: 0.8, sizes[1]: 1.4, sizes[2]: 1.6}
+    sizer = AdaptiveDraftSize(sizes, FLAT)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(400):
+        size = sizer.choose()
+        predicted = torch.tensor([2 * truth[candidate] for candidate in sizer.candidates])
+        accepted = torch.poisson(torch.full((4,), truth[size]), generator=generator).long().clamp(max=size.depth)
+        sizer.observe(size, accepted, torch.ones(4, dtype=torch.bool), predicted)
+    for size in sizes:
+        assert sizer.expected_accepted(size) == pytest.approx(truth[size], rel=0.25)
+    assert sizer.choose() == max(sizes, key=lambda size: (1 + truth[size]) / FLAT.step(size))
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 100), st.floats(0.1, 10)), min_size=2, max_size=6, unique_by=lambda p: p[0]),
+    st.integers(1, 200),
+)
+def test_costs_are_linear_between_measured_points(points: list[tuple[int, float]], nodes: int) -> None:
+    points.sort()
+    costs = StepCosts(tuple(n for n, _ in points), tuple(s for _, s in points))
+    for n, seconds in points:
+        assert costs.target(n) == pytest.approx(seconds, rel=1e-6)
+    for (left, low), (right, high) in itertools.pairwise(points):
+        if left <= nodes <= right:
+            line = low + (high - low) * (nodes - left) / (right - left)
+            assert costs.target(nodes) == pytest.approx(line, rel=1e-6)
+    assert costs.target(1000) >= min(points[-2][1], points[-1][1]) - 1e-9, "large trees must not become free"
+    if nodes < points[0][0]:
+        assert costs.target(nodes) == points[0][1]
+
+
+def test_finished_rows_teach_nothing() -> None:
+    active = torch.tensor([True, False])
+    with_finished, alone = (AdaptiveDraftSize(CHAINS, LINEAR) for _ in range(2))
+    for _ in range(40):
+        with_finished.observe(CHAINS[3], torch.tensor([3, 0]), active)
+        alone.observe(CHAINS[3], torch.tensor([3]), active[:1])
+    assert with_finished.expected_accepted(CHAINS[3]) == alone.expected_accepted(CHAINS[3])
+    assert with_finished.choose() == alone.choose()
+
+
+def test_fixed_sizes_stay() -> None:
+    sizer = FixedDraftSize(DraftSize(5, 2))
+    assert sizer.choose() == sizer.largest == DraftSize(5, 2)
+
+
+def test_the_largest_has_room_for_every_candidate() -> None:
+    sizer = AdaptiveDraftSize([DraftSize(30, 2), DraftSize(8, 6)], FLAT)
+    assert sizer.largest == DraftSize(30, 6)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: DraftSize(3, 3), "total_tokens"),
+        (lambda: DraftSize(1, -1), "total_tokens"),
+        (lambda: AdaptiveDraftSize([], FLAT), "candidates"),
+        (lambda: AdaptiveDraftSize(CHAINS, FLAT, prior_rate=1.0), "prior_rate"),
+        (lambda: StepCosts((2, 1), (1.0, 1.0)), "nodes"),
+        (lambda: StepCosts((1,), ()), "nodes"),
+    ],
+)
+def test_what_cannot_be_used_is_named(make, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()

@@ -1,0 +1,230 @@
+"""GSD: its test against a slow form that sorts lists, the exact rule at its zero, and its distance from the target."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from torch import Tensor
+
+import specdecode.verifiers.grouped as grouped
+from specdecode.loop import decode
+from specdecode.roles import DecodeState, Draft, TargetOutput, Verdict
+from specdecode.sampling import RandomStreams, SamplingConfig, Tag, logits_to_probabilities
+from specdecode.synthetic import MarkovDrafter, MarkovTarget, random_table
+from specdecode.tree import TokenTree
+from specdecode.verifiers import ExactVerifier, GroupedVerifier
+from specdecode.verifiers.exact import chain_walk
+
+VOCAB_SIZE = 10
+SAMPLING = SamplingConfig(temperature=0.9)
+FILTERED = SamplingConfig(temperature=1.2, top_k=6, top_p=0.9)
+VECTORS = 0.5 * torch.randn(VOCAB_SIZE, 3, generator=torch.Generator().manual_seed(2))
+
+
+def state_for(lengths: Tensor, sampling: SamplingConfig) -> DecodeState:
+    tokens = torch.zeros(len(lengths), 1, dtype=torch.int64)
+    return DecodeState(tokens, lengths, lengths > 0, 99, sampling, RandomStreams.from_seeds(range(len(lengths))))
+
+
+def random_chain(seed: int, batch_size: int, length: int) -> tuple[Draft, TargetOutput]:
+    generator = torch.Generator().manual_seed(seed)
+    logits = 1.5 * torch.randn(batch_size, length + 1, VOCAB_SIZE, generator=generator)
+    drawn_from = (logits + torch.randn(logits.shape, generator=generator)).softmax(-1).roll(1, dims=1)
+    tokens = torch.multinomial(drawn_from.flatten(0, 1), 1, generator=generator).view(batch_size, length + 1)
+    depth = torch.randint(-1, length + 1, (batch_size,), generator=generator)
+    return Draft(TokenTree.chain(tokens).clip(depth), drawn_from), TargetOutput(logits)
+
+
+def assert_same(one: Verdict, other: Verdict) -> None:
+    assert torch.equal(one.accepted, other.accepted)
+    assert torch.equal(one.next_tokens, other.next_tokens)
+
+
+def slow_group(p: list[float], x: int, size: int, max_difference: float, max_distance: float) -> list[int]:
+    order = sorted(range(len(p)), key=lambda token: (-p[token], token))
+    place = order.index(x)
+    near = order[max(0, place - size // 2) : place] + order[place + 1 : place + 1 + size // 2]
+    return [x] + [
+        y
+        for y in near
+        if abs(p[y] - p[x]) < max_difference and float((VECTORS[y] - VECTORS[x]).square().sum()) < max_distance
+    ]
+
+
+def slow_accepted(
+    draft: Draft, output: TargetOutput, state: DecodeState, size: int, max_difference: float, max_distance: float
+) -> list[int]:
+    counts = []
+    for row in range(draft.tree.batch_size):
+        accepted, tokens, valid = 0, draft.tree.tokens[row].tolist(), draft.tree.valid[row].tolist()
+        while accepted < draft.tree.max_depth and valid[accepted + 1]:
+            p = logits_to_probabilities(output.logits[row, accepted], state.sampling).tolist()
+            assert draft.probabilities is not None
+            q = draft.probabilities[row, accepted + 1].tolist()
+            group = slow_group(p, tokens[accepted + 1], size, max_difference, max_distance)
+            counter = (state.lengths[row] + accepted).expand(draft.tree.batch_size)
+            threshold = float(state.streams.uniform(Tag.ACCEPT, counter)[row])
+            if threshold >= sum(p[y] for y in group) / sum(q[y] for y in group):
+                break
+            accepted += 1
+        counts.append(accepted)
+    return counts
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.integers(0, 10**6),
+    st.integers(1, 5),
+    st.integers(2, 25),
+    st.sampled_from([0.05, 0.15, 1.0]),
+    st.sampled_from([0.2, 0.5, 100.0]),
+    st.sampled_from([SAMPLING, FILTERED]),
+)
+def test_accepts_what_the_slow_form_accepts(
+    seed: int, length: int, size: int, max_difference: float, max_distance: float, sampling: SamplingConfig
+) -> None:
+    draft, output = random_chain(seed, 10, length)
+    state = state_for(torch.arange(10) + 1, sampling)
+    verdict = GroupedVerifier(VECTORS, size, max_difference, max_distance).accept(draft, output, state)
+    assert verdict.accepted.tolist() == slow_accepted(draft, output, state, size, max_difference, max_distance)
+
+
+NO_RELAXATION = [
+    GroupedVerifier(VECTORS, 0),
+    GroupedVerifier(VECTORS, 1),
+    GroupedVerifier(VECTORS, 15, max_probability_difference=0),
+    GroupedVerifier(VECTORS, 15, max_distance=0),
+]
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 10**6), st.integers(0, 5), st.sampled_from([SAMPLING, FILTERED, SamplingConfig(0)]))
+def test_groups_of_one_have_the_tokens_of_exact_verification(seed: int, length: int, sampling: SamplingConfig) -> None:
+    draft, output = random_chain(seed, 10, length)
+    state = state_for(torch.arange(10) + 1, sampling)
+    expected = ExactVerifier().accept(draft, output, state)
+    # Groups that could have members but, so far apart are the codes, have none.
+    lonely = GroupedVerifier(1e3 * VECTORS, 15, 1.0)
+    for verifier in (*NO_RELAXATION, lonely):
+        assert_same(verifier.accept(draft, output, state), expected)
+    if not sampling.is_greedy:
+        assert_same(chain_walk(draft, output, state), expected)
+
+
+def test_greedy_is_exact() -> None:
+    """The relaxed rule would accept the same: no group unites the one token of probability 1 with another."""
+    one_hot = [0.0, 1.0, 0.0]
+    assert slow_group(one_hot, 1, 15, 0.15, 100.0) == [1] and 1 not in slow_group(one_hot, 0, 15, 0.15, 100.0)
+    draft, output = random_chain(5, 30, 4)
+    state = state_for(torch.arange(30) + 1, SamplingConfig(0))
+    verdict = GroupedVerifier(VECTORS, 15).accept(Draft(draft.tree), output, state)
+    assert_same(verdict, ExactVerifier().accept(Draft(draft.tree), output, state))
+
+
+def test_it_says_whether_it_is_exact() -> None:
+    assert all(verifier.exact for verifier in NO_RELAXATION)
+    assert not GroupedVerifier(VECTORS, 15).exact
+
+
+def emitted_distribution(p: Tensor, q: Tensor, size: int, max_difference: float, max_distance: float) -> Tensor:
+    """By enumeration over the drafted token: accepted ones, and the residual in place of the others."""
+    accepted = torch.zeros_like(p)
+    for x in range(len(p)):
+        group = slow_group(p.tolist(), x, size, max_difference, max_distance)
+        accepted[x] = q[x] * min(1.0, float(p[group].sum() / q[group].sum()))
+    residual = (p - q).clamp(min=0)
+    return accepted + (1 - accepted.sum()) * residual / residual.sum()
+
+
+def goodness_of_fit(verifier: GroupedVerifier, p: Tensor, q: Tensor, expected: Tensor, draws: int = 50_000) -> float:
+    """The p-value of the first token emitted over many rows with one drafted token each."""
+    drafted = torch.multinomial(q, draws, replacement=True, generator=torch.Generator().manual_seed(1))
+    tree = TokenTree.chain(torch.stack([torch.zeros_like(drafted), drafted], 1))
+    draft = Draft(tree, q.expand(draws, 2, VOCAB_SIZE))
+    state = state_for(torch.ones(draws, dtype=torch.int64), SamplingConfig())
+    verdict = verifier.accept(draft, TargetOutput(p.log().expand(draws, 2, VOCAB_SIZE)), state)
+    emitted = torch.where(verdict.accepted > 0, drafted, verdict.next_tokens)
+    observed = emitted.bincount(minlength=VOCAB_SIZE).double()
+    expected = expected.double() / expected.double().sum()
+    return float(stats.chisquare(observed.numpy(), (expected * draws).numpy()).pvalue)
+
+
+def target_and_draft(seed: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(2, VOCAB_SIZE, generator=generator).softmax(-1).unbind(0)
+
+
+def test_emits_the_distribution_its_rule_implies() -> None:
+    p, q = target_and_draft(3)
+    expected = emitted_distribution(p, q, 7, 1.0, 1.0)
+    assert goodness_of_fit(GroupedVerifier(VECTORS, 7, 1.0, 1.0), p, q, expected) > 1e-3
+    assert goodness_of_fit(GroupedVerifier(VECTORS, 1), p, q, p) > 1e-3
+    assert float((expected - p).abs().sum() / 2) > 0.03, "the rule should differ from the target here"
+    assert goodness_of_fit(GroupedVerifier(VECTORS, 7, 1.0, 1.0), p, q, p) < 1e-9
+
+
+def test_large_groups_accept_more() -> None:
+    prompts = torch.randint(0, VOCAB_SIZE, (60, 2), generator=torch.Generator().manual_seed(4))
+    table = random_table(VOCAB_SIZE, 5)
+    target, streams = MarkovTarget(table, prompts, 31), RandomStreams.from_seeds(range(60))
+    drafter = MarkovDrafter(0.3 * table, prompts, [-1, 0, 1, 2], "sampled")
+
+    def accepted(size: int, max_distance: float = 1.0) -> float:
+        verifier = GroupedVerifier(VECTORS, size, 1.0, max_distance)
+        result = decode(
+            target, max_new_tokens=32, sampling=SAMPLING, streams=streams, drafter=drafter, verifier=verifier
+        )
+        return result.trace.mean_accepted_length
+
+    exact = accepted(1)
+    assert accepted(9, 3.0) > exact + 0.1
+    plain = decode(target, max_new_tokens=32, sampling=SAMPLING, streams=streams, drafter=drafter).trace
+    assert exact == plain.mean_accepted_length
+    # Where a group is the whole vocabulary, p and q are both 1.
+    assert accepted(2 * VOCAB_SIZE, 1e9) > 2.7
+
+
+def test_fault_neighbours_on_one_side_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    draft, output = random_chain(7, 200, 4)
+    state = state_for(torch.arange(200) + 1, SAMPLING)
+    verifier = GroupedVerifier(VECTORS, 7, 1.0, 1.0)
+    slow = slow_accepted(draft, output, state, 7, 1.0, 1.0)
+    assert verifier.accept(draft, output, state).accepted.tolist() == slow
+    sum_over = grouped._sum_over
+    monkeypatch.setattr(
+        grouped, "_sum_over", lambda p, tokens, is_member: sum_over(p, tokens[..., :3], is_member[..., :3])
+    )
+    assert verifier.accept(draft, output, state).accepted.tolist() != slow
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((VECTORS[0], 3), r"vectors must be floating point of shape \[tokens, dim\]"),
+        ((VECTORS.long(), 3), "vectors must be floating point"),
+        ((VECTORS, -1), "group_size must be an integer >= 0"),
+        ((VECTORS, 2.5), "group_size must be an integer"),
+        ((VECTORS, 3, 1.5), r"max_probability_difference must be a finite number in \[0, 1\]"),
+        ((VECTORS, 3, 0.1, -1.0), "max_distance must be a finite number >= 0"),
+    ],
+)
+def test_bad_arguments(arguments: tuple, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        GroupedVerifier(*arguments)
+
+
+def test_drafts_it_does_not_take() -> None:
+    draft, output = random_chain(1, 2, 2)
+    state, verifier = state_for(torch.tensor([1, 1]), SAMPLING), GroupedVerifier(VECTORS, 5)
+    with pytest.raises(ValueError, match="has no probabilities"):
+        verifier.accept(Draft(draft.tree), output, state)
+    tree = TokenTree.from_parents(draft.tree.tokens, torch.tensor([[-1, 0, 0]] * 2), max_depth=1)
+    with pytest.raises(ValueError, match="judges chains only, but the nodes of this draft have up to 2 children"):
+        verifier.accept(Draft(tree, draft.probabilities), output, state)
+    with pytest.raises(ValueError, match="vectors must have a row for each of the target's 4 tokens"):
+        verifier.accept(draft, TargetOutput(output.logits[..., :4]), state)
+    root = TokenTree.chain(torch.tensor([[3], [4]]))
+    assert verifier.accept(Draft(root), TargetOutput(output.logits[:, :1]), state).accepted.tolist() == [0, 0]

@@ -1,0 +1,548 @@
+"""LANTERN: the budget holds, zero relaxation is exact, and the released rule is what it is said to be.
+
+Distributions are enumerated, not sampled: the verifier runs once for every token the target could draw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import specdecode.verifiers.lantern as lantern
+from specdecode.loop import decode
+from specdecode.neighbours import nearest_neighbours
+from specdecode.roles import DecodeState, Draft, TargetOutput, Verdict
+from specdecode.sampling import RandomStreams, SamplingConfig, Tag, logits_to_probabilities
+from specdecode.synthetic import MarkovDrafter, MarkovTarget, random_table
+from specdecode.tree import TokenTree
+from specdecode.verifiers import ExactVerifier, LanternVerifier
+
+VOCAB_SIZE = 12
+SAMPLING = SamplingConfig(temperature=0.9)
+FILTERED = SamplingConfig(temperature=1.2, top_k=7, top_p=0.9)
+TABLE = random_table(VOCAB_SIZE, seed=3, scale=1.2)
+VECTORS = torch.randn(VOCAB_SIZE, 2, generator=torch.Generator().manual_seed(8))
+NEIGHBOURS = nearest_neighbours(VECTORS, 5)
+
+
+def state_for(lengths: Tensor, sampling: SamplingConfig, streams: RandomStreams | None = None) -> DecodeState:
+    streams = RandomStreams.from_seeds(range(len(lengths))) if streams is None else streams
+    return DecodeState(torch.zeros(len(lengths), 1, dtype=torch.int64), lengths, lengths > 0, 99, sampling, streams)
+
+
+def random_tree(seed: int, batch_size: int, num_nodes: int, distinct: bool, clipped: bool = True) -> TokenTree:
+    """A random shape for every row; the tokens of siblings are distinct or not."""
+    generator = torch.Generator().manual_seed(seed)
+    parents = [
+        [-1, *(int(torch.randint(0, i, (), generator=generator)) for i in range(1, num_nodes))]
+        for _ in range(batch_size)
+    ]
+    tokens = torch.randint(0, VOCAB_SIZE, (batch_size, num_nodes), generator=generator)
+    for row in range(batch_size if distinct else 0):
+        for node in range(1, num_nodes):
+            taken = {int(tokens[row, other]) for other in range(1, node) if parents[row][other] == parents[row][node]}
+            choices = [token for token in range(VOCAB_SIZE) if token not in taken]
+            tokens[row, node] = choices[int(torch.randint(0, len(choices), (), generator=generator))]
+    children = max(row.count(node) for row in parents for node in range(num_nodes)) if num_nodes > 1 else 1
+    tree = TokenTree.from_parents(tokens, torch.tensor(parents), max_children=children)
+    depth = torch.randint(-1, num_nodes, (batch_size,), generator=generator)
+    return tree.clip(depth) if clipped else tree
+
+
+def random_logits(seed: int, tree: TokenTree) -> TargetOutput:
+    generator = torch.Generator().manual_seed(seed)
+    logits = 2 * torch.randn(*tree.tokens.shape, VOCAB_SIZE, generator=generator)
+    # A drafted token is often a probable one.
+    rows = torch.arange(tree.batch_size)[:, None]
+    logits[rows, tree.parents.clamp(min=0), tree.tokens] += 1.0
+    return TargetOutput(logits)
+
+
+def assert_same(one: Verdict, other: Verdict) -> None:
+    assert torch.equal(one.accepted, other.accepted)
+    assert torch.equal(one.next_tokens, other.next_tokens)
+    meaningful = torch.arange(one.path.shape[1]) <= one.accepted[:, None]
+    assert torch.equal(one.path.where(meaningful, -1), other.path.where(meaningful, -1))
+
+
+def outcomes_of(verdict: Verdict) -> list[tuple[list[int], int]]:
+    rows = zip(verdict.path.tolist(), verdict.accepted.tolist(), verdict.next_tokens.tolist(), strict=True)
+    return [(path[: accepted + 1], token) for path, accepted, token in rows]
+
+
+# ---- zero relaxation takes the exact path ----
+
+NO_RELAXATION: list[Callable[[], LanternVerifier]] = [
+    lambda: LanternVerifier(NEIGHBOURS, delta=0),
+    lambda: LanternVerifier(NEIGHBOURS, multiplier=1),
+    lambda: LanternVerifier(NEIGHBOURS[:, :0], delta=0.5),
+]
+# Not zero, so the relaxed walk is taken; but too little for any token of positive probability.
+HARDLY_ANY: list[Callable[[], LanternVerifier]] = [
+    lambda: LanternVerifier(NEIGHBOURS, delta=1e-30),
+    lambda: LanternVerifier(NEIGHBOURS, multiplier=1 + 1e-12),
+]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 8), st.integers(1, 10), st.sampled_from([SAMPLING, FILTERED, None]))
+def test_zero_relaxation_has_the_tokens_of_exact_verification(
+    seed: int, batch_size: int, num_nodes: int, sampling: SamplingConfig | None
+) -> None:
+    tree = random_tree(seed, batch_size, num_nodes, distinct=seed % 2 == 0)
+    output = random_logits(seed, tree)
+    state = state_for(torch.arange(batch_size) + 1, sampling or SamplingConfig(0, 7, 0.9))
+    expected = ExactVerifier().accept(Draft(tree), output, state)
+    for make in NO_RELAXATION + HARDLY_ANY:
+        assert_same(make().accept(Draft(tree), output, state), expected)
+    probabilities = torch.full_like(output.logits, 1 / VOCAB_SIZE)
+    expected = ExactVerifier().accept(Draft(tree, probabilities), output, state)
+    for make in NO_RELAXATION:
+        assert_same(make().accept(Draft(tree, probabilities), output, state), expected)
+
+
+def test_it_says_whether_it_is_exact() -> None:
+    assert all(make().exact for make in NO_RELAXATION)
+    assert not any(make().exact for make in HARDLY_ANY)
+    assert not LanternVerifier(NEIGHBOURS, delta=0, mode="release").exact
+
+
+def test_pictures_do_not_change_at_zero_and_drafts_go_further_above() -> None:
+    prompts = torch.randint(0, VOCAB_SIZE, (40, 2), generator=torch.Generator().manual_seed(4))
+    target, streams = MarkovTarget(TABLE, prompts, 31), RandomStreams.from_seeds(range(40))
+    plain = decode(target, max_new_tokens=32, sampling=SAMPLING, streams=streams)
+    drafter = MarkovDrafter(TABLE + random_table(VOCAB_SIZE, 77), prompts, [-1, 0, 0, 1, 1, 2])
+
+    def run(verifier: LanternVerifier) -> tuple[Tensor, float]:
+        result = decode(
+            target, max_new_tokens=32, sampling=SAMPLING, streams=streams, drafter=drafter, verifier=verifier
+        )
+        return result.tokens, result.trace.mean_accepted_length
+
+    tokens, accepted = run(LanternVerifier(NEIGHBOURS, delta=0))
+    assert torch.equal(tokens, plain.tokens)
+    lengths = [accepted, *(run(LanternVerifier(NEIGHBOURS, delta=delta))[1] for delta in (0.1, 0.3, 0.8))]
+    assert lengths == sorted(lengths) and lengths[-1] > lengths[0] + 0.2
+    assert run(LanternVerifier(NEIGHBOURS, multiplier=3.0))[1] > lengths[0] + 0.05
+
+
+# ---- the emitted distribution at a node, enumerated ----
+
+
+@dataclass
+class ForcedStreams:
+    """Row j draws token j wherever its probability is not 0."""
+
+    vocab_size: int
+
+    def exponential(self, tag: int, counters: Tensor, size: int) -> Tensor:
+        assert tag == Tag.TARGET
+        return torch.ones(self.vocab_size, size).fill_diagonal_(1e-30)
+
+
+def emitted_tokens(verifier: LanternVerifier, logits: Tensor, children: list[int], sampling: SamplingConfig) -> Tensor:
+    """[V]: what comes out at a node of logits [V] with these children, for every token the target might draw."""
+    vocab_size = len(logits)
+    tokens = torch.tensor([[0, *children]]).expand(vocab_size, -1)
+    parents = torch.tensor([[-1, *[0] * len(children)]]).expand(vocab_size, -1)
+    tree = TokenTree.from_parents(tokens, parents, max_depth=1)
+    state = state_for(torch.ones(vocab_size, dtype=torch.int64), sampling)
+    state.streams = ForcedStreams(vocab_size)  # type: ignore[assignment]
+    output = TargetOutput(logits.expand(vocab_size, tokens.shape[1], vocab_size))
+    verdict = verifier.accept(Draft(tree), output, state)
+    drafted = tokens.gather(1, verdict.path[:, 1:])[:, 0]
+    return torch.where(verdict.accepted > 0, drafted, verdict.next_tokens)
+
+
+def emitted_distribution(
+    verifier: LanternVerifier, logits: Tensor, children: list[int], sampling: SamplingConfig
+) -> tuple[Tensor, Tensor]:
+    """The emitted and the target's distribution at a node, [V] each."""
+    target = logits_to_probabilities(logits, sampling)
+    emitted = torch.zeros_like(target).scatter_add_(0, emitted_tokens(verifier, logits, children, sampling), target)
+    return emitted, target
+
+
+def total_variation(one: Tensor, other: Tensor) -> float:
+    return float((one - other).abs().sum() / 2)
+
+
+def slow_takers(
+    target: list[float], children: list[int], table: list[list[int]], delta: float | None, multiplier: float | None
+) -> dict[int, int]:
+    """Which child takes which token, by the words of the module's description."""
+    taker: dict[int, int] = {}
+    remaining = delta
+    for child in children:
+        bound = remaining if multiplier is None else (multiplier - 1) * target[child]
+        assert bound is not None
+        weight = 0.0
+        for other in table[child]:
+            new_weight = weight + (0.0 if other in children else target[other])
+            if new_weight > bound:
+                break
+            weight = new_weight
+            if other not in children:
+                taker.setdefault(other, child)
+        if remaining is not None:
+            remaining -= weight
+    return taker
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(0, 10**6),
+    st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=5),
+    st.floats(0.02, 1.0),
+    st.booleans(),
+    st.sampled_from([SAMPLING, FILTERED]),
+)
+def test_moves_what_the_slow_rule_moves(
+    seed: int, children: list[int], relaxation: float, additive: bool, sampling: SamplingConfig
+) -> None:
+    logits = 2 * torch.randn(VOCAB_SIZE, generator=torch.Generator().manual_seed(seed))
+    how = {"delta": relaxation} if additive else {"multiplier": 1 + 4 * relaxation}
+    target = logits_to_probabilities(logits, sampling).tolist()
+    taker = slow_takers(target, children, NEIGHBOURS.tolist(), how.get("delta"), how.get("multiplier"))
+    emitted = emitted_tokens(LanternVerifier(NEIGHBOURS, **how), logits, children, sampling).tolist()
+    for drawn in range(VOCAB_SIZE):
+        if target[drawn] > 0:
+            assert emitted[drawn] == taker.get(drawn, drawn)
+
+
+@pytest.mark.parametrize("sampling", [SAMPLING, FILTERED], ids=["all tokens", "filtered"])
+@pytest.mark.parametrize("delta", [0.05, 0.2, 0.6, 1.0])
+def test_total_variation_stays_within_delta(delta: float, sampling: SamplingConfig) -> None:
+    """At every node of the synthetic target, for likely children and for random ones."""
+    verifier, distances, generator = LanternVerifier(NEIGHBOURS, delta=delta), [], torch.Generator().manual_seed(0)
+    for logits in TABLE.view(-1, VOCAB_SIZE)[::3]:
+        for children in (logits.topk(3).indices, torch.randint(0, VOCAB_SIZE, (4,), generator=generator)):
+            distances.append(total_variation(*emitted_distribution(verifier, logits, children.tolist(), sampling)))
+    assert max(distances) <= delta + 1e-6
+    assert max(distances) > 0.5 * delta if delta < 1 else max(distances) > 0.3
+
+
+def test_the_bound_holds_for_the_mixture_over_random_children() -> None:
+    """Two children drawn from a drafter's distribution: every pair, weighted by its probability."""
+    delta, logits = 0.25, TABLE[2, 7]
+    verifier, drawn_from = LanternVerifier(NEIGHBOURS, delta=delta), TABLE[3, 7].softmax(0)
+    mixture = torch.zeros(VOCAB_SIZE)
+    for first in range(VOCAB_SIZE):
+        for second in range(VOCAB_SIZE):
+            emitted, target = emitted_distribution(verifier, logits, [first, second], SAMPLING)
+            mixture += drawn_from[first] * drawn_from[second] * emitted
+    assert 0.01 < total_variation(mixture, target) <= delta
+
+
+@pytest.mark.parametrize("multiplier", [1.5, 3.0, 20.0])
+def test_no_child_becomes_more_than_the_multiplier_times_as_probable(multiplier: float) -> None:
+    verifier, largest = LanternVerifier(NEIGHBOURS, multiplier=multiplier), 0.0
+    for logits in TABLE.view(-1, VOCAB_SIZE)[::5]:
+        emitted, target = emitted_distribution(verifier, logits, logits.topk(5).indices[::2].tolist(), SAMPLING)
+        assert bool((emitted <= multiplier * target + 1e-6).all())
+        largest = max(largest, float((emitted / target).max()))
+    assert largest > 1.2
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(0, 10**6),
+    st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=5),
+    st.floats(0.02, 1.0),
+    st.booleans(),
+    st.booleans(),
+)
+def test_greedy_takes_the_most_probable_after_moving(
+    seed: int, children: list[int], relaxation: float, additive: bool, filtered: bool
+) -> None:
+    logits = torch.randn(VOCAB_SIZE, generator=torch.Generator().manual_seed(seed))
+    how = {"delta": relaxation} if additive else {"multiplier": 1 + 4 * relaxation}
+    sampling = SamplingConfig(0, *(7, 0.9) if filtered else (0, 1.0))
+    target = logits_to_probabilities(logits, replace(sampling, temperature=1.0)).tolist()
+    moved = list(target)
+    taker = slow_takers(target, children, NEIGHBOURS.tolist(), how.get("delta"), how.get("multiplier"))
+    for token, child in taker.items():
+        moved[child] += target[token]
+        moved[token] = 0.0
+    emitted = emitted_tokens(LanternVerifier(NEIGHBOURS, **how), logits, children, sampling)
+    assert emitted.tolist() == [moved.index(max(moved))] * VOCAB_SIZE
+
+
+def slow_walk(
+    tree: TokenTree, logits: Tensor, delta: float | None, multiplier: float | None, state: DecodeState
+) -> list[tuple[list[int], int]]:
+    """The whole walk, one row and one node at a time; (path, next token) per row."""
+    outcomes, greedy, table = [], state.sampling.is_greedy, NEIGHBOURS.tolist()
+    softened = replace(state.sampling, temperature=1.0) if greedy else state.sampling
+    for row in range(tree.batch_size):
+        parents, tokens, path = tree.parents[row].tolist(), tree.tokens[row].tolist(), [0]
+        while True:
+            p = logits_to_probabilities(logits[row, path[-1]], softened)
+            below = {tokens[node]: node for node in reversed(range(tree.num_nodes)) if parents[node] == path[-1]}
+            children = [tokens[node] for node in range(tree.num_nodes) if parents[node] == path[-1]]
+            taker = slow_takers(p.tolist(), children, table, delta, multiplier)
+            if greedy:
+                moved = p.tolist()
+                for token, child in taker.items():
+                    moved[child], moved[token] = moved[child] + moved[token], 0.0
+                y = moved.index(max(moved))
+            else:
+                counters = (state.lengths[row] + len(path) - 1).expand(tree.batch_size)
+                drawn = int((p / state.streams.exponential(Tag.TARGET, counters, VOCAB_SIZE)[row]).argmax())
+                y = taker.get(drawn, drawn)
+            if y not in below:
+                outcomes.append((path, y))
+                break
+            path.append(below[y])
+    return outcomes
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.integers(0, 10**6),
+    st.integers(1, 10),
+    st.sampled_from([0.1, 0.4, 0.9]),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from([SAMPLING, FILTERED, SamplingConfig(0), SamplingConfig(0, 7, 0.9)]),
+)
+def test_walks_like_the_slow_form(
+    seed: int, num_nodes: int, relaxation: float, additive: bool, distinct: bool, sampling: SamplingConfig
+) -> None:
+    """Whole trees, with nodes of many children, few and none, clipped rows and finished ones."""
+    tree = random_tree(seed, 12, num_nodes, distinct)
+    output, state = random_logits(seed, tree), state_for(torch.arange(12) + 1, sampling)
+    how = {"delta": relaxation} if additive else {"multiplier": 1 + 4 * relaxation}
+    slow = slow_walk(tree, output.logits, how.get("delta"), how.get("multiplier"), state)
+    assert outcomes_of(LanternVerifier(NEIGHBOURS, **how).accept(Draft(tree), output, state)) == slow
+
+
+# ---- planted faults in the one-draw form ----
+
+
+def largest_excess(delta: float) -> float:
+    verifier = LanternVerifier(NEIGHBOURS, delta=delta)
+    return max(
+        total_variation(*emitted_distribution(verifier, logits, logits.topk(3).indices.tolist(), SAMPLING)) - delta
+        for logits in TABLE.view(-1, VOCAB_SIZE)[::3]
+    )
+
+
+def test_fault_a_budget_for_every_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert largest_excess(0.2) <= 1e-6
+    monkeypatch.setattr(lantern, "_additive_bounds", lambda reach, delta: torch.full_like(reach[..., 0], delta))
+    assert largest_excess(0.2) > 0.05
+
+
+def test_fault_one_neighbour_beyond_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    bounds = lantern._additive_bounds
+
+    def faulty(reach: Tensor, delta: float) -> Tensor:
+        limits = bounds(reach, delta)
+        return torch.where(reach > limits[..., None], reach, torch.inf).amin(2)
+
+    monkeypatch.setattr(lantern, "_additive_bounds", faulty)
+    assert largest_excess(0.2) > 0.05
+
+
+# ---- the released rule ----
+
+
+def slow_release(
+    draft: Draft, logits: Tensor, table: list[list[int]], bound: Callable[[float], float], state: DecodeState
+) -> list[tuple[list[int], int]]:
+    """One row at a time, one child at a time, in double precision; (path, next token) per row."""
+    tree, outcomes = draft.tree, []
+    for row in range(tree.batch_size):
+        parents, tokens = tree.parents[row].tolist(), tree.tokens[row].tolist()
+        node, path = 0, [0]
+        while True:
+            counter = state.lengths[row] + len(path) - 1
+            counters = counter.expand(tree.batch_size)
+            p = logits_to_probabilities(logits[row, node], state.sampling).double().tolist()
+            children = [child for child in range(tree.num_nodes) if parents[child] == node]
+            descended, seen = False, set()
+            for rank, child in enumerate(children):
+                x = tokens[child]
+                if x in seen:
+                    continue
+                seen.add(x)
+                threshold = float(state.streams.uniform(Tag.ACCEPT, counters, tree.max_children)[row, rank])
+                near, farther = table[x][:-1], table[x]
+                merged, weight, cumulative = 0, 0.0, 0.0
+                for other in near:
+                    cumulative += p[other]
+                    if cumulative <= bound(p[x]):
+                        merged, weight = merged + 1, cumulative
+                q = None if draft.probabilities is None else draft.probabilities[row, child].double().tolist()
+                if q is not None and q[x] <= 0:
+                    continue
+                if threshold <= (p[x] + weight) / (1 if q is None else q[x]):
+                    node, descended = child, True
+                    path.append(child)
+                    break
+                if q is None:
+                    p[x] = 0.0
+                    for other in farther if merged else []:
+                        p[other] = 0.0
+                else:
+                    for other in farther if merged else []:
+                        q[other] = 0.0
+                    p = [max(a - b, 0.0) for a, b in zip(p, q, strict=True)]
+                if sum(p) == 0:
+                    p = [1.0] * len(p)
+                p = [value / sum(p) for value in p]
+            if not descended:
+                noise = state.streams.exponential(Tag.TARGET, counters, len(p))[row].tolist()
+                arrivals = [value / e for value, e in zip(p, noise, strict=True)]
+                outcomes.append((path, arrivals.index(max(arrivals))))
+                break
+    return outcomes
+
+
+def release_case(
+    seed: int, drawn: bool, additive: bool, relaxation: float, sampling: SamplingConfig
+) -> tuple[LanternVerifier, Draft, TargetOutput, DecodeState, Callable[[float], float]]:
+    tree = random_tree(seed, 12, 8, distinct=seed % 3 > 0)
+    probabilities = None
+    if drawn:
+        noise = torch.randn(*tree.tokens.shape, VOCAB_SIZE, generator=torch.Generator().manual_seed(seed))
+        probabilities = noise.exp()
+        probabilities[noise < -1] = 0  # a child may have probability 0: it is passed over
+        probabilities = probabilities / probabilities.sum(-1, keepdim=True)
+    how = {"delta": relaxation} if additive else {"multiplier": 1 + 4 * relaxation}
+    verifier = LanternVerifier(NEIGHBOURS.to(torch.uint8), mode="release", **how)
+    state = state_for(torch.arange(12) + 1, sampling)
+    return (
+        verifier,
+        Draft(tree, probabilities),
+        random_logits(seed, tree),
+        state,
+        (lambda own: relaxation) if additive else (lambda own: 4 * relaxation * own),
+    )
+
+
+release_cases = given(
+    st.integers(0, 10**6),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from([0.0, 0.11, 0.3, 0.77]),
+    st.sampled_from([SAMPLING, FILTERED]),
+)
+
+
+@settings(max_examples=40, deadline=None)
+@release_cases
+def test_release_equals_its_slow_form(
+    seed: int, drawn: bool, additive: bool, relaxation: float, sampling: SamplingConfig
+) -> None:
+    verifier, draft, output, state, bound = release_case(seed, drawn, additive, relaxation, sampling)
+    slow = slow_release(draft, output.logits, NEIGHBOURS.tolist(), bound, state)
+    assert outcomes_of(verifier.accept(draft, output, state)) == slow
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 10**6), st.booleans(), st.sampled_from([0.0, 0.11, 0.3, 0.77]))
+def test_greedy_release_equals_its_slow_form(seed: int, additive: bool, relaxation: float) -> None:
+    greedy = SamplingConfig(0, 5)  # the released greedy rule reads unfiltered logits
+    verifier, draft, output, state, bound = release_case(seed, False, additive, relaxation, greedy)
+    tree, table, expected = draft.tree, NEIGHBOURS.tolist(), []
+    for row in range(tree.batch_size):
+        parents, tokens = tree.parents[row].tolist(), tree.tokens[row].tolist()
+        passes = [True]
+        for node in range(1, tree.num_nodes):
+            p = output.logits[row, parents[node]].double().softmax(0).tolist()
+            x, weight, cumulative = tokens[node], 0.0, 0.0
+            for other in table[x][:-1]:
+                cumulative += p[other]
+                weight = cumulative if cumulative <= bound(p[x]) else weight
+            p[x] += weight
+            passes.append(parents[node] >= 0 and passes[parents[node]] and p.index(max(p)) == x)
+        best = [0]
+        for node in range(tree.num_nodes):
+            path = [node]
+            while parents[path[0]] >= 0:
+                path.insert(0, parents[path[0]])
+            if passes[node] and len(path) > len(best):
+                best = path
+        expected.append((best, int(output.logits[row, best[-1]].argmax())))
+    assert outcomes_of(verifier.accept(draft, output, state)) == expected
+
+
+def release_distance(delta: float, sampling: SamplingConfig, draws: int = 20_000) -> float:
+    """Measured total variation of the first emitted token, at one node with two deterministic children."""
+    logits = torch.tensor([3.0, 2.0, 2.5, 2.4, -9.0, -9.0])
+    near = nearest_neighbours(torch.tensor([[0.0], [0.1], [0.3], [9.0], [0.05], [0.02]]), 4)
+    tree = TokenTree.from_parents(torch.tensor([[5, 0, 1]]), torch.tensor([[-1, 0, 0]]), max_depth=1)
+    rows = TokenTree(
+        *(getattr(tree, name).expand(draws, 3) for name in ("tokens", "parents", "depth", "valid")),
+        max_depth=1,
+        max_children=2,
+    )
+    state = state_for(torch.ones(draws, dtype=torch.int64), sampling)
+    verdict = LanternVerifier(near, delta=delta, mode="release").accept(
+        Draft(rows), TargetOutput(logits.expand(draws, 3, 6)), state
+    )
+    drafted = rows.tokens.gather(1, verdict.path[:, 1:])[:, 0]
+    emitted = torch.where(verdict.accepted > 0, drafted, verdict.next_tokens).bincount(minlength=6) / draws
+    return total_variation(emitted, logits_to_probabilities(logits, sampling))
+
+
+def test_release_is_not_exact_at_zero() -> None:
+    """With top-k, look-alikes of probability 0 count as merged, and a rejection takes real ones away with them."""
+    assert release_distance(0.0, SamplingConfig(top_k=4)) > 0.1
+    # Without a filter nothing has probability 0, nothing is merged, and the sequential rule is exact.
+    assert release_distance(0.0, SamplingConfig()) < 0.02
+
+
+def test_fault_release_that_zeroes_the_child_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The slow form notices when the neighbours of a rejected child are spared."""
+    import specdecode.verifiers.lantern_release as release
+
+    merge = release._merge
+
+    def faulty(*arguments: Tensor) -> tuple[Tensor, Tensor]:
+        merged, mass = merge(*arguments)  # type: ignore[arg-type]
+        return torch.zeros_like(merged), mass
+
+    verifier, draft, output, state, bound = release_case(4, False, True, 0.3, SAMPLING)
+    slow = slow_release(draft, output.logits, NEIGHBOURS.tolist(), bound, state)
+    assert outcomes_of(verifier.accept(draft, output, state)) == slow
+    monkeypatch.setattr(release, "_merge", faulty)
+    assert outcomes_of(verifier.accept(draft, output, state)) != slow
+
+
+# ---- bad arguments ----
+
+
+@pytest.mark.parametrize(
+    ("neighbours", "arguments", "message"),
+    [
+        (NEIGHBOURS, {}, "exactly one of delta .* and multiplier .* got neither"),
+        (NEIGHBOURS, {"delta": 0.1, "multiplier": 2.0}, "got both"),
+        (NEIGHBOURS, {"delta": 1.5}, r"delta must be a finite number in \[0, 1\]"),
+        (NEIGHBOURS, {"delta": float("nan")}, "delta must be"),
+        (NEIGHBOURS, {"multiplier": 0.5}, "multiplier must be a finite number >= 1"),
+        (NEIGHBOURS, {"delta": 0.1, "mode": "fast"}, "mode must be one of"),
+        (NEIGHBOURS.float(), {"delta": 0.1}, "neighbours must be integers"),
+        (NEIGHBOURS[0], {"delta": 0.1}, r"neighbours must be integers of shape \[tokens, k\]"),
+        (NEIGHBOURS + 8, {"delta": 0.1}, r"neighbours must hold tokens in \[0, 12\)"),
+        (torch.zeros(3, 1, dtype=torch.int64), {"delta": 0.1}, "its own neighbour"),
+        (NEIGHBOURS[:, :0], {"delta": 0.1, "mode": "release"}, "neighbours must have a column"),
+    ],
+)
+def test_bad_arguments(neighbours: Tensor, arguments: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        LanternVerifier(neighbours, **arguments)
+
+
+def test_a_table_for_another_vocabulary() -> None:
+    draft, state = Draft(TokenTree.chain(torch.tensor([[0, 1]]))), state_for(torch.tensor([1]), SAMPLING)
+    with pytest.raises(ValueError, match="neighbours must have a row for each of the target's 9 tokens, got 12"):
+        LanternVerifier(NEIGHBOURS, delta=0.1).accept(draft, TargetOutput(torch.zeros(1, 2, 9)), state)

@@ -1,0 +1,164 @@
+"""Skipped steps: pending tokens are fed once, in place, and everything verified behind them is the target's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from specdecode.loop import decode
+from specdecode.pending import PendingChain
+from specdecode.roles import DecodeState, Draft, Selection, TargetOutput, Verdict
+from specdecode.sampling import RandomStreams, SamplingConfig
+from specdecode.synthetic import MarkovDrafter, MarkovTarget, random_table
+from specdecode.tree import TokenTree
+
+VOCAB, LENGTH = 12, 30
+TABLE = random_table(VOCAB, seed=1, scale=2.0)
+DRAFT_TABLE = TABLE + random_table(VOCAB, seed=2, scale=1.0)
+TREE = [-1, 0, 0, 1, 1, 2, 3]
+GREEDY = SamplingConfig(temperature=0)
+
+
+class SkippingMarkovDrafter(MarkovDrafter):
+    """Reads nothing but the tokens, so there is nothing to keep."""
+
+    def observe_skipped(self, draft: Draft, selection: Selection, state: DecodeState) -> None:
+        pass
+
+    def observe_pending(self, output: TargetOutput, counts: Tensor, state: DecodeState) -> None:
+        pass
+
+
+class Pattern:
+    """Skips as a list says: for each step, per row, how many tokens of the first leaf path to take; None: nobody."""
+
+    def __init__(self, steps: list[list[int] | None]) -> None:
+        self.steps, self.turn = steps, 0
+        self.unverified: list[tuple[int, int]] = []  # row, position
+
+    def select(self, draft: Draft, state: DecodeState) -> Selection | None:
+        wanted = self.steps[self.turn % len(self.steps)]
+        self.turn += 1
+        if wanted is None:
+            return None
+        tree = draft.tree
+        deepest = torch.where(tree.valid, tree.depth, -1).argmax(1)
+        path = tree.paths()[torch.arange(tree.batch_size), deepest]
+        counts = torch.minimum(torch.tensor(wanted), (path >= 0).sum(1) - 1) * state.active
+        for row, count in enumerate(counts.tolist()):
+            start = int(state.lengths[row])
+            self.unverified += [(row, position) for position in range(start, start + count)]
+        return Selection(path.clamp(min=0), counts)
+
+
+def run(pattern: Pattern | None, batch_size: int = 3, stop_token: int | None = None):
+    prompts = torch.randint(0, VOCAB, (batch_size, 2), generator=torch.Generator().manual_seed(4))
+    target = MarkovTarget(TABLE, prompts, LENGTH - 1)
+    result = decode(
+        target,
+        max_new_tokens=LENGTH,
+        sampling=GREEDY,
+        streams=RandomStreams.from_seeds(range(batch_size)),
+        drafter=SkippingMarkovDrafter(DRAFT_TABLE, prompts, TREE),
+        schedule=pattern,
+        stop_token=stop_token,
+    )
+    return result, target, prompts
+
+
+skips = st.one_of(st.none(), st.lists(st.integers(0, 3), min_size=3, max_size=3))
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(skips, min_size=1, max_size=12))
+def test_every_token_is_taken_unverified_or_is_the_targets_own(steps: list[list[int] | None]) -> None:
+    pattern = Pattern(steps)
+    result, target, prompts = run(pattern)
+    unverified = set(pattern.unverified)
+    for row in range(3):
+        tokens = result.tokens[row].tolist()
+        context = [*prompts[row].tolist(), *tokens]
+        for position, token in enumerate(tokens):
+            if (row, position) not in unverified:
+                assert token == int(TABLE[context[position], context[position + 1]].argmax()), (row, position)
+        # All but the last token were fed, the pending ones too, each at its own place.
+        committed = int(target.lengths[row])
+        assert committed == LENGTH - 1
+        assert target.committed[row, 2 : 2 + committed].tolist() == tokens[:committed]
+    trace = result.trace
+    assert trace.skipped_tokens == len(unverified)
+    assert trace.row_tokens == [LENGTH] * 3
+    assert all(position < LENGTH - 1 for _, position in unverified), "a skip must not complete a row"
+
+
+def test_a_schedule_that_never_skips_changes_nothing() -> None:
+    plain = run(None)[0]
+    for steps in ([None], [[0, 0, 0]]):
+        result = run(Pattern(steps))[0]
+        assert torch.equal(result.tokens, plain.tokens)
+        assert result.trace.accepted_lengths == plain.trace.accepted_lengths
+        assert result.trace.target_passes == plain.trace.target_passes
+
+
+def test_skipping_saves_passes() -> None:
+    plain, skipping = run(None)[0].trace, run(Pattern([[2, 2, 2], None]))[0].trace
+    assert skipping.target_passes < plain.target_passes
+    assert skipping.skipped_steps > 0 and plain.skipped_steps == 0
+
+
+def test_a_stop_token_inside_a_skip_ends_the_row() -> None:
+    everything = run(Pattern([[3, 3, 3]]))[0].tokens
+    stop = int(everything[0, 4])
+    result = run(Pattern([[3, 3, 3]]), stop_token=stop)[0]
+    for row in range(3):
+        tokens = everything[row].tolist()
+        end = tokens.index(stop) + 1 if stop in tokens else LENGTH
+        assert int(result.lengths[row]) == end
+        assert result.tokens[row, :end].tolist() == tokens[:end]
+
+
+def test_a_drafter_that_cannot_skip_is_refused() -> None:
+    prompts = torch.zeros(1, 2, dtype=torch.long)
+    with pytest.raises(ValueError, match="schedule"):
+        decode(
+            MarkovTarget(TABLE, prompts, 3),
+            max_new_tokens=4,
+            sampling=GREEDY,
+            streams=RandomStreams.from_seeds([0]),
+            drafter=MarkovDrafter(DRAFT_TABLE, prompts, TREE),
+            schedule=Pattern([None]),
+        )
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=4), st.integers(1, 4))
+def test_the_joint_forward_shows_each_token_its_own_past(counts: list[int], length: int) -> None:
+    batch_size = len(counts)
+    count = torch.tensor(counts).clamp(max=length)
+    chain = PendingChain(torch.arange(batch_size * length).view(batch_size, length) + 1, count)
+    tree = TokenTree.from_parents(torch.full((batch_size, 4), 99), torch.tensor([[-1, 0, 0, 1]]).expand(batch_size, -1))
+    _, mask, depths = chain.join(tree)
+    parents = [-1, 0, 0, 1]
+    for row in range(batch_size):
+        pending = int(count[row])
+        for query in range(length + 4):
+            if query < length:
+                seen = set(range(query + 1)) if query < pending else {query}
+                depth = query if query < pending else 0
+            else:
+                seen, node = set(range(pending)), query - length
+                depth = pending + (0, 1, 1, 2)[node]
+                while node >= 0:
+                    seen.add(length + node)
+                    node = parents[node]
+            assert set(mask[row, query].nonzero()[:, 0].tolist()) == seen
+            assert int(depths[row, query]) == depth
+    path = torch.tensor([[0, 1, 3]]).expand(batch_size, -1)
+    nodes, before = chain.kept(Verdict(path, torch.full((batch_size,), 2), torch.zeros(batch_size, dtype=torch.long)))
+    assert torch.equal(before, count)
+    for row in range(batch_size):
+        pending = int(count[row])
+        wanted = [*range(pending), length, length + 1, length + 3]
+        assert nodes[row, : pending + 3].tolist() == wanted

@@ -20,8 +20,9 @@ COMMANDS = {
     "generate": "make pictures from prompts",
     "scenes": "write rendered scenes with captions and their truth",
     "judge": "score a folder of generated pictures against its prompts",
-    "train": "train a tokenizer, a transformer or a judge",
-    "convert": "turn official LlamaGen weights into a model folder",
+    "bench": "compare decoding methods: speed, target passes, correctness",
+    "train": "train a tokenizer, a transformer, a drafter or a judge",
+    "convert": "turn published LlamaGen and LANTERN weights into model folders",
     "methods": "list the decoding methods",
 }
 """Every subcommand and what it is for; `vargen.commands.NAME.run(arguments)` does it."""

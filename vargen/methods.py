@@ -1,20 +1,35 @@
-"""Decoding methods by name: each is a choice of who drafts, who verifies and when the target is asked.
+"""Decoding methods by name: the settings of each, their checks, and one line about it.
 
-A method is a frozen dataclass of its settings with a one-line description, and one branch in `build_method`. The roles
-themselves live in `specdecode` (and, where they know pictures, elsewhere in `vargen`); nothing here runs a model, and
-listing the methods imports none.
+A method is a choice of who drafts, who verifies and when the target is asked; here it is a frozen dataclass of plain
+values. `vargen.build_method` makes the players; nothing here runs a model, and listing the methods imports none.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any, ClassVar, Literal
 
 from vargen.files import UserError
 
-if TYPE_CHECKING:
-    from specdecode.roles import Drafter, Verifier
-    from vargen.target import LlamaGenTarget
+Auto = Literal["auto"]
+AUTO: Auto = "auto"
+"""The default of every draft size: measured on this machine and chosen for the most tokens per second."""
+
+TREE_NAMES = (
+    "dynamic",
+    "naive_extend_57",
+    "mc_sim_7b_63",
+    "mc_sim_7b_63_balanced",
+    "reverse_balanced_25",
+    "medusa_2_7b_63",
+)
+CHILDREN = ("top", "sampled")
+COUPLINGS = ("gumbel", "maximal")
+INITIAL_GUESSES = ("random", "repeat")
+LANTERN_MODES = ("exact_at_zero", "release")
+SCHEDULES = ("uniform", "dynamic")
+PATH_CHOICES = ("sample", "confidence", "central")
 
 
 @dataclass(frozen=True)
@@ -35,6 +50,28 @@ class MethodConfig:
         """The name and every setting, ready for JSON."""
         return {"name": self.name, **asdict(self)}
 
+    def _number(self, field: str, lowest: float, highest: float | None = None, whole: bool = False) -> None:
+        """Refuse a field that is no number in [lowest, highest], naming it."""
+        value = getattr(self, field)
+        kind = "an integer" if whole else "a number"
+        span = f"at least {lowest:g}" if highest is None else f"between {lowest:g} and {highest:g}"
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int if whole else (int, float))
+            or not lowest <= value <= (float("inf") if highest is None else highest)
+        ):
+            raise UserError(f"{self.name}.{field} must be {kind} {span}, got {value!r}")
+
+    def _size(self, field: str, lowest: int = 1) -> None:
+        """Refuse a draft size that is neither "auto" nor an integer of at least `lowest`."""
+        value = getattr(self, field)
+        if value != AUTO and (isinstance(value, bool) or not isinstance(value, int) or value < lowest):
+            raise UserError(f'{self.name}.{field} must be an integer of at least {lowest} or "auto", got {value!r}')
+
+    def _one_of(self, field: str, values: Sequence[str]) -> None:
+        if getattr(self, field) not in values:
+            raise UserError(f"{self.name}.{field} must be one of {', '.join(values)}, got {getattr(self, field)!r}")
+
 
 @dataclass(frozen=True)
 class AutoregressiveConfig(MethodConfig):
@@ -45,50 +82,275 @@ class AutoregressiveConfig(MethodConfig):
     exact: ClassVar[bool] = True
 
 
-METHODS: tuple[type[MethodConfig], ...] = (AutoregressiveConfig,)
+@dataclass(frozen=True)
+class EagleConfig(MethodConfig):
+    """A one-layer head on the target's features drafts a token tree; see `specdecode.drafters.eagle`.
+
+    Args:
+        drafter: folder of a `LlamaGenDrafter`; null for the one that came with the model.
+        tree: "dynamic" (EAGLE-2: grown by confidence), the name of a published fixed tree, or a list of nodes, each a
+            list of ranks, such as [[0], [1], [0, 0]].
+        total_tokens: nodes of a dynamic tree, its root included.
+        depth: levels drafted below the root; of a fixed tree, at most its own.
+        tree_top_k: nodes expanded per level of a dynamic tree, and children of each.
+        children: "top" for the likeliest tokens, "sampled" for draws without replacement (fixed trees only).
+    """
+
+    name: ClassVar[str] = "eagle"
+    summary: ClassVar[str] = "EAGLE: a one-layer head on the target's features drafts a tree (EAGLE-2 or fixed)"
+    exact: ClassVar[bool] = True
+
+    drafter: str | None = None
+    tree: str | tuple[tuple[int, ...], ...] = "dynamic"
+    total_tokens: int | Auto = AUTO
+    depth: int | Auto = AUTO
+    tree_top_k: int = 10
+    children: str = "top"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.tree, str):
+            self._one_of("tree", TREE_NAMES)
+        else:
+            try:
+                object.__setattr__(self, "tree", tuple(tuple(int(rank) for rank in node) for node in self.tree))
+            except TypeError as error:
+                raise UserError(f"{self.name}.tree must be a name or a list of nodes, got {self.tree!r}") from error
+        self._size("total_tokens", lowest=2)
+        self._size("depth")
+        self._number("tree_top_k", 1, whole=True)
+        self._one_of("children", CHILDREN)
+        if self.children == "sampled" and self.tree == "dynamic":
+            raise UserError(f"{self.name}.children: sampled children need a fixed tree; name one of {TREE_NAMES[1:]}")
+        if self.total_tokens != AUTO and self.depth != AUTO and self.depth >= self.total_tokens:
+            raise UserError(
+                f"{self.name}.depth must be below total_tokens ({self.total_tokens}), got {self.depth}: every level "
+                f"needs a node"
+            )
+
+
+@dataclass(frozen=True)
+class LanternConfig(EagleConfig):
+    """EAGLE's draft, accepted also where the target prefers a token that looks alike; `specdecode.verifiers.lantern`.
+
+    Args:
+        delta: LANTERN: the most probability that may move to drafted tokens, a total-variation budget, 0 to 1.
+        multiplier: LANTERN++ instead (its lambda): as many times its own probability may a drafted token have, 1 or
+            more; null for LANTERN.
+        num_neighbours: how many nearest codes may lend their probability; "auto" for a sixteenth of the vocabulary,
+            as LANTERN's 1000 of 16384.
+        mode: "exact_at_zero" or "release" (the released code's rule, which is not exact at zero relaxation).
+    """
+
+    name: ClassVar[str] = "lantern"
+    summary: ClassVar[str] = "EAGLE with LANTERN's relaxed acceptance: look-alike codes count together"
+    exact: ClassVar[bool] = False
+
+    delta: float = 0.1
+    multiplier: float | None = None
+    num_neighbours: int | Auto = AUTO
+    mode: str = "exact_at_zero"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._number("delta", 0, 1)
+        if self.multiplier is not None:
+            self._number("multiplier", 1)
+        self._size("num_neighbours")
+        self._one_of("mode", LANTERN_MODES)
+
+
+@dataclass(frozen=True)
+class VVSConfig(LanternConfig):
+    """LANTERN's draft and acceptance, and target passes left out altogether; see `vargen.vvs`.
+
+    Args:
+        schedule: "uniform" (VVS-U: every so many steps) or "dynamic" (VVS-D: where the tree's paths look alike).
+        interval: VVS-U: of so many iterations one is skipped, 2 or more.
+        threshold: VVS-D: likeness of paths above which a step is skipped, -1 to 1.
+        choice: the path that a skip takes: "sample" (uniformly), "confidence" (dynamic trees only) or "central".
+        truncate: cut the path at the paths' mean length.
+        min_tokens: nothing is skipped before a picture has more tokens than this.
+        staleness: positions by which the reused features are older than the newest.
+        refresh: let the drafter read skipped tokens again once their own features are known.
+    """
+
+    name: ClassVar[str] = "vvs"
+    summary: ClassVar[str] = "VVS: verification skipped at some steps, LANTERN's acceptance at the others"
+    exact: ClassVar[bool] = False
+
+    schedule: str = "uniform"
+    interval: int = 3
+    threshold: float = 0.65
+    choice: str = "sample"
+    truncate: bool = True
+    min_tokens: int = 5
+    staleness: int = 0
+    refresh: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._one_of("schedule", SCHEDULES)
+        self._number("interval", 2, whole=True)
+        self._number("threshold", -1, 1)
+        self._one_of("choice", PATH_CHOICES)
+        if self.choice == "confidence" and self.tree != "dynamic":
+            raise UserError(f'{self.name}.choice: "confidence" needs tree "dynamic", whose nodes have confidences')
+        self._number("min_tokens", 1, whole=True)
+        self._number("staleness", 0, whole=True)
+        for field in ("truncate", "refresh"):
+            if not isinstance(getattr(self, field), bool):
+                raise UserError(f"{self.name}.{field} must be true or false, got {getattr(self, field)!r}")
+
+
+@dataclass(frozen=True)
+class CoolSDConfig(MethodConfig):
+    """An EAGLE chain, accepted by a ratio that is relaxed most for the first drafted tokens (Cool-SD).
+
+    Args:
+        drafter: as for "eagle".
+        draft_length: tokens drafted.
+        delta: mean factor on the acceptance ratio; 1 with decay 0 is exact.
+        decay: how quickly the relaxation cools along the draft (the paper's nu).
+    """
+
+    name: ClassVar[str] = "coolsd"
+    summary: ClassVar[str] = "an EAGLE chain with Cool-SD's relaxed acceptance, cooling along the draft"
+    exact: ClassVar[bool] = False
+
+    drafter: str | None = None
+    draft_length: int | Auto = AUTO
+    delta: float = 1.1
+    decay: float = 0.7
+
+    def __post_init__(self) -> None:
+        self._size("draft_length")
+        self._number("delta", 1)
+        self._number("decay", 0)
+
+
+@dataclass(frozen=True)
+class JacobiConfig(MethodConfig):
+    """Speculative Jacobi decoding: guesses for a window, redrawn from every pass; no training, no drafter.
+
+    Args:
+        window: tokens guessed ahead.
+        initial_guess: where nothing is known yet: "random" tokens, or "repeat" draws from the last known distribution.
+    """
+
+    name: ClassVar[str] = "sjd"
+    summary: ClassVar[str] = "speculative Jacobi decoding: a window of guesses, redrawn at every pass; no drafter"
+    exact: ClassVar[bool] = True
+
+    window: int | Auto = AUTO
+    initial_guess: str = "random"
+
+    def __post_init__(self) -> None:
+        self._size("window")
+        self._one_of("initial_guess", INITIAL_GUESSES)
+
+
+@dataclass(frozen=True)
+class CoupledJacobiConfig(JacobiConfig):
+    """Jacobi decoding whose guesses change as little as they can from pass to pass (SCD, also MC-SJD).
+
+    Args:
+        coupling: "gumbel" (the same noise at every pass) or "maximal".
+    """
+
+    name: ClassVar[str] = "scd"
+    summary: ClassVar[str] = "Jacobi decoding with coupled guesses, which stay put unless the target changes its mind"
+    exact: ClassVar[bool] = True
+
+    coupling: str = "gumbel"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._one_of("coupling", COUPLINGS)
+
+
+@dataclass(frozen=True)
+class GroupedConfig(JacobiConfig):
+    """Jacobi decoding, accepted by the ratio of whole groups of look-alike tokens (GSD).
+
+    Args:
+        group_size: tokens in a group at most; 1 is exact.
+        max_probability_difference: of members from the drafted token.
+        max_distance: squared distance of members' codes from the drafted one's.
+    """
+
+    name: ClassVar[str] = "gsd"
+    summary: ClassVar[str] = "Jacobi decoding accepted by groups of look-alike tokens (GSD)"
+    exact: ClassVar[bool] = False
+
+    group_size: int = 15
+    max_probability_difference: float = 0.15
+    max_distance: float = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._number("group_size", 1, whole=True)
+        self._number("max_probability_difference", 0, 1)
+        self._number("max_distance", 0)
+
+
+@dataclass(frozen=True)
+class DraftModelConfig(MethodConfig):
+    """A smaller model of the same vocabulary drafts a chain.
+
+    Args:
+        draft_model: folder of the smaller pipeline; null for the one that came with the model.
+        draft_length: tokens drafted.
+        children: "sampled" from its distribution, or "top" for its likeliest.
+    """
+
+    name: ClassVar[str] = "draft-model"
+    summary: ClassVar[str] = "a smaller model of the same vocabulary drafts a chain"
+    exact: ClassVar[bool] = True
+
+    draft_model: str | None = None
+    draft_length: int | Auto = AUTO
+    children: str = "sampled"
+
+    def __post_init__(self) -> None:
+        self._size("draft_length")
+        self._one_of("children", CHILDREN)
+
+
+METHODS: tuple[type[MethodConfig], ...] = (
+    AutoregressiveConfig,
+    EagleConfig,
+    LanternConfig,
+    VVSConfig,
+    CoolSDConfig,
+    JacobiConfig,
+    CoupledJacobiConfig,
+    GroupedConfig,
+    DraftModelConfig,
+)
 """Every known method, in the order in which they are listed."""
 
 
-@dataclass
-class Method:
-    """The players of one decoding run, as `specdecode.loop.decode` takes them.
+def resolve_method(method: str | MethodConfig, options: Mapping[str, Any] | None = None) -> MethodConfig:
+    """The settings of a method given by name, or as settings already.
 
     Args:
-        drafter: proposes tokens; None: nothing is drafted.
-        verifier: judges them; None: the exact one.
-        max_draft_nodes: nodes of the largest tree the target is asked about at once, its root included.
-    """
-
-    drafter: Drafter | None = None
-    verifier: Verifier | None = None
-    max_draft_nodes: int = 1
-
-
-def resolve_method(method: str | MethodConfig) -> MethodConfig:
-    """The settings of a method given by name (with default settings) or as settings already.
+        method: a name, or settings.
+        options: fields that differ from the defaults; only with a name.
 
     Raises:
-        UserError: no method has this name; the message lists those there are.
+        UserError: no method has this name, or an option is unknown or out of range; the message lists those there are.
     """
     if isinstance(method, MethodConfig):
+        if options:
+            raise UserError("method_options cannot be given beside a method's settings; put them there")
         return method
     for config in METHODS:
         if config.name == method:
-            return config()
+            known = [field.name for field in fields(config)]
+            for option in options or ():
+                if option not in known:
+                    raise UserError(
+                        f"method {method!r} has no option {option!r}; it has: {', '.join(known) or 'none at all'}"
+                    )
+            return config(**(options or {}))
     raise UserError(f"method {method!r} is not known; choose one of: {', '.join(config.name for config in METHODS)}")
-
-
-def max_draft_nodes(config: MethodConfig) -> int:
-    """Nodes of the largest tree this method drafts, the root included: the room a cache needs beyond a picture."""
-    return 1
-
-
-def build_method(config: MethodConfig, target: LlamaGenTarget) -> Method:
-    """The players for one run of `target`.
-
-    Raises:
-        UserError: the settings are of no known method.
-    """
-    if isinstance(config, AutoregressiveConfig):
-        return Method()
-    raise UserError(f"method {config.name!r} cannot be built; choose one of: {', '.join(c.name for c in METHODS)}")

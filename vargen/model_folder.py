@@ -127,6 +127,13 @@ def _weight_files(folder: Path) -> list[Path]:
     raise UserError(f"{folder / (_WEIGHT_NAMES[0] + '.safetensors')} is missing; copy or download the weights again")
 
 
+def check_component_folder(folder: str | os.PathLike[str], model_class: type[torch.nn.Module]) -> None:
+    """Check the folder of one model. Raises UserError like `check_model_folder`."""
+    if not Path(folder).is_dir():
+        raise UserError(f"{folder} is no folder; name one that holds a {model_class.__name__}")
+    _check_component(Path(folder), model_class)
+
+
 def _check_component(folder: Path, model_class: type[torch.nn.Module]) -> None:
     config = read_json(folder / "config.json")
     files = _weight_files(folder)

@@ -21,17 +21,22 @@ from diffusers.utils import replace_example_docstring
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase, T5EncoderModel
 
+from specdecode.drafters.draft_model import MOST_WAITING
 from specdecode.kv_cache import StaticKVCache
 from specdecode.loop import decode
+from specdecode.neighbours import nearest_neighbours
 from specdecode.roles import DecodeState
 from specdecode.sampling import RandomStreams, SamplingConfig
 from specdecode.trace import DecodeTrace
+from vargen.build_method import Components, build_method, max_draft_nodes
+from vargen.draft_head import check_drafter
 from vargen.files import UserError
-from vargen.methods import MethodConfig, build_method, max_draft_nodes, resolve_method
-from vargen.model_folder import check_model_folder
+from vargen.methods import CoolSDConfig, EagleConfig, MethodConfig, resolve_method
+from vargen.model_folder import check_component_folder, check_model_folder
+from vargen.models.drafter import LlamaGenDrafter
 from vargen.models.text_encoder import clean_captions, encode_text
 from vargen.models.transformer import LlamaGenTransformer
-from vargen.models.vq import decode_codes, downsampling_factor
+from vargen.models.vq import decode_codes, downsampling_factor, unit_codebook
 from vargen.pipeline_output import LlamaGenPipelineOutput
 from vargen.scenes.text_tokenizer import unknown_words
 from vargen.target import LlamaGenTarget, allocate_cache, cache_fits, cache_length
@@ -71,6 +76,9 @@ class LlamaGenPipeline(DiffusionPipeline):
         vqvae: decodes them to pixels, always in fp32. Its codebook is stored as it is looked up (L2-normalised).
         text_encoder: text features for a text-conditional transformer. Without it, prompts must come as embeddings.
         tokenizer: the text encoder's.
+        drafter: an EAGLE drafter trained for this transformer, for the methods that draft with one.
+        draft_transformer: a smaller transformer of the same vocabulary, which reads the same text features, for the
+            method "draft-model".
         default_guidance_scale, default_top_k: what a call uses that does not say; kept in `model_index.json`. None:
             what LlamaGen's own samplers use, 7.5 and 1000 for text, 4 and 2000 for classes.
         max_sequence_length: the most text tokens, the end token included; longer prompts are cut with a warning. At
@@ -83,7 +91,7 @@ class LlamaGenPipeline(DiffusionPipeline):
     """
 
     model_cpu_offload_seq = "text_encoder->transformer->vqvae"  # type: ignore[assignment]
-    _optional_components = ["text_encoder", "tokenizer"]  # noqa: RUF012 (a diffusers convention)
+    _optional_components = ["text_encoder", "tokenizer", "drafter", "draft_transformer"]  # noqa: RUF012 (a diffusers convention)
     _callback_tensor_inputs = ["tokens", "lengths"]  # noqa: RUF012
 
     def __init__(
@@ -92,13 +100,22 @@ class LlamaGenPipeline(DiffusionPipeline):
         vqvae: VQModel,
         text_encoder: T5EncoderModel | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
+        drafter: LlamaGenDrafter | None = None,
+        draft_transformer: LlamaGenTransformer | None = None,
         default_guidance_scale: float | None = None,
         default_top_k: int | None = None,
         max_sequence_length: int = 120,
         image_size: int | None = None,
     ) -> None:
         super().__init__()
-        self.register_modules(transformer=transformer, vqvae=vqvae, text_encoder=text_encoder, tokenizer=tokenizer)
+        self.register_modules(
+            transformer=transformer,
+            vqvae=vqvae,
+            text_encoder=text_encoder,
+            tokenizer=tokenizer,
+            drafter=drafter,
+            draft_transformer=draft_transformer,
+        )
         self.vae_scale_factor = downsampling_factor(vqvae)
         self.image_size = transformer.config.grid_size * self.vae_scale_factor
         self._check_components(image_size)
@@ -111,6 +128,7 @@ class LlamaGenPipeline(DiffusionPipeline):
         )
         self.image_processor = VaeImageProcessor(vae_scale_factor=self.vae_scale_factor)
         self._kv_cache: StaticKVCache | None = None
+        self._loaded: dict[str, Any] = {}  # what methods asked for, such as drafters from folders
 
     def _check_components(self, image_size: int | None) -> None:
         transformer, vqvae = self.transformer.config, self.vqvae.config
@@ -126,6 +144,10 @@ class LlamaGenPipeline(DiffusionPipeline):
                 f"transformer and text_encoder must come from one model: the transformer reads features of width "
                 f"{transformer.caption_dim}, the text_encoder makes {self.text_encoder.config.d_model}"
             )
+        if self.drafter is not None:
+            check_drafter(self.drafter, self.transformer)
+        if self.draft_transformer is not None:
+            _check_draft_transformer(self.draft_transformer, self.transformer)
         if image_size not in (None, self.image_size):
             raise UserError(
                 f"transformer has another image grid than this model's: {transformer.grid_size} x "
@@ -263,10 +285,12 @@ class LlamaGenPipeline(DiffusionPipeline):
         prompt_attention_mask: Tensor | None = None,
         max_sequence_length: int | None = None,
         device: torch.device | None = None,
+        trim: bool = True,
     ) -> tuple[Tensor, Tensor]:
         """Text features, trimmed to the longest prompt of the batch.
 
-        Trimming changes nothing: condition tokens have no position, and padding is seen by nobody.
+        Trimming changes nothing: condition tokens have no position, and padding is seen by nobody but published
+        drafters.
 
         Args:
             prompt: one or several prompts; or None with `prompt_embeds`.
@@ -275,6 +299,7 @@ class LlamaGenPipeline(DiffusionPipeline):
             prompt_attention_mask: [B, T], 0 at padding; None: nothing is padded.
             max_sequence_length: cut longer prompts, with a `PromptWarning`; None: the pipeline's own limit.
             device: where to compute; None: the pipeline's device.
+            trim: False keeps the full length of prompts, padding included.
 
         Returns:
             Features [B * num_images_per_prompt, T, caption_dim] in the transformer's dtype, right-aligned and zero at
@@ -286,7 +311,7 @@ class LlamaGenPipeline(DiffusionPipeline):
                 warnings.warn(problem, PromptWarning, stacklevel=3)
             prompts = [prompt] if isinstance(prompt, str) else list(prompt or ())
             length = self._sequence_length(max_sequence_length)
-            prompt_embeds, mask = encode_text(self.tokenizer, self.text_encoder, prompts, length, trim=True)
+            prompt_embeds, mask = encode_text(self.tokenizer, self.text_encoder, prompts, length, trim=trim)
         elif prompt_attention_mask is None:
             mask = torch.ones(prompt_embeds.shape[:2], dtype=torch.bool, device=device)
         else:
@@ -393,11 +418,33 @@ class LlamaGenPipeline(DiffusionPipeline):
         trace = DecodeTrace(batch_size, device)
 
         with trace.phase("encode_prompt"):
-            condition_embeds, condition_mask = self._embed_condition(
-                prompt, class_labels, num_images_per_prompt, prompt_embeds, prompt_attention_mask, max_sequence_length
+            condition, condition_mask = self._encode_condition(
+                prompt,
+                class_labels,
+                num_images_per_prompt,
+                prompt_embeds,
+                prompt_attention_mask,
+                max_sequence_length,
+                trim=not self._wants_full_prompt(method),
             )
-        target = self._build_target(condition_embeds, condition_mask, guidance_scale, max_draft_nodes(method))
-        players = build_method(method, target)
+            condition_embeds = self.transformer.embed_condition(**condition)
+        draft_nodes = max_draft_nodes(method, self.transformer.num_image_tokens)
+        target = self._build_target(condition_embeds, condition_mask, guidance_scale, draft_nodes)
+
+        def draft_target(folder: str | None) -> LlamaGenTarget:
+            smaller = self._draft_transformer(folder)
+            embeds = smaller.embed_condition(**condition)
+            return LlamaGenTarget(
+                smaller,
+                embeds,
+                condition_mask,
+                guidance_scale=guidance_scale,
+                max_draft_nodes=MOST_WAITING + 2,
+            )
+
+        players = build_method(
+            method, target, Components(self._drafter, draft_target, self._codebook, self._nearest_codes)
+        )
         num_tokens = self.transformer.num_image_tokens
         with self.progress_bar(total=num_tokens) as progress:
 
@@ -417,6 +464,7 @@ class LlamaGenPipeline(DiffusionPipeline):
                 streams=streams,
                 drafter=players.drafter,
                 verifier=players.verifier,
+                schedule=players.schedule,
                 on_step=on_step,
                 trace=trace,
             )
@@ -447,7 +495,7 @@ class LlamaGenPipeline(DiffusionPipeline):
             )
         return RandomStreams.from_generators(generators, device)
 
-    def _embed_condition(
+    def _encode_condition(
         self,
         prompt: str | Sequence[str] | None,
         class_labels: int | Sequence[int] | Tensor | None,
@@ -455,8 +503,9 @@ class LlamaGenPipeline(DiffusionPipeline):
         prompt_embeds: Tensor | None,
         prompt_attention_mask: Tensor | None,
         max_sequence_length: int | None,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Condition tokens [B, T, dim] and their mask [B, T] (None for classes)."""
+        trim: bool,
+    ) -> tuple[dict[str, Tensor], Tensor | None]:
+        """What `LlamaGenTransformer.embed_condition` takes, and the mask [B, T] of a prompt (None for classes)."""
         device = self._execution_device
         # With `enable_model_cpu_offload` a model moves when its forward is called, but it is asked other things first.
         hook = getattr(self.transformer, "_hf_hook", None)
@@ -465,13 +514,67 @@ class LlamaGenPipeline(DiffusionPipeline):
             labels = labels.repeat_interleave(num_images_per_prompt)
             if hook is not None:
                 hook.pre_forward(self.transformer)
-            return self.transformer.embed_condition(class_labels=labels), None
+            return {"class_labels": labels}, None
         embeds, mask = self.encode_prompt(
-            prompt, num_images_per_prompt, prompt_embeds, prompt_attention_mask, max_sequence_length, device
+            prompt,
+            num_images_per_prompt,
+            prompt_embeds,
+            prompt_attention_mask,
+            max_sequence_length,
+            device,
+            trim=trim,
         )
         if hook is not None:
             hook.pre_forward(self.transformer)
-        return self.transformer.embed_condition(caption_embeds=embeds), mask
+        return {"caption_embeds": embeds}, mask
+
+    def _drafter(self, folder: str | None) -> LlamaGenDrafter:
+        """The drafter in a folder, or the pipeline's own, beside the transformer."""
+        if folder is None:
+            if self.drafter is None:
+                raise UserError(
+                    "drafter: this model came without one; name a folder in the method's settings, or train one with "
+                    "`vargen train drafter`"
+                )
+            return self.drafter
+        if folder not in self._loaded:
+            check_component_folder(folder, LlamaGenDrafter)
+            drafter = LlamaGenDrafter.from_pretrained(folder, torch_dtype=self.transformer.dtype)
+            check_drafter(drafter, self.transformer)
+            self._loaded[folder] = drafter.eval()
+        return self._loaded[folder].to(self._execution_device)
+
+    def _draft_transformer(self, folder: str | None) -> LlamaGenTransformer:
+        """The smaller transformer in a folder (or in `transformer/` there), or the pipeline's own."""
+        if folder is None:
+            if self.draft_transformer is None:
+                raise UserError("draft_model: this model came without one; name a folder in the method's settings")
+            return self.draft_transformer
+        if folder not in self._loaded:
+            inner = os.path.join(folder, "transformer")
+            path = inner if os.path.isdir(inner) else folder
+            check_component_folder(path, LlamaGenTransformer)
+            smaller = LlamaGenTransformer.from_pretrained(path, torch_dtype=self.transformer.dtype)
+            _check_draft_transformer(smaller, self.transformer)
+            self._loaded[folder] = smaller.eval()
+        return self._loaded[folder].to(self._execution_device)
+
+    def _codebook(self) -> Tensor:
+        """The tokens' unit vectors [V, d], beside the transformer."""
+        return unit_codebook(self.vqvae).to(self._execution_device)
+
+    def _nearest_codes(self, num_neighbours: int) -> Tensor:
+        """The nearest codes [V, k] of each code; computed once, for a large codebook takes a second."""
+        key = f"nearest {num_neighbours} codes"
+        if key not in self._loaded:
+            self._loaded[key] = nearest_neighbours(self._codebook(), num_neighbours)
+        return self._loaded[key].to(self._execution_device)
+
+    def _wants_full_prompt(self, method: MethodConfig) -> bool:
+        """Whether the method's drafter was trained on prompts in their full length, padding included."""
+        if not isinstance(method, EagleConfig | CoolSDConfig) or (method.drafter is None and self.drafter is None):
+            return False
+        return self._drafter(method.drafter).config.attend_to_padding
 
     def _build_target(
         self, condition_embeds: Tensor, condition_mask: Tensor | None, guidance_scale: float, draft_nodes: int
@@ -497,3 +600,14 @@ class LlamaGenPipeline(DiffusionPipeline):
             max_draft_nodes=draft_nodes,
             kv_cache=self._kv_cache,
         )
+
+
+def _check_draft_transformer(smaller: LlamaGenTransformer, transformer: LlamaGenTransformer) -> None:
+    """Refuse a smaller model that does not speak the same tokens or read the same prompts, naming what differs."""
+    kind = "caption_dim" if transformer.config.condition_type == "text" else "num_classes"
+    for name in ("vocab_size", "grid_size", "condition_type", kind):
+        if smaller.config[name] != transformer.config[name]:
+            raise UserError(
+                f"draft_model was made for another model: its {name} is {smaller.config[name]!r}, this model has "
+                f"{transformer.config[name]!r}"
+            )

@@ -74,7 +74,7 @@ class LlamaGenTarget:
         self.guidance_scale = guidance_scale
         self.static_shapes = static_shapes
         self._batch_size = batch_size
-        self._condition_length = condition_length
+        self.condition_length = condition_length
 
         if self.is_guided:
             # Conditional rows first, everywhere. The null condition goes with the prompt's own mask.
@@ -82,7 +82,7 @@ class LlamaGenTarget:
             condition_embeds = torch.cat((condition_embeds, null_embeds.to(condition_embeds.dtype)))  # [2B, T, dim]
             condition_mask = None if condition_mask is None else torch.cat((condition_mask, condition_mask))
         self._condition_embeds = condition_embeds
-        self._condition_mask = condition_mask
+        self.condition_mask = condition_mask  # [rows, T], rows = 2B when guided
 
         num_slots = cache_length(transformer, condition_length, max_draft_nodes)
         if kv_cache is None:
@@ -97,6 +97,10 @@ class LlamaGenTarget:
         self._most_committed = 0
         self._max_draft_nodes = max_draft_nodes
         self._num_new = 0  # tokens of the last forward
+
+    def rewind(self, counts: Tensor) -> None:
+        """Forget the last `counts[b]` committed tokens of row b; [B] int64."""
+        self.kv_cache.advance(-torch.cat((counts, counts)) if self.is_guided else -counts)
 
     @property
     def is_guided(self) -> bool:
@@ -125,8 +129,8 @@ class LlamaGenTarget:
             Guided logits [B, 1, V] of image token 0, and hidden states [B, T, dim] of the whole condition (rubbish at
             padding).
         """
-        cache, mask = self.kv_cache, self._condition_mask
-        length = self._condition_length
+        cache, mask = self.kv_cache, self.condition_mask
+        length = self.condition_length
         cache.reset()
         if mask is None:
             mask = torch.ones(1, length, dtype=torch.bool, device=self.device)
@@ -168,7 +172,7 @@ class LlamaGenTarget:
             tokens, mask, depths = (torch.cat((value, value)) for value in (tokens, mask, depths))
         # Committed image tokens of a row, plus the depth, is the place in the picture. A finished row has all but its
         # last token committed, so that even its padding (depth 0) stands inside the picture.
-        positions = depths + (cache.lengths - self._condition_length)[:, None]  # [2B, n]
+        positions = depths + (cache.lengths - self.condition_length)[:, None]  # [2B, n]
         kv_length = None if self.static_shapes else min(self._most_committed + num_new, cache.max_length)
         output = self.transformer(
             input_ids=tokens,
@@ -196,7 +200,7 @@ class LlamaGenTarget:
         else:
             self.kv_cache.keep(node_indices, counts)
         # A row never holds more than its condition and all image tokens but the last.
-        most = self._condition_length + self.transformer.num_image_tokens - 1
+        most = self.condition_length + self.transformer.num_image_tokens - 1
         self._most_committed = min(self._most_committed + num_kept, most)
 
     def _combine(self, logits: Tensor, hidden_states: Tensor) -> LlamaGenTargetOutput:

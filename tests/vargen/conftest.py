@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from diffusers import VQModel
 from transformers import T5Config, T5EncoderModel
 
+from vargen.models.drafter import LlamaGenDrafter
 from vargen.models.transformer import LlamaGenTransformer
 from vargen.pipeline import LlamaGenPipeline
 from vargen.scenes.text_tokenizer import build_tokenizer
@@ -33,6 +35,15 @@ def build_tiny_vqvae(seed: int = 0) -> VQModel:
     ).eval()
 
 
+def randomise(model: torch.nn.Module, seed: int = 0) -> None:
+    """Fresh models have small weights and a zero output layer: every token would be as good as any other."""
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(std=0.4)
+
+
 def build_tiny_transformer(seed: int = 0, **overrides: object) -> LlamaGenTransformer:
     torch.manual_seed(seed)
     sizes: dict[str, object] = {
@@ -46,10 +57,7 @@ def build_tiny_transformer(seed: int = 0, **overrides: object) -> LlamaGenTransf
         "caption_dim": 12,
     }
     model = LlamaGenTransformer(**{**sizes, **overrides})  # type: ignore[arg-type]
-    with torch.no_grad():  # a fresh model has a zero output layer, and every token would be as good as any other
-        for parameter in model.parameters():
-            if parameter.ndim > 1:
-                parameter.normal_(std=0.4)
+    randomise(model, seed)
     return model.eval()
 
 
@@ -95,3 +103,27 @@ def tiny_class_model_folder(_saved_tiny_pipelines: dict[str, Path], tmp_path: Pa
 def tiny_pipeline() -> LlamaGenPipeline:
     """A text-conditional pipeline; tests must leave it as it is."""
     return build_tiny_pipeline()
+
+
+@pytest.fixture(scope="module")
+def drafting_pipeline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlamaGenPipeline]:
+    """A text-conditional pipeline with a random drafter and a random smaller transformer; measured costs stay here."""
+    base = build_tiny_pipeline()
+    shared = {"vocab_size": VOCAB, "grid_size": GRID}
+    drafter = LlamaGenDrafter(dim=16, num_attention_heads=2, intermediate_size=20, **shared)
+    smaller = build_tiny_transformer(2, dim=8, num_layers=1, num_attention_heads=1, intermediate_size=16)
+    randomise(drafter, 1)
+    pipeline = LlamaGenPipeline(
+        base.transformer,
+        base.vqvae,
+        base.text_encoder,
+        base.tokenizer,
+        drafter=drafter.eval(),
+        draft_transformer=smaller,
+        default_guidance_scale=3.0,
+        default_top_k=0,
+    )
+    pipeline.set_progress_bar_config(disable=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VARGEN_CACHE", str(tmp_path_factory.mktemp("costs")))
+        yield pipeline

@@ -1,4 +1,4 @@
-"""`vargen convert llamagen`: official weights to a folder that `vargen generate --model` takes."""
+"""`vargen convert llamagen | lantern-drafter`: published weights to folders that `vargen generate` takes."""
 
 from __future__ import annotations
 
@@ -38,14 +38,36 @@ class ConvertConfig:
     overwrite: bool = False
 
 
+@dataclass(frozen=True)
+class ConvertDrafterConfig:
+    """What to convert.
+
+    Args:
+        drafter: folder of a published LANTERN drafter, such as jadohu/llamagen_drafter.
+        output: folder to write.
+        dtype: precision in which it is stored, float32, bfloat16 or float16; null keeps the file's.
+        overwrite: replace the folder if it exists.
+    """
+
+    drafter: str
+    output: str
+    dtype: str | None = None
+    overwrite: bool = False
+
+
 def run(arguments: Sequence[str]) -> int:
     """Convert and say what the files held."""
     source = arguments[0] if arguments else "--help"
     if source in ("-h", "--help"):
-        print("usage: vargen convert llamagen [options]\n\nvargen convert llamagen --help explains them.")
+        lines = [f"vargen convert {name} --help explains its options." for name in SOURCES]
+        print("\n".join(("usage: vargen convert SOURCE [options]", "", *lines)))
         return 0
-    if source != "llamagen":
-        raise UserError(f"{source!r} cannot be converted; choose: llamagen")
+    if source not in SOURCES:
+        raise UserError(f"{source!r} cannot be converted; choose one of: {', '.join(SOURCES)}")
+    return SOURCES[source](arguments[1:])
+
+
+def _convert_llamagen(arguments: Sequence[str]) -> int:
     parser = build_parser(
         "convert llamagen",
         "Read official LlamaGen files (.pt, nothing in them is executed), infer size and kind of condition from their "
@@ -53,10 +75,9 @@ def run(arguments: Sequence[str]) -> int:
         ConvertConfig,
     )
     parser.add_argument("--json", action="store_true", help="print a JSON summary and nothing else")
-    values = parse(parser, arguments[1:])
+    values = parse(parser, arguments)
     config = fill(ConvertConfig, values)
-    if config.dtype is not None and config.dtype not in DTYPES:
-        raise UserError(f"dtype must be one of {', '.join(DTYPES)}, got {config.dtype!r}")
+    _check_dtype(config.dtype)
 
     import torch
 
@@ -88,3 +109,49 @@ def run(arguments: Sequence[str]) -> int:
             f"in {result.output}"
         )
     return 0
+
+
+def _convert_lantern_drafter(arguments: Sequence[str]) -> int:
+    parser = build_parser(
+        "convert lantern-drafter",
+        "Read a published LANTERN drafter for LlamaGen and write a folder for `--method eagle` and its relatives "
+        "(`--method_options.drafter FOLDER`).",
+        ConvertDrafterConfig,
+    )
+    parser.add_argument("--json", action="store_true", help="print a JSON summary and nothing else")
+    values = parse(parser, arguments)
+    config = fill(ConvertDrafterConfig, values)
+    _check_dtype(config.dtype)
+
+    import torch
+
+    from vargen.models.convert_drafter import convert_lantern_drafter
+
+    drafter = convert_lantern_drafter(
+        config.drafter,
+        config.output,
+        dtype=None if config.dtype is None else getattr(torch, config.dtype),
+        overwrite=config.overwrite,
+    )
+    summary = {
+        "output": config.output,
+        "grid_size": drafter.config.grid_size,
+        "num_parameters": sum(parameter.numel() for parameter in drafter.parameters()),
+    }
+    if values.json:
+        print(json.dumps(summary))
+    else:
+        print(
+            f"LANTERN drafter, {summary['num_parameters'] / 1e6:,.1f}M parameters, {summary['grid_size']} x "
+            f"{summary['grid_size']} tokens: in {config.output}"
+        )
+    return 0
+
+
+def _check_dtype(dtype: str | None) -> None:
+    if dtype is not None and dtype not in DTYPES:
+        raise UserError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+
+
+SOURCES = {"llamagen": _convert_llamagen, "lantern-drafter": _convert_lantern_drafter}
+"""What can be converted."""

@@ -54,6 +54,8 @@ class GenerateConfig:
         top_k: choose among so many of the likeliest tokens only; 0 for all; null for the model's own.
         top_p: choose among the likeliest tokens that together have this probability; 1 for all.
         method: decoding method; `vargen methods` lists them.
+        method_options: settings of the method that differ from its defaults, such as
+            `--method_options.total_tokens 30`; `vargen methods --json` shows them all.
         batch_size: pictures made at once. It changes speed and memory, not the pictures.
         device: "cpu", "cuda", "cuda:1", "mps"; "auto" takes a GPU if there is one.
         dtype: precision of the transformer: float32, bfloat16 or float16. "auto" is what a continued run was begun
@@ -71,6 +73,7 @@ class GenerateConfig:
     top_k: int | None = None
     top_p: float = 1.0
     method: str = "ar"
+    method_options: dict[str, Any] = field(default_factory=dict)
     batch_size: int = 8
     device: str = "auto"
     dtype: str = "auto"
@@ -91,7 +94,7 @@ class GenerateConfig:
             raise UserError(f"top_p must lie above 0 and at most at 1, got {self.top_p}")
         if self.dtype not in DTYPES:
             raise UserError(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}")
-        resolve_method(self.method)
+        resolve_method(self.method, self.method_options)
 
 
 @dataclass
@@ -219,7 +222,7 @@ def _settings(config: GenerateConfig, requests: Sequence[ImageRequest], model_fo
     guidance_scale = defaults.get("default_guidance_scale") if config.guidance_scale is None else config.guidance_scale
     return {
         "weights": weights_fingerprint(model_folder),
-        "method": resolve_method(config.method).to_dict(),
+        "method": resolve_method(config.method, config.method_options).to_dict(),
         "guidance_scale": guidance_scale,
         "temperature": config.temperature,
         "top_k": defaults.get("default_top_k") if config.top_k is None else config.top_k,
@@ -316,7 +319,7 @@ def _generate(
                     top_k=settings["top_k"],
                     top_p=config.top_p,
                     generator=[torch.Generator().manual_seed(request.seed) for request in batch],
-                    method=config.method,
+                    method=resolve_method(config.method, config.method_options),
                     callback_on_step_end=progress.step,
                 )
             except torch.OutOfMemoryError as error:

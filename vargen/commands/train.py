@@ -1,4 +1,4 @@
-"""`vargen train tokenizer|transformer|judge`: one training run, from a shipped or given configuration."""
+"""`vargen train tokenizer|transformer|drafter|judge`: one training run, from a shipped or given configuration."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ TRAINERS = {
         "train_transformer",
         "the text-to-image transformer over those tokens",
     ),
+    "drafter": ("DrafterTrainingConfig", "train_drafter", "an EAGLE drafter for a transformer, on its own pictures"),
     "judge": ("JudgeTrainingConfig", "train_judge", "the recogniser that scores pictures"),
 }
 """What can be trained: names of the configuration and of the function in `vargen.training.NAME`."""

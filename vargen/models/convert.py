@@ -146,7 +146,7 @@ def read_checkpoint(path: str | os.PathLike[str], marker: str, argument: str) ->
     path = Path(path)
     if not path.is_file():
         raise UserError(f"{argument} must be an official .pt file, but {path} {_absence(path)}.")
-    checkpoint = _load_weights_only(path, argument)
+    checkpoint = load_weights_only(path, argument)
     candidates = [checkpoint]
     if isinstance(checkpoint, Mapping):
         candidates += [checkpoint[name] for name in _CONTAINERS if name in checkpoint]
@@ -164,7 +164,7 @@ def _absence(path: Path) -> str:
     return "is a folder" if path.is_dir() else "does not exist"
 
 
-def _load_weights_only(path: Path, argument: str) -> Any:
+def load_weights_only(path: Path, argument: str) -> Any:
     """`torch.load` that runs no code of the file: trainers also saved their command line, the one class allowed."""
     with open(path, "rb") as file:
         in_zip_container = file.read(4) == b"PK\x03\x04"
@@ -293,7 +293,7 @@ def load_transformer(
     """A `LlamaGenTransformer` with official weights, in eval mode. Raises UserError unless every tensor fits."""
     with torch.device("meta"):
         model = LlamaGenTransformer(**config)
-    _load_strictly(model, convert_transformer_state_dict(official), source)
+    load_strictly(model, convert_transformer_state_dict(official), source)
     return model.eval()
 
 
@@ -367,7 +367,7 @@ def load_vq_model(official: StateDict, source: str | os.PathLike[str] = "vqvae_p
     config = infer_vq_config(official)
     with torch.device("meta"):
         model = VQModel(**config)
-    _load_strictly(model, convert_vq_state_dict(official), source)
+    load_strictly(model, convert_vq_state_dict(official), source)
     return model.eval()
 
 
@@ -375,7 +375,7 @@ def load_vq_model(official: StateDict, source: str | os.PathLike[str] = "vqvae_p
 # Both
 
 
-def _load_strictly(model: nn.Module, state_dict: StateDict, source: str | os.PathLike[str]) -> None:
+def load_strictly(model: nn.Module, state_dict: StateDict, source: str | os.PathLike[str]) -> None:
     """Put weights into a model built on the meta device, all of them or none. Raises UserError, in one line."""
     expected = {key: tensor.shape for key, tensor in model.state_dict().items()}
     missing = sorted(expected.keys() - state_dict.keys())

@@ -92,6 +92,34 @@ def build_rotary_table(grid_size: int, head_dim: int, base: float = 10000.0, dev
     return torch.cat((table, table.new_zeros(1, *table.shape[1:])))
 
 
+class RotaryTable:
+    """`build_rotary_table`, built at its first use on each device, and the lookup of its rows.
+
+    A plain attribute of a model, not a buffer, so that `.to(torch.bfloat16)` cannot round it.
+
+    Args:
+        grid_size, head_dim, base: as for `build_rotary_table`.
+    """
+
+    def __init__(self, grid_size: int, head_dim: int, base: float) -> None:
+        self.grid_size = grid_size
+        self.head_dim = head_dim
+        self.base = base
+        self._table: Tensor | None = None
+
+    def __call__(self, positions: Tensor) -> Tensor:
+        """Rows for image positions `[B, n]`, fp32 `[B, n, 1, head_dim // 2, 2]`.
+
+        -1 gives the zero row of the condition. A position past the last image token is the caller's error: an
+        IndexError on a CPU, a device assertion on CUDA.
+        """
+        # Rebuilt when the model has moved. Outside inference mode, or a later training pass could not use it.
+        if self._table is None or self._table.device != positions.device:
+            with torch.inference_mode(False):
+                self._table = build_rotary_table(self.grid_size, self.head_dim, self.base, positions.device)
+        return self._table[positions].unsqueeze(2)
+
+
 def apply_rotary(states: Tensor, rotary: Tensor) -> Tensor:
     """Turn each pair of neighbouring channels by its token's angle, in fp32.
 
@@ -409,7 +437,7 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin):  # type: ignore[misc]
         self.norm_out = LlamaGenRMSNorm(dim, norm_eps)
         self.lm_head = nn.Linear(dim, vocab_size, bias=False)
 
-        self._rotary_table: Tensor | None = None
+        self.rotary_rows = RotaryTable(grid_size, self.head_dim, rope_base)
         self.apply(self._initialise)
         nn.init.zeros_(self.lm_head.weight)
 
@@ -432,21 +460,6 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin):  # type: ignore[misc]
         if size not in LLAMAGEN_SIZES:
             raise ValueError(f"size must be one of {', '.join(LLAMAGEN_SIZES)}, got {size!r}.")
         return cls(**LLAMAGEN_SIZES[size], **kwargs)
-
-    def rotary_rows(self, positions: Tensor) -> Tensor:
-        """Rows of the rotary table for image positions `[B, n]`, fp32 `[B, n, 1, head_dim // 2, 2]`.
-
-        -1 gives the zero row of the condition. A position past the last image token is the caller's error: an
-        IndexError on a CPU, a device assertion on CUDA.
-        """
-        # A plain attribute, not a buffer, so that `.to(torch.bfloat16)` cannot round it; hence it is rebuilt here when
-        # the model has moved. Outside inference mode, or a later training pass could not use it.
-        if self._rotary_table is None or self._rotary_table.device != positions.device:
-            with torch.inference_mode(False):
-                self._rotary_table = build_rotary_table(
-                    self.config.grid_size, self.head_dim, self.config.rope_base, positions.device
-                )
-        return self._rotary_table[positions].unsqueeze(2)
 
     def embed_condition(
         self,

@@ -1,0 +1,185 @@
+"""Training a drafter on a tiny model's own pictures: what it learns, and that nothing is lost by a kill."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from specdecode.sampling import SamplingConfig
+from vargen.files import UserError, read_jsonl
+from vargen.methods import resolve_method
+from vargen.model_folder import check_component_folder
+from vargen.models.drafter import LlamaGenDrafter
+from vargen.pipeline import LlamaGenPipeline
+from vargen.training.drafter import (
+    DrafterTask,
+    DrafterTrainingConfig,
+    soft_cross_entropy,
+    target_features,
+    train_drafter,
+)
+from vargen.training.generated import generate_codes, scene_prompts
+
+
+@pytest.fixture
+def config(tmp_path: Path, tiny_model_folder: Path) -> DrafterTrainingConfig:
+    return DrafterTrainingConfig(
+        output_dir=str(tmp_path / "drafter"),
+        model=str(tiny_model_folder),
+        images=24,
+        generation_batch_size=8,
+        batch_size=8,
+        evaluation_size=8,
+        steps=60,
+        warmup_steps=5,
+        learning_rate=1e-2,
+        ema_decay=0.9,
+        log_every=10,
+        evaluate_every=1000,
+        sample_every=1000,
+        autocast=False,
+        num_threads=1,
+    )
+
+
+def test_it_learns_and_its_export_drafts_for_the_model(config: DrafterTrainingConfig, tiny_model_folder: Path) -> None:
+    result = train_drafter(replace(config, steps=1))
+    untrained = result.evaluation
+    result = train_drafter(replace(config, output_dir=config.output_dir + "-longer"))
+    assert result.finished
+    assert result.evaluation["guided_loss"] < untrained["guided_loss"] - 0.05
+    assert result.evaluation["overlap"] > untrained["overlap"]
+    assert 0 <= result.evaluation["accepted_top1"] <= result.evaluation["accepted_top10"] <= 1
+    export = Path(config.output_dir + "-longer") / "export"
+    check_component_folder(export, LlamaGenDrafter)
+
+    pipeline = LlamaGenPipeline.from_pretrained(tiny_model_folder)
+    pipeline.set_progress_bar_config(disable=True)
+    options = {"drafter": str(export), "total_tokens": 8, "depth": 3, "tree_top_k": 4}
+    generators = [[torch.Generator().manual_seed(seed) for seed in (1, 2)] for _ in range(2)]
+    prompts = ["a red cube", "two cones on sand"]
+    plain = pipeline(prompts, generator=generators[0])
+    fast = pipeline(prompts, generator=generators[1], method=resolve_method("eagle", options))
+    assert torch.equal(plain.tokens, fast.tokens)
+    assert fast.trace.target_passes < plain.trace.target_passes
+
+
+def test_generated_pictures_are_kept_and_continue_where_they_stopped(
+    config: DrafterTrainingConfig, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline = LlamaGenPipeline.from_pretrained(tiny_model_folder)
+    pipeline.set_progress_bar_config(disable=True)
+    prompts = scene_prompts(5, 20)
+    folder = Path(config.output_dir) / "generated"
+    calls: list[int] = []
+    make = LlamaGenPipeline.__call__
+
+    def counted(self: LlamaGenPipeline, *args: object, **kwargs: object) -> object:
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        calls.append(1)
+        return make(self, *args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(LlamaGenPipeline, "__call__", counted)
+    with pytest.raises(KeyboardInterrupt):
+        generate_codes(pipeline, prompts, folder, settings={"weights": "a"}, batch_size=8)
+    calls.clear()
+    codes = generate_codes(pipeline, prompts, folder, settings={"weights": "a"}, batch_size=8)
+    assert len(calls) == 1, "only the third batch was missing"
+    monkeypatch.undo()
+    whole = generate_codes(pipeline, prompts, folder.with_name("again"), settings={"weights": "a"}, batch_size=8)
+    assert torch.equal(codes, whole)
+    with pytest.raises(UserError, match="weights"):
+        generate_codes(pipeline, prompts, folder, settings={"weights": "b"}, batch_size=8)
+    assert json.loads((folder / "settings.json").read_text())["weights"] == "a"
+
+
+def test_a_resumed_run_ends_with_the_same_weights(config: DrafterTrainingConfig, tmp_path: Path) -> None:
+    config = replace(config, steps=6)
+    train_drafter(replace(config, output_dir=str(tmp_path / "a")))
+    loss = DrafterTask.loss
+
+    def interrupted(self: DrafterTask, step: int, progress: float) -> object:
+        if step == 3:
+            raise KeyboardInterrupt
+        return loss(self, step, progress)
+
+    stopping = replace(config, output_dir=str(tmp_path / "b"), checkpoint_seconds=1e-9)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(DrafterTask, "loss", interrupted)
+        train_drafter(stopping)
+    train_drafter(stopping)
+    left, right = (torch.load(tmp_path / name / "checkpoint.pt", weights_only=True)["module"] for name in "ab")
+    assert all(torch.equal(value, right[name]) for name, value in left.items())
+    assert read_jsonl(tmp_path / "b" / "log.jsonl")
+
+
+@torch.no_grad()
+def test_features_are_those_that_decoding_sees(tiny_pipeline: LlamaGenPipeline) -> None:
+    """Hidden states of one teacher-forced pass against those of decoding with a cache, both halves."""
+    prompts = ["a red cube", "a small shiny blue sphere left of a large green cone"]
+    from specdecode.loop import decode
+    from specdecode.roles import TargetOutput
+    from specdecode.sampling import RandomStreams
+    from vargen.target import LlamaGenTarget, LlamaGenTargetOutput
+
+    seen: list[TargetOutput] = []
+
+    class Recording(LlamaGenTarget):
+        def prefill(self) -> LlamaGenTargetOutput:
+            seen.append(super().prefill())
+            return seen[-1]  # type: ignore[return-value]
+
+        def forward(self, *args: torch.Tensor) -> LlamaGenTargetOutput:
+            seen.append(super().forward(*args))
+            return seen[-1]  # type: ignore[return-value]
+
+    transformer = tiny_pipeline.transformer
+    embeds, mask = tiny_pipeline.encode_prompt(prompts)
+    condition = transformer.embed_condition(caption_embeds=embeds)
+    target = Recording(transformer, condition, mask, guidance_scale=3.0)
+    tokens = decode(
+        target, max_new_tokens=16, sampling=SamplingConfig(), streams=RandomStreams.from_seeds([1, 2])
+    ).tokens
+    length = condition.shape[1]
+    null = transformer.null_condition(2, length)
+    both = torch.cat((condition, null))
+    features = target_features(transformer, both, torch.cat((mask, mask)), tokens.repeat(2, 1))
+    assert features.shape == (4, length + 15, 16)
+    for part, rows in (("hidden_states", slice(0, 2)), ("unconditional_hidden_states", slice(2, 4))):
+        decoded = torch.cat([getattr(output, part) for output in seen], dim=1)
+        valid = torch.cat((mask, torch.ones(2, 15, dtype=torch.bool)), dim=1)
+        torch.testing.assert_close(features[rows][valid], decoded[valid], rtol=1e-4, atol=1e-4)
+
+
+def test_soft_cross_entropy_is_the_mean_surprise() -> None:
+    torch.manual_seed(0)
+    logits, teacher = torch.randn(3, 4), torch.randn(3, 4)
+    expected = 0.0
+    for row in range(3):
+        p = teacher[row].softmax(0).tolist()
+        total = logits[row].exp().sum().log().item()
+        expected += sum(p[k] * (total - logits[row, k].item()) for k in range(4)) / 3
+    assert soft_cross_entropy(logits, teacher).item() == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"images": 8}, "images"),
+        ({"guided_loss_weight": -1.0}, "guided_loss_weight"),
+        ({"generation_batch_size": 0}, "generation_batch_size"),
+    ],
+)
+def test_wrong_fields_are_named(config: DrafterTrainingConfig, change: dict[str, float], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        replace(config, **change)  # type: ignore[arg-type]
+
+
+def test_class_conditional_models_are_refused(config: DrafterTrainingConfig, tiny_class_model_folder: Path) -> None:
+    with pytest.raises(UserError, match="not text-conditional"):
+        train_drafter(replace(config, model=str(tiny_class_model_folder)))

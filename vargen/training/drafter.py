@@ -1,0 +1,256 @@
+"""Training of an EAGLE drafter on its target's own pictures and hidden states.
+
+The drafter learns to guess the target's next hidden state from a token and the hidden state before it, in both halves
+of guidance. Losses and recipe follow EAGLE as LANTERN trained it for LlamaGen (SmoothL1 on the features plus a tenth of
+the soft cross-entropy of the tokens, uniform noise on the features read), with one more: the cross-entropy of the
+*guided* distributions, because guidance at scale s multiplies the halves' errors by s, and the guided distribution is
+what the draft is judged by.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from specdecode.sampling import apply_guidance
+from vargen.files import UserError
+from vargen.model_folder import weights_fingerprint
+from vargen.models.drafter import LlamaGenDrafter
+from vargen.models.transformer import CONDITION_POSITION, LlamaGenTransformer, condition_attention_mask
+from vargen.prompts import gather_prompts
+from vargen.resources import find_model
+from vargen.training.config import RunConfig, check, check_positive, main
+from vargen.training.generated import generate_codes, scene_prompts
+from vargen.training.run import RunResult, autocast, move, prepare, train
+
+_PROMPT_SEED = 4_000_000_000  # first seed of the scenes whose captions are drawn, away from all others
+
+
+@dataclass
+class DrafterTrainingConfig(RunConfig):
+    """Settings of `vargen train drafter`, beside those of every run.
+
+    Args:
+        model: folder of the target's pipeline; empty for the shipped one.
+        prompts_file: prompts to draw, as `vargen generate` reads them; empty for captions of the project's own scenes.
+        images: pictures to learn from; with a prompts file, at most so many of its prompts.
+        generation_batch_size: pictures made at once.
+        intermediate_size: width of the drafter's feed-forward layer; null for the target's.
+        token_loss_weight: weight of the soft cross-entropy of each half.
+        guided_loss_weight: weight of the soft cross-entropy of the guided distributions.
+        feature_noise: width of the uniform noise on the features read, for pictures of 512 tokens; it is divided by
+            the tokens of a picture and multiplied by 512, as in LANTERN.
+    """
+
+    model: str = ""
+    prompts_file: str = ""
+    images: int = 2048
+    generation_batch_size: int = 32
+    intermediate_size: int | None = None
+    token_loss_weight: float = 0.1
+    guided_loss_weight: float = 0.1
+    feature_noise: float = 0.2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(self, "images", "generation_batch_size")
+        check(
+            self.images > self.evaluation_size,
+            "images",
+            self.images,
+            f"must exceed evaluation_size ({self.evaluation_size}), whose pictures are kept apart",
+        )
+        for name in ("token_loss_weight", "guided_loss_weight", "feature_noise"):
+            check(getattr(self, name) >= 0, name, getattr(self, name), "must not be negative")
+
+    def architecture(self) -> dict[str, Any]:
+        return {"intermediate_size": self.intermediate_size}
+
+
+def soft_cross_entropy(logits: Tensor, target_logits: Tensor) -> Tensor:
+    """Mean over everything but the last dimension of the cross-entropy of two distributions, in nats.
+
+    Args:
+        logits: [..., V] of the learner. target_logits: [..., V] of the teacher, fp32.
+    """
+    return -(target_logits.softmax(-1) * logits.float().log_softmax(-1)).sum(-1).mean()
+
+
+@torch.no_grad()
+def target_features(
+    transformer: LlamaGenTransformer, condition_embeds: Tensor, condition_mask: Tensor, codes: Tensor
+) -> Tensor:
+    """Final hidden states of the condition and of all image tokens but the last, under teacher forcing.
+
+    Args:
+        condition_embeds: [B, T, dim]. condition_mask: [B, T] bool. codes: int64 [B, N].
+
+    Returns:
+        [B, T + N - 1, dim].
+    """
+    length, num_tokens = condition_embeds.shape[1], codes.shape[1]
+    embeds = torch.cat((condition_embeds, transformer.token_embedding(codes[:, :-1])), dim=1)
+    positions = torch.arange(-length, num_tokens - 1, device=codes.device).clamp(min=CONDITION_POSITION)
+    mask = condition_attention_mask(condition_mask, num_tokens - 1)
+    return transformer(
+        inputs_embeds=embeds, positions=positions[None], attention_mask=mask, logits_to_keep=1
+    ).hidden_states
+
+
+class DrafterTask:
+    """The drafter as the common loop sees it."""
+
+    def __init__(self, config: DrafterTrainingConfig, pipeline: Any, prompts: list[str], codes: Tensor):
+        self.config = config
+        self.pipeline = pipeline
+        self.device = codes.device
+        self.guidance_scale = pipeline.config["default_guidance_scale"]
+        self.transformer: LlamaGenTransformer = pipeline.transformer
+        self.transformer.requires_grad_(False)
+        target = self.transformer.config
+        self.drafter = LlamaGenDrafter(
+            dim=target.dim,
+            num_attention_heads=target.num_attention_heads,
+            intermediate_size=config.intermediate_size or target.intermediate_size,
+            vocab_size=target.vocab_size,
+            grid_size=target.grid_size,
+            rope_base=target.rope_base,
+        )
+        # Tokens mean to the drafter what they mean to the target; this start saves most of the training.
+        self.drafter.token_embedding.load_state_dict(self.transformer.token_embedding.state_dict())
+        self.drafter.train()
+        move(self.drafter, self.device)
+        self.module: nn.Module = self.drafter
+        self.extra_modules = nn.ModuleList()
+        size = config.evaluation_size
+        self.prompts, self.codes = prompts[size:], codes[size:]
+        self.heldout_prompts, self.heldout_codes = prompts[:size], codes[:size]
+
+    def muon_parameters(self) -> Iterable[nn.Parameter]:
+        """Every matrix but the token embedding."""
+        return [p for name, p in self.drafter.named_parameters() if p.ndim == 2 and not name.startswith("token_")]
+
+    def _features(self, prompts: list[str], codes: Tensor) -> tuple[Tensor, Tensor, int]:
+        """The target's hidden states, both halves [2B, T + N - 1, dim]; the condition's mask [2B, T]; and T."""
+        with torch.no_grad():
+            embeds, mask = self.pipeline.encode_prompt(prompts)
+            condition = self.transformer.embed_condition(caption_embeds=embeds)
+            null = self.transformer.null_condition(len(prompts), condition.shape[1]).to(condition.dtype)
+            condition, mask = torch.cat((condition, null)), torch.cat((mask, mask))
+            return target_features(self.transformer, condition, mask, codes.repeat(2, 1)), mask, condition.shape[1]
+
+    def _guesses(self, features: Tensor, mask: Tensor, length: int, codes: Tensor) -> Tensor:
+        """The drafter's hidden states [2B, N - 1, dim] for all image tokens but the last, each from its pair."""
+        tokens = F.pad(codes[:, :-1].repeat(2, 1), (length - 1, 0))  # token 0 with the features of the condition
+        num_pairs = tokens.shape[1]
+        positions = torch.arange(1 - length, num_pairs - length + 1, device=codes.device)
+        positions = positions.clamp(min=CONDITION_POSITION)[None]
+        visible = condition_attention_mask(mask[:, : length - 1], num_pairs - length + 1)
+        bias = None
+        if codes.device.type == "cpu" and torch.is_grad_enabled():
+            dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else features.dtype
+            bias = torch.zeros(visible.shape, dtype=dtype).masked_fill(~visible, float("-inf"))
+        guesses = self.drafter(tokens, features[:, :num_pairs], positions, visible, attention_bias=bias)
+        return guesses[:, length - 1 :]
+
+    def _guided(self, logits: Tensor) -> Tensor:
+        conditional, unconditional = logits.chunk(2)
+        return apply_guidance(conditional, unconditional, self.guidance_scale)
+
+    def loss(self, step: int, progress: float) -> tuple[Tensor, dict[str, Tensor]]:
+        config = self.config
+        generator = torch.Generator().manual_seed(config.base_seed + step)
+        rows = torch.randint(len(self.codes), (config.batch_size,), generator=generator)
+        codes = self.codes[rows.to(self.device)]
+        features, mask, length = self._features([self.prompts[row] for row in rows.tolist()], codes)
+        width = config.feature_noise * 512 / codes.shape[1]
+        noise = (torch.rand(features.shape, generator=generator) - 0.5).to(features) * width
+        guesses = self._guesses(features + noise, mask, length, codes)  # [2B, N - 1, dim]
+        wanted = features[:, length:]
+        with torch.no_grad():
+            wanted_logits = self.transformer.lm_head(wanted).float()
+        logits = self.transformer.lm_head(guesses).float()
+        feature_loss = F.smooth_l1_loss(guesses.float(), wanted.float())
+        token_loss = soft_cross_entropy(logits, wanted_logits)
+        guided_loss = soft_cross_entropy(self._guided(logits), self._guided(wanted_logits))
+        loss = feature_loss + config.token_loss_weight * token_loss + config.guided_loss_weight * guided_loss
+        parts = {"features": feature_loss, "tokens": token_loss, "guided": guided_loss}
+        return loss, {name: value.detach() for name, value in parts.items()}
+
+    @torch.no_grad()
+    def evaluate(self) -> dict[str, float]:
+        """How much of the target's guided probability the draft covers, on pictures kept apart.
+
+        `accepted_top1` is the chance that the likeliest drafted token is accepted, `accepted_top10` that one of ten
+        is, `overlap` that a drafted token drawn from the drafter's own distribution is (1 minus total variation).
+        """
+        sums = dict.fromkeys(("guided_loss", "accepted_top1", "accepted_top10", "overlap"), 0.0)
+        size = self.config.batch_size
+        for start in range(0, len(self.heldout_codes), size):
+            codes = self.heldout_codes[start : start + size]
+            with autocast(self.config):
+                features, mask, length = self._features(self.heldout_prompts[start : start + size], codes)
+                guesses = self._guesses(features, mask, length, codes)
+                wanted = self._guided(self.transformer.lm_head(features[:, length:]).float())
+                drafted = self._guided(self.transformer.lm_head(guesses).float())
+            truth, guess = wanted.softmax(-1), drafted.softmax(-1)
+            covered = truth.gather(-1, guess.topk(10).indices)  # [B, N - 1, 10]
+            share = len(codes) / len(self.heldout_codes)
+            sums["guided_loss"] += share * soft_cross_entropy(drafted, wanted).item()
+            sums["accepted_top1"] += share * covered[..., 0].mean().item()
+            sums["accepted_top10"] += share * covered.sum(-1).mean().item()
+            sums["overlap"] += share * torch.minimum(truth, guess).sum(-1).mean().item()
+        return sums
+
+    def draw_samples(self, path: Path) -> None:
+        """A drafter has no pictures of its own: with it the target makes the pictures that it makes without."""
+
+    def export(self, folder: Path) -> None:
+        """Write the drafter in bfloat16."""
+        copy.deepcopy(self.drafter).to(torch.bfloat16).save_pretrained(folder)
+
+
+def train_drafter(config: DrafterTrainingConfig) -> RunResult:
+    """Make pictures with the target, then train a drafter on them.
+
+    Raises:
+        UserError: for a field, model folder or checkpoint that does not fit.
+    """
+    from vargen.pipeline import LlamaGenPipeline
+
+    device = prepare(config)
+    folder = find_model(config.model or None)
+    pipeline = LlamaGenPipeline.from_pretrained(folder).to(device)
+    pipeline.set_progress_bar_config(disable=True)
+    if pipeline.transformer.config.condition_type != "text" or pipeline.text_encoder is None:
+        raise UserError(f"model: {folder} is not text-conditional with its text encoder, which this trainer needs")
+    prompts = gather_prompts((), config.prompts_file)[: config.images] if config.prompts_file else None
+    if prompts is None:
+        prompts = scene_prompts(_PROMPT_SEED + config.base_seed, config.images)
+    check(
+        len(prompts) > config.evaluation_size,
+        "prompts_file",
+        config.prompts_file,
+        f"must hold more than evaluation_size ({config.evaluation_size}) prompts",
+    )
+    fingerprint = weights_fingerprint(folder / "transformer")
+    codes = generate_codes(
+        pipeline,
+        prompts,
+        Path(config.output_dir) / "generated",
+        settings={"weights": fingerprint, "prompts_file": config.prompts_file},
+        seed=config.base_seed,
+        batch_size=config.generation_batch_size,
+    ).to(device)
+    return train(config, DrafterTask(config, pipeline, prompts, codes), {"target": fingerprint})
+
+
+if __name__ == "__main__":
+    main(DrafterTrainingConfig, train_drafter)

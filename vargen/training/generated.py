@@ -1,0 +1,89 @@
+"""Pictures that a pipeline made, as codes on disk: what a drafter is trained on.
+
+Belongs here: making them in resumable shards, and reading them back with their prompts. Does not belong here: hidden
+states, which are recomputed when they are needed (for two thousand pictures they would fill half a gigabyte).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from tqdm import tqdm
+
+from vargen.files import UserError, atomic_path, write_atomic
+from vargen.scenes.captions import compose_caption
+from vargen.scenes.scene import sample_scene
+
+
+def scene_prompts(first_seed: int, count: int, split: str = "train") -> list[str]:
+    """Captions of consecutive scenes of the project's own world."""
+    return [compose_caption(sample_scene(seed, split), seed).text for seed in range(first_seed, first_seed + count)]
+
+
+def generate_codes(
+    pipeline: Any,
+    prompts: Sequence[str],
+    folder: Path,
+    *,
+    settings: dict[str, Any],
+    seed: int = 0,
+    batch_size: int = 32,
+    show_progress: bool = True,
+) -> Tensor:
+    """Codes of one picture per prompt; those that are in `folder` already are not made again.
+
+    Args:
+        pipeline: a `LlamaGenPipeline`; its default settings are used.
+        prompts: what to draw. Picture i is made with the seed `seed + i`.
+        folder: holds one file per batch and `settings.json`.
+        settings: what decides the pictures beside the prompts, such as the weights' fingerprint; a folder of other
+            settings is refused.
+        seed: of the first picture.
+        batch_size: pictures made at once, and kept in one file.
+        show_progress: a bar on a terminal.
+
+    Returns:
+        int64 [len(prompts), N].
+
+    Raises:
+        UserError: the folder was made with other settings.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    described = {**settings, "seed": seed, "batch_size": batch_size}
+    record = folder / "settings.json"
+    if record.exists():
+        before = json.loads(record.read_text())
+        for name, value in described.items():
+            if before.get(name) != value:
+                raise UserError(
+                    f"{name}: {folder} holds pictures made with {before.get(name)!r}, not {value!r}; "
+                    f"remove it or choose another output_dir"
+                )
+    else:
+        write_atomic(record, json.dumps(described, indent=1) + "\n")
+    shards = []
+    with tqdm(
+        total=len(prompts), unit="image", desc="pictures to learn from", disable=not show_progress or None
+    ) as bar:
+        for start in range(0, len(prompts), batch_size):
+            batch = prompts[start : start + batch_size]
+            path = folder / f"{start:07d}.safetensors"
+            codes = load_file(path)["codes"] if path.exists() else None
+            if codes is None or len(codes) < len(batch):
+                output = pipeline(
+                    list(batch),
+                    generator=[torch.Generator().manual_seed(seed + start + row) for row in range(len(batch))],
+                    output_type="latent",
+                )
+                codes = output.tokens.to(torch.int32).cpu()
+                with atomic_path(path) as temporary:
+                    save_file({"codes": codes}, temporary)
+            shards.append(codes[: len(batch)].long())
+            bar.update(len(batch))
+    return torch.cat(shards)

@@ -1,0 +1,99 @@
+"""The verification-free token selector: which path of a drafted tree is taken without asking, and how much of it.
+
+Belongs here: choosing a path and cutting it. Does not belong here: whether to skip at all (`schedule`).
+
+VVS chooses among the paths from the root to the leaves, by default uniformly at random, which keeps the picture's
+variety (choosing the most confident one costs about 1 FID in the paper), and cuts the path at the mean length:
+`min(L_s, floor(mean L))`, where L counts drafted tokens ("dynamic truncation"). The released code counts the root too
+and subtracts it again; it emits the root and all but the last taken token and calls that last one the next root. Taken
+tokens are the same in both readings, and the same here: the last taken token is the next root.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from specdecode.roles import DecodeState, Draft, Selection
+from specdecode.sampling import Tag
+
+CHOICES = ("sample", "confidence", "central")
+
+
+class PathSelector:
+    """Chooses a leaf path of each row's tree and cuts it.
+
+    Args:
+        choice: "sample", uniformly among leaf paths (not nodes); "confidence", the path the drafter believes in most,
+            which needs a draft with confidences; "central", the path most like all others by codebook vectors.
+        truncate: cut at the mean length of the leaf paths.
+        codebook: [V, d] unit vectors, for "central".
+
+    Raises:
+        ValueError: the choice is unknown or lacks what it needs.
+    """
+
+    def __init__(
+        self,
+        choice: Literal["sample", "confidence", "central"] = "sample",
+        truncate: bool = True,
+        codebook: Tensor | None = None,
+    ) -> None:
+        if choice not in CHOICES:
+            raise ValueError(f"choice must be one of {', '.join(CHOICES)}, got {choice!r}")
+        if choice == "central" and codebook is None:
+            raise ValueError('choice "central" compares codes, so codebook must be given')
+        self.choice = choice
+        self.truncate = truncate
+        self.codebook = codebook
+
+    def __call__(self, draft: Draft, state: DecodeState) -> Selection:
+        """A path for every row; rows without a leaf below the root get a count of 0.
+
+        Raises:
+            ValueError: "confidence" is asked of a draft without confidences.
+        """
+        tree = draft.tree
+        leaves = tree.leaves() & (tree.depth > 0)  # [B, n]
+        number = leaves.sum(1)  # [B]
+        if self.choice == "sample":
+            draw = state.streams.uniform(Tag.SKIP, state.lengths)  # [B]
+            wanted = (draw * number).long().clamp(max=(number - 1).clamp(min=0)) + 1
+            leaf = ((leaves.cumsum(1) == wanted[:, None]) & leaves).int().argmax(1)
+        elif self.choice == "confidence":
+            if draft.confidence is None:
+                raise ValueError('choice "confidence" needs a drafter that reports how sure it is, such as EAGLE')
+            leaf = torch.where(leaves, draft.confidence, -torch.inf).argmax(1)
+        else:
+            assert self.codebook is not None
+            leaf = torch.where(leaves, _mean_similarity(draft, leaves, self.codebook), -torch.inf).argmax(1)
+        rows = torch.arange(tree.batch_size, device=tree.device)
+        counts = tree.depth[rows, leaf]
+        if self.truncate:
+            mean = (tree.depth * leaves).sum(1) // number.clamp(min=1)  # floor
+            counts = torch.minimum(counts, mean)
+        path = tree.paths()[rows, leaf].clamp(min=0)
+        return Selection(path, counts * (number > 0))
+
+
+def path_vectors(draft: Draft, leaves: Tensor, codebook: Tensor) -> Tensor:
+    """Unit vectors of the drafted tokens on every leaf path, [B, n, depth, d]; zero at other nodes and past an end.
+
+    Args:
+        draft: trees of n nodes.
+        leaves: [B, n] bool, the leaves to consider.
+        codebook: [V, d] unit vectors.
+    """
+    paths = draft.tree.paths()[..., 1:]  # [B, n, depth]
+    batch_size, num_nodes, depth = paths.shape
+    tokens = draft.tree.tokens.gather(1, paths.clamp(min=0).flatten(1)).view(batch_size, num_nodes, depth)
+    return codebook[tokens] * ((paths >= 0) & leaves[..., None])[..., None]
+
+
+def _mean_similarity(draft: Draft, leaves: Tensor, codebook: Tensor) -> Tensor:
+    """[B, n]: for each leaf path the cosines to all leaf paths' tokens at the same depths, averaged over its length."""
+    vectors = path_vectors(draft, leaves, codebook)
+    together = vectors.sum(1, keepdim=True)  # [B, 1, depth, d]
+    return (vectors * together).sum((-1, -2)) / draft.tree.depth.clamp(min=1)

@@ -35,7 +35,7 @@ from vargen.files import UserError, append_jsonl, save_image_atomic
 from vargen.resources import find_model
 from vargen.scenes.dataset import to_pil
 from vargen.scenes.judge import load_judge
-from vargen.scenes.verdict import Tally, markdown_table
+from vargen.scenes.verdict import Tally, verdict_table
 
 RESULTS = Path(__file__).resolve().parent / "results"
 
@@ -114,12 +114,12 @@ def run(arguments: argparse.Namespace) -> None:
     write_result(path, result)
     for name, report in reports.items():
         print(f"\n{name}, {len(sets[name])} prompts, {report.seconds:.0f} s of generating\n")
-        print(markdown_table(report.tallies))
+        print(verdict_table(report.tallies))
         for named in report.tallies["generated"].named_objects() if name == "heldout" else []:
             print(f"\n{name}, sentences naming {named} object{'s' * (named != 1)}\n")
-            print(markdown_table(report.tallies, named))
+            print(verdict_table(report.tallies, named))
     print(f"\nthe judge alone, everything that is true of {arguments.count} held-out scenes\n")
-    print(markdown_table(judge_alone))
+    print(verdict_table(judge_alone))
     print(f"\nwritten to {path}")
 
 

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+import yaml
+
 from vargen.files import UserError
+from vargen.resources import configs_folder
 
 Auto = Literal["auto"]
 AUTO: Auto = "auto"
@@ -331,26 +335,57 @@ METHODS: tuple[type[MethodConfig], ...] = (
 
 
 def resolve_method(method: str | MethodConfig, options: Mapping[str, Any] | None = None) -> MethodConfig:
-    """The settings of a method given by name, or as settings already.
+    """The settings of a method given by name, by preset, or as settings already.
 
     Args:
-        method: a name, or settings.
-        options: fields that differ from the defaults; only with a name.
+        method: the name of a method; or that of a preset, a YAML file in `configs/methods/` or anywhere, which names
+            a method and those of its settings that differ from the defaults; or settings.
+        options: fields that differ from these; only with a name or a preset.
 
     Raises:
-        UserError: no method has this name, or an option is unknown or out of range; the message lists those there are.
+        UserError: no method or preset has this name, or an option is unknown or out of range; the message lists those
+            there are.
     """
     if isinstance(method, MethodConfig):
         if options:
             raise UserError("method_options cannot be given beside a method's settings; put them there")
         return method
-    for config in METHODS:
-        if config.name == method:
-            known = [field.name for field in fields(config)]
-            for option in options or ():
-                if option not in known:
-                    raise UserError(
-                        f"method {method!r} has no option {option!r}; it has: {', '.join(known) or 'none at all'}"
-                    )
-            return config(**(options or {}))
-    raise UserError(f"method {method!r} is not known; choose one of: {', '.join(config.name for config in METHODS)}")
+    by_name = {config.name: config for config in METHODS}
+    if method in by_name:
+        return _configure(by_name[method], options or {})
+    presets = find_presets()
+    path = presets.get(method, Path(method))
+    if path.suffix not in (".yaml", ".yml"):
+        raise UserError(f"method {method!r} is not known; choose one of: {', '.join([*by_name, *presets])}")
+    preset = _read_preset(path)
+    name = preset.pop("method", None)
+    if name not in by_name:
+        raise UserError(f"{path}: `method` must be one of {', '.join(by_name)}, got {name!r}")
+    return _configure(by_name[name], {**preset, **(options or {})})
+
+
+def find_presets() -> dict[str, Path]:
+    """The shipped presets by name."""
+    return {path.stem: path for path in sorted((configs_folder() / "methods").glob("*.yaml"))}
+
+
+def _configure(config: type[MethodConfig], options: Mapping[str, Any]) -> MethodConfig:
+    known = [field.name for field in fields(config)]
+    for option in options:
+        if option not in known:
+            raise UserError(
+                f"method {config.name!r} has no option {option!r}; it has: {', '.join(known) or 'none at all'}"
+            )
+    return config(**options)
+
+
+def _read_preset(path: Path) -> dict[str, Any]:
+    try:
+        values = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise UserError(f"method preset {path} cannot be read: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise UserError(f"method preset {path} is not YAML: {error}") from error
+    if not isinstance(values, dict):
+        raise UserError(f"method preset {path} must hold `method: NAME` and settings, one a line")
+    return values

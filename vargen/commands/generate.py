@@ -7,13 +7,11 @@ made after the model has been loaded, so that a failed start leaves nothing behi
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-import sys
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +20,7 @@ from vargen.commands.options import build_parser, fill, parse
 from vargen.files import UserError
 from vargen.methods import resolve_method
 from vargen.model_folder import read_json, weights_fingerprint
+from vargen.progress import Progress, progress
 from vargen.prompts import gather_prompts
 from vargen.resources import find_model
 from vargen.result_folder import ImageRequest, ResultFolder
@@ -159,7 +158,7 @@ def run(arguments: Sequence[str]) -> int:
     num_missing = len(results.missing)
     if num_missing:
         began = time.perf_counter()
-        pipeline, device, settings["dtype"] = _load_pipeline(model_folder, config.device, settings["dtype"])
+        pipeline, device, settings["dtype"] = load_pipeline(model_folder, config.device, settings["dtype"])
         load_seconds = time.perf_counter() - began
         _warn_about_prompts(pipeline, requests)
         with results.open_for_writing(_describe_run(settings, config, model_folder, device)):
@@ -234,7 +233,7 @@ def _settings(config: GenerateConfig, requests: Sequence[ImageRequest], model_fo
     }
 
 
-def _load_pipeline(model_folder: Path, device: str, dtype: str) -> tuple[LlamaGenPipeline, str, str]:
+def load_pipeline(model_folder: Path, device: str, dtype: str) -> tuple[LlamaGenPipeline, str, str]:
     """The pipeline on its device, the device's name, and the name of the transformer's precision."""
     import torch
     from diffusers.utils import logging as diffusers_logging
@@ -300,11 +299,12 @@ def _generate(
 
     missing = results.missing
     num_tokens = pipeline.transformer.num_image_tokens
-    with _progress(len(missing) * num_tokens, quiet) as progress, warnings.catch_warnings():
+    with progress(len(missing) * num_tokens, "tokens", quiet) as shown, warnings.catch_warnings():
+        count = _TokenCount(shown)
         warnings.simplefilter("ignore", PromptWarning)  # said once, for all prompts
         for start in range(0, len(missing), config.batch_size):
             batch = missing[start : start + config.batch_size]
-            progress.begin(start * num_tokens)
+            count.begin(start * num_tokens)
             condition: dict[str, Any] = (
                 {"prompt": [request.text for request in batch]}
                 if batch[0].class_label is None
@@ -320,7 +320,7 @@ def _generate(
                     top_p=config.top_p,
                     generator=[torch.Generator().manual_seed(request.seed) for request in batch],
                     method=resolve_method(config.method, config.method_options),
-                    callback_on_step_end=progress.step,
+                    callback_on_step_end=count.step,
                 )
             except torch.OutOfMemoryError as error:
                 raise UserError(
@@ -338,37 +338,28 @@ def _generate(
                 }
                 results.add(request, image, measured)
             totals.add_seconds("save", time.perf_counter() - began - seconds)
-        progress.begin(len(missing) * num_tokens)
+        count.begin(len(missing) * num_tokens)
 
 
-class _Progress:
-    """A bar of tokens over all batches, which reads the device only a few times a second."""
+class _TokenCount:
+    """Progress in tokens over all batches, which reads the device only a few times a second."""
 
-    def __init__(self, bar: Any) -> None:
-        self.bar = bar
+    def __init__(self, shown: Progress) -> None:
+        self.shown = shown
         self.before = 0
-        self.shown_at = 0.0
+        self.read_at = 0.0
 
     def begin(self, tokens: int) -> None:
         """A batch begins, after so many tokens of others."""
         self.before = tokens
-        self.bar.update(tokens - self.bar.n)
+        self.shown.advance_to(tokens)
 
     def step(self, pipeline: Any, step: int, lengths: Tensor, tensors: dict[str, Tensor]) -> None:
         """`callback_on_step_end` of the pipeline."""
-        if self.bar.disable or time.perf_counter() - self.shown_at < 0.2:
+        if self.shown.silent or time.perf_counter() - self.read_at < 0.2:
             return
-        self.bar.update(self.before + int(lengths.sum()) - self.bar.n)
-        self.shown_at = time.perf_counter()
-
-
-@contextlib.contextmanager
-def _progress(total: int, quiet: bool) -> Iterator[_Progress]:
-    from tqdm import tqdm
-
-    # Without a terminal (None) a bar would fill a log with copies of itself.
-    with tqdm(total=total, unit=" tokens", disable=True if quiet else None, file=sys.stderr, leave=False) as bar:
-        yield _Progress(bar)
+        self.shown.advance_to(self.before + int(lengths.sum()))
+        self.read_at = time.perf_counter()
 
 
 def _report(results: ResultFolder, num_new: int, totals: RunTotals, load_seconds: float, as_json: bool) -> None:

@@ -53,7 +53,7 @@ def run(arguments: Sequence[str]) -> int:
 
     from vargen.scenes.caption_parser import CaptionError, parse_caption
     from vargen.scenes.judge import load_judge, read_images
-    from vargen.scenes.verdict import Tally, judge_claims, markdown_table
+    from vargen.scenes.verdict import Tally, judge_claims, verdict_table
 
     if config.device != "cpu" and not torch.cuda.is_available():
         raise UserError(f"device: {config.device!r} is not available here; use cpu")
@@ -84,5 +84,5 @@ def run(arguments: Sequence[str]) -> int:
         print(json.dumps(summary))
     else:
         print(f"{len(cases)} pictures judged, {len(unreadable)} prompts left out; written to {folder / 'judge.json'}\n")
-        print(markdown_table({"pictures": tally}))
+        print(verdict_table({"pictures": tally}))
     return 0

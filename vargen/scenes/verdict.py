@@ -6,7 +6,7 @@ Pictures and networks are unknown here; a reading is data (`reading.py`), and so
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import permutations
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 from vargen.scenes.captions import Claims, ObjectClaim, RelationClaim
 from vargen.scenes.reading import JudgedObject, Reading
 from vargen.scenes.scene import CLEAR_DEPTH_GAP, CLEAR_SCREEN_GAP, Scene, relation_between
+from vargen.tables import markdown_table
 
 ATTRIBUTES = ("shape", "colour", "material", "size")
 KINDS = ("object_count", "count", *ATTRIBUTES, "relation", "ground", "sky", "prompt")
@@ -221,19 +222,14 @@ class Tally:
         }
 
 
-def markdown_table(tallies: Mapping[str, Tally], named_objects: int | None = None) -> str:
+def verdict_table(tallies: Mapping[str, Tally], named_objects: int | None = None) -> str:
     """Several tallies side by side, one row a kind: accuracy in percent, its interval, and the number of cases."""
-    rows: list[Sequence[str]] = [("kind", *tallies)]
+    rows = []
     for kind in KINDS:
         shares = [tally.share(kind, named_objects) for tally in tallies.values()]
         if any(share.total for share in shares):
             rows.append((kind.replace("_", " "), *map(_cell, shares)))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = [
-        "| " + " | ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)) + " |" for row in rows
-    ]
-    lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
-    return "\n".join(lines)
+    return markdown_table(("kind", *tallies), rows)
 
 
 def _cell(share: Share) -> str:

@@ -19,7 +19,7 @@ from vargen.scenes.verdict import (
     Verdict,
     claims_from_scene,
     judge_claims,
-    markdown_table,
+    verdict_table,
     wilson_interval,
 )
 
@@ -210,9 +210,9 @@ def test_wilson_interval_solves_its_equation() -> None:
     assert wilson_interval(5, 5)[1] == 1.0 and wilson_interval(0, 5)[0] == 0.0
 
 
-def test_markdown_table_sets_sources_side_by_side() -> None:
+def test_verdict_table_sets_sources_side_by_side() -> None:
     good, bad = Tally.of([Verdict((Check("sky", True),), ())]), Tally.of([Verdict((Check("shape", False),), (0,))])
-    lines = markdown_table({"renders": good, "generated": bad}).splitlines()
+    lines = verdict_table({"renders": good, "generated": bad}).splitlines()
     assert [line.split("|")[1].strip() for line in lines] == [
         "kind",
         "-" * len(lines[1].split("|")[1]),

@@ -1,0 +1,61 @@
+"""Plots of recorded figures. Needs matplotlib, which the `eval` and `demo` extras bring; nothing else here does."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+def plot_tradeoff(
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    speed: str = "speedup",
+    quality: str = "judge_accuracy",
+    speed_label: str = "speed-up over plain decoding (wall clock)",
+    quality_label: str = "judge accuracy",
+    title: str = "",
+) -> bytes:
+    """Quality against speed, one labelled point a method, as PNG.
+
+    Args:
+        rows: one mapping a method, with "method", the two fields and optionally "exact" (filled markers) and an
+            interval (low, high) of the quality under the quality's name + "_interval".
+        speed, quality: which fields to draw. Rows that lack one of them are left out.
+        speed_label, quality_label, title: what the axes and the plot are called.
+
+    Raises:
+        ValueError: no row has both fields.
+        ModuleNotFoundError: matplotlib is not installed.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    points = [row for row in rows if row.get(speed) is not None and row.get(quality) is not None]
+    if not points:
+        raise ValueError(f"rows: none has both {speed!r} and {quality!r}")
+    figure = Figure(figsize=(7.0, 4.6), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    for row in points:
+        exact = bool(row.get("exact"))
+        colour = "#1f5fa8" if exact else "#c2571a"
+        if interval := row.get(f"{quality}_interval"):
+            axes.vlines(row[speed], *interval, color=colour, alpha=0.3, linewidth=1.5)
+        axes.plot(row[speed], row[quality], "o", markersize=7, color=colour, markerfacecolor=colour if exact else "w")
+        axes.annotate(
+            str(row["method"]), (row[speed], row[quality]), xytext=(6, 5), textcoords="offset points", fontsize=8
+        )
+    axes.axvline(1.0, color="0.7", linewidth=0.8, linestyle=":")
+    axes.set_xlabel(speed_label)
+    axes.set_ylabel(quality_label)
+    axes.plot([], [], "o", color="#1f5fa8", label="exact")
+    axes.plot([], [], "o", color="#c2571a", markerfacecolor="w", label="relaxed")
+    axes.legend(frameon=False, fontsize=8, loc="lower left")
+    axes.margins(x=0.14, y=0.12)
+    axes.grid(alpha=0.25)
+    if title:
+        axes.set_title(title, fontsize=10)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=130)
+    return buffer.getvalue()

@@ -1,0 +1,141 @@
+"""What a decoding method cost and saved: numbers from the traces of many calls, and the comparison with plain decoding.
+
+Belongs here: definitions. Does not belong here: running anything, tables, and quality.
+
+A *call* makes a batch of pictures together. A *target pass* is one forward of the target over the batch, prefill
+included. *Tokens per pass* are per row: tokens over the passes in which the row took part. *Accepted length* counts
+drafted tokens that stayed in a verified step, bonus token excluded (with it, as most papers print it, it is one more).
+*Seconds per image* are wall-clock seconds of the whole call, prompt encoder and image decoder included, over its
+pictures. *Pass reduction* and *speed-up* divide plain decoding's figure by the method's, on the same prompts, seeds and
+batches; of seconds the medians are divided, so that one disturbed call does not decide.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass
+class CallRecord:
+    """One call in plain numbers.
+
+    Args:
+        seconds: wall clock of the whole call.
+        images: pictures it made.
+        tokens: of all rows.
+        target_passes: forwards of the target over the batch.
+        row_passes: passes that rows took part in, summed over rows.
+        drafted: drafted tokens the target was asked about, over all rows.
+        accepted_histogram: how many verified steps (per row) had 0, 1, 2, ... drafted tokens stay.
+        skipped_steps: steps, per row, that took tokens unverified.
+        skipped_tokens: tokens taken unverified.
+        phase_seconds: seconds by phase of the call.
+    """
+
+    seconds: float
+    images: int
+    tokens: int
+    target_passes: int
+    row_passes: int
+    drafted: int
+    accepted_histogram: list[int]
+    skipped_steps: int = 0
+    skipped_tokens: int = 0
+    phase_seconds: dict[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def from_trace(cls, trace: Mapping[str, Any], seconds: float) -> CallRecord:
+        """Of what `specdecode.trace.DecodeTrace.to_dict` gives, and the wall clock."""
+        lengths = [length for row in trace["accepted_lengths"] for length in row]
+        histogram = [0] * (max(lengths, default=0) + 1)
+        for length in lengths:
+            histogram[length] += 1
+        return cls(
+            seconds=seconds,
+            images=trace["batch_size"],
+            tokens=trace["tokens"],
+            target_passes=trace["target_passes"],
+            row_passes=sum(trace["row_passes"]),
+            drafted=trace["drafted"],
+            accepted_histogram=histogram,
+            skipped_steps=trace["skipped_steps"],
+            skipped_tokens=trace["skipped_tokens"],
+            phase_seconds=dict(trace["phase_seconds"]),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, ready for JSON; `CallRecord(**...)` reads them back."""
+        return asdict(self)
+
+
+def summarise(calls: Sequence[CallRecord], plain: Sequence[CallRecord] | None = None) -> dict[str, Any]:
+    """The figures of one method over its calls.
+
+    Args:
+        calls: of the method, at least one.
+        plain: the calls of plain decoding over the same batches in the same order; None leaves the ratios None.
+
+    Raises:
+        ValueError: no call, or another number of calls or images in `plain`.
+    """
+    if not calls:
+        raise ValueError("calls must hold at least one call")
+    if plain is not None and [call.images for call in plain] != [call.images for call in calls]:
+        raise ValueError("plain must hold the same batches as calls: ratios compare the same pictures")
+    passes = sum(call.target_passes for call in calls)
+    row_passes = sum(call.row_passes for call in calls)
+    histogram = [0] * max(len(call.accepted_histogram) for call in calls)
+    for call in calls:
+        for length, steps in enumerate(call.accepted_histogram):
+            histogram[length] += steps
+    steps = sum(histogram)
+    per_image = seconds_per_image(calls)
+    phases = {name: 0.0 for call in calls for name in call.phase_seconds}
+    for call in calls:
+        for name, seconds in call.phase_seconds.items():
+            phases[name] += seconds
+    tokens = sum(call.tokens for call in calls)
+    summary: dict[str, Any] = {
+        "images": sum(call.images for call in calls),
+        "tokens": tokens,
+        "target_passes": passes,
+        "pass_reduction": None,
+        "tokens_per_pass": tokens / row_passes,
+        "mean_accepted_length": sum(length * count for length, count in enumerate(histogram)) / max(steps, 1),
+        "accepted_histogram": histogram,
+        "drafted": sum(call.drafted for call in calls),
+        "skipped_steps": sum(call.skipped_steps for call in calls),
+        "skipped_tokens": sum(call.skipped_tokens for call in calls),
+        "seconds_per_image": {"p50": percentile(per_image, 50), "p90": percentile(per_image, 90)},
+        "speedup": None,
+        "phase_seconds": {name: round(seconds, 4) for name, seconds in phases.items()},
+    }
+    if plain is not None:
+        summary["pass_reduction"] = sum(call.target_passes for call in plain) / passes
+        summary["speedup"] = percentile(seconds_per_image(plain), 50) / summary["seconds_per_image"]["p50"]
+    return summary
+
+
+def seconds_per_image(calls: Sequence[CallRecord]) -> list[float]:
+    """Of every picture, the seconds of its call over the call's pictures."""
+    return [call.seconds / call.images for call in calls for _ in range(call.images)]
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """Linear between the two nearest ranks; `values` need not be sorted.
+
+    Raises:
+        ValueError: no values, or `percent` outside [0, 100].
+    """
+    if not values or not 0 <= percent <= 100:
+        raise ValueError(f"percentile needs values and a percentage in [0, 100], got {len(values)} and {percent}")
+    if percent == 50:
+        return statistics.median(values)
+    ordered = sorted(values)
+    place = (len(ordered) - 1) * percent / 100
+    below = int(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)

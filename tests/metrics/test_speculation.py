@@ -1,0 +1,71 @@
+"""Figures of speculative decoding, against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import statistics
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from metrics.speculation import CallRecord, percentile, seconds_per_image, summarise
+
+
+def call(seconds: float, accepted: list[list[int]], skipped: int = 0) -> CallRecord:
+    """A call whose rows each took one prefill and a verified step for every entry."""
+    steps = max(len(row) for row in accepted)
+    trace = {
+        "batch_size": len(accepted),
+        "tokens": sum(1 + sum(length + 1 for length in row) for row in accepted) + skipped,
+        "target_passes": 1 + steps,
+        "row_passes": [1 + len(row) for row in accepted],
+        "drafted": 10,
+        "accepted_lengths": accepted,
+        "skipped_steps": 1 if skipped else 0,
+        "skipped_tokens": skipped,
+        "phase_seconds": {"decode": seconds / 2},
+    }
+    return CallRecord.from_trace(trace, seconds)
+
+
+def test_figures_by_hand() -> None:
+    plain = [call(2.0, [[0] * 7]), call(4.0, [[0] * 7])]
+    fast = [call(1.0, [[2, 0, 2]]), call(2.0, [[1, 2]], skipped=2)]
+    summary = summarise(fast, plain)
+    assert summary["images"] == 2 and summary["tokens"] == 8 + 8
+    assert summary["target_passes"] == 4 + 3 and summary["pass_reduction"] == pytest.approx(16 / 7)
+    assert summary["accepted_histogram"] == [1, 1, 3]
+    assert summary["mean_accepted_length"] == pytest.approx(7 / 5)
+    assert summary["tokens_per_pass"] == pytest.approx(16 / 7)
+    assert (summary["drafted"], summary["skipped_steps"], summary["skipped_tokens"]) == (20, 1, 2)
+    assert summary["seconds_per_image"] == {"p50": 1.5, "p90": pytest.approx(1.9)}
+    assert summary["speedup"] == pytest.approx(3.0 / 1.5)
+    assert summary["phase_seconds"] == {"decode": 1.5}
+
+
+def test_a_batch_counts_its_passes_once_and_its_rows_each() -> None:
+    summary = summarise([call(3.0, [[1, 1], [3]])])
+    assert summary["target_passes"] == 3
+    assert summary["tokens_per_pass"] == pytest.approx((5 + 5) / (3 + 2))
+    assert seconds_per_image([call(3.0, [[1, 1], [3]])]) == [1.5, 1.5]
+    assert summary["speedup"] is None and summary["pass_reduction"] is None
+
+
+def test_only_the_same_pictures_are_compared() -> None:
+    with pytest.raises(ValueError, match="same pictures"):
+        summarise([call(1.0, [[1]])], [call(1.0, [[0]]), call(1.0, [[0]])])
+    with pytest.raises(ValueError, match="at least one"):
+        summarise([])
+
+
+def test_records_survive_json() -> None:
+    record = call(1.0, [[2, 0]])
+    assert CallRecord(**record.to_dict()) == record
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=40))
+def test_percentiles_are_those_of_the_standard_library(values: list[float]) -> None:
+    tenths = statistics.quantiles(values, n=10, method="inclusive")
+    assert percentile(values, 90) == pytest.approx(tenths[-1], abs=1e-6)
+    assert percentile(values, 50) == statistics.median(values)
+    assert percentile(values, 0) == min(values) and percentile(values, 100) == max(values)

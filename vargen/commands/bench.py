@@ -1,0 +1,281 @@
+"""`vargen bench`: decoding methods side by side on the same prompts and seeds."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from vargen.commands.options import build_parser, fill, parse
+from vargen.files import UserError, write_atomic
+from vargen.methods import MethodConfig, resolve_method
+from vargen.model_folder import read_json, weights_fingerprint
+from vargen.progress import progress
+from vargen.resources import find_model
+from vargen.tables import markdown_table
+
+SPLITS = ("heldout", "all")
+
+
+@dataclass(frozen=True)
+class BenchConfig:
+    """What to compare, and on what.
+
+    Args:
+        methods: names of methods or presets, or YAML files of settings, separated by commas. Plain decoding, "ar", is
+            added where it is missing: every ratio divides by it.
+        method_options: settings that differ from the defaults, by method, such as `--method_options.eagle.depth 3`.
+        prompts: how many prompts; captions of scenes that training never showed.
+        prompts_file: these prompts instead: a .txt (one a line), .csv, .tsv (with a column "prompt") or .jsonl file.
+        split: of the sampled prompts: "heldout" for combinations that training never showed, "all" for any.
+        class_labels: for a class-conditional model, instead of prompts.
+        model: model folder, or the name of a shipped one; null for the shipped default.
+        seed: of the first picture; picture i is made with `seed + i` by every method.
+        batch_size: pictures per call.
+        warm_up: calls of each method that do not count, before the first that does.
+        guidance_scale: null for the model's own.
+        temperature: of sampling; 0 always takes the likeliest token.
+        top_k: null for the model's own; 0 for all tokens.
+        top_p: of sampling.
+        device: "cpu", "cuda", "cuda:1"; "auto" takes a GPU if there is one.
+        dtype: float32, bfloat16, float16; "auto" is bfloat16 on a GPU and float32 on a CPU.
+        judge: have a recogniser of scenes check the pictures against their prompts, where the model draws scenes.
+        images: folder for the pictures, METHOD/000000.png; null keeps none.
+        json: file for the rows; "-" prints them to standard output, and nothing else. What has been measured is kept
+            beside it in FILE.calls.jsonl until the end, and the same command goes on from there.
+        plot: PNG file for a plot of judge accuracy against speed-up (needs the `eval` extra).
+    """
+
+    methods: str = "ar,eagle,lantern,vvs"
+    method_options: dict[str, Any] = field(default_factory=dict)
+    prompts: int = 64
+    prompts_file: str | None = None
+    split: str = "heldout"
+    class_labels: list[int] = field(default_factory=list)
+    model: str | None = None
+    seed: int = 0
+    batch_size: int = 1
+    warm_up: int = 1
+    guidance_scale: float | None = None
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float = 1.0
+    device: str = "auto"
+    dtype: str = "auto"
+    judge: bool = True
+    images: str | None = None
+    json: str | None = None
+    plot: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, lowest in (("prompts", 1), ("batch_size", 1), ("warm_up", 0), ("seed", 0)):
+            if getattr(self, name) < lowest:
+                raise UserError(f"{name} must be at least {lowest}, got {getattr(self, name)}")
+        if self.split not in SPLITS:
+            raise UserError(f"split must be one of {', '.join(SPLITS)}, got {self.split!r}")
+        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+            raise UserError(f"temperature must be at least 0, got {self.temperature}")
+        if self.top_k is not None and self.top_k < 0:
+            raise UserError(f"top_k must be at least 0 (0 keeps every token), got {self.top_k}")
+        if not 0 < self.top_p <= 1:
+            raise UserError(f"top_p must lie above 0 and at most at 1, got {self.top_p}")
+        for name in ("json", "plot", "images"):
+            _check_place(name, getattr(self, name))
+        if self.plot is not None and importlib.util.find_spec("matplotlib") is None:
+            raise UserError('plot: matplotlib is not installed; run pip install "vargen[eval]"')
+
+    def contenders(self) -> dict[str, MethodConfig]:
+        """The methods by label, plain decoding first.
+
+        Raises:
+            UserError: an unknown method, or options for one that is not compared.
+        """
+        specifications = [name.strip() for name in self.methods.split(",") if name.strip()]
+        if not specifications:
+            raise UserError("methods must name at least one method, such as ar,eagle")
+        options = _options_by_method(self.method_options)
+        chosen = {"ar": resolve_method("ar")}
+        for specification in specifications:
+            label = Path(specification).stem if specification.endswith((".yaml", ".yml")) else specification
+            if label in chosen and label != "ar":
+                raise UserError(f"methods: {label} is named twice")
+            chosen[label] = resolve_method(specification, options.pop(label, None))
+        if options:
+            raise UserError(f"method_options: {next(iter(options))!r} is not among methods ({', '.join(chosen)})")
+        return chosen
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Measure, print a table, write the rows."""
+    parser = build_parser(
+        "bench",
+        "Run several decoding methods on the same prompts and seeds, interleaved, after warm-up. Figures are of this "
+        "machine; keep others off it meanwhile.",
+        BenchConfig,
+        epilog="Target passes count the prefill; seconds are of whole calls, prompt encoder and image decoder "
+        "included; docs/methods.md says what each figure means.",
+    )
+    parser.add_argument("--quiet", action="store_true", help="show no progress")
+    values = parse(parser, arguments)
+    config = fill(BenchConfig, values)
+    methods = config.contenders()
+    model_folder = find_model(config.model)
+
+    from vargen.benchmark import Contender, RecordFile, describe_run, run_benchmark
+    from vargen.commands.generate import load_pipeline
+
+    cases = _cases(config, model_folder)
+    contenders = [Contender(label, method) for label, method in methods.items()]
+    pipeline, _, dtype = load_pipeline(model_folder, config.device, config.dtype)
+    judge = None
+    if config.judge and any(case.claims is not None for case in cases):
+        from vargen.scenes.judge import load_judge
+
+        judge = load_judge(None, "cpu")
+        if judge.config.image_size != pipeline.image_size:
+            judge = None
+    generation = {name: getattr(config, name) for name in ("guidance_scale", "temperature", "top_k", "top_p")}
+    settings = describe_run(
+        contenders,
+        cases,
+        weights_fingerprint(model_folder),
+        dtype=dtype,
+        device=str(pipeline.device),
+        batch_size=config.batch_size,
+        seed=config.seed,
+        judged=judge is not None,
+        **generation,
+    )
+    calls_path = None if config.json in (None, "-") else Path(f"{config.json}.calls.jsonl")
+    records = RecordFile(calls_path, settings)
+    num_batches = math.ceil(len(cases) / config.batch_size)
+    with progress(num_batches * len(contenders), "calls", values.quiet) as shown:
+        rows = run_benchmark(
+            pipeline,
+            contenders,
+            cases,
+            batch_size=config.batch_size,
+            seed=config.seed,
+            warm_up=config.warm_up,
+            judge=judge,
+            records=records,
+            images=None if config.images is None else Path(config.images),
+            progress=shown,
+            **generation,
+        )
+    for row in rows:
+        row.update(batch_size=config.batch_size, dtype=dtype, model=model_folder.name)
+    _report(config, rows)
+    if calls_path is not None:
+        calls_path.unlink()
+    return 0
+
+
+def _report(config: BenchConfig, rows: list[dict[str, Any]]) -> None:
+    text = json.dumps(rows, indent=1) + "\n"
+    if config.json == "-":
+        print(text, end="")
+    else:
+        print(format_table(rows))
+        if config.json is not None:
+            write_atomic(config.json, text)
+    if config.plot is not None:
+        from metrics.plots import plot_tradeoff
+
+        title = f"{rows[0]['model']}, batch {rows[0]['batch_size']}, {rows[0]['images']} prompts"
+        try:
+            write_atomic(config.plot, plot_tradeoff(rows, title=title))
+        except ValueError:
+            print("vargen: warning: plot: nothing was judged, so there is no quality to plot", file=sys.stderr)
+
+
+def format_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The rows as a Markdown table for people."""
+    header = ["method", "exact", "passes", "fewer", "tokens/pass", "accepted", "skipped", "s/image", "p90", "speed-up"]
+    judged = any(row["judge_accuracy"] is not None for row in rows)
+    cells = [
+        [
+            row["method"],
+            "yes" if row["exact"] else "no",
+            f"{row['target_passes']:,}",
+            _ratio(row["pass_reduction"]),
+            f"{row['tokens_per_pass']:.2f}",
+            f"{row['mean_accepted_length']:.2f}",
+            f"{row['skipped_steps']:,}",
+            f"{row['seconds_per_image']['p50']:.3f}",
+            f"{row['seconds_per_image']['p90']:.3f}",
+            _ratio(row["speedup"]),
+            *([f"{100 * row['judge_accuracy']:.1f} %"] if judged else []),
+        ]
+        for row in rows
+    ]
+    return markdown_table([*header, "judge"] if judged else header, cells)
+
+
+def _ratio(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}x"
+
+
+def _options_by_method(options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """`{"eagle": {"depth": 3}}` from that, or from `{"eagle.depth": 3}`."""
+    by_method: dict[str, dict[str, Any]] = {}
+    for name, value in options.items():
+        method, dot, option = name.rpartition(".")
+        if not dot and not isinstance(value, Mapping):
+            raise UserError(f"method_options.{name} must say which method it is for, such as eagle.{name}")
+        given = {option: value} if dot else value
+        # jsonargparse reads the value of `--method_options.eagle.depth 3` as text.
+        read = {key: yaml.safe_load(each) if isinstance(each, str) else each for key, each in given.items()}
+        by_method.setdefault(method if dot else name, {}).update(read)
+    return by_method
+
+
+def _cases(config: BenchConfig, model_folder: Path) -> list[Any]:
+    from vargen.benchmark import BenchmarkCase
+
+    if read_json(model_folder / "transformer" / "config.json").get("condition_type") == "class":
+        if not config.class_labels:
+            raise UserError("class_labels must be given: the model is class-conditional")
+        return [BenchmarkCase(class_label=label) for label in config.class_labels]
+    if config.class_labels:
+        raise UserError("class_labels cannot be used: the model is text-conditional; give prompts")
+    if config.prompts_file is None:
+        from vargen.evaluation import sample_prompts
+
+        sampled = sample_prompts(config.prompts, config.seed, config.split)
+        return [
+            BenchmarkCase(case.caption.text, claims=case.caption.claims, object_count=case.object_count)
+            for case in sampled
+        ]
+    from vargen.prompts import gather_prompts
+    from vargen.scenes.caption_parser import CaptionError, parse_caption
+
+    cases = []
+    for prompt in gather_prompts([], config.prompts_file):
+        try:
+            cases.append(BenchmarkCase(prompt, claims=parse_caption(prompt)))
+        except CaptionError:
+            cases.append(BenchmarkCase(prompt))  # made and timed, but nobody can judge it
+    if not cases:
+        raise UserError(f"prompts_file: {config.prompts_file} holds no prompt")
+    return cases
+
+
+def _check_place(name: str, place: str | None) -> None:
+    """Refuse what could not be written at the end of a long run."""
+    if place is None or place == "-":
+        return
+    path = Path(place)
+    if path.is_dir() and name != "images":
+        raise UserError(f"{name}: {path} is a folder; name a file")
+    if path.is_file() and name == "images":
+        raise UserError(f"images: {path} is a file; name a folder")
+    if name != "images" and not path.absolute().parent.is_dir():
+        raise UserError(f"{name}: there is no folder {path.absolute().parent}; make it first")

@@ -156,6 +156,7 @@ def decode(
                     accepted=torch.minimum(accepted, emitted),
                     emitted=emitted,
                     skipped=before,
+                    relaxed=verdict.relaxed,
                 )
             )
             if drafter is not None:

@@ -110,11 +110,14 @@ class Verdict:
         accepted: [B] int64, drafted tokens accepted (neither the root nor the token below counts).
         next_tokens: [B] int64, the token after the accepted path, drawn from the target: the bonus token when
             everything was accepted, else the token that takes the place of the rejected ones.
+        relaxed: [B, max_depth] bool, which tokens of the path below the root the exact rule would not have accepted
+            at their node with the same random number; None: none. For reports, nothing depends on it.
     """
 
     path: Tensor
     accepted: Tensor
     next_tokens: Tensor
+    relaxed: Tensor | None = None
 
 
 @dataclass

@@ -15,7 +15,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any
 
 import torch
@@ -32,6 +33,7 @@ class StepRecord:
         accepted: [B] int64, drafted tokens that stayed.
         emitted: [B] int64, tokens added to the row by the pass: the accepted ones and the target's own.
         skipped: [B] int64, tokens taken unverified before the pass.
+        relaxed: [B, depth] bool, which of the accepted tokens the exact rule would have rejected; None: none.
     """
 
     active: Tensor
@@ -39,6 +41,23 @@ class StepRecord:
     accepted: Tensor
     emitted: Tensor
     skipped: Tensor
+    relaxed: Tensor | None = None
+
+
+_COUNTS = ("active", "drafted", "accepted", "emitted", "skipped")
+
+
+class TokenOrigin(IntEnum):
+    """How a token of the result came about."""
+
+    TARGET = 0
+    """Drawn from the target: the first token, and the one after the accepted tokens of a pass (the bonus)."""
+    ACCEPTED = 1
+    """Drafted, verified, and accepted by the exact rule."""
+    RELAXED = 2
+    """Drafted, verified, and accepted by a relaxed rule alone."""
+    UNVERIFIED = 3
+    """Drafted and taken without asking the target."""
 
 
 class DecodeTrace:
@@ -57,6 +76,7 @@ class DecodeTrace:
         self._steps: list[StepRecord] = []
         self._first_tokens = 0
         self._columns: dict[str, Tensor] | None = None
+        self._origins: list[list[TokenOrigin]] | None = None
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -80,16 +100,16 @@ class DecodeTrace:
         """A verified step: one pass."""
         self.target_passes += 1
         self._steps.append(step)
-        self._columns = None
+        self._columns = self._origins = None
 
     def _column(self, name: str) -> Tensor:
         """[steps, B] on the CPU."""
         if self._columns is None:
             self._columns = {}
-            for field in fields(StepRecord):
-                rows = [getattr(step, field.name).long() for step in self._steps]
+            for field in _COUNTS:
+                rows = [getattr(step, field).long() for step in self._steps]
                 empty = torch.zeros(0, self.batch_size, dtype=torch.int64)
-                self._columns[field.name] = torch.stack(rows).cpu() if rows else empty
+                self._columns[field] = torch.stack(rows).cpu() if rows else empty
         return self._columns[name]
 
     @property
@@ -121,6 +141,39 @@ class DecodeTrace:
     def skipped_tokens(self) -> int:
         """Tokens taken unverified, over all rows."""
         return int(self._column("skipped").sum())
+
+    @property
+    def relaxed_tokens(self) -> int:
+        """Tokens that a relaxed rule alone accepted, over all rows."""
+        return sum(origins.count(TokenOrigin.RELAXED) for origins in self.token_origins)
+
+    @property
+    def token_origins(self) -> list[list[TokenOrigin]]:
+        """For each row, how each of its tokens came about, in order."""
+        if self._origins is not None:
+            return self._origins
+        rows = [[TokenOrigin.TARGET] * self._first_tokens for _ in range(self.batch_size)]
+        for step in self.steps:
+            for row, origins in enumerate(rows):
+                accepted = step["accepted"][row]
+                lent = step["relaxed"][row] if step["relaxed"] else [False] * accepted
+                origins += [TokenOrigin.UNVERIFIED] * step["skipped"][row]
+                origins += [TokenOrigin.RELAXED if lent[i] else TokenOrigin.ACCEPTED for i in range(accepted)]
+                origins += [TokenOrigin.TARGET] * (step["emitted"][row] - accepted)
+        self._origins = rows
+        return rows
+
+    @property
+    def steps(self) -> list[dict[str, list[Any]]]:
+        """Of each verified step, the fields of its `StepRecord` as lists over rows."""
+        columns = {name: self._column(name).tolist() for name in _COUNTS}
+        return [
+            {
+                **{name: column[number] for name, column in columns.items()},
+                "relaxed": [] if step.relaxed is None else step.relaxed.tolist(),
+            }
+            for number, step in enumerate(self._steps)
+        ]
 
     @property
     def accepted_lengths(self) -> list[list[int]]:
@@ -160,6 +213,7 @@ class DecodeTrace:
             "drafted": self.drafted,
             "skipped_steps": self.skipped_steps,
             "skipped_tokens": self.skipped_tokens,
+            "relaxed_tokens": self.relaxed_tokens,
             "mean_accepted_length": self.mean_accepted_length,
             "mean_accepted_length_with_bonus": self.mean_accepted_length_with_bonus,
             "accepted_lengths": self.accepted_lengths,

@@ -168,6 +168,12 @@ class ResultFolder:
         else:  # a gap in a resumed run
             self._write_results()
 
+    def add_trace_image(self, request: ImageRequest, image: Image) -> None:
+        """Save the picture of how a picture came about, `traces/000000.png`."""
+        folder = self.path / "traces"
+        folder.mkdir(exist_ok=True)
+        save_image_atomic(image, folder / f"{request.index:06d}.png")
+
     def _write_results(self) -> None:
         """Rebuild `result.jsonl`, in order, if it does not say what the pictures say."""
         content = "".join(json.dumps(self.records[i], ensure_ascii=False) + "\n" for i in sorted(self.records))

@@ -10,11 +10,11 @@ prompts; these make the key. A file that is damaged or cannot be written only me
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
-import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from vargen.models.transformer import LlamaGenTransformer
 from vargen.target import LlamaGenTarget
 
 _NODES = (1, 2, 4, 8, 16, 32, 64)
-_REPEATS = 5
+_REPEATS = 8
 _OVERHEAD_SHARE = 0.15
 """Masks, verification and bookkeeping, as a share of a one-token pass; the target of the overhead benchmark."""
 
@@ -74,12 +74,14 @@ def measure(target: LlamaGenTarget, most_nodes: int, draft_step: Callable[[], ob
     half = transformer.num_image_tokens // 2
     probe.kv_cache.advance(half)  # what the slots hold does not matter to the clock
     probe._most_committed = probe.condition_length + half
-    seconds = []
+    calls: list[Callable[[], object]] = []
     for count in nodes:
         tokens = torch.zeros(batch_size, count, dtype=torch.long, device=device)
         mask = torch.eye(count, dtype=torch.bool, device=device).expand(batch_size, -1, -1)
-        seconds.append(_time(lambda t=tokens, m=mask: probe.forward(t, m, t), device))  # type: ignore[misc]
-    drafting = 0.0 if draft_step is None else _time(draft_step, device)
+        calls.append(lambda t=tokens, m=mask: probe.forward(t, m, t))  # type: ignore[misc]
+    times = _time([*calls, draft_step] if draft_step is not None else calls, device)
+    seconds = list(itertools.accumulate(times[: len(nodes)], max))  # more nodes cost no less
+    drafting = 0.0 if draft_step is None else times[-1]
     return StepCosts(nodes, tuple(seconds), drafting, _OVERHEAD_SHARE * seconds[0])
 
 
@@ -96,16 +98,21 @@ def _like(target: LlamaGenTarget, most_nodes: int) -> LlamaGenTarget:
     return LlamaGenTarget(transformer, embeds, guidance_scale=target.guidance_scale, max_draft_nodes=most_nodes)
 
 
-def _time(call: Callable[[], object], device: torch.device) -> float:
-    """Median seconds of a call after a warm-up."""
-    times = []
+def _time(calls: Sequence[Callable[[], object]], device: torch.device) -> list[float]:
+    """The least seconds of each call after a warm-up.
+
+    The least, and in turns: what else the machine does at the time must not be cached as a cost, least of all as the
+    cost of one size alone.
+    """
+    times: list[list[float]] = [[] for _ in calls]
     for _ in range(_REPEATS + 2):
-        started = time.perf_counter()
-        call()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        times.append(time.perf_counter() - started)
-    return statistics.median(times[2:])
+        for call, seconds in zip(calls, times, strict=True):
+            started = time.perf_counter()
+            call()
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            seconds.append(time.perf_counter() - started)
+    return [min(seconds[2:]) for seconds in times]
 
 
 def _key(target: LlamaGenTarget, most_nodes: int, drafter_key: str) -> str:

@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from specdecode.roles import DecodeState, Draft, TargetOutput, Verdict
@@ -199,6 +200,8 @@ def judge_chain(
     counters = chain_counters(tree, state)
     thresholds = state.streams.uniform(Tag.ACCEPT, counters[:, :-1])
     accepted = _count_accepted(tree, thresholds * denominators < numerators)
+    own, proposed = chain_masses(draft, target)
+    relaxed = F.pad(thresholds * proposed >= own, (0, tree.max_depth - thresholds.shape[1]))
 
     # The chain stops at its end, with a draw from p, or at a rejected child, with a draw from what is left.
     rows = torch.arange(tree.batch_size, device=tree.device)
@@ -208,7 +211,7 @@ def judge_chain(
     taken = drawn_from if given is None else given(last, drawn_from, accepted)
     left = torch.where(rejected, _residual(last, taken), last)
     noise = state.streams.exponential(Tag.TARGET, state.lengths + accepted, left.shape[-1])
-    return Verdict(_chain_path(tree), accepted, sample(left, noise))
+    return Verdict(_chain_path(tree), accepted, sample(left, noise), relaxed)
 
 
 def _count_accepted(tree: TokenTree, passes: Tensor) -> Tensor:

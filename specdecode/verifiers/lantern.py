@@ -130,6 +130,7 @@ class LanternVerifier:
     def _one_draw_walk(self, tree: TokenTree, logits: Tensor, state: DecodeState) -> Verdict:
         sampling = state.sampling
         softened = replace(sampling, temperature=1.0) if sampling.is_greedy else sampling
+        replaced: list[Tensor] = []  # by level, [B]: whether another token stands where the target's own would
         rows = torch.arange(tree.batch_size, device=tree.device)
 
         def token_at(node: Tensor, level: int) -> Tensor:
@@ -153,13 +154,17 @@ class LanternVerifier:
             takes = reach <= bounds[..., None]
             if sampling.is_greedy:
                 relaxed = _most_probable(node_logits, target, tokens, nearest, takes)
-                return torch.where(has_child, relaxed, choice)
+                relaxed = torch.where(has_child, relaxed, choice)
+                replaced.append(relaxed != choice)
+                return relaxed
             claims = (takes & (nearest == choice[:, None, None])).any(2)  # [B, C]
             taken, first = claims.max(dim=1)
             taken = taken & has_child & (free.gather(1, choice[:, None])[:, 0] > 0)  # a drawn child stays itself
+            replaced.append(taken)
             return torch.where(taken, tokens.gather(1, first[:, None])[:, 0], choice)
 
-        return walk_by_token(tree, token_at)
+        verdict = walk_by_token(tree, token_at)
+        return replace(verdict, relaxed=torch.stack(replaced, dim=1)) if replaced else verdict
 
 
 def _checked_table(neighbours: Tensor) -> Tensor:

@@ -54,11 +54,12 @@ def release_walk(
     node = torch.zeros_like(tree.tokens[:, 0])
     next_tokens, accepted = torch.zeros_like(node), torch.zeros_like(node)
     descending = torch.ones_like(node, dtype=torch.bool)
-    path = [node]
+    path, relaxed = [node], []
     for level in range(tree.max_depth + 1):
         counters = state.lengths + level
         target = logits_to_probabilities(logits[rows, node], state.sampling)  # [B, V]
         found, chosen = torch.zeros_like(descending), node
+        lent = torch.zeros_like(descending)
         if level < tree.max_depth:
             is_child = tree.parents == node[:, None]  # [B, n]
             rank = is_child.cumsum(1)
@@ -71,8 +72,10 @@ def release_walk(
                 seen = seen.scatter(1, token, seen.gather(1, token) | exists[:, None])
                 merged, mass = _merge(target, token, neighbours, bound)
                 around = neighbours[token[:, 0]]  # [B, k + 1]
+                own = target.gather(1, token)[:, 0]
                 if draft.probabilities is None:
                     passes = thresholds[:, child_rank] <= mass
+                    by_itself = thresholds[:, child_rank] <= own
                     # Where nothing was merged the child alone is zeroed, k + 1 times over, to keep one shape.
                     left = target.scatter(1, token, 0.0).scatter(1, torch.where(merged[:, None], around, token), 0.0)
                 else:
@@ -80,11 +83,13 @@ def release_walk(
                     proposed = drawn_from.gather(1, token)[:, 0]
                     tested = tested & (proposed > 0)
                     passes = thresholds[:, child_rank] * proposed <= mass
+                    by_itself = thresholds[:, child_rank] * proposed <= own
                     drawn_from = torch.where(merged[:, None], drawn_from.scatter(1, around, 0.0), drawn_from)
                     left = (target - drawn_from).clamp(min=0)
                 total = left.sum(1, keepdim=True)
                 left = torch.where(total > 0, left / total, 1 / target.shape[1])
                 chosen = torch.where(tested & passes, child, chosen)
+                lent = lent | (tested & passes & ~by_itself)
                 found = found | (tested & passes)
                 target = torch.where((tested & ~passes)[:, None], left, target)
         ends = descending & ~found
@@ -95,7 +100,8 @@ def release_walk(
             node = torch.where(descending, chosen, node)
             accepted = accepted + descending
             path.append(node)
-    return Verdict(torch.stack(path, dim=1), accepted, next_tokens)
+            relaxed.append(lent)
+    return Verdict(torch.stack(path, dim=1), accepted, next_tokens, torch.stack(relaxed, dim=1) if relaxed else None)
 
 
 def release_greedy_walk(
@@ -121,7 +127,9 @@ def release_greedy_walk(
         reached = reached | (passes & reached.gather(1, above))
     last = torch.where(reached, tree.depth, -1).argmax(1)
     path = tree.paths()[rows, last].clamp(min=0)
-    return Verdict(path, tree.depth[rows, last], logits[rows, last].argmax(1))
+    choices = logits.argmax(-1)
+    relaxed = tree.tokens.gather(1, path[:, 1:]) != choices.gather(1, path[:, :-1])
+    return Verdict(path, tree.depth[rows, last], choices[rows, last], relaxed)
 
 
 def _merge(

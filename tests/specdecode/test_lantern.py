@@ -18,8 +18,9 @@ import specdecode.verifiers.lantern as lantern
 from specdecode.loop import decode
 from specdecode.neighbours import nearest_neighbours
 from specdecode.roles import DecodeState, Draft, TargetOutput, Verdict
-from specdecode.sampling import RandomStreams, SamplingConfig, Tag, logits_to_probabilities
+from specdecode.sampling import RandomStreams, SamplingConfig, Tag, draw_tokens, logits_to_probabilities
 from specdecode.synthetic import MarkovDrafter, MarkovTarget, random_table
+from specdecode.trace import TokenOrigin
 from specdecode.tree import TokenTree
 from specdecode.verifiers import ExactVerifier, LanternVerifier
 
@@ -130,6 +131,38 @@ def test_pictures_do_not_change_at_zero_and_drafts_go_further_above() -> None:
     lengths = [accepted, *(run(LanternVerifier(NEIGHBOURS, delta=delta))[1] for delta in (0.1, 0.3, 0.8))]
     assert lengths == sorted(lengths) and lengths[-1] > lengths[0] + 0.2
     assert run(LanternVerifier(NEIGHBOURS, multiplier=3.0))[1] > lengths[0] + 0.05
+
+
+@pytest.mark.parametrize("temperature", [0.9, 0.0])
+@pytest.mark.parametrize("mode", ["exact_at_zero", "release"])
+def test_relaxed_tokens_are_those_the_target_would_not_have_drawn(mode: str, temperature: float) -> None:
+    """What plain decoding draws after the same two tokens, with the same number, tells which tokens were relaxed."""
+    batch_size, length = 40, 32
+    sampling = replace(SAMPLING, temperature=temperature)
+    prompts = torch.randint(0, VOCAB_SIZE, (batch_size, 2), generator=torch.Generator().manual_seed(4))
+    streams = RandomStreams.from_seeds(range(batch_size))
+    result = decode(
+        MarkovTarget(TABLE, prompts, length - 1),
+        max_new_tokens=length,
+        sampling=sampling,
+        streams=streams,
+        drafter=MarkovDrafter(TABLE + random_table(VOCAB_SIZE, 77), prompts, [-1, 0, 0, 1, 1, 2]),
+        verifier=LanternVerifier(NEIGHBOURS, delta=0.3, mode=mode),
+    )
+    origins = torch.tensor(result.trace.token_origins)
+    assert origins.shape == result.tokens.shape
+    relaxed = origins == TokenOrigin.RELAXED
+    assert result.trace.relaxed_tokens == int(relaxed.sum()) > 20
+    assert int((origins == TokenOrigin.UNVERIFIED).sum()) == 0
+    assert int((origins == TokenOrigin.ACCEPTED).sum()) > 20
+    if mode == "release" and temperature > 0:
+        return  # its tests of siblings draw other numbers than plain decoding
+    context = torch.cat([prompts, result.tokens], dim=1)
+    logits = TABLE[context[:, :-2], context[:, 1:-1]]  # [B, length, V]
+    counters = torch.arange(length).expand(batch_size, -1)
+    own = draw_tokens(logits, sampling, streams, counters, Tag.TARGET)
+    drafted = origins != TokenOrigin.TARGET
+    assert torch.equal(relaxed, (own != result.tokens) & drafted)
 
 
 # ---- the emitted distribution at a node, enumerated ----

@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 
-from specdecode.trace import DecodeTrace, StepRecord
+from specdecode.trace import DecodeTrace, StepRecord, TokenOrigin
 
 
 def step(
@@ -37,6 +37,22 @@ def test_counts_by_hand() -> None:
     assert trace.mean_accepted_length == pytest.approx(9 / 5)
     assert trace.mean_accepted_length_with_bonus == pytest.approx(13 / 5)
     assert trace.tokens_per_pass == pytest.approx(15 / 7)
+
+
+def test_origins_by_hand() -> None:
+    trace = DecodeTrace(2)
+    trace.record_prefill()
+    first = step([True, True], [4, 4], [2, 0], [3, 1], skipped=[0, 2])
+    first.relaxed = torch.tensor([[False, True, True], [True, True, True]])  # past what was accepted: noise
+    trace.record_step(first)
+    trace.record_step(step([True, False], [1, 0], [1, 0], [1, 0], skipped=[1, 0]))  # ends accepted
+    target, accepted, relaxed, unverified = TokenOrigin
+    assert trace.token_origins == [
+        [target, accepted, relaxed, target, unverified, accepted],
+        [target, unverified, unverified, target],
+    ]
+    assert trace.relaxed_tokens == 1 and trace.skipped_tokens == 3
+    assert [len(row) for row in trace.token_origins] == trace.row_tokens
 
 
 def test_reading_does_not_end_the_recording() -> None:

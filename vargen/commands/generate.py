@@ -57,6 +57,8 @@ class GenerateConfig:
             `--method_options.total_tokens 30`; `vargen methods --json` shows them all.
         batch_size: pictures made at once. It changes speed and memory, not the pictures.
         device: "cpu", "cuda", "cuda:1", "mps"; "auto" takes a GPU if there is one.
+        trace_image: beside each picture, also write traces/000000.png: where each of its tokens came from, and the
+            passes in time.
         dtype: precision of the transformer: float32, bfloat16 or float16. "auto" is what a continued run was begun
             with, else bfloat16 on a GPU and float32 on a CPU. The image decoder always works in float32.
     """
@@ -76,6 +78,7 @@ class GenerateConfig:
     batch_size: int = 8
     device: str = "auto"
     dtype: str = "auto"
+    trace_image: bool = False
 
     def __post_init__(self) -> None:
         for name in ("num_images_per_prompt", "batch_size"):
@@ -296,9 +299,10 @@ def _generate(
     import torch
 
     from vargen.pipeline import PromptWarning
+    from vargen.trace_image import draw_trace
 
     missing = results.missing
-    num_tokens = pipeline.transformer.num_image_tokens
+    num_tokens, grid_size = pipeline.transformer.num_image_tokens, pipeline.transformer.config.grid_size
     with progress(len(missing) * num_tokens, "tokens", quiet) as shown, warnings.catch_warnings():
         count = _TokenCount(shown)
         warnings.simplefilter("ignore", PromptWarning)  # said once, for all prompts
@@ -330,6 +334,8 @@ def _generate(
             trace = output.trace
             totals.add(trace)
             for row, (request, image) in enumerate(zip(batch, output.images, strict=True)):
+                if config.trace_image:  # before the picture, whose file says that all is done
+                    results.add_trace_image(request, draw_trace(image, trace, row, grid_size))
                 measured = {
                     "tokens": trace.row_tokens[row],
                     "forward_passes": trace.row_passes[row],

@@ -37,7 +37,7 @@ from vargen.methods import (
 from vargen.models.drafter import LlamaGenDrafter
 from vargen.step_costs import step_costs
 from vargen.target import LlamaGenTarget
-from vargen.vvs import DynamicSchedule, FeatureCache, PathSelector, UniformSchedule
+from vargen.vvs import DynamicSchedule, FeatureCache, LikenessSchedule, PathSelector, UniformSchedule
 
 _TREE_NODES = (4, 8, 12, 16, 24, 32, 48, 64)
 _TREE_DEPTHS = (1, 2, 3, 4, 5, 6)
@@ -171,7 +171,9 @@ def _build_eagle(config: EagleConfig, target: LlamaGenTarget, components: Compon
     drafter = _eagle_drafter(config, target, components, _tree_shape(config), config.children)
     schedule = None
     if isinstance(config, VVSConfig):
-        drafter.feature_reuse = FeatureCache(target.transformer.num_image_tokens, config.staleness)
+        drafter.feature_reuse = FeatureCache(
+            target.transformer.num_image_tokens, config.staleness, config.verified_staleness
+        )
         drafter.refresh = config.refresh
         schedule = _build_schedule(config, components)
     if not isinstance(config, LanternConfig):
@@ -188,6 +190,8 @@ def _build_schedule(config: VVSConfig, components: Components) -> Schedule:
     selector = PathSelector(config.choice, config.truncate, codebook)  # type: ignore[arg-type]
     if config.schedule == "uniform":
         return UniformSchedule(config.interval, selector, config.min_tokens)
+    if config.schedule == "likeness":
+        return LikenessSchedule(config.threshold, selector, codebook, min_tokens=config.min_tokens)
     return DynamicSchedule(config.threshold, selector, codebook, min_tokens=config.min_tokens)
 
 

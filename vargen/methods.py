@@ -32,8 +32,8 @@ CHILDREN = ("top", "sampled")
 COUPLINGS = ("gumbel", "maximal")
 INITIAL_GUESSES = ("random", "repeat")
 LANTERN_MODES = ("exact_at_zero", "release")
-SCHEDULES = ("uniform", "dynamic")
-PATH_CHOICES = ("sample", "confidence", "central")
+SCHEDULES = ("uniform", "dynamic", "likeness")
+PATH_CHOICES = ("sample", "confidence", "central", "drafter")
 
 
 @dataclass(frozen=True)
@@ -168,13 +168,17 @@ class VVSConfig(LanternConfig):
     """LANTERN's draft and acceptance, and target passes left out altogether; see `vargen.vvs`.
 
     Args:
-        schedule: "uniform" (VVS-U: every so many steps) or "dynamic" (VVS-D: where the tree's paths look alike).
+        schedule: "uniform" (VVS-U: every so many steps), "dynamic" (VVS-D: where the tree's paths look alike) or
+            "likeness" (as far as what the drafter believes in looks like what is taken).
         interval: VVS-U: of so many iterations one is skipped, 2 or more.
-        threshold: VVS-D: likeness of paths above which a step is skipped, -1 to 1.
-        choice: the path that a skip takes: "sample" (uniformly), "confidence" (dynamic trees only) or "central".
+        threshold: VVS-D: likeness of paths above which a step is skipped, -1 to 1; "likeness": the least likeness of
+            a token that is taken, 0 to 1.
+        choice: the path that a skip takes: "sample" (uniformly), "central", "confidence" (the likeliest) or "drafter"
+            (drawn as the drafter would); the last two need a dynamic tree.
         truncate: cut the path at the paths' mean length.
         min_tokens: nothing is skipped before a picture has more tokens than this.
         staleness: positions by which the reused features are older than the newest.
+        verified_staleness: -1, fresh features after verified steps; 0 and more for the paper's staleness study.
         refresh: let the drafter read skipped tokens again once their own features are known.
     """
 
@@ -189,6 +193,7 @@ class VVSConfig(LanternConfig):
     truncate: bool = True
     min_tokens: int = 5
     staleness: int = 0
+    verified_staleness: int = -1
     refresh: bool = False
 
     def __post_init__(self) -> None:
@@ -197,10 +202,15 @@ class VVSConfig(LanternConfig):
         self._number("interval", 2, whole=True)
         self._number("threshold", -1, 1)
         self._one_of("choice", PATH_CHOICES)
-        if self.choice == "confidence" and self.tree != "dynamic":
-            raise UserError(f'{self.name}.choice: "confidence" needs tree "dynamic", whose nodes have confidences')
+        if self.schedule == "likeness":
+            self._number("threshold", 0, 1)
+        needy = [value for value in (self.choice, self.schedule) if value in ("confidence", "drafter", "likeness")]
+        if needy and self.tree != "dynamic":
+            field = "choice" if needy[0] == self.choice else "schedule"
+            raise UserError(f'{self.name}.{field}: "{needy[0]}" needs tree "dynamic", whose nodes have confidences')
         self._number("min_tokens", 1, whole=True)
         self._number("staleness", 0, whole=True)
+        self._number("verified_staleness", -1, whole=True)
         for field in ("truncate", "refresh"):
             if not isinstance(getattr(self, field), bool):
                 raise UserError(f"{self.name}.{field} must be true or false, got {getattr(self, field)!r}")

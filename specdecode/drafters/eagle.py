@@ -99,6 +99,10 @@ class FeatureReuse(Protocol):
         """The target's features [B, k, F] at the `counts[b]` tokens from position `first[b]` on."""
         ...
 
+    def after_verified(self, features: Tensor, first: Tensor, counts: Tensor) -> Tensor:
+        """As `write`, after a verified step; returns the features [B, k, F] to draft from, which usually are these."""
+        ...
+
     def read(self, first: Tensor, counts: Tensor, width: int) -> Tensor:
         """[B, width, F]: what to use for the features at the `counts[b]` tokens from `first[b]` on, not known yet."""
         ...
@@ -215,7 +219,7 @@ class EagleDrafter:
         counts = (verdict.accepted + 1) * took_part
         if self.feature_reuse is not None:
             # The newest token is not fed yet; the one fed first, the root, stands `counts` before it.
-            self.feature_reuse.write(along, (state.lengths - 1 - counts).clamp(min=0), counts)
+            along = self.feature_reuse.after_verified(along, (state.lengths - 1 - counts).clamp(min=0), counts)
         if self._size.depth < 1:
             # Nothing was drafted, so the pairs that waited still wait, these behind them.
             before = self._counts

@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from vargen.ablations import ABLATIONS
 from vargen.commands.options import build_parser, fill, parse
 from vargen.files import UserError, write_atomic
 from vargen.methods import MethodConfig, resolve_method
@@ -31,6 +32,8 @@ class BenchConfig:
     Args:
         methods: names of methods or presets, or YAML files of settings, separated by commas. Plain decoding, "ar", is
             added where it is missing: every ratio divides by it.
+        ablate: "vvs" compares the settings of the paper's ablations instead of methods; `--method_options.vvs.FIELD`
+            then sets what all of them share.
         method_options: settings that differ from the defaults, by method, such as `--method_options.eagle.depth 3`.
         prompts: how many prompts; captions of scenes that training never showed.
         prompts_file: these prompts instead: a .txt (one a line), .csv, .tsv (with a column "prompt") or .jsonl file.
@@ -54,6 +57,7 @@ class BenchConfig:
     """
 
     methods: str = "ar,eagle,lantern,vvs"
+    ablate: str | None = None
     method_options: dict[str, Any] = field(default_factory=dict)
     prompts: int = 64
     prompts_file: str | None = None
@@ -78,6 +82,8 @@ class BenchConfig:
         for name, lowest in (("prompts", 1), ("batch_size", 1), ("warm_up", 0), ("seed", 0)):
             if getattr(self, name) < lowest:
                 raise UserError(f"{name} must be at least {lowest}, got {getattr(self, name)}")
+        if self.ablate not in (None, *ABLATIONS):
+            raise UserError(f"ablate must be one of {', '.join(ABLATIONS)}, got {self.ablate!r}")
         if self.split not in SPLITS:
             raise UserError(f"split must be one of {', '.join(SPLITS)}, got {self.split!r}")
         if not (math.isfinite(self.temperature) and self.temperature >= 0):
@@ -97,6 +103,8 @@ class BenchConfig:
         Raises:
             UserError: an unknown method, or options for one that is not compared.
         """
+        if self.ablate is not None:
+            return {"ar": resolve_method("ar"), **self._ablations(self.ablate)}
         specifications = [name.strip() for name in self.methods.split(",") if name.strip()]
         if not specifications:
             raise UserError("methods must name at least one method, such as ar,eagle")
@@ -110,6 +118,22 @@ class BenchConfig:
         if options:
             raise UserError(f"method_options: {next(iter(options))!r} is not among methods ({', '.join(chosen)})")
         return chosen
+
+    def studies(self) -> dict[str, list[str]]:
+        """Which methods stand in one table, by its title; plain decoding stands in each."""
+        if self.ablate is None:
+            return {"": list(self.contenders())}
+        return {title: ["ar", *variants] for title, variants in ABLATIONS[self.ablate].items()}
+
+    def _ablations(self, name: str) -> dict[str, MethodConfig]:
+        shared = _options_by_method(self.method_options)
+        if unknown := set(shared) - {name}:
+            raise UserError(f"method_options: {unknown.pop()!r} is not what is ablated ({name})")
+        return {
+            label: resolve_method(name, {**shared.get(name, {}), **options})
+            for variants in ABLATIONS[name].values()
+            for label, options in variants.items()
+        }
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -183,7 +207,9 @@ def _report(config: BenchConfig, rows: list[dict[str, Any]]) -> None:
     if config.json == "-":
         print(text, end="")
     else:
-        print(format_table(rows))
+        for title, labels in config.studies().items():
+            print(f"\n{title}\n" if title else "", end="")
+            print(format_table([row for row in rows if row["method"] in labels]))
         if config.json is not None:
             write_atomic(config.json, text)
     if config.plot is not None:

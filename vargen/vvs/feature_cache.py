@@ -20,17 +20,22 @@ class FeatureCache:
 
     Args:
         num_image_tokens: N, positions of a picture.
-        staleness: 0 reads the newest known features; s > 0 those s positions older (the paper's staleness study).
+        staleness: after a skipped step: 0 reads the newest known features; s > 0 those s positions older.
+        verified_staleness: after a verified step: -1 reads its own, fresh features; 0 and more those known before it,
+            as if it had made none. Only for repeating the paper's staleness study (its s_1, `staleness` being s_2).
 
     Raises:
-        ValueError: `staleness` is negative.
+        ValueError: `staleness` is negative, or `verified_staleness` below -1.
     """
 
-    def __init__(self, num_image_tokens: int, staleness: int = 0) -> None:
+    def __init__(self, num_image_tokens: int, staleness: int = 0, verified_staleness: int = -1) -> None:
         if staleness < 0:
             raise ValueError(f"staleness must be 0 or more, got {staleness}")
+        if verified_staleness < -1:
+            raise ValueError(f"verified_staleness must be -1 (fresh) or more, got {verified_staleness}")
         self.num_image_tokens = num_image_tokens
         self.staleness = staleness
+        self.verified_staleness = verified_staleness
         self._features = torch.empty(0)
         self._newest = torch.empty(0)
 
@@ -49,14 +54,26 @@ class FeatureCache:
         self._features.scatter_(1, slots[..., None].expand_as(features), features.to(self._features.dtype))
         self._newest = torch.where(counts > 0, torch.maximum(self._newest, first + counts - 1), self._newest)
 
+    def after_verified(self, features: Tensor, first: Tensor, counts: Tensor) -> Tensor:
+        """Keep the features [B, k, F] of a verified step, as `write`. Returns those to draft from, [B, k, F]."""
+        if self.verified_staleness < 0:
+            self.write(features, first, counts)
+            return features
+        before = self._stand_ins(counts, features.shape[1], self.verified_staleness)
+        self.write(features, first, counts)
+        return before
+
     def read(self, first: Tensor, counts: Tensor, width: int) -> Tensor:
         """Stand-ins for the features at positions `first[b]` ... `first[b] + counts[b] - 1`, [B, width, F].
 
         They are the features at the `counts[b]` newest known positions, in order, `staleness` positions older;
         where there are not so many, the oldest is repeated. Entries from `counts[b]` on mean nothing.
         """
-        place = torch.arange(width, device=first.device)
-        positions = self._newest[:, None] - (counts[:, None] - 1) + place - self.staleness  # [B, width]
+        return self._stand_ins(counts, width, self.staleness)
+
+    def _stand_ins(self, counts: Tensor, width: int, staleness: int) -> Tensor:
+        place = torch.arange(width, device=counts.device)
+        positions = self._newest[:, None] - (counts[:, None] - 1) + place - staleness  # [B, width]
         slots = positions.clamp(min=-1, max=self.num_image_tokens - 1) + 1
         return self._features.gather(1, slots[..., None].expand(-1, -1, self._features.shape[-1]))
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from specdecode.roles import DecodeState, Draft, Selection
-from vargen.vvs.selector import PathSelector, path_vectors
+from vargen.vvs.selector import PathSelector, confidence_of, path_vectors
 
 
 class UniformSchedule:
@@ -40,13 +40,9 @@ class UniformSchedule:
     ) -> None:
         if interval < 2:
             raise ValueError(f"interval must be 2 or more (2 skips every other iteration), got {interval}")
-        if min_tokens < 1:
-            raise ValueError(
-                f"min_tokens must be 1 or more: the first token has no features to reuse, got {min_tokens}"
-            )
         self.interval = interval
         self.selector = selector
-        self.min_tokens = min_tokens
+        self.min_tokens = _checked_min_tokens(min_tokens)
         self.first_skip = interval - 1 if first_skip is None else first_skip
         self._verified = 0
 
@@ -97,16 +93,12 @@ class DynamicSchedule:
             raise ValueError(f"alpha must lie above 0 and at most at 1, got {alpha}")
         if path_stride < 1:
             raise ValueError(f"path_stride must be 1 or more, got {path_stride}")
-        if min_tokens < 1:
-            raise ValueError(
-                f"min_tokens must be 1 or more: the first token has no features to reuse, got {min_tokens}"
-            )
         self.threshold = threshold
         self.selector = selector
         self.codebook = codebook
         self.alpha = alpha
         self.path_stride = path_stride
-        self.min_tokens = min_tokens
+        self.min_tokens = _checked_min_tokens(min_tokens)
 
     def start(self) -> None:
         """A new batch begins."""
@@ -118,6 +110,75 @@ class DynamicSchedule:
         if not bool(skipping.any()):
             return None
         return _only(self.selector(draft, state), skipping)
+
+
+class LikenessSchedule:
+    """Our own: skip as far as it is likely that whatever is drawn in place of the taken tokens looks like them.
+
+    The dynamic schedule asks whether the paths of the tree look alike. It does not see that the drafter may believe in
+    one of them only (then a different path does no harm), nor that it may believe in none (then likeness within the
+    tree says little about what the target would draw). Here each token of the chosen path has a *likeness*: the
+    drafter's probability, given the tokens before it, of the siblings in the tree, itself included, each counted with
+    its cosine to the taken token where that is positive. What the drafter gives to tokens outside the tree counts as
+    unlike. A likeness of 1 means a certain token, or certainly one of its doubles.
+
+    The path is taken up to the first token whose likeness is below the threshold, and a skip shorter than `min_count`
+    is not made: a skip costs a draft, which a single token does not pay for.
+
+    Args:
+        threshold: least likeness of a token that is taken unverified, 0 to 1.
+        selector: proposes the path and the most of it that is taken.
+        codebook: [V, d] unit vectors of the image tokens.
+        min_tokens: as for `UniformSchedule`.
+        min_count: the fewest tokens worth a skip.
+
+    Raises:
+        ValueError: a number is out of range.
+    """
+
+    def __init__(
+        self, threshold: float, selector: PathSelector, codebook: Tensor, min_tokens: int = 5, min_count: int = 2
+    ) -> None:
+        if not 0 <= threshold <= 1:
+            raise ValueError(f"threshold is a likeness and must lie between 0 and 1, got {threshold}")
+        if min_count < 1:
+            raise ValueError(f"min_count must be 1 or more, got {min_count}")
+        self.threshold = threshold
+        self.selector = selector
+        self.codebook = codebook
+        self.min_tokens = _checked_min_tokens(min_tokens)
+        self.min_count = min_count
+
+    def select(self, draft: Draft, state: DecodeState) -> Selection | None:
+        """Asked before every target pass; waits for the device, to know whether any row skips."""
+        selection = self.selector(draft, state)
+        alike = path_likeness(draft, selection.path, self.codebook) >= self.threshold  # [B, depth]
+        counts = torch.minimum(alike.cumprod(1).sum(1), selection.counts)
+        skipping = (counts >= self.min_count) & (state.lengths > self.min_tokens) & state.active
+        if not bool(skipping.any()):
+            return None
+        return _only(replace(selection, counts=counts), skipping)
+
+
+def path_likeness(draft: Draft, path: Tensor, codebook: Tensor) -> Tensor:
+    """The likeness of each token on a path, [B, depth] in [0, 1]; see `LikenessSchedule`.
+
+    Args:
+        draft: trees with confidences.
+        path: [B, depth + 1] nodes, the root first; entries past the path's end mean nothing, nor does their likeness.
+        codebook: [V, d] unit vectors.
+    """
+    tree, confidence = draft.tree, confidence_of(draft)
+    vectors = codebook[tree.tokens]  # [B, n, d]
+    likeness = []
+    for level in range(1, path.shape[1]):
+        above, taken = path[:, level - 1 : level], path[:, level : level + 1]  # [B, 1]
+        siblings = (tree.parents == above) & tree.valid  # [B, n]
+        given = (confidence - confidence.gather(1, above)).exp()
+        own = vectors.gather(1, taken[..., None].expand(-1, -1, vectors.shape[-1]))  # [B, 1, d]
+        cosine = (vectors * own).sum(-1).clamp(min=0)  # [B, n]
+        likeness.append((siblings * given * cosine).sum(1))
+    return torch.stack(likeness, dim=1) if likeness else confidence.new_zeros(path.shape[0], 0)
 
 
 def tree_similarity(draft: Draft, codebook: Tensor, alpha: float = 0.9, path_stride: int = 1) -> Tensor:
@@ -140,6 +201,12 @@ def tree_similarity(draft: Draft, codebook: Tensor, alpha: float = 0.9, path_str
     depth = torch.arange(1, mean.shape[1] + 1, device=mean.device)
     weights = (alpha**depth) * (there > 0)
     return (mean * weights).sum(1) / weights.sum(1).clamp(min=1e-9)
+
+
+def _checked_min_tokens(min_tokens: int) -> int:
+    if min_tokens < 1:
+        raise ValueError(f"min_tokens must be 1 or more: the first token has no features to reuse, got {min_tokens}")
+    return min_tokens
 
 
 def _only(selection: Selection, rows: Tensor) -> Selection:

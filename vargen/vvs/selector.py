@@ -3,10 +3,14 @@
 Belongs here: choosing a path and cutting it. Does not belong here: whether to skip at all (`schedule`).
 
 VVS chooses among the paths from the root to the leaves, by default uniformly at random, which keeps the picture's
-variety (choosing the most confident one costs about 1 FID in the paper), and cuts the path at the mean length:
-`min(L_s, floor(mean L))`, where L counts drafted tokens ("dynamic truncation"). The released code counts the root too
-and subtracts it again; it emits the root and all but the last taken token and calls that last one the next root. Taken
-tokens are the same in both readings, and the same here: the last taken token is the next root.
+variety (choosing the most confident one costs about 1 FID in the paper), and cuts the path at the mean length, the
+"dynamic truncation": `min(L_s, floor(mean L))`, L counting drafted tokens (the paper's definition). The released code
+counts the root along and takes it off again, `min(L_s, floor(mean (L + 1)) - 1)`, which is the same number. It also
+calls the root and all but the last taken token emitted and the last one the next root; here all taken tokens are
+emitted and the last is the next root, which is the same sequence.
+
+One choice is ours: "drafter" draws the path as the drafter would, level by level in proportion to its probabilities,
+restricted to the tree. Uniform choice takes improbable tokens as often as probable ones.
 """
 
 from __future__ import annotations
@@ -19,15 +23,16 @@ from torch import Tensor
 from specdecode.roles import DecodeState, Draft, Selection
 from specdecode.sampling import Tag
 
-CHOICES = ("sample", "confidence", "central")
+CHOICES = ("sample", "confidence", "central", "drafter")
 
 
 class PathSelector:
     """Chooses a leaf path of each row's tree and cuts it.
 
     Args:
-        choice: "sample", uniformly among leaf paths (not nodes); "confidence", the path the drafter believes in most,
-            which needs a draft with confidences; "central", the path most like all others by codebook vectors.
+        choice: "sample", uniformly among leaf paths (not nodes); "confidence", the path the drafter believes in most;
+            "central", the path most like all others by codebook vectors; "drafter", drawn level by level in proportion
+            to the drafter's probabilities. "confidence" and "drafter" need a draft with confidences.
         truncate: cut at the mean length of the leaf paths.
         codebook: [V, d] unit vectors, for "central".
 
@@ -37,7 +42,7 @@ class PathSelector:
 
     def __init__(
         self,
-        choice: Literal["sample", "confidence", "central"] = "sample",
+        choice: Literal["sample", "confidence", "central", "drafter"] = "sample",
         truncate: bool = True,
         codebook: Tensor | None = None,
     ) -> None:
@@ -53,7 +58,7 @@ class PathSelector:
         """A path for every row; rows without a leaf below the root get a count of 0.
 
         Raises:
-            ValueError: "confidence" is asked of a draft without confidences.
+            ValueError: "confidence" or "drafter" is asked of a draft without confidences.
         """
         tree = draft.tree
         leaves = tree.leaves() & (tree.depth > 0)  # [B, n]
@@ -63,9 +68,9 @@ class PathSelector:
             wanted = (draw * number).long().clamp(max=(number - 1).clamp(min=0)) + 1
             leaf = ((leaves.cumsum(1) == wanted[:, None]) & leaves).int().argmax(1)
         elif self.choice == "confidence":
-            if draft.confidence is None:
-                raise ValueError('choice "confidence" needs a drafter that reports how sure it is, such as EAGLE')
-            leaf = torch.where(leaves, draft.confidence, -torch.inf).argmax(1)
+            leaf = torch.where(leaves, confidence_of(draft), -torch.inf).argmax(1)
+        elif self.choice == "drafter":
+            leaf = _draw_leaf(draft, state)
         else:
             assert self.codebook is not None
             leaf = torch.where(leaves, _mean_similarity(draft, leaves, self.codebook), -torch.inf).argmax(1)
@@ -76,6 +81,31 @@ class PathSelector:
             counts = torch.minimum(counts, mean)
         path = tree.paths()[rows, leaf].clamp(min=0)
         return Selection(path, counts * (number > 0))
+
+
+def confidence_of(draft: Draft) -> Tensor:
+    """The draft's confidences [B, n].
+
+    Raises:
+        ValueError: it has none.
+    """
+    if draft.confidence is None:
+        raise ValueError("this choice needs a drafter that reports how sure it is, such as EAGLE with a dynamic tree")
+    return draft.confidence
+
+
+def _draw_leaf(draft: Draft, state: DecodeState) -> Tensor:
+    """[B]: the leaf below the root reached by drawing a child in proportion to its probability at every node."""
+    tree, confidence = draft.tree, confidence_of(draft)
+    # The least of Exp(1) / p among siblings is a draw from p; in logarithms, and p up to the parent's share.
+    noise = state.streams.exponential(Tag.SKIP, state.lengths, tree.num_nodes)  # [B, n]
+    arrival = noise.log() - confidence
+    node = torch.zeros_like(tree.tokens[:, 0])
+    for _ in range(tree.max_depth):
+        is_child = (tree.parents == node[:, None]) & tree.valid
+        first = torch.where(is_child, arrival, torch.inf).argmin(1)
+        node = torch.where(is_child.any(1), first, node)
+    return node
 
 
 def path_vectors(draft: Draft, leaves: Tensor, codebook: Tensor) -> Tensor:

@@ -13,8 +13,8 @@ from torch import Tensor
 from specdecode.roles import DecodeState, Draft
 from specdecode.sampling import RandomStreams, SamplingConfig
 from specdecode.tree import TokenTree
-from vargen.vvs import DynamicSchedule, FeatureCache, PathSelector, UniformSchedule
-from vargen.vvs.schedule import tree_similarity
+from vargen.vvs import DynamicSchedule, FeatureCache, LikenessSchedule, PathSelector, UniformSchedule
+from vargen.vvs.schedule import path_likeness, tree_similarity
 
 VOCAB = 9
 CODEBOOK = torch.nn.functional.normalize(torch.randn(VOCAB, 4, generator=torch.Generator().manual_seed(0)), dim=1)
@@ -63,7 +63,7 @@ def leaf_paths(draft: Draft, row: int) -> list[list[int]]:
 
 
 @settings(deadline=None)
-@given(drafts(), st.sampled_from(["sample", "confidence", "central"]), st.booleans())
+@given(drafts(), st.sampled_from(["sample", "confidence", "central", "drafter"]), st.booleans())
 def test_selected_tokens_are_the_start_of_a_leaf_path(draft: Draft, choice: str, truncate: bool) -> None:
     selection = PathSelector(choice, truncate, CODEBOOK)(draft, state_of([7, 8]))  # type: ignore[arg-type]
     for row in range(2):
@@ -94,6 +94,60 @@ def test_paths_are_drawn_uniformly_over_leaves_not_nodes() -> None:
     shares = last.bincount(minlength=5) / rows
     assert shares[[0, 2]].sum() == 0
     assert all(abs(float(share) - 1 / 3) < 0.03 for share in shares[[1, 3, 4]])
+
+
+def test_the_drafters_choice_follows_its_probabilities() -> None:
+    """Below the root 0.6 and 0.2; below the second 0.3 and 0.1 of it: only shares among siblings count."""
+    rows = 6000
+    parents = torch.tensor([[-1, 0, 0, 2, 2]]).expand(rows, -1)
+    confidence = torch.tensor([[1.0, 0.6, 0.2, 0.2 * 0.3, 0.2 * 0.1]]).log().expand(rows, -1)
+    draft = Draft(TokenTree.from_parents(torch.arange(5).expand(rows, -1), parents), confidence=confidence)
+    selection = PathSelector("drafter", truncate=False)(draft, state_of([3] * rows))
+    last = selection.path.gather(1, selection.counts[:, None])[:, 0]
+    shares = (last.bincount(minlength=5) / rows).tolist()
+    for share, wanted in zip(shares, [0, 3 / 4, 0, 1 / 4 * 3 / 4, 1 / 4 * 1 / 4], strict=True):
+        assert share == pytest.approx(wanted, abs=0.03 if wanted else 0)
+
+
+def slow_likeness(draft: Draft, row: int, path: list[int]) -> list[float]:
+    assert draft.confidence is not None
+    tree, confidence = draft.tree, draft.confidence[row].tolist()
+    parents, valid, tokens = tree.parents[row].tolist(), tree.valid[row].tolist(), tree.tokens[row].tolist()
+    likeness = []
+    for node in path:
+        total = 0.0
+        for other in range(1, tree.num_nodes):
+            if valid[other] and parents[other] == parents[node]:
+                given = math.exp(confidence[other] - confidence[parents[node]])
+                total += given * max(0.0, float(CODEBOOK[tokens[other]] @ CODEBOOK[tokens[node]]))
+        likeness.append(total)
+    return likeness
+
+
+@settings(deadline=None)
+@given(drafts(), st.sampled_from([0.0, 0.4, 0.8]), st.integers(1, 3))
+def test_likeness_schedules_take_a_path_as_far_as_it_is_like(draft: Draft, threshold: float, min_count: int) -> None:
+    selector = PathSelector("confidence", truncate=False)
+    whole = selector(draft, state_of([20, 20]))
+    fast = path_likeness(draft, whole.path, CODEBOOK)
+    schedule = LikenessSchedule(threshold, selector, CODEBOOK, min_count=min_count)
+    selection = schedule.select(draft, state_of([20, 20]))
+    for row in range(2):
+        path = whole.path[row, 1 : 1 + int(whole.counts[row])].tolist()
+        slow = slow_likeness(draft, row, path)
+        assert fast[row, : len(path)].tolist() == pytest.approx(slow, abs=1e-5)
+        count = next((i for i, value in enumerate(slow) if value < threshold), len(slow))
+        if all(abs(value - threshold) > 1e-5 for value in slow):
+            wanted = count if count >= min_count else 0
+            assert wanted == (0 if selection is None else int(selection.counts[row]))
+
+
+def test_likeness_schedules_wait_for_the_first_tokens() -> None:
+    draft = simple_draft([[0, 3, 3]] * 2)
+    draft.confidence = torch.tensor([[0.0, math.log(0.5), math.log(0.5)]] * 2)
+    schedule = LikenessSchedule(0.9, PathSelector("drafter"), CODEBOOK, min_tokens=5, min_count=1)
+    selection = schedule.select(draft, state_of([6, 5]))
+    assert selection is not None and selection.counts.tolist() == [1, 0]
 
 
 def slow_similarity(draft: Draft, row: int, alpha: float, stride: int) -> float:
@@ -171,6 +225,20 @@ def test_stand_ins_are_the_newest_known_features_in_order(writes: list[int], sta
     assert cache.at(torch.arange(position)[None])[0, :, 0].tolist() == known[1:]
 
 
+@given(st.integers(-1, 2), st.integers(1, 3), st.integers(1, 3))
+def test_verified_steps_draft_from_fresh_features_or_from_those_before(stale: int, before: int, count: int) -> None:
+    cache = FeatureCache(20, verified_staleness=stale)
+    cache.start(torch.full((1, 1, 1), -1.0))
+    positions = torch.arange(before + count).float()
+    cache.write(positions[:before].view(1, before, 1), torch.tensor([0]), torch.tensor([before]))
+    fresh = positions[before:].view(1, count, 1)
+    got = cache.after_verified(fresh, torch.tensor([before]), torch.tensor([count]))[0, :, 0].tolist()
+    newest_before = before - 1 - stale
+    wanted = [max(-1, position) for position in range(newest_before - count + 1, newest_before + 1)]
+    assert got == (fresh[0, :, 0].tolist() if stale < 0 else wanted)
+    assert cache.at(torch.arange(before + count)[None])[0, :, 0].tolist() == positions.tolist()
+
+
 def test_rows_write_only_what_they_have() -> None:
     cache = FeatureCache(4)
     cache.start(torch.zeros(2, 1, 1))
@@ -188,10 +256,13 @@ def test_rows_write_only_what_they_have() -> None:
         (lambda: DynamicSchedule(1.5, PathSelector(), CODEBOOK), "threshold"),
         (lambda: DynamicSchedule(0.5, PathSelector(), CODEBOOK, alpha=0.0), "alpha"),
         (lambda: DynamicSchedule(0.5, PathSelector(), CODEBOOK, path_stride=0), "path_stride"),
+        (lambda: LikenessSchedule(1.2, PathSelector(), CODEBOOK), "threshold"),
+        (lambda: LikenessSchedule(0.5, PathSelector(), CODEBOOK, min_count=0), "min_count"),
         (lambda: PathSelector("best"), "choice"),  # type: ignore[arg-type]
         (lambda: PathSelector("central"), "codebook"),
         (lambda: FeatureCache(4, -1), "staleness"),
-        (lambda: PathSelector("confidence")(simple_draft([[0, 1, 2]]), state_of([4])), "confidence"),
+        (lambda: FeatureCache(4, verified_staleness=-2), "verified_staleness"),
+        (lambda: PathSelector("confidence")(simple_draft([[0, 1, 2]]), state_of([4])), "how sure it is"),
     ],
 )
 def test_what_cannot_be_used_is_named(make, message: str) -> None:

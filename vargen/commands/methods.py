@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 
 from vargen.commands.options import build_parser, parse
-from vargen.methods import METHODS
+from vargen.methods import METHODS, find_presets, resolve_method
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -22,10 +22,17 @@ def run(arguments: Sequence[str]) -> int:
         {"name": method.name, "exact": method.exact, "summary": method.summary, "settings": method().to_dict()}
         for method in METHODS
     ]
+    presets = {name: resolve_method(name) for name in find_presets()}
     if values.json:
+        rows += [
+            {"name": name, "exact": method.exact, "summary": f"preset of {method.name}", "settings": method.to_dict()}
+            for name, method in presets.items()
+        ]
         print(json.dumps(rows))
         return 0
     width = max(len(method.name) for method in METHODS)
     for method in METHODS:
         print(f"{method.name:<{width}}  {'exact' if method.exact else 'relaxed':<7}  {method.summary}")
+    if presets:
+        print("\nPresets, settings that have been measured: " + ", ".join(presets))
     return 0

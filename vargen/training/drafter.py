@@ -5,12 +5,16 @@ of guidance. Losses and recipe follow EAGLE as LANTERN trained it for LlamaGen (
 the soft cross-entropy of the tokens, uniform noise on the features read), with one more: the cross-entropy of the
 *guided* distributions, because guidance at scale s multiplies the halves' errors by s, and the guided distribution is
 what the draft is judged by.
+
+Below the first level of a tree the drafter reads its own guesses in place of features, so it learns on such: a random
+share of the features of each picture is replaced by what it guesses there (scheduled sampling for all positions at
+once; HASS, arXiv 2408.15766, and EAGLE-3 train on own guesses to the same end).
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +30,7 @@ from vargen.models.drafter import LlamaGenDrafter
 from vargen.models.transformer import CONDITION_POSITION, LlamaGenTransformer, condition_attention_mask
 from vargen.prompts import gather_prompts
 from vargen.resources import find_model
-from vargen.training.config import RunConfig, check, check_positive, main
+from vargen.training.config import RunConfig, check, check_fraction, check_positive, main
 from vargen.training.generated import generate_codes, scene_prompts
 from vargen.training.run import RunResult, autocast, move, prepare, train
 
@@ -47,6 +51,9 @@ class DrafterTrainingConfig(RunConfig):
         guided_loss_weight: weight of the soft cross-entropy of the guided distributions.
         feature_noise: width of the uniform noise on the features read, for pictures of 512 tokens; it is divided by
             the tokens of a picture and multiplied by 512, as in LANTERN.
+        own_feature_share: share of the features of image tokens that are replaced by the drafter's own guesses.
+        feature_memory_gib: the target's features are kept, in bfloat16 in main memory, up to so many GiB; what does
+            not fit is worked out again at every step.
     """
 
     model: str = ""
@@ -57,6 +64,8 @@ class DrafterTrainingConfig(RunConfig):
     token_loss_weight: float = 0.1
     guided_loss_weight: float = 0.1
     feature_noise: float = 0.2
+    own_feature_share: float = 0.4
+    feature_memory_gib: float = 4.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -67,8 +76,9 @@ class DrafterTrainingConfig(RunConfig):
             self.images,
             f"must exceed evaluation_size ({self.evaluation_size}), whose pictures are kept apart",
         )
-        for name in ("token_loss_weight", "guided_loss_weight", "feature_noise"):
+        for name in ("token_loss_weight", "guided_loss_weight", "feature_noise", "feature_memory_gib"):
             check(getattr(self, name) >= 0, name, getattr(self, name), "must not be negative")
+        check_fraction(self, "own_feature_share")
 
     def architecture(self) -> dict[str, Any]:
         return {"intermediate_size": self.intermediate_size}
@@ -104,6 +114,48 @@ def target_features(
     ).hidden_states
 
 
+class FeatureStore:
+    """Features of pictures that have been seen, without padding, as far as memory goes.
+
+    Args:
+        num_bytes: the most that is kept.
+    """
+
+    def __init__(self, num_bytes: float) -> None:
+        self._left = num_bytes
+        self._kept: dict[int, Tensor] = {}
+
+    def __contains__(self, row: int) -> bool:
+        return row in self._kept
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is kept yet, though there would be room."""
+        return self._left > 0 and not self._kept
+
+    def offer(self, row: int, features: Tensor) -> bool:
+        """Keep features [2, T + N - 1, dim] of a picture, both halves. Returns whether there was room."""
+        size = 2 * features.numel()
+        if size > self._left:
+            self._left = 0.0
+            return False
+        self._left -= size
+        self._kept[row] = features.to("cpu", torch.bfloat16, copy=True)
+        return True
+
+    def batch(self, rows: Sequence[int], num_tokens: int, device: torch.device) -> tuple[Tensor, Tensor, int]:
+        """Kept pictures as `DrafterTask._features` gives them, padded on the left."""
+        kept = [self._kept[row] for row in rows]
+        longest = max(features.shape[1] for features in kept)
+        batch = torch.zeros(2, len(rows), longest, kept[0].shape[2])
+        length = longest - (num_tokens - 1)  # T
+        mask = torch.zeros(len(rows), length, dtype=torch.bool)
+        for number, features in enumerate(kept):
+            batch[:, number, longest - features.shape[1] :] = features
+            mask[number, longest - features.shape[1] :] = True
+        return batch.flatten(0, 1).to(device), torch.cat((mask, mask)).to(device), length
+
+
 class DrafterTask:
     """The drafter as the common loop sees it."""
 
@@ -132,6 +184,7 @@ class DrafterTask:
         size = config.evaluation_size
         self.prompts, self.codes = prompts[size:], codes[size:]
         self.heldout_prompts, self.heldout_codes = prompts[:size], codes[:size]
+        self.store = FeatureStore(config.feature_memory_gib * 2**30)
 
     def muon_parameters(self) -> Iterable[nn.Parameter]:
         """Every matrix but the token embedding."""
@@ -145,6 +198,27 @@ class DrafterTask:
             null = self.transformer.null_condition(len(prompts), condition.shape[1]).to(condition.dtype)
             condition, mask = torch.cat((condition, null)), torch.cat((mask, mask))
             return target_features(self.transformer, condition, mask, codes.repeat(2, 1)), mask, condition.shape[1]
+
+    def _fill_store(self) -> None:
+        """Work out features picture by picture until memory is full. Always in the same batches, so that a resumed run
+        reads the very same numbers."""
+        size = self.config.generation_batch_size
+        for start in range(0, len(self.codes), size):
+            codes = self.codes[start : start + size]
+            with autocast(self.config):
+                features, mask, _ = self._features(self.prompts[start : start + size], codes)
+            halves = features.unflatten(0, (2, len(codes)))
+            for number, valid in enumerate(mask[: len(codes)].sum(1).tolist()):
+                if not self.store.offer(start + number, halves[:, number, -(valid + codes.shape[1] - 1) :]):
+                    return
+
+    def _features_of_rows(self, rows: list[int]) -> tuple[Tensor, Tensor, int]:
+        """`_features` of training pictures, from the store where it has them all."""
+        if self.store.is_empty:
+            self._fill_store()
+        if all(row in self.store for row in rows):
+            return self.store.batch(rows, self.codes.shape[1], self.device)
+        return self._features([self.prompts[row] for row in rows], self.codes[torch.tensor(rows, device=self.device)])
 
     def _guesses(self, features: Tensor, mask: Tensor, length: int, codes: Tensor) -> Tensor:
         """The drafter's hidden states [2B, N - 1, dim] for all image tokens but the last, each from its pair."""
@@ -160,6 +234,14 @@ class DrafterTask:
         guesses = self.drafter(tokens, features[:, :num_pairs], positions, visible, attention_bias=bias)
         return guesses[:, length - 1 :]
 
+    @torch.no_grad()
+    def _with_own(self, features: Tensor, own: Tensor, mask: Tensor, length: int, codes: Tensor) -> Tensor:
+        """Features with the drafter's own guesses of them where `own` [B, N - 1] says so."""
+        guesses = self._guesses(features, mask, length, codes).to(features)
+        return torch.cat(
+            (features[:, :length], torch.where(own.repeat(2, 1)[..., None], guesses, features[:, length:])), 1
+        )
+
     def _guided(self, logits: Tensor) -> Tensor:
         conditional, unconditional = logits.chunk(2)
         return apply_guidance(conditional, unconditional, self.guidance_scale)
@@ -169,10 +251,15 @@ class DrafterTask:
         generator = torch.Generator().manual_seed(config.base_seed + step)
         rows = torch.randint(len(self.codes), (config.batch_size,), generator=generator)
         codes = self.codes[rows.to(self.device)]
-        features, mask, length = self._features([self.prompts[row] for row in rows.tolist()], codes)
+        features, mask, length = self._features_of_rows(rows.tolist())
         width = config.feature_noise * 512 / codes.shape[1]
         noise = (torch.rand(features.shape, generator=generator) - 0.5).to(features) * width
-        guesses = self._guesses(features + noise, mask, length, codes)  # [2B, N - 1, dim]
+        given = features + noise
+        if config.own_feature_share > 0:
+            # Drawn per picture and position: the halves of guidance draft the same tokens, at the same depth.
+            own = torch.rand(len(codes), codes.shape[1] - 1, generator=generator) < config.own_feature_share
+            given = self._with_own(given, own.to(self.device), mask, length, codes)
+        guesses = self._guesses(given, mask, length, codes)  # [2B, N - 1, dim]
         wanted = features[:, length:]
         with torch.no_grad():
             wanted_logits = self.transformer.lm_head(wanted).float()
@@ -189,24 +276,33 @@ class DrafterTask:
         """How much of the target's guided probability the draft covers, on pictures kept apart.
 
         `accepted_top1` is the chance that the likeliest drafted token is accepted, `accepted_top10` that one of ten
-        is, `overlap` that a drafted token drawn from the drafter's own distribution is (1 minus total variation).
+        is, `overlap` that a drafted token drawn from the drafter's own distribution is (1 minus total variation). With
+        `_own` at the end, where the drafter has read its own guesses throughout, which is harder than any tree.
         """
-        sums = dict.fromkeys(("guided_loss", "accepted_top1", "accepted_top10", "overlap"), 0.0)
+        sums: dict[str, float] = {}
         size = self.config.batch_size
         for start in range(0, len(self.heldout_codes), size):
             codes = self.heldout_codes[start : start + size]
             with autocast(self.config):
                 features, mask, length = self._features(self.heldout_prompts[start : start + size], codes)
-                guesses = self._guesses(features, mask, length, codes)
+                every = torch.ones_like(codes[:, 1:], dtype=torch.bool)
+                own = self._with_own(features, every, mask, length, codes)
                 wanted = self._guided(self.transformer.lm_head(features[:, length:]).float())
-                drafted = self._guided(self.transformer.lm_head(guesses).float())
-            truth, guess = wanted.softmax(-1), drafted.softmax(-1)
-            covered = truth.gather(-1, guess.topk(10).indices)  # [B, N - 1, 10]
+                drafts = {
+                    name: self._guided(self.transformer.lm_head(self._guesses(given, mask, length, codes)).float())
+                    for name, given in (("", features), ("_own", own))
+                }
             share = len(codes) / len(self.heldout_codes)
-            sums["guided_loss"] += share * soft_cross_entropy(drafted, wanted).item()
-            sums["accepted_top1"] += share * covered[..., 0].mean().item()
-            sums["accepted_top10"] += share * covered.sum(-1).mean().item()
-            sums["overlap"] += share * torch.minimum(truth, guess).sum(-1).mean().item()
+            for name, drafted in drafts.items():
+                truth, guess = wanted.softmax(-1), drafted.softmax(-1)
+                covered = truth.gather(-1, guess.topk(10).indices)  # [B, N - 1, 10]
+                for measure, value in (
+                    ("guided_loss", soft_cross_entropy(drafted, wanted)),
+                    ("accepted_top1", covered[..., 0].mean()),
+                    ("accepted_top10", covered.sum(-1).mean()),
+                    ("overlap", torch.minimum(truth, guess).sum(-1).mean()),
+                ):
+                    sums[measure + name] = sums.get(measure + name, 0.0) + share * value.item()
         return sums
 
     def draw_samples(self, path: Path) -> None:

@@ -147,8 +147,13 @@ def build_tokenizer_model(config: TokenizerTrainingConfig) -> VQModel:
 
 @torch.no_grad()
 def exported_copy(vqvae: VQModel) -> VQModel:
-    """A copy in bfloat16 for saving, its codebook in fp32: rounded, the codewords would no longer have one length."""
+    """A copy in bfloat16 for saving, its codebook in fp32: rounded, the codewords would no longer have one length.
+
+    Where it was loaded from is left out of its config: that is a path of this machine.
+    """
     copied = copy.deepcopy(vqvae)
+    values = {name: value for name, value in copied.config.items() if name != "_name_or_path"}
+    setattr(copied, "_internal_dict", type(copied.config)(values))  # noqa: B010 - diffusers declares no such attribute
     for name, parameter in copied.named_parameters():
         dtype = torch.float32 if name.startswith("quantize.") else torch.bfloat16
         parameter.data = parameter.data.to(dtype, memory_format=torch.contiguous_format)

@@ -183,3 +183,43 @@ def test_wrong_fields_are_named(config: DrafterTrainingConfig, change: dict[str,
 def test_class_conditional_models_are_refused(config: DrafterTrainingConfig, tiny_class_model_folder: Path) -> None:
     with pytest.raises(UserError, match="not text-conditional"):
         train_drafter(replace(config, model=str(tiny_class_model_folder)))
+
+
+def build_task(config: DrafterTrainingConfig, pipeline: LlamaGenPipeline) -> DrafterTask:
+    prompts = scene_prompts(0, 12)
+    codes = torch.randint(24, (12, 16), generator=torch.Generator().manual_seed(0))
+    return DrafterTask(replace(config, evaluation_size=4, batch_size=4), pipeline, prompts, codes)
+
+
+def test_kept_features_are_those_worked_out_again(
+    config: DrafterTrainingConfig, tiny_pipeline: LlamaGenPipeline
+) -> None:
+    task = build_task(config, tiny_pipeline)
+    rows = [5, 0, 3, 5]
+    kept, kept_mask, length = task._features_of_rows(rows)
+    assert all(row in task.store for row in range(8))
+    nothing_kept = build_task(replace(config, feature_memory_gib=0.0), tiny_pipeline)
+    again, mask, again_length = nothing_kept._features_of_rows(rows)
+    assert not any(row in nothing_kept.store for row in range(8))
+    assert length == again_length and torch.equal(kept_mask, mask)
+    valid = torch.cat((mask, torch.ones(8, 15, dtype=torch.bool)), dim=1)
+    torch.testing.assert_close(kept[valid], again[valid], rtol=1e-2, atol=1e-2)  # bfloat16
+    one_fits = build_task(replace(config, feature_memory_gib=4 * kept.shape[1] * 16 / 2**30), tiny_pipeline)
+    one_fits._features_of_rows(rows)
+    assert [row in one_fits.store for row in range(3)] == [True, False, False]
+
+
+def test_own_guesses_stand_where_they_are_wanted(
+    config: DrafterTrainingConfig, tiny_pipeline: LlamaGenPipeline
+) -> None:
+    task = build_task(config, tiny_pipeline)
+    codes = task.codes[:2]
+    features, mask, length = task._features(task.prompts[:2], codes)
+    own = torch.zeros(2, 15, dtype=torch.bool)
+    assert torch.equal(task._with_own(features, own, mask, length, codes), features)
+    own[0, 3] = True
+    guesses = task._guesses(features, mask, length, codes)
+    mixed = task._with_own(features, own, mask, length, codes)
+    changed = (mixed != features).any(-1)
+    assert changed.nonzero().tolist() == [[0, length + 3], [2, length + 3]]  # both halves of the first picture
+    torch.testing.assert_close(mixed[[0, 2], length + 3], guesses[[0, 2], 3])

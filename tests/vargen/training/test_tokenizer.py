@@ -10,7 +10,13 @@ from PIL import Image
 
 from vargen.files import read_jsonl
 from vargen.models.vq import decode_codes, encode_images
-from vargen.training.tokenizer import TokenizerTask, TokenizerTrainingConfig, train_tokenizer
+from vargen.training.tokenizer import (
+    TokenizerTask,
+    TokenizerTrainingConfig,
+    build_tokenizer_model,
+    exported_copy,
+    train_tokenizer,
+)
 
 CPU = torch.device("cpu")
 
@@ -102,3 +108,10 @@ def test_neither_adversarial_loss_reaches_the_other_side(tokenizer_config, cheap
     assert torch.autograd.grad(discriminator, decoder_weight, retain_graph=True, allow_unused=True) == (None,)
     assert torch.autograd.grad(adversarial, decoder_weight, retain_graph=True)[0].abs().sum() > 0
     assert all(parameter.requires_grad for parameter in discriminator_weights)
+
+
+def test_an_export_does_not_say_where_its_tokenizer_was_loaded_from(tmp_path: Path, tokenizer_config) -> None:
+    build_tokenizer_model(tokenizer_config).save_pretrained(tmp_path / "first")
+    exported_copy(VQModel.from_pretrained(tmp_path / "first")).save_pretrained(tmp_path / "second")
+    assert str(tmp_path) not in (tmp_path / "second" / "config.json").read_text()
+    assert VQModel.from_pretrained(tmp_path / "second").quantize.embedding.weight.dtype == torch.float32

@@ -1,0 +1,30 @@
+"""Shipped YAML files: those that list defaults say what the code says, and every one of them can be used."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+import yaml
+
+from vargen.commands.bench import BenchConfig
+from vargen.commands.generate import GenerateConfig
+from vargen.commands.options import build_parser, fill, parse
+from vargen.methods import find_presets, resolve_method
+from vargen.resources import configs_folder
+
+
+@pytest.mark.parametrize(("name", "options"), [("generate", GenerateConfig), ("bench", BenchConfig)])
+def test_files_of_defaults_hold_the_defaults(name: str, options: type[Any]) -> None:
+    assert yaml.safe_load((configs_folder() / f"{name}.yaml").read_text()) == asdict(options())
+    parser = build_parser(name, "", options)
+    assert fill(options, parse(parser, ["--config", name])) == options()
+
+
+@pytest.mark.parametrize("name", find_presets())
+def test_presets_are_methods(name: str) -> None:
+    method = resolve_method(name)
+    assert method == resolve_method(str(find_presets()[name]))
+    preset = yaml.safe_load(find_presets()[name].read_text())
+    assert preset.pop("method") == method.name and preset.items() <= method.to_dict().items()

@@ -1,0 +1,60 @@
+"""`vargen generate` killed in the middle by the operating system: what is there is whole, and nothing is lost."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+PICTURES = 40
+
+
+def command(model: Path, output: Path) -> list[str]:
+    generate = [sys.executable, "-m", "vargen.cli", "generate", "a red cube", "--num-images-per-prompt", str(PICTURES)]
+    return [*generate, "--batch-size", "1", "--quiet", "--model", str(model), "--output", str(output)]
+
+
+def stop_in_the_middle(arguments: list[str], output: Path, how: signal.Signals) -> subprocess.Popen[str]:
+    """Run, and send a signal as soon as two pictures are there."""
+    process = subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 240
+    while len(list(output.glob("images/*.png"))) < 2:
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline, "no picture appeared"
+        time.sleep(0.005)
+    process.send_signal(how)
+    return process
+
+
+def pixels(output: Path) -> dict[str, bytes]:
+    return {path.name: Image.open(path).tobytes() for path in sorted((output / "images").glob("*.png"))}
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_a_stopped_run_goes_on_with_nothing_lost(tiny_model_folder: Path, tmp_path: Path, how: signal.Signals) -> None:
+    stopped, whole = tmp_path / "stopped", tmp_path / "whole"
+    process = stop_in_the_middle(command(tiny_model_folder, stopped), stopped, how)
+    error = process.communicate(timeout=240)[1]
+    there = pixels(stopped)  # every picture opens and is whole
+    assert 2 <= len(there) < PICTURES, "the signal came too late to test anything"
+    for line in (stopped / "result.jsonl").read_text().splitlines(keepends=True):
+        if line.endswith("\n"):
+            assert json.loads(line)["image_path"].removeprefix("images/") in there
+    if how == signal.SIGINT:
+        assert process.returncode == 130
+        assert f"of {PICTURES} new images are finished; the same command makes the rest" in error
+    before = {name: (stopped / "images" / name).stat().st_mtime_ns for name in there}
+
+    subprocess.run(command(tiny_model_folder, stopped), check=True, timeout=240)
+    subprocess.run(command(tiny_model_folder, whole), check=True, timeout=240)
+    assert pixels(stopped) == pixels(whole) and len(pixels(whole)) == PICTURES
+    assert {name: (stopped / "images" / name).stat().st_mtime_ns for name in there} == before
+    records = [json.loads(line) for line in (stopped / "result.jsonl").read_text().splitlines()]
+    assert [record["index"] for record in records] == list(range(PICTURES))
+    assert not [path for path in stopped.rglob(".*") if path.is_file()]

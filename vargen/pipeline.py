@@ -561,6 +561,11 @@ class LlamaGenPipeline(DiffusionPipeline):
 
     def _codebook(self) -> Tensor:
         """The tokens' unit vectors [V, d], beside the transformer."""
+        if self.vqvae is None:
+            raise UserError(
+                "this method compares the codes of the image tokenizer, and this pipeline has none (vqvae); use an "
+                "exact one such as eagle"
+            )
         return unit_codebook(self.vqvae).to(self._execution_device)
 
     def _nearest_codes(self, num_neighbours: int) -> Tensor:

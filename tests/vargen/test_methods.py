@@ -139,6 +139,10 @@ def test_class_conditional_models_can_be_drafted_for(
         ("vvs", {"threshold": 2.0}, "vvs.threshold"),
         ("vvs", {"choice": "confidence", "tree": "mc_sim_7b_63"}, "vvs.choice"),
         ("vvs", {"refresh": 1}, "vvs.refresh"),
+        ("vvs", {"schedule": "likeness", "threshold": -0.5}, "vvs.threshold must be a number between 0 and 1"),
+        ("vvs", {"schedule": "likeness", "tree": "mc_sim_7b_63"}, 'vvs.schedule: "likeness" needs tree "dynamic"'),
+        ("vvs", {"choice": "drafter", "tree": "mc_sim_7b_63"}, 'vvs.choice: "drafter" needs tree "dynamic"'),
+        ("vvs", {"verified_staleness": -2}, "vvs.verified_staleness"),
         ("coolsd", {"delta": 0.5}, "coolsd.delta"),
         ("draft-model", {"draft_model": "nowhere"}, "nowhere is no folder"),
     ],
@@ -214,3 +218,32 @@ def test_the_command_line_lists_methods_and_takes_their_options(
     assert settings["method"]["total_tokens"] == 12
     assert main([*command, "--method", "eagle", "--method_options.depht", "3", "--output", str(tmp_path / "x")]) == 2
     assert "no option 'depht'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["lantern", "vvs", "gsd"])
+def test_methods_that_compare_codes_need_a_codebook(
+    drafting_pipeline: LlamaGenPipeline, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drafting_pipeline, "_loaded", {})  # tables that other tests have left
+    monkeypatch.setattr(drafting_pipeline, "vqvae", None)
+    with pytest.raises(UserError, match="compares the codes of the image tokenizer, and this pipeline has none"):
+        make(drafting_pipeline, name, [0])
+    assert make(drafting_pipeline, "eagle", [0]).tokens.shape == (1, 16)
+
+
+def test_presets_are_files_that_name_a_method_and_settings(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("method: eagle\ndepth: 2\ntree: [[0], [1], [0, 0]]\n")
+    method = resolve_method(str(path), {"tree_top_k": 4})
+    assert method == resolve_method("eagle", {"depth": 2, "tree": [[0], [1], [0, 0]], "tree_top_k": 4})
+    for content, message in (
+        ("depth: 2\n", "`method` must be one of ar, eagle"),
+        ("method: eagle\ndepht: 2\n", "no option 'depht'"),
+        ("- eagle\n", "must hold `method: NAME`"),
+        ("method: [\n", "is not YAML"),
+    ):
+        path.write_text(content)
+        with pytest.raises(UserError, match=message):
+            resolve_method(str(path))
+    with pytest.raises(UserError, match=r"nowhere\.yaml cannot be read"):
+        resolve_method(str(tmp_path / "nowhere.yaml"))

@@ -84,6 +84,11 @@ class RecordFile:
     def __contains__(self, key: tuple[str, int]) -> bool:
         return key in self.calls
 
+    def call_records(self, label: str) -> list[CallRecord]:
+        """What the calls of one method cost, in the order of the batches."""
+        calls = sorted((batch, call["call"]) for (method, batch), call in self.calls.items() if method == label)
+        return [CallRecord(**call) for _, call in calls]
+
     def add(self, call: dict[str, Any]) -> None:
         """Keep a call."""
         self.calls[call["method"], call["batch"]] = call
@@ -151,10 +156,7 @@ def run_benchmark(
 
 def build_rows(contenders: Sequence[Contender], records: RecordFile, num_batches: int) -> list[dict[str, Any]]:
     """One JSON-ready row a method: the figures of `metrics.speculation.summarise`, the judge's, and their origin."""
-    calls = {
-        contender.label: [CallRecord(**records.calls[contender.label, number]["call"]) for number in range(num_batches)]
-        for contender in contenders
-    }
+    calls = {contender.label: records.call_records(contender.label) for contender in contenders}
     plain = next((each.label for each in contenders if isinstance(each.method, AutoregressiveConfig)), None)
     origin = provenance()
     rows = []

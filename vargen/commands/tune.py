@@ -1,0 +1,326 @@
+"""`vargen tune`: the fastest settings of a method within a budget of quality."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from vargen.commands.options import build_parser, fill, parse
+from vargen.files import UserError, write_atomic, write_json_atomic
+from vargen.methods import MethodConfig, resolve_method
+from vargen.model_folder import weights_fingerprint
+from vargen.progress import Progress, progress
+from vargen.resources import find_model
+from vargen.tables import markdown_table
+from vargen.tuning import (
+    QUALITIES,
+    SEARCH_SPACES,
+    SPEEDS,
+    Point,
+    Suggestions,
+    check_fixed,
+    fastest_within,
+    pareto_front,
+    starting_points,
+)
+
+if TYPE_CHECKING:
+    from optuna.study import Study
+
+    from metrics.speculation import CallRecord
+    from vargen.benchmark import BenchmarkCase
+
+PLAIN, CANDIDATE = "ar", "candidate"
+
+
+@dataclass(frozen=True)
+class TuneConfig:
+    """What to tune, and how much it may cost.
+
+    Args:
+        output: folder for study.log, plain.jsonl, pareto.json and best.yaml; the same command goes on with the search.
+        method: which method's settings are searched.
+        fixed: settings that are not varied, such as `--fixed.schedule likeness`.
+        max_quality_loss: how much less quality than plain decoding's is allowed, absolute: 0.02 is two points.
+        max_seconds: time for measuring, plain decoding and earlier runs of the same search included.
+        speed: what is maximised, "speedup" (wall clock on this machine) or "pass_reduction".
+        quality: what is held: "judge_accuracy".
+        prompts: held-out prompts that every trial draws. The fewer, the more chance decides: of 64 prompts' claims
+            about 3 points are chance.
+        batch_size: pictures per call. Wall clock at another size asks for other settings.
+        seed: of the search and of the pictures.
+        model: model folder, or the name of a shipped one; null for the shipped default.
+        device: "cpu", "cuda"; "auto" takes a GPU if there is one.
+        dtype: float32, bfloat16, float16 or auto.
+    """
+
+    output: str = "tuning"
+    method: str = "vvs"
+    fixed: dict[str, Any] = field(default_factory=dict)
+    max_quality_loss: float = 0.02
+    max_seconds: float = 1800.0
+    speed: str = "speedup"
+    quality: str = "judge_accuracy"
+    prompts: int = 64
+    batch_size: int = 1
+    seed: int = 0
+    model: str | None = None
+    device: str = "auto"
+    dtype: str = "auto"
+
+    def __post_init__(self) -> None:
+        if self.speed not in SPEEDS:
+            raise UserError(f"speed must be one of {', '.join(SPEEDS)}, got {self.speed!r}")
+        if self.quality not in QUALITIES:
+            raise UserError(f"quality must be one of {', '.join(QUALITIES)}, got {self.quality!r}")
+        for name in ("prompts", "batch_size"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.seed < 0:
+            raise UserError(f"seed must not be negative, got {self.seed}")
+        if not (math.isfinite(self.max_quality_loss) and self.max_quality_loss >= 0):
+            raise UserError(f"max_quality_loss must be 0 or more, got {self.max_quality_loss}")
+        if not self.max_seconds > 0:
+            raise UserError(f"max_seconds must be positive, got {self.max_seconds}")
+        check_fixed(self.method, self.fixed)
+
+
+class Evaluation:
+    """Measures settings on the same prompts as plain decoding, which is measured once.
+
+    Args:
+        pipeline: the model. judge: reads its pictures. cases: what every trial draws.
+        config: sizes, seed, and what speed and quality are.
+        plain_file: where plain decoding's calls are kept.
+        settings: what decides those calls.
+    """
+
+    def __init__(
+        self,
+        pipeline: Any,
+        judge: Any,
+        cases: Sequence[BenchmarkCase],
+        config: TuneConfig,
+        plain_file: Path,
+        settings: dict[str, Any],
+    ) -> None:
+        from vargen.benchmark import Contender, RecordFile, run_benchmark
+
+        self.pipeline, self.judge, self.cases, self.config = pipeline, judge, cases, config
+        records = RecordFile(plain_file, settings)
+        (row,) = run_benchmark(
+            pipeline,
+            [Contender(PLAIN, resolve_method(PLAIN))],
+            cases,
+            batch_size=config.batch_size,
+            seed=config.seed,
+            judge=judge,
+            records=records,
+        )
+        self.plain_quality = self._quality(row)
+        self.plain_calls: list[CallRecord] = records.call_records(PLAIN)
+        self.plain_seconds = sum(call.seconds for call in self.plain_calls)
+
+    def measure(self, method: MethodConfig) -> Point:
+        """One setting's speed against plain decoding, and quality.
+
+        Raises:
+            UserError: the settings do not fit the model or each other.
+        """
+        from metrics.speculation import summarise
+        from vargen.benchmark import Contender, RecordFile, run_benchmark
+
+        records = RecordFile(None, {})
+        (row,) = run_benchmark(
+            self.pipeline,
+            [Contender(CANDIDATE, method)],
+            self.cases,
+            batch_size=self.config.batch_size,
+            seed=self.config.seed,
+            judge=self.judge,
+            records=records,
+        )
+        speed = summarise(records.call_records(CANDIDATE), self.plain_calls)[self.config.speed]
+        settings = method.to_dict()
+        return Point({"method": settings.pop("name"), **settings}, speed, self._quality(row))
+
+    def _quality(self, row: Mapping[str, Any]) -> float:
+        return QUALITIES[self.config.quality] * row[self.config.quality]
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Search until the time is spent, print the front, write the best settings."""
+    parser = build_parser(
+        "tune",
+        "Search a method's settings for the most speed within a budget of quality, on held-out prompts. The same "
+        "command goes on with an interrupted search.",
+        TuneConfig,
+        epilog="`vargen generate --method DIR/best.yaml` uses what was found.",
+    )
+    parser.add_argument("--quiet", action="store_true", help="show no progress")
+    values = parse(parser, arguments)
+    config = fill(TuneConfig, values)
+    if importlib.util.find_spec("optuna") is None:
+        raise UserError('tune needs Optuna, which is not installed; run pip install "vargen[tune]"')
+    folder = Path(config.output)
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"output: {folder} is a file; name a folder")
+    model_folder = find_model(config.model)
+
+    from vargen.benchmark import BenchmarkCase, Contender, describe_run
+    from vargen.commands.generate import load_pipeline
+    from vargen.evaluation import sample_prompts
+    from vargen.scenes.judge import load_judge
+
+    pipeline, _, dtype = load_pipeline(model_folder, config.device, config.dtype)
+    cases = [
+        BenchmarkCase(case.caption.text, claims=case.caption.claims, object_count=case.object_count)
+        for case in sample_prompts(config.prompts, config.seed)
+    ]
+    plain = Contender(PLAIN, resolve_method(PLAIN))
+    described = describe_run(
+        [plain],
+        cases,
+        weights_fingerprint(model_folder),
+        dtype=dtype,
+        device=str(pipeline.device),
+        batch_size=config.batch_size,
+        seed=config.seed,
+    )
+    budgets = ("output", "max_seconds", "max_quality_loss")  # may change from one run of the search to the next
+    identity = {name: value for name, value in asdict(config).items() if name not in budgets}
+    folder.mkdir(parents=True, exist_ok=True)
+    _check_identity(folder / "settings.json", json.loads(json.dumps({**identity, "run": described})))
+    study = _open_study(folder / "study.log", config)
+    evaluation = Evaluation(
+        pipeline, load_judge(None, "cpu"), cases, config, folder / "plain.jsonl", json.loads(json.dumps(described))
+    )
+    try:
+        with progress(round(config.max_seconds), "seconds", values.quiet) as shown:
+            _search(study, evaluation, config, shown)
+    except KeyboardInterrupt:
+        _report(folder, study, evaluation, config)
+        raise KeyboardInterrupt("what was found so far is written; the same command goes on") from None
+    return _report(folder, study, evaluation, config)
+
+
+def _check_identity(path: Path, identity: dict[str, Any]) -> None:
+    """One folder, one search."""
+    if not path.exists():
+        write_json_atomic(path, identity)
+        return
+    earlier = json.loads(path.read_text())
+    for name, value in identity.items():
+        if earlier.get(name) != value:
+            raise UserError(f"output: {path.parent} holds a search with another {name}; choose another folder")
+
+
+def _open_study(path: Path, config: TuneConfig) -> Study:
+    import optuna
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = optuna.create_study(
+        study_name="tune",
+        storage=JournalStorage(JournalFileBackend(str(path))),
+        sampler=optuna.samplers.TPESampler(seed=config.seed, n_startup_trials=8),
+        directions=["maximize", "maximize"],
+        load_if_exists=True,
+    )
+    if not study.trials:
+        for start in starting_points(config.method, config.fixed):
+            study.enqueue_trial(start)
+    return study
+
+
+def _search(study: Study, evaluation: Evaluation, config: TuneConfig, shown: Progress) -> None:
+    """Trials until the time is spent."""
+    from optuna.trial import TrialState
+
+    began = time.perf_counter()
+    before = evaluation.plain_seconds + sum(trial.duration.total_seconds() for trial in study.trials if trial.duration)
+    while (spent := before + time.perf_counter() - began) < config.max_seconds:
+        shown.advance_to(min(round(spent), shown.total))
+        trial = study.ask()
+        try:
+            settings = {**SEARCH_SPACES[config.method](Suggestions(trial, config.fixed)), **config.fixed}
+            point = evaluation.measure(resolve_method(config.method, settings))
+        except UserError as error:  # settings that exclude each other
+            trial.set_user_attr("refused", str(error))
+            study.tell(trial, state=TrialState.PRUNED)
+            continue
+        except BaseException:
+            study.tell(trial, state=TrialState.FAIL)
+            raise
+        trial.set_user_attr("settings", _plain(point.settings))
+        study.tell(trial, [point.speed, point.quality])
+
+
+def _points(study: Study) -> list[Point]:
+    from optuna.trial import TrialState
+
+    complete = study.get_trials(states=(TrialState.COMPLETE,))
+    return [Point(trial.user_attrs["settings"], *trial.values) for trial in complete]
+
+
+def _report(folder: Path, study: Study, evaluation: Evaluation, config: TuneConfig) -> int:
+    """Write and print the front and the best settings. Returns the exit code: 1 if nothing keeps within the budget."""
+    from metrics.provenance import provenance
+
+    points = _points(study)
+    front = pareto_front(points)
+    best = fastest_within(points, evaluation.plain_quality - config.max_quality_loss)
+    sign = QUALITIES[config.quality]
+    write_json_atomic(
+        folder / "pareto.json",
+        {
+            "provenance": provenance(),
+            "speed": config.speed,
+            "quality": config.quality,
+            "prompts": config.prompts,
+            "plain_quality": sign * evaluation.plain_quality,
+            "trials": len(points),
+            "front": [
+                {"speed": point.speed, "quality": sign * point.quality, "settings": dict(point.settings)}
+                for point in front
+            ],
+        },
+    )
+    header = [config.speed, config.quality, "settings"]
+    rows = [[f"{point.speed:.2f}x", f"{sign * point.quality:.3f}", _describe(point.settings)] for point in front]
+    plain_quality = sign * evaluation.plain_quality
+    print(f"{len(points)} settings measured; plain decoding has {config.quality} {plain_quality:.3f}\n")
+    print(markdown_table(header, rows) if rows else "nothing was measured; give more --max-seconds")
+    if best is None:
+        print(f"\nnothing is within {config.max_quality_loss:g} of plain decoding; allow more loss or more time")
+        return 1
+    comment = (
+        f"# {config.speed} {best.speed:.2f}, {config.quality} {sign * best.quality:.3f} (plain "
+        f"{plain_quality:.3f}) on {config.prompts} held-out prompts, batch {config.batch_size}\n"
+    )
+    write_atomic(folder / "best.yaml", comment + yaml.safe_dump(dict(best.settings), sort_keys=False))
+    print(f"\nbest within {config.max_quality_loss:g}: {folder / 'best.yaml'} ({best.speed:.2f}x)")
+    return 0
+
+
+def _describe(settings: Mapping[str, Any]) -> str:
+    """What differs from the method's defaults, numbers rounded for the eye."""
+    defaults = resolve_method(settings["method"]).to_dict()
+    told = {name: value for name, value in settings.items() if name != "method" and value != defaults.get(name)}
+    return ", ".join(
+        f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}" for name, value in told.items()
+    )
+
+
+def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """As JSON would give them back: tuples become lists."""
+    return json.loads(json.dumps(dict(settings)))

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from scipy import stats
 from torch import Tensor
 
 from specdecode.roles import DecodeState, Draft, TargetOutput, Verdict
@@ -45,6 +46,26 @@ def sequence_probabilities(table: Tensor, prompt: Tensor, length: int, sampling:
     context = torch.cat([prompt.expand(sequences.shape[0], 2), sequences], dim=1)
     each = [step[context[:, i], context[:, i + 1], context[:, i + 2]] for i in range(length)]
     return torch.stack(each).prod(0)
+
+
+def sequence_p_value(tokens: Tensor, table: Tensor, prompt: Tensor, sampling: SamplingConfig) -> float:
+    """P-value of a chi-square test of many decoded rows of one prompt.
+
+    Args:
+        tokens: [draws, length]. table: [V, V, V] logits of a `MarkovTarget`. prompt: [2]. sampling: as decoded.
+    """
+    (draws, length), vocab_size = tokens.shape, table.shape[0]
+    index = (tokens * vocab_size ** torch.arange(length - 1, -1, -1)).sum(1)
+    observed = index.bincount(minlength=vocab_size**length).double()
+    expected = sequence_probabilities(table, prompt, length, sampling) * draws
+    if bool((observed[expected == 0] > 0).any()):
+        return 0.0  # an impossible sequence was decoded
+    # Cells too small for the chi-square approximation are counted together.
+    small = expected < 8
+    observed = torch.cat([observed[~small], observed[small].sum()[None]])
+    expected = torch.cat([expected[~small], expected[small].sum()[None]])
+    kept = expected > 0
+    return float(stats.chisquare(observed[kept].numpy(), expected[kept].numpy()).pvalue)
 
 
 class MarkovTarget:

@@ -21,6 +21,7 @@ import torch
 
 from metrics.provenance import describe_hardware, provenance
 from metrics.speculation import CallRecord, summarise
+from vargen.evaluation import sample_prompts
 from vargen.files import UserError, append_jsonl, read_jsonl, save_image_atomic
 from vargen.methods import AutoregressiveConfig, MethodConfig
 from vargen.progress import Progress
@@ -56,6 +57,14 @@ class BenchmarkCase:
     class_label: int | None = None
     claims: Claims | None = None
     object_count: int | None = None
+
+
+def scene_cases(count: int, seed: int = 0, split: str = "heldout") -> list[BenchmarkCase]:
+    """Captions of scenes that training never showed, as `vargen.evaluation.sample_prompts`, with what they claim."""
+    return [
+        BenchmarkCase(case.caption.text, claims=case.caption.claims, object_count=case.object_count)
+        for case in sample_prompts(count, seed, split)
+    ]
 
 
 class RecordFile:

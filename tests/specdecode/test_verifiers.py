@@ -16,7 +16,7 @@ import specdecode.verifiers.exact as exact
 from specdecode.loop import decode
 from specdecode.roles import DecodeState, Draft, Drafter, TargetOutput, Verdict, Verifier
 from specdecode.sampling import RandomStreams, SamplingConfig, Tag, logits_to_probabilities
-from specdecode.synthetic import MarkovDrafter, MarkovTarget, random_table, sequence_probabilities
+from specdecode.synthetic import MarkovDrafter, MarkovTarget, random_table, sequence_p_value
 from specdecode.tree import TokenTree
 from specdecode.verifiers import ExactVerifier
 
@@ -50,17 +50,7 @@ def chi_square_p_value(
         drafter=None if make_drafter is None else make_drafter(prompts),
         verifier=verifier,
     ).tokens
-    index = (tokens * VOCAB_SIZE ** torch.arange(LENGTH - 1, -1, -1)).sum(1)
-    observed = index.bincount(minlength=VOCAB_SIZE**LENGTH).double()
-    expected = sequence_probabilities(TABLE, PROMPT, LENGTH, sampling) * draws
-    if bool((observed[expected == 0] > 0).any()):
-        return 0.0  # an impossible sequence was decoded
-    # Cells too small for the chi-square approximation are counted together.
-    small = expected < 8
-    observed = torch.cat([observed[~small], observed[small].sum()[None]])
-    expected = torch.cat([expected[~small], expected[small].sum()[None]])
-    kept = expected > 0
-    return float(stats.chisquare(observed[kept].numpy(), expected[kept].numpy()).pvalue)
+    return sequence_p_value(tokens, TABLE, PROMPT, sampling)
 
 
 def markov_drafter(parents: list[int], children: str, tag: int = Tag.DRAFT) -> Callable[[Tensor], Drafter]:

@@ -15,6 +15,7 @@ import yaml
 
 from vargen.ablations import ABLATIONS
 from vargen.commands.options import build_parser, fill, parse
+from vargen.commands.sampling_options import check_sampling
 from vargen.files import UserError, write_atomic
 from vargen.methods import MethodConfig, resolve_method
 from vargen.model_folder import read_json, weights_fingerprint
@@ -86,12 +87,7 @@ class BenchConfig:
             raise UserError(f"ablate must be one of {', '.join(ABLATIONS)}, got {self.ablate!r}")
         if self.split not in SPLITS:
             raise UserError(f"split must be one of {', '.join(SPLITS)}, got {self.split!r}")
-        if not (math.isfinite(self.temperature) and self.temperature >= 0):
-            raise UserError(f"temperature must be at least 0, got {self.temperature}")
-        if self.top_k is not None and self.top_k < 0:
-            raise UserError(f"top_k must be at least 0 (0 keeps every token), got {self.top_k}")
-        if not 0 < self.top_p <= 1:
-            raise UserError(f"top_p must lie above 0 and at most at 1, got {self.top_p}")
+        check_sampling(self)
         for name in ("json", "plot", "images"):
             _check_place(name, getattr(self, name))
         if self.plot is not None and importlib.util.find_spec("matplotlib") is None:
@@ -264,7 +260,7 @@ def _options_by_method(options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _cases(config: BenchConfig, model_folder: Path) -> list[Any]:
-    from vargen.benchmark import BenchmarkCase
+    from vargen.benchmark import BenchmarkCase, scene_cases
 
     if read_json(model_folder / "transformer" / "config.json").get("condition_type") == "class":
         if not config.class_labels:
@@ -273,13 +269,7 @@ def _cases(config: BenchConfig, model_folder: Path) -> list[Any]:
     if config.class_labels:
         raise UserError("class_labels cannot be used: the model is text-conditional; give prompts")
     if config.prompts_file is None:
-        from vargen.evaluation import sample_prompts
-
-        sampled = sample_prompts(config.prompts, config.seed, config.split)
-        return [
-            BenchmarkCase(case.caption.text, claims=case.caption.claims, object_count=case.object_count)
-            for case in sampled
-        ]
+        return scene_cases(config.prompts, config.seed, config.split)
     from vargen.prompts import gather_prompts
     from vargen.scenes.caption_parser import CaptionError, parse_caption
 

@@ -8,7 +8,6 @@ made after the model has been loaded, so that a failed start leaves nothing behi
 from __future__ import annotations
 
 import json
-import math
 import time
 import warnings
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vargen.commands.options import build_parser, fill, parse
+from vargen.commands.sampling_options import check_sampling
 from vargen.files import UserError
 from vargen.methods import resolve_method
 from vargen.model_folder import read_json, weights_fingerprint
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from specdecode.trace import DecodeTrace
     from vargen.pipeline import LlamaGenPipeline
 
-DTYPES = ("auto", "float32", "bfloat16", "float16")
 MAX_SEED = 2**63 - 1
 
 
@@ -86,16 +85,7 @@ class GenerateConfig:
                 raise UserError(f"{name} must be at least 1, got {getattr(self, name)}")
         if not 0 <= self.seed <= MAX_SEED:
             raise UserError(f"seed must lie between 0 and 2**63 - 1, got {self.seed}")
-        if self.guidance_scale is not None and not math.isfinite(self.guidance_scale):
-            raise UserError(f"guidance_scale must be a finite number, got {self.guidance_scale}")
-        if not (math.isfinite(self.temperature) and self.temperature >= 0):
-            raise UserError(f"temperature must be at least 0, got {self.temperature}")
-        if self.top_k is not None and self.top_k < 0:
-            raise UserError(f"top_k must be at least 0 (0 keeps every token), got {self.top_k}")
-        if not 0 < self.top_p <= 1:
-            raise UserError(f"top_p must lie above 0 and at most at 1, got {self.top_p}")
-        if self.dtype not in DTYPES:
-            raise UserError(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}")
+        check_sampling(self)
         resolve_method(self.method, self.method_options)
 
 

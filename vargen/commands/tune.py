@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from vargen.commands.options import build_parser, fill, parse
+from vargen.commands.sampling_options import DTYPES
 from vargen.files import UserError, write_atomic, write_json_atomic
 from vargen.methods import MethodConfig, resolve_method
 from vargen.model_folder import weights_fingerprint
@@ -90,6 +91,8 @@ class TuneConfig:
             raise UserError(f"max_quality_loss must be 0 or more, got {self.max_quality_loss}")
         if not self.max_seconds > 0:
             raise UserError(f"max_seconds must be positive, got {self.max_seconds}")
+        if self.dtype not in DTYPES:
+            raise UserError(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}")
         check_fixed(self.method, self.fixed)
 
 
@@ -175,16 +178,12 @@ def run(arguments: Sequence[str]) -> int:
         raise UserError(f"output: {folder} is a file; name a folder")
     model_folder = find_model(config.model)
 
-    from vargen.benchmark import BenchmarkCase, Contender, describe_run
+    from vargen.benchmark import Contender, describe_run, scene_cases
     from vargen.commands.generate import load_pipeline
-    from vargen.evaluation import sample_prompts
     from vargen.scenes.judge import load_judge
 
     pipeline, _, dtype = load_pipeline(model_folder, config.device, config.dtype)
-    cases = [
-        BenchmarkCase(case.caption.text, claims=case.caption.claims, object_count=case.object_count)
-        for case in sample_prompts(config.prompts, config.seed)
-    ]
+    cases = scene_cases(config.prompts, config.seed)
     plain = Contender(PLAIN, resolve_method(PLAIN))
     described = describe_run(
         [plain],

@@ -3,7 +3,9 @@
     python benchmarks/build_results.py            # rewrite them
     python benchmarks/build_results.py --check    # exit 1 if they are not what the records say
 
-No figure there is typed by hand. Text between `<!-- results:begin -->` and `<!-- results:end -->` is replaced.
+No figure there is typed by hand. Text between `<!-- NAME:begin -->` and `<!-- NAME:end -->` is replaced, NAME being
+"results" or "methods". The trade-off plot, docs/images/tradeoff.png, is drawn from the same records (with matplotlib);
+`--check` does not look at it.
 """
 
 from __future__ import annotations
@@ -15,16 +17,19 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from metrics.plots import plot_tradeoff
+
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 MODEL = "scenes-128"
-BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
+SPEED_RUN, QUALITY_RUN = "bench_batch_1", "bench_quality"
+PLOT = ROOT / "docs" / "images" / "tradeoff.png"
 SOURCES = {"generated": "generated", "renders": "real renders", "reconstructions": "tokenizer's reconstructions"}
 
 Record = dict[str, Any]
 
 
-def load(name: str) -> Record | None:
+def load(name: str) -> Any:
     """A record by file name without `.json`; None if nobody recorded it."""
     path = RESULTS / f"{name}.json"
     return json.loads(path.read_text()) if path.is_file() else None
@@ -165,11 +170,113 @@ def headline(judged: Record | None, decoding: Record | None) -> str:
     return "\n\n".join(parts)
 
 
-def between_markers(text: str, content: str, name: str) -> str:
-    if BEGIN not in text or END not in text:
-        raise SystemExit(f"build_results: error: {name} has no {BEGIN} ... {END}")
-    before, rest = text.split(BEGIN, 1)
-    return f"{before}{BEGIN}\n{content}\n{END}{rest.split(END, 1)[1]}"
+def bench_table(rows: Sequence[Record]) -> str:
+    """Methods side by side, as `vargen bench` measured them."""
+    header = [
+        "method",
+        "exact",
+        "target passes a picture",
+        "fewer passes",
+        "tokens a pass",
+        "accepted",
+        "skipped steps",
+    ]
+    header += ["s a picture, p50 (p90)", "speed-up", "judge, % of claims"]
+    cells = [
+        [
+            row["method"],
+            "yes" if row["exact"] else "no",
+            f"{row['target_passes'] * row['batch_size'] / row['images']:.0f}",
+            f"{row['pass_reduction']:.2f}x",
+            f"{row['tokens_per_pass']:.2f}",
+            f"{row['mean_accepted_length']:.2f}",
+            f"{row['skipped_steps'] / row['images']:.1f}",
+            f"{row['seconds_per_image']['p50']:.2f} ({row['seconds_per_image']['p90']:.2f})",
+            f"{row['speedup']:.2f}x",
+            "-"
+            if row["judge_accuracy"] is None
+            else f"{100 * row['judge_accuracy']:.1f} ({100 * row['judge_accuracy_interval'][0]:.0f}-"
+            f"{100 * row['judge_accuracy_interval'][1]:.0f})",
+        ]
+        for row in rows
+    ]
+    return table(header, cells)
+
+
+def bench_caption(rows: Sequence[Record]) -> str:
+    row = rows[0]
+    return (
+        f"{row['images']} held-out prompts, {row['dtype']}, batch {row['batch_size']}, the model's default sampling; "
+        f"all methods draw the same prompts with the same seeds, in turns. {source_line(row)}"
+    )
+
+
+def speculation_section(records: dict[str, list[Record]], overhead: Record | None, equality: Record | None) -> str:
+    parts = [
+        "## Decoding methods",
+        "What the figures mean is in [methods.md](methods.md). Speed-up is wall clock of whole calls against plain "
+        "decoding on the same code path.",
+    ]
+    for name, rows in records.items():
+        parts += [f"### {name.removeprefix('bench_').replace('_', ' ')}", bench_table(rows), bench_caption(rows)]
+    if overhead:
+        header = ["method", "steps", "outside forwards", *overhead["rows"][0]["milliseconds_per_step"]]
+        cells = [
+            [
+                row["method"],
+                f"{row['steps']:,}",
+                f"{100 * row['outside_share']:.1f} %",
+                *(f"{value:.2f}" for value in row["milliseconds_per_step"].values()),
+            ]
+            for row in overhead["rows"]
+        ]
+        parts += [
+            "### Where a step's time goes",
+            "Milliseconds per step, one picture at a time, and the share that is neither the target's nor the "
+            "drafter's forward.",
+            table([name.replace("_", " ") for name in header], cells),
+            source_line(overhead),
+        ]
+    if equality:
+        cells = [
+            [
+                row["method"],
+                str(row["batch_size"]),
+                str(row["prompts"]),
+                str(row["equal"]),
+                str(row["near_ties"]),
+                str(row["faults"]),
+            ]
+            for row in equality["rows"]
+        ]
+        parts += [
+            "### Greedy decoding, token for token",
+            "Pictures whose 256 tokens all equal plain decoding's, fp32; *near ties* differ first where the two best "
+            f"logits lie within {equality['near_tie']:g} of each other, where another batch shape may round either "
+            "way.",
+            table(["method", "batch", "pictures", "equal", "near ties", "other"], cells),
+            source_line(equality),
+        ]
+    return "\n\n".join(parts)
+
+
+def tradeoff_rows(speed: Sequence[Record], quality: Sequence[Record] | None) -> list[Record]:
+    """Speed at batch 1, quality from the run with the most prompts that has the method too."""
+    better = {row["method"]: row for row in quality or ()}
+    measures = ("judge_accuracy", "judge_accuracy_interval")
+    return [
+        {**row, **{name: better.get(row["method"], row)[name] for name in measures}}
+        for row in speed
+        if quality is None or row["method"] in better
+    ]
+
+
+def between_markers(text: str, content: str, name: str, region: str = "results") -> str:
+    begin, end = f"<!-- {region}:begin -->", f"<!-- {region}:end -->"
+    if begin not in text or end not in text:
+        raise SystemExit(f"build_results: error: {name} has no {begin} ... {end}")
+    before, rest = text.split(begin, 1)
+    return f"{before}{begin}\n{content}\n{end}{rest.split(end, 1)[1]}"
 
 
 def build() -> dict[Path, str]:
@@ -192,6 +299,9 @@ def build() -> dict[Path, str]:
         card.append(entropy_section(transformer))
     if decoding:
         sections.append(decoding_section(decoding))
+    benches = {path.stem: json.loads(path.read_text()) for path in sorted(RESULTS.glob("bench_*.json"))}
+    if benches:
+        sections.append(speculation_section(benches, load("speculation_overhead"), load("greedy_equality")))
     if trained:
         sections.append(training_section(trained))
         card.append(training_section(trained))
@@ -201,6 +311,9 @@ def build() -> dict[Path, str]:
         ROOT / "docs" / "results.md": "\n\n".join(sections) + "\n",
         readme: between_markers(readme.read_text(), headline(judged, own), "README.md"),
     }
+    if SPEED_RUN in benches:
+        content = bench_table(benches[SPEED_RUN]) + "\n\n" + bench_caption(benches[SPEED_RUN])
+        files[readme] = between_markers(files[readme], content, "README.md", "methods")
     if model_card.is_file():
         files[model_card] = between_markers(model_card.read_text(), "\n\n".join(card), "the model card")
     return files
@@ -214,6 +327,11 @@ def main() -> None:
     if check and stale:
         sys.exit("build_results: out of date: " + ", ".join(str(path.relative_to(ROOT)) for path in stale))
     if not check:
+        speed, quality = load(SPEED_RUN), load(QUALITY_RUN)
+        if speed:
+            title = f"{MODEL}: wall clock of one picture at a time, {speed[0]['images']} prompts"
+            title += f"; judged on {quality[0]['images']}" if quality else ""
+            PLOT.write_bytes(plot_tradeoff(tradeoff_rows(speed, quality), title=title))
         for path, text in build().items():
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)

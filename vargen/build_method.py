@@ -43,6 +43,9 @@ _TREE_NODES = (4, 8, 12, 16, 24, 32, 48, 64)
 _TREE_DEPTHS = (1, 2, 3, 4, 5, 6)
 _CHAIN_LENGTHS = (1, 2, 3, 4, 5, 6, 8)
 _WINDOWS = (1, 2, 4, 6, 8, 12, 16, 24, 32)
+# How often one drafted token is taken to be accepted before anything is known. Methods whose pictures depend on the
+# draft never learn better; an EAGLE drafter trained here brings its own.
+_EAGLE_RATE, _JACOBI_RATE, _DRAFT_MODEL_RATE = 0.4, 0.6, 0.5
 
 
 @dataclass
@@ -218,7 +221,8 @@ def _eagle_drafter(
 
     # Only with the likeliest children do an exact method's pictures not depend on what was drafted.
     adapt = config.exact and children == "top"
-    sizer = _sizer(sizes, target, draft_step, f"eagle-{network.config.dim}-{children}-{shape}", adapt)
+    rate = network.config.acceptance_rate or _EAGLE_RATE
+    sizer = _sizer(sizes, target, draft_step, f"eagle-{network.config.dim}-{children}-{shape}", adapt, rate)
     return EagleDrafter(head, shape, sizer, children)  # type: ignore[arg-type]
 
 
@@ -233,7 +237,7 @@ def _build_jacobi(config: JacobiConfig, target: LlamaGenTarget, components: Comp
         )
     drafter = JacobiDrafter(
         target.vocab_size,
-        _sizer(_sizes(config, target), target, None, "jacobi", adapt=False),
+        _sizer(_sizes(config, target), target, None, "jacobi", adapt=False, prior_rate=_JACOBI_RATE),
         initial_guess=config.initial_guess,
         coupling=config.coupling if isinstance(config, CoupledJacobiConfig) else "independent",
     )
@@ -249,7 +253,8 @@ def _build_draft_model(config: DraftModelConfig, target: LlamaGenTarget, compone
 
     layers, dim = smaller.transformer.config.num_layers, smaller.transformer.config.dim
     adapt = config.children == "top"
-    sizer = _sizer(_sizes(config, target), target, draft_step, f"transformer-{layers}-{dim}", adapt)
+    key = f"transformer-{layers}-{dim}"
+    sizer = _sizer(_sizes(config, target), target, draft_step, key, adapt, _DRAFT_MODEL_RATE)
     return Method(DraftModelDrafter(smaller, sizer, children=config.children), ExactVerifier())
 
 
@@ -259,10 +264,11 @@ def _sizer(
     draft_step: Callable[[], None] | None,
     drafter_key: str,
     adapt: bool,
+    prior_rate: float,
 ) -> DraftSizer:
     """A fixed size where there is no choice, else one chosen by cost on this machine and by acceptance."""
     if len(sizes) == 1:
         return FixedDraftSize(sizes[0])
     most_nodes = max(size.total_tokens for size in sizes)
     costs = step_costs(target, most_nodes, draft_step, drafter_key)
-    return AdaptiveDraftSize(sizes, costs, adapt=adapt)
+    return AdaptiveDraftSize(sizes, costs, adapt=adapt, prior_rate=min(max(prior_rate, 0.05), 0.95))

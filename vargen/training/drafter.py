@@ -309,8 +309,10 @@ class DrafterTask:
         """A drafter has no pictures of its own: with it the target makes the pictures that it makes without."""
 
     def export(self, folder: Path) -> None:
-        """Write the drafter in bfloat16."""
-        copy.deepcopy(self.drafter).to(torch.bfloat16).save_pretrained(folder)
+        """Write the drafter in bfloat16, with the acceptance it reaches where it reads its own guesses."""
+        drafter = copy.deepcopy(self.drafter).to(torch.bfloat16)
+        drafter.register_to_config(acceptance_rate=round(self.evaluate()["accepted_top1_own"], 3))
+        drafter.save_pretrained(folder)
 
 
 def train_drafter(config: DrafterTrainingConfig) -> RunResult:

@@ -223,3 +223,10 @@ def test_own_guesses_stand_where_they_are_wanted(
     changed = (mixed != features).any(-1)
     assert changed.nonzero().tolist() == [[0, length + 3], [2, length + 3]]  # both halves of the first picture
     torch.testing.assert_close(mixed[[0, 2], length + 3], guesses[[0, 2], 3])
+
+
+def test_an_export_says_how_often_its_likeliest_token_is_accepted(config: DrafterTrainingConfig) -> None:
+    result = train_drafter(replace(config, steps=3))
+    exported = LlamaGenDrafter.from_pretrained(Path(config.output_dir) / "export")
+    assert exported.config.acceptance_rate == round(result.evaluation["accepted_top1_own"], 3)
+    assert 0 <= exported.config.acceptance_rate <= 1

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,13 +14,22 @@ from hypothesis import strategies as st
 
 optuna = pytest.importorskip("optuna", reason="tuning needs the tune extra")
 
-from vargen import benchmark  # noqa: E402
+from vargen import benchmark, tuning  # noqa: E402
 from vargen.cli import main  # noqa: E402
 from vargen.commands import tune  # noqa: E402
 from vargen.commands.tune import TuneConfig  # noqa: E402
 from vargen.files import UserError  # noqa: E402
 from vargen.methods import METHODS, resolve_method  # noqa: E402
-from vargen.tuning import SEARCH_SPACES, Point, Suggestions, fastest_within, pareto_front  # noqa: E402
+from vargen.pipeline import LlamaGenPipeline  # noqa: E402
+from vargen.tuning import (  # noqa: E402
+    SEARCH_SPACES,
+    Point,
+    Suggestions,
+    fastest_within,
+    pareto_front,
+    settings_of,
+    starting_points,
+)
 
 numbers = st.integers(0, 6).map(float)
 points = st.lists(st.tuples(numbers, numbers).map(lambda pair: Point({}, *pair)), max_size=12)
@@ -43,12 +54,18 @@ def test_the_front_is_what_nothing_beats(measured: list[Point]) -> None:
 @given(points, numbers)
 def test_the_choice_is_the_fastest_within_the_budget(measured: list[Point], least: float) -> None:
     best = fastest_within(measured, least)
-    good = [point for point in measured if point.quality >= least]
+    good = [point for point in measured if point.quality >= least - 1e-9]
     if not good:
         assert best is None
     else:
-        assert best is not None and best.quality >= least
+        assert best is not None and best.quality >= least - 1e-9
         assert best.speed == max(point.speed for point in good)
+
+
+def test_a_loss_of_just_the_budget_is_within_it() -> None:
+    measured = [Point({}, 2.0, 0.3), Point({}, 3.0, 0.299)]
+    assert 0.4 - 0.1 > 0.3  # in binary
+    assert fastest_within(measured, 0.4 - 0.1) == measured[0]
 
 
 @pytest.mark.parametrize("name", SEARCH_SPACES)
@@ -72,6 +89,70 @@ def test_what_is_fixed_is_not_searched() -> None:
     assert not {"schedule", "threshold"} & trial.params.keys()
 
 
+@pytest.mark.parametrize("name", SEARCH_SPACES)
+def test_a_search_begins_with_the_defaults(name: str) -> None:
+    start = starting_points(name, {})[0]
+    assert {"method": name, **start.settings} == settings_of(resolve_method(name))
+
+
+def test_presets_come_next_in_the_terms_of_the_search_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    presets = {
+        "inside": {"schedule": "likeness", "threshold": 0.5, "depth": 4, "total_tokens": 30, "num_neighbours": 128},
+        "again": {},  # the defaults
+        "outside": {"depth": 9, "total_tokens": 12, "delta": 0.9, "num_neighbours": 50, "min_tokens": 9},
+    }
+    paths = {name: tmp_path / f"{name}.yaml" for name in presets}
+    resolved = {name: resolve_method("vvs", options) for name, options in presets.items()}
+    monkeypatch.setattr(tuning, "find_presets", lambda: paths)
+    monkeypatch.setattr(
+        tuning, "resolve_method", lambda name, *options: resolved.get(name) or resolve_method(name, *options)
+    )
+    default, inside, outside = starting_points("vvs", {"truncate": False})
+    assert all("truncate" not in (start.settings | start.parameters) for start in (default, inside, outside))
+    drawn = SEARCH_SPACES["vvs"](Suggestions(optuna.trial.FixedTrial(inside.parameters), {"truncate": False}))
+    assert drawn.items() <= {**inside.settings, "truncate": False}.items()
+    assert drawn["num_neighbours"] == 128 and "interval" not in drawn
+    drawn = SEARCH_SPACES["vvs"](Suggestions(optuna.trial.FixedTrial(default.parameters), {"truncate": False}))
+    assert drawn["total_tokens"] == drawn["depth"] == "auto" and drawn["interval"] == 3
+    assert outside.settings["min_tokens"] == 9 and outside.parameters["total_tokens"] == 12
+    assert not {"depth", "delta", "num_neighbours"} & outside.parameters.keys()
+
+
+def test_a_study_that_goes_on_does_not_draw_the_same_again(tmp_path: Path) -> None:
+    draws = []
+    for _ in range(3):
+        study = tune._open_study(tmp_path / "study.log", TuneConfig(method="gsd"))
+        while (trial := study.ask()).user_attrs.get("start"):
+            study.tell(trial, [1.0, 1.0])
+        draws.append(str(SEARCH_SPACES["gsd"](Suggestions(trial, {}))))
+        study.tell(trial, [1.0, 1.0])
+    assert len(set(draws)) == 3
+
+
+def test_a_starting_point_whose_process_was_killed_is_measured_again(tmp_path: Path) -> None:
+    for _ in range(2):  # asked for, never told
+        study = tune._open_study(tmp_path / "study.log", TuneConfig(method="sjd"))
+        assert study.ask().user_attrs["start"] == starting_points("sjd", {})[0].settings
+    study = tune._open_study(tmp_path / "study.log", TuneConfig(method="sjd"))
+    study.tell(study.ask(), [1.0, 1.0])
+    study = tune._open_study(tmp_path / "study.log", TuneConfig(method="sjd"))
+    assert "start" not in study.ask().user_attrs
+
+
+def test_what_a_kill_left_in_the_journal_does_no_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = Path("tuning/study.log")  # relative: Optuna's own lock would lead nowhere, and be waited for without end
+    path.parent.mkdir()
+    study = tune._open_study(path, TuneConfig(method="sjd"))
+    study.tell(study.ask(), [1.0, 1.0])
+    with path.open("ab") as file:
+        file.write(b'{"op_code":')
+    os.symlink(path.absolute(), "tuning/study.log.lock")
+    study = tune._open_study(path, TuneConfig(method="sjd"))
+    study.tell(study.ask(), [2.0, 2.0])
+    assert len(tune._open_study(path, TuneConfig(method="sjd")).trials) == 2
+
+
 @pytest.fixture
 def arguments(tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A search over the window of Jacobi decoding. The tiny model's pictures are no scenes: a reading stands in."""
@@ -81,7 +162,8 @@ def arguments(tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(
         benchmark, "read_images", lambda judge, pictures: [Reading((), "grass", "clear")] * len(pictures)
     )
-    monkeypatch.setattr("vargen.scenes.judge.load_judge", lambda *arguments: object())
+    judge = SimpleNamespace(config=SimpleNamespace(image_size=8))
+    monkeypatch.setattr("vargen.scenes.judge.load_judge", lambda *arguments: judge)
     output = ["--output", str(tmp_path / "tuning"), "--model", str(tiny_model_folder), "--quiet"]
     return ["tune", "--method", "sjd", "--prompts", "2", "--speed", "pass_reduction", *output]
 
@@ -95,10 +177,11 @@ def limit_trials(monkeypatch: pytest.MonkeyPatch, count: int, end: type[BaseExce
         if len(measured) == count:
             assert end is not None
             raise end
+        point = measure(self, method)  # what is refused does not count
         measured.append(method)
         if len(measured) == count and end is None:
             object.__setattr__(self.config, "max_seconds", 0.0)
-        return measure(self, method)
+        return point
 
     monkeypatch.setattr(tune.Evaluation, "measure", counted)
     return measured
@@ -113,10 +196,12 @@ def test_a_search_writes_the_front_and_settings_that_generate_reads(
     folder = tmp_path / "tuning"
     best = resolve_method(str(folder / "best.yaml"))
     assert best in measured and "3 settings measured" in out
+    assert measured[0] == resolve_method("sjd")
     written = json.loads((folder / "pareto.json").read_text())
     assert written["trials"] == 3 and written["provenance"]["hardware"]["cores"]
     speeds = [point["speed"] for point in written["front"]]
     assert max(speeds) == speeds[0] >= 1.0
+    assert written["best"] == settings_of(best)
     assert str(best.to_dict()["window"]) in (folder / "best.yaml").read_text()
 
 
@@ -156,14 +241,94 @@ def test_settings_that_exclude_each_other_are_left_out(
     assert len(calls) == 2 and json.loads((tmp_path / "tuning" / "pareto.json").read_text())["trials"] == 1
 
 
+def test_time_that_was_spent_counts_and_a_smaller_budget_takes_the_best_away(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "tuning"
+    with monkeypatch.context() as patch:
+        limit_trials(patch, 1)
+        assert main(arguments) == 0
+    with monkeypatch.context() as patch:
+        measured = limit_trials(patch, 1)
+        assert main([*arguments, "--max_seconds", "0.0001"]) == 0
+        assert measured == [] and (folder / "best.yaml").exists()
+        patch.setattr(tune, "fastest_within", lambda points, least: None)
+        assert main([*arguments, "--max_seconds", "0.0001", "--max_quality_loss", "0.01"]) == 1
+    assert not (folder / "best.yaml").exists()
+    assert json.loads((folder / "pareto.json").read_text())["best"] is None
+    assert "nothing is within 0.01" in capsys.readouterr().out
+
+
+def test_a_space_that_is_used_up_ends_the_search(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*arguments, "--fixed.window", "3"]) == 0
+    out, err = capsys.readouterr()
+    assert "1 settings measured" in out and "ended before its time" in err
+    assert resolve_method(str(tmp_path / "tuning" / "best.yaml")) == resolve_method("sjd", {"window": 3})
+
+
+def test_a_stop_while_plain_decoding_is_measured_keeps_its_calls(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    call = benchmark._call
+
+    def stopped(pipeline: Any, method: Any, cases: Any, seed: int, generation: Any) -> Any:
+        if method.name == "ar" and seed == 1:
+            raise KeyboardInterrupt
+        return call(pipeline, method, cases, seed, generation)
+
+    monkeypatch.setattr(benchmark, "_call", stopped)
+    assert main([*arguments, "--batch_size", "1"]) == 130
+    assert "plain decoding's calls so far are kept" in capsys.readouterr().err
+    assert len((tmp_path / "tuning" / "plain.jsonl").read_text().splitlines()) == 1 + 1
+
+
+def test_a_model_that_the_method_does_not_fit_is_refused_at_once(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*arguments, "--method", "eagle"]) == 2
+    assert "method 'eagle' cannot be tuned with this model: drafter: " in capsys.readouterr().err
+    assert not (tmp_path / "tuning" / "plain.jsonl").exists()
+
+
+def test_models_whose_pictures_cannot_be_judged_are_refused(
+    tiny_model_folder: Path,
+    tiny_class_model_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    arguments = ["tune", "--method", "sjd", "--output", str(tmp_path / "tuning"), "--model"]
+    assert main([*arguments, str(tiny_class_model_folder)]) == 2
+    assert "model: a class-conditional one has no prompts to judge" in capsys.readouterr().err
+    judge = SimpleNamespace(config=SimpleNamespace(image_size=128))
+    monkeypatch.setattr("vargen.scenes.judge.load_judge", lambda *arguments: judge)
+    assert main([*arguments, str(tiny_model_folder)]) == 2
+    assert "quality: the judge reads pictures of 128 pixels, this model makes 8" in capsys.readouterr().err
+    assert not (tmp_path / "tuning").exists()
+
+
+def test_without_optuna_the_extra_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tune.importlib.util, "find_spec", lambda name: None)
+    assert main(["tune", "--output", str(tmp_path / "tuning")]) == 2
+    assert 'pip install "vargen[tune]"' in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"method": "ar"}, "method 'ar' cannot be tuned; choose one of: eagle"),
+        ({"method": "ar"}, "method 'ar' has nothing to tune; choose one of: eagle"),
+        ({"method": "vss"}, "method 'vss' is not known; choose one of: eagle"),
+        ({"fixed": {"depth": -3}}, 'fixed: vvs.depth must be an integer of at least 1 or "auto", got -3'),
         ({"method": "sjd", "fixed": {"depth": 3}}, "fixed: method 'sjd' has no setting 'depth'"),
         ({"speed": "fast"}, "speed must be one of speedup, pass_reduction"),
         ({"quality": "beauty"}, "quality must be one of judge_accuracy"),
-        ({"max_quality_loss": -0.1}, "max_quality_loss must be 0 or more"),
+        ({"max_quality_loss": -0.1}, "max_quality_loss must lie between 0 and 1, got -0.1"),
+        ({"max_quality_loss": 2.0}, "max_quality_loss must lie between 0 and 1, got 2"),
+        ({"max_quality_loss": float("nan")}, "max_quality_loss must lie between 0 and 1, got nan"),
         ({"max_seconds": 0.0}, "max_seconds must be positive"),
         ({"prompts": 0}, "prompts must be at least 1"),
     ],
@@ -177,3 +342,19 @@ def test_an_output_that_is_a_file_is_refused(tmp_path: Path, capsys: pytest.Capt
     (tmp_path / "file").touch()
     assert main(["tune", "--output", str(tmp_path / "file")]) == 2
     assert "output: " in capsys.readouterr().err
+
+
+def test_skipping_methods_are_tuned_within_what_is_fixed(
+    arguments: list[str],
+    drafting_pipeline: LlamaGenPipeline,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = tmp_path / "drafting"
+    drafting_pipeline.save_pretrained(folder)
+    measured = limit_trials(monkeypatch, 4)
+    fixed = ["--fixed.schedule", "dynamic", "--fixed.num_neighbours", "4"]
+    assert main([*arguments, "--method", "vvs", *fixed, "--model", str(folder), "--max_quality_loss", "1"]) == 0
+    assert [(method.schedule, method.num_neighbours) for method in measured] == [("dynamic", 4)] * 4
+    assert measured[0] == resolve_method("vvs", {"schedule": "dynamic", "num_neighbours": 4})
+    assert resolve_method(str(tmp_path / "tuning" / "best.yaml")) in measured

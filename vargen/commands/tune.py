@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -17,7 +18,7 @@ from vargen.commands.options import build_parser, fill, parse
 from vargen.commands.sampling_options import DTYPES
 from vargen.files import UserError, write_atomic, write_json_atomic
 from vargen.methods import MethodConfig, resolve_method
-from vargen.model_folder import weights_fingerprint
+from vargen.model_folder import read_json, weights_fingerprint
 from vargen.progress import Progress, progress
 from vargen.resources import find_model
 from vargen.tables import markdown_table
@@ -30,6 +31,7 @@ from vargen.tuning import (
     check_fixed,
     fastest_within,
     pareto_front,
+    settings_of,
     starting_points,
 )
 
@@ -40,6 +42,10 @@ if TYPE_CHECKING:
     from vargen.benchmark import BenchmarkCase
 
 PLAIN, CANDIDATE = "ar", "candidate"
+_DRAFTERS = ("drafter", "draft_model")
+"""Settings that name a folder of weights."""
+_PATIENCE = 64
+"""So many suggestions in a row that are refused or were measured before end a search: its space is used up."""
 
 
 @dataclass(frozen=True)
@@ -47,16 +53,19 @@ class TuneConfig:
     """What to tune, and how much it may cost.
 
     Args:
-        output: folder for study.log, plain.jsonl, pareto.json and best.yaml; the same command goes on with the search.
+        output: folder for settings.json, plain.jsonl, study.log, pareto.json and best.yaml; the same command goes on
+            with the search.
         method: which method's settings are searched.
         fixed: settings that are not varied, such as `--fixed.schedule likeness`.
         max_quality_loss: how much less quality than plain decoding's is allowed, absolute: 0.02 is two points.
-        max_seconds: time for measuring, plain decoding and earlier runs of the same search included.
+        max_seconds: time for measuring, plain decoding and earlier runs of the same search included. What is being
+            measured when it ends is finished.
         speed: what is maximised, "speedup" (wall clock on this machine) or "pass_reduction".
         quality: what is held: "judge_accuracy".
         prompts: held-out prompts that every trial draws. The fewer, the more chance decides: of 64 prompts' claims
             about 3 points are chance.
-        batch_size: pictures per call. Wall clock at another size asks for other settings.
+        batch_size: pictures per call, as many as `vargen generate` makes at once. Wall clock at another size asks for
+            other settings.
         seed: of the search and of the pictures.
         model: model folder, or the name of a shipped one; null for the shipped default.
         device: "cpu", "cuda"; "auto" takes a GPU if there is one.
@@ -71,7 +80,7 @@ class TuneConfig:
     speed: str = "speedup"
     quality: str = "judge_accuracy"
     prompts: int = 64
-    batch_size: int = 1
+    batch_size: int = 8
     seed: int = 0
     model: str | None = None
     device: str = "auto"
@@ -87,8 +96,10 @@ class TuneConfig:
                 raise UserError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.seed < 0:
             raise UserError(f"seed must not be negative, got {self.seed}")
-        if not (math.isfinite(self.max_quality_loss) and self.max_quality_loss >= 0):
-            raise UserError(f"max_quality_loss must be 0 or more, got {self.max_quality_loss}")
+        most = QUALITIES[self.quality].largest_loss
+        if not (math.isfinite(self.max_quality_loss) and 0 <= self.max_quality_loss <= most):
+            span = "be 0 or more" if math.isinf(most) else f"lie between 0 and {most:g}"
+            raise UserError(f"max_quality_loss must {span}, got {self.max_quality_loss}")
         if not self.max_seconds > 0:
             raise UserError(f"max_seconds must be positive, got {self.max_seconds}")
         if self.dtype not in DTYPES:
@@ -118,6 +129,7 @@ class Evaluation:
         from vargen.benchmark import Contender, RecordFile, run_benchmark
 
         self.pipeline, self.judge, self.cases, self.config = pipeline, judge, cases, config
+        self.warm_up = int(config.speed == "speedup")  # the number of passes is the same from the first call on
         records = RecordFile(plain_file, settings)
         (row,) = run_benchmark(
             pipeline,
@@ -125,6 +137,7 @@ class Evaluation:
             cases,
             batch_size=config.batch_size,
             seed=config.seed,
+            warm_up=self.warm_up,
             judge=judge,
             records=records,
         )
@@ -148,15 +161,15 @@ class Evaluation:
             self.cases,
             batch_size=self.config.batch_size,
             seed=self.config.seed,
+            warm_up=self.warm_up,
             judge=self.judge,
             records=records,
         )
         speed = summarise(records.call_records(CANDIDATE), self.plain_calls)[self.config.speed]
-        settings = method.to_dict()
-        return Point({"method": settings.pop("name"), **settings}, speed, self._quality(row))
+        return Point(settings_of(method), speed, self._quality(row))
 
     def _quality(self, row: Mapping[str, Any]) -> float:
-        return QUALITIES[self.config.quality] * row[self.config.quality]
+        return QUALITIES[self.config.quality].direction * row[self.config.quality]
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -177,12 +190,20 @@ def run(arguments: Sequence[str]) -> int:
     if folder.exists() and not folder.is_dir():
         raise UserError(f"output: {folder} is a file; name a folder")
     model_folder = find_model(config.model)
+    if read_json(model_folder / "transformer" / "config.json").get("condition_type") == "class":
+        raise UserError("model: a class-conditional one has no prompts to judge; name a text-conditional model")
 
     from vargen.benchmark import Contender, describe_run, scene_cases
     from vargen.commands.generate import load_pipeline
     from vargen.scenes.judge import load_judge
 
     pipeline, _, dtype = load_pipeline(model_folder, config.device, config.dtype)
+    judge = load_judge(None, "cpu")
+    if judge.config.image_size != pipeline.image_size:
+        raise UserError(
+            f"quality: the judge reads pictures of {judge.config.image_size} pixels, this model makes "
+            f"{pipeline.image_size}; name another model"
+        )
     cases = scene_cases(config.prompts, config.seed)
     plain = Contender(PLAIN, resolve_method(PLAIN))
     described = describe_run(
@@ -194,21 +215,48 @@ def run(arguments: Sequence[str]) -> int:
         batch_size=config.batch_size,
         seed=config.seed,
     )
-    budgets = ("output", "max_seconds", "max_quality_loss")  # may change from one run of the search to the next
-    identity = {name: value for name, value in asdict(config).items() if name not in budgets}
+    described = json.loads(json.dumps(described))
+    # The first three may change from one run of a search to the next; the others are described by what they stand for.
+    left_out = ("output", "max_seconds", "max_quality_loss", "model", "device", "dtype")
+    identity = {name: value for name, value in asdict(config).items() if name not in left_out}
+    named = {
+        f"weights of {name}": weights_fingerprint(str(path))
+        for name, path in config.fixed.items()
+        if name in _DRAFTERS and path
+    }
     folder.mkdir(parents=True, exist_ok=True)
-    _check_identity(folder / "settings.json", json.loads(json.dumps({**identity, "run": described})))
+    _check_identity(folder / "settings.json", json.loads(json.dumps({**identity, **described, **named})))
     study = _open_study(folder / "study.log", config)
-    evaluation = Evaluation(
-        pipeline, load_judge(None, "cpu"), cases, config, folder / "plain.jsonl", json.loads(json.dumps(described))
-    )
+    if not _points(study):
+        _check_method(pipeline, cases[:1], config)
+    evaluation = None
     try:
         with progress(round(config.max_seconds), "seconds", values.quiet) as shown:
-            _search(study, evaluation, config, shown)
+            evaluation = Evaluation(pipeline, judge, cases, config, folder / "plain.jsonl", described)
+            used_up = _search(study, evaluation, config, shown)
     except KeyboardInterrupt:
+        if evaluation is None:
+            raise KeyboardInterrupt("plain decoding's calls so far are kept; the same command goes on") from None
         _report(folder, study, evaluation, config)
         raise KeyboardInterrupt("what was found so far is written; the same command goes on") from None
+    if used_up:
+        print("every new suggestion was refused or measured before; the search ended before its time", file=sys.stderr)
     return _report(folder, study, evaluation, config)
+
+
+def _check_method(pipeline: Any, cases: Sequence[BenchmarkCase], config: TuneConfig) -> None:
+    """Make one picture before much is measured: a model without a drafter would refuse every trial.
+
+    Raises:
+        UserError: the method's defaults and the fixed settings do not fit this model.
+    """
+    from vargen.benchmark import Contender, run_benchmark
+
+    try:
+        method = resolve_method(config.method, config.fixed)
+        run_benchmark(pipeline, [Contender(CANDIDATE, method)], cases, seed=config.seed, warm_up=0)
+    except UserError as error:
+        raise UserError(f"method {config.method!r} cannot be tuned with this model: {error}") from error
 
 
 def _check_identity(path: Path, identity: dict[str, Any]) -> None:
@@ -223,52 +271,93 @@ def _check_identity(path: Path, identity: dict[str, Any]) -> None:
 
 
 def _open_study(path: Path, config: TuneConfig) -> Study:
+    """The study in a file, with the starting points that were not measured yet first in its queue."""
+    import numpy as np
     import optuna
     from optuna.storages import JournalStorage
-    from optuna.storages.journal import JournalFileBackend
+    from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
+    from optuna.trial import TrialState
 
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    _cut_torn_line(path)
+    # Absolute: the lock is a link to this very path, and Optuna waits forever for a killed process's lock that leads
+    # nowhere. It is held for milliseconds, so that one of five seconds has lost its owner.
+    file = str(path.absolute())
     study = optuna.create_study(
         study_name="tune",
-        storage=JournalStorage(JournalFileBackend(str(path))),
-        sampler=optuna.samplers.TPESampler(seed=config.seed, n_startup_trials=8),
+        storage=JournalStorage(JournalFileBackend(file, JournalFileSymlinkLock(file, grace_period=5))),
         directions=["maximize", "maximize"],
         load_if_exists=True,
     )
-    if not study.trials:
-        for start in starting_points(config.method, config.fixed):
-            study.enqueue_trial(start)
+    # Not the seed alone: a search that goes on would draw again what it drew when it began.
+    seed = int(np.random.SeedSequence([config.seed, len(study.trials)]).generate_state(1)[0])
+    study.sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=8)
+    settled = study.get_trials(states=(TrialState.COMPLETE, TrialState.PRUNED, TrialState.WAITING))
+    for start in starting_points(config.method, config.fixed):
+        if dict(start.settings) not in [trial.user_attrs.get("start") for trial in settled]:
+            study.enqueue_trial(dict(start.parameters), user_attrs={"start": dict(start.settings)})
     return study
 
 
-def _search(study: Study, evaluation: Evaluation, config: TuneConfig, shown: Progress) -> None:
-    """Trials until the time is spent."""
+def _cut_torn_line(path: Path) -> None:
+    """Drop a last line without its end, which a killed or refused write left: Optuna would append to it."""
+    content = path.read_bytes() if path.exists() else b""
+    whole = content[: content.rfind(b"\n") + 1]
+    if whole != content:
+        write_atomic(path, whole)
+
+
+def _search(study: Study, evaluation: Evaluation, config: TuneConfig, shown: Progress) -> bool:
+    """Trials until the time is spent or nothing new is suggested any more; True where it is the latter.
+
+    Raises:
+        UserError: everything was refused.
+    """
     from optuna.trial import TrialState
 
     began = time.perf_counter()
     before = evaluation.plain_seconds + sum(trial.duration.total_seconds() for trial in study.trials if trial.duration)
-    while (spent := before + time.perf_counter() - began) < config.max_seconds:
+    known = {_key(point.settings): point for point in _points(study)}
+    barren, refusal = 0, ""
+    while barren < _PATIENCE and (spent := before + time.perf_counter() - began) < config.max_seconds:
         shown.advance_to(min(round(spent), shown.total))
         trial = study.ask()
         try:
-            settings = {**SEARCH_SPACES[config.method](Suggestions(trial, config.fixed)), **config.fixed}
-            point = evaluation.measure(resolve_method(config.method, settings))
+            drawn = SEARCH_SPACES[config.method](Suggestions(trial, config.fixed))
+            start = trial.user_attrs.get("start", {})
+            method = resolve_method(config.method, {**drawn, **start, **config.fixed})
+            key = _key(settings_of(method))
+            repeated = key in known
+            point = known[key] if repeated else evaluation.measure(method)
         except UserError as error:  # settings that exclude each other
-            trial.set_user_attr("refused", str(error))
+            refusal = str(error)
+            trial.set_user_attr("refused", refusal)
             study.tell(trial, state=TrialState.PRUNED)
+            barren += 1
             continue
         except BaseException:
             study.tell(trial, state=TrialState.FAIL)
             raise
-        trial.set_user_attr("settings", _plain(point.settings))
+        trial.set_user_attr("settings", dict(point.settings))
         study.tell(trial, [point.speed, point.quality])
+        known[key] = point
+        barren = barren + 1 if repeated else 0
+    if barren >= _PATIENCE and not known:
+        raise UserError(f"fixed: every setting that was tried was refused, the last because: {refusal}")
+    return barren >= _PATIENCE
 
 
 def _points(study: Study) -> list[Point]:
+    """What was measured, each setting once."""
     from optuna.trial import TrialState
 
     complete = study.get_trials(states=(TrialState.COMPLETE,))
-    return [Point(trial.user_attrs["settings"], *trial.values) for trial in complete]
+    points = [Point(trial.user_attrs["settings"], *trial.values) for trial in complete]
+    return list({_key(point.settings): point for point in points}.values())
+
+
+def _key(settings: Mapping[str, Any]) -> str:
+    return json.dumps(settings, sort_keys=True)
 
 
 def _report(folder: Path, study: Study, evaluation: Evaluation, config: TuneConfig) -> int:
@@ -278,7 +367,7 @@ def _report(folder: Path, study: Study, evaluation: Evaluation, config: TuneConf
     points = _points(study)
     front = pareto_front(points)
     best = fastest_within(points, evaluation.plain_quality - config.max_quality_loss)
-    sign = QUALITIES[config.quality]
+    sign = QUALITIES[config.quality].direction
     write_json_atomic(
         folder / "pareto.json",
         {
@@ -286,8 +375,12 @@ def _report(folder: Path, study: Study, evaluation: Evaluation, config: TuneConf
             "speed": config.speed,
             "quality": config.quality,
             "prompts": config.prompts,
+            "batch_size": config.batch_size,
+            "seed": config.seed,
+            "max_quality_loss": config.max_quality_loss,
             "plain_quality": sign * evaluation.plain_quality,
             "trials": len(points),
+            "best": None if best is None else dict(best.settings),
             "front": [
                 {"speed": point.speed, "quality": sign * point.quality, "settings": dict(point.settings)}
                 for point in front
@@ -300,6 +393,7 @@ def _report(folder: Path, study: Study, evaluation: Evaluation, config: TuneConf
     print(f"{len(points)} settings measured; plain decoding has {config.quality} {plain_quality:.3f}\n")
     print(markdown_table(header, rows) if rows else "nothing was measured; give more --max-seconds")
     if best is None:
+        (folder / "best.yaml").unlink(missing_ok=True)  # one of a larger budget would pass for this one's
         print(f"\nnothing is within {config.max_quality_loss:g} of plain decoding; allow more loss or more time")
         return 1
     comment = (
@@ -315,11 +409,5 @@ def _describe(settings: Mapping[str, Any]) -> str:
     """What differs from the method's defaults, numbers rounded for the eye."""
     defaults = resolve_method(settings["method"]).to_dict()
     told = {name: value for name, value in settings.items() if name != "method" and value != defaults.get(name)}
-    return ", ".join(
-        f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}" for name, value in told.items()
-    )
-
-
-def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """As JSON would give them back: tuples become lists."""
-    return json.loads(json.dumps(dict(settings)))
+    words = [f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}" for name, value in told.items()]
+    return ", ".join(words) or "defaults"

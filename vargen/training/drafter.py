@@ -51,6 +51,8 @@ class DrafterTrainingConfig(RunConfig):
         guided_loss_weight: weight of the soft cross-entropy of the guided distributions.
         feature_noise: width of the uniform noise on the features read, for pictures of 512 tokens; it is divided by
             the tokens of a picture and multiplied by 512, as in LANTERN.
+        loss_positions: at how many positions of each picture the cross-entropies are worked out, drawn anew at every
+            step; null for all. Distributions over the vocabulary are most of a step's work.
         own_feature_share: share of the features of image tokens that are replaced by the drafter's own guesses.
         feature_memory_gib: the target's features are kept, in bfloat16 in main memory, up to so many GiB; what does
             not fit is worked out again at every step.
@@ -62,8 +64,9 @@ class DrafterTrainingConfig(RunConfig):
     generation_batch_size: int = 32
     intermediate_size: int | None = None
     token_loss_weight: float = 0.1
-    guided_loss_weight: float = 0.1
+    guided_loss_weight: float = 0.5
     feature_noise: float = 0.2
+    loss_positions: int | None = 64
     own_feature_share: float = 0.4
     feature_memory_gib: float = 4.0
 
@@ -79,6 +82,8 @@ class DrafterTrainingConfig(RunConfig):
         for name in ("token_loss_weight", "guided_loss_weight", "feature_noise", "feature_memory_gib"):
             check(getattr(self, name) >= 0, name, getattr(self, name), "must not be negative")
         check_fraction(self, "own_feature_share")
+        positions = self.loss_positions
+        check(positions is None or positions >= 1, "loss_positions", positions, "must be at least 1, or null for all")
 
     def architecture(self) -> dict[str, Any]:
         return {"intermediate_size": self.intermediate_size}
@@ -175,8 +180,11 @@ class DrafterTask:
             grid_size=target.grid_size,
             rope_base=target.rope_base,
         )
-        # Tokens mean to the drafter what they mean to the target; this start saves most of the training.
+        # Tokens mean to the drafter what they mean to the target, and the next feature is at first the last one, which
+        # it resembles; this start saves most of the training.
         self.drafter.token_embedding.load_state_dict(self.transformer.token_embedding.state_dict())
+        with torch.no_grad():
+            self.drafter.fc.weight[:, target.dim :].copy_(torch.eye(target.dim))
         self.drafter.train()
         move(self.drafter, self.device)
         self.module: nn.Module = self.drafter
@@ -261,10 +269,13 @@ class DrafterTask:
             given = self._with_own(given, own.to(self.device), mask, length, codes)
         guesses = self._guesses(given, mask, length, codes)  # [2B, N - 1, dim]
         wanted = features[:, length:]
+        feature_loss = F.smooth_l1_loss(guesses.float(), wanted.float())
+        if config.loss_positions is not None:
+            chosen = torch.randperm(wanted.shape[1], generator=generator)[: config.loss_positions].to(self.device)
+            guesses, wanted = guesses[:, chosen], wanted[:, chosen]
         with torch.no_grad():
             wanted_logits = self.transformer.lm_head(wanted).float()
         logits = self.transformer.lm_head(guesses).float()
-        feature_loss = F.smooth_l1_loss(guesses.float(), wanted.float())
         token_loss = soft_cross_entropy(logits, wanted_logits)
         guided_loss = soft_cross_entropy(self._guided(logits), self._guided(wanted_logits))
         loss = feature_loss + config.token_loss_weight * token_loss + config.guided_loss_weight * guided_loss

@@ -174,7 +174,8 @@ class VVSConfig(LanternConfig):
         threshold: VVS-D: likeness of paths above which a step is skipped, -1 to 1; "likeness": the least likeness of
             a token that is taken, 0 to 1.
         choice: the path that a skip takes: "sample" (uniformly), "central", "confidence" (the likeliest) or "drafter"
-            (drawn as the drafter would); the last two need a dynamic tree.
+            (drawn as the drafter would). "confidence" needs a dynamic tree, "drafter" and the schedule "likeness" that
+            or sampled children.
         truncate: cut the path at the paths' mean length.
         min_tokens: nothing is skipped before a picture has more tokens than this.
         staleness: positions by which the reused features are older than the newest.
@@ -204,10 +205,15 @@ class VVSConfig(LanternConfig):
         self._one_of("choice", PATH_CHOICES)
         if self.schedule == "likeness":
             self._number("threshold", 0, 1)
-        needy = [value for value in (self.choice, self.schedule) if value in ("confidence", "drafter", "likeness")]
-        if needy and self.tree != "dynamic":
-            field = "choice" if needy[0] == self.choice else "schedule"
-            raise UserError(f'{self.name}.{field}: "{needy[0]}" needs tree "dynamic", whose nodes have confidences')
+        if self.choice == "confidence" and self.tree != "dynamic":
+            raise UserError(f'{self.name}.choice: "confidence" needs tree "dynamic", whose nodes have confidences')
+        if self.tree != "dynamic" and self.children == "top":
+            for field, value in (("choice", "drafter"), ("schedule", "likeness")):
+                if getattr(self, field) == value:
+                    raise UserError(
+                        f'{self.name}.{field}: "{value}" needs tree "dynamic" or children "sampled": it reads how '
+                        f"probable the drafter finds each token"
+                    )
         self._number("min_tokens", 1, whole=True)
         self._number("staleness", 0, whole=True)
         self._number("verified_staleness", -1, whole=True)

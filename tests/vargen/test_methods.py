@@ -140,8 +140,16 @@ def test_class_conditional_models_can_be_drafted_for(
         ("vvs", {"choice": "confidence", "tree": "mc_sim_7b_63"}, "vvs.choice"),
         ("vvs", {"refresh": 1}, "vvs.refresh"),
         ("vvs", {"schedule": "likeness", "threshold": -0.5}, "vvs.threshold must be a number between 0 and 1"),
-        ("vvs", {"schedule": "likeness", "tree": "mc_sim_7b_63"}, 'vvs.schedule: "likeness" needs tree "dynamic"'),
-        ("vvs", {"choice": "drafter", "tree": "mc_sim_7b_63"}, 'vvs.choice: "drafter" needs tree "dynamic"'),
+        (
+            "vvs",
+            {"schedule": "likeness", "tree": "mc_sim_7b_63"},
+            'vvs.schedule: "likeness" needs tree "dynamic" or children',
+        ),
+        (
+            "vvs",
+            {"choice": "drafter", "tree": "mc_sim_7b_63"},
+            'vvs.choice: "drafter" needs tree "dynamic" or children',
+        ),
         ("vvs", {"verified_staleness": -2}, "vvs.verified_staleness"),
         ("coolsd", {"delta": 0.5}, "coolsd.delta"),
         ("draft-model", {"draft_model": "nowhere"}, "nowhere is no folder"),
@@ -247,3 +255,18 @@ def test_presets_are_files_that_name_a_method_and_settings(tmp_path: Path) -> No
             resolve_method(str(path))
     with pytest.raises(UserError, match=r"nowhere\.yaml cannot be read"):
         resolve_method(str(tmp_path / "nowhere.yaml"))
+
+
+CHAIN = {"tree": [[0], [0, 0], [0, 0, 0]], "children": "sampled"}
+
+
+def test_skipping_composes_with_sampled_chains_and_exact_verification(drafting_pipeline: LlamaGenPipeline) -> None:
+    """A likeness that nothing reaches skips nothing: the pictures are those of the chain without skipping."""
+    eagle = make(drafting_pipeline, resolve_method("eagle", CHAIN), [0, 1, 2])
+    vvs = {**CHAIN, "delta": 0.0, "schedule": "likeness", "min_tokens": 1}
+    never = make(drafting_pipeline, resolve_method("vvs", {**vvs, "threshold": 1.0}), [0, 1, 2])
+    always = make(drafting_pipeline, resolve_method("vvs", {**vvs, "threshold": 0.0}), [0, 1, 2])
+    assert torch.equal(eagle.tokens, never.tokens) and never.trace.skipped_steps == 0
+    assert always.trace.skipped_tokens >= 2 * always.trace.skipped_steps > 0
+    assert always.trace.target_passes < eagle.trace.target_passes
+    assert always.trace.relaxed_tokens == 0 and always.trace.tokens == 3 * 16

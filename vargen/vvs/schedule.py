@@ -122,6 +122,10 @@ class LikenessSchedule:
     its cosine to the taken token where that is positive. What the drafter gives to tokens outside the tree counts as
     unlike. A likeness of 1 means a certain token, or certainly one of its doubles.
 
+    Where the tokens were drawn from known distributions (`children: sampled`), those say what else could have been
+    drawn: the likeness is then the mean of the positive cosines to the taken token under the distribution it was drawn
+    from, and nothing is left out.
+
     The path is taken up to the first token whose likeness is below the threshold, and a skip shorter than `min_count`
     is not made: a skip costs a draft, which a single token does not pay for.
 
@@ -164,10 +168,15 @@ def path_likeness(draft: Draft, path: Tensor, codebook: Tensor) -> Tensor:
     """The likeness of each token on a path, [B, depth] in [0, 1]; see `LikenessSchedule`.
 
     Args:
-        draft: trees with confidences.
+        draft: trees with probabilities or with confidences.
         path: [B, depth + 1] nodes, the root first; entries past the path's end mean nothing, nor does their likeness.
         codebook: [V, d] unit vectors.
     """
+    if draft.probabilities is not None:
+        taken = path[:, 1:]  # [B, depth]
+        cosines = (codebook[draft.tree.tokens.gather(1, taken)] @ codebook.T).clamp(min=0)  # [B, depth, V]
+        rows = torch.arange(path.shape[0], device=path.device)[:, None]
+        return (draft.probabilities[rows, taken] * cosines).sum(-1)
     tree, confidence = draft.tree, confidence_of(draft)
     vectors = codebook[tree.tokens]  # [B, n, d]
     likeness = []

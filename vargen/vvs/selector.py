@@ -32,7 +32,8 @@ class PathSelector:
     Args:
         choice: "sample", uniformly among leaf paths (not nodes); "confidence", the path the drafter believes in most;
             "central", the path most like all others by codebook vectors; "drafter", drawn level by level in proportion
-            to the drafter's probabilities. "confidence" and "drafter" need a draft with confidences.
+            to the drafter's probabilities. "confidence" needs a draft with confidences, "drafter" one with those or
+            with probabilities.
         truncate: cut at the mean length of the leaf paths.
         codebook: [V, d] unit vectors, for "central".
 
@@ -96,10 +97,14 @@ def confidence_of(draft: Draft) -> Tensor:
 
 def _draw_leaf(draft: Draft, state: DecodeState) -> Tensor:
     """[B]: the leaf below the root reached by drawing a child in proportion to its probability at every node."""
-    tree, confidence = draft.tree, confidence_of(draft)
-    # The least of Exp(1) / p among siblings is a draw from p; in logarithms, and p up to the parent's share.
-    noise = state.streams.exponential(Tag.SKIP, state.lengths, tree.num_nodes)  # [B, n]
-    arrival = noise.log() - confidence
+    tree = draft.tree
+    if draft.probabilities is not None:
+        # Sampled children are draws already; the first of them is the drafter's.
+        arrival = torch.arange(tree.num_nodes, device=tree.device).expand_as(tree.tokens).float()
+    else:
+        # The least of Exp(1) / p among siblings is a draw from p; in logarithms, and p up to the parent's share.
+        noise = state.streams.exponential(Tag.SKIP, state.lengths, tree.num_nodes)  # [B, n]
+        arrival = noise.log() - confidence_of(draft)
     node = torch.zeros_like(tree.tokens[:, 0])
     for _ in range(tree.max_depth):
         is_child = (tree.parents == node[:, None]) & tree.valid

@@ -142,6 +142,26 @@ def test_likeness_schedules_take_a_path_as_far_as_it_is_like(draft: Draft, thres
             assert wanted == (0 if selection is None else int(selection.counts[row]))
 
 
+@settings(deadline=None)
+@given(drafts(), st.integers(0, 99))
+def test_likeness_of_sampled_tokens_is_a_mean_under_what_they_were_drawn_from(draft: Draft, seed: int) -> None:
+    draft.probabilities = torch.rand(2, draft.tree.num_nodes, VOCAB, generator=torch.Generator().manual_seed(seed))
+    selection = PathSelector("drafter", truncate=False)(draft, state_of([20, 20]))
+    fast = path_likeness(draft, selection.path, CODEBOOK)
+    for row in range(2):
+        path = selection.path[row, 1 : 1 + int(selection.counts[row])].tolist()
+        parents = draft.tree.parents[row].tolist()
+        for level, node in enumerate(path):
+            valid = draft.tree.valid[row].tolist()
+            siblings = [i for i in range(1, draft.tree.num_nodes) if parents[i] == parents[node] and valid[i]]
+            assert node == siblings[0]  # the first draw
+            own = CODEBOOK[draft.tree.tokens[row, node]]
+            wanted = sum(
+                float(draft.probabilities[row, node, y]) * max(0.0, float(CODEBOOK[y] @ own)) for y in range(VOCAB)
+            )
+            assert float(fast[row, level]) == pytest.approx(wanted, abs=1e-4)
+
+
 def test_likeness_schedules_wait_for_the_first_tokens() -> None:
     draft = simple_draft([[0, 3, 3]] * 2)
     draft.confidence = torch.tensor([[0.0, math.log(0.5), math.log(0.5)]] * 2)

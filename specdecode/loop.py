@@ -197,7 +197,7 @@ def _skip(
     Returns:
         The draft to be judged, and the tokens to be fed before it; None if no row skips.
     """
-    selection = schedule.select(draft, state)
+    selection = schedule.select(draft, state) if draft.tree.max_depth > 0 else None
     if selection is None:
         return draft, None
     taken = draft.tree.tokens.gather(1, selection.path[:, 1:])  # [B, depth]

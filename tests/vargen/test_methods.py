@@ -257,7 +257,7 @@ def test_presets_are_files_that_name_a_method_and_settings(tmp_path: Path) -> No
         resolve_method(str(tmp_path / "nowhere.yaml"))
 
 
-CHAIN = {"tree": [[0], [0, 0], [0, 0, 0]], "children": "sampled"}
+CHAIN = {"tree": [[0], [0, 0], [0, 0, 0]], "depth": 3, "children": "sampled"}
 
 
 def test_skipping_composes_with_sampled_chains_and_exact_verification(drafting_pipeline: LlamaGenPipeline) -> None:

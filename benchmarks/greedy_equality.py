@@ -31,14 +31,12 @@ NEAR_TIE = 1e-3
 """Logits (guided) closer than this are a tie to fp32 sums of another order."""
 
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {
-    "eagle, dynamic tree": ("eagle", {"total_tokens": 24, "depth": 4}),
-    "eagle, auto": ("eagle", {}),
+    "eagle, dynamic tree": ("eagle", {"total_tokens": 16, "depth": 3}),
     "eagle, static tree": ("eagle", {"tree": "reverse_balanced_25"}),
     "eagle, chain": ("eagle", {"tree": [[0], [0, 0], [0, 0, 0], [0, 0, 0, 0]]}),
     "sjd": ("sjd", {"window": 8}),
     "scd": ("scd", {"window": 8}),
     "draft-model": ("draft-model", {"draft_length": 4}),
-    "lantern at zero": ("lantern", {"delta": 0.0, "total_tokens": 24, "depth": 4}),
 }
 
 
@@ -81,7 +79,7 @@ def main() -> None:
     chosen = {
         label: resolve_method(name, settings)
         for label, (name, settings) in METHODS.items()
-        if not (name in ("eagle", "lantern") and pipeline.drafter is None)
+        if not (name == "eagle" and pipeline.drafter is None)
         and not (name == "draft-model" and pipeline.draft_transformer is None)
     }
     counts = {

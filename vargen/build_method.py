@@ -221,7 +221,8 @@ def _eagle_drafter(
 
     # Only with the likeliest children do an exact method's pictures not depend on what was drafted.
     adapt = config.exact and children == "top"
-    rate = network.config.acceptance_rate or _EAGLE_RATE
+    measured = network.config.acceptance_rate if children == "top" else network.config.sampled_acceptance_rate
+    rate = measured or _EAGLE_RATE
     sizer = _sizer(sizes, target, draft_step, f"eagle-{network.config.dim}-{children}-{shape}", adapt, rate)
     return EagleDrafter(head, shape, sizer, children)  # type: ignore[arg-type]
 

@@ -37,8 +37,9 @@ class LlamaGenDrafter(ModelMixin, ConfigMixin):  # type: ignore[misc]
         rope_base: base of the rotary frequencies, as the target has.
         attend_to_padding: whether padding before the text is fed and seen. Published LANTERN drafters were trained so;
             the prompt must then come in its full length. Drafters trained here see the text alone.
-        acceptance_rate: how often the target accepted its likeliest token when training ended, for choosing draft
-            sizes; None where nobody measured it. No weight depends on it.
+        acceptance_rate, sampled_acceptance_rate: how often the target accepted its likeliest token, and a token drawn
+            from its distribution, when training ended; for choosing draft sizes. None where nobody measured them. No
+            weight depends on them.
 
     Raises:
         ValueError: the sizes do not fit each other.
@@ -59,6 +60,7 @@ class LlamaGenDrafter(ModelMixin, ConfigMixin):  # type: ignore[misc]
         rope_base: float = 10000.0,
         attend_to_padding: bool = False,
         acceptance_rate: float | None = None,
+        sampled_acceptance_rate: float | None = None,
     ) -> None:
         super().__init__()
         if dim % num_attention_heads or (dim // num_attention_heads) % 4:

@@ -322,7 +322,11 @@ class DrafterTask:
     def export(self, folder: Path) -> None:
         """Write the drafter in bfloat16, with the acceptance it reaches where it reads its own guesses."""
         drafter = copy.deepcopy(self.drafter).to(torch.bfloat16)
-        drafter.register_to_config(acceptance_rate=round(self.evaluate()["accepted_top1_own"], 3))
+        measured = self.evaluate()
+        drafter.register_to_config(
+            acceptance_rate=round(measured["accepted_top1_own"], 3),
+            sampled_acceptance_rate=round(measured["overlap_own"], 3),
+        )
         drafter.save_pretrained(folder)
 
 

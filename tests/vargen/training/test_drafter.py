@@ -229,4 +229,5 @@ def test_an_export_says_how_often_its_likeliest_token_is_accepted(config: Drafte
     result = train_drafter(replace(config, steps=3))
     exported = LlamaGenDrafter.from_pretrained(Path(config.output_dir) / "export")
     assert exported.config.acceptance_rate == round(result.evaluation["accepted_top1_own"], 3)
+    assert exported.config.sampled_acceptance_rate == round(result.evaluation["overlap_own"], 3)
     assert 0 <= exported.config.acceptance_rate <= 1

@@ -7,12 +7,17 @@ A step that drafts a tree of n nodes and d levels takes target(n) + d * drafting
 E being the expected accepted length. E is estimated from what happened: by the drafter's own confidence, scaled to what
 was accepted of it, where it has any; else level by level, as the share of drafts that survived each level, with the
 last known share for levels not tried.
+
+Costs are measured alone and beforehand. What a step that drafts really takes is timed along the way, between two looks
+at what was accepted (the host waits for the device there anyway), and drafting of all sizes is reckoned to be dearer or
+cheaper by the same factor.
 """
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -142,6 +147,7 @@ class AdaptiveDraftSize:
             must not depend on what else is in its batch.
         prior_rate: how often one drafted token is taken to be accepted before anything is known.
         interval: steps between two looks at what was accepted; only then the host waits for the device.
+        clock: seconds; None: costs are taken as they are given.
 
     Raises:
         ValueError: no candidate, or `prior_rate` outside (0, 1).
@@ -155,6 +161,7 @@ class AdaptiveDraftSize:
         adapt: bool = True,
         prior_rate: float = 0.4,
         interval: int = 8,
+        clock: Callable[[], float] | None = time.perf_counter,
     ) -> None:
         if not candidates:
             raise ValueError("candidates must hold at least one size")
@@ -174,6 +181,9 @@ class AdaptiveDraftSize:
         self._pending: list[tuple[DraftSize, Tensor, Tensor, Tensor | None]] = []
         self._until_probe = self._patience = _FIRST_PATIENCE
         self._probing = False
+        self._clock = clock
+        self._looked: float | None = None  # when drafting began or was last looked at
+        self._dearer = 1.0  # seconds of drafting steps, over those reckoned with
         self._current = self._best()
 
     @property
@@ -189,6 +199,11 @@ class AdaptiveDraftSize:
             if self._until_probe <= 0:
                 self._probing = True
                 self._current = self._best(drafting=True)
+        if self.adapt and self._clock is not None:
+            if self._current == NO_DRAFT:
+                self._looked = None
+            elif self._looked is None:
+                self._looked = self._clock()
         return self._current
 
     def observe(self, size: DraftSize, accepted: Tensor, active: Tensor, predicted: Tensor | None = None) -> None:
@@ -217,7 +232,8 @@ class AdaptiveDraftSize:
 
     def tokens_per_second(self, size: DraftSize) -> float:
         """What a size is expected to achieve, per row."""
-        return (1 + self.expected_accepted(size)) / self.costs.step(size)
+        seconds = self.costs.step(size) * (self._dearer if size.depth > 0 else 1.0)
+        return (1 + self.expected_accepted(size)) / seconds
 
     def _best(self, drafting: bool = False) -> DraftSize:
         return max((c for c in self.candidates if c.depth > 0 or not drafting), key=self.tokens_per_second)
@@ -229,6 +245,12 @@ class AdaptiveDraftSize:
         active = torch.stack([step[2] for step in pending]).tolist()
         predictions = [step[3] for step in pending if step[3] is not None]
         predicted = torch.stack(predictions).tolist() if len(predictions) == len(pending) else None
+        if self._clock is not None and self._looked is not None:
+            now = self._clock()
+            reckoned = sum(self.costs.step(size) for size, *_ in pending)
+            ratio = min(max((now - self._looked) / reckoned, _LEAST_DEARER), _MOST_DEARER)
+            self._dearer = _DEARER_DECAY * self._dearer + (1 - _DEARER_DECAY) * ratio
+            self._looked = now
         for number, (size, *_) in enumerate(pending):
             lengths = [length for length, took_part in zip(accepted[number], active[number], strict=True) if took_part]
             if not lengths:
@@ -256,5 +278,6 @@ class AdaptiveDraftSize:
 
 
 _DECAY = 0.95
+_DEARER_DECAY, _LEAST_DEARER, _MOST_DEARER = 0.5, 0.5, 4.0
 _PRIOR_WEIGHT = 2.0
 _FIRST_PATIENCE, _MOST_PATIENCE = 16, 256

@@ -41,7 +41,7 @@ def brute_force(costs: StepCosts, rate: float) -> DraftSize:
     ("costs", "rate"), itertools.product([FLAT, LINEAR, DEAR], [0.05, 0.3, 0.6, 0.9]), ids=lambda value: str(value)[:20]
 )
 def test_it_settles_on_the_size_that_brute_force_finds(costs: StepCosts, rate: float) -> None:
-    sizer = AdaptiveDraftSize(CHAINS, costs)
+    sizer = AdaptiveDraftSize(CHAINS, costs, clock=None)
     late = simulate(sizer, rate)[-200:]
     best = brute_force(costs, rate)
 
@@ -53,7 +53,7 @@ def test_it_settles_on_the_size_that_brute_force_finds(costs: StepCosts, rate: f
 
 
 def test_nothing_is_drafted_where_drafting_cannot_pay_and_it_recovers_when_it_can() -> None:
-    sizer = AdaptiveDraftSize(CHAINS, LINEAR)
+    sizer = AdaptiveDraftSize(CHAINS, LINEAR, clock=None)
     chosen = simulate(sizer, 0.0, steps=400)
     assert sum(size == NO_DRAFT for size in chosen[100:]) > 0.8 * 300
     assert any(size != NO_DRAFT for size in chosen[200:]), "it must look again now and then"
@@ -62,7 +62,7 @@ def test_nothing_is_drafted_where_drafting_cannot_pay_and_it_recovers_when_it_ca
 
 
 def test_without_adapting_the_choice_never_changes() -> None:
-    sizer = AdaptiveDraftSize(CHAINS, LINEAR, adapt=False)
+    sizer = AdaptiveDraftSize(CHAINS, LINEAR, adapt=False, clock=None)
     assert len(set(simulate(sizer, 0.95) + simulate(sizer, 0.0))) == 1
 
 
@@ -70,7 +70,7 @@ def test_confidence_is_scaled_to_what_was_accepted() -> None:
     """A drafter that promises twice what is accepted, for trees whose levels say nothing by themselves."""
     sizes = [DraftSize(8, 2), DraftSize(16, 3), DraftSize(32, 4)]
     truth = {NO_DRAFT: 0.0, sizes[0]: 0.8, sizes[1]: 1.4, sizes[2]: 1.6}
-    sizer = AdaptiveDraftSize(sizes, FLAT)
+    sizer = AdaptiveDraftSize(sizes, FLAT, clock=None)
     generator = torch.Generator().manual_seed(0)
     for _ in range(400):
         size = sizer.choose()
@@ -102,12 +102,26 @@ def test_costs_are_linear_between_measured_points(points: list[tuple[int, float]
 
 def test_finished_rows_teach_nothing() -> None:
     active = torch.tensor([True, False])
-    with_finished, alone = (AdaptiveDraftSize(CHAINS, LINEAR) for _ in range(2))
+    with_finished, alone = (AdaptiveDraftSize(CHAINS, LINEAR, clock=None) for _ in range(2))
     for _ in range(40):
         with_finished.observe(CHAINS[3], torch.tensor([3, 0]), active)
         alone.observe(CHAINS[3], torch.tensor([3]), active[:1])
     assert with_finished.expected_accepted(CHAINS[3]) == alone.expected_accepted(CHAINS[3])
     assert with_finished.choose() == alone.choose()
+
+
+@pytest.mark.parametrize(("dearer", "drafts"), [(1.0, True), (3.0, False)])
+def test_drafts_that_take_longer_than_reckoned_are_given_up(dearer: float, drafts: bool) -> None:
+    """Everything is accepted, so a chain of four is worth five steps, but not if its step takes three times as long."""
+    now = [0.0]
+    sizer = AdaptiveDraftSize(CHAINS, LINEAR, clock=lambda: now[0])
+    chosen = []
+    for _ in range(300):
+        size = sizer.choose()
+        chosen.append(size)
+        now[0] += LINEAR.step(size) * (dearer if size.depth else 1.0)
+        sizer.observe(size, torch.full((1,), min(size.depth, 1)), torch.ones(1, dtype=torch.bool))
+    assert (sum(size.depth > 0 for size in chosen[100:]) > 150) == drafts
 
 
 def test_fixed_sizes_stay() -> None:

@@ -186,6 +186,11 @@ class AdaptiveDraftSize:
         self._dearer = 1.0  # seconds of drafting steps, over those reckoned with
         self._current = self._best()
 
+    def start(self) -> None:
+        """A new batch begins; what earlier ones taught is kept, what they left unlearned is not."""
+        self._pending = []
+        self._looked = None
+
     @property
     def largest(self) -> DraftSize:
         """The most nodes and the most levels of any candidate."""

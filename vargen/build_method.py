@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specdecode.draft_size import AdaptiveDraftSize, DraftSize, DraftSizer, FixedDraftSize
+from specdecode.draft_size import AdaptiveDraftSize, DraftSize, DraftSizer, FixedDraftSize, StepCosts
 from specdecode.drafters.draft_model import DraftModelDrafter
 from specdecode.drafters.eagle import DynamicTree, EagleDrafter
 from specdecode.drafters.jacobi import JacobiDrafter
@@ -272,4 +272,15 @@ def _sizer(
         return FixedDraftSize(sizes[0])
     most_nodes = max(size.total_tokens for size in sizes)
     costs = step_costs(target, most_nodes, draft_step, drafter_key)
-    return AdaptiveDraftSize(sizes, costs, adapt=adapt, prior_rate=min(max(prior_rate, 0.05), 0.95))
+    prior_rate = min(max(prior_rate, 0.05), 0.95)
+    if not adapt:
+        return AdaptiveDraftSize(sizes, costs, adapt=False, prior_rate=prior_rate)
+    # What one picture taught serves the next: no picture depends on it, and each would pay for learning it again.
+    key = (costs, sizes, drafter_key)
+    if key not in _learned:
+        _learned[key] = AdaptiveDraftSize(sizes, costs, prior_rate=prior_rate)
+    _learned[key].start()
+    return _learned[key]
+
+
+_learned: dict[tuple[StepCosts, tuple[DraftSize, ...], str], AdaptiveDraftSize] = {}

@@ -124,6 +124,16 @@ def test_drafts_that_take_longer_than_reckoned_are_given_up(dearer: float, draft
     assert (sum(size.depth > 0 for size in chosen[100:]) > 150) == drafts
 
 
+def test_a_new_batch_keeps_what_was_learned_and_drops_what_was_not() -> None:
+    sizer = AdaptiveDraftSize(CHAINS, DEAR, clock=None)
+    simulate(sizer, 0.0, rows=4)
+    assert sizer.choose() == NO_DRAFT
+    sizer._pending = [(CHAINS[0], torch.zeros(4, dtype=torch.int64), torch.ones(4, dtype=torch.bool), None)]
+    sizer.start()
+    assert sizer.choose() == NO_DRAFT
+    simulate(sizer, 0.0, rows=2)  # rows of another number would not stack with those left over
+
+
 def test_fixed_sizes_stay() -> None:
     sizer = FixedDraftSize(DraftSize(5, 2))
     assert sizer.choose() == sizer.largest == DraftSize(5, 2)

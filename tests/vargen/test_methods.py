@@ -13,7 +13,7 @@ from PIL import Image
 from vargen.build_method import draft_sizes, max_draft_nodes
 from vargen.cli import main
 from vargen.files import UserError
-from vargen.methods import METHODS, TREE_NAMES, MethodConfig, resolve_method
+from vargen.methods import METHODS, TREE_NAMES, MethodConfig, find_presets, resolve_method
 from vargen.models.drafter import LlamaGenDrafter
 from vargen.pipeline import LlamaGenPipeline
 
@@ -200,14 +200,18 @@ def test_the_command_line_lists_methods_and_takes_their_options(
     drafting_pipeline: LlamaGenPipeline, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["methods"]) == 0
-    listed = capsys.readouterr().out.splitlines()
+    listed, presets = (part.splitlines() for part in capsys.readouterr().out.split("\n\n"))
+    assert all(name in presets[0] for name in find_presets())
     assert [line.split()[0] for line in listed] == [config.name for config in METHODS]
     assert all(
         line.split()[1] == ("exact" if config.exact else "relaxed")
         for line, config in zip(listed, METHODS, strict=True)
     )
     assert main(["methods", "--json"]) == 0
-    assert {row["name"] for row in json.loads(capsys.readouterr().out)} == {config.name for config in METHODS}
+    assert {row["name"] for row in json.loads(capsys.readouterr().out)} == {
+        *(config.name for config in METHODS),
+        *find_presets(),
+    }
 
     drafting_pipeline.save_pretrained(tmp_path / "model")
     command = ["generate", *PROMPTS, "--model", str(tmp_path / "model"), "--quiet", "--json"]

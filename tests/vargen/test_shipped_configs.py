@@ -13,6 +13,7 @@ from vargen.commands.generate import GenerateConfig
 from vargen.commands.options import build_parser, fill, parse
 from vargen.methods import find_presets, resolve_method
 from vargen.resources import configs_folder
+from vargen.tuning import settings_of
 
 
 @pytest.mark.parametrize(("name", "options"), [("generate", GenerateConfig), ("bench", BenchConfig)])
@@ -27,4 +28,5 @@ def test_presets_are_methods(name: str) -> None:
     method = resolve_method(name)
     assert method == resolve_method(str(find_presets()[name]))
     preset = yaml.safe_load(find_presets()[name].read_text())
-    assert preset.pop("method") == method.name and preset.items() <= method.to_dict().items()
+    settings = settings_of(method)
+    assert all(settings[name] == value for name, value in preset.items())

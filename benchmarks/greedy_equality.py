@@ -21,6 +21,7 @@ from tqdm import tqdm
 
 from metrics.provenance import write_result
 from vargen.evaluation import sample_prompts
+from vargen.files import append_jsonl, read_jsonl
 from vargen.methods import MethodConfig, resolve_method
 from vargen.pipeline import LlamaGenPipeline
 from vargen.resources import find_model
@@ -31,13 +32,13 @@ NEAR_TIE = 1e-3
 """Logits (guided) closer than this are a tie to fp32 sums of another order."""
 
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {
-    "eagle, dynamic tree": ("eagle", {"total_tokens": 16, "depth": 3}),
-    "eagle, static tree": ("eagle", {"tree": "reverse_balanced_25"}),
-    "eagle, chain": ("eagle", {"tree": [[0], [0, 0], [0, 0, 0], [0, 0, 0, 0]]}),
+    "eagle, dynamic tree": ("eagle", {"total_tokens": 10, "depth": 3}),
+    "eagle, static tree": ("eagle", {"tree": [[0], [1], [2], [0, 0], [0, 1], [1, 0], [0, 0, 0]], "depth": 3}),
+    "eagle, chain": ("eagle", {"tree": [[0], [0, 0], [0, 0, 0], [0, 0, 0, 0]], "depth": 4}),
     "sjd": ("sjd", {"window": 8}),
-    "scd": ("scd", {"window": 8}),
-    "draft-model": ("draft-model", {"draft_length": 4}),
+    "draft-model": ("draft-model", {"draft_length": 3}),
 }
+"""Of fixed sizes, so that every machine compares the same. Greedily, "scd" is "sjd"."""
 
 
 def decode(pipeline: LlamaGenPipeline, prompts: list[str], method: MethodConfig) -> Tensor:
@@ -65,52 +66,82 @@ def margins(pipeline: LlamaGenPipeline, prompts: list[str], tokens: Tensor) -> T
     return best[..., 0] - best[..., 1]
 
 
+def compare(pipeline: LlamaGenPipeline, prompts: list[str], methods: dict[str, MethodConfig]) -> dict[str, list[int]]:
+    """By method, how many of the prompts' pictures are equal, differ first at a near tie, or differ elsewhere."""
+    plain = decode(pipeline, prompts, resolve_method("ar"))
+    lead = None
+    counts = {label: [0, 0, 0] for label in methods}
+    for label, method in methods.items():
+        tokens = decode(pipeline, prompts, method)
+        for row in range(len(prompts)):
+            differs = (tokens[row] != plain[row]).nonzero()
+            if not len(differs):
+                counts[label][0] += 1
+                continue
+            lead = margins(pipeline, prompts, plain) if lead is None else lead
+            counts[label][1 if float(lead[row, int(differs[0])]) < NEAR_TIE else 2] += 1
+    return counts
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=None)
     parser.add_argument("--prompts", type=int, default=200)
     parser.add_argument("--batch_sizes", type=int, nargs="+", default=[1, 5])
+    parser.add_argument("--records", type=Path, help="JSONL of finished batches; the same command goes on from there")
+    parser.add_argument("--shard", type=int, nargs=2, default=[0, 1], help="this process's number, and how many share")
     parser.add_argument("--dry_run", action="store_true", help="write nothing")
     options = parser.parse_args()
 
+    torch.set_num_threads(max(1, torch.get_num_threads() // options.shard[1]))
     pipeline = LlamaGenPipeline.from_pretrained(find_model(options.model))
     pipeline.set_progress_bar_config(disable=True)
     prompts = [case.caption.text for case in sample_prompts(options.prompts)]
-    chosen = {
+    methods = {
         label: resolve_method(name, settings)
         for label, (name, settings) in METHODS.items()
         if not (name == "eagle" and pipeline.drafter is None)
         and not (name == "draft-model" and pipeline.draft_transformer is None)
     }
-    counts = {
-        (label, size): {"prompts": 0, "equal": 0, "near_ties": 0, "faults": 0}
-        for label in chosen
-        for size in options.batch_sizes
-    }
+    done = {} if options.records is None else read_records(options.records)
+    work = [(size, start) for size in options.batch_sizes for start in range(0, len(prompts), size)]
+    for number, (size, start) in enumerate(tqdm(work, mininterval=10)):
+        if (size, start) in done or number % options.shard[1] != options.shard[0]:
+            continue
+        done[size, start] = compare(pipeline, prompts[start : start + size], methods)
+        if options.records is not None:
+            append_jsonl(options.records, {"batch_size": size, "start": start, "counts": done[size, start]})
+    if options.records is not None:
+        done = read_records(options.records)
+    if any(key not in done for key in work):
+        print("other shards are not finished; the last one writes the result")
+        return
+    rows = []
     for size in options.batch_sizes:
-        for start in tqdm(range(0, len(prompts), size), desc=f"batches of {size}", mininterval=5):
-            batch = prompts[start : start + size]
-            plain = decode(pipeline, batch, resolve_method("ar"))
-            lead = None
-            for label, method in chosen.items():
-                tokens = decode(pipeline, batch, method)
-                count = counts[label, size]
-                for row in range(len(batch)):
-                    count["prompts"] += 1
-                    differs = (tokens[row] != plain[row]).nonzero()
-                    if not len(differs):
-                        count["equal"] += 1
-                        continue
-                    lead = margins(pipeline, batch, plain) if lead is None else lead
-                    tie = float(lead[row, int(differs[0])]) < NEAR_TIE
-                    count["near_ties" if tie else "faults"] += 1
-    rows = [{"method": label, "batch_size": size, **count} for (label, size), count in counts.items()]
-    for row in rows:
-        print(row)
+        for label in methods:
+            cells = [counts[label] for (batch_size, _), counts in done.items() if batch_size == size]
+            equal, near_ties, faults = (sum(column) for column in zip(*cells, strict=True))
+            total = equal + near_ties + faults
+            rows.append(
+                {
+                    "method": label,
+                    "batch_size": size,
+                    "prompts": total,
+                    "equal": equal,
+                    "near_ties": near_ties,
+                    "faults": faults,
+                }
+            )
+            print(rows[-1])
     if not options.dry_run:
         model = find_model(options.model).name
         write_result(RESULTS / "greedy_equality.json", {"model": model, "near_tie": NEAR_TIE, "rows": rows})
     sys.exit(any(row["faults"] for row in rows))
+
+
+def read_records(path: Path) -> dict[tuple[int, int], dict[str, list[int]]]:
+    """Finished batches by size and first prompt."""
+    return {(line["batch_size"], line["start"]): line["counts"] for line in read_jsonl(path)}
 
 
 if __name__ == "__main__":

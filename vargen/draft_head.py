@@ -80,6 +80,7 @@ class LlamaGenDraftHead:
         )
         self._most_committed = 0
         self._num_new = 0
+        self._logits_dtype = target.transformer.dtype  # diffusers looks through all parameters for it, every time
 
     def start(self, prompt: TargetOutput) -> Tensor:
         """Feed the condition's features, each with token 0. Returns [B, 1, F], the condition's last feature."""
@@ -138,7 +139,7 @@ class LlamaGenDraftHead:
             slots=cache.flatten_slots(slots),
             kv_length=kv_length,
         )
-        logits = self.target.transformer.lm_head(hidden_states.to(self.target.transformer.dtype)).float()
+        logits = self.target.transformer.lm_head(hidden_states.to(self._logits_dtype)).float()
         if self._halves == 1:
             return DraftHeadOutput(logits, hidden_states)
         conditional, unconditional = logits.chunk(2)

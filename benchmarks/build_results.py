@@ -175,7 +175,7 @@ def bench_table(rows: Sequence[Record]) -> str:
     header = [
         "method",
         "exact",
-        "target passes a picture",
+        "target passes a call",
         "fewer passes",
         "tokens a pass",
         "accepted",

@@ -6,6 +6,8 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from metrics.tables import COLUMNS
+
 
 def plot_tradeoff(
     rows: Sequence[Mapping[str, Any]],
@@ -56,6 +58,42 @@ def plot_tradeoff(
     axes.grid(alpha=0.25)
     if title:
         axes.set_title(title, fontsize=10)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=130)
+    return buffer.getvalue()
+
+
+def plot_quality(rows: Sequence[Mapping[str, Any]]) -> bytes:
+    """Every quality figure side by side, one panel a figure and one bar a method with its interval, as PNG.
+
+    Args:
+        rows: as `scores.json` of an evaluation holds them.
+
+    Raises:
+        ModuleNotFoundError: matplotlib is not installed.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    panels = [column for column in COLUMNS if any(row.get(column[0]) is not None for row in rows)]
+    figure = Figure(figsize=(2.6 * len(panels), 1.4 + 0.34 * len(rows)), layout="constrained")
+    FigureCanvasAgg(figure)
+    names = [row["method"] for row in rows][::-1]
+    for number, (key, heading, factor, _) in enumerate(panels, start=1):
+        axes = figure.add_subplot(1, len(panels), number)
+        for place, row in enumerate(rows[::-1]):
+            cell = row.get(key)
+            if cell is None:
+                continue
+            value = factor * cell["value"]
+            axes.plot(value, place, "o", color="#1f5fa8")
+            if cell["interval"] is not None:
+                axes.hlines(place, *(factor * each for each in cell["interval"]), color="#1f5fa8", alpha=0.4)
+        axes.set_yticks(range(len(names)), names if number == 1 else [""] * len(names), fontsize=8)
+        axes.set_ylim(-0.6, len(names) - 0.4)
+        axes.set_title(heading, fontsize=9)
+        axes.tick_params(axis="x", labelsize=8)
+        axes.grid(axis="x", alpha=0.25)
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=130)
     return buffer.getvalue()

@@ -204,6 +204,8 @@ def _skip(
     chain = torch.cat([state.last_tokens()[:, None], taken[:, :-1]], dim=1)
     counts = _append(state, buffer, taken, selection.counts * state.active, stop_token)
     counts = counts * state.active  # a row that a stop token ended has nothing left to verify
+    if counts.device.type == "cpu" and not counts.any():
+        return draft, None  # elsewhere, looking would cost more than drafting again
     drafter.observe_skipped(draft, replace(selection, counts=counts), state)  # type: ignore[attr-defined]
     behind = _clip(drafter.propose(state), state)
     return _choose(counts > 0, behind, draft, state), PendingChain(chain, counts)

@@ -25,6 +25,8 @@ from vargen.evaluation import sample_prompts
 from vargen.files import UserError, append_jsonl, read_jsonl, save_image_atomic
 from vargen.methods import AutoregressiveConfig, MethodConfig
 from vargen.progress import Progress
+from vargen.prompts import gather_prompts
+from vargen.scenes.caption_parser import CaptionError, parse_caption
 from vargen.scenes.captions import Claims
 from vargen.scenes.dataset import to_pil
 from vargen.scenes.judge import SceneJudge, read_images
@@ -32,6 +34,7 @@ from vargen.scenes.verdict import Check, Tally, Verdict, judge_claims, wilson_in
 
 if TYPE_CHECKING:
     from vargen.pipeline import LlamaGenPipeline
+    from vargen.pipeline_output import LlamaGenPipelineOutput
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,21 @@ def scene_cases(count: int, seed: int = 0, split: str = "heldout") -> list[Bench
         BenchmarkCase(case.caption.text, claims=case.caption.claims, object_count=case.object_count)
         for case in sample_prompts(count, seed, split)
     ]
+
+
+def file_cases(path: str) -> list[BenchmarkCase]:
+    """The prompts of a file as `vargen.prompts` reads it, with what they claim where they speak of scenes.
+
+    Raises:
+        UserError: the file cannot be read.
+    """
+    cases = []
+    for prompt in gather_prompts([], path):
+        try:
+            cases.append(BenchmarkCase(prompt, claims=parse_caption(prompt)))
+        except CaptionError:
+            cases.append(BenchmarkCase(prompt))  # made and timed, but nobody can judge it
+    return cases
 
 
 class RecordFile:
@@ -215,14 +233,14 @@ def describe_run(
     }
 
 
-def _call(
+def call_pipeline(
     pipeline: LlamaGenPipeline,
     method: MethodConfig,
     cases: Sequence[BenchmarkCase],
     seed: int,
-    generation: dict[str, Any],
-) -> tuple[torch.Tensor, CallRecord]:
-    """Pictures [B, 3, H, W] in [0, 1] of consecutive seeds, and what they cost."""
+    **arguments: Any,
+) -> tuple[LlamaGenPipelineOutput, CallRecord]:
+    """One call for cases of consecutive seeds, and what it cost; `arguments` go to the pipeline."""
     condition: dict[str, Any] = (
         {"prompt": [case.prompt for case in cases]}
         if cases[0].class_label is None
@@ -231,11 +249,23 @@ def _call(
     generators = [torch.Generator().manual_seed(seed + row) for row in range(len(cases))]
     device = pipeline.transformer.device
     began = time.perf_counter()
-    output = pipeline(**condition, generator=generators, method=method, output_type="pt", **generation)
+    output = pipeline(**condition, generator=generators, method=method, **arguments)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     seconds = time.perf_counter() - began
-    return output.images.float(), CallRecord.from_trace(output.trace.to_dict(), seconds)
+    return output, CallRecord.from_trace(output.trace.to_dict(), seconds)
+
+
+def _call(
+    pipeline: LlamaGenPipeline,
+    method: MethodConfig,
+    cases: Sequence[BenchmarkCase],
+    seed: int,
+    generation: dict[str, Any],
+) -> tuple[torch.Tensor, CallRecord]:
+    """Pictures [B, 3, H, W] in [0, 1] of consecutive seeds, and what they cost."""
+    output, record = call_pipeline(pipeline, method, cases, seed, output_type="pt", **generation)
+    return torch.as_tensor(output.images).float(), record
 
 
 def _judge(judge: SceneJudge, pictures: torch.Tensor, cases: Sequence[BenchmarkCase]) -> list[dict[str, Any]]:

@@ -178,6 +178,7 @@ def _build_eagle(config: EagleConfig, target: LlamaGenTarget, components: Compon
             target.transformer.num_image_tokens, config.staleness, config.verified_staleness
         )
         drafter.refresh = config.refresh
+        drafter.depth_behind_skip = config.depth_behind_skip
         schedule = _build_schedule(config, components)
     if not isinstance(config, LanternConfig):
         return Method(drafter, ExactVerifier())

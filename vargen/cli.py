@@ -21,8 +21,9 @@ COMMANDS = {
     "scenes": "write rendered scenes with captions and their truth",
     "judge": "score a folder of generated pictures against its prompts",
     "bench": "compare decoding methods: speed, target passes, correctness",
+    "evaluate": "score pictures by a protocol: FID, CLIP score, precision, recall, correctness",
     "tune": "search a method's settings for speed within a budget of quality",
-    "train": "train a tokenizer, a transformer, a drafter or a judge",
+    "train": "train a tokenizer, a transformer, a drafter, a judge or a CLIP",
     "convert": "turn published LlamaGen and LANTERN weights into model folders",
     "methods": "list the decoding methods",
 }

@@ -181,6 +181,7 @@ class VVSConfig(LanternConfig):
         staleness: positions by which the reused features are older than the newest.
         verified_staleness: -1, fresh features after verified steps; 0 and more for the paper's staleness study.
         refresh: let the drafter read skipped tokens again once their own features are known.
+        depth_behind_skip: levels drafted behind skipped tokens, which are certainly judged; null for `depth`.
     """
 
     name: ClassVar[str] = "vvs"
@@ -196,10 +197,13 @@ class VVSConfig(LanternConfig):
     staleness: int = 0
     verified_staleness: int = -1
     refresh: bool = False
+    depth_behind_skip: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._one_of("schedule", SCHEDULES)
+        if self.depth_behind_skip is not None:
+            self._number("depth_behind_skip", 1, whole=True)
         self._number("interval", 2, whole=True)
         self._number("threshold", -1, 1)
         self._one_of("choice", PATH_CHOICES)

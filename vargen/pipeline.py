@@ -322,6 +322,7 @@ class LlamaGenPipeline(DiffusionPipeline):
             mask.to(device).repeat_interleave(num_images_per_prompt, dim=0),
         )
 
+    @torch.no_grad()
     def decode_tokens(self, tokens: Tensor, output_type: str = "pil") -> Any:
         """Pictures from codes [B, grid * grid] (or [B, grid, grid]), as `output_type` asks.
 

@@ -75,6 +75,26 @@ def read_prompts(source: str) -> list[str]:
     return prompts
 
 
+def read_column(source: str, names: Sequence[str]) -> list[str] | None:
+    """What a file of prompts says beside each prompt, under the first of `names` that it has; None if it has none."""
+    path = Path(source)
+    suffix = path.suffix.lower()
+    if suffix not in (*_DELIMITERS, ".jsonl"):
+        return None
+    text = path.read_text(encoding="utf-8-sig")
+    if suffix == ".jsonl":
+        rows = [json.loads(line) for line in text.splitlines() if line.strip()]
+    else:
+        lines = io.StringIO(text, newline="")
+        rows = list(
+            csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE) if suffix == ".tsv" else csv.DictReader(lines)
+        )
+    for name in names:
+        if rows and all(isinstance(row, dict) and row.get(name) is not None for row in rows):
+            return [str(row[name]) for row in rows]
+    return None
+
+
 def _from_table(text: str, name: str, delimiter: str) -> Iterable[str]:
     # Tab-separated files in the field (PartiPrompts) do not quote, and their prompts contain quotation marks.
     lines = io.StringIO(text, newline="")

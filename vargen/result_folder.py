@@ -145,7 +145,7 @@ class ResultFolder:
             OSError: the disk is full, ...
         """
         (self.path / "images").mkdir(parents=True, exist_ok=True)
-        with _exclusive(self.path):
+        with exclusive(self.path):
             remove_leftovers(self.path)
             remove_leftovers(self.path / "images")
             if not (self.path / "config.json").exists():
@@ -216,7 +216,7 @@ def _read_image_record(path: Path) -> tuple[bool, dict[str, Any] | None]:
 
 
 @contextlib.contextmanager
-def _exclusive(folder: Path) -> Iterator[None]:
+def exclusive(folder: Path) -> Iterator[None]:
     """Hold a lock on `folder` that ends with the process, however that ends; nothing where there are none (Windows)."""
     try:
         import fcntl

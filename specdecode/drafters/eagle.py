@@ -135,9 +135,11 @@ class EagleDrafter:
         feature_reuse: what to read where a step was skipped; None: steps cannot be skipped.
         refresh: Read skipped tokens again, with their own features, once the target has been fed them. Otherwise the
             head's cache keeps what it made of the stand-ins.
+        depth_behind_skip: The most levels drafted behind tokens that were taken unverified, 1 or more; None for as many
+            as before them. What comes there is certainly judged, and few of the later levels survive that.
 
     Raises:
-        ValueError: sampled children of a dynamic tree, or a tree wider than the vocabulary.
+        ValueError: sampled children of a dynamic tree, a tree wider than the vocabulary, or nothing behind a skip.
     """
 
     def __init__(
@@ -148,6 +150,7 @@ class EagleDrafter:
         children: Literal["top", "sampled"] = "top",
         feature_reuse: FeatureReuse | None = None,
         refresh: bool = False,
+        depth_behind_skip: int | None = None,
     ) -> None:
         width = shape.top_k if isinstance(shape, DynamicTree) else shape.max_children
         if width > head.vocab_size:
@@ -156,12 +159,15 @@ class EagleDrafter:
             raise ValueError(f'children must be "top" or "sampled", got {children!r}')
         if children == "sampled" and isinstance(shape, DynamicTree):
             raise ValueError('children="sampled" needs a tree of fixed shape: a dynamic one prefers likely tokens')
+        if depth_behind_skip is not None and depth_behind_skip < 1:
+            raise ValueError(f"depth_behind_skip must be at least 1, got {depth_behind_skip}")
         self.head = head
         self.shape = shape
         self.sizer = sizer
         self.children = children
         self.feature_reuse = feature_reuse
         self.refresh = refresh
+        self.depth_behind_skip = depth_behind_skip
         self._size = DraftSize(1, 0)
         self._draft_behind_a_skip = False
         self._predicted: Tensor | None = None
@@ -189,8 +195,11 @@ class EagleDrafter:
 
     def propose(self, state: DecodeState) -> Draft:
         """A tree below each row's newest token."""
-        if not self._draft_behind_a_skip:  # else the two drafts of a step are of one size
+        if not self._draft_behind_a_skip:  # else the two drafts of a step are of one size, or the second is shallower
             self._size = self.sizer.choose()
+        elif self.depth_behind_skip is not None:
+            depth = min(self._size.depth, self.depth_behind_skip)
+            self._size = DraftSize(self._size.total_tokens, depth)
         self._draft_behind_a_skip = False
         size, self._predicted = self._size, None
         root = state.last_tokens()

@@ -11,12 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from vargen.ablations import ABLATIONS
 from vargen.commands.options import build_parser, fill, parse
 from vargen.commands.sampling_options import check_sampling
 from vargen.files import UserError, write_atomic
+from vargen.method_lists import options_by_method, read_method_list
 from vargen.methods import MethodConfig, resolve_method
 from vargen.model_folder import read_json, weights_fingerprint
 from vargen.progress import progress
@@ -101,19 +100,7 @@ class BenchConfig:
         """
         if self.ablate is not None:
             return {"ar": resolve_method("ar"), **self._ablations(self.ablate)}
-        specifications = [name.strip() for name in self.methods.split(",") if name.strip()]
-        if not specifications:
-            raise UserError("methods must name at least one method, such as ar,eagle")
-        options = _options_by_method(self.method_options)
-        chosen = {"ar": resolve_method("ar")}
-        for specification in specifications:
-            label = Path(specification).stem if specification.endswith((".yaml", ".yml")) else specification
-            if label in chosen and label != "ar":
-                raise UserError(f"methods: {label} is named twice")
-            chosen[label] = resolve_method(specification, options.pop(label, None))
-        if options:
-            raise UserError(f"method_options: {next(iter(options))!r} is not among methods ({', '.join(chosen)})")
-        return chosen
+        return {"ar": resolve_method("ar"), **read_method_list(self.methods, self.method_options, "methods")}
 
     def studies(self) -> dict[str, list[str]]:
         """Which methods stand in one table, by its title; plain decoding stands in each."""
@@ -122,7 +109,7 @@ class BenchConfig:
         return {title: ["ar", *variants] for title, variants in ABLATIONS[self.ablate].items()}
 
     def _ablations(self, name: str) -> dict[str, MethodConfig]:
-        shared = _options_by_method(self.method_options)
+        shared = options_by_method(self.method_options)
         if unknown := set(shared) - {name}:
             raise UserError(f"method_options: {unknown.pop()!r} is not what is ablated ({name})")
         return {
@@ -149,7 +136,7 @@ def run(arguments: Sequence[str]) -> int:
     model_folder = find_model(config.model)
 
     from vargen.benchmark import Contender, RecordFile, describe_run, run_benchmark
-    from vargen.commands.generate import load_pipeline
+    from vargen.loading import load_pipeline
 
     cases = _cases(config, model_folder)
     contenders = [Contender(label, method) for label, method in methods.items()]
@@ -245,22 +232,8 @@ def _ratio(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}x"
 
 
-def _options_by_method(options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """`{"eagle": {"depth": 3}}` from that, or from `{"eagle.depth": 3}`."""
-    by_method: dict[str, dict[str, Any]] = {}
-    for name, value in options.items():
-        method, dot, option = name.rpartition(".")
-        if not dot and not isinstance(value, Mapping):
-            raise UserError(f"method_options.{name} must say which method it is for, such as eagle.{name}")
-        given = {option: value} if dot else value
-        # jsonargparse reads the value of `--method_options.eagle.depth 3` as text.
-        read = {key: yaml.safe_load(each) if isinstance(each, str) else each for key, each in given.items()}
-        by_method.setdefault(method if dot else name, {}).update(read)
-    return by_method
-
-
 def _cases(config: BenchConfig, model_folder: Path) -> list[Any]:
-    from vargen.benchmark import BenchmarkCase, scene_cases
+    from vargen.benchmark import BenchmarkCase, file_cases, scene_cases
 
     if read_json(model_folder / "transformer" / "config.json").get("condition_type") == "class":
         if not config.class_labels:
@@ -270,18 +243,7 @@ def _cases(config: BenchConfig, model_folder: Path) -> list[Any]:
         raise UserError("class_labels cannot be used: the model is text-conditional; give prompts")
     if config.prompts_file is None:
         return scene_cases(config.prompts, config.seed, config.split)
-    from vargen.prompts import gather_prompts
-    from vargen.scenes.caption_parser import CaptionError, parse_caption
-
-    cases = []
-    for prompt in gather_prompts([], config.prompts_file):
-        try:
-            cases.append(BenchmarkCase(prompt, claims=parse_caption(prompt)))
-        except CaptionError:
-            cases.append(BenchmarkCase(prompt))  # made and timed, but nobody can judge it
-    if not cases:
-        raise UserError(f"prompts_file: {config.prompts_file} holds no prompt")
-    return cases
+    return file_cases(config.prompts_file)
 
 
 def _check_place(name: str, place: str | None) -> None:

@@ -150,6 +150,8 @@ def run(arguments: Sequence[str]) -> int:
     totals, load_seconds = RunTotals(), 0.0
     num_missing = len(results.missing)
     if num_missing:
+        from vargen.loading import load_pipeline
+
         began = time.perf_counter()
         pipeline, device, settings["dtype"] = load_pipeline(model_folder, config.device, settings["dtype"])
         load_seconds = time.perf_counter() - began
@@ -224,31 +226,6 @@ def _settings(config: GenerateConfig, requests: Sequence[ImageRequest], model_fo
         "num_images_per_prompt": config.num_images_per_prompt,
         **conditions,
     }
-
-
-def load_pipeline(model_folder: Path, device: str, dtype: str) -> tuple[LlamaGenPipeline, str, str]:
-    """The pipeline on its device, the device's name, and the name of the transformer's precision."""
-    import torch
-    from diffusers.utils import logging as diffusers_logging
-    from transformers.utils import logging as transformers_logging
-
-    from vargen.pipeline import LlamaGenPipeline
-
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device.split(":")[0] == "cuda" and not torch.cuda.is_available():
-        raise UserError(f"device {device!r} is not available on this machine; use --device cpu")
-    if dtype == "auto":
-        dtype = "float32" if device == "cpu" else "bfloat16"
-    diffusers_logging.disable_progress_bar()
-    transformers_logging.disable_progress_bar()
-    try:
-        place = torch.device(device)
-        pipeline = LlamaGenPipeline.from_pretrained(model_folder, dtype=getattr(torch, dtype)).to(place)
-    except RuntimeError as error:
-        raise UserError(f"device {device!r} cannot be used ({error}); use --device cpu") from error
-    pipeline.set_progress_bar_config(disable=True)  # one bar over all batches instead
-    return pipeline, device, dtype
 
 
 def _warn_about_prompts(pipeline: LlamaGenPipeline, requests: Sequence[ImageRequest]) -> None:

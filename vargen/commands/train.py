@@ -1,4 +1,4 @@
-"""`vargen train tokenizer|transformer|drafter|judge`: one training run, from a shipped or given configuration."""
+"""`vargen train tokenizer|transformer|drafter|judge|clip`: one training run, from a shipped or given configuration."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ TRAINERS = {
     ),
     "drafter": ("DrafterTrainingConfig", "train_drafter", "an EAGLE drafter for a transformer, on its own pictures"),
     "judge": ("JudgeTrainingConfig", "train_judge", "the recogniser that scores pictures"),
+    "clip": ("ClipTrainingConfig", "train_clip", "the CLIP that scores how well pictures and captions agree"),
 }
 """What can be trained: names of the configuration and of the function in `vargen.training.NAME`."""
 

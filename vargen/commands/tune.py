@@ -194,7 +194,7 @@ def run(arguments: Sequence[str]) -> int:
         raise UserError("model: a class-conditional one has no prompts to judge; name a text-conditional model")
 
     from vargen.benchmark import Contender, describe_run, scene_cases
-    from vargen.commands.generate import load_pipeline
+    from vargen.loading import load_pipeline
     from vargen.scenes.judge import load_judge
 
     pipeline, _, dtype = load_pipeline(model_folder, config.device, config.dtype)

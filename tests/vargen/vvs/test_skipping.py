@@ -64,6 +64,7 @@ def run(
     shape: str = "dynamic",
     refresh: bool = False,
     guidance_scale: float = 3.0,
+    depth_behind_skip: int | None = None,
 ) -> Run:
     embeds, mask = pipeline.encode_prompt(PROMPTS)
     condition = pipeline.transformer.embed_condition(caption_embeds=embeds)
@@ -77,7 +78,14 @@ def run(
     assert isinstance(pipeline.drafter, LlamaGenDrafter)
     head = LlamaGenDraftHead(pipeline.drafter, target, EagleDrafter.most_new_pairs(SHAPES[shape], SIZE))
     features = FeatureCache(16)
-    drafter = EagleDrafter(head, SHAPES[shape], FixedDraftSize(SIZE), feature_reuse=features, refresh=refresh)
+    drafter = EagleDrafter(
+        head,
+        SHAPES[shape],
+        FixedDraftSize(SIZE),
+        feature_reuse=features,
+        refresh=refresh,
+        depth_behind_skip=depth_behind_skip,
+    )
     result = decode(
         target,
         max_new_tokens=16,
@@ -93,12 +101,12 @@ patterns = st.lists(st.lists(st.booleans(), min_size=3, max_size=3), min_size=1,
 
 
 @settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(patterns, st.sampled_from(sorted(SHAPES)), st.booleans())
+@given(patterns, st.sampled_from(sorted(SHAPES)), st.booleans(), st.sampled_from([None, 1, 2]))
 @torch.no_grad()
 def test_keys_values_and_features_are_those_of_teacher_forcing(
-    drafting_pipeline: LlamaGenPipeline, steps: list[list[bool]], shape: str, refresh: bool
+    drafting_pipeline: LlamaGenPipeline, steps: list[list[bool]], shape: str, refresh: bool, behind: int | None
 ) -> None:
-    done = run(drafting_pipeline, Pattern(steps), shape, refresh)
+    done = run(drafting_pipeline, Pattern(steps), shape, refresh, depth_behind_skip=behind)
     tokens, target = done.result.tokens, done.target
     transformer = drafting_pipeline.transformer
 
@@ -178,6 +186,56 @@ def test_passes_are_those_a_hook_counts(drafting_pipeline: LlamaGenPipeline) -> 
         handle.remove()
     assert trace.target_passes == len(calls)
     assert trace.skipped_steps > 0
+
+
+@pytest.mark.parametrize("shape", sorted(SHAPES))
+def test_what_is_drafted_behind_a_skip_is_as_shallow_as_asked(
+    drafting_pipeline: LlamaGenPipeline, shape: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    propose = EagleDrafter.propose
+    depths: list[tuple[bool, int]] = []
+
+    def spy(drafter: EagleDrafter, state: DecodeState) -> Draft:
+        behind = drafter._draft_behind_a_skip
+        draft = propose(drafter, state)
+        depths.append((behind, draft.tree.max_depth))
+        return draft
+
+    monkeypatch.setattr(EagleDrafter, "propose", spy)
+    run(drafting_pipeline, Pattern([[True] * 3]), shape, depth_behind_skip=1)
+    assert {depth for behind, depth in depths if behind} == {1}
+    assert {depth for behind, depth in depths if not behind} == {SIZE.depth}
+
+
+def test_nobody_drafts_again_where_nobody_skipped(drafting_pipeline: LlamaGenPipeline) -> None:
+    """A schedule may look at a draft and take nothing of it; then that draft is the one to be judged."""
+    plain = run(drafting_pipeline, None)
+
+    @dataclass
+    class TakesNothing:
+        def select(self, draft: Draft, state: DecodeState) -> Selection:
+            path = PathSelector()(draft, state)
+            return Selection(path.path, path.counts * 0)
+
+    head = drafting_pipeline.drafter
+    assert isinstance(head, LlamaGenDrafter)
+    calls: list[int] = []
+    counts = []
+    for schedule in (None, TakesNothing()):
+        calls.clear()
+        handle = head.register_forward_hook(lambda *_: calls.append(1))
+        try:
+            result = run(drafting_pipeline, schedule).result  # type: ignore[arg-type]
+        finally:
+            handle.remove()
+        assert torch.equal(result.tokens, plain.result.tokens)
+        counts.append(len(calls))
+    assert counts[0] == counts[1]
+
+
+def test_nothing_behind_a_skip_is_refused(drafting_pipeline: LlamaGenPipeline) -> None:
+    with pytest.raises(ValueError, match="depth_behind_skip must be at least 1"):
+        run(drafting_pipeline, None, depth_behind_skip=0)
 
 
 def test_skipping_without_stand_ins_is_refused(drafting_pipeline: LlamaGenPipeline) -> None:

@@ -1,0 +1,5 @@
+"""The one error of this package that a user can cause: data that does not fit what is to be computed from it."""
+
+
+class DataError(ValueError):
+    """Data that cannot be measured: one line that names what is wrong and the remedy."""

@@ -1,0 +1,289 @@
+"""Networks that turn pictures into features, each with an identity that a result can record.
+
+Belongs here: loading Inception, CLIP and VGG from local files and running them. Does not belong here: what is computed
+from features (`frechet`, `manifold`, `clip_score`, `diversity`).
+
+An extractor takes uint8 `[B, 3, H, W]` and gives fp32 `[B, num_features]` on the CPU. `identity` names network, layer
+and a hash of its weights: two results compare only where these agree. Nothing is downloaded but by torch-fidelity, and
+only where no file is named.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import interpolate
+
+from metrics.errors import DataError
+from metrics.images import to_image
+
+INCEPTION_SIDE = 299
+INCEPTION_RESIZINGS = {
+    "inception": "tensorflow1",
+    "inception-antialiased": "antialiased",
+    "inception-clean": "clean",
+}
+"""How pictures reach that side, by the names that protocols use."""
+_VGG_MEAN, _VGG_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+class FeatureExtractor(Protocol):
+    """What every network here offers."""
+
+    @property
+    def num_features(self) -> int: ...
+
+    @property
+    def identity(self) -> str: ...
+
+    def __call__(self, pictures: Tensor) -> Tensor: ...
+
+
+def weights_hash(module: nn.Module) -> str:
+    """Twelve hexadecimal digits over names, shapes and values of everything the module computes with."""
+    total = hashlib.sha256()
+    for name, value in sorted(module.state_dict().items()):
+        total.update(f"{name} {tuple(value.shape)} ".encode())
+        total.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return total.hexdigest()[:12]
+
+
+class ModuleFeatures:
+    """Any network as an extractor.
+
+    Args:
+        module: takes fp32 `[B, 3, H, W]` in [0, 1] and gives `[B, D]`.
+        name: what results call it.
+        num_features: D.
+    """
+
+    def __init__(self, module: nn.Module, name: str, num_features: int, device: torch.device | str = "cpu") -> None:
+        self.module = module.to(device).eval().requires_grad_(False)
+        self.device = torch.device(device)
+        self.num_features = num_features
+        self.identity = f"{name} {weights_hash(module)}"
+
+    @torch.no_grad()
+    def __call__(self, pictures: Tensor) -> Tensor:
+        return self.module(pictures.to(self.device).float() / 255).float().cpu()
+
+
+class InceptionFeatures:
+    """Inception of the TF1 FID graph in torch-fidelity's port, pool features.
+
+    Args:
+        weights: file of torch-fidelity's layout; None lets torch-fidelity download its own.
+        resizing: how pictures reach 299 pixels: "tensorflow1" (bilinear without antialiasing, as FID was defined and
+            torch-fidelity does), "antialiased" (bilinear with it, the default of torchmetrics since 1.8) or "clean"
+            (PIL's bicubic in float, as clean-fid does). The three give different FIDs.
+        device: where it runs.
+
+    Raises:
+        DataError: torch-fidelity is not installed, or the file is not of its layout.
+    """
+
+    num_features = 2048
+
+    def __init__(
+        self, weights: Path | None = None, resizing: str = "tensorflow1", device: torch.device | str = "cpu"
+    ) -> None:
+        try:
+            from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
+        except ImportError as error:
+            raise DataError(f'Inception features need torch-fidelity ({error}); pip install "vargen[eval]"') from error
+        if resizing not in INCEPTION_RESIZINGS.values():
+            known = ", ".join(INCEPTION_RESIZINGS.values())
+            raise DataError(f"resizing must be one of {known}, got {resizing!r}")
+        if weights is not None:
+            read_state_dict(weights)  # torch-fidelity would unpickle anything
+        try:
+            network = FeatureExtractorInceptionV3(
+                "inception-v3-compat", ["2048"], None if weights is None else str(weights)
+            )
+        except RuntimeError as error:
+            reason = " ".join(str(error).split())[:200]
+            raise DataError(f"{weights} is not of torch-fidelity's Inception layout ({reason})") from error
+        except OSError as error:
+            raise DataError(
+                f"torch-fidelity could not download Inception ({error}); name a local file of its weights"
+            ) from error
+        self.network = network.to(device)
+        self.device = torch.device(device)
+        self.resizing = resizing
+        self.identity = f"inception-v3-compat 2048 {resizing} {weights_hash(network)}"
+
+    @torch.no_grad()
+    def __call__(self, pictures: Tensor) -> Tensor:
+        if self.resizing == "tensorflow1":
+            return self.network(pictures.to(self.device))[0].float().cpu()
+        # The network's own entry resizes in its own way; its parts run in the order they are declared in.
+        if self.resizing == "clean":
+            values = torch.stack([_clean_resize(picture) for picture in pictures]).to(self.device)
+        else:
+            side = (INCEPTION_SIDE, INCEPTION_SIDE)
+            values = interpolate(pictures.to(self.device).float(), size=side, mode="bilinear", antialias=True)
+        values = (values - 128) / 128
+        for name, part in self.network.named_children():
+            if name == "fc":
+                break
+            values = part(values)
+        return values.flatten(1).float().cpu()
+
+
+def _clean_resize(picture: Tensor) -> Tensor:
+    """fp32 `[3, 299, 299]` in [0, 255], each channel resized in float and not rounded (clean-fid)."""
+    import numpy as np
+    from PIL import Image
+
+    side = (INCEPTION_SIDE, INCEPTION_SIDE)
+    channels = [
+        np.asarray(Image.fromarray(channel.numpy().astype(np.float32), mode="F").resize(side, Image.Resampling.BICUBIC))
+        for channel in picture
+    ]
+    return torch.from_numpy(np.stack(channels).clip(0, 255))
+
+
+class VGGFeatures:
+    """VGG16's second fully connected layer, the network of improved precision and recall.
+
+    Args:
+        weights: file of torchvision's layout.
+        device: where it runs.
+
+    Raises:
+        DataError: torchvision is not installed, or the file is not of its layout.
+    """
+
+    num_features = 4096
+
+    def __init__(self, weights: Path, device: torch.device | str = "cpu") -> None:
+        try:
+            from torchvision.models import vgg16
+        except ImportError as error:
+            raise DataError(f'VGG features need torchvision ({error}); pip install "vargen[eval]"') from error
+        network = vgg16(weights=None)
+        try:
+            network.load_state_dict(read_state_dict(weights))
+        except RuntimeError as error:
+            reason = " ".join(str(error).split())[:200]
+            raise DataError(f"{weights} is not of torchvision's VGG16 layout ({reason})") from error
+        network.classifier = network.classifier[:5]  # up to the second layer's ReLU
+        self.network = network.to(device).eval().requires_grad_(False)
+        self.device = torch.device(device)
+        self.identity = f"vgg16 fc2 {weights_hash(network)}"
+
+    @torch.no_grad()
+    def __call__(self, pictures: Tensor) -> Tensor:
+        values = pictures.to(self.device).float() / 255
+        values = interpolate(values, size=(224, 224), mode="bicubic", antialias=True).clamp(0, 1)
+        mean, std = (torch.tensor(each, device=self.device)[:, None, None] for each in (_VGG_MEAN, _VGG_STD))
+        return self.network((values - mean) / std).float().cpu()
+
+
+class CLIPFeatures:
+    """A transformers `CLIPModel` from a local folder: features of pictures and of texts, of length one.
+
+    Args:
+        folder: holds the model, its tokenizer and its image processor's configuration.
+        device: where it runs.
+
+    Raises:
+        DataError: the folder holds no CLIP.
+    """
+
+    def __init__(self, folder: Path, device: torch.device | str = "cpu") -> None:
+        from transformers import AutoImageProcessor, AutoTokenizer, CLIPModel
+
+        if not (folder / "config.json").is_file():
+            raise DataError(f"{folder} holds no CLIP model (config.json is missing); name the folder of one")
+        try:
+            model: Any = CLIPModel.from_pretrained(folder, dtype=torch.float32)
+            self.tokenizer = AutoTokenizer.from_pretrained(folder)
+            # PIL's resizing is what CLIP was trained with.
+            self.image_processor = AutoImageProcessor.from_pretrained(folder, backend="pil")
+        except (OSError, ValueError) as error:
+            raise DataError(f"{folder} holds no CLIP model ({' '.join(str(error).split())[:200]})") from error
+        self.model = model.to(device).eval().requires_grad_(False)
+        self.device = torch.device(device)
+        self.num_features = int(self.model.config.projection_dim)
+        self.identity = f"clip {folder.name} {weights_hash(self.model)}"
+
+    @torch.no_grad()
+    def __call__(self, pictures: Tensor) -> Tensor:
+        values = self.image_processor([to_image(picture) for picture in pictures], return_tensors="pt").pixel_values
+        return _unit(self.model.get_image_features(pixel_values=values.to(self.device)))
+
+    @torch.no_grad()
+    def encode_text(self, texts: Sequence[str]) -> Tensor:
+        """fp32 `[B, num_features]`; texts beyond the model's positions are cut before the end token."""
+        # Padded to the full length: a text's features must not depend, even in the last bit, on its neighbours.
+        tokens = self.tokenizer(
+            list(texts),
+            padding="max_length",
+            truncation=True,
+            max_length=self.model.config.text_config.max_position_embeddings,
+            return_tensors="pt",
+        ).to(self.device)
+        return _unit(self.model.get_text_features(input_ids=tokens.input_ids, attention_mask=tokens.attention_mask))
+
+
+def _unit(output: Any) -> Tensor:
+    """Features as unit vectors; transformers 5 wraps them in an output object, 4 did not."""
+    features = output if isinstance(output, Tensor) else output.pooler_output
+    return nn.functional.normalize(features.float(), dim=-1).cpu()
+
+
+def torchmetrics_clip(clip: CLIPFeatures) -> tuple[Any, Any]:
+    """Model and processor as `torchmetrics.multimodal.CLIPScore(lambda: torchmetrics_clip(clip))` takes them.
+
+    torchmetrics 1.9 reads features as tensors, which transformers has not returned since version 5.
+    """
+    return _TensorCLIP(clip), _CLIPInputs(clip)
+
+
+class _TensorCLIP(nn.Module):
+    def __init__(self, clip: CLIPFeatures) -> None:
+        super().__init__()
+        self.model = clip.model
+        self.config = clip.model.config
+
+    def get_image_features(self, pixel_values: Tensor) -> Tensor:
+        return _unit(self.model.get_image_features(pixel_values=pixel_values))
+
+    def get_text_features(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        return _unit(self.model.get_text_features(input_ids=input_ids, attention_mask=attention_mask))
+
+
+class _CLIPInputs:
+    def __init__(self, clip: CLIPFeatures) -> None:
+        self.clip = clip
+
+    def __call__(self, images: Any = None, text: Any = None, **_: Any) -> Any:
+        if images is not None:
+            pictures = [to_image(picture) for picture in images]
+            return self.clip.image_processor(pictures, return_tensors="pt")
+        length = self.clip.model.config.text_config.max_position_embeddings
+        return self.clip.tokenizer(text, padding=True, truncation=True, max_length=length, return_tensors="pt")
+
+
+def read_state_dict(path: Path) -> dict[str, Tensor]:
+    """Tensors by name from a file of `torch.save`, and nothing but tensors.
+
+    Raises:
+        DataError: the file is missing or damaged, or holds something else.
+    """
+    try:
+        loaded = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise DataError(f"{path} does not exist; name a local file of the network's weights") from None
+    except Exception as error:  # torch raises half a dozen kinds for damaged or unsafe files
+        reason = " ".join(str(error).split())[:120]
+        raise DataError(f"{path} holds no weights that can be read safely ({reason})") from error
+    if not isinstance(loaded, dict) or not all(isinstance(value, Tensor) for value in loaded.values()):
+        raise DataError(f"{path} holds something else than a network's weights by name")
+    return loaded

@@ -1,0 +1,96 @@
+"""The Frechet distance between two sets of features, each taken for a Gaussian (Heusel et al., arXiv 1706.08500).
+
+Belongs here: means, covariances, their file, their distance. Which network the features come from is `extractors`'
+business; with Inception's the distance is FID, with another's it is that network's Frechet distance, and says so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from metrics.errors import DataError
+from metrics.images import open_npz
+
+_CHUNK = 4096  # rows turned into float64 at once
+
+
+@dataclass(frozen=True)
+class GaussianStatistics:
+    """What the distance needs of a set of features.
+
+    Attributes:
+        mean: float64 `[D]`.
+        covariance: float64 `[D, D]`, unbiased.
+        count: of features; None where a file does not say.
+    """
+
+    mean: Tensor
+    covariance: Tensor
+    count: int | None
+
+    @classmethod
+    def of(cls, features: Tensor) -> GaussianStatistics:
+        """Of features `[N, D]`; sums are in float64 and in order, so equal features give equal bits.
+
+        Raises:
+            DataError: fewer than two features, or one that is not finite.
+        """
+        count = len(features)
+        if features.ndim != 2 or count < 2:
+            raise DataError(f"a covariance needs 2 or more pictures, got features of shape {tuple(features.shape)}")
+        if not torch.isfinite(features).all():
+            raise DataError("features hold numbers that are not finite; look for a damaged extractor or picture")
+        total = torch.zeros(features.shape[1], dtype=torch.float64)
+        for chunk in features.split(_CHUNK):
+            total += chunk.double().sum(dim=0)
+        mean = total / count
+        scatter = torch.zeros(len(mean), len(mean), dtype=torch.float64)
+        for chunk in features.split(_CHUNK):
+            centred = chunk.double() - mean
+            scatter += centred.T @ centred
+        return cls(mean, scatter / (count - 1), count)
+
+    def save(self, path: Path) -> None:
+        """Write `mu`, `sigma` (the names that pytorch-fid, clean-fid and the ADM suite use) and `count`."""
+        np.savez(path, mu=self.mean.numpy(), sigma=self.covariance.numpy(), count=self.count or 0)
+
+    @classmethod
+    def load(cls, path: Path) -> GaussianStatistics:
+        """From such a file. Raises DataError when it holds something else."""
+        with open_npz(path) as arrays:
+            if "mu" not in arrays or "sigma" not in arrays:
+                raise DataError(f"{path} holds no statistics (arrays mu and sigma); it has {', '.join(arrays.files)}")
+            mean, covariance = (
+                torch.from_numpy(np.asarray(arrays[name], dtype=np.float64)) for name in ("mu", "sigma")
+            )
+            count = int(arrays["count"]) if "count" in arrays else 0
+        if mean.ndim != 1 or covariance.shape != (len(mean), len(mean)):
+            raise DataError(f"{path}: mu {tuple(mean.shape)} and sigma {tuple(covariance.shape)} do not fit each other")
+        return cls(mean, covariance, count or None)
+
+
+def frechet_distance(reference: GaussianStatistics, generated: GaussianStatistics) -> float:
+    """`|m - m'|^2 + tr(C + C' - 2 (C C')^(1/2))` in float64, never below zero.
+
+    torchmetrics computes the same but takes features only, not statistics; tests hold the two together. The trace of
+    the root is that of `(R C' R)^(1/2)` with `R = C^(1/2)`, which is symmetric, so that its eigenvalues are real.
+
+    Raises:
+        DataError: the features have different numbers of dimensions.
+    """
+    if len(reference.mean) != len(generated.mean):
+        raise DataError(
+            f"the reference has features of {len(reference.mean)} dimensions, the pictures of {len(generated.mean)}: "
+            "they come from different networks"
+        )
+    values, vectors = torch.linalg.eigh(reference.covariance)
+    root = vectors * values.clamp_min(0).sqrt() @ vectors.T
+    product = torch.linalg.eigvalsh(root @ generated.covariance @ root).clamp_min(0)
+    distance = (reference.mean - generated.mean).square().sum()
+    distance = distance + reference.covariance.trace() + generated.covariance.trace() - 2 * product.sqrt().sum()
+    return max(float(distance), 0.0)

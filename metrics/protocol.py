@@ -1,0 +1,156 @@
+"""How quality is measured: every choice that changes a number, in one record that travels with the number.
+
+Belongs here: the choices, their check against the data, and warnings about them. Does not belong here: doing it.
+Presets are YAML files of these fields under configs/evaluate/.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from metrics.errors import DataError
+from metrics.images import RESIZERS
+
+EXTRACTORS = ("clip", "inception", "inception-antialiased", "inception-clean", "vgg16")
+CAPTION_SOURCES = ("scenes", "file", "class_labels")
+REFERENCES = ("renders", "given")
+
+
+@dataclass(frozen=True)
+class ClipProtocol:
+    """How CLIP score is made.
+
+    Args:
+        prefix: put before every caption, such as "A photo depicts ".
+        scale: factor on the cosine.
+        clip_at_zero: whether negative cosines count as zero.
+    """
+
+    prefix: str = ""
+    scale: float = 100.0
+    clip_at_zero: bool = True
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """A way to measure.
+
+    Args:
+        name: of the preset.
+        captions: where captions come from: "scenes" (composed from held-out scenes of the project's own world), "file"
+            or "class_labels".
+        count: pictures that the protocol asks for; null for as many as are asked for.
+        longest_caption: of several captions of one picture, the longest is drawn; others are refused.
+        resolution: side in pixels at which pictures are compared; null for the generated pictures' own.
+        resizer: how they get there; see `metrics.images.RESIZERS`.
+        extractor: features of the Frechet distance: "inception" (FID as first defined, and by torch-fidelity),
+            "inception-antialiased" (by torchmetrics since 1.8), "inception-clean" (by clean-fid), or "clip" (image
+            features of the CLIP model; not FID).
+        manifold_extractor: features of precision and recall; null leaves them out.
+        manifold_neighbours: their k.
+        clip_score: null leaves it out.
+        reference: "renders" of held-out scenes, or "given" on the command line.
+        reference_count: how many renders.
+        judge: have the recogniser of scenes check what captions claim.
+    """
+
+    name: str
+    captions: str = "file"
+    count: int | None = None
+    longest_caption: bool = False
+    resolution: int | None = None
+    resizer: str = "center-crop-lanczos"
+    extractor: str = "inception"
+    manifold_extractor: str | None = None
+    manifold_neighbours: int = 3
+    clip_score: ClipProtocol | None = field(default_factory=ClipProtocol)
+    reference: str = "given"
+    reference_count: int | None = None
+    judge: bool = False
+
+    def __post_init__(self) -> None:
+        for name, known in (
+            ("captions", CAPTION_SOURCES),
+            ("resizer", tuple(RESIZERS)),
+            ("extractor", EXTRACTORS),
+            ("reference", REFERENCES),
+        ):
+            if getattr(self, name) not in known:
+                raise DataError(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
+        if self.manifold_extractor not in (None, *EXTRACTORS):
+            raise DataError(
+                f"manifold_extractor must be null or one of {', '.join(EXTRACTORS)}, got {self.manifold_extractor!r}"
+            )
+        for name in ("count", "resolution", "reference_count", "manifold_neighbours"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+                raise DataError(f"{name} must be a positive integer, got {value!r}")
+        if self.reference == "renders" and self.reference_count is None:
+            raise DataError('reference_count must say how many renders, since reference is "renders"')
+        if self.clip_score is not None and self.captions == "class_labels":
+            raise DataError("clip_score must be null: class labels are no captions")
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Protocol:
+        """From plain values, as YAML gives them. Raises DataError naming an unknown or wrong field."""
+        values = dict(values)
+        clip = values.get("clip_score")
+        if isinstance(clip, dict):
+            values["clip_score"] = _fill(ClipProtocol, clip, "clip_score.")
+        return _fill(cls, values, "")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for a result."""
+        return asdict(self)
+
+    @property
+    def extractors(self) -> tuple[str, ...]:
+        """Every network the protocol needs, each once."""
+        wanted = [self.extractor, self.manifold_extractor, None if self.clip_score is None else "clip"]
+        return tuple(dict.fromkeys(name for name in wanted if name is not None))
+
+    def check_count(self, count: int) -> None:
+        """Refuse another number of pictures than the protocol's. Raises DataError."""
+        if self.count is not None and count != self.count:
+            raise DataError(
+                f"count: {self.name} is defined on {self.count:,} pictures, not {count:,}; a figure on fewer is not "
+                "comparable. Give that many, or use a preset of your own without `count`"
+            )
+
+    def check_captions(self, captions: Sequence[str], groups: Sequence[object] | None = None) -> None:
+        """Refuse captions that are empty, or not the longest of their picture's.
+
+        Args:
+            captions: one a picture.
+            groups: what each was chosen for (an image id), where the file says so.
+        """
+        for number, caption in enumerate(captions):
+            if not caption.strip():
+                raise DataError(f"captions: number {number} is empty; every picture needs one")
+        if self.longest_caption and groups is not None and len(set(groups)) < len(groups):
+            raise DataError(
+                f"captions: {self.name} draws one caption a picture, the longest; the file names a picture twice. "
+                "Keep the longest caption of each"
+            )
+
+    def warnings(self, count: int, dimensions: int, reference_count: int | None) -> list[str]:
+        """What a reader of the figures should know, a line each."""
+        found = []
+        for name, number in (("pictures", count), ("reference pictures", reference_count)):
+            if number is not None and number <= dimensions:
+                found.append(
+                    f"{number:,} {name} cannot fill {dimensions:,} feature dimensions: the covariance is singular and "
+                    f"the Frechet distance too high; use more than {dimensions:,}"
+                )
+        return found
+
+
+def _fill(kind: Any, values: dict[str, Any], prefix: str) -> Any:
+    unknown = set(values) - set(kind.__dataclass_fields__)
+    if unknown:
+        raise DataError(
+            f"{prefix}{sorted(unknown)[0]} is not a field of a protocol; known: {', '.join(kind.__dataclass_fields__)}"
+        )
+    return kind(**values)

@@ -1,0 +1,201 @@
+"""Extractors against direct computations with the libraries they wrap."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cosine_similarity
+from torchmetrics.image.fid import FrechetInceptionDistance
+from torchmetrics.multimodal import CLIPScore
+
+from metrics import extractors
+from metrics.clip_score import clip_scores
+from metrics.errors import DataError
+from metrics.extractors import (
+    CLIPFeatures,
+    InceptionFeatures,
+    ModuleFeatures,
+    VGGFeatures,
+    read_state_dict,
+    torchmetrics_clip,
+    weights_hash,
+)
+from metrics.frechet import GaussianStatistics, frechet_distance
+from metrics.images import to_image
+
+TEXTS = ["a red cube", "a blue sphere left of a green cube", "a green sphere"] * 4
+
+
+def test_clip_score_agrees_with_transformers_own_model(clip_folder: Path, pictures: Tensor) -> None:
+    from transformers import AutoTokenizer, CLIPImageProcessorPil, CLIPModel
+
+    model = CLIPModel.from_pretrained(clip_folder).eval()
+    tokens = AutoTokenizer.from_pretrained(clip_folder)(TEXTS, padding=True, return_tensors="pt")
+    pixels = CLIPImageProcessorPil.from_pretrained(clip_folder)(
+        [to_image(each) for each in pictures], return_tensors="pt"
+    )
+    with torch.no_grad():
+        output = model(
+            input_ids=tokens.input_ids, attention_mask=tokens.attention_mask, pixel_values=pixels.pixel_values
+        )
+    direct = 100 * cosine_similarity(output.image_embeds, output.text_embeds)
+    clip = CLIPFeatures(clip_folder)
+    ours = clip_scores(clip(pictures), clip.encode_text(TEXTS), clip_at_zero=False)
+    assert torch.allclose(ours.float(), direct, atol=1e-3)
+    assert direct.std() > 1  # the pictures differ, or the comparison would say little
+
+
+def test_clip_score_agrees_with_torchmetrics(clip_folder: Path, pictures: Tensor) -> None:
+    clip = CLIPFeatures(clip_folder)
+    metric = CLIPScore(lambda: torchmetrics_clip(clip))
+    metric.update(list(pictures), TEXTS)
+    ours = clip_scores(clip(pictures), clip.encode_text(TEXTS), clip_at_zero=False).mean()
+    assert float(metric.compute()) == pytest.approx(max(float(ours), 0.0), abs=1e-3)
+
+
+def test_long_captions_are_cut_before_the_end_token(clip_folder: Path) -> None:
+    clip = CLIPFeatures(clip_folder)
+    long = " ".join(["red", "cube"] * 40)
+    cut = " ".join(["red", "cube"] * 40).split()[:11]  # twelve positions, one of them the end
+    assert torch.allclose(clip.encode_text([long]), clip.encode_text([" ".join(cut)]), atol=1e-6)
+
+
+def test_features_do_not_depend_on_the_texts_neighbours(clip_folder: Path) -> None:
+    clip = CLIPFeatures(clip_folder)
+    together = clip.encode_text(["a red cube", "a blue sphere left of a green cube"])
+    assert torch.allclose(together[:1], clip.encode_text(["a red cube"]), atol=1e-6)
+
+
+def test_a_folder_without_a_clip_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="holds no CLIP"):
+        CLIPFeatures(tmp_path)
+
+
+def test_identity_follows_the_weights() -> None:
+    def network(bias: float) -> nn.Module:
+        layer = nn.Sequential(nn.Flatten(), nn.Linear(12, 2))
+        with torch.no_grad():
+            for parameter in layer.parameters():
+                parameter.fill_(bias)
+        return layer
+
+    first, same, other = (ModuleFeatures(network(value), "own", 2) for value in (1.0, 1.0, 1.5))
+    assert first.identity == same.identity != other.identity
+    features = first(torch.full((3, 3, 2, 2), 255, dtype=torch.uint8))
+    assert features.tolist() == [[13.0, 13.0]] * 3
+
+
+@pytest.fixture(scope="module")
+def inception_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file of torch-fidelity's layout with random weights."""
+    module = pytest.importorskip("torch_fidelity.feature_extractor_inceptionv3", reason="torch-fidelity is missing")
+    load = module.FeatureExtractorInceptionV3.load_state_dict
+    url = module.load_state_dict_from_url
+    try:
+        module.FeatureExtractorInceptionV3.load_state_dict = lambda self, state: None
+        module.load_state_dict_from_url = lambda *arguments, **options: {}
+        network = module.FeatureExtractorInceptionV3("inception-v3-compat", ["2048"])
+    finally:
+        module.FeatureExtractorInceptionV3.load_state_dict, module.load_state_dict_from_url = load, url
+    torch.manual_seed(0)
+    for name, value in network.state_dict().items():
+        if value.ndim > 1:  # kept at the scale of its input, or 94 layers would end in zeros or infinities
+            nn.init.kaiming_normal_(value)
+        elif name.endswith("running_var"):
+            value.fill_(1.0)
+    path = tmp_path_factory.mktemp("inception") / "weights.pth"
+    torch.save(network.state_dict(), path)
+    return path
+
+
+@pytest.mark.parametrize(("resizing", "antialias"), [("tensorflow1", False), ("antialiased", True)])
+def test_inception_features_are_those_of_torchmetrics(
+    inception_file: Path, pictures: Tensor, resizing: str, antialias: bool
+) -> None:
+    ours = InceptionFeatures(inception_file, resizing)
+    theirs = FrechetInceptionDistance(
+        feature=2048, feature_extractor_weights_path=str(inception_file), antialias=antialias
+    )
+    features = ours(pictures[:4])
+    assert torch.allclose(features, theirs.inception(pictures[:4]), rtol=1e-4, atol=1e-4)
+    assert features.std(dim=0).mean() > 1e-3
+
+
+def test_fid_agrees_with_torchmetrics_on_the_same_weight_file(inception_file: Path, pictures: Tensor) -> None:
+    ours = InceptionFeatures(inception_file)
+    theirs = FrechetInceptionDistance(feature=2048, feature_extractor_weights_path=str(inception_file), antialias=False)
+    theirs = theirs.set_dtype(torch.float64)
+    # Of 2048 dimensions 96 are enough to compare the formula, and a hundred times as quick.
+    chosen = torch.arange(0, 2048, 21)[:96]
+    whole = theirs.inception.forward
+    theirs.inception.forward = lambda images: whole(images)[:, chosen]
+    for kind in ("real", "fake"):
+        setattr(theirs, f"{kind}_features_sum", torch.zeros(96, dtype=torch.float64))
+        setattr(theirs, f"{kind}_features_cov_sum", torch.zeros(96, 96, dtype=torch.float64))
+    theirs.update(pictures[:6], real=True)
+    theirs.update(pictures[6:], real=False)
+    first, second = (GaussianStatistics.of(ours(part)[:, chosen]) for part in (pictures[:6], pictures[6:]))
+    assert frechet_distance(first, second) == pytest.approx(float(theirs.compute()), rel=1e-3)
+
+
+def test_clean_resizing_takes_the_networks_parts_in_order(inception_file: Path) -> None:
+    # At its own size nothing is resized, so both ways must agree.
+    picture = torch.randint(0, 256, (1, 3, 299, 299), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
+    plain, clean = (InceptionFeatures(inception_file, each)(picture) for each in ("tensorflow1", "clean"))
+    assert torch.allclose(plain, clean, rtol=1e-4, atol=1e-4)
+
+
+def test_clean_and_plain_resizing_differ(inception_file: Path, pictures: Tensor) -> None:
+    plain, clean = (InceptionFeatures(inception_file, each) for each in ("tensorflow1", "clean"))
+    assert not torch.allclose(plain(pictures[:2]), clean(pictures[:2]), rtol=1e-3)
+    assert plain.identity != clean.identity
+
+
+def test_weight_files_of_another_layout_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "other.pth"
+    torch.save({"weight": torch.zeros(2)}, path)
+    with pytest.raises(DataError, match="Inception layout"):
+        InceptionFeatures(path)
+    with pytest.raises(DataError, match="resizing must be one of"):
+        InceptionFeatures(path, "bilinear")
+
+
+def test_vgg_gives_its_second_hidden_layer(monkeypatch: pytest.MonkeyPatch, pictures: Tensor) -> None:
+    models = pytest.importorskip("torchvision.models", reason="torchvision is missing")
+    network = models.vgg16(weights=None).eval()
+    monkeypatch.setattr(extractors, "read_state_dict", lambda path: network.state_dict())
+    vgg = VGGFeatures(Path("weights.pth"))
+    features = vgg(pictures[:2])
+    assert features.shape == (2, 4096)
+    assert (features >= 0).all() and (features > 0).any()  # after the ReLU
+    monkeypatch.setattr(extractors, "read_state_dict", lambda path: {"weight": torch.zeros(2)})
+    with pytest.raises(DataError, match="VGG16 layout"):
+        VGGFeatures(Path("weights.pth"))
+
+
+class _Harmful:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return print, ("unpickled",)
+
+
+def test_files_that_hold_code_are_not_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.save({"weight": _Harmful()}, tmp_path / "harmful.pth")
+    with pytest.raises(DataError, match="read safely"):
+        read_state_dict(tmp_path / "harmful.pth")
+    assert "unpickled" not in capsys.readouterr().out
+    with pytest.raises(DataError, match="does not exist"):
+        read_state_dict(tmp_path / "missing.pth")
+    torch.save([1, 2], tmp_path / "list.pth")
+    with pytest.raises(DataError, match="something else"):
+        read_state_dict(tmp_path / "list.pth")
+
+
+def test_the_hash_sees_names_and_values() -> None:
+    layer = nn.Linear(3, 2)
+    before = weights_hash(layer)
+    with torch.no_grad():
+        layer.bias[0] += 1e-6
+    assert weights_hash(layer) != before

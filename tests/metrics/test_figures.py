@@ -1,0 +1,76 @@
+"""CLIP score's conventions, diversity, the bootstrap and the bank of features."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch.nn.functional import normalize
+
+from metrics.bootstrap import bootstrap_interval, mean_interval
+from metrics.clip_score import clip_scores, retrieval_accuracy
+from metrics.diversity import distances_to_others, mean_pairwise_distance
+from metrics.errors import DataError
+from metrics.feature_bank import FeatureBank
+
+
+def test_clip_score_scales_and_clips() -> None:
+    images = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    texts = torch.tensor([[0.6, 0.8], [0.0, -1.0]])
+    assert clip_scores(images, texts).tolist() == pytest.approx([60.0, 0.0])
+    assert clip_scores(images, texts, scale=1.0, clip_at_zero=False).tolist() == pytest.approx([0.6, -1.0])
+    with pytest.raises(DataError, match="1 captions"):
+        clip_scores(images, texts[:1])
+
+
+def test_retrieval_finds_the_own_text_and_only_that() -> None:
+    features = normalize(torch.randn(64, 8, generator=torch.Generator().manual_seed(0)), dim=-1)
+    assert retrieval_accuracy(features, features, candidates=16) == 1.0
+    assert retrieval_accuracy(features, features.roll(1, 0), candidates=16) < 0.3
+
+
+def test_pairwise_distance_is_the_mean_over_pairs() -> None:
+    features = torch.randn(7, 3, generator=torch.Generator().manual_seed(0)).double()
+    pairs = [float((features[i] - features[j]).norm()) for i in range(7) for j in range(i)]
+    assert mean_pairwise_distance(features) == pytest.approx(sum(pairs) / len(pairs))
+    assert float(distances_to_others(features).mean()) == pytest.approx(mean_pairwise_distance(features))
+    with pytest.raises(DataError, match="2 or more"):
+        mean_pairwise_distance(features[:1])
+
+
+def test_the_interval_of_a_mean_covers_the_truth_as_often_as_it_says() -> None:
+    generator = torch.Generator().manual_seed(0)
+    covered = 0
+    for number in range(200):
+        low, high = mean_interval(torch.randn(80, generator=generator), draws=100, seed=number) or (0.0, 0.0)
+        covered += low <= 0 <= high
+    assert 0.88 <= covered / 200 <= 0.99
+
+
+def test_the_interval_is_about_the_textbook_one_and_is_reproducible() -> None:
+    values = torch.randn(400, generator=torch.Generator().manual_seed(1)) * 3
+    low, high = mean_interval(values, draws=400) or (0.0, 0.0)
+    assert (high - low) / 2 == pytest.approx(1.96 * float(values.std()) / math.sqrt(400), rel=0.15)
+    assert mean_interval(values, draws=400) == (low, high)
+
+
+def test_no_interval_without_draws_and_nan_is_no_number() -> None:
+    assert bootstrap_interval(1.0, 10, lambda chosen: 1.0, draws=0) is None
+    low, high = mean_interval(torch.tensor([1.0, float("nan"), 1.0, 1.0]), draws=50) or (0.0, 0.0)
+    assert (low, high) == (1.0, 1.0)
+
+
+def test_the_bank_puts_pictures_in_order_and_counts_them() -> None:
+    bank = FeatureBank(5)
+    bank.update(torch.tensor([3, 1]), torch.tensor([[3.0], [1.0]]))
+    bank.update(torch.tensor([0, 4, 2]), torch.tensor([[0.0], [4.0], [2.0]]))
+    assert bank.compute().squeeze(1).tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("indices", [[0, 1], [0, 1, 1], [0, 1, 2, 2]])
+def test_the_bank_refuses_missing_and_double_pictures(indices: list[int]) -> None:
+    bank = FeatureBank(3)
+    bank.update(torch.tensor(indices), torch.zeros(len(indices), 2))
+    with pytest.raises(DataError, match="of 3"):
+        bank.compute()

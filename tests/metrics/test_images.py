@@ -1,0 +1,104 @@
+"""Reading and resizing pictures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from metrics.errors import DataError
+from metrics.images import ImageArray, ImageFolder, natural_key, open_images, read_image, resize, to_image, unreadable
+
+
+def make_folder(folder: Path, names: list[str]) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, name in enumerate(names):
+        Image.new("RGB", (6, 4), (number, 0, 0)).save(folder / name)
+    return folder
+
+
+def test_files_are_in_natural_order_and_read_as_bytes(tmp_path: Path) -> None:
+    folder = ImageFolder(make_folder(tmp_path / "pictures", ["image10.png", "image9.png", "Image1.png"]))
+    assert [path.name for path in folder.files] == ["Image1.png", "image9.png", "image10.png"]
+    pictures = folder.read([0, 2])
+    assert pictures[0].shape == (3, 4, 6) and pictures[0].dtype == torch.uint8
+    assert [int(picture[0, 0, 0]) for picture in pictures] == [2, 0]
+    assert natural_key("a2") < natural_key("a10") < natural_key("b1")
+
+
+def test_grey_and_transparent_pictures_become_rgb(tmp_path: Path) -> None:
+    Image.new("L", (2, 2), 7).save(tmp_path / "grey.png")
+    Image.new("RGBA", (2, 2), (1, 2, 3, 4)).save(tmp_path / "clear.png")
+    assert read_image(tmp_path / "grey.png")[:, 0, 0].tolist() == [7, 7, 7]
+    assert read_image(tmp_path / "clear.png")[:, 0, 0].tolist() == [1, 2, 3]
+
+
+def test_the_digest_follows_content_and_names(tmp_path: Path) -> None:
+    first = ImageFolder(make_folder(tmp_path / "a", ["1.png", "2.png"]))
+    same = ImageFolder(make_folder(tmp_path / "b", ["1.png", "2.png"]))
+    other = ImageFolder(make_folder(tmp_path / "c", ["2.png", "1.png"]))
+    assert first.digest() == same.digest() != other.digest()
+
+
+def test_a_half_written_file_is_found_and_named(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "pictures", ["1.png", "2.png"])
+    Image.effect_noise((64, 64), 50).convert("RGB").save(folder / "3.png")
+    content = (folder / "3.png").read_bytes()
+    (folder / "3.png").write_bytes(content[: len(content) // 2])
+    assert unreadable(ImageFolder(folder).files) == [folder / "3.png"]
+    with pytest.raises(DataError, match=r"3\.png cannot be read"):
+        ImageFolder(folder).read([2])
+
+
+def test_arrays_of_the_adm_suite(tmp_path: Path) -> None:
+    pictures = np.arange(2 * 4 * 4 * 3, dtype=np.uint8).reshape(2, 4, 4, 3)
+    np.savez(tmp_path / "batch.npz", pictures)
+    opened = open_images(tmp_path / "batch.npz")
+    assert isinstance(opened, ImageArray) and len(opened) == 2
+    assert torch.equal(opened.read([1])[0], torch.from_numpy(pictures[1]).permute(2, 0, 1))
+
+
+@pytest.mark.parametrize("array", [np.zeros((2, 4, 4, 3)), np.zeros((4, 4, 3), np.uint8)])
+def test_arrays_of_another_kind_are_refused(tmp_path: Path, array: np.ndarray) -> None:
+    np.savez(tmp_path / "batch.npz", array)
+    with pytest.raises(DataError, match="uint8"):
+        ImageArray(tmp_path / "batch.npz")
+
+
+def test_empty_and_missing_folders_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="holds no picture"):
+        ImageFolder(tmp_path)
+    with pytest.raises(DataError, match="not a folder"):
+        ImageFolder(tmp_path / "missing")
+
+
+def test_the_long_edge_is_cropped_in_the_middle() -> None:
+    picture = torch.zeros(3, 4, 8, dtype=torch.uint8)
+    picture[:, :, 2:6] = 200  # the middle square
+    assert (resize([picture], "center-crop-lanczos", 2) == 200).all()
+    squeezed = resize([picture], "bicubic", 4)
+    assert (squeezed < 50).any()  # the dark sides are still there
+
+
+def test_resizers_antialias() -> None:
+    # One black and one white column in turn: without antialiasing, halving keeps one of them.
+    picture = torch.zeros(3, 16, 16, dtype=torch.uint8)
+    picture[:, :, ::2] = 255
+    for name in ("bicubic", "center-crop-lanczos"):
+        assert 100 < float(resize([picture], name, 8)[:, :, :, 2:-2].float().mean()) < 155, name
+
+
+def test_pictures_of_another_size_are_refused_where_nothing_resizes() -> None:
+    with pytest.raises(DataError, match="6 x 4, not 4 x 4"):
+        resize([torch.zeros(3, 4, 6, dtype=torch.uint8)], "none", 4)
+    with pytest.raises(DataError, match="resizer must be"):
+        resize([], "nearest", 4)
+
+
+def test_bytes_survive_the_way_to_pil_and_back() -> None:
+    picture = torch.randint(0, 256, (3, 5, 7), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
+    assert torch.equal(resize([picture[:, :, :5]], "none", 5)[0], picture[:, :, :5])
+    assert to_image(picture).size == (7, 5)

@@ -1,0 +1,103 @@
+"""Protocols: what they refuse, what they warn of, and the shipped ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from metrics.errors import DataError
+from metrics.frechet import GaussianStatistics
+from metrics.protocol import ClipProtocol, Protocol
+from metrics.quality import Reference, score_pictures
+from metrics.tables import latex_quality, markdown_quality
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"resizer": "nearest"}, "resizer must be one of"),
+        ({"extractor": "resnet"}, "extractor must be one of"),
+        ({"manifold_extractor": "resnet"}, "manifold_extractor must be"),
+        ({"count": 0}, "count must be a positive integer"),
+        ({"resolution": "256"}, "resolution must be a positive integer"),
+        ({"reference": "renders"}, "reference_count must say"),
+        ({"captions": "class_labels"}, "clip_score must be null"),
+        ({"prefix": "x"}, "prefix is not a field"),
+        ({"clip_score": {"model": "x"}}, r"clip_score\.model is not a field"),
+    ],
+)
+def test_wrong_fields_are_named(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        Protocol.from_dict({"name": "mine", **values})
+
+
+def test_a_protocol_survives_plain_values() -> None:
+    protocol = Protocol("mine", count=7, extractor="clip", clip_score=ClipProtocol("A photo depicts ", 1.0, False))
+    assert Protocol.from_dict(protocol.to_dict()) == protocol
+    assert protocol.extractors == ("clip",)
+
+
+def test_another_number_of_pictures_is_refused() -> None:
+    protocol = Protocol("coco", count=5000)
+    protocol.check_count(5000)
+    with pytest.raises(DataError, match="5,000 pictures, not 4,999"):
+        protocol.check_count(4999)
+
+
+def test_captions_that_do_not_fit_are_refused() -> None:
+    protocol = Protocol("coco", longest_caption=True)
+    protocol.check_captions(["a", "b"], ["1", "2"])
+    with pytest.raises(DataError, match="number 1 is empty"):
+        protocol.check_captions(["a", " "])
+    with pytest.raises(DataError, match="names a picture twice"):
+        protocol.check_captions(["a", "b"], ["1", "1"])
+
+
+def test_too_few_pictures_for_the_dimensions_are_warned_of() -> None:
+    assert not Protocol("mine").warnings(3000, 2048, 2049)
+    warnings = Protocol("mine").warnings(2048, 2048, 100)
+    assert len(warnings) == 2 and "2,048 pictures cannot fill 2,048" in warnings[0]
+
+
+def test_scores_have_every_figure_of_the_protocol() -> None:
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(60, 6, generator=generator)
+    reference = torch.randn(80, 6, generator=generator)
+    protocol = Protocol("mine", extractor="clip", manifold_extractor="clip")
+    scores = score_pictures(
+        protocol,
+        {"clip": features},
+        Reference(GaussianStatistics.of(reference), reference),
+        text_features=features,
+        draws=20,
+    )
+    assert set(scores) == {"frechet_distance", "clip_score", "precision", "recall", "diversity"}
+    for name, figure in scores.items():
+        low, high = figure["interval"]
+        assert low <= figure["value"] <= high, name
+    without = score_pictures(protocol, {"clip": features}, None, features, draws=0)
+    assert without["frechet_distance"] is None and without["recall"] is None
+    assert without["diversity"]["interval"] is None
+    with pytest.raises(DataError, match="needs captions"):
+        score_pictures(protocol, {"clip": features}, None)
+
+
+def test_tables_say_what_was_measured_and_dash_what_was_not() -> None:
+    figure = {"value": 0.5, "interval": [0.4, 0.6]}
+    row = {
+        "method": "vvs_x",
+        "count": 2000,
+        "frechet_distance": figure,
+        "precision": None,
+        "clip_score": {"value": 31.2, "interval": None},
+        "decoding": {"pass_reduction": 2.5, "mean_accepted_length": 1.25},
+    }
+    table = markdown_quality([row], "clip")
+    header, _, cells = table.splitlines()
+    assert "FID (clip features)" in header and "FID |" in markdown_quality([row], "inception").splitlines()[0]
+    assert cells == "| vvs_x | 2,000 | 0.500 ± 0.100 | 31.20 | - | 2.50x | 1.25 |"
+    latex = latex_quality([row], "clip")
+    assert r"vvs\_x & 2,000 & 0.500 $\pm$ 0.100 & 31.20 & - & 2.50$\times$ & 1.25 \\" in latex
+    assert r"precision, \%" in latex

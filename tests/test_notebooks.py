@@ -1,0 +1,54 @@
+"""Every notebook runs from top to bottom on small settings, and none is committed with outputs."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+nbformat = pytest.importorskip("nbformat", reason='notebooks need the extra "dev"')
+nbclient = pytest.importorskip("nbclient", reason='notebooks need the extra "dev"')
+
+FOLDER = Path(__file__).resolve().parent.parent / "notebooks"
+SMALL: dict[str, dict[str, Any]] = {
+    "generate_and_trace": {"PROMPTS": ["a large green cone on grass", "two cyan cubes on sand"]},
+    "compare_methods": {"METHODS": ["ar", "scd", "vvs-balanced"], "PROMPTS": 2},
+    "evaluate_and_plot": {"COUNT": 6, "METHODS": "scd,vvs-fast", "PRESET": "small.yaml"},
+}
+
+
+def notebooks() -> list[str]:
+    return sorted(path.stem for path in FOLDER.glob("*.ipynb"))
+
+
+def test_every_notebook_has_small_settings() -> None:
+    assert notebooks() == sorted(SMALL)
+
+
+@pytest.mark.parametrize("name", notebooks())
+def test_outputs_are_stripped(name: str) -> None:
+    notebook = nbformat.read(FOLDER / f"{name}.ipynb", as_version=4)
+    nbformat.validate(notebook)
+    for cell in notebook.cells:
+        assert not cell.get("outputs") and cell.get("execution_count") is None
+
+
+@pytest.mark.parametrize("name", notebooks())
+def test_the_notebook_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VARGEN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    scenes = (FOLDER.parent / "configs" / "evaluate" / "scenes.yaml").read_text()
+    (tmp_path / "small.yaml").write_text(scenes.replace("reference_count: 5000", "reference_count: 150"))
+    notebook = nbformat.read(FOLDER / f"{name}.ipynb", as_version=4)
+    parameters = [cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", [])]
+    assert len(parameters) == 1
+    known = {target.id for node in ast.parse(parameters[0].source).body for target in getattr(node, "targets", [])}
+    for setting, value in SMALL[name].items():
+        assert setting in known, f"{name} has no setting {setting}"
+        parameters[0].source += f"\n{setting} = {value!r}"
+    client = nbclient.NotebookClient(notebook, timeout=240, resources={"metadata": {"path": str(tmp_path)}})
+    client.execute()
+    kinds = {kind for cell in notebook.cells for output in cell.get("outputs", []) for kind in output.get("data", {})}
+    assert "image/png" in kinds

@@ -1,0 +1,22 @@
+"""One process of an evaluation, as torchrun would start it; run by tests with a global JOB.
+
+A file of its own, since the tests' modules cannot be imported by name in another process.
+"""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from vargen.cli import main
+
+arguments, rank, count, port, cache = JOB  # type: ignore[name-defined]  # noqa: F821
+os.environ["VARGEN_CACHE"] = cache
+torch.set_num_threads(1)
+if count > 1:
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(count), LOCAL_WORLD_SIZE=str(count))
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+with open(os.devnull, "w") as nowhere:
+    os.dup2(nowhere.fileno(), 1)
+os._exit(main(arguments))

@@ -1,0 +1,378 @@
+"""The run behind `vargen evaluate`: make, measure, score, each in shares that any number of processes take.
+
+Belongs here: the order of work and what a run's folder holds. Does not belong here: options and reports
+(`vargen.commands.evaluate`), measuring and the reference (`vargen.picture_quality`), files (`vargen.picture_job`).
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from metrics.errors import DataError
+from metrics.frechet import GaussianStatistics
+from metrics.images import ImageArray, ImageFolder, open_images, read_image, unreadable
+from metrics.protocol import Protocol
+from metrics.provenance import provenance
+from metrics.quality import Reference
+from metrics.speculation import CallRecord, summarise
+from vargen.benchmark import BenchmarkCase, call_pipeline, file_cases, scene_cases
+from vargen.files import UserError
+from vargen.loading import load_pipeline
+from vargen.methods import MethodConfig
+from vargen.model_folder import read_json, weights_fingerprint
+from vargen.picture_job import BatchStore, PictureJob, Share, digest
+from vargen.picture_quality import (
+    MEASURE_BATCH,
+    Networks,
+    RenderedReference,
+    gather,
+    load_networks,
+    measure,
+    open_reference,
+    reference_features,
+    save_statistics,
+    score,
+    stored_statistics,
+)
+from vargen.pipeline import LlamaGenPipeline, PromptWarning
+from vargen.processes import Processes
+from vargen.progress import Progress, progress
+from vargen.prompts import read_column
+from vargen.resources import find_model, weights_folder
+from vargen.scenes.judge import load_judge
+
+if TYPE_CHECKING:
+    from vargen.commands.evaluate import EvaluateConfig
+
+GIVEN = "given"
+"""The label of pictures that were not made here."""
+CLIP_NAME = "clip"
+"""Folder of the shipped CLIP among the shipped weights."""
+
+
+def evaluate_quality(
+    config: EvaluateConfig,
+    protocol: Protocol,
+    methods: Mapping[str, MethodConfig],
+    processes: Processes,
+    quiet: bool,
+) -> list[dict[str, Any]]:
+    """One row a method; on every process, though only the main one needs them."""
+
+    model_folder = None if config.images is not None else find_model(config.model)
+    cases = _cases(config, protocol, model_folder)
+    networks = _networks(config, protocol, processes)
+    path = None if config.reference is None else Path(config.reference)
+    given = open_reference(protocol, path)  # before anything is made, so that a wrong one costs nothing
+    share = Share(processes.rank, processes.count)
+
+    if model_folder is None:
+        jobs: dict[str, PictureJob] = {}
+        sources: dict[str, Any] = {GIVEN: _GivenPictures(config, cases)}
+        side = sources[GIVEN].side
+    else:
+        jobs, side = _make_pictures(config, methods, model_folder, cases, processes, share, quiet)
+        sources = {label: _MadePictures(job) for label, job in jobs.items()}
+    measured = {
+        label: _measure(label, source, config, protocol, networks, cases, processes, share, quiet)
+        for label, source in sources.items()
+    }
+    if given is None and path is not None:
+        reference, notes = _stored_reference(path, protocol, networks)
+    else:
+        pictures = given or RenderedReference(protocol.reference_count or 0, protocol.resolution or side)
+        reference, notes = _measured_reference(pictures, config, protocol, networks, processes, share, quiet), []
+    if not processes.is_main:
+        return []
+
+    dimensions = networks.extractors[protocol.extractor].num_features
+    notes += protocol.warnings(len(cases), dimensions, reference.statistics.count)
+    calls = {label: [CallRecord(**record) for record in job.call_records()] for label, job in jobs.items()}
+    rows = []
+    for label in sources:
+        row = {
+            "method": label,
+            "count": len(cases),
+            "protocol": protocol.to_dict(),
+            **score(protocol, measured[label], reference, config.bootstrap),
+            "networks": networks.identity(),
+            "warnings": notes,
+        }
+        if label in jobs:
+            row["exact"] = methods[label].exact
+            row["decoding"] = summarise(calls[label], calls.get("ar"))
+            row["settings"] = {name: value for name, value in jobs[label].settings.items() if name != "captions"}
+        rows.append({**row, "provenance": provenance()})
+    for note in notes:
+        print(f"vargen: warning: {note}", file=sys.stderr)
+    return rows
+
+
+def _cases(config: EvaluateConfig, protocol: Protocol, model_folder: Path | None) -> list[BenchmarkCase]:
+    """What each picture shows. Raises UserError where the protocol asks for others."""
+
+    count = config.count or protocol.count
+    if protocol.captions == "scenes":
+        if config.captions_file is not None:
+            raise UserError(f"captions_file: {protocol.name} composes its own captions; use another preset for a file")
+        cases = scene_cases(count or (len(_open_given(config)) if config.images else 2000), config.seed)
+    elif protocol.captions == "class_labels":
+        cases = _class_cases(config, count)
+    else:
+        if config.captions_file is None:
+            raise UserError(f"captions_file: {protocol.name} needs captions; name a .txt, .csv, .tsv or .jsonl file")
+        cases = file_cases(config.captions_file)
+        if count is not None and len(cases) < count:
+            raise UserError(f"captions_file: {config.captions_file} holds {len(cases):,} captions, {count:,} are asked")
+        cases = cases[:count]
+    try:
+        protocol.check_count(len(cases))
+        if protocol.captions == "file":
+            assert config.captions_file is not None
+            groups = read_column(config.captions_file, ("image_id", "id", "file_name"))
+            protocol.check_captions([case.prompt or "" for case in cases], groups)
+    except DataError as error:
+        raise UserError(str(error)) from error
+    if model_folder is not None:
+        by_class = read_json(model_folder / "transformer" / "config.json").get("condition_type") == "class"
+        if by_class != (protocol.captions == "class_labels"):
+            kind = "class labels" if by_class else "text"
+            raise UserError(f"preset: the model is conditioned on {kind}, which {protocol.name} does not give")
+    if len(cases) < 2:
+        raise UserError("count: one picture has no spread; give 2 or more")
+    return cases
+
+
+def _class_cases(config: EvaluateConfig, count: int | None) -> list[BenchmarkCase]:
+    """Random labels, as the published protocol draws them (not so many of each class)."""
+
+    count = count or 2000
+    num_classes = 1000
+    if config.images is None:
+        transformer = read_json(find_model(config.model) / "transformer" / "config.json")
+        num_classes = transformer.get("num_classes", num_classes)
+    generator = torch.Generator().manual_seed(config.seed)
+    labels = torch.randint(num_classes, (count,), generator=generator).tolist()
+    return [BenchmarkCase(class_label=label) for label in labels]
+
+
+def _networks(config: EvaluateConfig, protocol: Protocol, processes: Processes) -> Networks:
+
+    judge = None
+    if protocol.judge:
+        judge = load_judge(None, "cpu")
+    clip = None if config.clip is None else Path(config.clip)
+    if clip is None and protocol.captions == "scenes":
+        clip = weights_folder() / CLIP_NAME
+    return load_networks(
+        protocol,
+        processes.device,
+        clip=clip,
+        inception_weights=None if config.inception_weights is None else Path(config.inception_weights),
+        vgg_weights=None if config.vgg_weights is None else Path(config.vgg_weights),
+        judge=judge,
+    )
+
+
+def _make_pictures(
+    config: EvaluateConfig,
+    methods: Mapping[str, MethodConfig],
+    model_folder: Path,
+    cases: Sequence[BenchmarkCase],
+    processes: Processes,
+    share: Share,
+    quiet: bool,
+) -> tuple[dict[str, PictureJob], int]:
+    """Every method's folder with all its pictures, and their side."""
+
+    pipeline, device, dtype = load_pipeline(model_folder, str(processes.device), config.dtype)
+    defaults = pipeline.config
+    conditions = [case.prompt if case.class_label is None else case.class_label for case in cases]
+    shared = {
+        "weights": weights_fingerprint(model_folder),
+        "seed": config.seed,
+        "dtype": dtype,
+        "device": device.split(":")[0],
+        **{
+            name: defaults[f"default_{name}"] if getattr(config, name) is None else getattr(config, name)
+            for name in ("guidance_scale", "top_k")
+        },
+        "temperature": config.temperature,
+        "top_p": config.top_p,
+        "captions": conditions,
+    }
+    jobs = {
+        label: PictureJob(
+            Path(config.output) / label, {"method": method.to_dict(), **shared}, len(cases), config.batch_size
+        )
+        for label, method in methods.items()
+    }
+    for job in jobs.values():
+        job.check_settings()
+        if processes.is_main:
+            job.begin()
+    processes.wait()
+
+    with progress(sum(len(share_of(share, job)) for job in jobs.values()), "batches of pictures", quiet) as shown:
+        for label, job in jobs.items():
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", PromptWarning)
+                _make_share(job, methods[label], pipeline, cases, shared, share, shown)
+    processes.wait()
+    return jobs, pipeline.image_size
+
+
+def share_of(share: Share, job: PictureJob) -> list[int]:
+    """The batches of a job that are this process's."""
+    return share.of(range(len(job.tokens.batches)))
+
+
+def _make_share(
+    job: PictureJob,
+    method: MethodConfig,
+    pipeline: LlamaGenPipeline,
+    cases: Sequence[BenchmarkCase],
+    shared: Mapping[str, Any],
+    share: Share,
+    shown: Progress,
+) -> None:
+    """This process's batches of one method: tokens, then their pictures."""
+
+    sampling = {name: shared[name] for name in ("guidance_scale", "temperature", "top_k", "top_p")}
+
+    def make(_batch: int, indices: range) -> tuple[dict[str, Any], dict[str, Any]]:
+        chosen = [cases[index] for index in indices]
+        output, record = call_pipeline(
+            pipeline, method, chosen, shared["seed"] + indices[0], output_type="latent", **sampling
+        )
+        return {"tokens": output.tokens.cpu().numpy().astype(np.int32)}, record.to_dict()
+
+    def decode(tokens: Any) -> Any:
+        return pipeline.decode_tokens(torch.from_numpy(tokens).long()[None].to(pipeline.device))[0]
+
+    job.tokens.work(share, make, lambda count: shown.advance())
+    for batch in share_of(share, job):
+        job.save_pictures(batch, decode)
+
+
+class _MadePictures:
+    """Pictures of a job, for measuring."""
+
+    def __init__(self, job: PictureJob) -> None:
+        self.job = job
+
+    def read(self, indices: Sequence[int]) -> list[Any]:
+
+        return [read_image(self.job.image_path(index)) for index in indices]
+
+    def store(self, key: str, batch_size: int) -> Any:
+
+        return BatchStore(self.job.path / "measured" / key, self.job.count, batch_size)
+
+
+class _GivenPictures:
+    """Pictures that were made elsewhere, for measuring.
+
+    Raises:
+        UserError: another number than there are captions, or files that cannot be read, all of them counted.
+    """
+
+    def __init__(self, config: EvaluateConfig, cases: Sequence[BenchmarkCase]) -> None:
+
+        self.pictures = _open_given(config)
+        self.output = Path(config.output)
+        if isinstance(self.pictures, ImageFolder):
+            broken = unreadable(self.pictures.files)
+            if broken:
+                names = ", ".join(str(path) for path in broken[:3]) + (", ..." if len(broken) > 3 else "")
+                raise UserError(f"images: {len(broken)} of {len(self.pictures)} files cannot be read: {names}")
+        if len(self.pictures) != len(cases):
+            raise UserError(
+                f"images: {config.images} holds {len(self.pictures):,} pictures, but there are {len(cases):,} captions"
+            )
+        self.digest = self.pictures.digest()
+        self.side = int(self.pictures.read([0])[0].shape[-1])
+
+    def read(self, indices: Sequence[int]) -> list[Any]:
+        return self.pictures.read(indices)
+
+    def store(self, key: str, batch_size: int) -> Any:
+
+        return BatchStore(self.output / GIVEN / "measured" / digest([key, self.digest]), len(self.pictures), batch_size)
+
+
+def _open_given(config: EvaluateConfig) -> Any:
+
+    assert config.images is not None
+    try:
+        return open_images(Path(config.images))
+    except DataError as error:
+        raise UserError(f"images: {error}") from error
+
+
+def _measure(
+    label: str,
+    source: Any,
+    config: EvaluateConfig,
+    protocol: Protocol,
+    networks: Networks,
+    cases: Sequence[BenchmarkCase],
+    processes: Processes,
+    share: Share,
+    quiet: bool,
+) -> dict[str, Any]:
+    """Everything read off one method's pictures, in their order."""
+
+    captions = [case.prompt if case.class_label is None else case.class_label for case in cases]
+    how = [protocol.to_dict(), networks.identity(), captions, networks.judge is not None]
+    store = source.store(digest(how), MEASURE_BATCH)
+
+    def make(_batch: int, indices: range) -> tuple[dict[str, Any], dict[str, Any]]:
+        try:
+            return measure(source.read(indices), [cases[index] for index in indices], protocol, networks), {}
+        except DataError as error:
+            raise UserError(f"{label}: {error}") from error
+
+    with progress(len(share.of(range(len(store.batches)))), f"batches of {label} measured", quiet) as shown:
+        store.work(share, make, lambda count: shown.advance())
+    processes.wait()
+    return gather(store, share, len(cases), processes.device)
+
+
+def _stored_reference(path: Path, protocol: Protocol, networks: Networks) -> tuple[Reference, list[str]]:
+    """The reference of a file of statistics, and warnings about it."""
+    statistics, notes = stored_statistics(path, protocol, networks)
+    if protocol.manifold_extractor is not None:
+        notes.append("reference: statistics hold no features; precision and recall are left out")
+    return Reference(statistics, None), notes
+
+
+def _measured_reference(
+    pictures: ImageFolder | ImageArray | RenderedReference,
+    config: EvaluateConfig,
+    protocol: Protocol,
+    networks: Networks,
+    processes: Processes,
+    share: Share,
+    quiet: bool,
+) -> Reference:
+    """The reference of pictures; its statistics are kept beside the scores."""
+    batches = -(-len(pictures) // MEASURE_BATCH)
+    with progress(len(share.of(range(batches))), "batches of the reference", quiet) as shown:
+        features = reference_features(
+            pictures, protocol, networks, share, processes.wait, processes.device, lambda count: shown.advance()
+        )
+    try:
+        statistics = GaussianStatistics.of(features[protocol.extractor])
+    except DataError as error:
+        raise UserError(f"reference: {error}") from error
+    if processes.is_main:
+        save_statistics(Path(config.output) / "reference.npz", statistics, protocol, networks)
+    return Reference(statistics, None if protocol.manifold_extractor is None else features[protocol.manifold_extractor])

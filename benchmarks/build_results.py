@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from metrics.plots import plot_tradeoff
+from metrics.tables import format_figure, markdown_quality
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 MODEL = "scenes-128"
-SPEED_RUN, QUALITY_RUN = "bench_batch_1", "bench_quality"
+SPEED_RUN = "bench_batch_1"
 PLOT = ROOT / "docs" / "images" / "tradeoff.png"
 SOURCES = {"generated": "generated", "renders": "real renders", "reconstructions": "tokenizer's reconstructions"}
 
@@ -33,6 +34,12 @@ def load(name: str) -> Any:
     """A record by file name without `.json`; None if nobody recorded it."""
     path = RESULTS / f"{name}.json"
     return json.loads(path.read_text()) if path.is_file() else None
+
+
+def load_evaluations() -> dict[str, list[Record]]:
+    """The scores of every recorded evaluation, by file name, the largest first."""
+    found = {path.stem: json.loads(path.read_text()) for path in RESULTS.glob("evaluation_*.json")}
+    return dict(sorted(found.items(), key=lambda item: -item[1][0]["count"]))
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -260,15 +267,52 @@ def speculation_section(records: dict[str, list[Record]], overhead: Record | Non
     return "\n\n".join(parts)
 
 
-def tradeoff_rows(speed: Sequence[Record], quality: Sequence[Record] | None) -> list[Record]:
-    """Speed at batch 1, quality from the run with the most prompts that has the method too."""
-    better = {row["method"]: row for row in quality or ()}
-    measures = ("judge_accuracy", "judge_accuracy_interval")
-    return [
-        {**row, **{name: better.get(row["method"], row)[name] for name in measures}}
-        for row in speed
-        if quality is None or row["method"] in better
+def quality_section(records: dict[str, list[Record]]) -> str:
+    """Evaluations by `vargen evaluate`."""
+    parts = [
+        "## Quality",
+        "What the figures mean is in [evaluation.md](evaluation.md). Frechet distance and CLIP score are of the "
+        "shipped CLIP, so they compare with nothing outside this project. Intervals are 95 %, by the bootstrap over "
+        "pictures.",
     ]
+    for rows in records.values():
+        first = rows[0]
+        settings = first["settings"]
+        parts += [
+            f"### {first['count']:,} captions, protocol {first['protocol']['name']}",
+            markdown_quality(rows, first["protocol"]["extractor"]),
+            f"Reference: {first['protocol']['reference_count']:,} renders. Pictures in {settings['dtype']}, batches of "
+            f"{settings['batch_size']}. {source_line(first)}",
+        ]
+        against = [row for row in rows if row.get("against_plain")]
+        if against:
+            cells = [
+                [
+                    row["method"],
+                    format_figure(row["against_plain"]["judge_accuracy"], 100.0, 1),
+                    format_figure(row["against_plain"]["clip_score"], 1.0, 2),
+                    f"{100 * (row['frechet_distance']['value'] / first['frechet_distance']['value'] - 1):+.0f} %",
+                ]
+                for row in against
+            ]
+            parts += [
+                "Against plain decoding of the same captions (in pairs, so how hard a caption is cancels out):",
+                table(["method", "judge, points", "CLIP score", "Frechet distance"], cells),
+            ]
+    return "\n\n".join(parts)
+
+
+def tradeoff_rows(speed: Sequence[Record], quality: Iterable[Record]) -> list[Record]:
+    """Speed at batch 1; quality from an evaluation where there is one, else from the bench's few prompts."""
+    better = {row["method"]: row["judge_accuracy"] for row in quality}
+    rows = []
+    for row in speed:
+        judged = better.get(row["method"])
+        if judged is None:
+            rows.append(row)
+        else:
+            rows.append({**row, "judge_accuracy": judged["value"], "judge_accuracy_interval": judged["interval"]})
+    return rows
 
 
 def between_markers(text: str, content: str, name: str, region: str = "results") -> str:
@@ -302,6 +346,9 @@ def build() -> dict[Path, str]:
     benches = {path.stem: json.loads(path.read_text()) for path in sorted(RESULTS.glob("bench_*.json"))}
     if benches:
         sections.append(speculation_section(benches, load("speculation_overhead"), load("greedy_equality")))
+    evaluations = load_evaluations()
+    if evaluations:
+        sections.append(quality_section(evaluations))
     if trained:
         sections.append(training_section(trained))
         card.append(training_section(trained))
@@ -327,11 +374,12 @@ def main() -> None:
     if check and stale:
         sys.exit("build_results: out of date: " + ", ".join(str(path.relative_to(ROOT)) for path in stale))
     if not check:
-        speed, quality = load(SPEED_RUN), load(QUALITY_RUN)
+        speed, evaluated = load(SPEED_RUN), [row for rows in load_evaluations().values() for row in rows]
         if speed:
             title = f"{MODEL}: wall clock of one picture at a time, {speed[0]['images']} prompts"
-            title += f"; judged on {quality[0]['images']}" if quality else ""
-            PLOT.write_bytes(plot_tradeoff(tradeoff_rows(speed, quality), title=title))
+            if evaluated:
+                title += f"; judged on {min(row['count'] for row in evaluated):,} or more where evaluated"
+            PLOT.write_bytes(plot_tradeoff(tradeoff_rows(speed, evaluated), title=title))
         for path, text in build().items():
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)

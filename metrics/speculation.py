@@ -4,7 +4,8 @@ Belongs here: definitions. Does not belong here: running anything, tables, and q
 
 A *call* makes a batch of pictures together. A *target pass* is one forward of the target over the batch, prefill
 included. *Tokens per pass* are per row: tokens over the passes in which the row took part. *Accepted length* counts
-drafted tokens that stayed in a verified step, bonus token excluded (with it, as most papers print it, it is one more).
+drafted tokens that stayed in a verified step, bonus token excluded; with it, as most papers print it, it is one more.
+*Peak memory* is the device's on a GPU, else the whole process's so far.
 *Seconds per image* are wall-clock seconds of the whole call, prompt encoder and image decoder included, over its
 pictures. *Pass reduction* and *speed-up* divide plain decoding's figure by the method's, on the same prompts, seeds and
 batches; of seconds the medians are divided, so that one disturbed call does not decide.
@@ -33,6 +34,7 @@ class CallRecord:
         skipped_steps: steps, per row, that took tokens unverified.
         skipped_tokens: tokens taken unverified.
         phase_seconds: seconds by phase of the call.
+        peak_memory: bytes, see above; None where nobody measured it.
     """
 
     seconds: float
@@ -45,10 +47,11 @@ class CallRecord:
     skipped_steps: int = 0
     skipped_tokens: int = 0
     phase_seconds: dict[str, float] = field(default_factory=dict)
+    peak_memory: int | None = None
 
     @classmethod
-    def from_trace(cls, trace: Mapping[str, Any], seconds: float) -> CallRecord:
-        """Of what `specdecode.trace.DecodeTrace.to_dict` gives, and the wall clock."""
+    def from_trace(cls, trace: Mapping[str, Any], seconds: float, peak_memory: int | None = None) -> CallRecord:
+        """Of what `specdecode.trace.DecodeTrace.to_dict` gives, the wall clock and the memory."""
         lengths = [length for row in trace["accepted_lengths"] for length in row]
         histogram = [0] * (max(lengths, default=0) + 1)
         for length in lengths:
@@ -64,6 +67,7 @@ class CallRecord:
             skipped_steps=trace["skipped_steps"],
             skipped_tokens=trace["skipped_tokens"],
             phase_seconds=dict(trace["phase_seconds"]),
+            peak_memory=peak_memory,
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -92,6 +96,7 @@ def summarise(calls: Sequence[CallRecord], plain: Sequence[CallRecord] | None = 
         for length, steps in enumerate(call.accepted_histogram):
             histogram[length] += steps
     steps = sum(histogram)
+    accepted = sum(length * count for length, count in enumerate(histogram)) / max(steps, 1)
     per_image = seconds_per_image(calls)
     phases = {name: 0.0 for call in calls for name in call.phase_seconds}
     for call in calls:
@@ -104,7 +109,8 @@ def summarise(calls: Sequence[CallRecord], plain: Sequence[CallRecord] | None = 
         "target_passes": passes,
         "pass_reduction": None,
         "tokens_per_pass": tokens / row_passes,
-        "mean_accepted_length": sum(length * count for length, count in enumerate(histogram)) / max(steps, 1),
+        "mean_accepted_length": accepted,
+        "mean_accepted_length_with_bonus": accepted + 1,
         "accepted_histogram": histogram,
         "drafted": sum(call.drafted for call in calls),
         "skipped_steps": sum(call.skipped_steps for call in calls),
@@ -112,6 +118,7 @@ def summarise(calls: Sequence[CallRecord], plain: Sequence[CallRecord] | None = 
         "seconds_per_image": {"p50": percentile(per_image, 50), "p90": percentile(per_image, 90)},
         "speedup": None,
         "phase_seconds": {name: round(seconds, 4) for name, seconds in phases.items()},
+        "peak_memory_gib": max((call.peak_memory / 2**30 for call in calls if call.peak_memory), default=None),
     }
     if plain is not None:
         summary["pass_reduction"] = sum(call.target_passes for call in plain) / passes

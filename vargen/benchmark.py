@@ -11,6 +11,7 @@ when the call is over; a run that was killed goes on behind the last line.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,6 +32,11 @@ from vargen.scenes.captions import Claims
 from vargen.scenes.dataset import to_pil
 from vargen.scenes.judge import SceneJudge, read_images
 from vargen.scenes.verdict import Check, Tally, Verdict, judge_claims, wilson_interval
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:
     from vargen.pipeline import LlamaGenPipeline
@@ -248,12 +254,23 @@ def call_pipeline(
     )
     generators = [torch.Generator().manual_seed(seed + row) for row in range(len(cases))]
     device = pipeline.transformer.device
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
     began = time.perf_counter()
     output = pipeline(**condition, generator=generators, method=method, **arguments)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     seconds = time.perf_counter() - began
-    return output, CallRecord.from_trace(output.trace.to_dict(), seconds)
+    return output, CallRecord.from_trace(output.trace.to_dict(), seconds, _peak_memory(device))
+
+
+def _peak_memory(device: torch.device) -> int | None:
+    """Bytes: of the device since it was last reset, or of this process since it began; None where neither is known."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    if resource is None or device.type != "cpu":
+        return None
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def _call(

@@ -18,13 +18,14 @@ import torch
 from torch import Tensor
 
 from metrics.bootstrap import bootstrap_interval
+from metrics.clip_score import clip_scores
 from metrics.errors import DataError
 from metrics.extractors import INCEPTION_RESIZINGS, CLIPFeatures, FeatureExtractor, InceptionFeatures, VGGFeatures
 from metrics.feature_bank import FeatureBank
 from metrics.frechet import GaussianStatistics
 from metrics.images import ImageArray, ImageFolder, open_images, open_npz, resize
 from metrics.protocol import Protocol
-from metrics.quality import Reference, figure, score_pictures
+from metrics.quality import Reference, figure, mean_figure, score_pictures
 from vargen.benchmark import BenchmarkCase
 from vargen.evaluation import PROMPT_SEED
 from vargen.files import UserError, atomic_path
@@ -286,23 +287,62 @@ def judge_scores(verdicts: Tensor, draws: int) -> dict[str, Any]:
 
     Claims of one picture stand or fall together, so the intervals draw pictures, not claims.
     """
-    counts = verdicts.double().reshape(len(verdicts), len(KINDS), 2)  # [N, kinds, (right, made)]
-    said = [number for number, kind in enumerate(KINDS) if kind not in ("object_count", "prompt")]
 
-    def share_of(kinds: list[int]) -> dict[str, Any] | None:
-        right, made = counts[:, kinds, 0].sum(1), counts[:, kinds, 1].sum(1)
-        if not made.sum():
+    def share_of(kinds: Sequence[int]) -> dict[str, Any] | None:
+        if not _claims(verdicts, kinds)[1].sum():
             return None
-
-        def over(chosen: Tensor) -> float:
-            return float(right[chosen].sum() / made[chosen].sum().clamp_min(1))
-
-        value = float(right.sum() / made.sum())
-        return figure(value, bootstrap_interval(value, len(right), over, draws))
+        shares = _Shares(verdicts, kinds)
+        value = shares(torch.arange(len(verdicts)))
+        return figure(value, bootstrap_interval(value, len(verdicts), shares, draws))
 
     by_kind = {kind: share_of([number]) for number, kind in enumerate(KINDS)}
     return {
-        "judge_accuracy": share_of(said),
+        "judge_accuracy": share_of(_SAID),
         "judge_prompts": by_kind["prompt"],
         "judge": {kind: value for kind, value in by_kind.items() if value is not None},
     }
+
+
+def against_plain(
+    measured: dict[str, Tensor], plain: dict[str, Tensor], protocol: Protocol, draws: int
+) -> dict[str, Any]:
+    """How much more a method's pictures have than plain decoding's of the same captions: `judge_accuracy` (share of
+    claims) and `clip_score`. Captions are drawn in pairs, so how hard they are cancels out of the interval."""
+    differences: dict[str, Any] = {}
+    if "verdicts" in measured:
+        ours, theirs = (_Shares(each["verdicts"], _SAID) for each in (measured, plain))
+        count = len(measured["verdicts"])
+
+        def over(chosen: Tensor) -> float:
+            return ours(chosen) - theirs(chosen)
+
+        value = over(torch.arange(count))
+        differences["judge_accuracy"] = figure(value, bootstrap_interval(value, count, over, draws))
+    if protocol.clip_score is not None:
+        clip = protocol.clip_score
+        scores = [
+            clip_scores(each["features_clip"], each["text"], clip.scale, clip.clip_at_zero)
+            for each in (measured, plain)
+        ]
+        differences["clip_score"] = mean_figure(scores[0] - scores[1], draws)
+    return differences
+
+
+_SAID = tuple(number for number, kind in enumerate(KINDS) if kind not in ("object_count", "prompt"))
+"""The kinds of claims that captions make."""
+
+
+def _claims(verdicts: Tensor, kinds: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Claims of these kinds borne out and made, `[N]` each."""
+    counts = verdicts.double().reshape(len(verdicts), len(KINDS), 2)[:, list(kinds)].sum(1)
+    return counts[:, 0], counts[:, 1]
+
+
+class _Shares:
+    """The share of claims of some kinds that the pictures chosen bear out."""
+
+    def __init__(self, verdicts: Tensor, kinds: Sequence[int]) -> None:
+        self.right, self.made = _claims(verdicts, kinds)
+
+    def __call__(self, chosen: Tensor) -> float:
+        return float(self.right[chosen].sum() / self.made[chosen].sum().clamp_min(1))

@@ -32,6 +32,7 @@ from vargen.picture_quality import (
     MEASURE_BATCH,
     Networks,
     RenderedReference,
+    against_plain,
     gather,
     load_networks,
     measure,
@@ -105,6 +106,8 @@ def evaluate_quality(
             "networks": networks.identity(),
             "warnings": notes,
         }
+        if "ar" in measured and label != "ar":
+            row["against_plain"] = against_plain(measured[label], measured["ar"], protocol, config.bootstrap)
         if label in jobs:
             row["exact"] = methods[label].exact
             row["decoding"] = summarise(calls[label], calls.get("ar"))

@@ -103,6 +103,12 @@ class Suggestions:
             return self.fixed[name]
         return AUTO if self.choice(_is_auto(name), [True, False]) else self.integer(name, low, high, log=True)
 
+    def chain(self) -> int | None:
+        """The length of a chain of drawn tokens; None for a dynamic tree, or where the shape is fixed."""
+        if {"tree", "children"} & self.fixed.keys() or self.choice("draft", ["tree", "chain"]) == "tree":
+            return None
+        return self.integer("chain_length", 1, 8)
+
 
 class _Retracing(Suggestions):
     """Walks a search space along given settings, and notes what Optuna would have had to suggest to arrive there.
@@ -137,12 +143,31 @@ class _Retracing(Suggestions):
             self.parameters[_is_auto(name)] = self.settings[name] == AUTO
         return AUTO if self.settings[name] == AUTO else self.integer(name, low, high)
 
+    def chain(self) -> int | None:
+        if {"tree", "children"} & self.fixed.keys():
+            return None
+        tree, length = self.settings["tree"], len(self.settings["tree"])
+        if tree == "dynamic":
+            self.parameters["draft"] = "tree"
+        elif tree == _chain_paths(length) and self.settings["children"] == "sampled":
+            self.parameters |= {"draft": "chain", "chain_length": length}
+            return length
+        return None
+
+
+def _chain_paths(length: int) -> list[list[int]]:
+    """A chain as a preset's `tree` holds it."""
+    return [[0] * depth for depth in range(1, length + 1)]
+
 
 def _is_auto(name: str) -> str:
     return f"{name}_is_auto"
 
 
 def _tree(suggest: Suggestions) -> dict[str, Any]:
+    # Where distributions are flat, a few drawn tokens are accepted more often than many likely ones.
+    if (length := suggest.chain()) is not None:
+        return {"tree": _chain_paths(length), "depth": length, "children": "sampled"}
     return {
         "total_tokens": suggest.size("total_tokens", 4, 64),
         "depth": suggest.size("depth", 1, 6),
@@ -166,6 +191,7 @@ def _vvs(suggest: Suggestions) -> dict[str, Any]:
         "choice": suggest.choice("choice", PATH_CHOICES),
         "truncate": suggest.choice("truncate", [True, False]),
         "refresh": suggest.choice("refresh", [True, False]),
+        "depth_behind_skip": suggest.choice("depth_behind_skip", [None, 1, 2]),
     }
     if settings["schedule"] == "uniform":
         settings["interval"] = suggest.integer("interval", 2, 6)

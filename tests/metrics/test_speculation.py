@@ -36,6 +36,8 @@ def test_figures_by_hand() -> None:
     assert summary["target_passes"] == 4 + 3 and summary["pass_reduction"] == pytest.approx(16 / 7)
     assert summary["accepted_histogram"] == [1, 1, 3]
     assert summary["mean_accepted_length"] == pytest.approx(7 / 5)
+    assert summary["mean_accepted_length_with_bonus"] == pytest.approx(12 / 5)
+    assert summary["peak_memory_gib"] is None
     assert summary["tokens_per_pass"] == pytest.approx(16 / 7)
     assert (summary["drafted"], summary["skipped_steps"], summary["skipped_tokens"]) == (20, 1, 2)
     assert summary["seconds_per_image"] == {"p50": 1.5, "p90": pytest.approx(1.9)}

@@ -97,6 +97,8 @@ def test_every_figure_of_every_method_is_written(
         assert row["decoding"]["tokens"] == 16 * COUNT
     assert rows[0]["decoding"]["target_passes"] == 16 * 4
     assert rows[1]["decoding"]["pass_reduction"] > 1
+    difference = rows[1]["clip_score"]["value"] - rows[0]["clip_score"]["value"]
+    assert rows[1]["against_plain"]["clip_score"]["value"] == pytest.approx(difference)
     assert "14 pictures cannot fill 12" not in captured.err
     assert "| sjd | 14 |" in (tmp_path / "out" / "table.md").read_text()
     assert r"\toprule" in (tmp_path / "out" / "table.tex").read_text()

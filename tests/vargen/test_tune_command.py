@@ -77,8 +77,9 @@ def test_search_spaces_name_settings_of_their_method(name: str) -> None:
         assert settings.keys() <= config.__dataclass_fields__.keys()
         try:
             resolve_method(name, settings)
-        except UserError as error:  # more levels than nodes is drawn now and then, and refused
-            assert "depth must be below total_tokens" in str(error)
+        except UserError as error:  # what does not go together is drawn now and then, and refused
+            reasons = ("depth must be below total_tokens", '"confidence" needs tree "dynamic"')
+            assert any(reason in str(error) for reason in reasons), error
 
 
 def test_what_is_fixed_is_not_searched() -> None:
@@ -116,6 +117,26 @@ def test_presets_come_next_in_the_terms_of_the_search_space(tmp_path: Path, monk
     assert drawn["total_tokens"] == drawn["depth"] == "auto" and drawn["interval"] == 3
     assert outside.settings["min_tokens"] == 9 and outside.parameters["total_tokens"] == 12
     assert not {"depth", "delta", "num_neighbours"} & outside.parameters.keys()
+
+
+def test_chains_of_drawn_tokens_are_in_the_space_and_presets_of_them_are_retraced() -> None:
+    for name in ("eagle", "vvs"):
+        chains = [start for start in starting_points(name, {}) if start.parameters.get("draft") == "chain"]
+        assert chains, f"no shipped preset of {name} drafts a chain"
+        for start in chains:
+            fixed = {key: value for key, value in start.settings.items() if key not in ("tree", "depth", "children")}
+            del fixed["total_tokens"], fixed["tree_top_k"]
+            drawn = SEARCH_SPACES[name](Suggestions(optuna.trial.FixedTrial(dict(start.parameters)), fixed))
+            assert drawn["tree"] == start.settings["tree"] and drawn["children"] == "sampled"
+            assert drawn["depth"] == len(drawn["tree"]) == start.parameters["chain_length"]
+
+
+def test_a_fixed_shape_is_not_replaced_by_a_chain() -> None:
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    for _ in range(10):
+        trial = study.ask()
+        settings = SEARCH_SPACES["vvs"](Suggestions(trial, {"tree": [[0], [1]]}))
+        assert "tree" not in settings and "draft" not in trial.params
 
 
 def test_a_study_that_goes_on_does_not_draw_the_same_again(tmp_path: Path) -> None:

@@ -69,11 +69,11 @@ def write_reference(folder: Path, count: int = 16, side: int = 24) -> None:
 
 
 def lasting(output: Path) -> tuple[list[dict[str, Any]], dict[str, bytes]]:
-    """Scores without what no two runs share (times and dates), and the pictures."""
+    """Scores without what no two runs share (times, memory, dates), and the pictures."""
     rows = json.loads((output / "scores.json").read_text())
     for row in rows:
         del row["provenance"]
-        for name in ("seconds_per_image", "speedup", "phase_seconds"):
+        for name in ("seconds_per_image", "speedup", "phase_seconds", "peak_memory_gib"):
             row.get("decoding", {}).pop(name, None)
     pictures = {str(path.relative_to(output)): path.read_bytes() for path in sorted(output.rglob("images/*.png"))}
     return rows, pictures
@@ -336,12 +336,11 @@ class Job:
             process.join(seconds)
         return [process.exitcode for process in self.processes]
 
-    def kill(self) -> None:
-        """One process first, as a fault would, then the rest, as a launcher does."""
+    def kill(self) -> bool:
+        """One process first, as a fault would, then the rest, as a launcher does. Whether any was still at work."""
         for process in self.processes:
-            assert process.pid is not None
-            os.kill(process.pid, signal.SIGKILL)
-        self.wait()
+            process.kill()
+        return any(code == -signal.SIGKILL for code in self.wait())
 
 
 def test_two_processes_give_the_pictures_and_scores_of_one(arguments: list[str], tmp_path: Path) -> None:
@@ -362,16 +361,23 @@ def test_more_processes_than_batches(arguments: list[str], tmp_path: Path) -> No
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_kills_at_random_moments_change_nothing(arguments: list[str], tmp_path: Path, count: int) -> None:
-    undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
-    began = time.monotonic()
+    arguments = [*arguments, "--bootstrap", "60"]
+    undisturbed, timed, killed = (tmp_path / name for name in ("undisturbed", "timed", "killed"))
     assert Job([*arguments, "--output", str(undisturbed)], count).wait() == [0] * count
+    began = time.monotonic()  # now that the server has imported everything
+    assert Job([*arguments, "--output", str(timed)], count).wait() == [0] * count
     duration = time.monotonic() - began
     shutil.rmtree(tmp_path / "cache")
     moments = random.Random(count)
+    at_work = 0
     for number in range(10):
         job = Job([*arguments, "--output", str(killed)], count if number % 3 else 3 - count)
-        time.sleep(moments.uniform(0.2, 1.0) * duration)
-        job.kill()
+        time.sleep(moments.uniform(0.05, 0.7) * duration)
+        at_work += job.kill()
+        if number in (3, 6):  # by now most is done: lose some of it, so that later kills hit work, too
+            shutil.rmtree(killed / "ar", ignore_errors=True)
+            shutil.rmtree(tmp_path / "cache", ignore_errors=True)
+    assert at_work >= 3
     assert Job([*arguments, "--output", str(killed)], count).wait() == [0] * count
     assert lasting(killed) == lasting(undisturbed)
 

@@ -9,11 +9,14 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from metrics.errors import DataError
 from metrics.frechet import GaussianStatistics
@@ -58,6 +61,31 @@ CLIP_NAME = "clip"
 """Folder of the shipped CLIP among the shipped weights."""
 
 
+@dataclass(frozen=True)
+class _Run:
+    """What every step of one evaluation needs."""
+
+    config: EvaluateConfig
+    protocol: Protocol
+    cases: Sequence[BenchmarkCase]
+    networks: Networks
+    processes: Processes
+    quiet: bool
+
+    @property
+    def share(self) -> Share:
+        return Share(self.processes.rank, self.processes.count)
+
+    @property
+    def captions(self) -> list[str | int | None]:
+        """What each picture was made from."""
+        return [case.prompt if case.class_label is None else case.class_label for case in self.cases]
+
+    def progress(self, batches: int, unit: str) -> AbstractContextManager[Progress]:
+        """Counts this process's share of so many batches."""
+        return progress(len(self.share.of(range(batches))), unit, self.quiet)
+
+
 def evaluate_quality(
     config: EvaluateConfig,
     protocol: Protocol,
@@ -65,35 +93,35 @@ def evaluate_quality(
     processes: Processes,
     quiet: bool,
 ) -> list[dict[str, Any]]:
-    """One row a method; on every process, though only the main one needs them."""
+    """One row a method, on the main process; none on the others.
 
+    Raises:
+        UserError: data that does not fit the protocol, a network that is missing, a folder of other pictures.
+    """
     model_folder = None if config.images is not None else find_model(config.model)
     cases = _cases(config, protocol, model_folder)
-    networks = _networks(config, protocol, processes)
+    run = _Run(config, protocol, cases, _networks(config, protocol, processes), processes, quiet)
     path = None if config.reference is None else Path(config.reference)
     given = open_reference(protocol, path)  # before anything is made, so that a wrong one costs nothing
-    share = Share(processes.rank, processes.count)
 
+    jobs: dict[str, PictureJob] = {}
     if model_folder is None:
-        jobs: dict[str, PictureJob] = {}
-        sources: dict[str, Any] = {GIVEN: _GivenPictures(config, cases)}
-        side = sources[GIVEN].side
+        pictures = _GivenPictures(config, cases)
+        sources: dict[str, _MadePictures | _GivenPictures] = {GIVEN: pictures}
+        side = pictures.side
     else:
-        jobs, side = _make_pictures(config, methods, model_folder, cases, processes, share, quiet)
+        jobs, side = _make_pictures(run, methods, model_folder)
         sources = {label: _MadePictures(job) for label, job in jobs.items()}
-    measured = {
-        label: _measure(label, source, config, protocol, networks, cases, processes, share, quiet)
-        for label, source in sources.items()
-    }
+    measured = {label: _measure(run, label, source) for label, source in sources.items()}
     if given is None and path is not None:
-        reference, notes = _stored_reference(path, protocol, networks)
+        reference, notes = _stored_reference(run, path)
     else:
-        pictures = given or RenderedReference(protocol.reference_count or 0, protocol.resolution or side)
-        reference, notes = _measured_reference(pictures, config, protocol, networks, processes, share, quiet), []
+        rendered = RenderedReference(protocol.reference_count or 0, protocol.resolution or side)
+        reference, notes = _measured_reference(run, given or rendered), []
     if not processes.is_main:
         return []
 
-    dimensions = networks.extractors[protocol.extractor].num_features
+    dimensions = run.networks.extractors[protocol.extractor].num_features
     notes += protocol.warnings(len(cases), dimensions, reference.statistics.count)
     calls = {label: [CallRecord(**record) for record in job.call_records()] for label, job in jobs.items()}
     rows = []
@@ -103,7 +131,7 @@ def evaluate_quality(
             "count": len(cases),
             "protocol": protocol.to_dict(),
             **score(protocol, measured[label], reference, config.bootstrap),
-            "networks": networks.identity(),
+            "networks": run.networks.identity(),
             "warnings": notes,
         }
         if "ar" in measured and label != "ar":
@@ -120,7 +148,6 @@ def evaluate_quality(
 
 def _cases(config: EvaluateConfig, protocol: Protocol, model_folder: Path | None) -> list[BenchmarkCase]:
     """What each picture shows. Raises UserError where the protocol asks for others."""
-
     count = config.count or protocol.count
     if protocol.captions == "scenes":
         if config.captions_file is not None:
@@ -155,7 +182,6 @@ def _cases(config: EvaluateConfig, protocol: Protocol, model_folder: Path | None
 
 def _class_cases(config: EvaluateConfig, count: int | None) -> list[BenchmarkCase]:
     """Random labels, as the published protocol draws them (not so many of each class)."""
-
     count = count or 2000
     num_classes = 1000
     if config.images is None:
@@ -167,10 +193,7 @@ def _class_cases(config: EvaluateConfig, count: int | None) -> list[BenchmarkCas
 
 
 def _networks(config: EvaluateConfig, protocol: Protocol, processes: Processes) -> Networks:
-
-    judge = None
-    if protocol.judge:
-        judge = load_judge(None, "cpu")
+    judge = load_judge(None, "cpu") if protocol.judge else None
     clip = None if config.clip is None else Path(config.clip)
     if clip is None and protocol.captions == "scenes":
         clip = weights_folder() / CLIP_NAME
@@ -185,19 +208,12 @@ def _networks(config: EvaluateConfig, protocol: Protocol, processes: Processes) 
 
 
 def _make_pictures(
-    config: EvaluateConfig,
-    methods: Mapping[str, MethodConfig],
-    model_folder: Path,
-    cases: Sequence[BenchmarkCase],
-    processes: Processes,
-    share: Share,
-    quiet: bool,
+    run: _Run, methods: Mapping[str, MethodConfig], model_folder: Path
 ) -> tuple[dict[str, PictureJob], int]:
     """Every method's folder with all its pictures, and their side."""
-
+    config, processes = run.config, run.processes
     pipeline, device, dtype = load_pipeline(model_folder, str(processes.device), config.dtype)
     defaults = pipeline.config
-    conditions = [case.prompt if case.class_label is None else case.class_label for case in cases]
     shared = {
         "weights": weights_fingerprint(model_folder),
         "seed": config.seed,
@@ -209,11 +225,11 @@ def _make_pictures(
         },
         "temperature": config.temperature,
         "top_p": config.top_p,
-        "captions": conditions,
+        "captions": run.captions,
     }
     jobs = {
         label: PictureJob(
-            Path(config.output) / label, {"method": method.to_dict(), **shared}, len(cases), config.batch_size
+            Path(config.output) / label, {"method": method.to_dict(), **shared}, len(run.cases), config.batch_size
         )
         for label, method in methods.items()
     }
@@ -223,35 +239,28 @@ def _make_pictures(
             job.begin()
     processes.wait()
 
-    with progress(sum(len(share_of(share, job)) for job in jobs.values()), "batches of pictures", quiet) as shown:
+    batches = sum(len(job.tokens.batches) for job in jobs.values())
+    with run.progress(batches, "batches of pictures") as shown, warnings.catch_warnings():
+        warnings.simplefilter("ignore", PromptWarning)
         for label, job in jobs.items():
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", PromptWarning)
-                _make_share(job, methods[label], pipeline, cases, shared, share, shown)
+            _make_share(run, job, methods[label], pipeline, shared, shown)
     processes.wait()
     return jobs, pipeline.image_size
 
 
-def share_of(share: Share, job: PictureJob) -> list[int]:
-    """The batches of a job that are this process's."""
-    return share.of(range(len(job.tokens.batches)))
-
-
 def _make_share(
+    run: _Run,
     job: PictureJob,
     method: MethodConfig,
     pipeline: LlamaGenPipeline,
-    cases: Sequence[BenchmarkCase],
     shared: Mapping[str, Any],
-    share: Share,
     shown: Progress,
 ) -> None:
     """This process's batches of one method: tokens, then their pictures."""
-
     sampling = {name: shared[name] for name in ("guidance_scale", "temperature", "top_k", "top_p")}
 
     def make(_batch: int, indices: range) -> tuple[dict[str, Any], dict[str, Any]]:
-        chosen = [cases[index] for index in indices]
+        chosen = [run.cases[index] for index in indices]
         output, record = call_pipeline(
             pipeline, method, chosen, shared["seed"] + indices[0], output_type="latent", **sampling
         )
@@ -260,8 +269,8 @@ def _make_share(
     def decode(tokens: Any) -> Any:
         return pipeline.decode_tokens(torch.from_numpy(tokens).long()[None].to(pipeline.device))[0]
 
-    job.tokens.work(share, make, lambda count: shown.advance())
-    for batch in share_of(share, job):
+    job.tokens.work(run.share, make, lambda count: shown.advance())
+    for batch in run.share.of(range(len(job.tokens.batches))):
         job.save_pictures(batch, decode)
 
 
@@ -271,12 +280,10 @@ class _MadePictures:
     def __init__(self, job: PictureJob) -> None:
         self.job = job
 
-    def read(self, indices: Sequence[int]) -> list[Any]:
-
+    def read(self, indices: Sequence[int]) -> list[Tensor]:
         return [read_image(self.job.image_path(index)) for index in indices]
 
-    def store(self, key: str, batch_size: int) -> Any:
-
+    def store(self, key: str, batch_size: int) -> BatchStore:
         return BatchStore(self.job.path / "measured" / key, self.job.count, batch_size)
 
 
@@ -288,7 +295,6 @@ class _GivenPictures:
     """
 
     def __init__(self, config: EvaluateConfig, cases: Sequence[BenchmarkCase]) -> None:
-
         self.pictures = _open_given(config)
         self.output = Path(config.output)
         if isinstance(self.pictures, ImageFolder):
@@ -303,16 +309,14 @@ class _GivenPictures:
         self.digest = self.pictures.digest()
         self.side = int(self.pictures.read([0])[0].shape[-1])
 
-    def read(self, indices: Sequence[int]) -> list[Any]:
+    def read(self, indices: Sequence[int]) -> list[Tensor]:
         return self.pictures.read(indices)
 
-    def store(self, key: str, batch_size: int) -> Any:
-
+    def store(self, key: str, batch_size: int) -> BatchStore:
         return BatchStore(self.output / GIVEN / "measured" / digest([key, self.digest]), len(self.pictures), batch_size)
 
 
-def _open_given(config: EvaluateConfig) -> Any:
-
+def _open_given(config: EvaluateConfig) -> ImageFolder | ImageArray:
     assert config.images is not None
     try:
         return open_images(Path(config.images))
@@ -320,62 +324,43 @@ def _open_given(config: EvaluateConfig) -> Any:
         raise UserError(f"images: {error}") from error
 
 
-def _measure(
-    label: str,
-    source: Any,
-    config: EvaluateConfig,
-    protocol: Protocol,
-    networks: Networks,
-    cases: Sequence[BenchmarkCase],
-    processes: Processes,
-    share: Share,
-    quiet: bool,
-) -> dict[str, Any]:
+def _measure(run: _Run, label: str, source: _MadePictures | _GivenPictures) -> dict[str, Tensor]:
     """Everything read off one method's pictures, in their order."""
-
-    captions = [case.prompt if case.class_label is None else case.class_label for case in cases]
-    how = [protocol.to_dict(), networks.identity(), captions, networks.judge is not None]
+    protocol, networks = run.protocol, run.networks
+    how = [protocol.to_dict(), networks.identity(), run.captions, networks.judge is not None]
     store = source.store(digest(how), MEASURE_BATCH)
 
     def make(_batch: int, indices: range) -> tuple[dict[str, Any], dict[str, Any]]:
         try:
-            return measure(source.read(indices), [cases[index] for index in indices], protocol, networks), {}
+            return measure(source.read(indices), [run.cases[index] for index in indices], protocol, networks), {}
         except DataError as error:
             raise UserError(f"{label}: {error}") from error
 
-    with progress(len(share.of(range(len(store.batches)))), f"batches of {label} measured", quiet) as shown:
-        store.work(share, make, lambda count: shown.advance())
-    processes.wait()
-    return gather(store, share, len(cases), processes.device)
+    with run.progress(len(store.batches), f"batches of {label} measured") as shown:
+        store.work(run.share, make, lambda count: shown.advance())
+    run.processes.wait()
+    return gather(store, run.share, len(run.cases), run.processes.device)
 
 
-def _stored_reference(path: Path, protocol: Protocol, networks: Networks) -> tuple[Reference, list[str]]:
+def _stored_reference(run: _Run, path: Path) -> tuple[Reference, list[str]]:
     """The reference of a file of statistics, and warnings about it."""
-    statistics, notes = stored_statistics(path, protocol, networks)
-    if protocol.manifold_extractor is not None:
+    statistics, notes = stored_statistics(path, run.protocol, run.networks)
+    if run.protocol.manifold_extractor is not None:
         notes.append("reference: statistics hold no features; precision and recall are left out")
     return Reference(statistics, None), notes
 
 
-def _measured_reference(
-    pictures: ImageFolder | ImageArray | RenderedReference,
-    config: EvaluateConfig,
-    protocol: Protocol,
-    networks: Networks,
-    processes: Processes,
-    share: Share,
-    quiet: bool,
-) -> Reference:
+def _measured_reference(run: _Run, pictures: ImageFolder | ImageArray | RenderedReference) -> Reference:
     """The reference of pictures; its statistics are kept beside the scores."""
-    batches = -(-len(pictures) // MEASURE_BATCH)
-    with progress(len(share.of(range(batches))), "batches of the reference", quiet) as shown:
+    protocol, networks, processes = run.protocol, run.networks, run.processes
+    with run.progress(-(-len(pictures) // MEASURE_BATCH), "batches of the reference") as shown:
         features = reference_features(
-            pictures, protocol, networks, share, processes.wait, processes.device, lambda count: shown.advance()
+            pictures, protocol, networks, run.share, processes.wait, processes.device, lambda count: shown.advance()
         )
     try:
         statistics = GaussianStatistics.of(features[protocol.extractor])
     except DataError as error:
         raise UserError(f"reference: {error}") from error
     if processes.is_main:
-        save_statistics(Path(config.output) / "reference.npz", statistics, protocol, networks)
+        save_statistics(Path(run.config.output) / "reference.npz", statistics, protocol, networks)
     return Reference(statistics, None if protocol.manifold_extractor is None else features[protocol.manifold_extractor])

@@ -37,11 +37,13 @@ def summarise(log: Path) -> dict[str, Any]:
         for before, after in itertools.pairwise(starts)
     ]
     last = steps[-1]
+    ends = [start["step"] for start in starts[1:]] + [last["step"]]
+    samples = sum((end - start["step"]) * start["batch_size"] for start, end in zip(starts, ends, strict=True))
     return {
         "settings": settings,
         "changes_when_resumed": changes,
         "steps": last["step"],
-        "samples": last["step"] * settings["batch_size"],
+        "samples": samples,
         "seconds": last["elapsed"],
         "final_loss": last["loss"],
         "curve": [{"step": e["step"], "loss": e["loss"], "elapsed": e["elapsed"]} for e in steps[::stride]],

@@ -57,7 +57,7 @@ def test_renders_are_close_to_renders(world: World) -> None:
     assert world.clean["precision"] > 0.75 and world.clean["recall"] > 0.75
 
 
-@pytest.mark.parametrize("strength", [0.1, 0.3])
+@pytest.mark.parametrize("strength", [0.2, 0.4])
 def test_noise_is_noticed(world: World, strength: float) -> None:
     noise = torch.randn(world.images.shape, generator=torch.Generator().manual_seed(0))
     noisy = world.score(world.images + strength * noise)

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from specdecode import ragged
 from specdecode.pending import PendingChain
 from specdecode.roles import DecodeState, Draft, Drafter, Schedule, Target, Verdict, Verifier
 from specdecode.sampling import RandomStreams, SamplingConfig, Tag, draw_tokens
@@ -204,8 +205,8 @@ def _skip(
     chain = torch.cat([state.last_tokens()[:, None], taken[:, :-1]], dim=1)
     counts = _append(state, buffer, taken, selection.counts * state.active, stop_token)
     counts = counts * state.active  # a row that a stop token ended has nothing left to verify
-    if counts.device.type == "cpu" and not counts.any():
-        return draft, None  # elsewhere, looking would cost more than drafting again
+    if ragged.surely_none(counts):
+        return draft, None
     drafter.observe_skipped(draft, replace(selection, counts=counts), state)  # type: ignore[attr-defined]
     behind = _clip(drafter.propose(state), state)
     return _choose(counts > 0, behind, draft, state), PendingChain(chain, counts)

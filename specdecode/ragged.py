@@ -26,3 +26,8 @@ def append(left: Tensor, left_counts: Tensor, right: Tensor, right_counts: Tenso
     source = torch.where(place < left_counts[:, None], place, behind)  # [B, k + r]
     source = source.view(*source.shape, *[1] * (left.ndim - 2)).expand(-1, -1, *left.shape[2:])
     return torch.cat([left, right], 1).gather(1, source), left_counts + right_counts
+
+
+def surely_none(flags: Tensor) -> bool:
+    """Whether no flag is set, where that can be known without waiting for a device; False elsewhere."""
+    return flags.device.type == "cpu" and not bool(flags.any())

@@ -28,6 +28,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from specdecode import ragged
 from specdecode.roles import DecodeState, Draft, TargetOutput, Verdict
 from specdecode.sampling import Tag, draw_tokens, logits_to_probabilities, sample
 from specdecode.tree import TokenTree
@@ -73,8 +74,8 @@ def walk_by_token(tree: TokenTree, token_at: Callable[[Tensor, int], Tensor]) ->
 
     Args:
         tree: The drafted tree.
-        token_at: `token_at(node [B], level) -> [B]`: the token that follows a node. It is asked once per level, for
-            rows that have stopped descending too, whose answer is not used.
+        token_at: `token_at(node [B], level) -> [B]`: the token that follows a node. It is asked once per level until
+            all rows are known to have stopped; the answers for rows that have are not used.
     """
     node = torch.zeros_like(tree.tokens[:, 0])
     descending = torch.ones_like(node, dtype=torch.bool)
@@ -87,6 +88,9 @@ def walk_by_token(tree: TokenTree, token_at: Callable[[Tensor, int], Tensor]) ->
         next_tokens = torch.where(descending, token_at(node, level), next_tokens)
         accepted = accepted + descending
         path.append(node)
+        if ragged.surely_none(descending):
+            path += [node] * (tree.max_depth - level)
+            break
     return Verdict(torch.stack(path, dim=1), accepted, next_tokens)
 
 
@@ -265,6 +269,9 @@ def multi_round_walk(tree: TokenTree, probabilities: Tensor, logits: Tensor, sta
             node = torch.where(descending, chosen, node)
             accepted = accepted + descending
             path.append(node)
+            if ragged.surely_none(descending):
+                path += [node] * (tree.max_depth - level - 1)
+                break
     return Verdict(torch.stack(path, dim=1), accepted, next_tokens)
 
 

@@ -36,6 +36,7 @@ from dataclasses import replace
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from specdecode.roles import DecodeState, Draft, TargetOutput, Verdict
@@ -164,7 +165,10 @@ class LanternVerifier:
             return torch.where(taken, tokens.gather(1, first[:, None])[:, 0], choice)
 
         verdict = walk_by_token(tree, token_at)
-        return replace(verdict, relaxed=torch.stack(replaced, dim=1)) if replaced else verdict
+        if not replaced:
+            return verdict
+        # Levels that nobody reached were not asked about.
+        return replace(verdict, relaxed=F.pad(torch.stack(replaced, dim=1), (0, tree.max_depth - len(replaced))))
 
 
 def _checked_table(neighbours: Tensor) -> Tensor:

@@ -4,8 +4,8 @@
     python benchmarks/build_results.py --check    # exit 1 if they are not what the records say
 
 No figure there is typed by hand. Text between `<!-- NAME:begin -->` and `<!-- NAME:end -->` is replaced, NAME being
-"results" or "methods". The trade-off plot, docs/images/tradeoff.png, is drawn from the same records (with matplotlib);
-`--check` does not look at it.
+"results", "methods" or "quality". The trade-off plot, docs/images/tradeoff.png, is drawn from the same records (with
+matplotlib); `--check` does not look at it.
 """
 
 from __future__ import annotations
@@ -277,13 +277,7 @@ def quality_section(records: dict[str, list[Record]]) -> str:
     ]
     for rows in records.values():
         first = rows[0]
-        settings = first["settings"]
-        parts += [
-            f"### {first['count']:,} captions, protocol {first['protocol']['name']}",
-            markdown_quality(rows, first["protocol"]["extractor"]),
-            f"Reference: {first['protocol']['reference_count']:,} renders. Pictures in {settings['dtype']}, batches of "
-            f"{settings['batch_size']}. {source_line(first)}",
-        ]
+        parts += [f"### {first['count']:,} captions, protocol {first['protocol']['name']}", quality_table(rows)]
         against = [row for row in rows if row.get("against_plain")]
         if against:
             cells = [
@@ -300,6 +294,17 @@ def quality_section(records: dict[str, list[Record]]) -> str:
                 table(["method", "judge, points", "CLIP score", "Frechet distance"], cells),
             ]
     return "\n\n".join(parts)
+
+
+def quality_table(rows: Sequence[Record]) -> str:
+    """One evaluation's methods side by side, and what they were measured on."""
+    first = rows[0]
+    settings = first["settings"]
+    caption = (
+        f"{first['count']:,} held-out captions, reference {first['protocol']['reference_count']:,} renders, pictures "
+        f"in {settings['dtype']}, batches of {settings['batch_size']}; ± is half a 95 % interval. {source_line(first)}"
+    )
+    return markdown_quality(rows, first["protocol"]["extractor"]) + "\n\n" + caption
 
 
 def tradeoff_rows(speed: Sequence[Record], quality: Iterable[Record]) -> list[Record]:
@@ -361,6 +366,9 @@ def build() -> dict[Path, str]:
     if SPEED_RUN in benches:
         content = bench_table(benches[SPEED_RUN]) + "\n\n" + bench_caption(benches[SPEED_RUN])
         files[readme] = between_markers(files[readme], content, "README.md", "methods")
+    if evaluations:
+        rows = next(iter(evaluations.values()))
+        files[readme] = between_markers(files[readme], quality_table(rows), "README.md", "quality")
     if model_card.is_file():
         files[model_card] = between_markers(model_card.read_text(), "\n\n".join(card), "the model card")
     return files

@@ -130,6 +130,8 @@ def evaluate_quality(
             "method": label,
             "count": len(cases),
             "protocol": protocol.to_dict(),
+            "resolution": protocol.resolution or side,
+            "reference": {"source": config.reference or protocol.reference, "count": reference.statistics.count},
             **score(protocol, measured[label], reference, config.bootstrap),
             "networks": run.networks.identity(),
             "warnings": notes,

@@ -92,6 +92,7 @@ def test_every_figure_of_every_method_is_written(
         for name in ("frechet_distance", "clip_score", "precision", "recall", "diversity"):
             assert row[name]["value"] >= 0 and len(row[name]["interval"]) == 2
         assert row["protocol"]["resizer"] == "bicubic" and "clip" in row["networks"]
+        assert row["resolution"] == 32 and row["reference"]["count"] == 16
         assert {"commit", "hardware", "libraries"} <= set(row["provenance"])
         # Four batches: a prefill and fifteen more passes each for plain decoding.
         assert row["decoding"]["tokens"] == 16 * COUNT
@@ -180,6 +181,29 @@ def test_pictures_of_a_folder_score_as_they_did_when_made(arguments: list[str], 
     assert row["method"] == "given" and "decoding" not in row
     for name in ("frechet_distance", "clip_score", "precision", "recall", "diversity"):
         assert row[name] == made[name]
+
+
+def test_class_conditional_models_draw_random_labels(
+    arguments: list[str], tmp_path: Path, tiny_class_model_folder: Path
+) -> None:
+    (tmp_path / "mine.yaml").write_text(
+        PRESET.replace("captions: file", "captions: class_labels") + "clip_score: null\n"
+    )
+    by_class = [*arguments, "--model", str(tiny_class_model_folder), "--count", "14"]
+    at = by_class.index("--captions_file")
+    del by_class[at : at + 2]
+    assert main(by_class) == 0
+    rows, pictures = lasting(tmp_path / "out")
+    assert len(pictures) == 2 * COUNT and rows[0]["clip_score"] is None and rows[0]["recall"] is not None
+    labels = json.loads((tmp_path / "out/ar/config.json").read_text())["captions"]
+    assert len(labels) == COUNT and len(set(labels)) > 3 and all(0 <= label < 10 for label in labels)
+
+
+def test_a_protocol_of_the_other_condition_is_refused(
+    arguments: list[str], tiny_class_model_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*arguments, "--model", str(tiny_class_model_folder)]) == 2
+    assert "conditioned on class labels" in capsys.readouterr().err
 
 
 def test_given_pictures_that_do_not_fit(

@@ -171,8 +171,8 @@ def chain_by_token(tree: TokenTree, choices: Tensor) -> Verdict:
         choices: [B, L + 1] int64 or wider: the token that follows each node.
     """
     length = chain_length(tree)
-    accepted = _count_accepted(tree, choices[:, :length] == tree.tokens[:, 1 : length + 1])
-    return Verdict(_chain_path(tree), accepted, choices.gather(1, accepted[:, None])[:, 0])
+    accepted = count_accepted(tree, choices[:, :length] == tree.tokens[:, 1 : length + 1])
+    return Verdict(chain_path(tree), accepted, choices.gather(1, accepted[:, None])[:, 0])
 
 
 def judge_chain(
@@ -203,7 +203,7 @@ def judge_chain(
     assert draft.probabilities is not None
     counters = chain_counters(tree, state)
     thresholds = state.streams.uniform(Tag.ACCEPT, counters[:, :-1])
-    accepted = _count_accepted(tree, thresholds * denominators < numerators)
+    accepted = count_accepted(tree, thresholds * denominators < numerators)
     own, proposed = chain_masses(draft, target)
     relaxed = F.pad(thresholds * proposed >= own, (0, tree.max_depth - thresholds.shape[1]))
 
@@ -215,15 +215,15 @@ def judge_chain(
     taken = drawn_from if given is None else given(last, drawn_from, accepted)
     left = torch.where(rejected, _residual(last, taken), last)
     noise = state.streams.exponential(Tag.TARGET, state.lengths + accepted, left.shape[-1])
-    return Verdict(_chain_path(tree), accepted, sample(left, noise), relaxed)
+    return Verdict(chain_path(tree), accepted, sample(left, noise), relaxed)
 
 
-def _count_accepted(tree: TokenTree, passes: Tensor) -> Tensor:
+def count_accepted(tree: TokenTree, passes: Tensor) -> Tensor:
     """[B] int64: drafted tokens of a chain before the first that does not pass [B, L], or before its end."""
     return (passes & chain_follows(tree)).cumprod(1).sum(1)
 
 
-def _chain_path(tree: TokenTree) -> Tensor:
+def chain_path(tree: TokenTree) -> Tensor:
     """[B, max_depth + 1] int64: the nodes of a chain in order."""
     path = torch.arange(tree.max_depth + 1, device=tree.device)
     return path.clamp_(max=tree.num_nodes - 1).expand(tree.batch_size, -1)

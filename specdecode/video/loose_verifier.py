@@ -1,0 +1,128 @@
+"""LVSpec: drafted tokens that have little to do with what is seen need not be the target's own.
+
+Belongs here: LVSpec's rule (arXiv 2604.05650, section 3). Its parts: a drafted token's *relevance* is the mean of its N
+highest cosines to the visual tokens' final hidden states; of a window the share lambda with the least relevance is
+*loosened*: accepted whatever the target would say; a token that the target says elsewhere in the window is accepted,
+too (*position shift*). A loosened token stays as it was drafted, and what follows is conditioned on it.
+
+With lambda 0 nothing is loosened and nothing may stand elsewhere: the exact walk for chains, token for token.
+End-of-text and other special tokens are never loosened: an answer must not end, nor fail to, by looseness.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from specdecode.roles import DecodeState, Draft, TargetOutput, Verdict
+from specdecode.sampling import Tag, draw_tokens
+from specdecode.verifiers.arguments import check_chain, check_number
+from specdecode.verifiers.exact import chain_counters, chain_path, count_accepted
+
+
+def visual_relevance(hidden_states: Tensor, visual_hidden_states: Tensor, num_nearest: int = 10) -> Tensor:
+    """[B, K] float32: the mean of each token's highest cosines to the visual tokens.
+
+    Args:
+        hidden_states: [B, K, dim] final hidden states of drafted tokens.
+        visual_hidden_states: [B, m, dim] or [m, dim] of the prompt's visual tokens.
+        num_nearest: how many cosines count; all, where there are fewer visual tokens.
+    """
+    visual = F.normalize(visual_hidden_states.float(), dim=-1)
+    cosines = F.normalize(hidden_states.float(), dim=-1) @ visual.mT  # [B, K, m]
+    return cosines.topk(min(num_nearest, cosines.shape[-1]), dim=-1).values.mean(-1)
+
+
+class LooseVerifier:
+    """LVSpec's acceptance of a chain.
+
+    Args:
+        visual_hidden_states: gives [m, dim] of the target's prefill.
+        loose_ratio: lambda, the share of a window that is loosened, 0 to 1, rounded down.
+        num_nearest: N, visual tokens that a drafted token's relevance is the mean over.
+        position_shift: accept a token also where the target's own stands elsewhere in the window; unless lambda is 0.
+        protected_tokens: never loosened, neither as drafted nor as the target's: end-of-text and other special ones.
+        relevance_from: "token": the hidden state at the drafted token; "prediction": the one that predicted it. The
+            paper does not say; the first is its text's reading.
+
+    Raises:
+        ValueError: a number out of range, or an unknown word.
+    """
+
+    def __init__(
+        self,
+        visual_hidden_states: Callable[[], Tensor],
+        loose_ratio: float = 0.7,
+        num_nearest: int = 10,
+        position_shift: bool = True,
+        protected_tokens: Sequence[int] = (),
+        relevance_from: str = "token",
+    ) -> None:
+        if relevance_from not in ("token", "prediction"):
+            raise ValueError(f'relevance_from must be "token" or "prediction", got {relevance_from!r}')
+        if num_nearest < 1:
+            raise ValueError(f"num_nearest must be at least 1, got {num_nearest}")
+        self.visual_hidden_states = visual_hidden_states
+        self.loose_ratio = check_number("loose_ratio", loose_ratio, 0, 1)
+        self.num_nearest = num_nearest
+        self.position_shift = position_shift
+        self.protected_tokens = tuple(protected_tokens)
+        self.relevance_from = relevance_from
+
+    @property
+    def exact(self) -> bool:
+        """Whether lambda is 0."""
+        return self.loose_ratio == 0
+
+    def accept(self, draft: Draft, output: TargetOutput, state: DecodeState) -> Verdict:
+        """Accept the longest start of the chain whose every token is the target's, loosened or shifted.
+
+        Args:
+            draft: a chain of n nodes, a deterministic choice.
+            output: `logits` [B, n, V] and `hidden_states` [B, n, dim].
+            state: lengths, sampling and random streams.
+
+        Raises:
+            ValueError: the draft is no chain, its tokens were drawn at random, or hidden states are missing.
+        """
+        check_chain("LooseVerifier", draft)
+        if draft.probabilities is not None:
+            raise ValueError("LooseVerifier judges likeliest tokens, but these were drawn: draft with children top")
+        tree, counters = draft.tree, chain_counters(draft.tree, state)
+        length = counters.shape[1] - 1
+        choices = draw_tokens(
+            output.logits[:, : length + 1], state.sampling, state.streams, counters, Tag.TARGET
+        )  # [B, L + 1]
+        drafted, wanted = tree.tokens[:, 1 : length + 1], choices[:, :length]
+        there = tree.valid[:, 1 : length + 1]
+        matches = drafted == wanted
+        passes = matches
+        if length and not self.exact:
+            allowed = there & ~self._is_protected(drafted) & ~self._is_protected(wanted)
+            passes = passes | (allowed & self._loosened(output, there))
+            if self.position_shift:
+                elsewhere = ((wanted[:, :, None] == drafted[:, None, :]) & there[:, None, :]).any(2)
+                passes = passes | (allowed & elsewhere)
+        accepted = count_accepted(tree, passes)
+        relaxed = F.pad(passes & ~matches, (0, tree.max_depth - length))
+        return Verdict(chain_path(tree), accepted, choices.gather(1, accepted[:, None])[:, 0], relaxed)
+
+    def _is_protected(self, tokens: Tensor) -> Tensor:
+        """bool like `tokens`."""
+        return torch.isin(tokens, torch.tensor(self.protected_tokens, dtype=tokens.dtype, device=tokens.device))
+
+    def _loosened(self, output: TargetOutput, there: Tensor) -> Tensor:
+        """[B, L] bool: the least relevant drafted tokens, as many as lambda of each row's window."""
+        if output.hidden_states is None:
+            raise ValueError("LooseVerifier reads the target's hidden states, but this target gives none")
+        length = there.shape[1]
+        first = 1 if self.relevance_from == "token" else 0
+        states = output.hidden_states[:, first : first + length]  # [B, L, dim]
+        relevance = visual_relevance(states, self.visual_hidden_states(), self.num_nearest)
+        rank = relevance.masked_fill(~there, torch.inf).argsort(dim=1, stable=True).argsort(dim=1)
+        # A millionth keeps 0.7 * 10, which is 6.999..., at 7.
+        count = (self.loose_ratio * there.sum(1) + 1e-6).floor()
+        return (rank < count[:, None]) & there

@@ -1,0 +1,85 @@
+"""Which visual tokens a drafter may see.
+
+Belongs here: scores of visual tokens and choosing by them, as plain functions of hidden states or attention. Does not
+belong here: leaving tokens out of a request (`request.keep_visual`), running a model.
+
+All choices are numbers of visual tokens, counted among the visual tokens, ascending: order is kept.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def token_budget(count: int, keep_ratio: float) -> int:
+    """How many of `count` tokens a share of `keep_ratio` is: rounded, at least one.
+
+    (The released SpecVLM truncates in floating point, so that a tenth of 100 becomes 9.)
+
+    Raises:
+        ValueError: a share outside (0, 1], or no tokens.
+    """
+    if count < 1:
+        raise ValueError(f"count must be at least 1, got {count}: the prompt has no visual tokens")
+    if not 0 < keep_ratio <= 1:
+        raise ValueError(f"keep_ratio must lie above 0 and at most at 1, got {keep_ratio}")
+    return min(count, max(1, round(count * keep_ratio)))
+
+
+def keep_uniform(count: int, budget: int) -> Tensor:
+    """[budget] int64: evenly spread, first and last included. LVSpec's choice, and the simple one everywhere."""
+    return torch.linspace(0, count - 1, budget, dtype=torch.float64).round().long()
+
+
+def keep_highest(scores: Tensor, budget: int) -> Tensor:
+    """[budget] int64: those with the highest scores [m]."""
+    return scores.topk(budget).indices.sort().values
+
+
+def visual_gain(visual_before: Tensor, visual_after: Tensor, text_before: Tensor, text_after: Tensor) -> Tensor:
+    """[m] float32: how much likelier to the text each visual token has become between two layers (UV-Prune).
+
+    ParallelVLM (arXiv 2603.19610) sums the growth of the cosine over all text tokens and all layers up to one; the sum
+    over layers telescopes to the difference between that layer and the embeddings, and the sum over text tokens is one
+    product with the sum of their unit vectors, so no m x n matrix is made.
+
+    Args:
+        visual_before, visual_after: [m, dim] visual tokens at the embeddings and after the layer.
+        text_before, text_after: [n, dim] text tokens likewise; which ones count is the caller's choice.
+    """
+
+    def likeness(visual: Tensor, text: Tensor) -> Tensor:
+        # A zero vector is like nothing, not NaN.
+        return F.normalize(visual.float(), dim=-1) @ F.normalize(text.float(), dim=-1).sum(0)
+
+    return likeness(visual_after, text_after) - likeness(visual_before, text_before)
+
+
+def keep_by_attention(scores: Tensor, budget: int, share: float = 0.4) -> Tensor:
+    """[budget] int64: SpecVLM's two stages (arXiv 2508.16201).
+
+    First the fewest tokens that together have `share` of all attention, cut to the budget; then the rest of the budget
+    evenly spread over those left.
+
+    Args:
+        scores: [m] non-negative, the attention that the text after the video pays to each visual token.
+        budget: tokens to keep.
+        share: of the first stage.
+
+    Raises:
+        ValueError: a share outside [0, 1].
+    """
+    if not 0 <= share <= 1:
+        raise ValueError(f"share must lie between 0 and 1, got {share}")
+    order = scores.argsort(descending=True, stable=True)
+    reached = scores[order].double().cumsum(0)
+    num_first = int((reached < share * reached[-1]).sum()) + 1 if share > 0 else 0
+    first = order[: min(num_first, budget)]
+    left = torch.ones(len(scores), dtype=torch.bool, device=scores.device)
+    left[first] = False
+    others = left.nonzero()[:, 0]
+    missing = budget - len(first)
+    second = others[keep_uniform(len(others), missing).to(others.device)] if missing else others[:0]
+    return torch.cat((first, second)).sort().values

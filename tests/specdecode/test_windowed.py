@@ -1,0 +1,101 @@
+"""FLy's two rules against loops over their definitions."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specdecode.roles import DecodeState, Draft, TargetOutput
+from specdecode.sampling import RandomStreams, SamplingConfig
+from specdecode.tree import TokenTree
+from specdecode.verifiers import WindowedVerifier
+
+VOCAB = 5
+
+
+def state() -> DecodeState:
+    return DecodeState(
+        torch.zeros(1, 60, dtype=torch.long),
+        torch.tensor([2]),
+        torch.ones(1, dtype=torch.bool),
+        60,
+        SamplingConfig(temperature=0.0),
+        RandomStreams.from_seeds([0]),
+    )
+
+
+@st.composite
+def windows(draw: st.DrawFn) -> tuple[Draft, torch.Tensor]:
+    """Mostly matching chains, with flat and sharp distributions."""
+    length = draw(st.integers(1, 12))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 9999)))
+    logits = torch.randn(1, length + 1, VOCAB, generator=generator)
+    logits = logits * torch.tensor([draw(st.sampled_from([0.2, 1.0, 8.0])) for _ in range(length + 1)])[None, :, None]
+    tokens = logits[0].argmax(-1).roll(1)
+    for place in range(1, length + 1):
+        if draw(st.integers(0, 3)) == 0:
+            tokens[place] = (tokens[place] + 1) % VOCAB
+    return Draft(TokenTree.chain(tokens[None])), logits
+
+
+def slow_rule(tokens: list[int], logits: torch.Tensor, threshold: float, window: int | None, mode: str) -> int:
+    """Accepted tokens, one at a time."""
+    drafted, wanted = tokens[1:], logits.argmax(-1).tolist()
+    matches = [token == want for token, want in zip(drafted, wanted, strict=False)]
+    for number in range(len(drafted)):
+        if matches[number]:
+            continue
+        p = sorted(logits[number].softmax(-1).tolist(), reverse=True)
+        if mode == "release":
+            entropy = -sum(each * math.log(each) for each in p[:3] if each > 0)
+        else:
+            entropy = -sum(each * math.log(each) for each in p if each > 0) / math.log(VOCAB)
+        following = 0 if window is None else window if mode == "paper" else window - 1
+        after = matches[number + 1 : number + 1 + following]
+        agrees = len(after) == following and all(after)
+        if mode == "release" and window is not None:
+            agrees = agrees and number < len(drafted) - window
+        if abs(entropy - threshold) < 1e-5:
+            return -1  # rounding decides
+        if entropy < threshold or not agrees:
+            return number
+    return len(drafted)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    windows(), st.sampled_from([0.0, 0.3, 0.8]), st.sampled_from([None, 1, 2, 3]), st.sampled_from(["paper", "release"])
+)
+def test_the_rules_against_their_definitions(
+    window: tuple[Draft, torch.Tensor], threshold: float, width: int | None, mode: str
+) -> None:
+    draft, logits = window
+    verdict = WindowedVerifier(threshold, width, mode).accept(draft, TargetOutput(logits), state())
+    wanted = slow_rule(draft.tree.tokens[0].tolist(), logits[0], threshold, width, mode)
+    if wanted < 0:
+        return
+    assert int(verdict.accepted[0]) == wanted
+    assert int(verdict.next_tokens[0]) == int(logits[0, wanted].argmax())
+    assert verdict.relaxed is not None
+    relaxed = verdict.relaxed[0, :wanted]
+    assert torch.equal(relaxed, draft.tree.tokens[0, 1 : wanted + 1] != logits[0, :wanted].argmax(-1))
+
+
+def test_certain_targets_forgive_nothing() -> None:
+    logits = 50 * torch.nn.functional.one_hot(torch.tensor([[1, 2, 3, 4, 0, 1]]), VOCAB).float()
+    draft = Draft(TokenTree.chain(torch.tensor([[0, 1, 4, 3, 4, 0]])))
+    for mode in ("paper", "release"):
+        assert int(WindowedVerifier(0.3, 1, mode).accept(draft, TargetOutput(logits), state()).accepted[0]) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"), [({"threshold": -1}, "threshold"), ({"window": 0}, "window"), ({"mode": "vllm"}, "mode")]
+)
+def test_settings_out_of_range_are_named(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        WindowedVerifier(**options)

@@ -47,7 +47,7 @@ def compose_video_caption(video: VideoScene, seed: int) -> VideoCaption:
         f"the video shows {_NUMBERS[count]} on {scene.ground} under a {scene.sky} sky, and the light comes "
         f"{_LIGHT_PHRASES[video.light]}."
     ]
-    order = [number for _, number in sorted((COLUMNS.index(video.columns[number]), number) for number in range(count))]
+    order = sorted(range(count), key=lambda number: COLUMNS.index(video.columns[number]))
     for number in order:
         item = video.objects[number]
         event = video.event_of(number)
@@ -57,9 +57,9 @@ def compose_video_caption(video: VideoScene, seed: int) -> VideoCaption:
             sentences.append(f"a {words} is missing at the start and has its place {place}.")
         else:
             sentences.append(f"a {words} {rng.choice(('stands', 'is'))} {place}.")
-    for place, event in enumerate(video.events):
+    for turn, event in enumerate(video.events):
         item = video.objects[event.subject]
-        when = _TIMES[2] if place and place == len(video.events) - 1 else _TIMES[min(place, 1)]
+        when = _TIMES[2] if turn and turn == len(video.events) - 1 else _TIMES[min(turn, 1)]
         if event.kind == "turns":
             what = f"{rng.choice(('turns', 'becomes'))} {event.colour}"
         elif event.kind == "bumps into":

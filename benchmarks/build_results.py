@@ -4,8 +4,8 @@
     python benchmarks/build_results.py --check    # exit 1 if they are not what the records say
 
 No figure there is typed by hand. Text between `<!-- NAME:begin -->` and `<!-- NAME:end -->` is replaced, NAME being
-"results", "methods" or "quality". The trade-off plot, docs/images/tradeoff.png, is drawn from the same records (with
-matplotlib); `--check` does not look at it.
+"results", "methods", "quality" or "video". The trade-off plot, docs/images/tradeoff.png, is drawn from the same records
+(with matplotlib); `--check` does not look at it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from metrics.tables import format_figure, markdown_quality
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 MODEL = "scenes-128"
-SPEED_RUN = "bench_batch_1"
+SPEED_RUN, VIDEO_RUN = "bench_batch_1", "bench_video"
 PLOT = ROOT / "docs" / "images" / "tradeoff.png"
 SOURCES = {"generated": "generated", "renders": "real renders", "reconstructions": "tokenizer's reconstructions"}
 
@@ -307,6 +307,84 @@ def quality_table(rows: Sequence[Record]) -> str:
     return markdown_quality(rows, first["protocol"]["extractor"]) + "\n\n" + caption
 
 
+def video_table(rows: Sequence[Record]) -> str:
+    """Methods side by side on videos, as `vargen bench --task video` measured them."""
+    header = ["method", "exact", "target passes an answer", "accepted", "with bonus", "decoding", "end to end"]
+    header += ["relaxed", "same as plain", "caption accuracy, %", "retention"]
+    cells = [
+        [
+            row["method"],
+            "yes" if row["exact"] else "no",
+            f"{row['target_passes'] / row['answers']:.1f}",
+            f"{row['mean_accepted_length']:.2f}",
+            f"{row['mean_accepted_length_with_bonus']:.2f}",
+            f"{row['decode_speedup']:.2f}x",
+            f"{row['end_to_end_speedup']:.2f}x",
+            f"{100 * row['relaxed_share']:.1f} %",
+            f"{row['equal_to_plain']} of {row['answers']}",
+            format_figure({"value": row["caption_accuracy"], "interval": row["caption_accuracy_interval"]}, 100.0, 1),
+            "-" if row["retention"] is None else f"{100 * row['retention']:.1f} %",
+        ]
+        for row in rows
+    ]
+    return table(header, cells)
+
+
+def video_caption(rows: Sequence[Record]) -> str:
+    row = rows[0]
+    tokens = row["tokens"] / row["answers"]
+    return (
+        f"{row['answers']} held-out videos, about {tokens:.0f} tokens an answer, {row['dtype']}, temperature "
+        f"{row['temperature']:g}; all methods answer about the same videos, in turns. Speed-ups are per token, against "
+        f"plain decoding on the same code path. {source_line(row)}"
+    )
+
+
+def video_section(records: dict[str, list[Record]], trained: Sequence[Record], loose: Record | None) -> str:
+    """Video-LLMs: what they see, methods side by side, looseness against its controls."""
+    parts = [
+        "## Video-LLMs",
+        "The shipped pair and videos of the project's own world; what the figures mean is in [video.md](video.md). "
+        "Published models and figures are others'.",
+    ]
+    shown = {"": "its own", "_shuffled": "its own, frames shuffled", "_other": "another one", "_none": "a grey one"}
+    for record in trained:
+        last = record["evaluations"][-1]
+        cells = [
+            [words, *(f"{100 * last[kind + end]:.1f}" for kind in ("setting", "objects", "events", "all"))]
+            for end, words in shown.items()
+        ]
+        parts += [
+            f"### What {record['name']} sees",
+            f"F1 of what held-out captions claim, %, by the video that the model is shown; the last two are chance. "
+            f"{record['steps']:,} steps, {record['samples']:,} videos, {record['seconds'] / 60:.0f} minutes. "
+            f"{record['remark']}".strip(),
+            table(["video", "setting", "objects", "events", "all"], cells),
+        ]
+    for name, rows in records.items():
+        parts += [f"### {name.removeprefix('bench_').replace('_', ' ')}", video_table(rows), video_caption(rows)]
+    if loose:
+        cells = [
+            [
+                row["label"],
+                f"{row['accepted_length']:.2f}",
+                f"{row['accept_rate']:.3f}",
+                f"{100 * row['relaxed_share']:.1f} %",
+                format_figure({"value": row["accuracy"], "interval": row["accuracy_interval"]}, 100.0, 1),
+            ]
+            for row in sorted(loose["rows"], key=lambda row: (row["position_shift"], row["kind"], row["dial"]))
+        ]
+        parts += [
+            "### Looseness and its controls",
+            f"{loose['videos']} held-out videos, windows of 10, a tenth of the video for the drafter. Visual relevance "
+            f"tells words about what is seen from fillers with an area under the curve of "
+            f"{loose['relevance_area_under_curve']:.2f} (0.5 is chance).",
+            table(["rule", "accepted", "share accepted", "relaxed", "caption accuracy, %"], cells),
+            source_line(loose),
+        ]
+    return "\n\n".join(parts)
+
+
 def tradeoff_rows(speed: Sequence[Record], quality: Iterable[Record]) -> list[Record]:
     """Speed at batch 1; quality from an evaluation where there is one, else from the bench's few prompts."""
     better = {row["method"]: row["judge_accuracy"] for row in quality}
@@ -349,11 +427,15 @@ def build() -> dict[Path, str]:
     if decoding:
         sections.append(decoding_section(decoding))
     benches = {path.stem: json.loads(path.read_text()) for path in sorted(RESULTS.glob("bench_*.json"))}
+    videos = {name: benches.pop(name) for name in list(benches) if name.startswith("bench_video")}
+    seeing = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("training_video-llm*.json"))]
     if benches:
         sections.append(speculation_section(benches, load("speculation_overhead"), load("greedy_equality")))
     evaluations = load_evaluations()
     if evaluations:
         sections.append(quality_section(evaluations))
+    if videos or seeing:
+        sections.append(video_section(videos, seeing, load("loose_verification")))
     if trained:
         sections.append(training_section(trained))
         card.append(training_section(trained))
@@ -369,6 +451,9 @@ def build() -> dict[Path, str]:
     if evaluations:
         rows = next(iter(evaluations.values()))
         files[readme] = between_markers(files[readme], quality_table(rows), "README.md", "quality")
+    if VIDEO_RUN in videos:
+        content = video_table(videos[VIDEO_RUN]) + "\n\n" + video_caption(videos[VIDEO_RUN])
+        files[readme] = between_markers(files[readme], content, "README.md", "video")
     if model_card.is_file():
         files[model_card] = between_markers(model_card.read_text(), "\n\n".join(card), "the model card")
     return files

@@ -10,7 +10,7 @@ plain decoding to a fixed length is once, at the end.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
@@ -31,7 +31,7 @@ class DecodeResult:
     """What decoding gives back.
 
     Args:
-        tokens: [B, max_new_tokens] int64; after an early end, filled up with the stop token.
+        tokens: [B, max_new_tokens] int64; after an early end, filled up with the (first) stop token.
         lengths: [B] int64 decoded tokens, a stop token included.
         trace: What happened.
     """
@@ -51,7 +51,7 @@ def decode(
     drafter: Drafter | None = None,
     verifier: Verifier | None = None,
     schedule: Schedule | None = None,
-    stop_token: int | None = None,
+    stop_token: int | Sequence[int] | None = None,
     on_step: Callable[[int, DecodeState], None] | None = None,
     trace: DecodeTrace | None = None,
     profile: bool = False,
@@ -70,7 +70,7 @@ def decode(
         verifier: Judges them; None: `ExactVerifier`.
         schedule: Says which drafted tokens are taken without asking the target; None: none ever. Needs a drafter that
             is a `SkippingDrafter`; the target then needs room for the longest skip beside the nodes of one draft.
-        stop_token: A row ends after this token. Costs a wait for the device at every step.
+        stop_token: A row ends after this token, or any of these. Costs a wait for the device at every step.
         on_step: Called as `on_step(step, state)` after every target pass; step 0 is the prefill. It must not change
             `state`; reading a tensor's value there waits for the device.
         trace: Where to record (a caller may have phases of its own in it); None: a new one. Phases "prefill" and
@@ -87,8 +87,7 @@ def decode(
         raise ValueError(f"max_new_tokens must be >= 1, got {max_new_tokens}")
     if streams.batch_size != batch_size:
         raise ValueError(f"streams must hold one stream per row: {streams.batch_size} streams, {batch_size} rows")
-    if stop_token is not None and not 0 <= stop_token < target.vocab_size:
-        raise ValueError(f"stop_token must lie in [0, {target.vocab_size}), got {stop_token}")
+    stops = stop_tokens(stop_token, target.vocab_size, device)
     if schedule is not None and not hasattr(drafter, "observe_skipped"):
         raise ValueError("schedule needs a drafter that can go on unverified (specdecode.roles.SkippingDrafter)")
     trace = DecodeTrace(batch_size, device) if trace is None else trace
@@ -98,7 +97,8 @@ def decode(
     part = trace.phase if profile else _untimed
 
     # One column more than the result has: tokens that must not be kept are written there.
-    buffer = torch.full((batch_size, max_new_tokens + 1), stop_token or 0, dtype=torch.int64, device=device)
+    filler = 0 if stops is None else int(stops[0])
+    buffer = torch.full((batch_size, max_new_tokens + 1), filler, dtype=torch.int64, device=device)
     no_tokens = torch.zeros(batch_size, dtype=torch.int64, device=device)
     every_row = torch.ones(batch_size, dtype=torch.bool, device=device)
     state = DecodeState(buffer[:, :max_new_tokens], no_tokens, every_row, max_new_tokens, sampling, streams)
@@ -106,7 +106,7 @@ def decode(
     with trace.phase("prefill"):
         prompt = target.prefill()
         first = draw_tokens(prompt.logits[:, -1:], sampling, streams, no_tokens[:, None], Tag.TARGET)
-        _append(state, buffer, first, no_tokens + 1, stop_token)
+        _append(state, buffer, first, no_tokens + 1, stops)
         trace.record_prefill()
         if drafter is not None and max_new_tokens > 1:
             drafter.start(prompt, state)
@@ -120,7 +120,7 @@ def decode(
     with trace.phase("decode"):
         # The slowest row gains at most max_depth + 1 tokens a step, so for some time nobody need look whether it is
         # finished. Only a stop token can end rows earlier.
-        slowest_needs = max_new_tokens - 1 if stop_token is None else _slowest_needs(state)
+        slowest_needs = max_new_tokens - 1 if stops is None else _slowest_needs(state)
         while slowest_needs > 0:
             step += 1
             with part("draft"):
@@ -128,11 +128,11 @@ def decode(
                     draft = Draft(replace(root_only, tokens=state.last_tokens()[:, None]))
                 else:
                     draft = drafter.propose(state)
-                if drafter is not None or stop_token is not None:
+                if drafter is not None or stops is not None:
                     draft = _clip(draft, state)
                 active, pending = state.active, None
                 if schedule is not None and drafter is not None:
-                    draft, pending = _skip(draft, schedule, drafter, state, buffer, stop_token)
+                    draft, pending = _skip(draft, schedule, drafter, state, buffer, stops)
                 tree = draft.tree
                 if pending is not None:
                     tokens, mask, depths = pending.join(tree)
@@ -149,7 +149,7 @@ def decode(
                 verdict = replace(verdict, accepted=accepted)
                 nodes, before = (verdict.path, no_tokens) if pending is None else pending.kept(verdict)
                 target.commit(nodes, before + accepted + going_on)
-                emitted = _append(state, buffer, _new_tokens(tree, verdict), accepted + going_on, stop_token)
+                emitted = _append(state, buffer, _new_tokens(tree, verdict), accepted + going_on, stops)
             trace.record_step(
                 StepRecord(
                     active=active,
@@ -168,9 +168,22 @@ def decode(
             if on_step is not None:
                 on_step(step, state)
             slowest_needs -= tree.max_depth + 1 + (0 if pending is None else pending.max_length)
-            if slowest_needs <= 0 or stop_token is not None:
+            if slowest_needs <= 0 or stops is not None:
                 slowest_needs = _slowest_needs(state)
     return DecodeResult(state.tokens, state.lengths, trace)
+
+
+def stop_tokens(stop_token: int | Sequence[int] | None, vocab_size: int, device: torch.device) -> Tensor | None:
+    """[s] int64, the tokens that end a row; None for none.
+
+    Raises:
+        ValueError: a token outside the vocabulary.
+    """
+    listed = [] if stop_token is None else [stop_token] if isinstance(stop_token, int) else list(stop_token)
+    for token in listed:
+        if not 0 <= token < vocab_size:
+            raise ValueError(f"stop_token must lie in [0, {vocab_size}), got {token}")
+    return torch.tensor(listed, device=device) if listed else None
 
 
 def _untimed(name: str) -> AbstractContextManager[None]:
@@ -191,7 +204,7 @@ def _skip(
     drafter: Drafter,
     state: DecodeState,
     buffer: Tensor,
-    stop_token: int | None,
+    stops: Tensor | None,
 ) -> tuple[Draft, PendingChain | None]:
     """Take tokens of a draft unverified where the schedule says so, and draft on behind them.
 
@@ -203,7 +216,7 @@ def _skip(
         return draft, None
     taken = draft.tree.tokens.gather(1, selection.path[:, 1:])  # [B, depth]
     chain = torch.cat([state.last_tokens()[:, None], taken[:, :-1]], dim=1)
-    counts = _append(state, buffer, taken, selection.counts * state.active, stop_token)
+    counts = _append(state, buffer, taken, selection.counts * state.active, stops)
     counts = counts * state.active  # a row that a stop token ended has nothing left to verify
     if ragged.surely_none(counts):
         return draft, None
@@ -234,7 +247,7 @@ def _new_tokens(tree: TokenTree, verdict: Verdict) -> Tensor:
     return torch.cat([drafted, next_tokens], dim=1).scatter(1, verdict.accepted[:, None], next_tokens)
 
 
-def _append(state: DecodeState, buffer: Tensor, tokens: Tensor, counts: Tensor, stop_token: int | None) -> Tensor:
+def _append(state: DecodeState, buffer: Tensor, tokens: Tensor, counts: Tensor, stops: Tensor | None) -> Tensor:
     """Write the first `counts[b]` of `tokens[b]` behind each active row and update `state`.
 
     Args:
@@ -242,16 +255,16 @@ def _append(state: DecodeState, buffer: Tensor, tokens: Tensor, counts: Tensor, 
         buffer: [B, max_new_tokens + 1], `state.tokens` and the column for what is dropped.
         tokens: [B, k] int64.
         counts: [B] int64, at most what the row has room for; 0 for finished rows.
-        stop_token: Ends a row; nothing after it is written.
+        stops: [s] int64, tokens that end a row; nothing after them is written.
 
     Returns:
         [B] int64, tokens written: `counts`, or fewer where the stop token came first.
     """
     offsets, emitted = torch.arange(tokens.shape[1], device=tokens.device), counts
     going_on = state.active
-    if stop_token is not None:
-        stops = (tokens == stop_token) & (offsets < emitted[:, None])
-        has_stop, first_stop = stops.max(dim=1)
+    if stops is not None:
+        is_stop = torch.isin(tokens, stops) & (offsets < emitted[:, None])
+        has_stop, first_stop = is_stop.max(dim=1)
         emitted = torch.where(has_stop, first_stop + 1, emitted)
         going_on = going_on & ~has_stop
     columns = torch.where(offsets < emitted[:, None], state.lengths[:, None] + offsets, state.max_new_tokens)

@@ -18,12 +18,13 @@ from vargen.files import UserError
 
 COMMANDS = {
     "generate": "make pictures from prompts",
+    "caption": "answer a question about a video",
     "scenes": "write rendered scenes with captions and their truth",
     "judge": "score a folder of generated pictures against its prompts",
     "bench": "compare decoding methods: speed, target passes, correctness",
     "evaluate": "score pictures by a protocol: FID, CLIP score, precision, recall, correctness",
     "tune": "search a method's settings for speed within a budget of quality",
-    "train": "train a tokenizer, a transformer, a drafter, a judge or a CLIP",
+    "train": "train any of the shipped models",
     "convert": "turn published LlamaGen and LANTERN weights into model folders",
     "methods": "list the decoding methods",
 }
@@ -87,7 +88,7 @@ def _usage() -> str:
         (
             "usage: vargen COMMAND [options]",
             "",
-            "Images from text with LlamaGen-style autoregressive models.",
+            "Images from text with LlamaGen-style autoregressive models, and answers about videos, decoded faster.",
             "",
             *lines,
             "",

@@ -15,14 +15,24 @@ from vargen.files import UserError
 from vargen.pipeline import LlamaGenPipeline
 
 
-def load_pipeline(model_folder: Path, device: str, dtype: str) -> tuple[LlamaGenPipeline, str, str]:
-    """The pipeline on its device, the device's name, and the name of the transformer's precision."""
+def place_and_precision(device: str, dtype: str) -> tuple[str, str]:
+    """What "auto" stands for: a GPU in bfloat16 where there is one, else the CPU in float32.
+
+    Raises:
+        UserError: a GPU is asked for and absent.
+    """
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device.split(":")[0] == "cuda" and not torch.cuda.is_available():
         raise UserError(f"device {device!r} is not available on this machine; use --device cpu")
     if dtype == "auto":
         dtype = "float32" if device == "cpu" else "bfloat16"
+    return device, dtype
+
+
+def load_pipeline(model_folder: Path, device: str, dtype: str) -> tuple[LlamaGenPipeline, str, str]:
+    """The pipeline on its device, the device's name, and the name of the transformer's precision."""
+    device, dtype = place_and_precision(device, dtype)
     diffusers_logging.disable_progress_bar()
     transformers_logging.disable_progress_bar()
     try:

@@ -57,6 +57,31 @@ def shipped_models() -> list[str]:
     return sorted(index.parent.name for index in weights_folder().glob("*/model_index.json"))
 
 
+DEFAULT_VIDEO_MODEL = "video-llm"
+"""The Video-LLM `vargen caption` loads when none is named; the one that drafts for it is called so and "-draft"."""
+
+
+def shipped_video_models() -> list[str]:
+    """Names of the shipped Video-LLMs."""
+    return sorted(config.parent.name for config in weights_folder().glob("video-llm*/config.json"))
+
+
+def find_video_model(model: str | os.PathLike[str] | None = None) -> Path:
+    """The folder of a Video-LLM: a shipped one by name (None: the default), or any folder of transformers' layout.
+
+    Raises:
+        UserError: no such folder, or one without a `config.json`.
+    """
+    name = DEFAULT_VIDEO_MODEL if model is None else os.fspath(model)
+    folder = weights_folder() / name if model is None or name in shipped_video_models() else Path(name).expanduser()
+    if (folder / "config.json").is_file():
+        return folder
+    shipped = ", ".join(shipped_video_models()) or "(none shipped)"
+    raise UserError(
+        f"model: {folder} is no folder with a config.json; give one written by save_pretrained, or one of: {shipped}"
+    )
+
+
 def find_model(model: str | os.PathLike[str] | None = None) -> Path:
     """The folder of a pipeline: a shipped one by name (None: the default), or any folder with a `model_index.json`.
 

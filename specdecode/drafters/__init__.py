@@ -1,8 +1,16 @@
 """Drafters: which tokens come next? One module per way of guessing."""
 
 from specdecode.drafters.draft_model import DraftModelDrafter
+from specdecode.drafters.draft_model_tree import DraftModelTreeDrafter
 from specdecode.drafters.eagle import DynamicTree, EagleDrafter
 from specdecode.drafters.jacobi import JacobiDrafter
 from specdecode.drafters.tree_shapes import StaticTree
 
-__all__ = ["DraftModelDrafter", "DynamicTree", "EagleDrafter", "JacobiDrafter", "StaticTree"]
+__all__ = [
+    "DraftModelDrafter",
+    "DraftModelTreeDrafter",
+    "DynamicTree",
+    "EagleDrafter",
+    "JacobiDrafter",
+    "StaticTree",
+]

@@ -1,7 +1,7 @@
 """A smaller model of the same vocabulary as a drafter: it decodes a few tokens ahead, one by one.
 
-Belongs here: keeping the smaller model's sequence in step with the accepted tokens. Does not belong here: what the
-model is; anything that plays Target and can forget will do.
+Belongs here: keeping the smaller model's sequence in step with the accepted tokens, and drafting chains. Does not
+belong here: what the model is; anything that plays Target and can forget will do. Trees: `draft_model_tree.py`.
 
 Source: Leviathan et al. 2023, "Fast inference from transformers via speculative decoding"; Chen et al. 2023,
 "Accelerating large language model decoding with speculative sampling".
@@ -32,8 +32,68 @@ class DraftModel(Target, Protocol):
         ...
 
 
-class DraftModelDrafter:
-    """The Drafter role over a smaller model.
+class ModelInStep:
+    """A smaller model whose sequence follows the accepted tokens: what all drafters over such a model share.
+
+    Tokens that were accepted and have not been fed wait; at the next draft they are fed in one go.
+
+    Args:
+        model: with its own prompt and cache, before its prefill; same rows and vocabulary as the target.
+    """
+
+    def __init__(self, model: DraftModel) -> None:
+        self.model = model
+
+    def start(self, prompt: TargetOutput, state: DecodeState) -> None:
+        """Feed the prompt to the model; the first token waits.
+
+        Raises:
+            ValueError: the model has another vocabulary than the target.
+        """
+        vocab_size = prompt.logits.shape[-1]
+        if self.model.vocab_size != vocab_size:
+            raise ValueError(
+                f"draft_model must have the target's vocabulary of {vocab_size} tokens, it has {self.model.vocab_size}"
+            )
+        self.model.prefill()
+        self._waiting, self._counts = state.last_tokens()[:, None], state.active.long()
+
+    def _feed(self, counts: Tensor) -> Tensor:
+        """Feed the waiting tokens as a chain, of which the first `counts[b]` stay. Returns logits [B, V] after the last
+        one that waits."""
+        length, device = self._waiting.shape[1], self._waiting.device
+        place = torch.arange(length, device=device).expand(self._waiting.shape)
+        last = (self._counts - 1).clamp(min=0)
+        mask = torch.ones(length, length, dtype=torch.bool, device=device).tril().expand(len(place), -1, -1)
+        # Entries past a row's count stand where its last one does; nobody sees them.
+        output = self.model.forward(self._waiting, mask, torch.minimum(place, last[:, None]))
+        self.model.commit(place, counts)
+        return output.logits[torch.arange(len(place), device=device), last]
+
+    @staticmethod
+    def _behind(draft: Draft, verdict: Verdict, kept: Tensor, state: DecodeState) -> tuple[Tensor, Tensor]:
+        """The tokens of a step that the model has not been fed.
+
+        Args:
+            draft, verdict: of the step.
+            kept: [B] int64, how many of the accepted tokens the model has; all but the last one, at least.
+            state: after the step.
+
+        Returns:
+            [B, 1 or 2] int64: the last drafted token where the model lacks it, then the newest; and their counts [B],
+            0 in finished rows, whose last token is never fed.
+        """
+        accepted, following = verdict.accepted, verdict.next_tokens[:, None]
+        if draft.tree.max_depth > 0:
+            following = torch.cat([draft.tree.tokens.gather(1, verdict.path[:, 1:]), following], 1)
+            following = following.scatter(1, accepted[:, None], verdict.next_tokens[:, None])
+        last = following.shape[1] - 1
+        place = (kept[:, None] + torch.arange(min(2, last + 1), device=kept.device)).clamp(max=last)
+        return following.gather(1, place), (accepted + 1 - kept) * state.active
+
+
+class DraftModelDrafter(ModelInStep):
+    """The Drafter role over a smaller model: chains.
 
     Args:
         model: with its own prompt and cache, before its prefill; same rows and vocabulary as the target. It needs room
@@ -49,31 +109,16 @@ class DraftModelDrafter:
     def __init__(self, model: DraftModel, sizer: DraftSizer, children: Literal["sampled", "top"] | str = "sampled"):
         if children not in ("sampled", "top"):
             raise ValueError(f'children must be "sampled" or "top", got {children!r}')
-        self.model = model
+        super().__init__(model)
         self.sizer = sizer
         self.children = children
         self._size = DraftSize(1, 0)
-
-    def start(self, prompt: TargetOutput, state: DecodeState) -> None:
-        """Feed the prompt to the model; the first token waits.
-
-        Raises:
-            ValueError: the model has another vocabulary than the target.
-        """
-        vocab_size = prompt.logits.shape[-1]
-        if self.model.vocab_size != vocab_size:
-            raise ValueError(
-                f"draft_model must have the target's vocabulary of {vocab_size} tokens, it has {self.model.vocab_size}"
-            )
-        self.model.prefill()
-        self._waiting, self._counts = state.last_tokens()[:, None], state.active.long()
-        self._fed = torch.zeros_like(state.lengths)  # drafted tokens that the model has been fed
 
     def propose(self, state: DecodeState) -> Draft:
         """A chain behind each row's newest token."""
         self._size = size = self.sizer.choose()
         tokens = state.last_tokens()[:, None]
-        self._fed = torch.zeros_like(state.lengths)
+        self._fed = torch.zeros_like(state.lengths)  # drafted tokens that the model has been fed
         if size.depth < 1:
             if self._waiting.shape[1] >= MOST_WAITING:
                 self._feed_all_but_last()
@@ -100,37 +145,15 @@ class DraftModelDrafter:
 
     def observe(self, draft: Draft, output: TargetOutput, verdict: Verdict, state: DecodeState) -> None:
         """Take back what was rejected; what the model has not been fed waits."""
-        accepted = verdict.accepted
-        kept = torch.minimum(self._fed, accepted)
+        kept = torch.minimum(self._fed, verdict.accepted)
         if self._size.depth > 1:
             self.model.rewind(self._fed - kept)
-        following = verdict.next_tokens[:, None]
-        if self._size.depth > 0:
-            following = torch.cat([draft.tree.tokens.gather(1, verdict.path[:, 1:]), following], 1)
-            following = following.scatter(1, accepted[:, None], verdict.next_tokens[:, None])
-        took_part = draft.tree.valid[:, 0]
-        # Behind the drafted tokens that the model has: at most the last drafted one, and the newest.
-        place = (kept[:, None] + torch.arange(min(2, following.shape[1]), device=kept.device)).clamp(
-            max=following.shape[1] - 1
-        )
-        tokens, counts = following.gather(1, place), (accepted + 1 - kept) * took_part
+        tokens, counts = self._behind(draft, verdict, kept, state)
         if self._size.depth < 1:
             self._waiting, self._counts = ragged.append(self._waiting, self._counts, tokens, counts)
         else:
             self._waiting, self._counts = tokens, counts
-        self.sizer.observe(self._size, accepted, took_part)
-
-    def _feed(self, counts: Tensor) -> Tensor:
-        """Feed the waiting tokens as a chain, of which the first `counts[b]` stay. Returns logits [B, V] after the last
-        one that waits."""
-        length, device = self._waiting.shape[1], self._waiting.device
-        place = torch.arange(length, device=device).expand(self._waiting.shape)
-        last = (self._counts - 1).clamp(min=0)
-        mask = torch.ones(length, length, dtype=torch.bool, device=device).tril().expand(len(place), -1, -1)
-        # Entries past a row's count stand where its last one does; nobody sees them.
-        output = self.model.forward(self._waiting, mask, torch.minimum(place, last[:, None]))
-        self.model.commit(place, counts)
-        return output.logits[torch.arange(len(place), device=device), last]
+        self.sizer.observe(self._size, verdict.accepted, draft.tree.valid[:, 0])
 
     def _feed_all_but_last(self) -> None:
         last = (self._counts - 1).clamp(min=0)

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from specdecode import ragged
 from specdecode.draft_size import DraftSize, DraftSizer
+from specdecode.drafters.tree_plan import TreePlan, likeliest
 from specdecode.drafters.tree_shapes import StaticTree
 from specdecode.roles import DecodeState, Draft, Selection, TargetOutput, Verdict
 from specdecode.sampling import SamplingConfig, Tag, logits_to_probabilities
@@ -171,7 +172,7 @@ class EagleDrafter:
         self._size = DraftSize(1, 0)
         self._draft_behind_a_skip = False
         self._predicted: Tensor | None = None
-        self._plan: _Plan | None = None
+        self._plan: TreePlan | None = None
 
     @staticmethod
     def most_new_pairs(shape: DynamicTree | StaticTree, largest: DraftSize) -> int:
@@ -211,7 +212,7 @@ class EagleDrafter:
         if isinstance(self.shape, DynamicTree):
             return self._dynamic_tree(root, logits, feature, state, self.shape.top_k)
         if self._plan is None:
-            self._plan = _Plan(self.shape, root.device)
+            self._plan = TreePlan(self.shape, root.device)
         return self._static_tree(root, logits, feature, state, self._plan)
 
     def observe(self, draft: Draft, output: TargetOutput, verdict: Verdict, state: DecodeState) -> None:
@@ -296,6 +297,10 @@ class EagleDrafter:
         self.head.advance(counts)
         return output
 
+    def _guess(self, depth: int, tokens: Tensor, features: Tensor, mask: Tensor, depths: Tensor) -> DraftHeadOutput:
+        """What follows nodes of a draft, `depth` levels below the root, 1 or more; see `DraftHead.forward`."""
+        return self.head.forward(tokens, features, mask, depths)
+
     def _dynamic_tree(self, root: Tensor, logits: Tensor, feature: Tensor, state: DecodeState, top_k: int) -> Draft:
         """EAGLE-2: grow by confidence, keep the best."""
         sampling = state.sampling
@@ -311,7 +316,8 @@ class EagleDrafter:
         mask = oneself  # [B, k, k * level]
         recorded = top_k
         for level in range(1, depth):
-            output = self.head.forward(token, features, mask, token.new_full((1, 1), level - 1).expand(1, top_k))
+            depths = token.new_full((1, 1), level - 1).expand(1, top_k)
+            output = self._guess(level, token, features, mask, depths)
             child_score, child_token = _log_probabilities(output.logits, sampling).topk(top_k)  # [B, k, k]
             child_score = (child_score + score[..., None] - _TIE_BREAK).flatten(1)  # [B, k * k]
             child_token = child_token.flatten(1)
@@ -372,10 +378,10 @@ class EagleDrafter:
             mass = mass + torch.where(beyond > 0, bonus, 0.0)
         self._predicted = mass
 
-    def _static_tree(self, root: Tensor, logits: Tensor, feature: Tensor, state: DecodeState, plan: _Plan) -> Draft:
+    def _static_tree(self, root: Tensor, logits: Tensor, feature: Tensor, state: DecodeState, plan: TreePlan) -> Draft:
         """The same ranks below every node, down to the sizer's depth."""
-        batch_size, depth = root.shape[0], min(self._size.depth, len(plan.levels))
-        tokens, drawn_from = [root[:, None]], [logits.new_zeros(batch_size, 1, logits.shape[-1])]
+        depth = min(self._size.depth, len(plan.levels))
+        tokens, drawn_from = [root[:, None]], [torch.zeros_like(logits)[:, None]]
         # What is known after each node whose children come next.
         inner_logits, inner_features = logits[:, None], feature[:, None]  # [B, i, V], [B, i, F]
         noises = self._draw_noise(state, plan, depth, logits.shape[-1])
@@ -389,23 +395,13 @@ class EagleDrafter:
                 drawn_from.append(probabilities)
             if len(tokens) > depth:
                 break
-            output = self.head.forward(
-                tokens[-1][:, level.inner], inner_features[:, level.inner_parent], level.mask, level.depths
-            )
+            inner_tokens, above = tokens[-1][:, level.inner], inner_features[:, level.inner_parent]
+            output = self._guess(number + 1, inner_tokens, above, level.mask, level.depths)
             inner_logits, inner_features = output.logits, output.hidden_states
-        drafted = torch.cat(tokens, 1)
-        num_nodes = drafted.shape[1]
-        tree = TokenTree(
-            tokens=drafted,
-            parents=plan.parents[:num_nodes].expand(batch_size, -1),
-            depth=plan.depths[:num_nodes].expand(batch_size, -1),
-            valid=torch.ones_like(drafted, dtype=torch.bool),
-            max_depth=depth,
-            max_children=max(level.width for level in plan.levels[:depth]),
-        )
+        tree = plan.tree(torch.cat(tokens, 1), depth)
         return Draft(tree, torch.cat(drawn_from, 1) if self.children == "sampled" else None)
 
-    def _draw_noise(self, state: DecodeState, plan: _Plan, depth: int, vocab_size: int) -> tuple[Tensor | None, ...]:
+    def _draw_noise(self, state: DecodeState, plan: TreePlan, depth: int, vocab_size: int) -> tuple[Tensor | None, ...]:
         """For each level the noise [B, i, V] of the nodes whose children are drawn; all in one go, it is cheaper."""
         if self.children == "top" or state.sampling.is_greedy:
             return (None,) * depth
@@ -425,13 +421,13 @@ class EagleDrafter:
             Tokens [B, i, width], and for sampled children the distribution [B, i, V] the first was drawn from.
         """
         if self.children == "top":
-            return _first(logits, width), None
+            return likeliest(logits, width), None
         probabilities = logits_to_probabilities(logits, sampling)
         if noise is None:
-            return _first(logits, width), probabilities
+            return likeliest(logits, width), probabilities
         # The first arrivals of the exponential race are a draw without replacement, in order (Gumbel top-k).
         # Where filters left fewer tokens than are wanted, the rest are guesses; `_without_earlier` knows.
-        return _first(probabilities / noise, width), probabilities
+        return likeliest(probabilities / noise, width), probabilities
 
 
 def _log_probabilities(logits: Tensor, sampling: SamplingConfig) -> Tensor:
@@ -439,11 +435,6 @@ def _log_probabilities(logits: Tensor, sampling: SamplingConfig) -> Tensor:
     if sampling.temperature not in (0, 1):
         logits = logits / sampling.temperature
     return logits.log_softmax(-1)
-
-
-def _first(values: Tensor, width: int) -> Tensor:
-    """Indices of the `width` largest of `values` [..., V], largest first; a lone one needs no sorting."""
-    return values.argmax(-1, keepdim=True) if width == 1 else values.topk(width).indices
 
 
 def _take(values: Tensor, index: Tensor) -> Tensor:
@@ -469,68 +460,3 @@ def _without_earlier(probabilities: Tensor, choices: Tensor, rank: Tensor) -> Te
     # With nothing left to draw from, the node is a deterministic guess, and its distribution says so.
     own = choices.gather(-1, rank.view(1, -1, 1).expand(choices.shape[0], -1, 1))  # [B, m, 1]
     return torch.where(total > 0, left / total.clamp_min(1e-30), torch.zeros_like(left).scatter_(-1, own, 1.0))
-
-
-@dataclass(frozen=True)
-class _PlanLevel:
-    """How one level of a fixed shape of m nodes is drafted; all indices as tensors on the device.
-
-    Args:
-        above: [i] the nodes one level up that have children, counted from the root.
-        parent: [m] the parent of each node, as an index into `above`. rank: [m]. width: the most children.
-        inner: [j] those of the m nodes that have children themselves.
-        inner_parent: [j] their parents, as indices into `above`.
-        mask: [1, j, n] which of the nodes fed so far each of them sees. depths: [1, j].
-    """
-
-    above: Tensor
-    parent: Tensor
-    rank: Tensor
-    width: int
-    inner: Tensor
-    inner_parent: Tensor
-    mask: Tensor
-    depths: Tensor
-
-
-class _Plan:
-    """A fixed shape, unrolled for drafting on a device."""
-
-    def __init__(self, shape: StaticTree, device: torch.device) -> None:
-        self.num_nodes = shape.num_nodes
-        self.parents = torch.tensor(shape.parents, device=device)
-        self.depths = torch.tensor(shape.depths, device=device)
-        self.levels: list[_PlanLevel] = []
-        self.num_above: list[int] = []
-        every_above: list[int] = []
-        above: tuple[int, ...] = (0,)
-        fed: list[int] = []
-        for depth in range(1, shape.max_depth + 1):
-            nodes, inner = shape.level(depth), shape.inner_level(depth)
-            self.num_above.append(len(above))
-            every_above += above
-            fed += inner
-            sees = [[_is_ancestor(shape, other, node) for other in fed] for node in inner]
-            self.levels.append(
-                _PlanLevel(
-                    above=torch.tensor(above, device=device),
-                    parent=torch.tensor([above.index(shape.parents[node]) for node in nodes], device=device),
-                    rank=torch.tensor([shape.ranks[node] for node in nodes], device=device),
-                    width=max(shape.ranks[node] for node in nodes) + 1,
-                    inner=torch.tensor([nodes.index(node) for node in inner], dtype=torch.int64, device=device),
-                    inner_parent=torch.tensor(
-                        [above.index(shape.parents[node]) for node in inner], dtype=torch.int64, device=device
-                    ),
-                    mask=torch.tensor(sees, dtype=torch.bool, device=device)[None],
-                    depths=torch.full((1, len(inner)), depth - 1, device=device),
-                )
-            )
-            above = inner
-        self.all_above = torch.tensor(every_above, device=device)
-
-
-def _is_ancestor(shape: StaticTree, other: int, node: int) -> bool:
-    """Whether `other` is `node` or lies on its way to the root."""
-    while node > other:
-        node = shape.parents[node]
-    return node == other

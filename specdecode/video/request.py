@@ -11,12 +11,14 @@ once, belong to the request and are always passed explicitly.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from specdecode.video.pruning import token_budget
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,7 @@ class VideoRequest:
         position_ids: [A, 1, T] int64: A is 3 for M-RoPE (time, height, width), 1 for plain positions.
         is_visual: [T] bool.
         next_position: of the first generated token, on every axis; the one after stands one further.
+        num_separators: visual tokens at the end that show nothing and are never left out: LLaVA-OneVision's new line.
     """
 
     input_ids: Tensor
@@ -36,6 +39,7 @@ class VideoRequest:
     position_ids: Tensor
     is_visual: Tensor
     next_position: int
+    num_separators: int = 0
 
     @property
     def num_visual(self) -> int:
@@ -59,7 +63,8 @@ def encode_video(model: Any, inputs: Mapping[str, Tensor]) -> Tensor:
     if pixels.numel() == 0:
         raise ValueError("inputs: the video has no frames; give at least as many as the model reads at once")
     names = [name for name in ("pixel_values_videos", "video_grid_thw") if name in inputs]
-    features = model.model.get_video_features(**{name: inputs[name] for name in names}, return_dict=True).pooler_output
+    # By position: older releases call the first one otherwise.
+    features = model.model.get_video_features(*(inputs[name] for name in names), return_dict=True).pooler_output
     if isinstance(features, Tensor):  # LLaVA-OneVision: [1, m, dim]
         return features.flatten(0, 1)
     return torch.cat(list(features), dim=0)
@@ -86,6 +91,9 @@ def prepare_request(model: Any, inputs: Mapping[str, Tensor], video_features: Te
         raise ValueError("inputs: the prompt has no place for the video; use the processor's chat template")
     if video_features is None:
         video_features = encode_video(model, inputs)
+    newline = getattr(model.model, "image_newline", None)
+    if newline is not None and len(video_features) == int(is_visual.sum()) - 1:
+        video_features = torch.cat((video_features, newline[None]))  # older releases add it in the forward
     if len(video_features) != int(is_visual.sum()):
         raise ValueError(
             f"inputs: the prompt has {int(is_visual.sum())} visual tokens, the video gives {len(video_features)}; both "
@@ -94,7 +102,7 @@ def prepare_request(model: Any, inputs: Mapping[str, Tensor], video_features: Te
     embeds = model.get_input_embeddings()(input_ids)  # [1, T, dim]
     embeds = embeds.masked_scatter(is_visual[None, :, None], video_features.to(embeds))
     position_ids, next_position = _positions(model, inputs)
-    return VideoRequest(input_ids, embeds, position_ids, is_visual, next_position)
+    return VideoRequest(input_ids, embeds, position_ids, is_visual, next_position, int(newline is not None))
 
 
 def _positions(model: Any, inputs: Mapping[str, Tensor]) -> tuple[Tensor, int]:
@@ -113,6 +121,19 @@ def _positions(model: Any, inputs: Mapping[str, Tensor]) -> tuple[Tensor, int]:
         input_ids, **{name: inputs[name] for name in names if name in inputs}
     )
     return positions[-3:], length + int(deltas.reshape(-1)[0])
+
+
+def keep_share(request: VideoRequest, keep_ratio: float, choose: Callable[[int, int], Tensor]) -> Tensor:
+    """[k] int64, ascending: numbers of the visual tokens to keep, separators on top.
+
+    Args:
+        keep_ratio: share of the tokens that show something; see `specdecode.video.pruning.token_budget`.
+        choose: gives [budget] numbers, ascending, of how many tokens and what budget it is told.
+    """
+    shown = request.num_visual - request.num_separators
+    kept = choose(shown, token_budget(shown, keep_ratio))
+    separators = torch.arange(shown, request.num_visual, device=request.is_visual.device)
+    return torch.cat((kept.to(separators.device), separators))
 
 
 def keep_visual(request: VideoRequest, kept: Tensor, compact: bool = False) -> VideoRequest:

@@ -181,6 +181,18 @@ def test_stop_token(parents: list[int] | None) -> None:
     assert result.trace.target_passes == target.passes == max(result.trace.row_passes)
 
 
+def test_any_of_several_stop_tokens_ends_a_row() -> None:
+    streams = RandomStreams.from_seeds(list(range(12)))
+    one, other, either = (
+        decode(
+            make_target(12, 40), max_new_tokens=40, sampling=SamplingConfig(), streams=streams, stop_token=stop
+        ).lengths
+        for stop in (3, 5, (3, 5))
+    )
+    assert torch.equal(either, torch.minimum(one, other))
+    assert not torch.equal(either, one) and not torch.equal(either, other)
+
+
 def test_a_stop_token_may_come_first() -> None:
     target = make_target(1, 10)
     first = int(target.table[target.prompts[0, 0], target.prompts[0, 1]].argmax())

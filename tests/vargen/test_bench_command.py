@@ -10,12 +10,13 @@ import pytest
 import torch
 
 from vargen import benchmark
-from vargen.benchmark import BenchmarkCase, Contender, RecordFile, build_rows, run_benchmark
+from vargen.benchmark import BenchmarkCase, Contender, build_rows, run_benchmark
 from vargen.cli import main
 from vargen.commands.bench import BenchConfig
 from vargen.files import UserError, read_jsonl
 from vargen.methods import resolve_method
 from vargen.pipeline import LlamaGenPipeline
+from vargen.record_file import RecordFile
 from vargen.scenes.captions import Claims, ObjectClaim
 
 CASES = [BenchmarkCase(prompt) for prompt in ("a red cube", "two cones", "a blue sphere on grass", "a cone", "a ball")]

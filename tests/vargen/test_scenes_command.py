@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image
 
 from vargen.cli import main
 from vargen.files import UserError
 from vargen.scenes.caption_parser import parse_caption
-from vargen.scenes.dataset import contact_sheet, write_scenes
-from vargen.scenes.scene import Scene, is_heldout_combination
+from vargen.scenes.dataset import contact_sheet, write_scenes, write_videos
+from vargen.scenes.scene import Scene, is_heldout_combination, is_heldout_object
+from vargen.scenes.video import render_video, sample_video
+from vargen.scenes.video_captions import compose_questions, compose_video_caption, read_claims
+from vargen.video_llm.frames import read_video
 
 
 def records(folder: Path) -> list[dict]:
@@ -115,3 +120,74 @@ def test_sheets_have_a_caption_for_every_picture() -> None:
         contact_sheet([image], ["a", "b"])
     with pytest.raises(ValueError, match="at least one"):
         contact_sheet([], [])
+
+
+# Videos
+
+
+def test_it_writes_videos_with_questions_and_truth(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("av")
+    folder = tmp_path / "videos"
+    arguments = ["scenes", "--videos", "--count", "3", "--split", "heldout", "--seed", "7"]
+    assert main([*arguments, "--output", str(folder), "--json", "--image-size", "64"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"output": str(folder), "count": 3, "split": "heldout"}
+    written = records(folder)
+    assert [record["file_name"] for record in written] == [f"videos/{i:06d}.mp4" for i in range(3)]
+    assert (folder / "captions.txt").read_text().splitlines() == [record["text"] for record in written]
+    for number, record in enumerate(written):
+        truth = sample_video(7 + number, 8, "heldout")
+        video = read_video(folder / record["file_name"])
+        assert torch.equal(video.frames, (render_video(truth, 64) * 255).round().byte())
+        assert video.frames_per_second == record["frames_per_second"] == 2.0
+        assert tuple(Scene.from_dict(scene) for scene in record["video"]["frames"]) == truth.frames
+        assert [event["kind"] for event in record["video"]["events"]] == [event.kind for event in truth.events]
+        assert record["text"] == compose_video_caption(truth, 7 + number).text
+        assert {tuple(claim) for claim in record["claims"]} == read_claims(record["text"])
+        assert [(each["question"], each["answer"]) for each in record["questions"]] == compose_questions(truth)
+        assert [len(boxes) for boxes in record["boxes"]] == [len(scene.objects) for scene in truth.frames]
+        assert any(is_heldout_object(item.shape, item.colour, item.material) for item in truth.objects)
+    assert Image.open(folder / "contact_sheet.png").width > 8 * 64
+
+
+def test_videos_do_not_depend_on_the_count_and_replace_what_a_run_before_left(tmp_path: Path) -> None:
+    pytest.importorskip("av")
+    for name, count in (("a", 2), ("b", 2), ("c", 1)):
+        write_videos(tmp_path / name, count, seed=5, image_size=32, num_frames=4)
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+    assert records(tmp_path / "c") == records(tmp_path / "a")[:1]
+    write_scenes(tmp_path / "a", 1, image_size=64)
+    assert sorted(contents(tmp_path / "a")) == [
+        "captions.txt",
+        "contact_sheet.png",
+        "images/000000.png",
+        "metadata.jsonl",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--videos", "--image-size", "60"], "image_size"),
+        (["--videos", "--count", "0"], "count: 0 scenes cannot be written"),
+        (["--videos", "--num-frames", "3"], "num_frames: 3 frames are too few"),
+        (["--videos", "--frames-per-second", "0"], "frames_per_second must lie between"),
+    ],
+)
+def test_bad_arguments_of_videos_are_one_line_and_leave_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    folder = tmp_path / "scenes"
+    assert main(["scenes", "--output", str(folder), "--quiet", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+    assert not folder.exists()
+
+
+def test_without_pyav_nothing_is_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "av", None)
+    assert main(["scenes", "--videos", "--output", str(tmp_path / "scenes"), "--quiet"]) == 2
+    assert 'pip install "vargen[video]"' in capsys.readouterr().err
+    assert not (tmp_path / "scenes").exists()
+    assert main(["scenes", "--count", "1", "--image-size", "64", "--output", str(tmp_path / "scenes"), "--quiet"]) == 0

@@ -23,6 +23,7 @@ from vargen.resources import find_model
 from vargen.tables import markdown_table
 
 SPLITS = ("heldout", "all")
+TASKS = ("image", "video")
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ class BenchConfig:
             raise UserError(f"split must be one of {', '.join(SPLITS)}, got {self.split!r}")
         check_sampling(self)
         for name in ("json", "plot", "images"):
-            _check_place(name, getattr(self, name))
+            check_place(name, getattr(self, name))
         if self.plot is not None and importlib.util.find_spec("matplotlib") is None:
             raise UserError('plot: matplotlib is not installed; run pip install "vargen[eval]"')
 
@@ -120,14 +121,20 @@ class BenchConfig:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Measure, print a table, write the rows."""
+    """Measure, print a table, write the rows. `--task video` compares answers about videos instead."""
+    arguments, task = _take_task(arguments)
+    if task == "video":
+        from vargen.commands.bench_video import run as run_video
+
+        return run_video(arguments)
     parser = build_parser(
         "bench",
         "Run several decoding methods on the same prompts and seeds, interleaved, after warm-up. Figures are of this "
         "machine; keep others off it meanwhile.",
         BenchConfig,
-        epilog="Target passes count the prefill; seconds are of whole calls, prompt encoder and image decoder "
-        "included; docs/methods.md says what each figure means.",
+        epilog="`vargen bench --task video --help` explains the comparison of answers about videos. Target passes "
+        "count the prefill; seconds are of whole calls, prompt encoder and image decoder included; docs/methods.md "
+        "says what each figure means.",
     )
     parser.add_argument("--quiet", action="store_true", help="show no progress")
     values = parse(parser, arguments)
@@ -135,8 +142,9 @@ def run(arguments: Sequence[str]) -> int:
     methods = config.contenders()
     model_folder = find_model(config.model)
 
-    from vargen.benchmark import Contender, RecordFile, describe_run, run_benchmark
+    from vargen.benchmark import Contender, describe_run, run_benchmark
     from vargen.loading import load_pipeline
+    from vargen.record_file import RecordFile
 
     cases = _cases(config, model_folder)
     contenders = [Contender(label, method) for label, method in methods.items()]
@@ -185,6 +193,23 @@ def run(arguments: Sequence[str]) -> int:
     return 0
 
 
+def _take_task(arguments: Sequence[str]) -> tuple[list[str], str]:
+    """The other arguments, and which options they are of."""
+    rest, task = list(arguments), "image"
+    for place, argument in enumerate(rest):
+        if argument == "--task" and place + 1 < len(rest):
+            task = rest[place + 1]
+            del rest[place : place + 2]
+            break
+        if argument.startswith("--task="):
+            task = argument.removeprefix("--task=")
+            del rest[place]
+            break
+    if task not in TASKS:
+        raise UserError(f"task must be one of {', '.join(TASKS)}, got {task!r}")
+    return rest, task
+
+
 def _report(config: BenchConfig, rows: list[dict[str, Any]]) -> None:
     text = json.dumps(rows, indent=1) + "\n"
     if config.json == "-":
@@ -214,13 +239,13 @@ def format_table(rows: Sequence[Mapping[str, Any]]) -> str:
             row["method"],
             "yes" if row["exact"] else "no",
             f"{row['target_passes']:,}",
-            _ratio(row["pass_reduction"]),
+            format_ratio(row["pass_reduction"]),
             f"{row['tokens_per_pass']:.2f}",
             f"{row['mean_accepted_length']:.2f}",
             f"{row['skipped_steps']:,}",
             f"{row['seconds_per_image']['p50']:.3f}",
             f"{row['seconds_per_image']['p90']:.3f}",
-            _ratio(row["speedup"]),
+            format_ratio(row["speedup"]),
             *([f"{100 * row['judge_accuracy']:.1f} %"] if judged else []),
         ]
         for row in rows
@@ -228,7 +253,8 @@ def format_table(rows: Sequence[Mapping[str, Any]]) -> str:
     return markdown_table([*header, "judge"] if judged else header, cells)
 
 
-def _ratio(value: float | None) -> str:
+def format_ratio(value: float | None) -> str:
+    """For people; "-" where there is nothing to compare with."""
     return "-" if value is None else f"{value:.2f}x"
 
 
@@ -246,7 +272,7 @@ def _cases(config: BenchConfig, model_folder: Path) -> list[Any]:
     return file_cases(config.prompts_file)
 
 
-def _check_place(name: str, place: str | None) -> None:
+def check_place(name: str, place: str | None) -> None:
     """Refuse what could not be written at the end of a long run."""
     if place is None or place == "-":
         return

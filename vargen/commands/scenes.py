@@ -1,4 +1,4 @@
-"""`vargen scenes`: rendered scenes with captions, truth and a contact sheet."""
+"""`vargen scenes`: rendered scenes, still or moving, with captions, truth and a contact sheet."""
 
 from __future__ import annotations
 
@@ -14,35 +14,52 @@ class ScenesConfig:
     """What to render.
 
     Args:
-        output: folder to write images/, captions.txt, metadata.jsonl and contact_sheet.png to.
+        output: folder to write images/ or videos/, captions.txt, metadata.jsonl and contact_sheet.png to.
         count: how many scenes.
         split: "train", "heldout" (combinations that training never shows) or "all".
         seed: seed of the first scene; scene i has the seed `seed + i`.
-        image_size: side of the pictures in pixels, a multiple of 8.
+        image_size: side of the pictures in pixels, a multiple of 8; null for 128, and 96 of videos.
         detail: strength of grass, sand, wood grain and clouds; 0 is smooth.
+        num_frames: of a video, 4 or more.
+        frames_per_second: of a video.
     """
 
     output: str = "scenes"
     count: int = 16
     split: str = "all"
     seed: int = 0
-    image_size: int = 128
+    image_size: int | None = None
     detail: float = 1.0
+    num_frames: int = 8
+    frames_per_second: float = 2.0
 
 
 def run(arguments: Sequence[str]) -> int:
     """Write scenes and say where they are."""
     parser = build_parser("scenes", "Render scenes of the captioned world into a folder.", ScenesConfig)
+    parser.add_argument(
+        "--videos",
+        action="store_true",
+        help="mp4 files of scenes in which something happens, with questions and answers",
+    )
     parser.add_argument("--json", action="store_true", help="print a JSON summary and nothing else")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
     values = parse(parser, arguments)
     config = fill(ScenesConfig, values)
 
-    from vargen.scenes.dataset import write_scenes
+    from vargen.scenes.dataset import write_scenes, write_videos
 
-    folder = write_scenes(**asdict(config), progress=not values.quiet)
+    settings = asdict(config)
+    if settings["image_size"] is None:
+        del settings["image_size"]
+    if values.videos:
+        folder = write_videos(**settings, progress=not values.quiet)
+    else:
+        del settings["num_frames"], settings["frames_per_second"]
+        folder = write_scenes(**settings, progress=not values.quiet)
     if values.json:
         print(json.dumps({"output": str(folder), "count": config.count, "split": config.split}))
     else:
-        print(f"{config.count} scenes ({config.split}) in {folder}; look at {folder / 'contact_sheet.png'}")
+        things = "videos" if values.videos else "scenes"
+        print(f"{config.count} {things} ({config.split}) in {folder}; look at {folder / 'contact_sheet.png'}")
     return 0

@@ -1,4 +1,4 @@
-"""`vargen train tokenizer|transformer|drafter|judge|clip`: one training run, from a shipped or given configuration."""
+"""`vargen train NAME`: one training run, from a shipped or given configuration."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ TRAINERS = {
     ),
     "drafter": ("DrafterTrainingConfig", "train_drafter", "an EAGLE drafter for a transformer, on its own pictures"),
     "judge": ("JudgeTrainingConfig", "train_judge", "the recogniser that scores pictures"),
+    "video-llm": ("VideoLLMTrainingConfig", "train_video_llm", "a small Video-LLM, or a smaller one to draft for it"),
     "clip": ("ClipTrainingConfig", "train_clip", "the CLIP that scores how well pictures and captions agree"),
 }
-"""What can be trained: names of the configuration and of the function in `vargen.training.NAME`."""
+"""What can be trained: names of the configuration and the function in `vargen.training.NAME`, dashes as underscores."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -41,7 +42,7 @@ def run(arguments: Sequence[str]) -> int:
     from vargen.training.config import build_parser
 
     config_name, function_name, summary = TRAINERS[name]
-    module = importlib.import_module(f"vargen.training.{name}")
+    module = importlib.import_module(f"vargen.training.{name.replace('-', '_')}")
     config_type, train = getattr(module, config_name), getattr(module, function_name)
     parser = build_parser(
         config_type,

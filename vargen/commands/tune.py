@@ -126,7 +126,8 @@ class Evaluation:
         plain_file: Path,
         settings: dict[str, Any],
     ) -> None:
-        from vargen.benchmark import Contender, RecordFile, run_benchmark
+        from vargen.benchmark import Contender, run_benchmark
+        from vargen.record_file import RecordFile
 
         self.pipeline, self.judge, self.cases, self.config = pipeline, judge, cases, config
         self.warm_up = int(config.speed == "speedup")  # the number of passes is the same from the first call on
@@ -152,7 +153,8 @@ class Evaluation:
             UserError: the settings do not fit the model or each other.
         """
         from metrics.speculation import summarise
-        from vargen.benchmark import Contender, RecordFile, run_benchmark
+        from vargen.benchmark import Contender, run_benchmark
+        from vargen.record_file import RecordFile
 
         records = RecordFile(None, {})
         (row,) = run_benchmark(

@@ -15,6 +15,13 @@ from vargen.scenes.video import COLUMNS, DISTANCES, LIGHTS, VideoScene
 
 Claim = tuple[str, ...]
 
+CLAIM_KINDS = {
+    "setting": ("count", "ground", "sky", "light"),
+    "objects": ("object", "size", "material", "place", "distance"),
+    "events": ("event", "end"),
+}
+"""Kinds of claims by their first words. Only events need frames in their order."""
+
 _NUMBERS = {1: "one object", 2: "two objects", 3: "three objects"}
 _PLACES = {"left": "on the left", "middle": "in the middle", "right": "on the right"}
 _DISTANCES = {"near": "near the viewer", "far": "far away"}
@@ -174,9 +181,17 @@ def read_claims(text: str) -> frozenset[Claim]:
     return frozenset(claims)
 
 
-def caption_accuracy(video: VideoScene, text: str) -> float:
-    """F1 of a text's claims against all that is true and could have been said, 0 to 1."""
+def caption_accuracy(video: VideoScene, text: str, kind: str = "all") -> float:
+    """F1 of a text's claims against all that is true and could have been said, 0 to 1.
+
+    Args:
+        kind: one of `CLAIM_KINDS`, or "all".
+    """
     truth, said = compose_video_caption(video, 0).claims, read_claims(text)
+    if kind != "all":
+        truth, said = (
+            frozenset(claim for claim in claims if claim[0] in CLAIM_KINDS[kind]) for claims in (truth, said)
+        )
     right = len(truth & said)
     return 2 * right / (len(truth) + len(said)) if said else 0.0
 

@@ -133,3 +133,53 @@ def models() -> Callable[..., Any]:
 def inputs_of() -> Callable[..., dict[str, Tensor]]:
     """`inputs_of(architecture, seed, question_length)`."""
     return build_inputs
+
+
+def slow_states(
+    language_model: Any,
+    embeds: Tensor,
+    positions: Tensor,
+    sees: Callable[[int, int], Tensor],
+    between: Callable[[int, Tensor, Tensor], Tensor] = lambda layer, states, attention: states,
+) -> Tensor:
+    """[T, dim] final hidden states, by a loop over layers and heads without cache or hooks.
+
+    Args:
+        language_model: of a Video-LLM. embeds: [1, T, dim]. positions: [A, 1, T].
+        sees: `sees(layer, key_head)` gives [T, T] bool, which tokens each token sees.
+        between: `between(layer, states [T, dim], attention [heads, T, T])` gives the states that go on.
+    """
+    states = embeds[0]
+    cosines, sines = language_model.rotary_emb(embeds, positions if len(positions) > 1 else positions[0])
+    if cosines.ndim == 4:  # older releases leave it to each layer to pick the axis of a channel
+        picks = [(axis, channel) for channel, axis in enumerate([0, 0, 1, 1, 1, 2, 2, 2] * 2)]
+        cosines, sines = (torch.stack([e[a, ..., c] for a, c in picks], dim=-1) for e in (cosines, sines))
+    size = cosines.shape[-1]
+    half = size // 2
+
+    def turned(values: Tensor) -> Tensor:
+        left, right = values[:, :half], values[:, half:]
+        cosine, sine = cosines[0][:, :half], sines[0][:, :half]
+        return torch.cat((left * cosine - right * sine, right * cosine + left * sine), 1)
+
+    for number, layer in enumerate(language_model.layers):
+        module, inputs = layer.self_attn, layer.input_layernorm(states)
+        queries, keys, values = module.q_proj(inputs), module.k_proj(inputs), module.v_proj(inputs)
+        num_heads, num_key_heads = queries.shape[1] // size, keys.shape[1] // size
+        maps, outputs = [], []
+        for head in range(num_heads):
+            key_head = head * num_key_heads // num_heads
+            of_head, of_key = slice(head * size, (head + 1) * size), slice(key_head * size, (key_head + 1) * size)
+            scores = turned(queries[:, of_head]) @ turned(keys[:, of_key]).T / size**0.5
+            maps.append(scores.masked_fill(~sees(number, key_head), -torch.inf).softmax(-1))
+            outputs.append(maps[-1] @ values[:, of_key])
+        states = states + module.o_proj(torch.cat(outputs, 1))
+        states = states + layer.mlp(layer.post_attention_layernorm(states))
+        states = between(number, states, torch.stack(maps))
+    return language_model.norm(states)
+
+
+@pytest.fixture(scope="session")
+def slowly() -> Callable[..., Tensor]:
+    """`slow_states`."""
+    return slow_states

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -220,6 +221,19 @@ def test_trees_and_what_is_kept_of_them_are_what_a_fresh_run_says(
         kept = way_to(tree, choice % tree.num_nodes)
         target.commit(torch.tensor([kept]), torch.tensor([len(kept)]))
         sequence += [int(tree.tokens[0, each]) for each in kept]
+
+
+def test_eager_attention_says_the_same_of_a_tree(architecture: str, models: Models, inputs_of: Inputs) -> None:
+    model = deepcopy(models(architecture))
+    request = prepare_request(model, inputs_of(architecture, 7))
+    tree = TokenTree.from_parents(torch.tensor([[10, 11, 12, 13]]), torch.tensor([[-1, 0, 0, 1]]))
+    logits = []
+    for kernel in ("sdpa", "eager"):
+        model.set_attn_implementation(kernel)
+        target = VideoTarget(model, request)
+        target.prefill()
+        logits.append(target.forward(tree.tokens, tree.ancestor_mask(), tree.depth).logits)
+    torch.testing.assert_close(logits[0], logits[1], rtol=1e-4, atol=1e-4)
 
 
 def test_rewinding_forgets(architecture: str, models: Models, inputs_of: Inputs) -> None:

@@ -1,0 +1,88 @@
+"""A smaller model of the same vocabulary that drafts a tree of fixed shape.
+
+Belongs here: growing the tree level by level through the model. Does not belong here: keeping the model in step with
+what is accepted (`draft_model.py`), shapes (`tree_shapes.py`).
+
+Children are the model's likeliest tokens, a deterministic choice. Each level is one forward of the model. A forward
+keeps nothing that is not committed, so the nodes above are fed again with each level; they are few, and the model is
+bound by reading its weights. The last forward is left as it is until the target has judged the tree: the accepted
+nodes in it then need not be fed again.
+
+Source: SpecVLM (arXiv 2508.16201), whose release drafts the tree "mc_sim_7b_63" of 25 nodes below the root.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from specdecode.drafters.draft_model import DraftModel, ModelInStep
+from specdecode.drafters.tree_plan import TreePlan, likeliest
+from specdecode.drafters.tree_shapes import StaticTree
+from specdecode.roles import DecodeState, Draft, TargetOutput, Verdict
+
+
+class DraftModelTreeDrafter(ModelInStep):
+    """The Drafter role over a smaller model: trees.
+
+    Args:
+        model: with its own prompt and cache, before its prefill; same rows and vocabulary as the target. It needs room
+            for as many tokens as the target, and for the nodes of the tree.
+        tree: the shape.
+
+    Raises:
+        ValueError: a tree wider than the vocabulary.
+    """
+
+    def __init__(self, model: DraftModel, tree: StaticTree) -> None:
+        if tree.max_children > model.vocab_size:
+            raise ValueError(
+                f"tree must not be wider than the vocabulary of {model.vocab_size} tokens, got {tree.max_children}"
+            )
+        super().__init__(model)
+        self.tree = tree
+
+    def start(self, prompt: TargetOutput, state: DecodeState) -> None:
+        """Feed the prompt to the model; the first token waits. Raises ValueError for another vocabulary."""
+        super().start(prompt, state)
+        self._plan = TreePlan(self.tree, state.tokens.device)
+
+    def propose(self, state: DecodeState) -> Draft:
+        """The tree behind each row's newest token."""
+        plan = self._plan
+        logits = self._feed(self._counts)[:, None]  # [B, nodes with children, V]
+        tokens = [state.last_tokens()[:, None]]
+        nothing, fed = torch.zeros_like(state.lengths), tokens[0][:, :0]
+        mask, depths = torch.ones(1, 0, 0, dtype=torch.bool, device=fed.device), fed[:1]
+        for number, level in enumerate(plan.levels):
+            tokens.append(likeliest(logits, level.width)[:, level.parent, level.rank])
+            if number + 1 == len(plan.levels):
+                break
+            if number:
+                self.model.commit(nothing[:, None], nothing)  # forget the levels above, they come again
+            num_new = len(level.inner)
+            mask = torch.cat([torch.nn.functional.pad(mask, (0, num_new)), level.mask], 1)
+            fed, depths = torch.cat([fed, tokens[-1][:, level.inner]], 1), torch.cat([depths, level.depths], 1)
+            logits = self._judge(fed, mask, depths, state)[:, -num_new:]
+        return Draft(plan.tree(torch.cat(tokens, 1), len(plan.levels)))
+
+    def observe(self, draft: Draft, output: TargetOutput, verdict: Verdict, state: DecodeState) -> None:
+        """The accepted nodes that the model has been fed stay; what it has not been fed waits."""
+        fed = self._plan.place_fed[verdict.path[:, 1:]]  # [B, depth]
+        accepted = torch.arange(fed.shape[1], device=fed.device) < verdict.accepted[:, None]
+        kept = (accepted & (fed >= 0)).sum(1)
+        if len(self._plan.levels) > 1:
+            self.model.commit(fed.clamp(min=0), kept)
+        self._waiting, self._counts = self._behind(draft, verdict, kept, state)
+
+    def _judge(self, tokens: Tensor, mask: Tensor, depths: Tensor, state: DecodeState) -> Tensor:
+        """Logits [B, n, V] of the nodes fed so far, each behind the committed sequence.
+
+        Args:
+            tokens: [B, n] int64. mask: [1, n, n] bool. depths: [1, n] int64, 0 for the root's children.
+        """
+        # Past the end of a row there is no place; such nodes see only themselves.
+        room = torch.where(state.active, state.max_new_tokens - 1 - state.lengths, 0)
+        stays = depths < room[:, None]  # [B, n]
+        itself = torch.eye(mask.shape[1], dtype=torch.bool, device=mask.device)
+        return self.model.forward(tokens, (mask & stays[..., None]) | itself, depths * stays).logits

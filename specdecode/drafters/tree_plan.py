@@ -1,0 +1,109 @@
+"""A fixed shape of tree, unrolled for drafting level by level.
+
+Belongs here: which nodes are chosen, fed and seen at each level, as tensors on the device. Does not belong here: which
+shapes there are (`tree_shapes.py`), and who drafts.
+
+Only nodes with children are fed to whatever drafts, level by level. Those are counted in the order of feeding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specdecode.drafters.tree_shapes import StaticTree
+from specdecode.tree import TokenTree
+
+
+def likeliest(values: Tensor, width: int) -> Tensor:
+    """Indices of the `width` largest of `values` [..., V], largest first; a lone one needs no sorting."""
+    return values.argmax(-1, keepdim=True) if width == 1 else values.topk(width).indices
+
+
+@dataclass(frozen=True)
+class PlanLevel:
+    """How one level of a fixed shape of m nodes is drafted; all indices as tensors on the device.
+
+    Args:
+        above: [i] the nodes one level up that have children, counted from the root.
+        parent: [m] the parent of each node, as an index into `above`. rank: [m]. width: the most children.
+        inner: [j] those of the m nodes that have children themselves.
+        inner_parent: [j] their parents, as indices into `above`.
+        mask: [1, j, n] which of the nodes fed so far each of them sees. depths: [1, j].
+    """
+
+    above: Tensor
+    parent: Tensor
+    rank: Tensor
+    width: int
+    inner: Tensor
+    inner_parent: Tensor
+    mask: Tensor
+    depths: Tensor
+
+
+class TreePlan:
+    """A fixed shape, unrolled for drafting on a device.
+
+    Attributes:
+        num_nodes: the root included.
+        parents, depths: [num_nodes] int64.
+        levels: how each is drafted, from depth 1 on.
+        num_above: for each level, how many nodes one level up have children; `all_above`: all of those in a row.
+        place_fed: [num_nodes] int64, which of the fed nodes each node is; -1 for the root and for leaves.
+    """
+
+    def __init__(self, shape: StaticTree, device: torch.device) -> None:
+        self.num_nodes = shape.num_nodes
+        self.parents = torch.tensor(shape.parents, device=device)
+        self.depths = torch.tensor(shape.depths, device=device)
+        self.levels: list[PlanLevel] = []
+        self.num_above: list[int] = []
+        every_above: list[int] = []
+        above: tuple[int, ...] = (0,)
+        fed: list[int] = []
+        for depth in range(1, shape.max_depth + 1):
+            nodes, inner = shape.level(depth), shape.inner_level(depth)
+            self.num_above.append(len(above))
+            every_above += above
+            fed += inner
+            sees = [[_is_ancestor(shape, other, node) for other in fed] for node in inner]
+            self.levels.append(
+                PlanLevel(
+                    above=torch.tensor(above, device=device),
+                    parent=torch.tensor([above.index(shape.parents[node]) for node in nodes], device=device),
+                    rank=torch.tensor([shape.ranks[node] for node in nodes], device=device),
+                    width=max(shape.ranks[node] for node in nodes) + 1,
+                    inner=torch.tensor([nodes.index(node) for node in inner], dtype=torch.int64, device=device),
+                    inner_parent=torch.tensor(
+                        [above.index(shape.parents[node]) for node in inner], dtype=torch.int64, device=device
+                    ),
+                    mask=torch.tensor(sees, dtype=torch.bool, device=device)[None],
+                    depths=torch.full((1, len(inner)), depth - 1, device=device),
+                )
+            )
+            above = inner
+        self.all_above = torch.tensor(every_above, device=device)
+        self.place_fed = torch.full((self.num_nodes,), -1, dtype=torch.int64, device=device)
+        self.place_fed[fed] = torch.arange(len(fed), device=device)
+
+    def tree(self, tokens: Tensor, depth: int) -> TokenTree:
+        """The first `depth` levels with their tokens [B, nodes], the root's first."""
+        batch_size, num_nodes = tokens.shape
+        return TokenTree(
+            tokens=tokens,
+            parents=self.parents[:num_nodes].expand(batch_size, -1),
+            depth=self.depths[:num_nodes].expand(batch_size, -1),
+            valid=torch.ones_like(tokens, dtype=torch.bool),
+            max_depth=depth,
+            max_children=max(level.width for level in self.levels[:depth]),
+        )
+
+
+def _is_ancestor(shape: StaticTree, other: int, node: int) -> bool:
+    """Whether `other` is `node` or lies on its way to the root."""
+    while node > other:
+        node = shape.parents[node]
+    return node == other

@@ -1,0 +1,83 @@
+"""How long a window should be: as many tokens as are drafted during one pass of the target.
+
+Belongs here: measuring both sides. Does not belong here: anything a token could depend on.
+
+Source: ParallelVLM (arXiv 2603.19610), window = T_p / T_q, both measured on the machine, the drafter's with its pruned
+prompt. With a shorter window the drafter idles, with a longer one the target waits.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from specdecode.parallel.channel import DraftChannel, DraftRequest
+from specdecode.parallel.loop import chain_layout
+from specdecode.parallel.rounds import DraftOrder
+from specdecode.roles import Target
+from specdecode.sampling import SamplingConfig
+
+_WINDOW = 4
+
+
+@dataclass(frozen=True)
+class DraftLength:
+    """A draft length and what it was reckoned from: seconds of one pass of the target and of one drafted token."""
+
+    tokens: int
+    target_seconds: float
+    draft_seconds: float
+
+
+def draft_length_of(target_seconds: float, draft_seconds: float) -> int:
+    """Tokens drafted during one pass of the target: rounded, at least one.
+
+    Raises:
+        ValueError: a time that is not positive.
+    """
+    if target_seconds <= 0 or draft_seconds <= 0:
+        raise ValueError(f"seconds must be positive, got {target_seconds} and {draft_seconds}")
+    return max(1, round(target_seconds / draft_seconds))
+
+
+@torch.no_grad()
+def measure_draft_length(target: Target, drafter: DraftChannel, *, prompt: Any = None, repeats: int = 5) -> DraftLength:
+    """Time both sides, warm and one after the other, behind a prompt. Medians.
+
+    A pass of the target is timed with one token: where weights and cache dominate, a few more cost the same.
+
+    Args:
+        target: before its prefill, with room for one token; it can be used anew afterwards.
+        drafter: the channel that will be used; its model needs room for five tokens.
+        prompt: for the drafter's `DraftSource`.
+        repeats: passes of the target and windows of the drafter that are timed, after one that is not.
+    """
+    greedy = SamplingConfig(temperature=0)
+    drafter.begin(DraftRequest(prompt, target.vocab_size, greedy, 0), 1)
+    token = target.prefill().logits[:, -1].argmax(-1, keepdim=True)
+    drafter.collect()
+
+    def draft_seconds() -> float:
+        drafter.order(DraftOrder(kept=1, token=None, count=_WINDOW))
+        return drafter.collect().seconds / _WINDOW
+
+    places, mask = chain_layout(token)
+    none = torch.zeros(1, dtype=torch.int64, device=target.device)
+
+    def target_seconds() -> float:
+        began = time.perf_counter()
+        target.forward(token, mask, places).logits.argmax().item()
+        target.commit(places, none)
+        return time.perf_counter() - began
+
+    def warm_median(measure: Callable[[], float]) -> float:
+        measure()
+        return statistics.median(measure() for _ in range(repeats))
+
+    of_drafter, of_target = warm_median(draft_seconds), warm_median(target_seconds)
+    return DraftLength(draft_length_of(of_target, of_drafter), of_target, of_drafter)

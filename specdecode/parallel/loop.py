@@ -1,0 +1,174 @@
+"""Parallel decoding, the target's side: feed, judge, tell the drafter, for one row.
+
+Belongs here: the order in which target and channel are asked, the one place where tokens are accepted, and the clock.
+Does not belong here: the bookkeeping (`rounds.py`), how messages travel, and how the drafter drafts.
+
+Exactness. The token at each output position is drawn from the target with the random number of that position, as in
+plain decoding; a drafted token is accepted if it is the one drawn. So tokens equal those of `specdecode.loop.decode`
+without a drafter at any temperature, whatever is drafted, however long the windows are and whoever is faster.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specdecode.loop import DecodeResult, stop_tokens
+from specdecode.parallel.channel import DraftChannel, DraftRequest, Window
+from specdecode.parallel.rounds import Round, Rounds, RoundSeconds, RunAccount
+from specdecode.roles import DecodeState, Target
+from specdecode.sampling import RandomStreams, SamplingConfig, Tag, draw_tokens
+from specdecode.trace import DecodeTrace, StepRecord
+
+_NOTHING = Window([], 0.0)
+
+
+@dataclass
+class ParallelResult(DecodeResult):
+    """What `specdecode.loop.decode` gives back, and the account of the overlap.
+
+    Args:
+        account: Rounds, runs between rejections, and who was busy or waited how long.
+    """
+
+    account: RunAccount
+
+
+@torch.no_grad()
+def decode_parallel(
+    target: Target,
+    drafter: DraftChannel,
+    *,
+    max_new_tokens: int,
+    sampling: SamplingConfig,
+    streams: RandomStreams,
+    draft_length: int,
+    prompt: Any = None,
+    stop_token: int | Sequence[int] | None = None,
+    on_step: Callable[[int, DecodeState], None] | None = None,
+    trace: DecodeTrace | None = None,
+) -> ParallelResult:
+    """Decode one row while a drafter works ahead.
+
+    In `trace` a step's drafted tokens are those judged in it, and the first token counts as the target's own, so its
+    numbers compare with other methods'.
+
+    Args:
+        target: The model, before its prefill, of batch size 1. It needs room for max_new_tokens - 1 tokens.
+        drafter: A channel to a drafter. It may serve many rows, one after another.
+        max_new_tokens: Tokens of the row, >= 1.
+        sampling: How tokens are drawn.
+        streams: One random stream.
+        draft_length: Tokens of a window, >= 1: about as many as are drafted during one pass of the target, see
+            `measure_draft_length`. No token depends on it.
+        prompt: For the drafter's `DraftSource`.
+        stop_token: The row ends after this token, or any of these.
+        on_step: Called as `on_step(step, state)` after every round; step 0 is the prefill. It must not change `state`.
+            The drafter is at work meanwhile.
+        trace: Where to record; None: a new one. Phases "prefill" and "decode" are timed.
+
+    Raises:
+        ValueError: More than one row, a number out of range, or a trace of another batch size.
+    """
+    if target.batch_size != 1 or streams.batch_size != 1:
+        raise ValueError(
+            "target and streams must hold one row, since rows that disagree with their drafts at different times would "
+            f"wait for each other; got {target.batch_size} and {streams.batch_size}"
+        )
+    for name, value in (("max_new_tokens", max_new_tokens), ("draft_length", draft_length)):
+        if value < 1:
+            raise ValueError(f"{name} must be >= 1, got {value}")
+    stops = stop_tokens(stop_token, target.vocab_size, target.device)
+    trace = DecodeTrace(1, target.device) if trace is None else trace
+    if trace.batch_size != 1:
+        raise ValueError(f"trace must be of batch size 1, got one of {trace.batch_size}")
+
+    listed = [] if stops is None else stops.tolist()
+    state = DecodeState(
+        torch.full((1, max_new_tokens), listed[0] if listed else 0, dtype=torch.int64, device=target.device),
+        torch.zeros(1, dtype=torch.int64, device=target.device),
+        torch.ones(1, dtype=torch.bool, device=target.device),
+        max_new_tokens,
+        sampling,
+        streams,
+    )
+    row = _Row(drafter, Rounds(max_new_tokens, draft_length, listed), state)
+    with trace.phase("prefill"):
+        row.begin(DraftRequest(prompt, target.vocab_size, sampling, int(streams.keys[0])))
+        row.judge(target.prefill().logits[:, -1:])
+        trace.record_prefill()
+    if on_step is not None:
+        on_step(0, state)
+    step = 0
+    with trace.phase("decode"):
+        while not row.rounds.finished:
+            step += 1
+            fed = torch.tensor([row.rounds.fed], device=target.device)
+            places, mask = chain_layout(fed)
+            settled = row.judge(target.forward(fed, mask, places).logits)
+            target.commit(places, torch.tensor([settled.emitted], device=target.device))
+            trace.record_step(_step(settled))
+            if on_step is not None:
+                on_step(step, state)
+    return ParallelResult(state.tokens, state.lengths, trace, row.account)
+
+
+class _Row:
+    """A row under way, and the drafter that works ahead of it.
+
+    Rounds follow each other without a gap: the drafter hears of a round's end at once, and the target's part of the
+    next one begins.
+    """
+
+    def __init__(self, drafter: DraftChannel, rounds: Rounds, state: DecodeState) -> None:
+        self.rounds = rounds
+        self.account = RunAccount(rounds.draft_length)
+        self._drafter = drafter
+        self._state = state
+
+    def begin(self, request: DraftRequest) -> None:
+        """Let the drafter begin; the first round is the target's prefill."""
+        self._began, self._drafting = time.perf_counter(), True
+        self._drafter.begin(request, self.rounds.order.count)
+
+    def judge(self, logits: Tensor) -> Round:
+        """Draw after every row of `logits` [1, n, V], settle the round, and order the next window."""
+        state, rounds = self._state, self.rounds
+        counters = state.lengths[:, None] + torch.arange(logits.shape[1], device=logits.device)
+        chosen = draw_tokens(logits, state.sampling, state.streams, counters, Tag.TARGET)
+        on_host = chosen[0].tolist()
+        drawn = time.perf_counter()
+        window = self._drafter.collect() if self._drafting else _NOTHING
+        began, self._began = self._began, time.perf_counter()
+        settled = rounds.settle(on_host, window.tokens)
+        self._drafting = not rounds.finished and rounds.order.count > 0
+        if self._drafting:
+            self._drafter.order(rounds.order)
+        self.account.rounds.append(settled)
+        self.account.seconds.append(RoundSeconds(drawn - began, window.seconds, self._began - drawn))
+        state.tokens[:, len(rounds.tokens) - settled.emitted : len(rounds.tokens)] = chosen[:, : settled.emitted]
+        state.lengths = state.lengths + settled.emitted
+        state.active = torch.full_like(state.active, not rounds.finished)
+        return settled
+
+
+def chain_layout(tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """Depths [1, n], which are the node numbers as well, and mask [1, n, n] of a chain of tokens [1, n]."""
+    count = tokens.shape[1]
+    mask = torch.ones(1, count, count, dtype=torch.bool, device=tokens.device).tril()
+    return torch.arange(count, device=tokens.device)[None], mask
+
+
+def _step(settled: Round) -> StepRecord:
+    return StepRecord(
+        active=torch.tensor([True]),
+        drafted=torch.tensor([settled.judged]),
+        accepted=torch.tensor([settled.accepted]),
+        emitted=torch.tensor([settled.emitted]),
+        skipped=torch.tensor([0]),
+    )

@@ -1,0 +1,171 @@
+"""`vargen bench --task video`: methods side by side on the same videos and seeds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vargen.commands.bench import SPLITS, check_place, format_ratio
+from vargen.commands.caption import DEFAULT_QUESTION
+from vargen.commands.options import build_parser, fill, parse
+from vargen.commands.sampling_options import DTYPES
+from vargen.files import UserError, write_atomic
+from vargen.method_lists import read_method_list
+from vargen.methods import MethodConfig
+from vargen.model_folder import weights_fingerprint
+from vargen.progress import progress
+from vargen.resources import find_video_model
+from vargen.tables import markdown_table
+from vargen.video_llm.methods import resolve_video_method
+
+
+@dataclass(frozen=True)
+class BenchVideoConfig:
+    """What to compare, and on what.
+
+    Args:
+        methods: names of methods, or LABEL=NAME for one of several settings of it, separated by commas. Plain
+            decoding, "ar", is added where it is missing: every ratio divides by it.
+        method_options: settings that differ from the defaults, by label, such as
+            `--method_options.lvspec.loose_ratio 0.5`.
+        videos: how many videos, of things that training never showed.
+        split: "heldout" for combinations that training never showed, "all" for any.
+        question: asked about each.
+        model: folder of a Video-LLM with its processor, or the name of a shipped one; null for the shipped default.
+        draft_model: likewise, the smaller one of a pair.
+        num_frames: of each video.
+        image_size: side of the rendered frames in pixels.
+        seed: of the first video and answer.
+        warm_up: answers of each method that do not count, before the first that does.
+        max_new_tokens: at most so many per answer.
+        temperature: of sampling; 0 always takes the likeliest token.
+        top_p: of sampling.
+        device: "cpu", "cuda", "cuda:1"; "auto" takes a GPU if there is one.
+        dtype: float32, bfloat16, float16; "auto" is bfloat16 on a GPU and float32 on a CPU.
+        json: file for the rows; "-" prints them to standard output, and nothing else. What has been measured is kept
+            beside it in FILE.calls.jsonl until the end, and the same command goes on from there.
+    """
+
+    methods: str = "ar,sd,specvlm,std,fly,lvspec,parallelvlm,assisted"
+    method_options: dict[str, Any] = field(default_factory=dict)
+    videos: int = 100
+    split: str = "heldout"
+    question: str = DEFAULT_QUESTION
+    model: str | None = None
+    draft_model: str | None = None
+    num_frames: int = 8
+    image_size: int = 96
+    seed: int = 0
+    warm_up: int = 1
+    max_new_tokens: int = 256
+    temperature: float = 0.0
+    top_p: float = 1.0
+    device: str = "auto"
+    dtype: str = "auto"
+    json: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, lowest in (("videos", 1), ("num_frames", 4), ("warm_up", 0), ("seed", 0), ("max_new_tokens", 1)):
+            if getattr(self, name) < lowest:
+                raise UserError(f"{name} must be at least {lowest}, got {getattr(self, name)}")
+        if self.split not in SPLITS:
+            raise UserError(f"split must be one of {', '.join(SPLITS)}, got {self.split!r}")
+        if self.dtype not in DTYPES:
+            raise UserError(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}")
+        check_place("json", self.json)
+
+    def contenders(self) -> dict[str, MethodConfig]:
+        """The methods by label, plain decoding first.
+
+        Raises:
+            UserError: an unknown method, or options for one that is not compared.
+        """
+        chosen = read_method_list(self.methods, self.method_options, "methods", resolve_video_method)
+        return {"ar": resolve_video_method("ar"), **chosen}
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Measure, print a table, write the rows."""
+    parser = build_parser(
+        "bench --task video",
+        "Ask several methods about the same videos, interleaved, after warm-up. Figures are of this machine; keep "
+        "others off it meanwhile.",
+        BenchVideoConfig,
+        epilog="Accepted lengths leave out the bonus token; speed-ups are per token; docs/methods.md says what each "
+        "figure means.",
+    )
+    parser.add_argument("--quiet", action="store_true", help="show no progress")
+    values = parse(parser, arguments)
+    config = fill(BenchVideoConfig, values)
+    contenders = config.contenders()
+    folder = find_video_model(config.model)
+
+    from vargen.loading import place_and_precision
+    from vargen.record_file import RecordFile
+    from vargen.video_llm.answering import VideoAnswerer
+    from vargen.video_llm.benchmark import describe_video_run, run_video_benchmark, scene_video_cases
+
+    device, dtype = place_and_precision(config.device, config.dtype)
+    generation = {name: getattr(config, name) for name in ("max_new_tokens", "temperature", "top_p", "seed")}
+    calls_path = None if config.json in (None, "-") else Path(f"{config.json}.calls.jsonl")
+    with VideoAnswerer.from_pretrained(config.model, config.draft_model, device, dtype) as answerer:
+        settings = describe_video_run(
+            contenders,
+            weights_fingerprint(folder),
+            videos=config.videos,
+            split=config.split,
+            frames=[config.num_frames, config.image_size],
+            question=config.question,
+            device=device,
+            dtype=dtype,
+            **generation,
+        )
+        records = RecordFile(calls_path, settings)
+        cases = scene_video_cases(config.videos, config.split, config.num_frames, config.image_size, config.seed)
+        with progress(len(cases) * len(contenders), "answers", values.quiet) as shown:
+            rows = run_video_benchmark(
+                answerer,
+                contenders,
+                cases,
+                config.question,
+                warm_up=config.warm_up,
+                records=records,
+                progress=shown,
+                **generation,
+            )
+    for row in rows:
+        row.update(dtype=dtype, model=folder.name, temperature=config.temperature, split=config.split)
+    text = json.dumps(rows, indent=1) + "\n"
+    if config.json == "-":
+        print(text, end="")
+    else:
+        print(format_video_table(rows))
+        if config.json is not None:
+            write_atomic(config.json, text)
+    if calls_path is not None:
+        calls_path.unlink()
+    return 0
+
+
+def format_video_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The rows as a Markdown table for people."""
+    header = ["method", "exact", "passes", "tokens/pass", "accepted", "decode", "end to end", "relaxed", "accuracy"]
+    cells = [
+        [
+            row["method"],
+            "yes" if row["exact"] else "no",
+            f"{row['target_passes']:,}",
+            f"{row['tokens_per_pass']:.2f}",
+            f"{row['mean_accepted_length']:.2f}",
+            format_ratio(row["decode_speedup"]),
+            format_ratio(row["end_to_end_speedup"]),
+            f"{100 * row['relaxed_share']:.1f} %",
+            f"{100 * row['caption_accuracy']:.1f} %",
+            "-" if row["retention"] is None else f"{100 * row['retention']:.1f} %",
+        ]
+        for row in rows
+    ]
+    return markdown_table([*header, "retention"], cells)

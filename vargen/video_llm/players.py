@@ -1,0 +1,204 @@
+"""From a method's settings to its players, for one answer about one video.
+
+Belongs here: one branch per method of `methods.py` that plays in `specdecode.loop.decode`. Does not belong here:
+settings, how any player works, and methods that run in a loop of their own (`answering.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specdecode.draft_size import DraftSize, FixedDraftSize
+from specdecode.drafters.draft_model import DraftModelDrafter
+from specdecode.drafters.draft_model_tree import DraftModelTreeDrafter
+from specdecode.drafters.tree_shapes import StaticTree
+from specdecode.roles import Drafter, Verifier
+from specdecode.verifiers.exact import ExactVerifier
+from specdecode.verifiers.windowed import WindowedVerifier
+from specdecode.video.attention import rows_after_video, video_attention
+from specdecode.video.loose_verifier import LooseVerifier
+from specdecode.video.lossy_targets import FastVTarget, SparseVLMTarget, sparsevlm_stages
+from specdecode.video.pruned_draft import PrunedDraft
+from specdecode.video.pruning import keep_by_attention, keep_highest, keep_uniform, token_budget, visual_gain
+from specdecode.video.request import VideoRequest, encode_video, keep_share, prepare_request
+from specdecode.video.sparse_draft import SparseDraft
+from specdecode.video.target import VideoTarget
+from vargen.files import UserError
+from vargen.methods import MethodConfig
+from vargen.video_llm.methods import (
+    FastVConfig,
+    FlyConfig,
+    LVSpecConfig,
+    PlainConfig,
+    SparseToDenseConfig,
+    SparseVLMConfig,
+    SpeculativeConfig,
+    SpecVLMConfig,
+)
+
+
+@dataclass
+class Players:
+    """As `specdecode.loop.decode` takes them."""
+
+    target: VideoTarget
+    drafter: Drafter | None = None
+    verifier: Verifier | None = None
+
+
+@dataclass
+class Prompt:
+    """A prompt as the models of a pair see it.
+
+    Args:
+        model: the target's.
+        inputs: of the processor.
+        draft_model: the smaller one, if there is one.
+        protected_tokens: special tokens, which nobody may loosen.
+    """
+
+    model: Any
+    inputs: Mapping[str, Tensor]
+    draft_model: Any | None
+    protected_tokens: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        self._request: VideoRequest | None = None
+
+    @property
+    def request(self) -> VideoRequest:
+        """The target's; its vision tower has run once."""
+        if self._request is None:
+            with torch.no_grad():
+                self._request = prepare_request(self.model, self.inputs, encode_video(self.model, self.inputs))
+        return self._request
+
+    def draft_request(self, drafter: str) -> tuple[Any, VideoRequest]:
+        """The drafter's model and its request, whole. The target's own weights share what its vision tower made.
+
+        Raises:
+            UserError: there is no smaller model, or it has another vocabulary.
+        """
+        if drafter == "self":
+            return self.model, self.request
+        if self.draft_model is None:
+            raise UserError('draft_model must be given: this method drafts with a smaller model; or set drafter "self"')
+        with torch.no_grad():
+            return self.draft_model, prepare_request(self.draft_model, self.inputs)
+
+    @property
+    def vocab_size(self) -> int:
+        """Of the logits that are compared: the shorter one, since models of one family pad theirs differently."""
+        models = [self.model] if self.draft_model is None else [self.model, self.draft_model]
+        return min(int(model.config.get_text_config().vocab_size) for model in models)
+
+
+def build_players(config: MethodConfig, prompt: Prompt) -> Players:
+    """The players of a method.
+
+    Raises:
+        UserError: the method needs what is not there, or plays in no loop of this kind.
+    """
+    target = partial(VideoTarget, prompt.model, prompt.request, vocab_size=prompt.vocab_size)
+    try:
+        if isinstance(config, PlainConfig):
+            return Players(target())
+        if isinstance(config, FastVConfig):
+            keep_ratio = 1 - config.drop_ratio
+            return Players(FastVTarget(prompt.model, prompt.request, keep_ratio, config.layer, prompt.vocab_size))
+        if isinstance(config, SparseVLMConfig):
+            stages = sparsevlm_stages(len(prompt.model.model.language_model.layers), config.keep_ratio)
+            return Players(SparseVLMTarget(prompt.model, prompt.request, stages, prompt.vocab_size))
+        if isinstance(config, SparseToDenseConfig):
+            dense = target(capture_attention=True)
+            budget = token_budget(prompt.request.num_visual, config.keep_ratio)
+            return Players(dense, _chain(SparseDraft(dense, budget), config.draft_length), ExactVerifier())
+        if isinstance(config, SpeculativeConfig):
+            return _speculative(config, prompt, target)
+    except ValueError as error:
+        raise UserError(f"{config.name}: {error}") from error
+    raise UserError(f"method {config.name!r} plays in no loop of this kind")
+
+
+def _speculative(config: SpeculativeConfig, prompt: Prompt, make_target: Callable[..., VideoTarget]) -> Players:
+    layer = pruning_layer(config, prompt.model)
+    target = make_target(
+        capture_attention=config.pruning == "attention" and config.keep_ratio < 1,
+        capture_layers=(0, layer) if config.pruning == "visual_gain" and config.keep_ratio < 1 else (),
+    )
+    model, request = prompt.draft_request(config.drafter)
+    draft = PrunedDraft(
+        model, request, partial(_choose, config, target, layer), compact=config.compact, vocab_size=prompt.vocab_size
+    )
+    if isinstance(config, SpecVLMConfig) and config.tree != "chain":
+        return Players(target, DraftModelTreeDrafter(draft, StaticTree.published(config.tree)), ExactVerifier())
+    return Players(target, _chain(draft, config.draft_length), _verifier(config, prompt, target))
+
+
+def _chain(model: VideoTarget, draft_length: int) -> DraftModelDrafter:
+    """Likeliest tokens: judged by one draw from the target, they are accepted as often as any, and never cost
+    exactness."""
+    return DraftModelDrafter(model, FixedDraftSize(DraftSize(draft_length + 1, draft_length)), children="top")
+
+
+def _verifier(config: SpeculativeConfig, prompt: Prompt, target: VideoTarget) -> Verifier:
+    if isinstance(config, FlyConfig):
+        return WindowedVerifier(config.threshold, config.window, config.mode)
+    if isinstance(config, LVSpecConfig):
+
+        def visual_hidden_states() -> Tensor:
+            assert target.visual_hidden_states is not None
+            return target.visual_hidden_states
+
+        return LooseVerifier(
+            visual_hidden_states,
+            config.loose_ratio,
+            config.num_nearest,
+            config.position_shift,
+            prompt.protected_tokens,
+            config.relevance_from,
+        )
+    return ExactVerifier()
+
+
+def pruning_layer(config: SpeculativeConfig, model: Any) -> int:
+    """The layer that UV-Prune compares with the embeddings. The paper gives no rule; a quarter of them is ours."""
+    num_layers = len(model.model.language_model.layers)
+    if config.pruning_layer is None:
+        return max(1, num_layers // 4)
+    if config.pruning_layer > num_layers:
+        raise UserError(f"{config.name}.pruning_layer must be at most the model's {num_layers}")
+    return config.pruning_layer
+
+
+def visual_gain_scorer(request: VideoRequest) -> Callable[[Tensor, Tensor], Tensor]:
+    """UV-Prune's score of each visual token by the text after the video.
+
+    Returns:
+        A function of the prompt's hidden states [T, dim] at the embeddings and after a layer, which gives [m] and never
+        waits for the device: it may be called in the middle of a prefill.
+    """
+    visual = request.is_visual.nonzero()[:, 0]
+    asks = rows_after_video(request.is_visual)
+    return lambda before, after: visual_gain(before[visual], after[visual], before[asks], after[asks])
+
+
+def _choose(config: SpeculativeConfig, target: VideoTarget, layer: int) -> Tensor:
+    """What the drafter is shown, when the target has seen everything."""
+
+    def chosen(shown: int, budget: int) -> Tensor:
+        if config.pruning == "uniform" or budget == shown:
+            return keep_uniform(shown, budget)
+        if config.pruning == "attention":
+            share = config.attention_share if isinstance(config, SpecVLMConfig) else 0.4
+            return keep_by_attention(video_attention(target)[:shown], budget, share)
+        gain = visual_gain_scorer(target.request)(target.captured[0], target.captured[layer])
+        return keep_highest(gain[:shown], budget)
+
+    return keep_share(target.request, config.keep_ratio, chosen)

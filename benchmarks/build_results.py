@@ -356,7 +356,8 @@ def video_section(records: dict[str, list[Record]], trained: Sequence[Record], l
         ]
         parts += [
             f"### What {record['name']} sees",
-            f"F1 of what held-out captions claim, %, by the video that the model is shown; the last two are chance. "
+            f"F1 of what captions of held-out videos claim, %, by what the model is shown. Another video is chance. "
+            f"Shuffled frames leave what a single frame shows, and half of what happens, which can be guessed from it. "
             f"{record['steps']:,} steps, {record['samples']:,} videos, {record['seconds'] / 60:.0f} minutes. "
             f"{record['remark']}".strip(),
             table(["video", "setting", "objects", "events", "all"], cells),

@@ -4,6 +4,7 @@ from specdecode.drafters.draft_model import DraftModelDrafter
 from specdecode.drafters.draft_model_tree import DraftModelTreeDrafter
 from specdecode.drafters.eagle import DynamicTree, EagleDrafter
 from specdecode.drafters.jacobi import JacobiDrafter
+from specdecode.drafters.semi_autoregressive import SemiAutoregressiveDrafter
 from specdecode.drafters.tree_shapes import StaticTree
 
 __all__ = [
@@ -12,5 +13,6 @@ __all__ = [
     "DynamicTree",
     "EagleDrafter",
     "JacobiDrafter",
+    "SemiAutoregressiveDrafter",
     "StaticTree",
 ]

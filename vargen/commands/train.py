@@ -22,6 +22,11 @@ TRAINERS = {
     "drafter": ("DrafterTrainingConfig", "train_drafter", "an EAGLE drafter for a transformer, on its own pictures"),
     "judge": ("JudgeTrainingConfig", "train_judge", "the recogniser that scores pictures"),
     "video-llm": ("VideoLLMTrainingConfig", "train_video_llm", "a small Video-LLM, or a smaller one to draft for it"),
+    "video-drafter": (
+        "VideoDrafterTrainingConfig",
+        "train_video_drafter",
+        "a one-layer drafter for a Video-LLM: EAGLE, MSD, ViSpec, Sparrow or FLASH",
+    ),
     "clip": ("ClipTrainingConfig", "train_clip", "the CLIP that scores how well pictures and captions agree"),
 }
 """What can be trained: names of the configuration and the function in `vargen.training.NAME`, dashes as underscores."""

@@ -20,13 +20,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import AttentionInterface
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from vargen.files import UserError, save_image_atomic
 from vargen.scenes.dataset import contact_sheet, to_pil
 from vargen.scenes.video import VideoScene
 from vargen.scenes.video_captions import CLAIM_KINDS, caption_accuracy
+from vargen.training import cpu_attention
 from vargen.training.config import RunConfig, check, check_fraction, main
 from vargen.training.data import HELDOUT_SEED
 from vargen.training.run import RunResult, prepare, train
@@ -45,7 +44,6 @@ from vargen.training.video_data import (
 from vargen.video_llm.architectures import VideoLLMConfig, build_model, build_processor
 from vargen.video_llm.processor import CAPTION_PROMPTS
 
-_ATTENTION = "sdpa_float32"
 _SHEET_VIDEOS = 6
 _MOST_CAPTION_TOKENS = 220
 
@@ -281,18 +279,11 @@ def _copy_weights(model: Any, folder: str) -> None:
         raise UserError(f"initial_weights: {folder} does not fit ({str(error).splitlines()[0]})") from error
 
 
-def _attention_in_float32(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *rest: Any, **named: Any
-) -> Any:
-    with torch.autocast("cpu", enabled=False):
-        return sdpa_attention_forward(module, query.float(), key.float(), value.float(), *rest, **named)
-
-
 def _avoid_slow_bfloat16(model: Any, is_qwen: bool) -> None:
-    """Keep in float32 what a CPU does slowly in bfloat16: the backward of attention (3 times slower as measured) and of
-    the convolution that embeds patches (15 times)."""
-    AttentionInterface.register(_ATTENTION, _attention_in_float32)
-    model.set_attn_implementation(_ATTENTION)
+    """Keep in float32 what a CPU does slowly in bfloat16: the backward of attention, and that of the convolution that
+    embeds patches (15 times slower as measured)."""
+    cpu_attention.register()
+    model.set_attn_implementation(cpu_attention.FLOAT32_ATTENTION)
     embedding = model.model.visual.patch_embed if is_qwen else model.model.vision_tower.embeddings.patch_embedding
     embedding.forward = torch.autocast("cpu", enabled=False)(embedding.forward)
 

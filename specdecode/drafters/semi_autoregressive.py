@@ -1,0 +1,76 @@
+"""Semi-autoregressive drafting: the network guesses several tokens ahead at once, and is asked once a round.
+
+Belongs here: growing a draft from the guesses of one forward. Does not belong here: the network (for videos
+`specdecode.video.feature_head`), what it is fed and shapes (`eagle.py`).
+
+What waits is fed as by any EAGLE drafter. All levels of the draft then come from that one forward: the guess for a
+place is the same whatever was drafted before it, so every node of a level has the same candidates, and a tree holds the
+likeliest combinations.
+
+Source: FLASH (arXiv 2505.12728, section 3.3 and algorithm 1), which drafts chains.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Protocol
+
+from torch import Tensor
+
+from specdecode.draft_size import DraftSizer
+from specdecode.drafters.eagle import DraftHead, DraftHeadOutput, DynamicTree, EagleDrafter
+from specdecode.drafters.tree_shapes import StaticTree
+
+
+class SemiAutoregressiveHead(DraftHead, Protocol):
+    """A `DraftHead` whose guessed features [B, q, F] are those of several places, and tell what follows each.
+
+    Its `forward` gives the logits of the first place.
+    """
+
+    @property
+    def draft_length(self) -> int:
+        """K, places guessed at once."""
+        ...
+
+    def later_logits(self, features: Tensor) -> Tensor:
+        """[B, K - 1, V] float32: logits of the places after the first, by the guessed features [B, F] of one pair."""
+        ...
+
+
+class SemiAutoregressiveDrafter(EagleDrafter):
+    """The Drafter role over a `SemiAutoregressiveHead`: one forward of it a round.
+
+    Args:
+        head: the network.
+        shape: a dynamic tree, or a fixed one; a chain is a fixed tree of width one.
+        sizer: how much to draft.
+        children: see `EagleDrafter`.
+
+    Raises:
+        ValueError: see `EagleDrafter`; or more levels than the network guesses.
+    """
+
+    def __init__(
+        self,
+        head: SemiAutoregressiveHead,
+        shape: DynamicTree | StaticTree,
+        sizer: DraftSizer,
+        children: Literal["top", "sampled"] = "top",
+    ) -> None:
+        super().__init__(head, shape, sizer, children)
+        if sizer.largest.depth > head.draft_length:
+            raise ValueError(
+                f"draft_length must be at most {head.draft_length}, the tokens that this drafter was trained to guess "
+                f"at once, got {sizer.largest.depth}"
+            )
+        self._ahead = head
+
+    def _feed_waiting(self) -> tuple[Tensor, Tensor]:
+        logits, features = super()._feed_waiting()
+        self._later_logits = self._ahead.later_logits(features)  # [B, K - 1, V]
+        return logits, features
+
+    def _guess(self, depth: int, tokens: Tensor, features: Tensor, mask: Tensor, depths: Tensor) -> DraftHeadOutput:
+        """What was guessed for the place, whatever the tokens."""
+        logits = self._later_logits[:, depth - 1, None]  # [B, 1, V]
+        return DraftHeadOutput(logits.expand(-1, tokens.shape[1], -1), features)

@@ -1,0 +1,321 @@
+"""Answers that a Video-LLM gave, kept on disk, and what it made of them: what a drafter for it is trained on.
+
+Belongs here: numbered questions about numbered videos, making the answers in resumable batches, and the target's hidden
+states under teacher forcing. Does not belong here: the drafter and its losses.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+from tqdm import tqdm
+
+from specdecode.video.feature_drafter import TargetStates
+from specdecode.video.request import VideoRequest, prepare_request
+from vargen.files import UserError, atomic_path
+from vargen.training.video_data import VideoSource
+from vargen.video_llm.frames import VideoFrames, processor_inputs
+from vargen.video_llm.processor import CAPTION_PROMPTS
+
+_FILLER = -1
+
+
+@dataclass(frozen=True)
+class VideoQuestions:
+    """What is asked: the video of every seed from the first one on, one question for each batch of videos.
+
+    Args:
+        processor: of the target.
+        source: where videos come from.
+        first_seed: of video 0.
+        split: of the videos.
+        batch_size: videos of one question; questions take turns.
+        num_frames: frames of a video that are shown, evenly spread; None for all.
+    """
+
+    processor: Any
+    source: VideoSource
+    first_seed: int
+    split: str
+    batch_size: int
+    num_frames: int | None = None
+
+    def inputs(self, number: int) -> dict[str, Tensor]:
+        """What the processor makes of a question.
+
+        Raises:
+            UserError: a video has fewer frames than are to be shown.
+        """
+        frames = self.source(self.first_seed + number, 1, self.split).frames[0]
+        if self.num_frames is not None:
+            if self.num_frames > len(frames):
+                raise UserError(
+                    f"training_frames: {self.num_frames} must be at most num_frames, which is {len(frames)}"
+                )
+            frames = frames[(torch.arange(self.num_frames) * 2 + 1) * len(frames) // (2 * self.num_frames)]
+        question = CAPTION_PROMPTS[number // self.batch_size % len(CAPTION_PROMPTS)]
+        return processor_inputs(self.processor, VideoFrames.from_frames(frames), question)
+
+
+def generate_answers(
+    model: Any,
+    questions: VideoQuestions,
+    count: int,
+    folder: Path,
+    *,
+    settings: dict[str, Any],
+    max_new_tokens: int,
+) -> list[list[int]]:
+    """The target's likeliest answers; those that are in `folder` already are not made again.
+
+    Args:
+        model: the target.
+        questions: what is asked.
+        count: answers wanted.
+        folder: holds one file per batch.
+        settings: what decides the answers beside the questions, such as the weights' fingerprint; a folder of other
+            settings is refused.
+        max_new_tokens: at most so many.
+
+    Returns:
+        Token ids of each answer, the one that ends it included.
+
+    Raises:
+        UserError: the folder holds other answers.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    described = {
+        **settings,
+        "first_seed": questions.first_seed,
+        "split": questions.split,
+        "batch_size": questions.batch_size,
+        "shown_frames": questions.num_frames,
+        "max_answer_tokens": max_new_tokens,
+    }
+    answers: list[list[int]] = []
+    with tqdm(total=count, unit="answer", desc=f"{questions.split} answers to learn from", disable=None) as bar:
+        for start in range(0, count, questions.batch_size):
+            size = min(questions.batch_size, count - start)
+            path = folder / f"{questions.split}-{start:07d}.safetensors"
+            tokens = _read(path, described) if path.exists() else None
+            if tokens is None or len(tokens) < size:
+                tokens = _generate(model, [questions.inputs(start + row) for row in range(size)], max_new_tokens)
+                with atomic_path(path) as temporary:
+                    save_file({"tokens": tokens}, temporary, metadata={"settings": json.dumps(described)})
+            answers += [[token for token in row if token != _FILLER] for row in tokens[:size].tolist()]
+            bar.update(size)
+    return answers
+
+
+def _read(path: Path, described: dict[str, Any]) -> Tensor:
+    """[B, n] int32 of one file, if it was made with these settings."""
+    with safe_open(path, framework="pt") as file:
+        before = json.loads((file.metadata() or {}).get("settings", "{}"))
+        for name, value in described.items():
+            if before.get(name) != value:
+                raise UserError(
+                    f"{name}: {path} holds answers made with {before.get(name)!r}, not {value!r}; "
+                    f"remove it or choose another folder of answers"
+                )
+        return file.get_tensor("tokens")
+
+
+def _generate(model: Any, inputs: Sequence[dict[str, Tensor]], max_new_tokens: int) -> Tensor:
+    """[B, n] int32, filled up with `_FILLER`: greedy answers to questions of one length, by transformers' own loop."""
+    device = model.get_input_embeddings().weight.device
+    batch = {name: torch.cat([each[name] for each in inputs]).to(device) for name in inputs[0]}
+    length = batch["input_ids"].shape[1]
+    tokens = model.generate(**batch, max_new_tokens=max_new_tokens, do_sample=False)[:, length:]
+    ends = torch.tensor(stop_tokens(model), device=device)
+    is_end = torch.isin(tokens, ends)
+    behind = is_end.cumsum(1) - is_end.long() > 0
+    return tokens.masked_fill(behind, _FILLER).to("cpu", torch.int32)
+
+
+def stop_tokens(model: Any) -> list[int]:
+    """What ends an answer."""
+    listed = model.generation_config.eos_token_id
+    return [] if listed is None else list(listed) if isinstance(listed, Sequence) else [int(listed)]
+
+
+@dataclass(frozen=True)
+class AnswerStates:
+    """What the target made of one question and its answer, L tokens, T of them the prompt's.
+
+    Args:
+        ids: [L] int64.
+        is_visual: [T] bool.
+        positions: [A, L] int64.
+        visual_embeds: [m, dim].
+        features: [L, dim] final hidden states.
+        visual_states: [m, dim] after the layer that was asked for; None where none was.
+    """
+
+    ids: Tensor
+    is_visual: Tensor
+    positions: Tensor
+    visual_embeds: Tensor
+    features: Tensor
+    visual_states: Tensor | None
+
+    @property
+    def num_bytes(self) -> int:
+        """What it takes to keep."""
+        values = (self.visual_embeds, self.features, self.visual_states)
+        return sum(value.nbytes for value in values if value is not None)
+
+
+class TeacherForcing:
+    """A frozen target that reads questions and its own answers to them, batch by batch.
+
+    Args:
+        model: the target.
+        questions: what was asked.
+        answers: token ids of each.
+        layer: after how many decoder layers the visual tokens' hidden states are wanted; None: not at all.
+        dtype: of what is given back.
+        num_bytes: what has been worked out is kept in main memory up to so many. What is kept is worked out in the
+            batches in which it was generated, so that a resumed run reads the very same numbers.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        questions: VideoQuestions,
+        answers: Sequence[Sequence[int]],
+        layer: int | None,
+        dtype: torch.dtype,
+        num_bytes: float,
+    ) -> None:
+        self.model, self.questions, self.answers = model, questions, answers
+        self.layer, self.dtype = layer, dtype
+        self._left = num_bytes
+        self._kept: dict[int, AnswerStates] = {}
+        self._filled = False
+
+    def batch(self, numbers: Sequence[int]) -> tuple[TargetStates, Tensor]:
+        """States of some answers, padded on the right, and which of their tokens a drafter learns from.
+
+        Returns:
+            The states, and [B, L] bool: the tokens of the answers but the last, which is followed by nothing.
+        """
+        if not self._filled:
+            self._fill()
+            self._filled = True
+        if all(number in self._kept for number in numbers):
+            return self._padded([self._kept[number] for number in numbers])
+        return self._padded(self.states(numbers))
+
+    def _fill(self) -> None:
+        size = self.questions.batch_size
+        for start in range(0, len(self.answers), size):
+            numbers = range(start, min(start + size, len(self.answers)))
+            if self._left <= 0:
+                return
+            for number, each in zip(numbers, self.states(numbers), strict=True):
+                self._left -= each.num_bytes
+                if self._left < 0:
+                    return
+                self._kept[number] = each
+
+    @torch.no_grad()
+    def states(self, numbers: Sequence[int]) -> list[AnswerStates]:
+        """Work them out.
+
+        Raises:
+            UserError: an answer reaches past the target's positions.
+        """
+        device = self.model.get_input_embeddings().weight.device
+        requests: list[VideoRequest] = []
+        for number in numbers:
+            inputs = {name: value.to(device) for name, value in self.questions.inputs(number).items()}
+            requests.append(prepare_request(self.model, inputs))
+        answers = [torch.tensor(list(self.answers[number]), device=device) for number in numbers]
+        longest = int(self.model.config.get_text_config().max_position_embeddings)
+        if any(each.next_position + len(answer) > longest for each, answer in zip(requests, answers, strict=True)):
+            raise UserError(
+                f"num_frames: a video and its answer reach past the {longest} positions of model; show fewer frames"
+            )
+        lengths = [each.input_ids.shape[1] + len(answer) for each, answer in zip(requests, answers, strict=True)]
+        embeds, positions = [], []
+        for request, answer in zip(requests, answers, strict=True):
+            fill = (0, 0, 0, max(lengths) - request.input_ids.shape[1] - len(answer))
+            words = self.model.get_input_embeddings()(answer)
+            embeds.append(F.pad(torch.cat((request.inputs_embeds[0], words)), fill))
+            behind = request.next_position + torch.arange(len(answer), device=device)
+            places = torch.cat((request.position_ids[:, 0], behind.expand(len(request.position_ids), -1)), dim=1)
+            positions.append(F.pad(places, (0, fill[3])))
+        middle, final = self._hidden_states(torch.stack(embeds), torch.stack(positions, dim=1))
+        result = []
+        for row, (request, answer) in enumerate(zip(requests, answers, strict=True)):
+            visual = request.is_visual.nonzero()[:, 0]
+            result.append(
+                AnswerStates(
+                    ids=torch.cat((request.input_ids[0], answer)),
+                    is_visual=request.is_visual,
+                    positions=positions[row][:, : lengths[row]],
+                    visual_embeds=request.inputs_embeds[0, visual].to(self.dtype),
+                    features=final[row, : lengths[row]].to(self.dtype, copy=True),
+                    visual_states=None if middle is None else middle[row, visual].to(self.dtype),
+                )
+            )
+        return result
+
+    def _hidden_states(self, embeds: Tensor, positions: Tensor) -> tuple[Tensor | None, Tensor]:
+        """[B, L, dim] after `layer` layers, and after the last norm, of embeddings [B, L, dim] at [A, B, L]."""
+        language_model = self.model.model.language_model
+        reached: list[Tensor] = [] if self.layer else [embeds]
+        handles = []
+        if self.layer:
+
+            def keep(module: Any, inputs: Any, output: Any) -> None:
+                reached.append(output if isinstance(output, Tensor) else output[0])
+
+            handles.append(language_model.layers[self.layer - 1].register_forward_hook(keep))
+        try:
+            final = language_model(
+                inputs_embeds=embeds,
+                # Padding stands behind everything, where nobody sees it. No mask at all would be taken for packing.
+                attention_mask=torch.ones(embeds.shape[:2], dtype=torch.long, device=embeds.device),
+                position_ids=positions if len(positions) > 1 else positions[0],
+                use_cache=False,
+            ).last_hidden_state
+        finally:
+            for handle in handles:
+                handle.remove()
+        return (None if self.layer is None else reached[0]), final
+
+    def _padded(self, rows: Sequence[AnswerStates]) -> tuple[TargetStates, Tensor]:
+        longest = max(len(row.ids) for row in rows)
+        first, device = rows[0], rows[0].ids.device
+        place = torch.arange(longest, device=device)
+        is_visual = F.pad(first.is_visual, (0, longest - len(first.is_visual)))
+        embeds, features, positions, learned = [], [], [], []
+        for row in rows:
+            missing = longest - len(row.ids)
+            words = self.model.get_input_embeddings()(row.ids).to(self.dtype)
+            words[: len(row.is_visual)][row.is_visual] = row.visual_embeds
+            embeds.append(F.pad(words, (0, 0, 0, missing)))
+            features.append(F.pad(row.features, (0, 0, 0, missing)))
+            positions.append(F.pad(row.positions, (0, missing)))
+            learned.append((place >= len(row.is_visual)) & (place < len(row.ids) - 1))
+            if not torch.equal(row.is_visual.nonzero(), first.is_visual.nonzero()):
+                raise UserError("num_frames: the videos of a batch have different numbers of visual tokens")
+        visual_states = [row.visual_states for row in rows if row.visual_states is not None]
+        states = TargetStates(
+            embeds=torch.stack(embeds),
+            features=torch.stack(features),
+            positions=torch.stack(positions, dim=1),
+            is_visual=is_visual,
+            visual_states=torch.stack(visual_states) if visual_states else None,
+        )
+        return states, torch.stack(learned)

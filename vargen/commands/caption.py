@@ -39,7 +39,7 @@ class CaptionConfig:
             underlined by how they were accepted.
     """
 
-    method: str = "lvspec"
+    method: str = "sd"
     method_options: dict[str, Any] = field(default_factory=dict)
     model: str | None = None
     draft_model: str | None = None

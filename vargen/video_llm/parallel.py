@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import AutoModelForImageTextToText
+from transformers.utils import logging as transformers_logging
 
 from specdecode.parallel import (
     DraftChannel,
@@ -138,6 +139,7 @@ class ParallelPair:
 
 def _load_source(folder: str, device: str, dtype: str) -> DraftSource:
     """In the drafter's process: load the weights."""
+    transformers_logging.disable_progress_bar()
     model: Any = AutoModelForImageTextToText.from_pretrained(folder, dtype=getattr(torch, dtype))
     return _source_of(model.to(device).eval().requires_grad_(False))
 

@@ -28,6 +28,14 @@ def append(left: Tensor, left_counts: Tensor, right: Tensor, right_counts: Tenso
     return torch.cat([left, right], 1).gather(1, source), left_counts + right_counts
 
 
+def columns_needed(mask: Tensor) -> int:
+    """How many columns of bool [B, C] hold everything that is true, where a CPU can tell; else all of them."""
+    if mask.device.type != "cpu":
+        return mask.shape[1]
+    columns = mask.any(0).nonzero()
+    return int(columns[-1]) + 1 if len(columns) else 0
+
+
 def surely_none(flags: Tensor) -> bool:
     """Whether no flag is set, where that can be known without waiting for a device; False elsewhere."""
     return flags.device.type == "cpu" and not bool(flags.any())

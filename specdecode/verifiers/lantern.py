@@ -39,6 +39,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from specdecode import ragged
 from specdecode.roles import DecodeState, Draft, TargetOutput, Verdict
 from specdecode.sampling import Tag, logits_to_probabilities, sample
 from specdecode.tree import TokenTree
@@ -146,7 +147,18 @@ class LanternVerifier:
                 return choice
             tokens, has_child = _child_tokens(tree, node)  # [B, C], [B]
             nearest = self.neighbours[tokens]  # [B, C, k]
+            if not sampling.is_greedy:
+                # A child's bound depends on those before it alone, so those after the last that could take the drawn
+                # token need not be looked at. A drawn child stays itself.
+                drawn = (tokens == choice[:, None]).any(1, keepdim=True)
+                could = (nearest == choice[:, None, None]).any(2) & has_child[:, None] & ~drawn  # [B, C]
+                count = ragged.columns_needed(could)
+                if not count:
+                    replaced.append(torch.zeros_like(has_child))
+                    return choice
+                nearest, could = nearest[:, :count], could[:, :count]
             free = target.scatter(1, tokens, 0.0)  # what may be moved: everything but the children
+            tokens = tokens[:, : nearest.shape[1]]
             reach = free.gather(1, nearest.flatten(1)).view(nearest.shape).cumsum(2)  # [B, C, k]
             if self.multiplier is None:
                 bounds = _additive_bounds(reach, self.delta or 0.0)
@@ -158,9 +170,9 @@ class LanternVerifier:
                 relaxed = torch.where(has_child, relaxed, choice)
                 replaced.append(relaxed != choice)
                 return relaxed
-            claims = (takes & (nearest == choice[:, None, None])).any(2)  # [B, C]
+            claims = (takes & (nearest == choice[:, None, None])).any(2) & could  # [B, C]
             taken, first = claims.max(dim=1)
-            taken = taken & has_child & (free.gather(1, choice[:, None])[:, 0] > 0)  # a drawn child stays itself
+            taken = taken & (free.gather(1, choice[:, None])[:, 0] > 0)
             replaced.append(taken)
             return torch.where(taken, tokens.gather(1, first[:, None])[:, 0], choice)
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 
 import pytest
 
 from vargen import resources
 from vargen.commands.options import parse
-from vargen.commands.train import TRAINERS
+from vargen.commands.train import TRAINERS, load_trainer
 from vargen.files import UserError
 from vargen.resources import configs_folder, find_config, find_model, shipped_models
 from vargen.training.config import build_parser
@@ -61,7 +60,7 @@ def test_models_that_are_none_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", TRAINERS)
 def test_training_configs_fill_their_dataclass(name: str) -> None:
     config_name, _, _ = TRAINERS[name]
-    options = getattr(importlib.import_module(f"vargen.training.{name}"), config_name)
+    options = getattr(load_trainer(name), config_name)
     parser = build_parser(options, "")
     parser.exit_on_error = False
     values = parser.instantiate_classes(parse(parser, ["--config", str(find_config(f"train/{name}"))]))

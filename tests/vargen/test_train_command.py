@@ -37,7 +37,10 @@ def test_a_run_leaves_an_export_and_a_log_and_is_over_the_second_time(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nothing"], "'nothing' cannot be trained; choose one of: tokenizer, transformer, drafter, judge, clip"),
+        (
+            ["nothing"],
+            "'nothing' cannot be trained; choose one of: tokenizer, transformer, drafter, judge, video-llm, ",
+        ),
         (["judge", "--stepz", "3"], "stepz"),
         (["judge", "--steps", "many"], "steps"),
         (["judge", "--batch-size", "0"], "batch_size"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Sequence
 from dataclasses import fields
+from types import ModuleType
 
 from jsonargparse import DefaultHelpFormatter
 
@@ -47,7 +48,7 @@ def run(arguments: Sequence[str]) -> int:
     from vargen.training.config import build_parser
 
     config_name, function_name, summary = TRAINERS[name]
-    module = importlib.import_module(f"vargen.training.{name.replace('-', '_')}")
+    module = load_trainer(name)
     config_type, train = getattr(module, config_name), getattr(module, function_name)
     parser = build_parser(
         config_type,
@@ -59,6 +60,11 @@ def run(arguments: Sequence[str]) -> int:
     result = train(config_type(**{field.name: getattr(values, field.name) for field in fields(config_type)}))
     print(f"training of the {name} is over: {result}")
     return 0
+
+
+def load_trainer(name: str) -> ModuleType:
+    """The module that trains what `TRAINERS` calls `name`."""
+    return importlib.import_module(f"vargen.training.{name.replace('-', '_')}")
 
 
 def _usage() -> str:

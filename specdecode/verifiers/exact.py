@@ -84,13 +84,13 @@ def walk_by_token(tree: TokenTree, token_at: Callable[[Tensor, int], Tensor]) ->
         matches = (tree.parents == node[:, None]) & (tree.tokens == next_tokens[:, None])  # [B, n]
         found, child = matches.max(dim=1)
         descending = descending & found
+        if ragged.surely_none(descending):
+            path += [node] * (tree.max_depth + 1 - level)
+            break
         node = torch.where(descending, child, node)
         next_tokens = torch.where(descending, token_at(node, level), next_tokens)
         accepted = accepted + descending
         path.append(node)
-        if ragged.surely_none(descending):
-            path += [node] * (tree.max_depth - level)
-            break
     return Verdict(torch.stack(path, dim=1), accepted, next_tokens)
 
 

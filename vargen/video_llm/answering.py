@@ -260,7 +260,7 @@ class VideoAnswerer:
 
     def _pair(self, config: ParallelConfig) -> ParallelPair:
         """The workers of parallel decoding, started once for all answers."""
-        key = f"{config.drafter}-{config.processes}"
+        key = f"{config.drafter}-{config.workers}"
         if key not in self._parallel or self._parallel[key].failed:
             self._parallel[key] = ParallelPair(self.model, self.draft_model, config)
         return self._parallel[key]

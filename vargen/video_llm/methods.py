@@ -13,6 +13,7 @@ from vargen.files import UserError
 from vargen.methods import AUTO, TREE_NAMES, Auto, MethodConfig
 
 DRAFTERS = ("pair", "self")
+WORKERS = ("processes", "threads", "in_turn")
 PRUNINGS = ("uniform", "attention", "visual_gain")
 TREES = ("chain", *(name for name in TREE_NAMES if name != "dynamic"))
 
@@ -172,7 +173,8 @@ class ParallelConfig(SpeculativeConfig):
 
     Args:
         draft_length: tokens of a window; "auto" measures how many the drafter makes during one target pass.
-        processes: two processes; false runs both by turns in this one, with the same result.
+        workers: "processes", two of them; "threads", two in one process, on a GPU each with a stream of its own;
+            "in_turn", one after the other in one, with the same result.
     """
 
     name: ClassVar[str] = "parallelvlm"
@@ -182,13 +184,14 @@ class ParallelConfig(SpeculativeConfig):
     draft_length: int | Auto = AUTO  # type: ignore[assignment]
     keep_ratio: float = 0.1
     pruning: str = "visual_gain"
-    processes: bool = True
+    workers: str = "processes"
 
     def __post_init__(self) -> None:
         self._one_of("drafter", DRAFTERS)
         self._size("draft_length")
         self._share("keep_ratio")
         self._one_of("pruning", ("uniform", "visual_gain"))
+        self._one_of("workers", WORKERS)
         if self.pruning_layer is not None:
             self._number("pruning_layer", 1, whole=True)
 

@@ -27,6 +27,7 @@ from specdecode.parallel import (
     DraftSource,
     InTurnChannel,
     ParallelResult,
+    ThreadChannel,
     decode_parallel,
     measure_draft_length,
 )
@@ -72,11 +73,13 @@ class ParallelPair:
         if drafter is None:
             raise UserError('draft_model must be given: this method drafts with a smaller model; or set drafter "self"')
         self.channel: DraftChannel
-        if config.processes:
+        if config.workers == "processes":
             if not drafter.name_or_path:
                 raise UserError("draft_model must be loaded from a folder, so that the drafter's process can load it")
             dtype = str(drafter.dtype).removeprefix("torch.")
             self.channel = DraftProcess(partial(_load_source, drafter.name_or_path, str(drafter.device), dtype))
+        elif config.workers == "threads":
+            self.channel = ThreadChannel(_source_of(drafter), drafter.device)
         else:
             self.channel = InTurnChannel(_source_of(drafter))
         self.failed = False

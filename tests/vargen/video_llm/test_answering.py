@@ -34,7 +34,7 @@ EXACT = [method for method in VIDEO_METHODS if method.exact and method is not As
 
 def settings_of(method: type[MethodConfig], **options: Any) -> MethodConfig:
     if method is ParallelConfig:
-        options = {"processes": False, "draft_length": 3, "keep_ratio": 1.0, **options}
+        options = {"workers": "in_turn", "draft_length": 3, "keep_ratio": 1.0, **options}
     return method(**options)
 
 
@@ -83,21 +83,22 @@ def test_a_drafter_that_is_the_target_is_always_right(
     assert answer.trace.mean_accepted_length == 4 and answer.trace.target_passes == 6
 
 
-def test_two_processes_say_what_one_says(
+def test_two_workers_say_what_one_says(
     qwen_pair: Path, cases: list[VideoCase], answerer_of: Callable[[Path], VideoAnswerer]
 ) -> None:
     answerer = answerer_of(qwen_pair)
     try:
         answers = [
-            answerer.answer(case.frames, QUESTION, ParallelConfig(processes=each, draft_length=3), max_new_tokens=20)
+            answerer.answer(case.frames, QUESTION, ParallelConfig(workers=each, draft_length=3), max_new_tokens=20)
             for case in cases
-            for each in (True, False)
+            for each in ("processes", "threads", "in_turn")
         ]
     finally:
         answerer.close()
-    for together, alone in zip(answers[::2], answers[1::2], strict=True):
-        assert together.token_ids == alone.token_ids and together.run_lengths == alone.run_lengths
-        assert together.trace.accepted_lengths == alone.trace.accepted_lengths
+    for number, answer in enumerate(answers):
+        alone = answers[number - number % 3 + 2]
+        assert answer.token_ids == alone.token_ids and answer.run_lengths == alone.run_lengths
+        assert answer.trace.accepted_lengths == alone.trace.accepted_lengths
 
 
 def test_relaxed_tokens_are_told(

@@ -372,7 +372,7 @@ def resolve_method(method: str | MethodConfig, options: Mapping[str, Any] | None
         return method
     by_name = {config.name: config for config in METHODS}
     if method in by_name:
-        return _configure(by_name[method], options or {})
+        return configure(by_name[method], options or {})
     presets = find_presets()
     path = presets.get(method, Path(method))
     if path.suffix not in (".yaml", ".yml"):
@@ -381,7 +381,7 @@ def resolve_method(method: str | MethodConfig, options: Mapping[str, Any] | None
     name = preset.pop("method", None)
     if name not in by_name:
         raise UserError(f"{path}: `method` must be one of {', '.join(by_name)}, got {name!r}")
-    return _configure(by_name[name], {**preset, **(options or {})})
+    return configure(by_name[name], {**preset, **(options or {})})
 
 
 def find_presets() -> dict[str, Path]:
@@ -389,7 +389,8 @@ def find_presets() -> dict[str, Path]:
     return {path.stem: path for path in sorted((configs_folder() / "methods").glob("*.yaml"))}
 
 
-def _configure(config: type[MethodConfig], options: Mapping[str, Any]) -> MethodConfig:
+def configure(config: type[MethodConfig], options: Mapping[str, Any]) -> MethodConfig:
+    """Settings with some fields that differ from the defaults. Raises UserError for an unknown or wrong one."""
     known = [field.name for field in fields(config)]
     for option in options:
         if option not in known:

@@ -83,3 +83,7 @@ class DraftChannel(Protocol):
     def collect(self) -> Window:
         """Wait for the window that was last begun or ordered."""
         ...
+
+    def close(self) -> None:
+        """End what works for the drafter, if anything does; nothing is asked of the channel afterwards."""
+        ...

@@ -48,6 +48,9 @@ class InTurnChannel:
         """See `DraftChannel`."""
         return self._work()
 
+    def close(self) -> None:
+        """See `DraftChannel`; nothing works here on its own."""
+
 
 class ThreadChannel:
     """The drafter works in a thread of its own, on a GPU in a stream of its own.

@@ -11,7 +11,7 @@ from typing import Any
 from vargen.commands.bench import SPLITS, check_place, format_ratio
 from vargen.commands.caption import DEFAULT_QUESTION
 from vargen.commands.options import build_parser, fill, parse
-from vargen.commands.sampling_options import DTYPES
+from vargen.commands.sampling_options import check_dtype
 from vargen.files import UserError, write_atomic
 from vargen.method_lists import read_method_list
 from vargen.methods import MethodConfig
@@ -73,8 +73,7 @@ class BenchVideoConfig:
                 raise UserError(f"{name} must be at least {lowest}, got {getattr(self, name)}")
         if self.split not in SPLITS:
             raise UserError(f"split must be one of {', '.join(SPLITS)}, got {self.split!r}")
-        if self.dtype not in DTYPES:
-            raise UserError(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}")
+        check_dtype(self.dtype)
         check_place("json", self.json)
 
     def contenders(self) -> dict[str, MethodConfig]:

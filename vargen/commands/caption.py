@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vargen.commands.options import build_parser, fill, parse
-from vargen.commands.sampling_options import DTYPES
+from vargen.commands.sampling_options import check_dtype
 from vargen.files import UserError, save_image_atomic
 from vargen.method_lists import read_options
 from vargen.video_llm.methods import VIDEO_METHODS, resolve_video_method
@@ -57,8 +57,7 @@ class CaptionConfig:
             raise UserError(f"max_new_tokens must be at least 1, got {self.max_new_tokens}")
         if self.num_frames is not None and self.num_frames < 1:
             raise UserError(f"num_frames must be at least 1, got {self.num_frames}")
-        if self.dtype not in DTYPES:
-            raise UserError(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}")
+        check_dtype(self.dtype)
         if self.picture is not None and not Path(self.picture).absolute().parent.is_dir():
             raise UserError(f"picture: there is no folder {Path(self.picture).absolute().parent}; make it first")
 

@@ -39,5 +39,10 @@ def check_sampling(options: SamplingOptions) -> None:
         raise UserError(f"top_k must be at least 0 (0 keeps every token), got {options.top_k}")
     if not 0 < options.top_p <= 1:
         raise UserError(f"top_p must lie above 0 and at most at 1, got {options.top_p}")
-    if options.dtype not in DTYPES:
-        raise UserError(f"dtype must be one of {', '.join(DTYPES)}, got {options.dtype!r}")
+    check_dtype(options.dtype)
+
+
+def check_dtype(dtype: str) -> None:
+    """Refuse an unknown precision. Raises UserError."""
+    if dtype not in DTYPES:
+        raise UserError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")

@@ -148,11 +148,7 @@ class VideoLLMTask:
 
     def _features(self, frames: Tensor) -> Tensor:
         """[B, m, dim]: what the language model is given for the videos [B, F, 3, size, size]."""
-        inputs = self._video_inputs(frames, torch.zeros(len(frames), 0))
-        names = [name for name in ("pixel_values_videos", "video_grid_thw") if name in inputs]
-        features = self.model.model.get_video_features(
-            **{name: inputs[name] for name in names}, return_dict=True
-        ).pooler_output
+        features = self.model.model.get_video_features(**self._pixels(frames), return_dict=True).pooler_output
         return features if isinstance(features, Tensor) else torch.stack(list(features))
 
     def _hidden_states(self, ids: Tensor, features: Tensor) -> Tensor:
@@ -235,15 +231,21 @@ class VideoLLMTask:
         )
         return self.tokenizer.batch_decode(tokens[:, ids.shape[1] :], skip_special_tokens=True)
 
-    def _video_inputs(self, frames: Tensor, ids: Tensor) -> dict[str, Tensor]:
-        """What the processor gives beside the words."""
+    def _pixels(self, frames: Tensor) -> dict[str, Tensor]:
+        """What the vision tower reads of videos [B, F, 3, size, size]."""
         frames = frames.to(self.device)
         if not self.is_qwen:
             return {"pixel_values_videos": frames * 2 - 1}
         patches, grid = qwen_patches(frames, self.config.model.patch_size)
+        return {"pixel_values_videos": patches, "video_grid_thw": grid.to(self.device)}
+
+    def _video_inputs(self, frames: Tensor, ids: Tensor) -> dict[str, Tensor]:
+        """What the processor gives beside the words."""
+        pixels = self._pixels(frames)
+        if not self.is_qwen:
+            return pixels
         return {
-            "pixel_values_videos": patches,
-            "video_grid_thw": grid.to(self.device),
+            **pixels,
             "second_per_grid_ts": torch.ones(len(frames)),
             "mm_token_type_ids": 2 * (ids == self.model.config.video_token_id).int(),
         }

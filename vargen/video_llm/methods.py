@@ -6,11 +6,11 @@ As `vargen.methods` for pictures; `players.py` makes the players.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from vargen.files import UserError
-from vargen.methods import AUTO, TREE_NAMES, Auto, MethodConfig
+from vargen.methods import AUTO, TREE_NAMES, Auto, MethodConfig, configure
 
 DRAFTERS = ("pair", "self")
 WORKERS = ("processes", "threads", "in_turn")
@@ -286,8 +286,4 @@ def resolve_video_method(method: str | MethodConfig, options: Mapping[str, Any] 
     by_name = {config.name: config for config in VIDEO_METHODS}
     if method not in by_name:
         raise UserError(f"method {method!r} is not known for videos; choose one of: {', '.join(by_name)}")
-    known = [field.name for field in fields(by_name[method])]
-    for option in options or {}:
-        if option not in known:
-            raise UserError(f"method {method!r} has no option {option!r}; it has: {', '.join(known) or 'none at all'}")
-    return by_name[method](**(options or {}))
+    return configure(by_name[method], options or {})

@@ -10,7 +10,6 @@ ones made of the video decides which visual tokens the drafter is shown (UV-Prun
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -33,7 +32,7 @@ from specdecode.parallel import (
 )
 from specdecode.video.pruned_draft import PrunedDraft
 from specdecode.video.pruning import keep_highest, keep_uniform
-from specdecode.video.request import VideoRequest, encode_video, keep_share, prepare_request
+from specdecode.video.request import VideoRequest, keep_share, prepare_request
 from specdecode.video.target import VideoTarget
 from vargen.files import UserError
 from vargen.methods import AUTO
@@ -87,8 +86,7 @@ class ParallelPair:
 
     def close(self) -> None:
         """End the drafter's process, if there is one."""
-        with suppress(AttributeError):
-            self.channel.close()  # type: ignore[attr-defined]
+        self.channel.close()
 
     def decode(self, prompt: Prompt, config: ParallelConfig, **settings: Any) -> ParallelResult:
         """As `specdecode.parallel.decode_parallel`, with the arguments that are not given here.
@@ -151,7 +149,7 @@ def _source_of(model: Any) -> DraftSource:
     def source(prompt: DraftPrompt, hint: Callable[[], Tensor | None]) -> PrunedDraft:
         inputs = {name: value.to(model.device) for name, value in prompt.inputs.items() if isinstance(value, Tensor)}
         # The vision tower runs before the hint is waited for.
-        request: VideoRequest = prepare_request(model, inputs, encode_video(model, inputs))
+        request: VideoRequest = prepare_request(model, inputs)
 
         def chosen() -> Tensor:
             kept = hint()

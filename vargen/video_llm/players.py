@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from specdecode.draft_size import DraftSize, FixedDraftSize
@@ -26,7 +25,7 @@ from specdecode.video.loose_verifier import LooseVerifier
 from specdecode.video.lossy_targets import FastVTarget, SparseVLMTarget, sparsevlm_stages
 from specdecode.video.pruned_draft import PrunedDraft
 from specdecode.video.pruning import keep_by_attention, keep_highest, keep_uniform, token_budget, visual_gain
-from specdecode.video.request import VideoRequest, encode_video, keep_share, prepare_request
+from specdecode.video.request import VideoRequest, keep_share, prepare_request
 from specdecode.video.sparse_draft import SparseDraft
 from specdecode.video.target import VideoTarget
 from vargen.files import UserError
@@ -75,8 +74,7 @@ class Prompt:
     def request(self) -> VideoRequest:
         """The target's; its vision tower has run once."""
         if self._request is None:
-            with torch.no_grad():
-                self._request = prepare_request(self.model, self.inputs, encode_video(self.model, self.inputs))
+            self._request = prepare_request(self.model, self.inputs)
         return self._request
 
     def draft_request(self, drafter: str) -> tuple[Any, VideoRequest]:
@@ -89,8 +87,7 @@ class Prompt:
             return self.model, self.request
         if self.draft_model is None:
             raise UserError('draft_model must be given: this method drafts with a smaller model; or set drafter "self"')
-        with torch.no_grad():
-            return self.draft_model, prepare_request(self.draft_model, self.inputs)
+        return self.draft_model, prepare_request(self.draft_model, self.inputs)
 
     @property
     def vocab_size(self) -> int:

@@ -147,7 +147,10 @@ def decode(
             with part("commit"):
                 going_on, accepted = state.active, verdict.accepted * state.active
                 verdict = replace(verdict, accepted=accepted)
-                nodes, before = (verdict.path, no_tokens) if pending is None else pending.kept(verdict)
+                if pending is not None:
+                    nodes, before = pending.kept(verdict)
+                else:
+                    nodes, before = None if tree.is_chain else verdict.path, no_tokens
                 target.commit(nodes, before + accepted + going_on)
                 emitted = _append(state, buffer, _new_tokens(tree, verdict), accepted + going_on, stops)
             trace.record_step(

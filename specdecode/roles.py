@@ -171,11 +171,12 @@ class Target(Protocol):
         """
         ...
 
-    def commit(self, node_indices: Tensor, counts: Tensor) -> None:
+    def commit(self, node_indices: Tensor | None, counts: Tensor) -> None:
         """Append tokens of the last forward to the sequence, and forget the others.
 
         Args:
-            node_indices: [B, k] int64 indices into the last forward's n tokens, in order of position.
+            node_indices: [B, k] int64 indices into the last forward's n tokens, in order of position; None: 0 to
+                n - 1. So a chain is kept, whose cache entries lie where they belong: nothing has to move.
             counts: [B] int64 in [0, k]: the first `counts[b]` of row b are kept.
         """
         ...

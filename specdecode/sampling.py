@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -174,10 +175,24 @@ def _shift_right(value: Tensor, bits: int) -> Tensor:
 
 
 def _scramble_(value: Tensor) -> Tensor:
-    """SplitMix64's output function, in place; int64 products wrap modulo 2^64."""
+    """SplitMix64's output function, in place; products wrap modulo 2^64."""
+    if value.device.type == "cpu":
+        return _scramble_on_cpu_(value)
     value.bitwise_xor_(_shift_right(value, 30)).mul_(_signed(_MULTIPLY_1))
     value.bitwise_xor_(_shift_right(value, 27)).mul_(_signed(_MULTIPLY_2))
     return value.bitwise_xor_(_shift_right(value, 31))
+
+
+def _scramble_on_cpu_(value: Tensor) -> Tensor:
+    """The same bits through numpy: it shifts unsigned numbers, and its call costs a third of torch's, which for a few
+    thresholds is all there is to pay."""
+    bits = value.numpy().view(np.uint64)
+    bits ^= bits >> np.uint64(30)
+    bits *= np.uint64(_MULTIPLY_1)
+    bits ^= bits >> np.uint64(27)
+    bits *= np.uint64(_MULTIPLY_2)
+    bits ^= bits >> np.uint64(31)
+    return value
 
 
 class RandomStreams:
@@ -268,7 +283,7 @@ class RandomStreams:
             steps = torch.arange(1, (size or 1) + 1, dtype=torch.int64, device=self.keys.device)
             elements = self._elements[size or 1] = steps * _signed(_ADVANCE)
         states = self._states(tag, counters)
-        bits = states + elements if size is None else states[..., None] + elements
+        bits = states.add_(elements) if size is None else states[..., None] + elements
         # Odd numbers of 53 bits are exact in float64 and exclude 0 and 1, where logarithms and divisions break.
         bits = _shift_right(_scramble_(bits), 11).bitwise_or_(1)
         return bits.to(torch.float64).mul_(2.0**-53)

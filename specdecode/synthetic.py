@@ -105,11 +105,12 @@ class MarkovTarget:
         self._fed = tokens
         return TargetOutput(self.table[before, tokens])
 
-    def commit(self, node_indices: Tensor, counts: Tensor) -> None:
+    def commit(self, node_indices: Tensor | None, counts: Tensor) -> None:
         """Append the kept tokens."""
-        offsets = torch.arange(node_indices.shape[1], device=self.device)
+        kept = self._fed if node_indices is None else self._fed.gather(1, node_indices)
+        offsets = torch.arange(kept.shape[1], device=self.device)
         columns = torch.where(offsets < counts[:, None], self.lengths[:, None] + offsets, self.capacity) + 2
-        self.committed.scatter_(1, columns, self._fed.gather(1, node_indices))
+        self.committed.scatter_(1, columns, kept)
         self.lengths = self.lengths + counts
 
     def rewind(self, counts: Tensor) -> None:

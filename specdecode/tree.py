@@ -7,7 +7,8 @@ Layout. Node 0 is the root: the last token of the row so far, drawn already but 
 stand before their children. A node at depth d, if accepted, stands d positions after the root. Padding nodes have
 `valid` False, parent -1, depth 0 and token 0: whatever is computed for them reaches nobody, because nobody has them as
 an ancestor, and their position is one that exists. A finished row is a row of padding, its root included.
-A chain is a tree of width one.
+A chain is a tree of width one (`max_children` 1), and then always laid out in order: node i + 1 below node i, and all
+padding at the end. So what is true of a chain is known from its shape, and its cache entries never have to move.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class TokenTree:
         depth: [B, n] int64; 0 for the root and for padding.
         valid: [B, n] bool.
         max_depth: A bound on `depth` known without looking at it, so that walks have a static length.
-        max_children: The same for the number of children of a node.
+        max_children: The same for the number of children of a node; 1 says that this is a chain, in order.
     """
 
     tokens: Tensor
@@ -53,6 +54,11 @@ class TokenTree:
     def device(self) -> torch.device:
         """Where the tensors lie."""
         return self.tokens.device
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether no node has two children: node i + 1 stands below node i."""
+        return self.max_children <= 1
 
     @classmethod
     def chain(cls, tokens: Tensor) -> TokenTree:
@@ -135,6 +141,8 @@ class TokenTree:
             "a child must be one deeper than its parent": ~inner | (self.depth == parent_depth + 1),
             f"depth must not exceed max_depth {self.max_depth}": self.depth <= self.max_depth,
         }
+        if self.is_chain:
+            rules["a chain (max_children 1) must stand in order"] = ~inner | (self.parents == index - 1)
         for rule, holds in rules.items():
             if not bool(holds.all()):
                 row, node = (~holds).nonzero()[0].tolist()
@@ -154,13 +162,17 @@ class TokenTree:
 
     def ancestor_mask(self) -> Tensor:
         """[B, n, n] bool: entry (i, j) is True where node j is node i or an ancestor of it (padding: only itself)."""
-        index = torch.arange(self.num_nodes, device=self.device).expand(self.tokens.shape)
-        mask = torch.zeros(*self.tokens.shape, self.num_nodes, dtype=torch.bool, device=self.device)
-        current = index
-        for _ in range(self.max_depth + 1):
-            mask.scatter_(2, current[..., None], True)
-            parent = self.parents.gather(1, current)
-            current = torch.where(parent >= 0, parent, current)
+        num_nodes = self.num_nodes
+        index = torch.arange(num_nodes, device=self.device)
+        mask = index[:, None] == index
+        if self.is_chain:
+            return mask | (self.valid[..., None] & (index[:, None] > index))
+        mask = mask.expand(*self.tokens.shape, num_nodes)
+        # Each round doubles how far up a node has looked: it takes over what the node it has come to has seen.
+        reached = torch.where(self.parents >= 0, self.parents, index)
+        for _ in range(self.max_depth.bit_length()):
+            mask = mask | mask.gather(1, reached[..., None].expand_as(mask))
+            reached = reached.gather(1, reached)
         return mask
 
     def leaves(self) -> Tensor:
@@ -182,10 +194,11 @@ class TokenTree:
             max_depth: [B] int64, the greatest depth kept in each row; at a negative one the root goes as well.
         """
         valid = self.valid & (self.depth <= max_depth[:, None])
+        padding = ~valid
         return TokenTree(
-            tokens=self.tokens.masked_fill(~valid, 0),
-            parents=self.parents.masked_fill(~valid, -1),
-            depth=self.depth.masked_fill(~valid, 0),
+            tokens=self.tokens.masked_fill(padding, 0),
+            parents=self.parents.masked_fill(padding, -1),
+            depth=self.depth.masked_fill(padding, 0),
             valid=valid,
             max_depth=self.max_depth,
             max_children=self.max_children,

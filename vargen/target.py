@@ -184,21 +184,20 @@ class LlamaGenTarget:
         )
         return self._combine(output.logits, output.hidden_states)
 
-    def commit(self, node_indices: Tensor, counts: Tensor) -> None:
+    def commit(self, node_indices: Tensor | None, counts: Tensor) -> None:
         """Keep tokens of the last forward; see `specdecode.roles.Target.commit`.
 
         Args:
-            node_indices: [B, k] int64, the first `counts[b]` of row b are kept, in order of position.
+            node_indices: [B, k] int64, the first `counts[b]` of row b are kept, in order of position; None: of all.
             counts: [B] int64.
         """
-        num_kept = node_indices.shape[1]
+        num_kept = self._num_new if node_indices is None else node_indices.shape[1]
         if self.is_guided:
-            node_indices, counts = torch.cat((node_indices, node_indices)), torch.cat((counts, counts))
-        if self._num_new == 1:
-            # The only node there was already lies where it is wanted.
+            counts = torch.cat((counts, counts))
+        if node_indices is None:
             self.kv_cache.advance(counts)
         else:
-            self.kv_cache.keep(node_indices, counts)
+            self.kv_cache.keep(torch.cat((node_indices, node_indices)) if self.is_guided else node_indices, counts)
         # A row never holds more than its condition and all image tokens but the last.
         most = self.condition_length + self.transformer.num_image_tokens - 1
         self._most_committed = min(self._most_committed + num_kept, most)

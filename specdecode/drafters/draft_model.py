@@ -67,7 +67,7 @@ class ModelInStep:
         mask = torch.ones(length, length, dtype=torch.bool, device=device).tril().expand(len(place), -1, -1)
         # Entries past a row's count stand where its last one does; nobody sees them.
         output = self.model.forward(self._waiting, mask, torch.minimum(place, last[:, None]))
-        self.model.commit(place, counts)
+        self.model.commit(None, counts)
         return output.logits[torch.arange(len(place), device=device), last]
 
     @staticmethod
@@ -164,5 +164,5 @@ class DraftModelDrafter(ModelInStep):
         """Feed one token per row, which stays where `counts[b]` is 1. Returns logits [B, V]."""
         zeros = torch.zeros_like(token)[:, None]
         logits = self.model.forward(token[:, None], torch.ones_like(zeros, dtype=torch.bool)[..., None], zeros).logits
-        self.model.commit(zeros, counts)
+        self.model.commit(None, counts)
         return logits[:, 0]

@@ -72,7 +72,7 @@ def measure_draft_length(target: Target, drafter: DraftChannel, *, prompt: Any =
     def target_seconds() -> float:
         began = time.perf_counter()
         target.forward(token, mask, places).logits.argmax().item()
-        target.commit(places, none)
+        target.commit(None, none)
         return time.perf_counter() - began
 
     def warm_median(measure: Callable[[], float]) -> float:

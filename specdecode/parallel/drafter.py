@@ -108,6 +108,6 @@ class WindowDrafter:
         """Feed a chain [1, n] that stays. Returns logits [1, 1, V] after its last token."""
         places, mask = chain_layout(tokens)
         logits = self._model.forward(tokens, mask, places).logits
-        self._model.commit(places, torch.tensor([tokens.shape[1]], device=tokens.device))
+        self._model.commit(None, torch.tensor([tokens.shape[1]], device=tokens.device))
         self._num_fed += tokens.shape[1]
         return logits[:, -1:]

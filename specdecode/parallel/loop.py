@@ -111,7 +111,7 @@ def decode_parallel(
             fed = torch.tensor([row.rounds.fed], device=target.device)
             places, mask = chain_layout(fed)
             settled = row.judge(target.forward(fed, mask, places).logits)
-            target.commit(places, torch.tensor([settled.emitted], device=target.device))
+            target.commit(None, torch.tensor([settled.emitted], device=target.device))
             trace.record_step(_step(settled))
             if on_step is not None:
                 on_step(step, state)

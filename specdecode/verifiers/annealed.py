@@ -100,8 +100,8 @@ class AnnealedVerifier:
             weight = weights[position.clamp(max=len(weights) - 1)]
             return torch.minimum(drawn_from, weight[:, None] * last)
 
-        numerators, denominators = chain_masses(draft, target)
-        return judge_chain(draft, target, weights * numerators, denominators, state, given)
+        own, proposed = chain_masses(draft, target)
+        return judge_chain(draft, target, (own, proposed), state, (weights * own, proposed), given)
 
     def _weights(self, length: int, like: Tensor) -> Tensor:
         """[L]; kept, as on a GPU every new one would have to be copied there."""

@@ -51,7 +51,7 @@ class ExactVerifier:
             return greedy_walk(draft.tree, output.logits)
         if draft.probabilities is None:
             return one_draw_walk(draft.tree, output.logits, state)
-        if draft.tree.max_children <= 1:
+        if draft.tree.is_chain:
             return chain_walk(draft, output, state)
         return multi_round_walk(draft.tree, draft.probabilities, output.logits, state)
 
@@ -64,7 +64,7 @@ def greedy_walk(tree: TokenTree, logits: Tensor) -> Verdict:
         logits: [B, n, V] of the target.
     """
     choices = logits.argmax(-1)  # [B, n]
-    if tree.max_children <= 1:
+    if tree.is_chain:
         return chain_by_token(tree, choices)
     return walk_by_token(tree, lambda node, level: choices.gather(1, node[:, None])[:, 0])
 
@@ -99,7 +99,7 @@ def one_draw_walk(tree: TokenTree, logits: Tensor, state: DecodeState) -> Verdic
 
     Distributions are computed along the path only: one filtered softmax per level instead of one per node.
     """
-    if tree.max_children <= 1:
+    if tree.is_chain:
         counters = chain_counters(tree, state)
         nodes = logits[:, : counters.shape[1]]
         return chain_by_token(tree, draw_tokens(nodes, state.sampling, state.streams, counters, Tag.TARGET))
@@ -121,7 +121,7 @@ def chain_walk(draft: Draft, output: TargetOutput, state: DecodeState) -> Verdic
         state: Lengths, sampling and random streams.
     """
     target = chain_targets(draft.tree, output.logits, state)
-    return judge_chain(draft, target, *chain_masses(draft, target), state)
+    return judge_chain(draft, target, chain_masses(draft, target), state)
 
 
 def chain_length(tree: TokenTree) -> int:
@@ -135,13 +135,8 @@ def chain_counters(tree: TokenTree, state: DecodeState) -> Tensor:
 
 
 def chain_follows(tree: TokenTree) -> Tensor:
-    """[B, L] bool: whether node i + 1 stands below node i, in the layout of `TokenTree.chain`.
-
-    Elsewhere, at padding and clipped nodes, the chain ends. A chain in any other layout counts as ended early, which
-    costs speed and not exactness.
-    """
-    length = chain_length(tree)
-    return tree.parents[:, 1 : length + 1] == torch.arange(length, device=tree.device)
+    """[B, L] bool: whether there is a node i + 1. It stands below node i then; at padding the chain has ended."""
+    return tree.valid[:, 1 : chain_length(tree) + 1]
 
 
 def chain_targets(tree: TokenTree, logits: Tensor, state: DecodeState) -> Tensor:
@@ -178,9 +173,9 @@ def chain_by_token(tree: TokenTree, choices: Tensor) -> Verdict:
 def judge_chain(
     draft: Draft,
     target: Tensor,
-    numerators: Tensor,
-    denominators: Tensor,
+    masses: tuple[Tensor, Tensor],
     state: DecodeState,
+    compared: tuple[Tensor, Tensor] | None = None,
     given: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None,
 ) -> Verdict:
     """Accept each drafted token with probability min(1, numerator / denominator), up to the first rejection.
@@ -188,9 +183,9 @@ def judge_chain(
     Args:
         draft: A chain with `probabilities` [B, n, V].
         target: [B, L + 1, V] the target's distributions, see `chain_targets`.
-        numerators: [B, L]; p(x) for the exact test.
-        denominators: [B, L], non-negative; q(x) for the exact test.
+        masses: p(x) and q(x) of the drafted tokens, both [B, L], see `chain_masses`.
         state: Lengths, sampling and random streams.
+        compared: numerators and non-negative denominators of another test, both [B, L]; None: `masses`, exact.
         given: `given(p [B, V], q [B, V], position [B]) -> [B, V]`: how much probability accepting gives each token at
             the rejected position (0 for the first drafted token). The token in place of the rejected one is drawn from
             what p has beyond that, normalised. None: q, the rule for acceptance probability min(1, p / q).
@@ -203,9 +198,12 @@ def judge_chain(
     assert draft.probabilities is not None
     counters = chain_counters(tree, state)
     thresholds = state.streams.uniform(Tag.ACCEPT, counters[:, :-1])
+    numerators, denominators = masses if compared is None else compared
     accepted = count_accepted(tree, thresholds * denominators < numerators)
-    own, proposed = chain_masses(draft, target)
-    relaxed = F.pad(thresholds * proposed >= own, (0, tree.max_depth - thresholds.shape[1]))
+    relaxed = None
+    if compared is not None:
+        own, proposed = masses
+        relaxed = F.pad(thresholds * proposed >= own, (0, tree.max_depth - thresholds.shape[1]))
 
     # The chain stops at its end, with a draw from p, or at a rejected child, with a draw from what is left.
     rows = torch.arange(tree.batch_size, device=tree.device)

@@ -79,12 +79,16 @@ class GroupedVerifier:
                 "has no probabilities: use a drafter that samples, or another verifier"
             )
         target = chain_targets(draft.tree, output.logits, state)
-        numerators, denominators = chain_masses(draft, target)
-        if not self.exact:
-            others = self._group(target[:, :-1], draft.tree.tokens[:, 1 : target.shape[1]], numerators)
-            numerators = numerators + _sum_over(target[:, :-1], *others)
-            denominators = denominators + _sum_over(draft.probabilities[:, 1 : target.shape[1]], *others)
-        return judge_chain(draft, target, numerators, denominators, state)
+        masses = chain_masses(draft, target)
+        if self.exact:
+            return judge_chain(draft, target, masses, state)
+        own, proposed = masses
+        others = self._group(target[:, :-1], draft.tree.tokens[:, 1 : target.shape[1]], own)
+        of_groups = (
+            own + _sum_over(target[:, :-1], *others),
+            proposed + _sum_over(draft.probabilities[:, 1 : target.shape[1]], *others),
+        )
+        return judge_chain(draft, target, masses, state, of_groups)
 
     def _group(self, target: Tensor, tokens: Tensor, masses: Tensor) -> tuple[Tensor, Tensor]:
         """The others of each drafted token's group.
@@ -101,13 +105,15 @@ class GroupedVerifier:
         side = min(self.group_size // 2, vocab_size)
         # Non-negative floats are ordered like their bits; equal ones by index, so that every device sees one order.
         # Two selections of a few tokens cost a fraction of a sort of the vocabulary.
-        keys = (target.view(torch.int32).long() << 32) | torch.arange(vocab_size - 1, -1, -1, device=target.device)
-        own = keys.gather(2, tokens[..., None])  # [B, L, 1]
-        nothing_above, nothing_below = torch.iinfo(torch.int64).max, -1
-        above = torch.where(keys > own, keys, nothing_above).topk(side, dim=2, largest=False)
-        below = torch.where(keys < own, keys, nothing_below).topk(side, dim=2)
-        others = torch.cat([above.indices, below.indices], dim=2)  # [B, L, m]
-        exists = torch.cat([above.values < nothing_above, below.values > nothing_below], dim=2)
+        keys = target.view(torch.int32).long().bitwise_left_shift_(32)
+        keys.bitwise_or_(torch.arange(vocab_size - 1, -1, -1, device=target.device))
+        # The complement turns the order round, so that the nearest above and below are both the largest of what is less.
+        both = torch.stack((keys.bitwise_not(), keys), dim=2)  # [B, L, 2, V]
+        own = both.gather(3, tokens[..., None, None].expand(-1, -1, 2, 1))
+        nothing = torch.iinfo(torch.int64).min
+        nearest = both.masked_fill_(both >= own, nothing).topk(side, dim=3)
+        others = nearest.indices.flatten(2)  # [B, L, m]
+        exists = nearest.values.flatten(2) > nothing
         difference = (target.gather(2, others) - masses[..., None]).abs()
         distance = (self.vectors[others] - self.vectors[tokens][..., None, :]).square().sum(-1)
         return others, exists & (difference < self.max_probability_difference) & (distance < self.max_distance)

@@ -148,14 +148,13 @@ class VideoTarget:
         hidden_states = self._run(embeds, _additive(torch.cat((before, mask), dim=2), embeds.dtype)[:, None], positions)
         return TargetOutput(self._logits(hidden_states), hidden_states)
 
-    def commit(self, node_indices: Tensor, counts: Tensor) -> None:
+    def commit(self, node_indices: Tensor | None, counts: Tensor) -> None:
         """Keep tokens of the last forward; see `specdecode.roles.Target.commit`."""
         count = int(counts[0])
-        kept = node_indices[0, :count]
-        if torch.equal(kept, torch.arange(count, device=kept.device)):
+        if node_indices is None or torch.equal(node_indices[0, :count], torch.arange(count, device=counts.device)):
             self._drop(self._num_new - count)  # a chain lies where it belongs
         else:
-            self._move(kept)
+            self._move(node_indices[0, :count])
         self._committed += count
         self._num_new = 0
         self._check_length()

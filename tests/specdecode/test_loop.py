@@ -52,8 +52,9 @@ class CheckedTarget(MarkovTarget):
         assert (positions[sees_others] <= self.capacity - 1).all()
         return super().forward(tokens, mask, depths)
 
-    def commit(self, node_indices: Tensor, counts: Tensor) -> None:
-        assert (counts <= node_indices.shape[1]).all() and (counts >= 0).all()
+    def commit(self, node_indices: Tensor | None, counts: Tensor) -> None:
+        width = self.fed[-1].shape[1] if node_indices is None else node_indices.shape[1]
+        assert (counts <= width).all() and (counts >= 0).all()
         assert (self.lengths + counts <= self.capacity).all()
         super().commit(node_indices, counts)
 

@@ -107,7 +107,7 @@ class GroupedVerifier:
         # Two selections of a few tokens cost a fraction of a sort of the vocabulary.
         keys = target.view(torch.int32).long().bitwise_left_shift_(32)
         keys.bitwise_or_(torch.arange(vocab_size - 1, -1, -1, device=target.device))
-        # The complement turns the order round, so that the nearest above and below are both the largest of what is less.
+        # The complement turns the order round: the nearest above and below are both the largest of what is less.
         both = torch.stack((keys.bitwise_not(), keys), dim=2)  # [B, L, 2, V]
         own = both.gather(3, tokens[..., None, None].expand(-1, -1, 2, 1))
         nothing = torch.iinfo(torch.int64).min

@@ -63,6 +63,10 @@ _VVS: dict[str, dict[str, dict[str, Any]]] = {
         },
     },
 }
+SHARED: dict[str, dict[str, Any]] = {"vvs": {"total_tokens": 8, "depth": 3}}
+"""By method, what all its variants share unless told otherwise: the draft's size. Left to "auto" each variant would
+draft what pays on this machine, and where nothing does all of them would be plain decoding."""
+
 ABLATIONS = {"vvs": _VVS}
 """By method, by study, by label: settings of the method that differ from its defaults. VVS's repeat those of its paper
 (arXiv 2511.13587), with our own choices and schedule beside them."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vargen.ablations import ABLATIONS
+from vargen.ablations import ABLATIONS, SHARED
 from vargen.commands.options import build_parser, fill, parse
 from vargen.commands.sampling_options import check_sampling
 from vargen.files import UserError, write_atomic
@@ -34,7 +34,7 @@ class BenchConfig:
         methods: names of methods or presets, or YAML files of settings, separated by commas. Plain decoding, "ar", is
             added where it is missing: every ratio divides by it.
         ablate: "vvs" compares the settings of the paper's ablations instead of methods; `--method_options.vvs.FIELD`
-            then sets what all of them share.
+            then sets what all of them share, such as total_tokens (8) and depth (3) of the drafted trees.
         method_options: settings that differ from the defaults, by method, such as `--method_options.eagle.depth 3`.
         prompts: how many prompts; captions of scenes that training never showed.
         prompts_file: these prompts instead: a .txt (one a line), .csv, .tsv (with a column "prompt") or .jsonl file.
@@ -114,7 +114,7 @@ class BenchConfig:
         if unknown := set(shared) - {name}:
             raise UserError(f"method_options: {unknown.pop()!r} is not what is ablated ({name})")
         return {
-            label: resolve_method(name, {**shared.get(name, {}), **options})
+            label: resolve_method(name, {**SHARED[name], **shared.get(name, {}), **options})
             for variants in ABLATIONS[name].values()
             for label, options in variants.items()
         }

@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import random
 import statistics
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import partial
@@ -41,6 +42,7 @@ from specdecode.parallel import (
     decode_parallel,
     measure_draft_length,
 )
+from specdecode.parallel.loop import chain_layout
 from specdecode.parallel.simulation import Costs, simulate_in_turn, simulate_parallel, simulate_plain
 from specdecode.roles import TargetOutput
 from specdecode.sampling import RandomStreams, SamplingConfig
@@ -180,10 +182,15 @@ class Comparison:
         channel = InTurnChannel(self.source)
         measured = measure_draft_length(self.hinting(channel.hint), channel, prompt=self.script)
         draft_length = options.draft_length or measured.tokens
-        costs = Costs(measured.target_seconds, measured.draft_seconds)
+        longer = self.pass_seconds(draft_length)
+        costs = Costs(
+            measured.target_seconds,
+            measured.draft_seconds,
+            target_token=max(0.0, longer - measured.target_seconds) / max(draft_length - 1, 1),
+        )
         print(
-            f"alone: target {1e3 * costs.target:.1f} ms a pass, drafter {1e3 * costs.draft:.1f} ms a token; windows of "
-            f"{draft_length}",
+            f"alone: target {1e3 * costs.target:.1f} ms a pass, {1e3 * longer:.1f} ms over a window of {draft_length}; "
+            f"drafter {1e3 * costs.draft:.1f} ms a token",
             flush=True,
         )
         reckoned = simulate_parallel(right, costs, draft_length)
@@ -203,8 +210,27 @@ class Comparison:
         with DraftProcess(make_process, num_threads=options.num_threads) as process:
             self.add("overlapped, processes", partial(self.overlapped, process, draft_length), overlapped_seconds)
         for row in self.rows:
-            row.update(target_pass_seconds_alone=costs.target, draft_token_seconds_alone=costs.draft)
+            row.update(
+                draft_length=draft_length,
+                target_pass_seconds_alone=costs.target,
+                target_window_seconds_alone=longer,
+                draft_token_seconds_alone=costs.draft,
+            )
         return self.rows
+
+    @torch.no_grad()
+    def pass_seconds(self, num_tokens: int) -> float:
+        """Median seconds of a pass of the target over a window, behind the prompt."""
+        target = VideoTarget(self.model, self.request)
+        tokens = target.prefill().logits[:, -1:].argmax(-1).expand(1, num_tokens)
+        places, mask = chain_layout(tokens)
+        seconds = []
+        for _ in range(1 + 5):
+            began = time.perf_counter()
+            target.forward(tokens, mask, places).logits.argmax().item()
+            seconds.append(time.perf_counter() - began)
+            target.commit(None, torch.zeros(1, dtype=torch.int64, device=tokens.device))
+        return statistics.median(seconds[1:])
 
     def plain(self, drafter: DraftModelDrafter | None = None) -> DecodeResult:
         """Plain decoding, or in turn with a drafter."""

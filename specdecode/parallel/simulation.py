@@ -19,11 +19,13 @@ class Costs:
     """Seconds.
 
     Args:
-        target: One pass of the target, over one token or a window.
+        target: One pass of the target over one token.
         draft: One drafted token.
         target_prefill: The target's prefill.
         draft_prefill: The drafter's.
         hint: From the beginning of the target's prefill until the drafter's can begin.
+        target_token: What each further token of a pass adds. Next to nothing on a GPU, where weights and cache have to
+            be read in any case; on a CPU it is the better part.
     """
 
     target: float
@@ -31,6 +33,11 @@ class Costs:
     target_prefill: float = 0.0
     draft_prefill: float = 0.0
     hint: float = 0.0
+    target_token: float = 0.0
+
+    def target_pass(self, num_tokens: int) -> float:
+        """One pass of the target over so many tokens."""
+        return self.target + (num_tokens - 1) * self.target_token
 
 
 def simulate_parallel(matches: Sequence[bool], costs: Costs, draft_length: int) -> RunAccount:
@@ -48,7 +55,7 @@ def simulate_parallel(matches: Sequence[bool], costs: Costs, draft_length: int) 
         first = order.kept + (order.token is not None)
         window = [0 if matches[position] else 1 for position in range(first, first + order.count)]
         if fed:
-            busy, drafting = costs.target, order.count * costs.draft
+            busy, drafting = costs.target_pass(fed), order.count * costs.draft
             done = drafting
         else:  # the prompt gives the first guess
             busy, drafting = costs.target_prefill, costs.draft_prefill + (order.count - 1) * costs.draft
@@ -68,7 +75,7 @@ def simulate_in_turn(matches: Sequence[bool], costs: Costs, draft_length: int) -
     while decided < len(matches):
         drafted = list(matches[decided : decided + draft_length][: len(matches) - 1 - decided])
         decided += 1 + (drafted.index(False) if False in drafted else len(drafted))
-        seconds += draft_length * costs.draft + costs.target
+        seconds += draft_length * costs.draft + costs.target_pass(len(drafted) + 1)
     return seconds
 
 

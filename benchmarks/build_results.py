@@ -340,8 +340,179 @@ def video_caption(rows: Sequence[Record]) -> str:
     )
 
 
-def video_section(records: dict[str, list[Record]], trained: Sequence[Record], loose: Record | None) -> str:
-    """Video-LLMs: what they see, methods side by side, looseness against its controls."""
+def drafting_table(rows: Sequence[Record]) -> str:
+    """What drafting took, of the methods of which it is known."""
+    header = ["method", "ms a step's draft", "forwards a step", "accepted a forward", "MFLOP an answer", "settings"]
+    cells = []
+    for row in rows:
+        if row.get("drafting_passes") is None:
+            continue
+        steps = sum(row["accepted_histogram"])
+        wanted = ("tree", "total_tokens", "tree_top_k", "depth", "draft_length", "keep_ratio")
+        settings = {name: row["settings"][name] for name in wanted if row["settings"].get(name) is not None}
+        if settings.get("tree") == "chain":
+            settings = {name: value for name, value in settings.items() if name not in ("total_tokens", "tree_top_k")}
+        flops = row["draft_flops_per_answer"]
+        cells.append(
+            [
+                row["method"],
+                f"{1e3 * row['draft_seconds_per_step']:.2f}",
+                f"{row['drafting_passes'] / steps:.2f}",
+                f"{row['accepted_per_drafting_pass']:.2f}",
+                "-" if flops is None else f"{flops / 1e6:.0f}",
+                ", ".join(f"{name} {value}" for name, value in settings.items()),
+            ]
+        )
+    return table(header, cells)
+
+
+def seeing_section(record: Record) -> list[str]:
+    """Whether captions are read off the videos."""
+    rows = record["rows"]
+    cells = [
+        [
+            row["model"] or "nobody",
+            row["shown"],
+            *(format_figure(row[kind], 100.0, 1) for kind in ("setting", "objects", "events", "all")),
+            f"{100 * row['order']:.0f}" + ("" if row["order_answers"] is None else f" (of {row['order_answers']})"),
+        ]
+        for row in rows
+    ]
+    return [
+        "### Whether captions are read off the videos",
+        f"{record['videos']} held-out videos. F1 of what a caption claims about the video it should be about, %. "
+        "*Order* is what the order of frames alone decides: whether something appears or leaves, goes one way or the "
+        "other, which of two things comes first; of those that a caption mentions, the share that it has right, where "
+        "a coin has half. The first row is chance without order: somebody who knows every frame and what can happen in "
+        "this world is left with two stories, forwards and backwards, and tells either.",
+        table(["model", "shown", "setting", "objects", "events", "all", "order, %"], cells),
+        source_line(record),
+    ]
+
+
+def overlap_section(record: Record) -> list[str]:
+    """What working ahead is worth, reckoned and measured."""
+    rows, first = record["rows"], record["rows"][0]
+    cells = [
+        [
+            row["way"],
+            f"{row['target_passes']}",
+            f"{row['reckoned_decode_seconds']:.2f}",
+            f"{row['decode_seconds']:.2f}",
+            f"{row['decode_speedup']:.2f}x",
+            "yes" if row["same_tokens_as_plain"] else "NO",
+        ]
+        for row in rows
+    ]
+    settings = record["settings"]
+    return [
+        "### Overlap, reckoned and measured",
+        f"Two stacks of the Qwen2.5-VL architecture with random weights ({settings['target_layers']} and "
+        f"{settings['draft_layers']} layers of {settings['hidden_size']}), a drafter that is right as often as it is "
+        f"told to be ({100 * settings['right']:.0f} %), one thread each. Alone, a pass of the target takes "
+        f"{1e3 * first['target_pass_seconds_alone']:.0f} ms over one token and "
+        f"{1e3 * first['target_window_seconds_alone']:.0f} ms over a window of {first['draft_length']}, a drafted "
+        f"token {1e3 * first['draft_token_seconds_alone']:.1f} ms. Reckoned: the event simulation with these, a round "
+        "taking the longer of its two sides.",
+        table(["way", "target passes", "reckoned, s", "measured, s", "against plain", "same tokens"], cells),
+        source_line(record),
+    ]
+
+
+def trained_drafters_section(record: Record) -> list[str]:
+    """Studies of trained drafters, those that are recorded."""
+    studies, parts = record["studies"], ["### Trained drafters, part by part"]
+    parts.append("How each was trained is in `benchmarks/video_drafters.py`; chains, greedy, the shipped target.")
+    if "length" in studies:
+        rows = studies["length"]["rows"]
+        lengths = sorted({row["visual_tokens"] for row in rows})
+        names = ("bridged", "multi_token", "text_only")
+        cells = []
+        for key in sorted({tuple(row[name] for name in names) for row in rows}, reverse=True):
+            found = {row["visual_tokens"]: row for row in rows if tuple(row[name] for name in names) == key}
+            marks = ["yes" if each else "no" for each in key]
+            cells.append([*marks, *(f"{found[length]['accepted_length']:.2f}" for length in lengths)])
+        parts += [
+            "Sparrow's parts: accepted length against the number of visual tokens. Trained on stills of 36 visual "
+            f"tokens; {studies['length']['videos']} held-out videos each.",
+            table(["bridged states", "multi-token", "text only", *(f"{length:,}" for length in lengths)], cells),
+            source_line(studies["length"]),
+        ]
+    if "cost" in studies:
+        cells = [
+            [
+                row["method"],
+                f"{row['visual_tokens']:,}",
+                f"{row['flops_per_drafting_pass'] / 1e6:.2f}",
+                f"{row['draft_milliseconds_per_pass']:.2f}",
+                f"{row['prompt_flops'] / 1e6:.0f}",
+            ]
+            for row in sorted(studies["cost"]["rows"], key=lambda row: (row["method"], row["frames"]))
+        ]
+        parts += [
+            "What a forward of the drafter costs as the video grows:",
+            table(["drafter", "visual tokens", "MFLOP a forward", "ms a forward", "MFLOP for the prompt"], cells),
+            source_line(studies["cost"]),
+        ]
+    if "places" in studies:
+        cells = [
+            [
+                str(row["places"]),
+                f"{row['accepted_length']:.2f}",
+                f"{row['drafting_passes_per_step']:.2f}",
+                f"{row['accepted_per_drafting_pass']:.2f}",
+            ]
+            for row in studies["places"]["rows"]
+        ]
+        parts += [
+            "FLASH: places guessed at once, each drafter trained for its own number.",
+            table(["K", "accepted", "drafter's forwards a step", "accepted a forward"], cells),
+            source_line(studies["places"]),
+        ]
+    if "compression" in studies:
+        cells = [
+            [
+                row["compression"],
+                str(row["queries"]),
+                f"{row['accepted_length']:.2f}",
+                f"{row['prompt_flops'] / 1e6:.0f}",
+            ]
+            for row in studies["compression"]["rows"]
+        ]
+        parts += [
+            "FLASH: compression of the video's 144 visual tokens.",
+            table(["compression", "queries", "accepted", "MFLOP for the prompt"], cells),
+            source_line(studies["compression"]),
+        ]
+    if "saturation" in studies:
+        cells = [
+            [
+                "yes" if row["scaled"] else "no (the paper's)",
+                f"{row['untrained']:.3f}",
+                f"{row['trained']:.3f}",
+                f"{row['accepted_length']:.2f}",
+            ]
+            for row in studies["saturation"]["rows"]
+        ]
+        even = studies["saturation"]["rows"][0]["even"]
+        parts += [
+            f"FLASH: the largest weight of the compressor's softmax, a mean over queries ({even:.3f} looks at all "
+            "alike, 1 at one token only).",
+            table(["scaled", "untrained", "trained", "accepted"], cells),
+            source_line(studies["saturation"]),
+        ]
+    return parts
+
+
+def video_section(
+    records: dict[str, list[Record]], trained: Sequence[Record], studies: dict[str, Record | None]
+) -> str:
+    """Video-LLMs: what they see, methods side by side, looseness against its controls, drafters part by part.
+
+    Args:
+        records: of `vargen bench --task video`. trained: logs of training. studies: other records by name.
+    """
+    loose = studies["loose_verification"]
     parts = [
         "## Video-LLMs",
         "The shipped pair and videos of the project's own world; what the figures mean is in [video.md](video.md). "
@@ -356,14 +527,21 @@ def video_section(records: dict[str, list[Record]], trained: Sequence[Record], l
         ]
         parts += [
             f"### What {record['name']} sees",
-            f"F1 of what captions of held-out videos claim, %, by what the model is shown. Another video is chance. "
-            f"Shuffled frames leave what a single frame shows, and half of what happens, which can be guessed from it. "
+            f"F1 of what captions of held-out videos claim, %, by what the model is shown, at the end of its training. "
             f"{record['steps']:,} steps, {record['samples']:,} videos, {record['seconds'] / 60:.0f} minutes. "
             f"{record['remark']}".strip(),
             table(["video", "setting", "objects", "events", "all"], cells),
         ]
+    if seen := studies["what_videos_show"]:
+        parts += seeing_section(seen)
     for name, rows in records.items():
         parts += [f"### {name.removeprefix('bench_').replace('_', ' ')}", video_table(rows), video_caption(rows)]
+        if any(row.get("drafting_passes") is not None for row in rows):
+            parts += ["What drafting took:", drafting_table(rows)]
+    if overlap := studies["parallel_overlap_cpu"]:
+        parts += overlap_section(overlap)
+    if drafters := studies["video_drafters"]:
+        parts += trained_drafters_section(drafters)
     if loose:
         cells = [
             [
@@ -436,7 +614,8 @@ def build() -> dict[Path, str]:
     if evaluations:
         sections.append(quality_section(evaluations))
     if videos or seeing:
-        sections.append(video_section(videos, seeing, load("loose_verification")))
+        names = ("what_videos_show", "parallel_overlap_cpu", "video_drafters", "loose_verification")
+        sections.append(video_section(videos, seeing, {name: load(name) for name in names}))
     if trained:
         sections.append(training_section(trained))
         card.append(training_section(trained))

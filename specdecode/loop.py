@@ -147,11 +147,9 @@ def decode(
             with part("commit"):
                 going_on, accepted = state.active, verdict.accepted * state.active
                 verdict = replace(verdict, accepted=accepted)
-                if pending is not None:
-                    nodes, before = pending.kept(verdict)
-                else:
-                    nodes, before = None if tree.is_chain else verdict.path, no_tokens
-                target.commit(nodes, before + accepted + going_on)
+                nodes, before = (verdict.path, no_tokens) if pending is None else pending.kept(verdict)
+                in_order = pending is None and tree.is_chain
+                target.commit(None if in_order else nodes, before + accepted + going_on)
                 emitted = _append(state, buffer, _new_tokens(tree, verdict), accepted + going_on, stops)
             trace.record_step(
                 StepRecord(

@@ -82,6 +82,11 @@ def find_video_model(model: str | os.PathLike[str] | None = None) -> Path:
     )
 
 
+def find_trained_drafters(folder: Path) -> dict[str, Path]:
+    """Drafters that came with a Video-LLM, by kind: `drafters/KIND` in its folder."""
+    return {config.parent.name: config.parent for config in sorted(folder.glob("drafters/*/config.json"))}
+
+
 def find_model(model: str | os.PathLike[str] | None = None) -> Path:
     """The folder of a pipeline: a shipped one by name (None: the default), or any folder with a `model_index.json`.
 

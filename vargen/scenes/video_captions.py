@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 
 from vargen.scenes.scene import COLOURS, GROUNDS, MATERIALS, SHAPES, SIZES, SKIES
-from vargen.scenes.video import COLUMNS, DISTANCES, LIGHTS, VideoScene
+from vargen.scenes.video import COLUMNS, DISTANCES, LIGHTS, Event, VideoScene, backwards
 
 Claim = tuple[str, ...]
 
@@ -194,6 +194,50 @@ def caption_accuracy(video: VideoScene, text: str, kind: str = "all") -> float:
         )
     right = len(truth & said)
     return 2 * right / (len(truth) + len(said)) if said else 0.0
+
+
+def order_answers(video: VideoScene, text: str) -> tuple[int, int]:
+    """How a text answers what the order of frames alone decides.
+
+    Each thing that happens could as well have happened backwards (`video.backwards`): something appears or leaves, goes
+    left or right, turns from one colour to another or from that one to this. And of each two things one comes first.
+    Every frame may be known without knowing any of this, so for who does not see their order one half is chance.
+
+    Returns:
+        How many the text has right and how many wrong. What it does not mention does not count, nor what a collision
+        looks like, which is the same backwards.
+    """
+    told = {claim for claim in read_claims(text) if claim[0] == "event"}
+    right = wrong = 0
+    mentioned = []
+    pairs = zip(video.events, reversed(backwards(video).events), strict=True)
+    for event, other_way in pairs:
+        wordings = [_event_claim(video, event), _event_claim(backwards(video), other_way)]
+        times = [{claim[1] for claim in told if claim[2:] == wording} for wording in wordings]
+        if wordings[0] != wordings[1]:
+            right += bool(times[0]) and not times[1]
+            wrong += bool(times[1]) and not times[0]
+        said = times[0] | times[1]
+        mentioned.append(_TIMES.index(said.pop()) if len(said) == 1 else None)
+    for number, time in enumerate(mentioned):
+        for later in mentioned[number + 1 :]:
+            if time is not None and later is not None and time != later:
+                right += time < later
+                wrong += time > later
+    return right, wrong
+
+
+def _event_claim(video: VideoScene, event: Event) -> tuple[str, ...]:
+    """What a claim of an event says after its time."""
+    item = video.objects[event.subject]
+    said = (item.colour, item.shape, event.kind)
+    if event.kind == "turns":
+        return (*said, str(event.colour))
+    if event.kind == "bumps into":
+        assert event.other is not None
+        other = video.objects[event.other]
+        return (*said, other.colour, other.shape)
+    return said
 
 
 def video_vocabulary() -> list[str]:

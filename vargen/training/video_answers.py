@@ -108,7 +108,7 @@ def generate_answers(
             path = folder / f"{questions.split}-{start:07d}.safetensors"
             tokens = _read(path, described) if path.exists() else None
             if tokens is None or len(tokens) < size:
-                tokens = _generate(model, [questions.inputs(start + row) for row in range(size)], max_new_tokens)
+                tokens = generate_batch(model, [questions.inputs(start + row) for row in range(size)], max_new_tokens)
                 with atomic_path(path) as temporary:
                     save_file({"tokens": tokens}, temporary, metadata={"settings": json.dumps(described)})
             answers += [[token for token in row if token != _FILLER] for row in tokens[:size].tolist()]
@@ -129,8 +129,8 @@ def _read(path: Path, described: dict[str, Any]) -> Tensor:
         return file.get_tensor("tokens")
 
 
-def _generate(model: Any, inputs: Sequence[dict[str, Tensor]], max_new_tokens: int) -> Tensor:
-    """[B, n] int32, filled up with `_FILLER`: greedy answers to questions of one length, by transformers' own loop."""
+def generate_batch(model: Any, inputs: Sequence[dict[str, Tensor]], max_new_tokens: int) -> Tensor:
+    """Greedy answers to questions of one length, by transformers' own loop: [B, n] int32, filled up with -1."""
     device = model.get_input_embeddings().weight.device
     batch = {name: torch.cat([each[name] for each in inputs]).to(device) for name in inputs[0]}
     length = batch["input_ids"].shape[1]

@@ -24,14 +24,23 @@ from specdecode.loop import DecodeResult, decode
 from specdecode.roles import DecodeState
 from specdecode.sampling import RandomStreams, SamplingConfig
 from specdecode.trace import DecodeTrace, TokenOrigin
+from specdecode.video.drafter_folder import load_drafter
+from specdecode.video.feature_drafter import FeatureDrafter
+from specdecode.video.feature_head import FeatureHead
 from specdecode.video.loose_verifier import visual_relevance
 from specdecode.video.target import VideoTarget
 from vargen.files import UserError
 from vargen.methods import MethodConfig
-from vargen.resources import find_video_model
+from vargen.resources import find_trained_drafters, find_video_model
 from vargen.video_llm.assisted import assisted_answer
 from vargen.video_llm.frames import QuestionWarning, VideoFrames, processor_inputs
-from vargen.video_llm.methods import AssistedConfig, ParallelConfig, resolve_video_method
+from vargen.video_llm.methods import (
+    AssistedConfig,
+    ParallelConfig,
+    SparrowConfig,
+    TrainedDrafterConfig,
+    resolve_video_method,
+)
 from vargen.video_llm.parallel import ParallelPair
 from vargen.video_llm.players import Prompt, build_players
 
@@ -50,6 +59,9 @@ class Answer:
         visual_tokens: of the video.
         method: its settings.
         run_lengths: of parallel decoding: drafted tokens accepted between two rejections; else empty.
+        draft_passes: forwards of the drafter, its prompt's included; None where it has no network of its own beside
+            the target, in this process.
+        draft_flops: floating-point operations of a trained drafter's forwards, output head included; else None.
     """
 
     text: str
@@ -61,6 +73,8 @@ class Answer:
     visual_tokens: int
     method: MethodConfig
     run_lengths: tuple[int, ...] = ()
+    draft_passes: int | None = None
+    draft_flops: int | None = None
 
     @property
     def origins(self) -> list[TokenOrigin]:
@@ -85,6 +99,8 @@ class Answer:
             "relaxed_positions": [place for place, origin in enumerate(self.origins) if origin is TokenOrigin.RELAXED],
             "seconds": self.seconds,
             "run_lengths": list(self.run_lengths),
+            "draft_passes": self.draft_passes,
+            "draft_flops": self.draft_flops,
             **self.trace.to_dict(),
         }
 
@@ -96,15 +112,24 @@ class VideoAnswerer:
         model: transformers' `Qwen2_5_VLForConditionalGeneration` or `LlavaOnevisionForConditionalGeneration`.
         processor: its processor.
         draft_model: a smaller model of the same words, or None.
+        drafters: folders of trained drafters for this model, by kind, for methods that name none.
 
     Raises:
         UserError: the two models have different words.
     """
 
-    def __init__(self, model: Any, processor: Any, draft_model: Any | None = None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        processor: Any,
+        draft_model: Any | None = None,
+        drafters: Mapping[str, str | os.PathLike[str]] | None = None,
+    ) -> None:
         self.model = model.eval().requires_grad_(False)
         self.processor = processor
         self.draft_model = None if draft_model is None else draft_model.eval().requires_grad_(False)
+        self.drafters = dict(drafters or {})
+        self._trained: dict[tuple[str, bool | None], FeatureDrafter] = {}
         self._parallel: dict[str, ParallelPair] = {}
 
     @classmethod
@@ -129,7 +154,7 @@ class VideoAnswerer:
         models = [None if each is None else _load(each, device, dtype) for each in (folder, draft_folder)]
         if draft_folder is not None:
             check_same_words(processor.tokenizer, load_processor(draft_folder).tokenizer)
-        return cls(models[0], processor, models[1])
+        return cls(models[0], processor, models[1], find_trained_drafters(folder))
 
     @property
     def stop_tokens(self) -> tuple[int, ...]:
@@ -204,9 +229,11 @@ class VideoAnswerer:
         except ValueError as error:
             raise UserError(str(error)) from error
         began = time.perf_counter()
-        prompt = Prompt(self.model, inputs, self.draft_model, tuple(self.processor.tokenizer.all_special_ids))
+        special = tuple(self.processor.tokenizer.all_special_ids)
+        prompt = Prompt(self.model, inputs, self.draft_model, special, self.trained_drafter)
         show = _Streamer(self.processor.tokenizer, self.stop_tokens, on_text)
         run_lengths: tuple[int, ...] = ()
+        network = None
         if isinstance(config, AssistedConfig):
             token_ids, trace = assisted_answer(prompt, config, sampling, max_new_tokens, seed)
         else:
@@ -226,7 +253,14 @@ class VideoAnswerer:
             else:
                 with trace.phase("encode"):
                     players = build_players(config, prompt)
-                result = decode(players.target, drafter=players.drafter, verifier=players.verifier, **settings)
+                network = players.network
+                result = decode(
+                    players.target,
+                    drafter=players.drafter,
+                    verifier=players.verifier,
+                    profile=self.model.device.type == "cpu",  # where nobody has to wait for it
+                    **settings,
+                )
             token_ids = result.tokens[0, : int(result.lengths[0])].tolist()
         show.end(token_ids)
         tokenizer = self.processor.tokenizer
@@ -240,7 +274,30 @@ class VideoAnswerer:
             visual_tokens=prompt.request.num_visual,
             method=config,
             run_lengths=run_lengths,
+            draft_passes=None if network is None else network.forward_passes,
+            draft_flops=network.flops if isinstance(network, FeatureHead) else None,
         )
+
+    def trained_drafter(self, config: TrainedDrafterConfig) -> FeatureDrafter:
+        """The network of a method with a trained drafter, read once for all answers.
+
+        Raises:
+            UserError: there is none, or it was trained for something else.
+        """
+        folder = config.drafter or self.drafters.get(config.name)
+        if folder is None:
+            raise UserError(
+                f"{config.name}.drafter must be given: none came with this model; make one by "
+                f"`vargen train video-drafter --kind {config.name}`"
+            )
+        text_only = config.text_only if isinstance(config, SparrowConfig) else None
+        key = (os.fspath(folder), text_only)
+        if key not in self._trained:
+            try:
+                self._trained[key] = load_drafter(folder, self.model, text_only=text_only)
+            except ValueError as error:
+                raise UserError(f"{config.name}.{error}") from error
+        return self._trained[key]
 
     @torch.no_grad()
     def relevance(self, frames: VideoFrames, question: str, answer: Answer, num_nearest: int = 10) -> list[float]:

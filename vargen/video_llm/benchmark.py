@@ -112,6 +112,8 @@ def _kept(answer: Answer, case: VideoCase) -> dict[str, Any]:
         "token_ids": answer.token_ids,
         "relaxed": [place for place, origin in enumerate(answer.origins) if origin.name == "RELAXED"],
         "run_lengths": list(answer.run_lengths),
+        "draft_passes": answer.draft_passes,
+        "draft_flops": answer.draft_flops,
         "accuracies": accuracies,
     }
 
@@ -150,6 +152,7 @@ def _figures(answers: Sequence[dict[str, Any]], plain: Sequence[dict[str, Any]] 
         relaxed_tokens=relaxed,
         relaxed_share=relaxed / max(summary["tokens"], 1),
         mean_run_length=sum(runs) / len(runs) if runs else None,
+        **_drafting(answers, calls),
         caption_accuracy=None,
         caption_accuracy_interval=None,
         caption_accuracy_by_kind=None,
@@ -173,6 +176,24 @@ def _figures(answers: Sequence[dict[str, Any]], plain: Sequence[dict[str, Any]] 
         if of_plain:
             summary["retention"] = summary["caption_accuracy"] / of_plain
     return summary
+
+
+def _drafting(answers: Sequence[dict[str, Any]], calls: Sequence[CallRecord]) -> dict[str, Any]:
+    """What drafting took, where that is known: forwards of the drafter and their operations, prompts left out of the
+    former and not of the latter; FLASH's accepted length, which is per such forward; seconds of a step's draft."""
+    figures: dict[str, Any] = dict.fromkeys(
+        ("drafting_passes", "accepted_per_drafting_pass", "draft_flops_per_answer", "draft_seconds_per_step")
+    )
+    steps = sum(sum(call.accepted_histogram) for call in calls)
+    accepted = sum(length * count for call in calls for length, count in enumerate(call.accepted_histogram))
+    if all(answer["draft_passes"] is not None for answer in answers):
+        passes = sum(answer["draft_passes"] - 1 for answer in answers)
+        figures.update(drafting_passes=passes, accepted_per_drafting_pass=accepted / max(passes, 1))
+    if all(answer["draft_flops"] is not None for answer in answers):
+        figures["draft_flops_per_answer"] = sum(answer["draft_flops"] for answer in answers) / len(answers)
+    if accepted and all("draft" in call.phase_seconds for call in calls):
+        figures["draft_seconds_per_step"] = sum(call.phase_seconds["draft"] for call in calls) / max(steps, 1)
+    return figures
 
 
 def _median(calls: Sequence[CallRecord], seconds_of: Any) -> float:

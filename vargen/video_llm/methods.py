@@ -255,11 +255,91 @@ class AssistedConfig(MethodConfig):
         self._number("draft_length", 1, whole=True)
 
 
+@dataclass(frozen=True)
+class TrainedDrafterConfig(MethodConfig):
+    """What methods with a trained drafter share; see `specdecode.video.feature_drafter`.
+
+    Args:
+        drafter: folder that `vargen train video-drafter` exported; null for the one that came with the model.
+        tree: "dynamic" (EAGLE-2: grown by confidence), "chain", or the name of a published fixed tree.
+        total_tokens: nodes of a dynamic tree, its root included.
+        depth: levels drafted below the root; null for five, or, of a drafter that guesses several places at once, as
+            many as it guesses.
+        tree_top_k: nodes expanded per level of a dynamic tree, and children of each.
+    """
+
+    exact: ClassVar[bool] = True
+
+    drafter: str | None = None
+    tree: str = "dynamic"
+    total_tokens: int = 12
+    depth: int | None = None
+    tree_top_k: int = 4
+
+    def __post_init__(self) -> None:
+        self._one_of("tree", ("dynamic", *TREES))
+        self._number("total_tokens", 2, whole=True)
+        self._number("tree_top_k", 1, whole=True)
+        if self.depth is not None:
+            self._number("depth", 1, whole=True)
+
+
+@dataclass(frozen=True)
+class EagleHeadConfig(TrainedDrafterConfig):
+    """EAGLE (arXiv 2401.15077) as it is: visual tokens are rows like all others."""
+
+    name: ClassVar[str] = "eagle"
+    summary: ClassVar[str] = "EAGLE: a trained layer continues the target's features, the video's like the text's"
+
+
+@dataclass(frozen=True)
+class MSDConfig(TrainedDrafterConfig):
+    """MSD (arXiv 2505.14260): the drafter reads the video's embeddings."""
+
+    name: ClassVar[str] = "msd"
+    summary: ClassVar[str] = "MSD: a trained layer that reads the video's embeddings"
+
+
+@dataclass(frozen=True)
+class ViSpecConfig(TrainedDrafterConfig):
+    """ViSpec (arXiv 2509.15235): the drafter reads one learned mean of the video; another is mixed into features."""
+
+    name: ClassVar[str] = "vispec"
+    summary: ClassVar[str] = "ViSpec: a trained layer that reads the video compressed into a vector or two"
+
+
+@dataclass(frozen=True)
+class SparrowConfig(TrainedDrafterConfig):
+    """Sparrow (arXiv 2602.15318): the drafter keeps text alone, whose features have seen the video.
+
+    Args:
+        text_only: the video has no rows when drafting; null: as the drafter was trained to; for ablations.
+    """
+
+    name: ClassVar[str] = "sparrow"
+    summary: ClassVar[str] = "Sparrow: a trained layer over text alone, as cheap for an hour as for a second"
+
+    text_only: bool | None = None
+
+
+@dataclass(frozen=True)
+class FlashConfig(TrainedDrafterConfig):
+    """FLASH (arXiv 2505.12728): the drafter reads compressed features and guesses several places in one forward."""
+
+    name: ClassVar[str] = "flash"
+    summary: ClassVar[str] = "FLASH: a trained layer that guesses several tokens in one forward"
+
+
 VIDEO_METHODS: tuple[type[MethodConfig], ...] = (
     PlainConfig,
     SpeculativeConfig,
     SpecVLMConfig,
     SparseToDenseConfig,
+    EagleHeadConfig,
+    MSDConfig,
+    ViSpecConfig,
+    SparrowConfig,
+    FlashConfig,
     ParallelConfig,
     FlyConfig,
     LVSpecConfig,

@@ -13,14 +13,17 @@ from typing import Any
 
 from torch import Tensor
 
-from specdecode.draft_size import DraftSize, FixedDraftSize
+from specdecode.draft_size import DraftSize, DraftSizer, FixedDraftSize
 from specdecode.drafters.draft_model import DraftModelDrafter
 from specdecode.drafters.draft_model_tree import DraftModelTreeDrafter
+from specdecode.drafters.eagle import DynamicTree
 from specdecode.drafters.tree_shapes import StaticTree
 from specdecode.roles import Drafter, Verifier
 from specdecode.verifiers.exact import ExactVerifier
 from specdecode.verifiers.windowed import WindowedVerifier
 from specdecode.video.attention import rows_after_video, video_attention
+from specdecode.video.feature_drafter import FeatureDrafter
+from specdecode.video.feature_head import FeatureHead, feature_drafter
 from specdecode.video.loose_verifier import LooseVerifier
 from specdecode.video.lossy_targets import FastVTarget, SparseVLMTarget, sparsevlm_stages
 from specdecode.video.pruned_draft import PrunedDraft
@@ -39,16 +42,22 @@ from vargen.video_llm.methods import (
     SparseVLMConfig,
     SpeculativeConfig,
     SpecVLMConfig,
+    TrainedDrafterConfig,
 )
 
 
 @dataclass
 class Players:
-    """As `specdecode.loop.decode` takes them."""
+    """As `specdecode.loop.decode` takes them.
+
+    Args:
+        network: what the drafter drafts with, where that is a model or a trained head beside the target.
+    """
 
     target: VideoTarget
     drafter: Drafter | None = None
     verifier: Verifier | None = None
+    network: VideoTarget | FeatureHead | None = None
 
 
 @dataclass
@@ -60,12 +69,14 @@ class Prompt:
         inputs: of the processor.
         draft_model: the smaller one, if there is one.
         protected_tokens: special tokens, which nobody may loosen.
+        trained_drafter: gives the network that a method's settings ask for.
     """
 
     model: Any
     inputs: Mapping[str, Tensor]
     draft_model: Any | None
     protected_tokens: tuple[int, ...] = ()
+    trained_drafter: Callable[[TrainedDrafterConfig], FeatureDrafter] | None = None
 
     def __post_init__(self) -> None:
         self._request: VideoRequest | None = None
@@ -116,6 +127,8 @@ def build_players(config: MethodConfig, prompt: Prompt) -> Players:
             dense = target(capture_attention=True)
             budget = token_budget(prompt.request.num_visual, config.keep_ratio)
             return Players(dense, _chain(SparseDraft(dense, budget), config.draft_length), ExactVerifier())
+        if isinstance(config, TrainedDrafterConfig):
+            return _trained(config, prompt, target)
         if isinstance(config, SpeculativeConfig):
             return _speculative(config, prompt, target)
     except ValueError as error:
@@ -134,8 +147,31 @@ def _speculative(config: SpeculativeConfig, prompt: Prompt, make_target: Callabl
         model, request, partial(_choose, config, target, layer), compact=config.compact, vocab_size=prompt.vocab_size
     )
     if isinstance(config, SpecVLMConfig) and config.tree != "chain":
-        return Players(target, DraftModelTreeDrafter(draft, StaticTree.published(config.tree)), ExactVerifier())
-    return Players(target, _chain(draft, config.draft_length), _verifier(config, prompt, target))
+        return Players(target, DraftModelTreeDrafter(draft, StaticTree.published(config.tree)), ExactVerifier(), draft)
+    return Players(target, _chain(draft, config.draft_length), _verifier(config, prompt, target), draft)
+
+
+def _trained(config: TrainedDrafterConfig, prompt: Prompt, make_target: Callable[..., VideoTarget]) -> Players:
+    if prompt.trained_drafter is None:
+        raise UserError(f"{config.name}.drafter must be given: there are no trained drafters here")
+    network = prompt.trained_drafter(config)
+    target = make_target(capture_layers=network.config.capture_layers)
+    depth = config.depth
+    if depth is None:
+        depth = network.config.draft_length if network.config.draft_length > 1 else 5
+    drafter = feature_drafter(network, target, *_shape(config, depth))
+    assert isinstance(drafter.head, FeatureHead)
+    return Players(target, drafter, ExactVerifier(), drafter.head)
+
+
+def _shape(config: TrainedDrafterConfig, depth: int) -> tuple[DynamicTree | StaticTree, DraftSizer]:
+    """What is drafted: its shape, and how much of it."""
+    if config.tree == "dynamic":
+        most = 1 + config.tree_top_k + max(depth - 1, 0) * config.tree_top_k**2  # candidates that there are at all
+        size = DraftSize(min(config.total_tokens, most), min(depth, config.total_tokens - 1))
+        return DynamicTree(config.tree_top_k), FixedDraftSize(size)
+    shape = StaticTree.chain(depth) if config.tree == "chain" else StaticTree.published(config.tree)
+    return shape, FixedDraftSize(DraftSize(shape.num_nodes, min(depth, shape.max_depth)))
 
 
 def _chain(model: VideoTarget, draft_length: int) -> DraftModelDrafter:

@@ -11,11 +11,12 @@ import torch
 
 from vargen.scenes import camera
 from vargen.scenes.scene import is_heldout_object
-from vargen.scenes.video import KINDS, VideoScene, render_video, sample_video
+from vargen.scenes.video import KINDS, VideoScene, backwards, render_video, sample_video
 from vargen.scenes.video_captions import (
     caption_accuracy,
     compose_questions,
     compose_video_caption,
+    order_answers,
     read_claims,
     video_vocabulary,
 )
@@ -44,7 +45,7 @@ def test_the_same_seed_gives_the_same_video_and_all_kinds_happen() -> None:
 
 
 def test_objects_do_in_the_frames_what_their_events_say() -> None:
-    for video in VIDEOS:
+    for video in [*VIDEOS, *map(backwards, VIDEOS)]:
         last = len(video.frames) - 1
         for event in video.events:
             before, after = place_of(video, 0, event.subject), place_of(video, last, event.subject)
@@ -178,3 +179,35 @@ def test_the_vocabulary_covers_everything_said() -> None:
 def test_videos_that_cannot_be_drawn_are_refused(options: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         sample_video(0, **options)  # type: ignore[arg-type]
+
+
+def test_backwards_and_backwards_again_is_the_same_story() -> None:
+    for video in VIDEOS[:100]:
+        again = backwards(backwards(video))
+        assert (again.frames, again.events, again.columns, again.distances) == (
+            video.frames,
+            video.events,
+            video.columns,
+            video.distances,
+        )
+        assert compose_video_caption(again, 0) == compose_video_caption(video, 0)
+
+
+def test_order_is_what_the_two_stories_of_the_same_frames_disagree_about() -> None:
+    for video in VIDEOS[:100]:
+        forwards, back = (compose_video_caption(each, 3).text for each in (video, backwards(video)))
+        right, wrong = order_answers(video, forwards)
+        assert wrong == 0 and order_answers(video, back) == (0, right) == order_answers(backwards(video), forwards)
+        turning = {event.subject for event in video.events if event.kind == "turns"}
+        # A collision looks the same backwards, unless its other side has another colour then.
+        decided = sum(event.kind != "bumps into" or event.other in turning for event in video.events)
+        assert right == decided + math.comb(len(video.events), 2)
+        assert order_answers(video, "nothing else happens in the video.") == (0, 0)
+    happening = next(video for video in VIDEOS if len(video.events) == 2 and video.events[0].kind == "goes left")
+    told = compose_video_caption(happening, 0).text.split(". ")
+    first = next(sentence for sentence in told if sentence.startswith("first"))
+    assert order_answers(happening, first + ".") == (1, 0)  # the other thing is not mentioned
+    assert order_answers(happening, first.replace("first", "finally") + ".") == (1, 0)
+    other = next(sentence for sentence in told if sentence.startswith("finally"))
+    swapped = f"{first.replace('first', 'finally')}. {other.replace('finally', 'first')}."
+    assert order_answers(happening, swapped)[1] == 1  # both happen, the other way round

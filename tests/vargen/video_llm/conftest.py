@@ -1,4 +1,4 @@
-"""Tiny pairs of both architectures with random weights, saved with their processors."""
+"""Tiny pairs of both architectures with random weights, saved with their processors, and drafters of every kind."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from specdecode.video.drafter_folder import new_drafter, save_drafter
+from specdecode.video.feature_drafter import KINDS
 from vargen.video_llm.architectures import (
     ARCHITECTURES,
     TextModelConfig,
@@ -43,6 +45,9 @@ def build_pair(folder: Path, architecture: str) -> None:
     for name in ("target", "draft"):
         model.save_pretrained(folder / name)
         processor.save_pretrained(folder / name)
+        if name == "target":
+            for kind in KINDS:
+                save_drafter(new_drafter(kind, model.eval()), folder / name / "drafters" / kind)
         with torch.no_grad():
             for parameter in model.parameters():
                 if parameter.ndim >= 2:

@@ -21,10 +21,13 @@ from vargen.video_llm.methods import (
     VIDEO_METHODS,
     AssistedConfig,
     FastVConfig,
+    FlashConfig,
     LVSpecConfig,
     ParallelConfig,
+    SparrowConfig,
     SparseVLMConfig,
     SpeculativeConfig,
+    TrainedDrafterConfig,
     resolve_video_method,
 )
 
@@ -48,7 +51,7 @@ def test_exact_methods_say_what_transformers_says(
     expected = answerer.model.generate(**inputs, max_new_tokens=30, do_sample=False)[0, inputs["input_ids"].shape[1] :]
     assert answer.token_ids == expected.tolist() and len(set(answer.token_ids)) > 2
     assert len(answer.origins) == len(answer.tokens) == len(answer.token_ids)
-    if method.name != "ar":
+    if method.name != "ar" and not issubclass(method, TrainedDrafterConfig):  # those are not trained here
         assert answer.trace.target_passes < len(answer.token_ids)
 
 
@@ -81,6 +84,39 @@ def test_a_drafter_that_is_the_target_is_always_right(
     config = SpeculativeConfig(drafter="self", draft_length=4)
     answer = answerer_of(qwen_pair).answer(cases[0].frames, QUESTION, config, max_new_tokens=26)
     assert answer.trace.mean_accepted_length == 4 and answer.trace.target_passes == 6
+
+
+TRAINED = [method for method in VIDEO_METHODS if issubclass(method, TrainedDrafterConfig)]
+
+
+@pytest.mark.parametrize("tree", ["chain", "dynamic", "mc_sim_7b_63"])
+@pytest.mark.parametrize("method", TRAINED, ids=lambda method: method.name)
+def test_what_a_trained_drafter_took_is_told(
+    qwen_pair: Path, cases: list[VideoCase], answerer_of: Callable[[Path], VideoAnswerer], method: Any, tree: str
+) -> None:
+    answerer = answerer_of(qwen_pair)
+    answer = answerer.answer(cases[0].frames, QUESTION, method(tree=tree, depth=3), max_new_tokens=12)
+    plain = answerer.answer(cases[0].frames, QUESTION, max_new_tokens=12)
+    assert answer.token_ids == plain.token_ids and plain.draft_passes is None
+    steps = len(answer.trace.accepted_lengths[0])
+    assert answer.draft_passes is not None and answer.draft_flops
+    # One forward for the prompt; then one a step where all places are guessed at once, else one a level, as long as
+    # there is something to draft.
+    levels = 1 if method.name == "flash" else 3
+    assert 1 + steps * (levels - 1) - 2 * levels < answer.draft_passes <= 1 + steps * levels
+
+
+def test_sparrow_drafts_with_the_video_where_asked(
+    qwen_pair: Path, cases: list[VideoCase], answerer_of: Callable[[Path], VideoAnswerer]
+) -> None:
+    answerer = answerer_of(qwen_pair)
+    answers = [
+        answerer.answer(cases[0].frames, QUESTION, SparrowConfig(text_only=each, tree="chain"), max_new_tokens=8)
+        for each in (None, True, False)
+    ]
+    assert answers[0].token_ids == answers[1].token_ids == answers[2].token_ids
+    flops = [answer.draft_flops or 0 for answer in answers]
+    assert flops[0] == flops[1] < flops[2]
 
 
 def test_two_workers_say_what_one_says(
@@ -190,6 +226,10 @@ def test_the_command(qwen_pair: Path, cases: list[VideoCase], tmp_path: Path, ca
         ("fastv", {"drop_ratio": 1}, "drop_ratio"),
         ("parallelvlm", {"draft_length": "long"}, "draft_length"),
         ("ar", {"draft_length": 3}, "draft_length"),
+        ("sparrow", {"tree": "oak"}, "tree"),
+        ("sparrow", {"depth": 0}, "depth"),
+        ("flash", {"total_tokens": 1}, "total_tokens"),
+        ("msd", {"text_only": True}, "text_only"),
     ],
 )
 def test_bad_settings_are_named(method: str, options: dict[str, Any], named: str) -> None:
@@ -202,6 +242,16 @@ def test_what_is_missing_is_named(qwen_pair: Path, pair: Path, cases: list[Video
     for method in ("sd", "parallelvlm", "assisted"):
         with pytest.raises(UserError, match="draft_model"):
             alone.answer(cases[0].frames, QUESTION, method)
+    with pytest.raises(UserError, match="flash: draft_length must be at most 4"):
+        alone.answer(cases[0].frames, QUESTION, FlashConfig(depth=5))
+    stranger = VideoAnswerer(alone.model, alone.processor)
+    with pytest.raises(UserError, match=r"sparrow\.drafter must be given.*train video-drafter --kind sparrow"):
+        stranger.answer(cases[0].frames, QUESTION, "sparrow")
+    with pytest.raises(UserError, match=r"sparrow\.drafter: .* holds no"):
+        stranger.answer(cases[0].frames, QUESTION, SparrowConfig(drafter=str(tmp_path)))
+    draft = VideoAnswerer.from_pretrained(str(qwen_pair / "draft"))  # of the same sizes, with other weights
+    with pytest.raises(UserError, match="trained on other features"):
+        draft.answer(cases[0].frames, QUESTION, SparrowConfig(drafter=str(qwen_pair / "target/drafters/sparrow")))
     with pytest.raises(UserError, match="max_new_tokens"):
         alone.answer(cases[0].frames, QUESTION, max_new_tokens=0)
     with pytest.raises(UserError, match="temperature"):

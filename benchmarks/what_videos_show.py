@@ -1,0 +1,113 @@
+"""Whether captions are read off videos: what is left of their accuracy when the model is shown something else.
+
+Frames in another order, frames from the last to the first, another video, or grey. Captions are the models' likeliest
+ones, judged against the truth of the video they should be about. Beside the F1 of their claims stands what the order of
+frames alone decides (`vargen.scenes.video_captions.order_answers`), whose chance is one half; and, as a row, the F1 of
+somebody who knows every frame and what can happen in this world, but not the order: such a person is left with two
+stories, forwards and backwards, and one of them is wrong.
+
+    python benchmarks/what_videos_show.py --models video-llm,video-llm-draft
+
+Writes benchmarks/results/what_videos_show.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from metrics.bootstrap import mean_interval
+from metrics.provenance import write_result
+from vargen.resources import find_video_model
+from vargen.scenes.video import VideoScene, backwards
+from vargen.scenes.video_captions import CLAIM_KINDS, caption_accuracy, compose_video_caption, order_answers
+from vargen.training.video_answers import generate_batch
+from vargen.video_llm.answering import VideoAnswerer
+from vargen.video_llm.benchmark import scene_video_cases
+from vargen.video_llm.frames import VideoFrames, processor_inputs
+from vargen.video_llm.processor import CAPTION_PROMPTS
+
+RESULTS = Path(__file__).resolve().parent / "results"
+KINDS = (*CLAIM_KINDS, "all")
+
+
+def shown_instead(frames: Sequence[Tensor]) -> dict[str, list[Tensor]]:
+    """By what is shown, the frames [F, 3, size, size] of each video."""
+    generator = torch.Generator().manual_seed(0)
+    return {
+        "its own": list(frames),
+        "its own, frames shuffled": [each[torch.randperm(len(each), generator=generator)] for each in frames],
+        "its own, backwards": [each.flip(0) for each in frames],
+        "another one": [*frames[1:], frames[0]],
+        "a grey one": [torch.full_like(each, 127) for each in frames],
+    }
+
+
+def captions(answerer: VideoAnswerer, frames: Sequence[Tensor], batch_size: int) -> list[str]:
+    """Greedy captions of videos."""
+    texts: list[str] = []
+    tokenizer = answerer.processor.tokenizer
+    for start in range(0, len(frames), batch_size):
+        inputs = [
+            processor_inputs(answerer.processor, VideoFrames.from_frames(each), CAPTION_PROMPTS[0])
+            for each in frames[start : start + batch_size]
+        ]
+        tokens = generate_batch(answerer.model, inputs, max_new_tokens=220)
+        texts += [tokenizer.decode(row[row >= 0], skip_special_tokens=True) for row in tokens]
+    return texts
+
+
+def judge(videos: Sequence[VideoScene], texts: Sequence[str]) -> dict[str, Any]:
+    """F1 by kind of claim, and the answers to what order decides."""
+    figures: dict[str, Any] = {}
+    for kind in KINDS:
+        scores = [caption_accuracy(video, text, kind) for video, text in zip(videos, texts, strict=True)]
+        values = torch.tensor(scores, dtype=torch.float64)
+        figures[kind] = {"value": float(values.mean()), "interval": mean_interval(values)}
+    answers = [order_answers(video, text) for video, text in zip(videos, texts, strict=True)]
+    right, wrong = (sum(each[place] for each in answers) for place in (0, 1))
+    return {**figures, "order": right / max(right + wrong, 1), "order_answers": right + wrong}
+
+
+def without_order(videos: Sequence[VideoScene]) -> dict[str, Any]:
+    """Who tells one of the two stories that the frames fit, by a coin: the mean of both."""
+    stories = [
+        judge(videos, [compose_video_caption(told, 0).text for told in each])
+        for each in (videos, [backwards(video) for video in videos])
+    ]
+    figures = {kind: {"value": sum(story[kind]["value"] for story in stories) / 2, "interval": None} for kind in KINDS}
+    return {**figures, "order": 0.5, "order_answers": None}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", default="video-llm,video-llm-draft")
+    parser.add_argument("--videos", type=int, default=100)
+    parser.add_argument("--batch_size", type=int, default=25)
+    parser.add_argument("--num_frames", type=int, default=8)
+    parser.add_argument("--image_size", type=int, default=96)
+    parser.add_argument("--dry_run", action="store_true", help="write nothing")
+    options = parser.parse_args()
+
+    cases = scene_video_cases(options.videos, "heldout", options.num_frames, options.image_size)
+    videos = [case.truth for case in cases if case.truth is not None]
+    rows = [{"model": None, "shown": "every frame, without their order", **without_order(videos)}]
+    for name in options.models.split(","):
+        with VideoAnswerer.from_pretrained(name) as answerer:
+            for shown, frames in shown_instead([case.frames.frames for case in cases]).items():
+                figures = judge(videos, captions(answerer, frames, options.batch_size))
+                rows.append({"model": find_video_model(name).name, "shown": shown, **figures})
+    for row in rows:
+        parts = "  ".join(f"{kind} {100 * row[kind]['value']:5.1f}" for kind in KINDS)
+        print(f"{row['model'] or 'chance':16} {row['shown']:34} {parts}  order {100 * row['order']:5.1f}", flush=True)
+    if not options.dry_run:
+        write_result(RESULTS / "what_videos_show.json", {"videos": options.videos, "rows": rows})
+
+
+if __name__ == "__main__":
+    main()

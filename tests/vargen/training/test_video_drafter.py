@@ -476,6 +476,7 @@ def test_the_ablations_of_sparrow_are_settings(qwen_folder: Path, tmp_path: Path
         ({"training_frames": 9}, "training_frames"),
         ({"num_frames": 2}, "num_frames"),
         ({"own_passes": -1}, "own_passes"),
+        ({"blind_share": 1.5}, "blind_share"),
         ({"draft_length": 0}, "draft_length"),
         ({"feature_noise": -1.0}, "feature_noise"),
         ({"decoded_videos": 65}, "decoded_videos"),
@@ -497,3 +498,25 @@ def test_settings_that_do_not_fit_the_target_are_named(qwen_folder: Path, tmp_pa
         train_video_drafter(replace(config, draft_length=2), NoiseVideos())
     with pytest.raises(UserError, match="max_answer_tokens"):
         train_video_drafter(replace(config, max_answer_tokens=11), NoiseVideos())
+
+
+@pytest.mark.parametrize(("kind", "share", "expected"), [("sparrow", None, 0.5), ("msd", None, 0.0), ("msd", 1.0, 1.0)])
+def test_a_share_of_steps_is_blind(
+    qwen_folder: Path, tmp_path: Path, monkeypatch: Any, kind: str, share: float | None, expected: float
+) -> None:
+    reader = reader_of(qwen_folder)
+    config = training_config(qwen_folder, tmp_path, kind=kind, blind_share=share)
+    task = VideoDrafterTask(config, reader.model, reader, reader)
+    seen = []
+    rows_of = task.network.rows
+
+    def rows(states: TargetStates, with_video: bool) -> Any:
+        seen.append(with_video)
+        return rows_of(states, with_video)
+
+    monkeypatch.setattr(task.network, "rows", rows)
+    steps = 24 if 0 < expected < 1 else 4
+    for step in range(steps):
+        task.loss(step, 0.0)
+    blind = seen.count(False) / len(seen)
+    assert abs(blind - expected) <= (0.3 if 0 < expected < 1 else 0.0)

@@ -284,7 +284,7 @@ def test_losses_are_written_out() -> None:
 def test_answers_are_the_targets_and_are_kept(target_folder: Path, tmp_path: Path, monkeypatch: Any) -> None:
     model, processor = load(target_folder)
     questions, made = questions_of(processor), []
-    generate = video_answers._generate
+    generate = video_answers.generate_batch
 
     def counted(*args: Any) -> Tensor:
         made.append(1)
@@ -292,7 +292,7 @@ def test_answers_are_the_targets_and_are_kept(target_folder: Path, tmp_path: Pat
             raise KeyboardInterrupt
         return generate(*args)
 
-    monkeypatch.setattr(video_answers, "_generate", counted)
+    monkeypatch.setattr(video_answers, "generate_batch", counted)
 
     def answers(**changes: Any) -> list[list[int]]:
         settings = {"target": "a", **changes}
@@ -320,10 +320,10 @@ def test_answers_are_the_targets_and_are_kept(target_folder: Path, tmp_path: Pat
 def test_answers_end_where_they_end(qwen_folder: Path, monkeypatch: Any) -> None:
     model, processor = load(qwen_folder)
     inputs = [questions_of(processor).inputs(0)]
-    whole = video_answers._generate(model, inputs, 8)[0].tolist()
+    whole = video_answers.generate_batch(model, inputs, 8)[0].tolist()
     end = whole[3]
     monkeypatch.setattr(model.generation_config, "eos_token_id", [end])
-    cut = video_answers._generate(model, inputs, 8)[0].tolist()
+    cut = video_answers.generate_batch(model, inputs, 8)[0].tolist()
     length = whole.index(end) + 1
     assert cut[:length] == whole[:length] and all(token == -1 for token in cut[length:])
 

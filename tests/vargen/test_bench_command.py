@@ -13,6 +13,7 @@ from vargen import benchmark
 from vargen.benchmark import BenchmarkCase, Contender, build_rows, run_benchmark
 from vargen.cli import main
 from vargen.commands.bench import BenchConfig
+from vargen.commands.options import build_parser, fill, parse
 from vargen.files import UserError, read_jsonl
 from vargen.methods import resolve_method
 from vargen.pipeline import LlamaGenPipeline
@@ -187,3 +188,16 @@ def test_ablations_are_methods_of_their_own_with_what_they_share() -> None:
 def test_bad_methods_are_named(methods: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         BenchConfig(methods=methods, method_options=options).contenders()
+
+
+def test_several_options_of_one_method_all_count() -> None:
+    """jsonargparse alone keeps only the last of them."""
+    flags = ["--method_options.eagle.total_tokens", "9", "--method-options.eagle.depth=2", "--seed", "3"]
+    flags += ["--method_options.vvs-fast.threshold", "0.4"]
+    config = fill(BenchConfig, parse(build_parser("bench", "", BenchConfig), flags))
+    assert config.method_options == {"eagle": {"total_tokens": "9", "depth": "2"}, "vvs-fast": {"threshold": "0.4"}}
+    assert config.seed == 3
+    with pytest.raises(UserError, match=r"method_options\.eagle\.depth needs a value"):
+        parse(build_parser("bench", "", BenchConfig), ["--method_options.eagle.depth"])
+    with pytest.raises(UserError, match="nothing"):
+        parse(build_parser("bench", "", BenchConfig), ["--nothing.eagle.depth", "3"])

@@ -7,7 +7,7 @@ Options come from jsonargparse, which takes names, types and help from a datacla
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any, TypeVar
 
@@ -53,11 +53,52 @@ def parse(parser: ArgumentParser, arguments: Sequence[str]) -> Namespace:
     Raises:
         UserError: an unknown option, or a value of the wrong type.
     """
+    rest, nested = _take_nested(parser, arguments)
     try:
-        return parser.parse_args([_shipped_config(argument, previous) for previous, argument in _normalised(arguments)])
+        values = parser.parse_args([_shipped_config(argument, previous) for previous, argument in _normalised(rest)])
     except ArgumentError as error:
         reason = " ".join(str(error).split())
         raise UserError(f"{reason} (see {parser.prog} --help)") from error
+    for field, key, name, value in nested:
+        given = dict(getattr(values, field))
+        inner = given.get(key)
+        given[key] = {**(inner if isinstance(inner, Mapping) else {}), name: value}
+        setattr(values, field, given)
+    return values
+
+
+def _take_nested(parser: ArgumentParser, arguments: Sequence[str]) -> tuple[list[str], list[tuple[str, str, str, str]]]:
+    """The other arguments, and those like `--method_options.eagle.depth 3` as (field, key, name, value).
+
+    jsonargparse lets a second one of the same key replace the first whole, so that of several settings of one method
+    only the last would count.
+    """
+    rest: list[str] = []
+    nested: list[tuple[str, str, str, str]] = []
+    waiting = iter(arguments)
+    for argument in waiting:
+        flag, equals, value = argument.partition("=")
+        field, *keys = flag.removeprefix("--").split(".") if flag.startswith("--") else [""]
+        field = field.replace("-", "_")  # of the rest a dash may be part, as in vvs-fast
+        if argument == "--" or len(keys) != 2 or not _holds_a_dict(parser, field):
+            rest.append(argument)
+            if argument == "--":
+                rest += waiting
+            continue
+        if not equals:
+            following = next(waiting, None)
+            if following is None:
+                raise UserError(f"{flag} needs a value (see {parser.prog} --help)")
+            value = following
+        nested.append((field, keys[0], keys[1], value))
+    return rest, nested
+
+
+def _holds_a_dict(parser: ArgumentParser, field: str) -> bool:
+    try:
+        return isinstance(parser.get_default(field), dict)
+    except KeyError:
+        return False
 
 
 def fill(options: type[Options], values: Namespace) -> Options:

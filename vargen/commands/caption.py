@@ -85,9 +85,10 @@ def run(arguments: Sequence[str]) -> int:
     from vargen.video_llm.frames import frame_limits, read_video
 
     device, dtype = place_and_precision(config.device, config.dtype)
-    limits = frame_limits(load_processor(config.model))
+    processor = load_processor(config.model)
+    limits = frame_limits(processor)
     frames = read_video(values.video, num_frames=config.num_frames, **limits)  # before gigabytes of weights
-    with VideoAnswerer.from_pretrained(config.model, config.draft_model, device, dtype) as answerer:
+    with VideoAnswerer.from_pretrained(config.model, config.draft_model, device, dtype, processor) as answerer:
         answer = answerer.answer(
             frames,
             values.question,

@@ -134,7 +134,12 @@ class VideoAnswerer:
 
     @classmethod
     def from_pretrained(
-        cls, model: str | None = None, draft_model: str | None = None, device: str = "cpu", dtype: str = "float32"
+        cls,
+        model: str | None = None,
+        draft_model: str | None = None,
+        device: str = "cpu",
+        dtype: str = "float32",
+        processor: Any | None = None,
     ) -> VideoAnswerer:
         """Load a pair.
 
@@ -143,11 +148,13 @@ class VideoAnswerer:
             draft_model: likewise; None: the one shipped for the shipped target, and none for others.
             device: of both.
             dtype: of both, such as "bfloat16".
+            processor: of `load_processor(model)`, where that has been called already.
 
         Raises:
             UserError: no such model, or the two have different words.
         """
-        folder, processor = find_video_model(model), load_processor(model)
+        folder = find_video_model(model)
+        processor = load_processor(model) if processor is None else processor
         if draft_model is None and model is None:
             draft_model = f"{folder.name}-draft"
         draft_folder = None if draft_model is None else find_video_model(draft_model)

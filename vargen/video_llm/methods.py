@@ -261,9 +261,10 @@ class TrainedDrafterConfig(MethodConfig):
 
     Args:
         drafter: folder that `vargen train video-drafter` exported; null for the one that came with the model.
-        tree: "dynamic" (EAGLE-2: grown by confidence), "chain", or the name of a published fixed tree.
+        tree: "chain"; "dynamic" (EAGLE-2: grown by confidence), which pays where a pass over many tokens costs no more
+            than over one, as on a GPU; or the name of a published fixed tree.
         total_tokens: nodes of a dynamic tree, its root included.
-        depth: levels drafted below the root; null for five, or, of a drafter that guesses several places at once, as
+        depth: levels drafted below the root; null for eight, or, of a drafter that guesses several places at once, as
             many as it guesses.
         tree_top_k: nodes expanded per level of a dynamic tree, and children of each.
     """
@@ -271,8 +272,8 @@ class TrainedDrafterConfig(MethodConfig):
     exact: ClassVar[bool] = True
 
     drafter: str | None = None
-    tree: str = "dynamic"
-    total_tokens: int = 12
+    tree: str = "chain"
+    total_tokens: int = 30
     depth: int | None = None
     tree_top_k: int = 4
 

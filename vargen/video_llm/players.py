@@ -45,6 +45,8 @@ from vargen.video_llm.methods import (
     TrainedDrafterConfig,
 )
 
+_DRAFT_LENGTH = 8  # of trained drafters that guess one place at a time
+
 
 @dataclass
 class Players:
@@ -158,7 +160,7 @@ def _trained(config: TrainedDrafterConfig, prompt: Prompt, make_target: Callable
     target = make_target(capture_layers=network.config.capture_layers)
     depth = config.depth
     if depth is None:
-        depth = network.config.draft_length if network.config.draft_length > 1 else 5
+        depth = network.config.draft_length if network.config.draft_length > 1 else _DRAFT_LENGTH
     drafter = feature_drafter(network, target, *_shape(config, depth))
     assert isinstance(drafter.head, FeatureHead)
     return Players(target, drafter, ExactVerifier(), drafter.head)

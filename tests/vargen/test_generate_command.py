@@ -181,3 +181,59 @@ def test_unknown_words_and_long_prompts_are_warned_about(
     assert generate(tiny_model_folder, tmp_path / "out", "a red zeppelin", "a red cube " * 60) == 0
     warning = capsys.readouterr().err
     assert "zeppelin" in warning and "120" in warning
+
+
+def test_the_best_candidate_is_kept_and_can_be_made_again(
+    tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By darkness, whose best is known: a reader of scenes finds nothing in pictures of a tiny model."""
+    import numpy as np
+
+    from vargen.ranking import JudgeRanker
+
+    scored = []
+
+    def darkness(self, images, prompts):
+        assert len(set(prompts)) == 1
+        scored.append([-float(np.array(image).mean()) for image in images])
+        return scored[-1]
+
+    monkeypatch.setattr(JudgeRanker, "__init__", lambda self, image_size: None)
+    monkeypatch.setattr(JudgeRanker, "score", darkness)
+    for size in ("1", "4", "7"):
+        assert (
+            generate(tiny_model_folder, tmp_path / size, *PROMPTS, "--num_candidates", "3", "--batch_size", size) == 0
+        )
+    assert pictures(tmp_path / "1") == pictures(tmp_path / "4") == pictures(tmp_path / "7")
+    written = records(tmp_path / "4")
+    for record, scores in zip(written, scored[:3], strict=True):
+        assert record["scores"] == [round(score, 4) for score in scores]
+        assert scores[record["candidate"]] == max(scores)
+    assert {record["candidate"] for record in written} - {0} and [record["seed"] for record in written] == [0, 1, 2]
+    for record in written:
+        alone = tmp_path / f"alone-{record['index']}"
+        assert generate(tiny_model_folder, alone, record["text"], "--seed", str(record["candidate_seed"])) == 0
+        assert list(pictures(alone).values()) == [pictures(tmp_path / "4")[f"{record['index']:06d}.png"]]
+
+
+def test_candidates_that_nobody_can_rank_are_refused(
+    tiny_model_folder: Path, tiny_class_model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    several = ("--num_candidates", "2")
+    for model, arguments, named in (
+        (tiny_model_folder, ["a red cube", "--num_candidates", "0"], "num_candidates must be at least 1"),
+        (tiny_model_folder, ["a red cube", *several, "--ranker", "taste"], "ranker must be one of judge, clip"),
+        (tiny_model_folder, ["a red cube", *several], "the judge reads pictures of 128 pixels"),
+        (tiny_model_folder, ["a red cube", *several, "--ranker", "clip", "--clip", str(tmp_path)], "no CLIP model"),
+        (tiny_class_model_folder, ["--class_labels", "[3]", *several], "num_candidates must be 1"),
+    ):
+        assert generate(model, tmp_path / "out", *arguments) == 2
+        assert named in capsys.readouterr().err
+        assert not (tmp_path / "out").exists()
+
+
+def test_clip_ranks_whatever_the_words_are(tiny_model_folder: Path, tmp_path: Path, clip_folder: Path) -> None:
+    arguments = ("--num_candidates", "3", "--ranker", "clip", "--clip", str(clip_folder))
+    assert generate(tiny_model_folder, tmp_path / "out", "a red cube", *arguments) == 0
+    (record,) = records(tmp_path / "out")
+    assert record["scores"][record["candidate"]] == max(record["scores"]) and len(set(record["scores"])) > 1

@@ -2,7 +2,8 @@
 
 The order of things is deliberate. Everything that can be refused is refused before torch is imported, and the folder is
 made after the model has been loaded, so that a failed start leaves nothing behind. Picture i is made with the seed
-`seed + i` by a generator of its own: it does not depend on the batch size, nor on where a run was interrupted.
+`seed + i` by a generator of its own: it does not depend on the batch size, nor on where a run was interrupted. Of
+several candidates the first has that seed, too.
 """
 
 from __future__ import annotations
@@ -22,10 +23,12 @@ from vargen.methods import resolve_method
 from vargen.model_folder import read_json, weights_fingerprint
 from vargen.progress import Progress, progress
 from vargen.prompts import gather_prompts
-from vargen.resources import find_model
+from vargen.ranking import RANKERS, ClipRanker, JudgeRanker, Ranker, best, candidate_seed
+from vargen.resources import find_model, weights_folder
 from vargen.result_folder import ImageRequest, ResultFolder
 
 if TYPE_CHECKING:
+    from PIL import Image
     from torch import Tensor
 
     from specdecode.trace import DecodeTrace
@@ -46,7 +49,10 @@ class GenerateConfig:
             lines from standard input.
         class_labels: for a class-conditional model, instead of prompts, such as "[207, 360]".
         num_images_per_prompt: pictures for every prompt.
-        seed: of the first picture; picture i is made with `seed + i`.
+        num_candidates: make so many of each picture and keep the best; 1 keeps what comes.
+        ranker: what says which is best: "judge", a recogniser of the shipped model's scenes, or "clip".
+        clip: folder of the CLIP model that ranks; null for the one that came with vargen (scenes only).
+        seed: of the first picture; picture i is made with `seed + i`, and so is its first candidate.
         guidance_scale: how closely to follow the prompt, at the cost of variety; 1 is off; null for the model's own.
         temperature: below 1 for more likely, above 1 for more varied pictures; 0 always takes the likeliest token.
         top_k: choose among so many of the likeliest tokens only; 0 for all; null for the model's own.
@@ -67,6 +73,9 @@ class GenerateConfig:
     prompts_file: str | None = None
     class_labels: list[int] = field(default_factory=list)
     num_images_per_prompt: int = 1
+    num_candidates: int = 1
+    ranker: str = "judge"
+    clip: str | None = None
     seed: int = 0
     guidance_scale: float | None = None
     temperature: float = 1.0
@@ -80,11 +89,13 @@ class GenerateConfig:
     trace_image: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("num_images_per_prompt", "batch_size"):
+        for name in ("num_images_per_prompt", "num_candidates", "batch_size"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name} must be at least 1, got {getattr(self, name)}")
         if not 0 <= self.seed <= MAX_SEED:
             raise UserError(f"seed must lie between 0 and 2**63 - 1, got {self.seed}")
+        if self.ranker not in RANKERS:
+            raise UserError(f"ranker must be one of {', '.join(RANKERS)}, got {self.ranker!r}")
         check_sampling(self)
         resolve_method(self.method, self.method_options)
 
@@ -156,9 +167,10 @@ def run(arguments: Sequence[str]) -> int:
         pipeline, device, settings["dtype"] = load_pipeline(model_folder, config.device, settings["dtype"])
         load_seconds = time.perf_counter() - began
         _warn_about_prompts(pipeline, requests)
+        ranker = _load_ranker(config, pipeline, requests)
         with results.open_for_writing(_describe_run(settings, config, model_folder, device)):
             try:
-                _generate(pipeline, results, config, settings, totals, quiet=values.quiet)
+                _generate(pipeline, results, config, settings, totals, ranker, quiet=values.quiet)
             except KeyboardInterrupt:
                 done = num_missing - len(results.missing)
                 raise KeyboardInterrupt(
@@ -224,8 +236,35 @@ def _settings(config: GenerateConfig, requests: Sequence[ImageRequest], model_fo
         "dtype": config.dtype,
         "seed": config.seed,
         "num_images_per_prompt": config.num_images_per_prompt,
+        **_ranking(config),
         **conditions,
     }
+
+
+def _ranking(config: GenerateConfig) -> dict[str, Any]:
+    """How the best of several candidates is chosen; nothing where there is one."""
+    if config.num_candidates == 1:
+        return {}
+    return {"num_candidates": config.num_candidates, "ranker": config.ranker, "clip": config.clip}
+
+
+def _load_ranker(config: GenerateConfig, pipeline: LlamaGenPipeline, requests: Sequence[ImageRequest]) -> Ranker | None:
+    """What chooses among candidates; None where there is nothing to choose.
+
+    Raises:
+        UserError: it cannot score these pictures or prompts.
+    """
+    if config.num_candidates == 1:
+        return None
+    prompts = list(dict.fromkeys(request.text for request in requests if request.text is not None))
+    if not prompts:
+        raise UserError("num_candidates must be 1 for a class-conditional model: there is no prompt to rank by")
+    if config.ranker == "judge":
+        ranker: Ranker = JudgeRanker(pipeline.image_size)
+    else:
+        ranker = ClipRanker(weights_folder() / "clip" if config.clip is None else Path(config.clip))
+    ranker.check(prompts)
+    return ranker
 
 
 def _warn_about_prompts(pipeline: LlamaGenPipeline, requests: Sequence[ImageRequest]) -> None:
@@ -260,58 +299,110 @@ def _generate(
     config: GenerateConfig,
     settings: dict[str, Any],
     totals: RunTotals,
+    ranker: Ranker | None,
     quiet: bool,
 ) -> None:
     """Make and save every missing picture, batch by batch."""
-    import torch
-
     from vargen.pipeline import PromptWarning
     from vargen.trace_image import draw_trace
 
     missing = results.missing
-    num_tokens, grid_size = pipeline.transformer.num_image_tokens, pipeline.transformer.config.grid_size
-    with progress(len(missing) * num_tokens, "tokens", quiet) as shown, warnings.catch_warnings():
+    grid_size = pipeline.transformer.config.grid_size
+    tokens_of_one = pipeline.transformer.num_image_tokens * config.num_candidates
+    with progress(len(missing) * tokens_of_one, "tokens", quiet) as shown, warnings.catch_warnings():
         count = _TokenCount(shown)
         warnings.simplefilter("ignore", PromptWarning)  # said once, for all prompts
-        for start in range(0, len(missing), config.batch_size):
-            batch = missing[start : start + config.batch_size]
-            count.begin(start * num_tokens)
-            condition: dict[str, Any] = (
-                {"prompt": [request.text for request in batch]}
-                if batch[0].class_label is None
-                else {"class_labels": [request.class_label for request in batch]}
-            )
+        size = max(1, config.batch_size // config.num_candidates)  # pictures whose candidates fit into a batch
+        for start in range(0, len(missing), size):
+            batch = missing[start : start + size]
+            candidates = [(request, place) for request in batch for place in range(config.num_candidates)]
+            made: list[_Made] = []
+            for first in range(0, len(candidates), config.batch_size):
+                count.begin(start * tokens_of_one + first * pipeline.transformer.num_image_tokens)
+                made += _make(pipeline, candidates[first : first + config.batch_size], config, settings, totals, count)
             began = time.perf_counter()
-            try:
-                output = pipeline(
-                    **condition,
-                    guidance_scale=settings["guidance_scale"],
-                    temperature=config.temperature,
-                    top_k=settings["top_k"],
-                    top_p=config.top_p,
-                    generator=[torch.Generator().manual_seed(request.seed) for request in batch],
-                    method=resolve_method(config.method, config.method_options),
-                    callback_on_step_end=count.step,
-                )
-            except torch.OutOfMemoryError as error:
-                raise UserError(
-                    f"batch_size {config.batch_size} needs more memory than {config.device} has; give a smaller one"
-                ) from error
-            seconds = time.perf_counter() - began
-            trace = output.trace
-            totals.add(trace)
-            for row, (request, image) in enumerate(zip(batch, output.images, strict=True)):
+            for place, request in enumerate(batch):
+                own = made[place * config.num_candidates : (place + 1) * config.num_candidates]
+                chosen, measured = own[0], own[0].measured
+                if ranker is not None:
+                    assert request.text is not None
+                    scores = ranker.score([each.image for each in own], [request.text] * len(own))
+                    number = best(scores)
+                    chosen = own[number]
+                    measured = {
+                        **chosen.measured,
+                        "candidate": number,
+                        "candidate_seed": candidate_seed(request.seed, number),
+                        "scores": [round(score, 4) for score in scores],
+                    }
                 if config.trace_image:  # before the picture, whose file says that all is done
-                    results.add_trace_image(request, draw_trace(image, trace, row, grid_size))
-                measured = {
-                    "tokens": trace.row_tokens[row],
-                    "forward_passes": trace.row_passes[row],
-                    "seconds": round(seconds / len(batch), 4),
-                    "batch_size": len(batch),
-                }
-                results.add(request, image, measured)
-            totals.add_seconds("save", time.perf_counter() - began - seconds)
-        count.begin(len(missing) * num_tokens)
+                    results.add_trace_image(request, draw_trace(chosen.image, chosen.trace, chosen.row, grid_size))
+                results.add(request, chosen.image, measured)
+            totals.add_seconds("save" if ranker is None else "rank_and_save", time.perf_counter() - began)
+        count.begin(len(missing) * tokens_of_one)
+
+
+@dataclass(frozen=True)
+class _Made:
+    """A picture, where it stands in the trace of its batch, and what it cost."""
+
+    image: Image.Image
+    trace: DecodeTrace
+    row: int
+    measured: dict[str, Any]
+
+
+def _make(
+    pipeline: LlamaGenPipeline,
+    candidates: Sequence[tuple[ImageRequest, int]],
+    config: GenerateConfig,
+    settings: dict[str, Any],
+    totals: RunTotals,
+    count: _TokenCount,
+) -> list[_Made]:
+    """One batch: a candidate of each of these requests."""
+    import torch
+
+    requests = [request for request, _ in candidates]
+    condition: dict[str, Any] = (
+        {"prompt": [request.text for request in requests]}
+        if requests[0].class_label is None
+        else {"class_labels": [request.class_label for request in requests]}
+    )
+    began = time.perf_counter()
+    try:
+        output = pipeline(
+            **condition,
+            guidance_scale=settings["guidance_scale"],
+            temperature=config.temperature,
+            top_k=settings["top_k"],
+            top_p=config.top_p,
+            generator=[
+                torch.Generator().manual_seed(candidate_seed(request.seed, number)) for request, number in candidates
+            ],
+            method=resolve_method(config.method, config.method_options),
+            callback_on_step_end=count.step,
+        )
+    except torch.OutOfMemoryError as error:
+        raise UserError(
+            f"batch_size {config.batch_size} needs more memory than {config.device} has; give a smaller one"
+        ) from error
+    seconds, trace = time.perf_counter() - began, output.trace
+    totals.add(trace)
+    return [
+        _Made(
+            image,
+            trace,
+            row,
+            {
+                "tokens": trace.row_tokens[row],
+                "forward_passes": trace.row_passes[row],
+                "seconds": round(seconds / len(candidates), 4),
+                "batch_size": len(candidates),
+            },
+        )
+        for row, image in enumerate(output.images)
+    ]
 
 
 class _TokenCount:

@@ -583,11 +583,14 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin):  # type: ignore[misc]
         slots: Tensor | None = None,
         kv_length: int | None = None,
         attention_bias: Tensor | None = None,
+        half_way: list[Tensor] | None = None,
     ) -> Tensor:
         if self.training and self.config.token_dropout > 0:
             hidden_states = F.dropout(hidden_states, self.config.token_dropout)
-        for block in self.transformer_blocks:
+        for number, block in enumerate(self.transformer_blocks, start=1):
             hidden_states = block(hidden_states, rotary, attention_mask, kv_cache, slots, kv_length, attention_bias)
+            if half_way is not None and number == len(self.transformer_blocks) // 2:
+                half_way.append(hidden_states)
         return hidden_states
 
     def training_forward(self, condition_embeds: Tensor, condition_mask: Tensor | None, input_ids: Tensor) -> Tensor:
@@ -603,6 +606,12 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin):  # type: ignore[misc]
         Returns:
             fp32 `[B, N, vocab_size]`: entry i predicts image token i.
         """
+        return self.training_states(condition_embeds, condition_mask, input_ids)[0]
+
+    def training_states(
+        self, condition_embeds: Tensor, condition_mask: Tensor | None, input_ids: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """`training_forward`, and the hidden states `[B, N, dim]` after half of the blocks, at the same places."""
         condition_length, num_image_tokens = condition_embeds.shape[1], input_ids.shape[1]
         inputs_embeds = torch.cat((condition_embeds, self.token_embedding(input_ids[:, :-1])), dim=1)
         device = input_ids.device
@@ -615,6 +624,10 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin):  # type: ignore[misc]
                 mask = condition_attention_mask(torch.ones(1, condition_length, dtype=torch.bool), num_image_tokens - 1)
             dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else inputs_embeds.dtype
             bias = torch.zeros(mask.shape, dtype=dtype).masked_fill(~mask, float("-inf"))
-        hidden_states = self._run_blocks(inputs_embeds, self.rotary_rows(positions[None]), mask, attention_bias=bias)
+        half_way: list[Tensor] = []
+        hidden_states = self._run_blocks(
+            inputs_embeds, self.rotary_rows(positions[None]), mask, attention_bias=bias, half_way=half_way
+        )
         # The last condition token predicts image token 0; what earlier ones say is nobody's business.
-        return self.lm_head(self.norm_out(hidden_states[:, condition_length - 1 :])).float()
+        logits = self.lm_head(self.norm_out(hidden_states[:, condition_length - 1 :])).float()
+        return logits, (half_way or [inputs_embeds])[0][:, condition_length - 1 :]

@@ -30,6 +30,7 @@ from vargen.scenes.text_tokenizer import build_tokenizer
 from vargen.training.caption_reading import CaptionReader, caption_reading_loss
 from vargen.training.config import RunConfig, check, check_fraction, check_positive, main
 from vargen.training.data import HELDOUT_SEED, RenderedSceneSource, SceneBatch, SceneSource, save_sheet
+from vargen.training.grounding import CellReader, cell_attributes, grounding_loss
 from vargen.training.run import RunResult, autocast, move, prepare, train
 from vargen.training.tokenizer import exported_copy
 
@@ -115,6 +116,9 @@ class TransformerTrainingConfig(RunConfig):
         object_loss_until: share of the run after which it is 1.
         caption_reading_weight: weight of a helping loss for the text encoder, see `caption_reading`; it stays on, since
             no picture token depends on it.
+        grounding_weight: weight of a helping loss for the transformer at the start, see `grounding`: half-way up, each
+            place is asked which object is to come there. It falls linearly to zero.
+        grounding_until: share of the run after which it is zero.
         text_only_until: share of the run, at its start, that trains the text encoder alone, by that loss, on captions
             without pictures.
         text_batch_size: captions per step in that part.
@@ -134,6 +138,8 @@ class TransformerTrainingConfig(RunConfig):
     object_loss_weight: float = 1.0
     object_loss_until: float = 0.7
     caption_reading_weight: float = 0.0
+    grounding_weight: float = 0.0
+    grounding_until: float = 0.8
     text_only_until: float = 0.0
     text_batch_size: int = 256
     object_count_weights: tuple[float, ...] = OBJECT_COUNT_WEIGHTS
@@ -150,8 +156,8 @@ class TransformerTrainingConfig(RunConfig):
         check_positive(self, "image_size", "text_batch_size")
         check(self.detail >= 0, "detail", self.detail, "must not be negative")
         check_positive(self, "object_loss_weight")
-        check_fraction(self, "null_caption_probability", "object_loss_until", "text_only_until")
-        for name in ("caption_alignment_weight", "caption_reading_weight"):
+        check_fraction(self, "null_caption_probability", "object_loss_until", "text_only_until", "grounding_until")
+        for name in ("caption_alignment_weight", "caption_reading_weight", "grounding_weight"):
             check(getattr(self, name) >= 0, name, getattr(self, name), "must not be negative")
         check(
             not self.frozen_text_encoder or not (self.initial_weights or self.text_only_until),
@@ -326,15 +332,18 @@ class TransformerTask:
         self.module = nn.ModuleDict({"transformer": self.transformer, "text_encoder": self.text_encoder})
         move(self.module, device)
         self.extra_modules = nn.ModuleList()
-        if config.caption_reading_weight:
-            self.extra_modules.append(CaptionReader(shape.dim))
-            move(self.extra_modules, device)
+        self.caption_reader = CaptionReader(shape.dim) if config.caption_reading_weight else None
+        self.cell_reader = CellReader(shape.dim) if config.grounding_weight else None
+        for reader in (self.caption_reader, self.cell_reader):
+            if reader is not None:
+                self.extra_modules.append(reader)
+        move(self.extra_modules, device)
         self.max_caption_tokens = min(MAX_CAPTION_TOKENS, shape.condition_length)
-        self.training_forward = self.transformer.training_forward
+        self.training_states = self.transformer.training_states
         if config.compile:
             # The rotary table is built at its first use; built before, it does not make the second step compile anew.
             self.transformer.rotary_rows(torch.zeros(1, 1, dtype=torch.long, device=device))
-            self.training_forward = torch.compile(self.training_forward)
+            self.training_states = torch.compile(self.training_states)
         self.heldout = source(HELDOUT_SEED, config.evaluation_size, "heldout")
         self.heldout_codes = torch.cat([self._encode(part) for part in self.heldout.images.split(config.batch_size)])
         self.heldout_places = token_places(self.heldout.object_mask, self.heldout.ground_mask, grid_size)
@@ -385,7 +394,7 @@ class TransformerTask:
         codes = self._encode(batch.images)
         drop = self._null_rows(step)
         condition, mask = self._condition(batch, drop)
-        logits = self.training_forward(condition, mask, codes)
+        logits, half_way = self.training_states(condition, mask, codes)
         losses = F.cross_entropy(logits.mT, codes, reduction="none")  # [B, N]
         weights = self._token_weights(batch, progress)
         loss = (losses * weights).sum() / weights.sum()
@@ -397,8 +406,15 @@ class TransformerTask:
             alignment = caption_alignment_loss(guesses, codes, coverage * ~drop[:, None])
             loss = loss + config.caption_alignment_weight * (1.0 - progress) * alignment
             parts["alignment"] = alignment.detach()
-        if config.caption_reading_weight:
-            reading, right = caption_reading_loss(self.extra_modules[0](condition, mask), batch.scenes, ~drop)
+        grounding_weight = self._grounding_weight(progress)
+        if self.cell_reader is not None and grounding_weight:
+            cells = cell_attributes(batch.scenes, self.grid_size)
+            truth = {name: cell.flatten(1).to(self.device) for name, cell in cells.items()}
+            grounding, known = grounding_loss(self.cell_reader(half_way), truth, ~drop)
+            loss = loss + grounding_weight * grounding
+            parts |= {"grounding": grounding.detach(), "known": known}
+        if self.caption_reader is not None:
+            reading, right = caption_reading_loss(self.caption_reader(condition, mask), batch.scenes, ~drop)
             loss = loss + config.caption_reading_weight * reading
             parts |= {"reading": reading.detach(), "read_rightly": right}
         return loss, parts
@@ -411,8 +427,13 @@ class TransformerTask:
         scenes = [sample_scene(seed, "train", config.object_count_weights) for seed in seeds]
         condition, mask = self._embed_captions(scenes, seeds, None)
         everyone = torch.ones(len(scenes), dtype=torch.bool, device=self.device)
-        loss, right = caption_reading_loss(self.extra_modules[0](condition, mask), scenes, everyone)
+        assert self.caption_reader is not None
+        loss, right = caption_reading_loss(self.caption_reader(condition, mask), scenes, everyone)
         return loss, {"reading": loss.detach(), "read_rightly": right}
+
+    def _grounding_weight(self, progress: float) -> float:
+        until = self.config.grounding_until
+        return self.config.grounding_weight * max(0.0, 1 - progress / until) if until else 0.0
 
     def _null_rows(self, step: int) -> Tensor:
         """Rows of the batch of `step` that see the null caption, bool [B]."""

@@ -13,18 +13,14 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from vargen.scenes import camera
 from vargen.scenes.renderer import SceneRenderer
-from vargen.scenes.scene import COLOURS, MATERIALS, SHAPES, SIZES, Scene
 from vargen.scenes.video import VideoScene, sample_video
 from vargen.scenes.video_captions import compose_questions, compose_video_caption
+from vargen.training.grounding import cell_attributes
 from vargen.video_llm.processor import CAPTION_PROMPTS
 
 IGNORED = -100
 """Label of a token that is not to be predicted."""
-
-GROUNDING = {"shape": SHAPES, "colour": COLOURS, "material": MATERIALS, "size": SIZES}
-"""What is told of the object that a visual token shows; class 0 is "no object"."""
 
 PLACES = ("step", "column", "row")
 """What is told of where a visual token stands: in time, and in the frame."""
@@ -91,30 +87,10 @@ def grounding_targets(videos: Sequence[VideoScene], steps: Sequence[int], grid_s
         grid_size: visual tokens across a frame.
 
     Returns:
-        By attribute, [B, S * grid_size^2] int64 classes: 0 for no object, else one more than the place in `GROUNDING`.
-        An object covers the cells whose centres lie in its box; a nearer one hides a farther one.
+        By attribute, [B, S * grid_size^2] int64 classes, see `vargen.training.grounding.cell_attributes`.
     """
-    scenes = [video.frames[step] for video in videos for step in steps]
-    targets = {name: torch.zeros(len(scenes), grid_size, grid_size, dtype=torch.int64) for name in GROUNDING}
-    owners = [(number, item) for number, scene in enumerate(scenes) for item in _far_to_near(scene)]
-    corners = torch.tensor(
-        [
-            [
-                (item.x + side * item.half_width, height * item.height, item.depth + end * item.half_width)
-                for side in (-1, 1)
-                for height in (0, 1)
-                for end in (-1, 1)
-            ]
-            for _, item in owners
-        ]
-    )
-    # Cell number i has its centre at i + 0.5, so a box from a to b covers ceil(a - 0.5) to floor(b - 0.5).
-    boxes = camera.bounding_boxes(corners, grid_size) - 0.5
-    firsts, lasts = boxes[:, :2].ceil().long().tolist(), boxes[:, 2:].floor().long().tolist()
-    for (number, item), (left, top), (right, bottom) in zip(owners, firsts, lasts, strict=True):
-        for name, values in GROUNDING.items():
-            targets[name][number, top : bottom + 1, left : right + 1] = 1 + values.index(getattr(item, name))
-    return {name: target.view(len(videos), -1) for name, target in targets.items()}
+    cells = cell_attributes([video.frames[step] for video in videos for step in steps], grid_size)
+    return {name: target.view(len(videos), -1) for name, target in cells.items()}
 
 
 def place_targets(num_steps: int, grid_size: int) -> dict[str, Tensor]:
@@ -122,10 +98,6 @@ def place_targets(num_steps: int, grid_size: int) -> dict[str, Tensor]:
     axes = torch.meshgrid(*(torch.arange(size) for size in (num_steps, grid_size, grid_size)), indexing="ij")
     step, row, column = (axis.flatten() for axis in axes)
     return {"step": step, "column": column, "row": row}
-
-
-def _far_to_near(scene: Scene) -> list[Any]:
-    return sorted(scene.objects, key=lambda item: -item.depth)
 
 
 class Conversations:

@@ -28,9 +28,9 @@ from vargen.scenes.video_captions import CLAIM_KINDS, caption_accuracy
 from vargen.training import cpu_attention
 from vargen.training.config import RunConfig, check, check_fraction, main
 from vargen.training.data import HELDOUT_SEED
+from vargen.training.grounding import GROUNDING
 from vargen.training.run import RunResult, prepare, train
 from vargen.training.video_data import (
-    GROUNDING,
     IGNORED,
     PLACES,
     Conversations,

@@ -10,7 +10,13 @@ import torch.nn.functional as F
 
 from vargen.scenes.scene import sample_scene
 from vargen.training.data import SceneBatch
-from vargen.training.tokenizer import TokenizerTrainingConfig, VQModelConfig
+from vargen.training.tokenizer import (
+    TokenizerTrainingConfig,
+    VQModelConfig,
+    build_tokenizer_model,
+    exported_copy,
+)
+from vargen.training.transformer import TextEncoderConfig, TransformerConfig, TransformerTrainingConfig
 
 IMAGE_SIZE = 16
 
@@ -61,4 +67,29 @@ def tokenizer_config(tmp_path: Path) -> TokenizerTrainingConfig:
         autocast=False,
         image_size=IMAGE_SIZE,
         model=VQModelConfig((8, 16), 1, 16, 32, 4, 4),
+    )
+
+
+@pytest.fixture
+def transformer_config(tmp_path: Path, tokenizer_config) -> TransformerTrainingConfig:
+    torch.manual_seed(0)
+    vqvae = build_tokenizer_model(tokenizer_config)
+    codebook = vqvae.quantize.embedding.weight.data
+    codebook.copy_(torch.nn.functional.normalize(torch.randn_like(codebook), dim=1))
+    exported_copy(vqvae).save_pretrained(tmp_path / "vqvae")
+    return TransformerTrainingConfig(
+        output_dir=str(tmp_path / "transformer"),
+        vqvae=str(tmp_path / "vqvae"),
+        batch_size=4,
+        steps=6,
+        warmup_steps=2,
+        learning_rate=3e-3,
+        evaluation_size=6,
+        log_every=2,
+        evaluate_every=100,
+        sample_every=100,
+        autocast=False,
+        image_size=tokenizer_config.image_size,
+        model=TransformerConfig(32, 2, 2, 48, 48),
+        text_encoder=TextEncoderConfig(16, 8, 24, 1, 2),
     )

@@ -419,6 +419,25 @@ def overlap_section(record: Record) -> list[str]:
     ]
 
 
+def drafter_training_section(trained: Sequence[Record]) -> list[str]:
+    """What each drafter was trained for, and how well it guesses."""
+    cells = []
+    for record in trained:
+        last = record["evaluations"][-1]
+        places = [f"{100 * last[name]:.1f}" for name in (f"agreement_{place}" for place in range(1, 5)) if name in last]
+        row = [record["settings"]["kind"], f"{record['steps']:,}", f"{record['settings']['videos']:,}"]
+        cells.append([*row, f"{record['seconds'] / 60:.0f}", *places, f"{last['accepted_length']:.2f}"])
+    header = ["drafter", "steps", "answers", "minutes", "1st, %", "2nd", "3rd", "4th", "accepted of 4"]
+    return [
+        "### Trained drafters",
+        "How often the likeliest guess is the target's own token on answers about held-out videos, by how far ahead it "
+        "is, each by the guess before it or of the same forward; and what stays of greedy chains of four, over a few "
+        f"videos. {trained[0]['remark']} The minutes hold some for what the target made of the answers.",
+        table(header, cells),
+        source_line(trained[0]),
+    ]
+
+
 def trained_drafters_section(record: Record) -> list[str]:
     """Studies of trained drafters, those that are recorded."""
     studies, parts = record["studies"], ["### Trained drafters, part by part"]
@@ -540,6 +559,8 @@ def video_section(
             parts += ["What drafting took:", drafting_table(rows)]
     if overlap := studies["parallel_overlap_cpu"]:
         parts += overlap_section(overlap)
+    if learned := [json.loads(path.read_text()) for path in sorted(RESULTS.glob("training_video-drafter-*.json"))]:
+        parts += drafter_training_section(learned)
     if drafters := studies["video_drafters"]:
         parts += trained_drafters_section(drafters)
     if loose:

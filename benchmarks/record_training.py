@@ -30,7 +30,14 @@ def summarise(log: Path) -> dict[str, Any]:
     if not starts or not steps:
         raise SystemExit(f"record_training: error: {log} holds no training steps")
     stride = max(1, len(steps) // CURVE_POINTS)
-    private = ("event", "output_dir", "vqvae", "initial_weights")  # paths say nothing elsewhere
+    private = (
+        "event",
+        "output_dir",
+        "vqvae",
+        "initial_weights",
+        "frozen_text_encoder",
+        "answers",
+    )  # paths say nothing elsewhere
     settings = {k: v for k, v in starts[0].items() if k not in (*private, "step")}
     changes = [
         {"step": after["step"]} | {k: v for k, v in after.items() if k not in (*private, "step") and v != before.get(k)}

@@ -47,7 +47,7 @@ IMAGE_SIZE, DEPTH = 96, 5
 _STILL = "--kind sparrow --training_frames 2 --steps 1000"
 _SHORT = "--kind flash --videos 1024 --steps 600"
 TRAINED = {
-    **{kind: f"--kind {kind} --steps 1200" for kind in ("eagle", "msd", "vispec", "sparrow", "flash")},
+    **{kind: f"--kind {kind}" for kind in ("eagle", "msd", "vispec", "sparrow", "flash")},
     "still_states_mtp": _STILL,
     "still_states_none": f"{_STILL} --own_passes 0",
     "still_embeddings_mtp": f"{_STILL} --visual embeddings",
@@ -56,7 +56,7 @@ TRAINED = {
     **{f"flash_{name}": f"{_SHORT} --num_queries {count}" for name, count in QUERIES.items() if name != "9x"},
     "flash_scaled": f"{_SHORT} --scale true",
 }
-"""By folder, how each drafter is trained, all with --learning_rate 2e-3 --muon_learning_rate 4e-3."""
+"""By folder, how each drafter is trained, by the shipped configuration but for these options."""
 
 
 def answer(answerer: VideoAnswerer, case: VideoCase, config: TrainedDrafterConfig, max_new_tokens: int) -> dict:

@@ -89,6 +89,36 @@ def test_a_drafter_that_is_the_target_is_always_right(
 TRAINED = [method for method in VIDEO_METHODS if issubclass(method, TrainedDrafterConfig)]
 
 
+@pytest.mark.parametrize(("workers", "threads"), [("processes", 2), ("threads", 2), ("in_turn", 3)])
+def test_a_core_is_left_to_the_drafter(
+    qwen_pair: Path,
+    cases: list[VideoCase],
+    answerer_of: Callable[[Path], VideoAnswerer],
+    monkeypatch: pytest.MonkeyPatch,
+    workers: str,
+    threads: int,
+) -> None:
+    import vargen.video_llm.parallel as parallel
+
+    seen, before = [], torch.get_num_threads()
+    decode = parallel.decode_parallel
+
+    def watched(*arguments: Any, **keywords: Any) -> Any:
+        seen.append(torch.get_num_threads())
+        return decode(*arguments, **keywords)
+
+    monkeypatch.setattr(parallel, "decode_parallel", watched)
+    answerer = answerer_of(qwen_pair)
+    torch.set_num_threads(3)
+    try:
+        config = ParallelConfig(workers=workers, draft_length=2)
+        answerer.answer(cases[0].frames, QUESTION, config, max_new_tokens=4)
+        assert seen == [threads] and torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+        answerer.close()
+
+
 @pytest.mark.parametrize("tree", ["chain", "dynamic", "mc_sim_7b_63"])
 @pytest.mark.parametrize("method", TRAINED, ids=lambda method: method.name)
 def test_what_a_trained_drafter_took_is_told(

@@ -451,9 +451,12 @@ def trained_drafters_section(record: Record) -> list[str]:
             found = {row["visual_tokens"]: row for row in rows if tuple(row[name] for name in names) == key}
             marks = ["yes" if each else "no" for each in key]
             cells.append([*marks, *(f"{found[length]['accepted_length']:.2f}" for length in lengths)])
+        known = {row["visual_tokens"]: row["caption_accuracy"] for row in rows}
+        cells.append(["*target's captions, F1 %*", "", "", *(f"*{100 * known[length]:.0f}*" for length in lengths)])
         parts += [
             "Sparrow's parts: accepted length against the number of visual tokens. Trained on stills of 36 visual "
-            f"tokens; {studies['length']['videos']} held-out videos each.",
+            f"tokens; {studies['length']['videos']} held-out videos each. The target itself has seen videos of 144 "
+            "visual tokens; what it can say of longer ones is in the last row.",
             table(["bridged states", "multi-token", "text only", *(f"{length:,}" for length in lengths)], cells),
             source_line(studies["length"]),
         ]

@@ -31,6 +31,7 @@ from specdecode.video.feature_head import FeatureHead
 from specdecode.video.request import prepare_request
 from specdecode.video.target import VideoTarget
 from vargen.progress import Progress, progress
+from vargen.scenes.video_captions import caption_accuracy
 from vargen.video_llm.answering import VideoAnswerer
 from vargen.video_llm.benchmark import VideoCase, scene_video_cases
 from vargen.video_llm.frames import processor_inputs
@@ -71,7 +72,7 @@ def answer(answerer: VideoAnswerer, case: VideoCase, config: TrainedDrafterConfi
         if step == 0:
             prompt.update(flops=head.flops, passes=head.forward_passes)
 
-    trace = decode(
+    result = decode(
         players.target,
         drafter=players.drafter,
         verifier=players.verifier,
@@ -81,8 +82,11 @@ def answer(answerer: VideoAnswerer, case: VideoCase, config: TrainedDrafterConfi
         stop_token=answerer.stop_tokens,
         on_step=keep_prompt,
         profile=True,
-    ).trace
+    )
+    trace, tokens = result.trace, result.tokens[0, : int(result.lengths[0])]
     accepted = trace.accepted_lengths[0]
+    text = answerer.processor.tokenizer.decode(tokens, skip_special_tokens=True)
+    assert case.truth is not None
     return {
         "visual_tokens": players.target.request.num_visual,
         "accepted": sum(accepted),
@@ -91,6 +95,7 @@ def answer(answerer: VideoAnswerer, case: VideoCase, config: TrainedDrafterConfi
         "drafting_flops": head.flops - prompt["flops"],
         "prompt_flops": prompt["flops"],
         "draft_seconds": trace.phase_seconds["draft"],
+        "caption_accuracy": caption_accuracy(case.truth, text),
     }
 
 
@@ -106,6 +111,7 @@ def figures(answers: Sequence[dict]) -> dict[str, float]:
         "drafting_passes_per_step": passes / max(steps, 1),
         "flops_per_drafting_pass": sum(each["drafting_flops"] for each in answers) / passes,
         "prompt_flops": statistics.fmean(each["prompt_flops"] for each in answers),
+        "caption_accuracy": statistics.fmean(each["caption_accuracy"] for each in answers),
         "draft_milliseconds_per_pass": 1e3
         * statistics.median(each["draft_seconds"] / max(each["drafting_passes"], 1) for each in answers),
     }
@@ -150,7 +156,7 @@ class Studies:
                         drafter = self.folder(f"still_{visual}_{passes}")
                         config = SparrowConfig(drafter=drafter, text_only=text_only, tree="chain", depth=DEPTH)
                         parts = {"bridged": visual == "states", "multi_token": passes == "mtp", "text_only": text_only}
-                        rows.append({"frames": num_frames, **parts, **self.ask(config, cases, 100)})
+                        rows.append({"frames": num_frames, **parts, **self.ask(config, cases)})
         return rows
 
     def cost(self) -> list[dict]:

@@ -350,8 +350,9 @@ def drafting_table(rows: Sequence[Record]) -> str:
         steps = sum(row["accepted_histogram"])
         wanted = ("tree", "total_tokens", "tree_top_k", "depth", "draft_length", "keep_ratio")
         settings = {name: row["settings"][name] for name in wanted if row["settings"].get(name) is not None}
-        if settings.get("tree") == "chain":
-            settings = {name: value for name, value in settings.items() if name not in ("total_tokens", "tree_top_k")}
+        unused = {"chain": ("total_tokens", "tree_top_k")}.get(settings.get("tree", ""), ("draft_length",))
+        if "tree" in settings:
+            settings = {name: value for name, value in settings.items() if name not in unused}
         flops = row["draft_flops_per_answer"]
         cells.append(
             [

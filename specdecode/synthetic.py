@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from scipy import stats
 from torch import Tensor
 
@@ -116,6 +117,21 @@ class MarkovTarget:
     def rewind(self, counts: Tensor) -> None:
         """Forget the last `counts[b]` committed tokens."""
         self.lengths = self.lengths - counts
+
+
+class FeatureTarget(MarkovTarget):
+    """A Markov target whose hidden state at a token is the token, one-hot: [B, n, V]. That and the token after it are
+    all that its logits depend on, so it is what a drafter on features has to read."""
+
+    def prefill(self) -> TargetOutput:
+        """As `MarkovTarget`, with hidden states of the whole prompt."""
+        output = super().prefill()
+        return TargetOutput(output.logits, F.one_hot(self.prompts, self.vocab_size).float())
+
+    def forward(self, tokens: Tensor, mask: Tensor, depths: Tensor) -> TargetOutput:
+        """As `MarkovTarget`, with hidden states."""
+        output = super().forward(tokens, mask, depths)
+        return TargetOutput(output.logits, F.one_hot(tokens, self.vocab_size).float())
 
 
 @dataclass

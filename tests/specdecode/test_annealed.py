@@ -6,12 +6,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_chains import assert_same, random_chain, state_for
 from scipy import stats
 from torch import Tensor
 
 import specdecode.verifiers.annealed as annealed
 from specdecode.loop import decode
-from specdecode.roles import DecodeState, Draft, TargetOutput, Verdict
+from specdecode.roles import Draft, TargetOutput
 from specdecode.sampling import RandomStreams, SamplingConfig
 from specdecode.synthetic import MarkovDrafter, MarkovTarget, random_table
 from specdecode.tree import TokenTree
@@ -21,25 +22,6 @@ from specdecode.verifiers.exact import chain_walk
 VOCAB_SIZE = 6
 SAMPLING = SamplingConfig(temperature=0.9)
 FILTERED = SamplingConfig(temperature=1.2, top_k=4, top_p=0.9)
-
-
-def state_for(lengths: Tensor, sampling: SamplingConfig) -> DecodeState:
-    tokens = torch.zeros(len(lengths), 1, dtype=torch.int64)
-    return DecodeState(tokens, lengths, lengths > 0, 99, sampling, RandomStreams.from_seeds(range(len(lengths))))
-
-
-def random_chain(seed: int, batch_size: int, length: int) -> tuple[Draft, TargetOutput]:
-    generator = torch.Generator().manual_seed(seed)
-    logits = 1.5 * torch.randn(batch_size, length + 1, VOCAB_SIZE, generator=generator)
-    drawn_from = (logits + torch.randn(logits.shape, generator=generator)).softmax(-1).roll(1, dims=1)
-    tokens = torch.multinomial(drawn_from.flatten(0, 1), 1, generator=generator).view(batch_size, length + 1)
-    depth = torch.randint(-1, length + 1, (batch_size,), generator=generator)
-    return Draft(TokenTree.chain(tokens).clip(depth), drawn_from), TargetOutput(logits)
-
-
-def assert_same(one: Verdict, other: Verdict) -> None:
-    assert torch.equal(one.accepted, other.accepted)
-    assert torch.equal(one.next_tokens, other.next_tokens)
 
 
 # ---- weights ----
@@ -69,8 +51,8 @@ def test_it_says_whether_it_is_exact() -> None:
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 10**6), st.integers(0, 6), st.sampled_from([SAMPLING, FILTERED, SamplingConfig(0)]))
 def test_weight_one_has_the_tokens_of_exact_verification(seed: int, length: int, sampling: SamplingConfig) -> None:
-    draft, output = random_chain(seed, 10, length)
-    state, verifier = state_for(torch.arange(10) + 1, sampling), AnnealedVerifier(1, decay=0)
+    draft, output, lengths = random_chain(seed, 10, length, VOCAB_SIZE)
+    state, verifier = state_for(lengths, sampling), AnnealedVerifier(1, decay=0)
     assert_same(verifier.accept(draft, output, state), ExactVerifier().accept(draft, output, state))
     if not sampling.is_greedy:
         assert_same(verifier.accept(draft, output, state), chain_walk(draft, output, state))
@@ -95,10 +77,10 @@ def test_certain_tokens_break_nothing() -> None:
 @pytest.mark.parametrize("given", [False, True])
 def test_nothing_is_relaxed_behind_the_end_of_a_chain(given: bool) -> None:
     """Clipped nodes hold token 0, which must not be favoured."""
-    draft, output = random_chain(3, 200, 3)
+    draft, output, lengths = random_chain(3, 200, 3, VOCAB_SIZE)
     tree = draft.tree.clip(torch.zeros(200, dtype=torch.int64))
     draft = Draft(tree, None if given else draft.probabilities)
-    state = state_for(torch.arange(200) + 1, SAMPLING)
+    state = state_for(lengths, SAMPLING)
     verdict = AnnealedVerifier(5.0, 0).accept(draft, output, state)
     assert_same(verdict, ExactVerifier().accept(draft, output, state))
 

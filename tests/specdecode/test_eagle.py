@@ -18,23 +18,11 @@ from specdecode.drafters.tree_shapes import StaticTree
 from specdecode.loop import decode
 from specdecode.roles import DecodeState, TargetOutput
 from specdecode.sampling import RandomStreams, SamplingConfig
-from specdecode.synthetic import MarkovTarget, random_table
+from specdecode.synthetic import FeatureTarget, random_table
 from specdecode.trace import DecodeTrace
 
 GREEDY = SamplingConfig(temperature=0)
 PValue = Callable[[Tensor, Tensor, Tensor, SamplingConfig], float]
-
-
-class FeatureTarget(MarkovTarget):
-    """A Markov target whose hidden state at a token is the token, one-hot: what a pair needs of the token before."""
-
-    def prefill(self) -> TargetOutput:
-        output = super().prefill()
-        return TargetOutput(output.logits, F.one_hot(self.prompts, self.vocab_size).float())
-
-    def forward(self, tokens: Tensor, mask: Tensor, depths: Tensor) -> TargetOutput:
-        output = super().forward(tokens, mask, depths)
-        return TargetOutput(output.logits, F.one_hot(tokens, self.vocab_size).float())
 
 
 @dataclass

@@ -6,12 +6,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_chains import assert_same, random_chain, state_for
 from scipy import stats
 from torch import Tensor
 
 import specdecode.verifiers.grouped as grouped
 from specdecode.loop import decode
-from specdecode.roles import DecodeState, Draft, TargetOutput, Verdict
+from specdecode.roles import DecodeState, Draft, TargetOutput
 from specdecode.sampling import RandomStreams, SamplingConfig, Tag, logits_to_probabilities
 from specdecode.synthetic import MarkovDrafter, MarkovTarget, random_table
 from specdecode.tree import TokenTree
@@ -22,25 +23,6 @@ VOCAB_SIZE = 10
 SAMPLING = SamplingConfig(temperature=0.9)
 FILTERED = SamplingConfig(temperature=1.2, top_k=6, top_p=0.9)
 VECTORS = 0.5 * torch.randn(VOCAB_SIZE, 3, generator=torch.Generator().manual_seed(2))
-
-
-def state_for(lengths: Tensor, sampling: SamplingConfig) -> DecodeState:
-    tokens = torch.zeros(len(lengths), 1, dtype=torch.int64)
-    return DecodeState(tokens, lengths, lengths > 0, 99, sampling, RandomStreams.from_seeds(range(len(lengths))))
-
-
-def random_chain(seed: int, batch_size: int, length: int) -> tuple[Draft, TargetOutput]:
-    generator = torch.Generator().manual_seed(seed)
-    logits = 1.5 * torch.randn(batch_size, length + 1, VOCAB_SIZE, generator=generator)
-    drawn_from = (logits + torch.randn(logits.shape, generator=generator)).softmax(-1).roll(1, dims=1)
-    tokens = torch.multinomial(drawn_from.flatten(0, 1), 1, generator=generator).view(batch_size, length + 1)
-    depth = torch.randint(-1, length + 1, (batch_size,), generator=generator)
-    return Draft(TokenTree.chain(tokens).clip(depth), drawn_from), TargetOutput(logits)
-
-
-def assert_same(one: Verdict, other: Verdict) -> None:
-    assert torch.equal(one.accepted, other.accepted)
-    assert torch.equal(one.next_tokens, other.next_tokens)
 
 
 def slow_group(p: list[float], x: int, size: int, max_difference: float, max_distance: float) -> list[int]:
@@ -86,8 +68,8 @@ def slow_accepted(
 def test_accepts_what_the_slow_form_accepts(
     seed: int, length: int, size: int, max_difference: float, max_distance: float, sampling: SamplingConfig
 ) -> None:
-    draft, output = random_chain(seed, 10, length)
-    state = state_for(torch.arange(10) + 1, sampling)
+    draft, output, lengths = random_chain(seed, 10, length, VOCAB_SIZE)
+    state = state_for(lengths, sampling)
     verdict = GroupedVerifier(VECTORS, size, max_difference, max_distance).accept(draft, output, state)
     assert verdict.accepted.tolist() == slow_accepted(draft, output, state, size, max_difference, max_distance)
 
@@ -103,8 +85,8 @@ NO_RELAXATION = [
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 10**6), st.integers(0, 5), st.sampled_from([SAMPLING, FILTERED, SamplingConfig(0)]))
 def test_groups_of_one_have_the_tokens_of_exact_verification(seed: int, length: int, sampling: SamplingConfig) -> None:
-    draft, output = random_chain(seed, 10, length)
-    state = state_for(torch.arange(10) + 1, sampling)
+    draft, output, lengths = random_chain(seed, 10, length, VOCAB_SIZE)
+    state = state_for(lengths, sampling)
     expected = ExactVerifier().accept(draft, output, state)
     # Groups that could have members but, so far apart are the codes, have none.
     lonely = GroupedVerifier(1e3 * VECTORS, 15, 1.0)
@@ -118,8 +100,8 @@ def test_greedy_is_exact() -> None:
     """The relaxed rule would accept the same: no group unites the one token of probability 1 with another."""
     one_hot = [0.0, 1.0, 0.0]
     assert slow_group(one_hot, 1, 15, 0.15, 100.0) == [1] and 1 not in slow_group(one_hot, 0, 15, 0.15, 100.0)
-    draft, output = random_chain(5, 30, 4)
-    state = state_for(torch.arange(30) + 1, SamplingConfig(0))
+    draft, output, lengths = random_chain(5, 30, 4, VOCAB_SIZE)
+    state = state_for(lengths, SamplingConfig(0))
     verdict = GroupedVerifier(VECTORS, 15).accept(Draft(draft.tree), output, state)
     assert_same(verdict, ExactVerifier().accept(Draft(draft.tree), output, state))
 
@@ -188,8 +170,8 @@ def test_large_groups_accept_more() -> None:
 
 
 def test_fault_neighbours_on_one_side_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    draft, output = random_chain(7, 200, 4)
-    state = state_for(torch.arange(200) + 1, SAMPLING)
+    draft, output, lengths = random_chain(7, 200, 4, VOCAB_SIZE)
+    state = state_for(lengths, SAMPLING)
     verifier = GroupedVerifier(VECTORS, 7, 1.0, 1.0)
     slow = slow_accepted(draft, output, state, 7, 1.0, 1.0)
     assert verifier.accept(draft, output, state).accepted.tolist() == slow
@@ -217,7 +199,7 @@ def test_bad_arguments(arguments: tuple, message: str) -> None:
 
 
 def test_drafts_it_does_not_take() -> None:
-    draft, output = random_chain(1, 2, 2)
+    draft, output, _ = random_chain(1, 2, 2, VOCAB_SIZE)
     state, verifier = state_for(torch.tensor([1, 1]), SAMPLING), GroupedVerifier(VECTORS, 5)
     with pytest.raises(ValueError, match="has no probabilities"):
         verifier.accept(Draft(draft.tree), output, state)

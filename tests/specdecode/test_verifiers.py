@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_chains import assert_same, random_chain, state_for
 from scipy import stats
 from torch import Tensor
 
@@ -205,31 +206,6 @@ def test_the_verifier_says_that_it_is_exact() -> None:
 
 
 # ---- chains are judged at once, with the tokens of the walk ----
-
-
-def random_chain(seed: int, batch_size: int, length: int, vocab_size: int) -> tuple[Draft, TargetOutput, Tensor]:
-    """Drafts that share something with the target, each row clipped somewhere (the root too: a finished row)."""
-    generator = torch.Generator().manual_seed(seed)
-    logits = 2 * torch.randn(batch_size, length + 1, vocab_size, generator=generator)
-    before = (logits + torch.randn(logits.shape, generator=generator)).softmax(-1)  # of the token after each node
-    drawn_from = before.roll(1, dims=1)
-    tokens = torch.multinomial(drawn_from.flatten(0, 1), 1, generator=generator).view(batch_size, length + 1)
-    depth = torch.randint(-1, length + 1, (batch_size,), generator=generator)
-    lengths = torch.randint(1, 50, (batch_size,), generator=generator)
-    return Draft(TokenTree.chain(tokens).clip(depth), drawn_from), TargetOutput(logits), lengths
-
-
-def state_for(lengths: Tensor, sampling: SamplingConfig) -> DecodeState:
-    tokens = torch.zeros(len(lengths), 1, dtype=torch.int64)
-    return DecodeState(tokens, lengths, lengths > 0, 99, sampling, RandomStreams.from_seeds(range(len(lengths))))
-
-
-def assert_same(one: Verdict, other: Verdict) -> None:
-    assert torch.equal(one.accepted, other.accepted)
-    assert torch.equal(one.next_tokens, other.next_tokens)
-    assert one.path.shape == other.path.shape and one.path.dtype == other.path.dtype
-    meaningful = torch.arange(one.path.shape[1]) <= one.accepted[:, None]
-    assert torch.equal(one.path.where(meaningful, -1), other.path.where(meaningful, -1))
 
 
 @settings(max_examples=40, deadline=None)

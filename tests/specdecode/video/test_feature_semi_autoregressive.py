@@ -18,22 +18,10 @@ from specdecode.drafters.tree_shapes import StaticTree
 from specdecode.loop import DecodeResult, decode
 from specdecode.roles import DecodeState, TargetOutput
 from specdecode.sampling import RandomStreams, SamplingConfig
-from specdecode.synthetic import MarkovTarget, random_table
+from specdecode.synthetic import FeatureTarget, random_table
 
 VOCAB, PLACES = 12, 3
 PValue = Callable[[Tensor, Tensor, Tensor, SamplingConfig], float]
-
-
-class FeatureTarget(MarkovTarget):
-    """A target whose hidden state at a token is the token, one-hot."""
-
-    def prefill(self) -> TargetOutput:
-        output = super().prefill()
-        return TargetOutput(output.logits, F.one_hot(self.prompts, self.vocab_size).float())
-
-    def forward(self, tokens: Tensor, mask: Tensor, depths: Tensor) -> TargetOutput:
-        output = super().forward(tokens, mask, depths)
-        return TargetOutput(output.logits, F.one_hot(tokens, self.vocab_size).float())
 
 
 class TableHead:

@@ -461,69 +461,60 @@ def trained_drafters_section(record: Record) -> list[str]:
             table(["bridged states", "multi-token", "text only", *(f"{length:,}" for length in lengths)], cells),
             source_line(studies["length"]),
         ]
-    if "cost" in studies:
-        cells = [
-            [
+    if "cost" in studies:  # in the order of methods, each against the length
+        studies["cost"]["rows"].sort(key=lambda row: (row["method"], row["frames"]))
+    even = studies["saturation"]["rows"][0]["even"] if "saturation" in studies else 0.0
+    for name, words, header, cells_of in (
+        (
+            "cost",
+            "What a forward of the drafter costs as the video grows, chains of five:",
+            ["drafter", "visual tokens", "MFLOP a forward", "ms a forward", "MFLOP for the prompt"],
+            lambda row: [
                 row["method"],
                 f"{row['visual_tokens']:,}",
                 f"{row['flops_per_drafting_pass'] / 1e6:.2f}",
                 f"{row['draft_milliseconds_per_pass']:.2f}",
                 f"{row['prompt_flops'] / 1e6:.0f}",
-            ]
-            for row in sorted(studies["cost"]["rows"], key=lambda row: (row["method"], row["frames"]))
-        ]
-        parts += [
-            "What a forward of the drafter costs as the video grows:",
-            table(["drafter", "visual tokens", "MFLOP a forward", "ms a forward", "MFLOP for the prompt"], cells),
-            source_line(studies["cost"]),
-        ]
-    if "places" in studies:
-        cells = [
-            [
+            ],
+        ),
+        (
+            "places",
+            "FLASH: places guessed at once, each drafter trained for its own number, for a short time.",
+            ["K", "accepted", "drafter's forwards a step", "accepted a forward"],
+            lambda row: [
                 str(row["places"]),
                 f"{row['accepted_length']:.2f}",
                 f"{row['drafting_passes_per_step']:.2f}",
                 f"{row['accepted_per_drafting_pass']:.2f}",
-            ]
-            for row in studies["places"]["rows"]
-        ]
-        parts += [
-            "FLASH: places guessed at once, each drafter trained for its own number.",
-            table(["K", "accepted", "drafter's forwards a step", "accepted a forward"], cells),
-            source_line(studies["places"]),
-        ]
-    if "compression" in studies:
-        cells = [
-            [
+            ],
+        ),
+        (
+            "compression",
+            "FLASH: compression of the video's 144 visual tokens, trained for a short time.",
+            ["compression", "queries", "accepted", "MFLOP for the prompt"],
+            lambda row: [
                 row["compression"],
                 str(row["queries"]),
                 f"{row['accepted_length']:.2f}",
                 f"{row['prompt_flops'] / 1e6:.0f}",
-            ]
-            for row in studies["compression"]["rows"]
-        ]
-        parts += [
-            "FLASH: compression of the video's 144 visual tokens.",
-            table(["compression", "queries", "accepted", "MFLOP for the prompt"], cells),
-            source_line(studies["compression"]),
-        ]
-    if "saturation" in studies:
-        cells = [
-            [
+            ],
+        ),
+        (
+            "saturation",
+            "FLASH: the largest weight of the compressor's softmax, a mean over queries (a query that looks at all "
+            f"alike has {even:.3f}, one that looks at a single token 1).",
+            ["scaled", "untrained", "trained", "accepted"],
+            lambda row: [
                 "yes" if row["scaled"] else "no (the paper's)",
                 f"{row['untrained']:.3f}",
                 f"{row['trained']:.3f}",
                 f"{row['accepted_length']:.2f}",
-            ]
-            for row in studies["saturation"]["rows"]
-        ]
-        even = studies["saturation"]["rows"][0]["even"]
-        parts += [
-            f"FLASH: the largest weight of the compressor's softmax, a mean over queries ({even:.3f} looks at all "
-            "alike, 1 at one token only).",
-            table(["scaled", "untrained", "trained", "accepted"], cells),
-            source_line(studies["saturation"]),
-        ]
+            ],
+        ),
+    ):
+        if name in studies:
+            study = studies[name]
+            parts += [words, table(header, [cells_of(row) for row in study["rows"]]), source_line(study)]
     return parts
 
 

@@ -178,6 +178,7 @@ def _expected_shapes(model_class: Any, config: dict[str, Any], folder: Path) -> 
 def weights_fingerprint(folder: str | os.PathLike[str]) -> str:
     """A short hash of everything in a model folder that decides its pictures, cheap for gigabytes.
 
+    What only drafts for a Video-LLM (`drafters/` in its folder) decides nothing of what it says, and does not count.
     Small files count whole; of large ones the size, the first 64 KiB (which hold the header of a weight file) and 255
     samples of 4 KiB spread evenly: any retraining changes all tensors.
     """
@@ -185,6 +186,8 @@ def weights_fingerprint(folder: str | os.PathLike[str]) -> str:
     folder = Path(folder)
     for path in sorted(folder.rglob("*")):
         if not path.is_file() or path.suffix not in (".json", ".safetensors", ".bin", ".model", ".txt"):
+            continue
+        if path.relative_to(folder).parts[0] == "drafters":
             continue
         size = path.stat().st_size
         digest.update(f"{path.relative_to(folder).as_posix()}\0{size}\0".encode())

@@ -114,6 +114,7 @@ def run(arguments: Sequence[str]) -> int:
         settings = describe_video_run(
             contenders,
             weights_fingerprint(folder),
+            drafters={kind: weights_fingerprint(path) for kind, path in sorted(answerer.drafters.items())},
             videos=config.videos,
             split=config.split,
             frames=[config.num_frames, config.image_size],

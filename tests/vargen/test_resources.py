@@ -65,3 +65,19 @@ def test_training_configs_fill_their_dataclass(name: str) -> None:
     parser.exit_on_error = False
     values = parser.instantiate_classes(parse(parser, ["--config", str(find_config(f"train/{name}"))]))
     assert values.output_dir.startswith("runs/")
+
+
+def test_a_fingerprint_is_of_what_decides_and_drafters_come_with_a_model(tmp_path: Path) -> None:
+    from vargen.model_folder import weights_fingerprint
+    from vargen.resources import find_trained_drafters
+
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(bytes(100))
+    before = weights_fingerprint(tmp_path)
+    (tmp_path / "drafters" / "sparrow").mkdir(parents=True)
+    assert find_trained_drafters(tmp_path) == {}
+    (tmp_path / "drafters" / "sparrow" / "config.json").write_text("{}")
+    assert find_trained_drafters(tmp_path) == {"sparrow": tmp_path / "drafters" / "sparrow"}
+    assert weights_fingerprint(tmp_path) == before
+    (tmp_path / "model.safetensors").write_bytes(bytes(99) + b"x")
+    assert weights_fingerprint(tmp_path) != before

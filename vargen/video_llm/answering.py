@@ -294,7 +294,7 @@ class VideoAnswerer:
         folder = config.drafter or self.drafters.get(config.name)
         if folder is None:
             raise UserError(
-                f"{config.name}.drafter must be given: none came with this model; make one by "
+                f"drafter must be given: none came with this model; make one by "
                 f"`vargen train video-drafter --kind {config.name}`"
             )
         text_only = config.text_only if isinstance(config, SparrowConfig) else None
@@ -303,7 +303,7 @@ class VideoAnswerer:
             try:
                 self._trained[key] = load_drafter(folder, self.model, text_only=text_only)
             except ValueError as error:
-                raise UserError(f"{config.name}.{error}") from error
+                raise UserError(str(error)) from error
         return self._trained[key]
 
     @torch.no_grad()

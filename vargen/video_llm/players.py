@@ -155,7 +155,7 @@ def _speculative(config: SpeculativeConfig, prompt: Prompt, make_target: Callabl
 
 def _trained(config: TrainedDrafterConfig, prompt: Prompt, make_target: Callable[..., VideoTarget]) -> Players:
     if prompt.trained_drafter is None:
-        raise UserError(f"{config.name}.drafter must be given: there are no trained drafters here")
+        raise UserError("drafter must be given: there are no trained drafters here")
     network = prompt.trained_drafter(config)
     target = make_target(capture_layers=network.config.capture_layers)
     depth = config.depth

@@ -275,9 +275,9 @@ def test_what_is_missing_is_named(qwen_pair: Path, pair: Path, cases: list[Video
     with pytest.raises(UserError, match="flash: draft_length must be at most 4"):
         alone.answer(cases[0].frames, QUESTION, FlashConfig(depth=5))
     stranger = VideoAnswerer(alone.model, alone.processor)
-    with pytest.raises(UserError, match="sparrow: drafter must be given.*train video-drafter --kind sparrow"):
+    with pytest.raises(UserError, match=r"sparrow: drafter must be given.*train video-drafter --kind sparrow"):
         stranger.answer(cases[0].frames, QUESTION, "sparrow")
-    with pytest.raises(UserError, match="sparrow: drafter: .* holds no"):
+    with pytest.raises(UserError, match=r"sparrow: drafter: .* holds no"):
         stranger.answer(cases[0].frames, QUESTION, SparrowConfig(drafter=str(tmp_path)))
     draft = VideoAnswerer.from_pretrained(str(qwen_pair / "draft"))  # of the same sizes, with other weights
     with pytest.raises(UserError, match="trained on other features"):

@@ -43,6 +43,8 @@ class Ranker(Protocol):
 class JudgeRanker:
     """The share of what a prompt says about a scene that a recogniser of scenes finds in the picture.
 
+    Where a prompt gives no count, as many objects as it names are expected: who asks for a red sphere wants one.
+
     Args:
         image_size: of the pictures to come.
 
@@ -81,7 +83,8 @@ class JudgeRanker:
         readings = read_images(self.judge, pixels.permute(0, 3, 1, 2).float() / 255)
         scores = []
         for reading, prompt in zip(readings, prompts, strict=True):
-            checks = judge_claims(reading, parse_caption(prompt)).checks
+            claims = parse_caption(prompt)
+            checks = judge_claims(reading, claims, object_count=len(claims.objects)).checks
             scores.append(sum(check.right for check in checks) / max(len(checks), 1))
         return scores
 

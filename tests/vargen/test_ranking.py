@@ -1,0 +1,39 @@
+"""Rankers on pictures whose truth is known."""
+
+from __future__ import annotations
+
+from vargen.ranking import ClipRanker, JudgeRanker, best, candidate_seed
+from vargen.resources import weights_folder
+from vargen.scenes.captions import compose_caption
+from vargen.scenes.dataset import to_pil
+from vargen.scenes.renderer import SceneRenderer
+from vargen.scenes.scene import sample_scene
+
+SCENES = [sample_scene(seed, "heldout") for seed in range(3_000_000_100, 3_000_000_112)]
+IMAGES = to_pil(SceneRenderer(128)(SCENES).images)
+PROMPTS = [compose_caption(scene, 0).text for scene in SCENES]
+
+
+def test_rankers_find_the_picture_that_a_sentence_is_about() -> None:
+    for ranker in (JudgeRanker(128), ClipRanker(weights_folder() / "clip")):
+        ranker.check(PROMPTS)
+        chosen = [best(ranker.score(IMAGES, [prompt] * len(IMAGES))) for prompt in PROMPTS]
+        assert sum(place == number for number, place in enumerate(chosen)) >= 9, (type(ranker).__name__, chosen)
+
+
+def test_company_that_nobody_asked_for_costs_something() -> None:
+    alone, together = (
+        next(number for number, scene in enumerate(SCENES) if len(scene.objects) == count) for count in (1, 2)
+    )
+    item = SCENES[together].objects[0]
+    prompt = f"a {item.colour} {item.shape}"
+    score = JudgeRanker(128).score([IMAGES[together]], [prompt])[0]
+    assert 0.5 < score < 1
+    only = SCENES[alone].objects[0]
+    assert JudgeRanker(128).score([IMAGES[alone]], [f"a {only.colour} {only.shape}"]) == [1.0]
+
+
+def test_equal_scores_keep_the_first_and_seeds_differ_in_their_lower_bits() -> None:
+    assert best([0.5, 1.0, 1.0]) == 1 and best([0.0]) == 0
+    seeds = {candidate_seed(7, number) % 2**32 for number in range(1000)}
+    assert len(seeds) == 1000 and candidate_seed(7, 0) == 7 and candidate_seed(2**63 - 1, 5) < 2**63

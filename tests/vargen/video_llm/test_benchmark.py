@@ -30,7 +30,8 @@ def kept(method: str, batch: int, seconds: float, decode: float, tokens: int, ri
         phase_seconds={"prefill": 0.5, "decode": decode},
     )
     accuracies = {"all": right, "setting": right, "objects": right, "events": right}
-    record = {"token_ids": [1, 2], "relaxed": [], "run_lengths": [], "accuracies": accuracies, **more}
+    drafting = {"draft_passes": None, "draft_flops": None}
+    record = {"token_ids": [1, 2], "relaxed": [], "run_lengths": [], "accuracies": accuracies, **drafting, **more}
     return {"method": method, "batch": batch, "call": call.to_dict(), **record}
 
 
@@ -48,6 +49,21 @@ def test_figures_of_known_answers() -> None:
     assert loose["retention"] == pytest.approx(0.75) and loose["relaxed_share"] == pytest.approx(0.4)
     assert loose["mean_run_length"] == 3 and plain["mean_run_length"] is None
     assert loose["answers"] == 3 and "images" not in loose
+
+
+def test_what_drafting_took_leaves_out_the_prompts() -> None:
+    records = RecordFile(None, {})
+    for batch in range(2):
+        records.add(kept("ar", batch, 4.0, 2.0, 10, 0.8))
+        drafted = kept("flash", batch, 2.0, 1.0, 10, 0.8, draft_passes=4, draft_flops=600)
+        drafted["call"]["accepted_histogram"] = [0, 1, 0, 2]  # three steps, seven tokens accepted
+        drafted["call"]["phase_seconds"]["draft"] = 0.3
+        records.add(drafted)
+    contenders = {name: resolve_video_method(name) for name in ("ar", "flash")}
+    plain, drafted = build_video_rows(contenders, records, 2)
+    names = ("drafting_passes", "accepted_per_drafting_pass", "draft_flops_per_answer", "draft_seconds_per_step")
+    assert [plain[name] for name in names] == [None] * 4
+    assert [drafted[name] for name in names] == [6, pytest.approx(7 / 3), 600, pytest.approx(0.1)]
 
 
 def test_videos_are_new_and_the_same_every_time() -> None:
@@ -111,7 +127,7 @@ def test_the_command(qwen_pair: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     assert rows["sd"]["equal_to_plain"] == rows["strict"]["equal_to_plain"] == 1
     assert rows["strict"]["settings"]["loose_ratio"] == 0 and rows["strict"]["provenance"]["hardware"]
     assert not list(tmp_path.glob("*.calls.jsonl"))
-    for wrong, named in ((["--videos", "0"], "videos"), (["--methods", "eagle"], "eagle"), (["--split", "x"], "split")):
+    for wrong, named in ((["--videos", "0"], "videos"), (["--methods", "lantern"], "lantern"), (["--split", "x"], "split")):
         assert main([*base, *wrong]) == 2
         assert named in capsys.readouterr().err
     assert main(["bench", "--task", "sound"]) == 2

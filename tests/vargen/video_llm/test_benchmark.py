@@ -127,7 +127,7 @@ def test_the_command(qwen_pair: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     assert rows["sd"]["equal_to_plain"] == rows["strict"]["equal_to_plain"] == 1
     assert rows["strict"]["settings"]["loose_ratio"] == 0 and rows["strict"]["provenance"]["hardware"]
     assert not list(tmp_path.glob("*.calls.jsonl"))
-    for wrong, named in ((["--videos", "0"], "videos"), (["--methods", "lantern"], "lantern"), (["--split", "x"], "split")):
+    for wrong, named in ((["--videos", "0"], "videos"), (["--methods", "std2"], "std2"), (["--split", "x"], "split")):
         assert main([*base, *wrong]) == 2
         assert named in capsys.readouterr().err
     assert main(["bench", "--task", "sound"]) == 2

@@ -13,6 +13,7 @@ nbclient = pytest.importorskip("nbclient", reason='notebooks need the extra "dev
 
 FOLDER = Path(__file__).resolve().parent.parent / "notebooks"
 SMALL: dict[str, dict[str, Any]] = {
+    "answer_about_videos": {"METHODS": ["ar", "flash"]},
     "generate_and_trace": {"PROMPTS": ["a large green cone on grass", "two cyan cubes on sand"]},
     "compare_methods": {"METHODS": ["ar", "scd", "vvs-balanced"], "PROMPTS": 2},
     "evaluate_and_plot": {"COUNT": 6, "METHODS": "scd,vvs-fast", "PRESET": "small.yaml"},

@@ -38,3 +38,8 @@ def test_help_does_not_load_torch() -> None:
 def test_shipped_configs_name_no_folder_of_the_machine_that_trained_them() -> None:
     for path in (ROOT / "vargen" / "weights").rglob("*.json"):
         assert '"_name_or_path": "/' not in path.read_text(), path
+
+
+def test_recorded_results_name_no_folder_of_the_machine_that_made_them() -> None:
+    for path in (ROOT / "benchmarks" / "results").glob("*.json"):
+        assert ': "/' not in path.read_text(), path

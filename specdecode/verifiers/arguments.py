@@ -44,7 +44,7 @@ def check_chain(verifier: str, draft: Draft) -> None:
     Raises:
         ValueError: Its nodes may have several children.
     """
-    if draft.tree.max_children > 1:
+    if not draft.tree.is_chain:
         raise ValueError(
             f"{verifier} judges chains only, but the nodes of this draft have up to {draft.tree.max_children} "
             f"children: draft a chain (tree.max_children 1), or use a verifier of trees"

@@ -210,9 +210,9 @@ def order_answers(video: VideoScene, text: str) -> tuple[int, int]:
     told = {claim for claim in read_claims(text) if claim[0] == "event"}
     right = wrong = 0
     mentioned = []
-    pairs = zip(video.events, reversed(backwards(video).events), strict=True)
-    for event, other_way in pairs:
-        wordings = [_event_claim(video, event), _event_claim(backwards(video), other_way)]
+    other_story = backwards(video)
+    for event, other_way in zip(video.events, reversed(other_story.events), strict=True):
+        wordings = [_event_claim(video, event), _event_claim(other_story, other_way)]
         times = [{claim[1] for claim in told if claim[2:] == wording} for wording in wordings]
         if wordings[0] != wordings[1]:
             right += bool(times[0]) and not times[1]

@@ -13,6 +13,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -130,7 +131,7 @@ def build_video_rows(
             "method": label,
             "exact": method.exact,
             **_figures(kept[label], None if plain is None else kept[plain]),
-            "settings": method.to_dict(),
+            "settings": _without_places(method.to_dict()),
             "provenance": origin,
         }
         for label, method in contenders.items()
@@ -176,6 +177,14 @@ def _figures(answers: Sequence[dict[str, Any]], plain: Sequence[dict[str, Any]] 
         if of_plain:
             summary["retention"] = summary["caption_accuracy"] / of_plain
     return summary
+
+
+def _without_places(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings for a record that is read elsewhere: of a folder on this machine its last two names."""
+    return {
+        name: "/".join(Path(value).parts[-2:]) if isinstance(value, str) and Path(value).is_absolute() else value
+        for name, value in settings.items()
+    }
 
 
 def _drafting(answers: Sequence[dict[str, Any]], calls: Sequence[CallRecord]) -> dict[str, Any]:

@@ -49,7 +49,7 @@ from vargen.pipeline import LlamaGenPipeline, PromptWarning
 from vargen.processes import Processes
 from vargen.progress import Progress, progress
 from vargen.prompts import read_column
-from vargen.resources import find_model, weights_folder
+from vargen.resources import find_model, shipped_clip
 from vargen.scenes.judge import load_judge
 
 if TYPE_CHECKING:
@@ -57,8 +57,6 @@ if TYPE_CHECKING:
 
 GIVEN = "given"
 """The label of pictures that were not made here."""
-CLIP_NAME = "clip"
-"""Folder of the shipped CLIP among the shipped weights."""
 
 
 @dataclass(frozen=True)
@@ -198,7 +196,7 @@ def _networks(config: EvaluateConfig, protocol: Protocol, processes: Processes) 
     judge = load_judge(None, "cpu") if protocol.judge else None
     clip = None if config.clip is None else Path(config.clip)
     if clip is None and protocol.captions == "scenes":
-        clip = weights_folder() / CLIP_NAME
+        clip = shipped_clip()
     return load_networks(
         protocol,
         processes.device,

@@ -38,6 +38,11 @@ def configs_folder() -> Path:
     raise UserError(f"configs: not found in {installed} nor {checkout / 'configs'}; reinstall vargen")
 
 
+def shipped_clip() -> Path:
+    """The folder of the CLIP that came with vargen, which knows the scene world only."""
+    return weights_folder() / "clip"
+
+
 def find_config(name: str) -> Path:
     """A shipped configuration by its path below `configs/`, with or without `.yaml`, such as "train/tokenizer".
 

@@ -13,8 +13,7 @@ from metrics.frechet import GaussianStatistics
 from metrics.protocol import Protocol
 from metrics.quality import Reference, score_pictures
 from vargen.evaluation import PromptCase, sample_prompts
-from vargen.quality_evaluation import CLIP_NAME
-from vargen.resources import weights_folder
+from vargen.resources import shipped_clip
 from vargen.scenes.renderer import SceneRenderer
 from vargen.training.judge import gaussian_blur
 
@@ -30,7 +29,7 @@ class World:
     """Renders of one set of scenes as pictures, of another as the reference."""
 
     def __init__(self) -> None:
-        self.clip = CLIPFeatures(weights_folder() / CLIP_NAME)
+        self.clip = CLIPFeatures(shipped_clip())
         self.cases, others = sample_prompts(COUNT, seed=0), sample_prompts(COUNT, seed=100_000)
         self.images = render(self.cases)
         features = self.features(render(others))

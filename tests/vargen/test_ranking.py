@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vargen.ranking import ClipRanker, JudgeRanker, best, candidate_seed
-from vargen.resources import weights_folder
+from vargen.resources import shipped_clip
 from vargen.scenes.captions import compose_caption
 from vargen.scenes.dataset import to_pil
 from vargen.scenes.renderer import SceneRenderer
@@ -15,7 +15,7 @@ PROMPTS = [compose_caption(scene, 0).text for scene in SCENES]
 
 
 def test_rankers_find_the_picture_that_a_sentence_is_about() -> None:
-    for ranker in (JudgeRanker(128), ClipRanker(weights_folder() / "clip")):
+    for ranker in (JudgeRanker(128), ClipRanker(shipped_clip())):
         ranker.check(PROMPTS)
         chosen = [best(ranker.score(IMAGES, [prompt] * len(IMAGES))) for prompt in PROMPTS]
         assert sum(place == number for number, place in enumerate(chosen)) >= 9, (type(ranker).__name__, chosen)

@@ -24,7 +24,7 @@ from vargen.model_folder import read_json, weights_fingerprint
 from vargen.progress import Progress, progress
 from vargen.prompts import gather_prompts
 from vargen.ranking import RANKERS, ClipRanker, JudgeRanker, Ranker, best, candidate_seed
-from vargen.resources import find_model, weights_folder
+from vargen.resources import find_model, shipped_clip
 from vargen.result_folder import ImageRequest, ResultFolder
 
 if TYPE_CHECKING:
@@ -262,7 +262,7 @@ def _load_ranker(config: GenerateConfig, pipeline: LlamaGenPipeline, requests: S
     if config.ranker == "judge":
         ranker: Ranker = JudgeRanker(pipeline.image_size)
     else:
-        ranker = ClipRanker(weights_folder() / "clip" if config.clip is None else Path(config.clip))
+        ranker = ClipRanker(shipped_clip() if config.clip is None else Path(config.clip))
     ranker.check(prompts)
     return ranker
 

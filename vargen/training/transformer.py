@@ -29,6 +29,7 @@ from vargen.scenes.scene import OBJECT_COUNT_WEIGHTS, Scene, sample_scene
 from vargen.scenes.text_tokenizer import build_tokenizer
 from vargen.training.caption_reading import CaptionReader, caption_reading_loss
 from vargen.training.config import RunConfig, check, check_fraction, check_positive, main
+from vargen.training.contrast import contrast_loss, nearly_true_caption
 from vargen.training.data import HELDOUT_SEED, RenderedSceneSource, SceneBatch, SceneSource, save_sheet
 from vargen.training.grounding import CellReader, cell_attributes, grounding_loss
 from vargen.training.run import RunResult, autocast, move, prepare, train
@@ -119,6 +120,8 @@ class TransformerTrainingConfig(RunConfig):
         grounding_weight: weight of a helping loss for the transformer at the start, see `grounding`: half-way up, each
             place is asked which object is to come there. It falls linearly to zero.
         grounding_until: share of the run after which it is zero.
+        contrast_weight: weight of telling each caption from one that is nearly true, see `contrast`, against a loss per
+            token; it doubles the cost of a step.
         text_only_until: share of the run, at its start, that trains the text encoder alone, by that loss, on captions
             without pictures.
         text_batch_size: captions per step in that part.
@@ -140,6 +143,7 @@ class TransformerTrainingConfig(RunConfig):
     caption_reading_weight: float = 0.0
     grounding_weight: float = 0.0
     grounding_until: float = 0.8
+    contrast_weight: float = 0.0
     text_only_until: float = 0.0
     text_batch_size: int = 256
     object_count_weights: tuple[float, ...] = OBJECT_COUNT_WEIGHTS
@@ -157,7 +161,8 @@ class TransformerTrainingConfig(RunConfig):
         check(self.detail >= 0, "detail", self.detail, "must not be negative")
         check_positive(self, "object_loss_weight")
         check_fraction(self, "null_caption_probability", "object_loss_until", "text_only_until", "grounding_until")
-        for name in ("caption_alignment_weight", "caption_reading_weight", "grounding_weight"):
+        weights = ("caption_alignment_weight", "caption_reading_weight", "grounding_weight", "contrast_weight")
+        for name in weights:
             check(getattr(self, name) >= 0, name, getattr(self, name), "must not be negative")
         check(
             not self.frozen_text_encoder or not (self.initial_weights or self.text_only_until),
@@ -295,6 +300,12 @@ def caption_alignment_loss(guesses: Tensor, codes: Tensor, coverage: Tensor) -> 
     return -(log_probabilities * coverage).sum() / coverage.sum().clamp_min(1e-6)
 
 
+def _pad_left(values: Tensor, width: int) -> Tensor:
+    """[B, T, ...] with zeros (false) before it up to `width`; captions end where pictures begin."""
+    rest = values.new_zeros(values.shape[0], width - values.shape[1], *values.shape[2:])
+    return torch.cat([rest, values], dim=1)
+
+
 class TransformerTask:
     """The transformer and its text encoder as the common loop sees them."""
 
@@ -373,7 +384,11 @@ class TransformerTask:
     def _embed_captions(
         self, scenes: Sequence[Scene], seeds: Sequence[int], drop: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        captions = [compose_caption(scene, seed).text for scene, seed in zip(scenes, seeds, strict=True)]
+        return self._embed_texts(
+            [compose_caption(scene, seed).text for scene, seed in zip(scenes, seeds, strict=True)], drop
+        )
+
+    def _embed_texts(self, captions: list[str], drop: Tensor | None) -> tuple[Tensor, Tensor]:
         # Compiled code wants one shape; otherwise the width of the longest caption is enough.
         features, mask = encode_text(
             self.tokenizer, self.text_encoder, captions, self.max_caption_tokens, trim=not self.config.compile
@@ -394,11 +409,20 @@ class TransformerTask:
         codes = self._encode(batch.images)
         drop = self._null_rows(step)
         condition, mask = self._condition(batch, drop)
-        logits, half_way = self.training_states(condition, mask, codes)
-        losses = F.cross_entropy(logits.mT, codes, reduction="none")  # [B, N]
+        contrast: dict[str, Tensor] = {}
+        if config.contrast_weight:
+            losses, half_way, contrast["contrast"], contrast["told_apart"] = self._contrasted(
+                batch, codes, condition, mask, drop
+            )
+        else:
+            logits, half_way = self.training_states(condition, mask, codes)
+            losses = F.cross_entropy(logits.mT, codes, reduction="none")  # [B, N]
         weights = self._token_weights(batch, progress)
         loss = (losses * weights).sum() / weights.sum()
         parts = {"tokens": losses.detach().mean()}
+        if contrast:
+            loss = loss + config.contrast_weight * contrast["contrast"]
+            parts |= {name: value.detach() for name, value in contrast.items()}
         if config.caption_alignment_weight:
             pooled = (condition * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)  # [B, dim]
             guesses = self.transformer.lm_head(self.transformer.norm_out(pooled)).float()  # [B, V]
@@ -418,6 +442,26 @@ class TransformerTask:
             loss = loss + config.caption_reading_weight * reading
             parts |= {"reading": reading.detach(), "read_rightly": right}
         return loss, parts
+
+    def _contrasted(
+        self, batch: SceneBatch, codes: Tensor, condition: Tensor, mask: Tensor, drop: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Losses [B, N] of the tokens, states half-way up, the contrast loss and how many rows it has right."""
+        others = [nearly_true_caption(scene, seed) for scene, seed in zip(batch.scenes, batch.seeds, strict=True)]
+        told = torch.tensor([other is not None for other in others], device=self.device) & ~drop
+        texts = [
+            compose_caption(scene, seed).text if other is None else other.text
+            for other, scene, seed in zip(others, batch.scenes, batch.seeds, strict=True)
+        ]
+        other_condition, other_mask = self._embed_texts(texts, None)
+        # One forward for both, so one width: that of the longest of all, unless code is compiled.
+        width = max(mask.shape[1], other_mask.shape[1])
+        conditions = torch.cat([_pad_left(each, width) for each in (condition, other_condition)])
+        masks = torch.cat([_pad_left(each, width) for each in (mask, other_mask)])
+        logits, half_way = self.training_states(conditions, masks, codes.repeat(2, 1))
+        both = F.cross_entropy(logits.mT, codes.repeat(2, 1), reduction="none")  # [2B, N]
+        losses, other_losses = both.chunk(2)
+        return losses, half_way[: len(codes)], *contrast_loss(-losses.sum(1), -other_losses.sum(1), told)
 
     def _text_only_loss(self, step: int) -> tuple[Tensor, dict[str, Tensor]]:
         """The caption reading loss on scenes that are described but not drawn."""

@@ -376,6 +376,7 @@ def seeing_section(record: Record) -> list[str]:
             row["shown"],
             *(format_figure(row[kind], 100.0, 1) for kind in ("setting", "objects", "events", "all")),
             f"{100 * row['order']:.0f}" + ("" if row["order_answers"] is None else f" (of {row['order_answers']})"),
+            format_figure(row["choice"], 100.0, 0) + (f" (of {row['choice']['choices']})" if row["model"] else ""),
         ]
         for row in rows
     ]
@@ -384,9 +385,11 @@ def seeing_section(record: Record) -> list[str]:
         f"{record['videos']} held-out videos. F1 of what a caption claims about the video it should be about, %. "
         "*Order* is what the order of frames alone decides: whether something appears or leaves, goes one way or the "
         "other, which of two things comes first; of those that a caption mentions, the share that it has right, where "
-        "a coin has half. The first row is chance without order: somebody who knows every frame and what can happen in "
-        "this world is left with two stories, forwards and backwards, and tells either.",
-        table(["model", "shown", "setting", "objects", "events", "all", "order, %"], cells),
+        "a coin has half. *Choice* is about whole captions: of the true one and the true one of the same frames from "
+        "the last to the first, how often the model finds the true one likelier; without order, and without the video, "
+        "half is chance. The first rows are chance for F1. Without order, somebody who knows every frame and what can "
+        "happen in this world is left with two stories, forwards and backwards, and tells either; without a video, any.",
+        table(["model", "shown", "setting", "objects", "events", "all", "order, %", "choice, %"], cells),
         source_line(record),
     ]
 

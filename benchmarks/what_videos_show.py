@@ -2,9 +2,11 @@
 
 Frames in another order, frames from the last to the first, another video, or grey. Captions are the models' likeliest
 ones, judged against the truth of the video they should be about. Beside the F1 of their claims stands what the order of
-frames alone decides (`vargen.scenes.video_captions.order_answers`), whose chance is one half; and, as a row, the F1 of
-somebody who knows every frame and what can happen in this world, but not the order: such a person is left with two
-stories, forwards and backwards, and one of them is wrong.
+frames alone decides (`vargen.scenes.video_captions.order_answers`), whose chance is one half; and, as rows, what chance
+is for whole captions. Without order: somebody who knows every frame and what can happen in this world is left with two
+stories, forwards and backwards, and one of them is wrong. Without a video: somebody who knows this world tells any
+story of it. Last, a choice: of the true caption and that of the same frames from the last to the first, which one does
+the model find likelier? Chance is one half without order and without a video.
 
     python benchmarks/what_videos_show.py --models video-llm,video-llm-draft
 
@@ -16,6 +18,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import torch
@@ -62,6 +65,45 @@ def captions(answerer: VideoAnswerer, frames: Sequence[Tensor], batch_size: int)
     return texts
 
 
+@torch.no_grad()
+def likelihoods(answerer: VideoAnswerer, frames: Sequence[Tensor], texts: Sequence[str], batch_size: int) -> Tensor:
+    """Log-likelihood [n] of each text as the answer about its video, its end included, in nats."""
+    tokenizer, found = answerer.processor.tokenizer, []
+    for start in range(0, len(frames), batch_size):
+        batch: dict[str, list[Tensor]] = {}
+        answers = []
+        for each, text in zip(frames[start : start + batch_size], texts[start : start + batch_size], strict=True):
+            inputs = processor_inputs(answerer.processor, VideoFrames.from_frames(each), CAPTION_PROMPTS[0])
+            for name, value in inputs.items():
+                batch.setdefault(name, []).append(value)
+            answers.append(tokenizer(f"{text}<|im_end|>", add_special_tokens=False, return_tensors="pt").input_ids[0])
+        answer = torch.nn.utils.rnn.pad_sequence(answers, batch_first=True, padding_value=tokenizer.pad_token_id)
+        said = torch.nn.utils.rnn.pad_sequence([torch.ones_like(each) for each in answers], batch_first=True)
+        asked = {name: torch.cat(values) for name, values in batch.items()}
+        length = asked["input_ids"].shape[1]
+        behind = {"input_ids": answer, "attention_mask": said, "mm_token_type_ids": torch.zeros_like(answer)}
+        asked |= {name: torch.cat([asked[name], value], dim=1) for name, value in behind.items() if name in asked}
+        logits = answerer.model(**asked, use_cache=False).logits[:, length - 1 : -1].float()
+        losses = torch.nn.functional.cross_entropy(logits.mT, answer, reduction="none")
+        found.append(-(losses * said).sum(1))
+    return torch.cat(found)
+
+
+def choices(
+    answerer: VideoAnswerer, videos: Sequence[VideoScene], frames: Sequence[Tensor], batch_size: int
+) -> dict[str, Any]:
+    """How often the true caption is likelier than the one of the video backwards, where the two differ."""
+    stories = [(compose_video_caption(video, 0), compose_video_caption(backwards(video), 0)) for video in videos]
+    differing = [number for number, (true, other) in enumerate(stories) if true.claims != other.claims]
+    shown = [frames[number] for number in differing]
+    true, other = (
+        likelihoods(answerer, shown, [stories[number][side].text for number in differing], batch_size)
+        for side in (0, 1)
+    )
+    right = (true > other).double()
+    return {"value": float(right.mean()), "interval": mean_interval(right), "choices": len(differing)}
+
+
 def judge(videos: Sequence[VideoScene], texts: Sequence[str]) -> dict[str, Any]:
     """F1 by kind of claim, and the answers to what order decides."""
     figures: dict[str, Any] = {}
@@ -81,7 +123,18 @@ def without_order(videos: Sequence[VideoScene]) -> dict[str, Any]:
         for each in (videos, [backwards(video) for video in videos])
     ]
     figures = {kind: {"value": sum(story[kind]["value"] for story in stories) / 2, "interval": None} for kind in KINDS}
-    return {**figures, "order": 0.5, "order_answers": None}
+    return {**figures, "order": 0.5, "order_answers": None, "choice": {"value": 0.5, "interval": None}}
+
+
+def without_video(videos: Sequence[VideoScene]) -> dict[str, Any]:
+    """Who tells the true story of some other video: the mean over all others."""
+    texts = [compose_video_caption(video, 0).text for video in videos]
+    tellings = [judge(videos, texts[turn:] + texts[:turn]) for turn in range(1, len(videos))]
+    figures = {kind: {"value": mean(each[kind]["value"] for each in tellings), "interval": None} for kind in KINDS}
+    answers = sum(each["order_answers"] for each in tellings)
+    right = sum(each["order"] * each["order_answers"] for each in tellings)
+    choice = {"value": 0.5, "interval": None}
+    return {**figures, "order": right / max(answers, 1), "order_answers": None, "choice": choice}
 
 
 def main() -> None:
@@ -96,15 +149,23 @@ def main() -> None:
 
     cases = scene_video_cases(options.videos, "heldout", options.num_frames, options.image_size)
     videos = [case.truth for case in cases if case.truth is not None]
-    rows = [{"model": None, "shown": "every frame, without their order", **without_order(videos)}]
+    rows: list[dict[str, Any]] = [
+        {"model": None, "shown": "every frame, without their order", **without_order(videos)},
+        {"model": None, "shown": "nothing", **without_video(videos)},
+    ]
     for name in options.models.split(","):
         with VideoAnswerer.from_pretrained(name) as answerer:
             for shown, frames in shown_instead([case.frames.frames for case in cases]).items():
                 figures = judge(videos, captions(answerer, frames, options.batch_size))
+                figures["choice"] = choices(answerer, videos, frames, options.batch_size)
                 rows.append({"model": find_video_model(name).name, "shown": shown, **figures})
     for row in rows:
         parts = "  ".join(f"{kind} {100 * row[kind]['value']:5.1f}" for kind in KINDS)
-        print(f"{row['model'] or 'chance':16} {row['shown']:34} {parts}  order {100 * row['order']:5.1f}", flush=True)
+        print(
+            f"{row['model'] or 'chance':16} {row['shown']:34} {parts}  order {100 * row['order']:5.1f}  "
+            f"choice {100 * row['choice']['value']:5.1f}",
+            flush=True,
+        )
     if not options.dry_run:
         write_result(RESULTS / "what_videos_show.json", {"videos": options.videos, "rows": rows})
 

@@ -39,15 +39,21 @@ RESULTS = Path(__file__).resolve().parent / "results"
 KINDS = (*CLAIM_KINDS, "all")
 
 
-def shown_instead(frames: Sequence[Tensor]) -> dict[str, list[Tensor]]:
-    """By what is shown, the frames [F, 3, size, size] of each video."""
+NUM_SHUFFLES = 5
+"""A shuffle may by chance be nearer to one story than to the other, so choices are made about several."""
+
+
+def shown_instead(frames: Sequence[Tensor]) -> dict[str, list[list[Tensor]]]:
+    """By what is shown, one or more times the frames [F, 3, size, size] of each video."""
     generator = torch.Generator().manual_seed(0)
     return {
-        "its own": list(frames),
-        "its own, frames shuffled": [each[torch.randperm(len(each), generator=generator)] for each in frames],
-        "its own, backwards": [each.flip(0) for each in frames],
-        "another one": [*frames[1:], frames[0]],
-        "a grey one": [torch.full_like(each, 127) for each in frames],
+        "its own": [list(frames)],
+        "its own, frames shuffled": [
+            [each[torch.randperm(len(each), generator=generator)] for each in frames] for _ in range(NUM_SHUFFLES)
+        ],
+        "its own, backwards": [[each.flip(0) for each in frames]],
+        "another one": [[*frames[1:], frames[0]]],
+        "a grey one": [[torch.full_like(each, 127) for each in frames]],
     }
 
 
@@ -90,18 +96,25 @@ def likelihoods(answerer: VideoAnswerer, frames: Sequence[Tensor], texts: Sequen
 
 
 def choices(
-    answerer: VideoAnswerer, videos: Sequence[VideoScene], frames: Sequence[Tensor], batch_size: int
+    answerer: VideoAnswerer, videos: Sequence[VideoScene], showings: Sequence[Sequence[Tensor]], batch_size: int
 ) -> dict[str, Any]:
     """How often the true caption is likelier than the one of the video backwards, where the two differ."""
     stories = [(compose_video_caption(video, 0), compose_video_caption(backwards(video), 0)) for video in videos]
     differing = [number for number, (true, other) in enumerate(stories) if true.claims != other.claims]
-    shown = [frames[number] for number in differing]
-    true, other = (
-        likelihoods(answerer, shown, [stories[number][side].text for number in differing], batch_size)
-        for side in (0, 1)
-    )
-    right = (true > other).double()
-    return {"value": float(right.mean()), "interval": mean_interval(right), "choices": len(differing)}
+    right = []
+    for frames in showings:
+        shown = [frames[number] for number in differing]
+        true, other = (
+            likelihoods(answerer, shown, [stories[number][side].text for number in differing], batch_size)
+            for side in (0, 1)
+        )
+        right.append((true > other).double())
+    by_video = torch.stack(right).mean(0)
+    return {
+        "value": float(by_video.mean()),
+        "interval": mean_interval(by_video),
+        "choices": len(differing) * len(showings),
+    }
 
 
 def judge(videos: Sequence[VideoScene], texts: Sequence[str]) -> dict[str, Any]:
@@ -155,9 +168,9 @@ def main() -> None:
     ]
     for name in options.models.split(","):
         with VideoAnswerer.from_pretrained(name) as answerer:
-            for shown, frames in shown_instead([case.frames.frames for case in cases]).items():
-                figures = judge(videos, captions(answerer, frames, options.batch_size))
-                figures["choice"] = choices(answerer, videos, frames, options.batch_size)
+            for shown, showings in shown_instead([case.frames.frames for case in cases]).items():
+                figures = judge(videos, captions(answerer, showings[0], options.batch_size))
+                figures["choice"] = choices(answerer, videos, showings, options.batch_size)
                 rows.append({"model": find_video_model(name).name, "shown": shown, **figures})
     for row in rows:
         parts = "  ".join(f"{kind} {100 * row[kind]['value']:5.1f}" for kind in KINDS)

@@ -387,8 +387,10 @@ def seeing_section(record: Record) -> list[str]:
         "other, which of two things comes first; of those that a caption mentions, the share that it has right, where "
         "a coin has half. *Choice* is about whole captions: of the true one and the true one of the same frames from "
         "the last to the first, how often the model finds the true one likelier; without order, and without the video, "
-        "half is chance. The first rows are chance for F1. Without order, somebody who knows every frame and what can "
-        "happen in this world is left with two stories, forwards and backwards, and tells either; without a video, any.",
+        "half is chance, or a little more with frames shuffled: things appear, leave and turn at the end of their "
+        "stretch of time, so the number of frames that show them is a hint. The first rows are chance for F1. Without "
+        "order, somebody who knows every frame and what can happen in this world is left with two stories, forwards "
+        "and backwards, and tells either; without a video, any.",
         table(["model", "shown", "setting", "objects", "events", "all", "order, %", "choice, %"], cells),
         source_line(record),
     ]

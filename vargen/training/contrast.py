@@ -13,6 +13,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -90,7 +91,8 @@ def _another_attribute(scene: Scene, rng: random.Random) -> Scene:
     number = rng.randrange(len(scene.objects))
     item = scene.objects[number]
     other = rng.choice([value for value in _VALUES[name] if value != getattr(item, name)])
-    return _with_objects(scene, [*scene.objects[:number], replace(item, **{name: other}), *scene.objects[number + 1 :]])
+    objects = [*scene.objects[:number], _with_value(item, name, other), *scene.objects[number + 1 :]]
+    return _with_objects(scene, objects)
 
 
 def _exchanged_attribute(scene: Scene, rng: random.Random) -> Scene | None:
@@ -101,7 +103,8 @@ def _exchanged_attribute(scene: Scene, rng: random.Random) -> Scene | None:
     objects = list(scene.objects)
     first, second = rng.sample(range(len(objects)), 2)
     one, other = getattr(objects[first], name), getattr(objects[second], name)
-    objects[first], objects[second] = replace(objects[first], **{name: other}), replace(objects[second], **{name: one})
+    objects[first] = _with_value(objects[first], name, other)
+    objects[second] = _with_value(objects[second], name, one)
     return _with_objects(scene, objects) if one != other else None
 
 
@@ -144,6 +147,10 @@ _CHANGES: tuple[tuple[Callable[[Scene, random.Random], Scene | None], float], ..
     (_one_more, 0.15),
     (_another_setting, 0.05),
 )
+
+
+def _with_value(item: SceneObject, name: str, value: Any) -> SceneObject:
+    return replace(item, **{name: value})
 
 
 def _with_objects(scene: Scene, objects: list[SceneObject]) -> Scene:

@@ -37,6 +37,7 @@ from vargen.video_llm.processor import CAPTION_PROMPTS
 
 RESULTS = Path(__file__).resolve().parent / "results"
 KINDS = (*CLAIM_KINDS, "all")
+COIN = {"value": 0.5, "interval": None}
 
 
 NUM_SHUFFLES = 5
@@ -57,15 +58,17 @@ def shown_instead(frames: Sequence[Tensor]) -> dict[str, list[list[Tensor]]]:
     }
 
 
+def asked_for_captions(answerer: VideoAnswerer, frames: Sequence[Tensor]) -> list[dict[str, Tensor]]:
+    """What the processor makes of each video and the request for a caption."""
+    return [processor_inputs(answerer.processor, VideoFrames.from_frames(each), CAPTION_PROMPTS[0]) for each in frames]
+
+
 def captions(answerer: VideoAnswerer, frames: Sequence[Tensor], batch_size: int) -> list[str]:
     """Greedy captions of videos."""
     texts: list[str] = []
     tokenizer = answerer.processor.tokenizer
     for start in range(0, len(frames), batch_size):
-        inputs = [
-            processor_inputs(answerer.processor, VideoFrames.from_frames(each), CAPTION_PROMPTS[0])
-            for each in frames[start : start + batch_size]
-        ]
+        inputs = asked_for_captions(answerer, frames[start : start + batch_size])
         tokens = generate_batch(answerer.model, inputs, max_new_tokens=220)
         texts += [tokenizer.decode(row[row >= 0], skip_special_tokens=True) for row in tokens]
     return texts
@@ -76,16 +79,14 @@ def likelihoods(answerer: VideoAnswerer, frames: Sequence[Tensor], texts: Sequen
     """Log-likelihood [n] of each text as the answer about its video, its end included, in nats."""
     tokenizer, found = answerer.processor.tokenizer, []
     for start in range(0, len(frames), batch_size):
-        batch: dict[str, list[Tensor]] = {}
-        answers = []
-        for each, text in zip(frames[start : start + batch_size], texts[start : start + batch_size], strict=True):
-            inputs = processor_inputs(answerer.processor, VideoFrames.from_frames(each), CAPTION_PROMPTS[0])
-            for name, value in inputs.items():
-                batch.setdefault(name, []).append(value)
-            answers.append(tokenizer(f"{text}<|im_end|>", add_special_tokens=False, return_tensors="pt").input_ids[0])
+        inputs = asked_for_captions(answerer, frames[start : start + batch_size])
+        answers = [
+            tokenizer(f"{text}<|im_end|>", add_special_tokens=False, return_tensors="pt").input_ids[0]
+            for text in texts[start : start + batch_size]
+        ]
         answer = torch.nn.utils.rnn.pad_sequence(answers, batch_first=True, padding_value=tokenizer.pad_token_id)
         said = torch.nn.utils.rnn.pad_sequence([torch.ones_like(each) for each in answers], batch_first=True)
-        asked = {name: torch.cat(values) for name, values in batch.items()}
+        asked = {name: torch.cat([each[name] for each in inputs]) for name in inputs[0]}
         length = asked["input_ids"].shape[1]
         behind = {"input_ids": answer, "attention_mask": said, "mm_token_type_ids": torch.zeros_like(answer)}
         asked |= {name: torch.cat([asked[name], value], dim=1) for name, value in behind.items() if name in asked}
@@ -136,7 +137,7 @@ def without_order(videos: Sequence[VideoScene]) -> dict[str, Any]:
         for each in (videos, [backwards(video) for video in videos])
     ]
     figures = {kind: {"value": sum(story[kind]["value"] for story in stories) / 2, "interval": None} for kind in KINDS}
-    return {**figures, "order": 0.5, "order_answers": None, "choice": {"value": 0.5, "interval": None}}
+    return {**figures, "order": 0.5, "order_answers": None, "choice": COIN}
 
 
 def without_video(videos: Sequence[VideoScene]) -> dict[str, Any]:
@@ -146,8 +147,7 @@ def without_video(videos: Sequence[VideoScene]) -> dict[str, Any]:
     figures = {kind: {"value": mean(each[kind]["value"] for each in tellings), "interval": None} for kind in KINDS}
     answers = sum(each["order_answers"] for each in tellings)
     right = sum(each["order"] * each["order_answers"] for each in tellings)
-    choice = {"value": 0.5, "interval": None}
-    return {**figures, "order": right / max(answers, 1), "order_answers": None, "choice": choice}
+    return {**figures, "order": right / max(answers, 1), "order_answers": None, "choice": COIN}
 
 
 def main() -> None:

@@ -22,12 +22,8 @@ from vargen.scenes import camera
 from vargen.scenes.captions import Caption, compose_caption
 from vargen.scenes.reading import reading_from_scene
 from vargen.scenes.scene import (
-    COLOURS,
     GROUNDS,
-    MATERIALS,
     MAX_OBJECTS,
-    SHAPES,
-    SIZES,
     SKIES,
     Scene,
     SceneObject,
@@ -35,8 +31,8 @@ from vargen.scenes.scene import (
     sample_scene,
 )
 from vargen.scenes.verdict import judge_claims
+from vargen.training.grounding import GROUNDING
 
-_VALUES = {"shape": SHAPES, "colour": COLOURS, "material": MATERIALS, "size": SIZES}
 _OFTEN = {"colour": 3, "shape": 2, "material": 2, "size": 1}
 _TRIES = 12
 
@@ -90,7 +86,7 @@ def _another_attribute(scene: Scene, rng: random.Random) -> Scene:
     name = rng.choices(list(_OFTEN), list(_OFTEN.values()))[0]
     number = rng.randrange(len(scene.objects))
     item = scene.objects[number]
-    other = rng.choice([value for value in _VALUES[name] if value != getattr(item, name)])
+    other = rng.choice([value for value in GROUNDING[name] if value != getattr(item, name)])
     objects = [*scene.objects[:number], _with_value(item, name, other), *scene.objects[number + 1 :]]
     return _with_objects(scene, objects)
 

@@ -17,6 +17,7 @@ from vargen.scenes.scene import is_heldout_object, is_heldout_relation, sample_s
 from vargen.scenes.verdict import judge_claims
 from vargen.training import contrast
 from vargen.training.contrast import contrast_loss, nearly_true_caption
+from vargen.training.grounding import GROUNDING
 from vargen.training.transformer import TransformerTask
 
 CPU = torch.device("cpu")
@@ -51,7 +52,7 @@ def test_it_is_wrong_in_one_thing() -> None:
             pairs = [
                 (name, getattr(old, name), getattr(new, name))
                 for old, new in zip(scene.objects, altered.objects, strict=True)
-                for name in contrast._VALUES
+                for name in GROUNDING
                 if getattr(old, name) != getattr(new, name)
             ]
             assert len({name for name, _, _ in pairs}) == 1

@@ -15,6 +15,11 @@ from vargen.resources import find_config
 
 TRAINERS = {
     "tokenizer": ("TokenizerTrainingConfig", "train_tokenizer", "the VQ model that turns pictures into tokens"),
+    "text-encoder": (
+        "TextEncoderTrainingConfig",
+        "train_text_encoder",
+        "the T5 encoder of captions, before the transformer",
+    ),
     "transformer": (
         "TransformerTrainingConfig",
         "train_transformer",
@@ -68,5 +73,5 @@ def load_trainer(name: str) -> ModuleType:
 
 
 def _usage() -> str:
-    lines = [f"  {name:<11}  {summary}" for name, (_, _, summary) in TRAINERS.items()]
+    lines = [f"  {name:<13}  {summary}" for name, (_, _, summary) in TRAINERS.items()]
     return "\n".join(("usage: vargen train NAME [--config FILE.yaml] [--FIELD VALUE ...]", "", *lines))

@@ -1,4 +1,4 @@
-"""Training of the text-to-image transformer, together with its small text encoder, on codes of a frozen tokenizer.
+"""Training of the text-to-image transformer on codes of a frozen tokenizer and, mostly, a frozen text encoder.
 
 Pictures are rendered and encoded on the fly. The loss is the cross-entropy of each image token given the caption and
 the tokens before it; a share of the rows sees the null caption, so that guidance works (Ho and Salimans 2022).
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from diffusers.models.autoencoders.vq_model import VQModel
 from torch import Tensor, nn
-from transformers import PreTrainedTokenizerBase, T5Config, T5EncoderModel
+from transformers import T5EncoderModel
 
 from vargen.files import UserError
 from vargen.model_folder import check_model_folder
@@ -25,17 +25,21 @@ from vargen.models.text_encoder import encode_text
 from vargen.models.transformer import LlamaGenTransformer
 from vargen.models.vq import downsampling_factor, encode_images
 from vargen.scenes.captions import MAX_CAPTION_TOKENS, compose_caption
-from vargen.scenes.scene import OBJECT_COUNT_WEIGHTS, Scene, sample_scene
+from vargen.scenes.scene import OBJECT_COUNT_WEIGHTS
 from vargen.scenes.text_tokenizer import build_tokenizer
-from vargen.training.caption_reading import CaptionReader, caption_reading_loss
 from vargen.training.config import RunConfig, check, check_fraction, check_positive, main
 from vargen.training.contrast import contrast_loss, nearly_true_caption
 from vargen.training.data import HELDOUT_SEED, RenderedSceneSource, SceneBatch, SceneSource, save_sheet
 from vargen.training.grounding import CellReader, cell_attributes, grounding_loss
 from vargen.training.run import RunResult, autocast, move, prepare, train
+from vargen.training.text_encoder import (
+    TextEncoderConfig,
+    build_text_encoder,
+    load_text_encoder,
+    vocabulary_fingerprint,
+)
 from vargen.training.tokenizer import exported_copy
 
-TEXT_ONLY_SEED = 3_000_000_000  # first seed of scenes that are only described
 PLACES = ("object", "edge", "ground", "sky")
 SAMPLE_PROMPTS = (
     "a shiny red sphere left of a small blue cube",
@@ -82,49 +86,30 @@ class TransformerConfig:
 
 
 @dataclass
-class TextEncoderConfig:
-    """Shape of the text encoder; names as in `transformers.T5Config`."""
-
-    d_model: int = 128
-    d_kv: int = 32
-    d_ff: int = 256
-    num_layers: int = 4
-    num_heads: int = 4
-
-    def __post_init__(self) -> None:
-        check_positive(self, "d_model", "d_kv", "d_ff", "num_layers", "num_heads", prefix="text_encoder.")
-
-
-@dataclass
 class TransformerTrainingConfig(RunConfig):
     """Settings of `vargen train transformer`, beside those of every run.
 
     Args:
         vqvae: folder of the trained tokenizer (a tokenizer run's `export`, or `vqvae` of a pipeline).
-        initial_weights: folder of a pipeline whose transformer and text encoder a new run starts from, such as the
-            shipped one; empty for random weights. A resumed run goes on from its checkpoint.
-        frozen_text_encoder: folder of a pipeline whose text encoder is used as it is, for a smaller transformer that is
-            to draft for that pipeline; empty to train one.
+        initial_weights: folder of a pipeline whose transformer a new run starts from, such as the shipped one, and
+            whose text encoder if that is trained; empty for random weights. A resumed run goes on from its checkpoint.
+        frozen_text_encoder: folder whose text encoder is used as it is: the export of `vargen train text-encoder`, or a
+            pipeline for which a smaller transformer is to draft; empty to train one with the transformer.
         image_size: side of the training pictures, pixels.
         detail: strength of the pictures' stochastic detail.
         model: shape of the transformer.
-        text_encoder: shape of the text encoder.
+        text_encoder: shape of the text encoder if it is trained.
         null_caption_probability: share of the captions replaced by the null caption.
         caption_alignment_weight: weight of a helping loss, see `caption_alignment_loss`; it fades out by the end.
         object_loss_weight: weight of tokens on objects and their edges at the start. A caption tells little about a
             picture's other tokens, so it is learned sooner if these count more. The weight depends on the picture that
             is to be predicted, which favours objects, so it falls linearly to 1.
         object_loss_until: share of the run after which it is 1.
-        caption_reading_weight: weight of a helping loss for the text encoder, see `caption_reading`; it stays on, since
-            no picture token depends on it.
         grounding_weight: weight of a helping loss for the transformer at the start, see `grounding`: half-way up, each
             place is asked which object is to come there. It falls linearly to zero.
         grounding_until: share of the run after which it is zero.
         contrast_weight: weight of telling each caption from one that is nearly true, see `contrast`, against a loss per
             token; it doubles the cost of a step.
-        text_only_until: share of the run, at its start, that trains the text encoder alone, by that loss, on captions
-            without pictures.
-        text_batch_size: captions per step in that part.
         object_count_weights: how often a training scene has one, two or three objects, as weights.
         sample_guidance_scale: guidance of the sample sheets.
     """
@@ -140,12 +125,9 @@ class TransformerTrainingConfig(RunConfig):
     caption_alignment_weight: float = 0.0
     object_loss_weight: float = 1.0
     object_loss_until: float = 0.7
-    caption_reading_weight: float = 0.0
     grounding_weight: float = 0.0
     grounding_until: float = 0.8
     contrast_weight: float = 0.0
-    text_only_until: float = 0.0
-    text_batch_size: int = 256
     object_count_weights: tuple[float, ...] = OBJECT_COUNT_WEIGHTS
     sample_guidance_scale: float = 3.0
 
@@ -157,25 +139,12 @@ class TransformerTrainingConfig(RunConfig):
             self.text_encoder = TextEncoderConfig(**self.text_encoder)
         check(bool(self.vqvae), "vqvae", self.vqvae, "must name the folder of a trained tokenizer")
         self.object_count_weights = tuple(self.object_count_weights)
-        check_positive(self, "image_size", "text_batch_size")
+        check_positive(self, "image_size")
         check(self.detail >= 0, "detail", self.detail, "must not be negative")
         check_positive(self, "object_loss_weight")
-        check_fraction(self, "null_caption_probability", "object_loss_until", "text_only_until", "grounding_until")
-        weights = ("caption_alignment_weight", "caption_reading_weight", "grounding_weight", "contrast_weight")
-        for name in weights:
+        check_fraction(self, "null_caption_probability", "object_loss_until", "grounding_until")
+        for name in ("caption_alignment_weight", "grounding_weight", "contrast_weight"):
             check(getattr(self, name) >= 0, name, getattr(self, name), "must not be negative")
-        check(
-            not self.frozen_text_encoder or not (self.initial_weights or self.text_only_until),
-            "frozen_text_encoder",
-            self.frozen_text_encoder,
-            "cannot be combined with initial_weights or text_only_until, which train another one",
-        )
-        check(
-            not self.text_only_until or self.caption_reading_weight > 0,
-            "text_only_until",
-            self.text_only_until,
-            "needs a caption_reading_weight above zero: there is nothing else to train on captions alone",
-        )
         check(
             len(self.object_count_weights) == len(OBJECT_COUNT_WEIGHTS)
             and min(self.object_count_weights) >= 0
@@ -218,19 +187,15 @@ def weights_fingerprint(module: nn.Module) -> str:
     return digest.hexdigest()[:16]
 
 
-def load_initial_weights(folder: str, transformer: LlamaGenTransformer, text_encoder: T5EncoderModel) -> None:
-    """Fill both modules from a pipeline's folder.
+def load_initial_weights(folder: str, modules: Mapping[str, LlamaGenTransformer | T5EncoderModel]) -> None:
+    """Fill modules, each under its name in a pipeline, from that pipeline's folder.
 
     Raises:
         UserError: if there is none in `folder`, or its modules have other shapes.
     """
     check_model_folder(folder)
-    sources = {
-        "transformer": (transformer, LlamaGenTransformer.from_pretrained(Path(folder) / "transformer")),
-        "text_encoder": (text_encoder, T5EncoderModel.from_pretrained(Path(folder) / "text_encoder")),
-    }
-    for name, (module, source) in sources.items():
-        values, wanted = source.state_dict(), module.state_dict()
+    for name, module in modules.items():
+        values, wanted = type(module).from_pretrained(Path(folder) / name).state_dict(), module.state_dict()
         other = [key for key in wanted if key not in values or values[key].shape != wanted[key].shape]
         if other or len(values) != len(wanted):
             raise UserError(
@@ -238,29 +203,6 @@ def load_initial_weights(folder: str, transformer: LlamaGenTransformer, text_enc
                 f"({other[0] if other else 'it has more layers'}); make them agree"
             )
         module.load_state_dict(values)
-
-
-def load_text_encoder(folder: str) -> T5EncoderModel:
-    """The text encoder of a pipeline's folder. Raises UserError if there is none."""
-    check_model_folder(folder)
-    path = Path(folder) / "text_encoder"
-    if not path.is_dir():
-        raise UserError(f"frozen_text_encoder: {folder!r} holds no text_encoder; name a text-conditional pipeline")
-    return T5EncoderModel.from_pretrained(path, dtype=torch.float32)
-
-
-def build_text_encoder(config: TextEncoderConfig, tokenizer: PreTrainedTokenizerBase) -> T5EncoderModel:
-    """A new T5 encoder of the configured shape, weights from torch's global random state."""
-    return T5EncoderModel(
-        T5Config(
-            **asdict(config),
-            vocab_size=len(tokenizer),
-            feed_forward_proj="gated-gelu",
-            dropout_rate=0.0,
-            pad_token_id=tokenizer.pad_token_id,
-            eos_token_id=tokenizer.eos_token_id,
-        )
-    )
 
 
 def token_places(object_mask: Tensor, ground_mask: Tensor, grid_size: int) -> Tensor:
@@ -337,17 +279,18 @@ class TransformerTask:
             ffn_dropout=shape.dropout,
         )
         if config.initial_weights:
-            load_initial_weights(config.initial_weights, self.transformer, self.text_encoder)
+            trained = {"transformer": self.transformer}
+            if not config.frozen_text_encoder:
+                trained["text_encoder"] = self.text_encoder
+            load_initial_weights(config.initial_weights, trained)
         self.transformer.train()
         self.text_encoder.train()
         self.module = nn.ModuleDict({"transformer": self.transformer, "text_encoder": self.text_encoder})
         move(self.module, device)
         self.extra_modules = nn.ModuleList()
-        self.caption_reader = CaptionReader(shape.dim) if config.caption_reading_weight else None
         self.cell_reader = CellReader(shape.dim) if config.grounding_weight else None
-        for reader in (self.caption_reader, self.cell_reader):
-            if reader is not None:
-                self.extra_modules.append(reader)
+        if self.cell_reader is not None:
+            self.extra_modules.append(self.cell_reader)
         move(self.extra_modules, device)
         self.max_caption_tokens = min(MAX_CAPTION_TOKENS, shape.condition_length)
         self.training_states = self.transformer.training_states
@@ -361,10 +304,9 @@ class TransformerTask:
 
     def identity(self) -> dict[str, Any]:
         """Hashes of the tokenizer's weights and of the vocabulary: another tokenizer means another language."""
-        words = " ".join(sorted(self.tokenizer.get_vocab()))
         return {
             "vqvae": weights_fingerprint(self.vqvae),
-            "vocabulary": hashlib.sha256(words.encode()).hexdigest()[:16],
+            "vocabulary": vocabulary_fingerprint(self.tokenizer),
         }
 
     def muon_parameters(self) -> Iterable[nn.Parameter]:
@@ -379,14 +321,8 @@ class TransformerTask:
 
     def _condition(self, batch: SceneBatch, drop: Tensor | None) -> tuple[Tensor, Tensor]:
         """Condition tokens [B, T, dim] and their mask; rows marked in `drop` [B] see the null caption."""
-        return self._embed_captions(batch.scenes, batch.seeds, drop)
-
-    def _embed_captions(
-        self, scenes: Sequence[Scene], seeds: Sequence[int], drop: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        return self._embed_texts(
-            [compose_caption(scene, seed).text for scene, seed in zip(scenes, seeds, strict=True)], drop
-        )
+        pairs = zip(batch.scenes, batch.seeds, strict=True)
+        return self._embed_texts([compose_caption(scene, seed).text for scene, seed in pairs], drop)
 
     def _embed_texts(self, captions: list[str], drop: Tensor | None) -> tuple[Tensor, Tensor]:
         # Compiled code wants one shape; otherwise the width of the longest caption is enough.
@@ -403,8 +339,6 @@ class TransformerTask:
 
     def loss(self, step: int, progress: float) -> tuple[Tensor, dict[str, Tensor]]:
         config = self.config
-        if progress < config.text_only_until:
-            return self._text_only_loss(step)
         batch = self.source(config.base_seed + step * config.batch_size, config.batch_size, "train")
         codes = self._encode(batch.images)
         drop = self._null_rows(step)
@@ -437,10 +371,6 @@ class TransformerTask:
             grounding, known = grounding_loss(self.cell_reader(half_way), truth, ~drop)
             loss = loss + grounding_weight * grounding
             parts |= {"grounding": grounding.detach(), "known": known}
-        if self.caption_reader is not None:
-            reading, right = caption_reading_loss(self.caption_reader(condition, mask), batch.scenes, ~drop)
-            loss = loss + config.caption_reading_weight * reading
-            parts |= {"reading": reading.detach(), "read_rightly": right}
         return loss, parts
 
     def _contrasted(
@@ -462,18 +392,6 @@ class TransformerTask:
         both = F.cross_entropy(logits.mT, codes.repeat(2, 1), reduction="none")  # [2B, N]
         losses, other_losses = both.chunk(2)
         return losses, half_way[: len(codes)], *contrast_loss(-losses.sum(1), -other_losses.sum(1), told)
-
-    def _text_only_loss(self, step: int) -> tuple[Tensor, dict[str, Tensor]]:
-        """The caption reading loss on scenes that are described but not drawn."""
-        config = self.config
-        first = TEXT_ONLY_SEED + config.base_seed + step * config.text_batch_size
-        seeds = range(first, first + config.text_batch_size)
-        scenes = [sample_scene(seed, "train", config.object_count_weights) for seed in seeds]
-        condition, mask = self._embed_captions(scenes, seeds, None)
-        everyone = torch.ones(len(scenes), dtype=torch.bool, device=self.device)
-        assert self.caption_reader is not None
-        loss, right = caption_reading_loss(self.caption_reader(condition, mask), scenes, everyone)
-        return loss, {"reading": loss.detach(), "read_rightly": right}
 
     def _grounding_weight(self, progress: float) -> float:
         until = self.config.grounding_until

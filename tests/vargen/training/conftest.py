@@ -10,13 +10,14 @@ import torch.nn.functional as F
 
 from vargen.scenes.scene import sample_scene
 from vargen.training.data import SceneBatch
+from vargen.training.text_encoder import TextEncoderConfig
 from vargen.training.tokenizer import (
     TokenizerTrainingConfig,
     VQModelConfig,
     build_tokenizer_model,
     exported_copy,
 )
-from vargen.training.transformer import TextEncoderConfig, TransformerConfig, TransformerTrainingConfig
+from vargen.training.transformer import TransformerConfig, TransformerTrainingConfig
 
 IMAGE_SIZE = 16
 

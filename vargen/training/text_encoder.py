@@ -243,7 +243,8 @@ class TextEncoderTask:
                 if told and all(claim.colour for claim in objects):
                     right[len(objects)] += row[: len(objects)]
         names = {2: "colours_of_two", 3: "colours_of_three"}
-        return dict(losses), {name: sum(right[count]) / len(right[count]) for count, name in names.items() if right[count]}
+        shares = {name: sum(right[count]) / len(right[count]) for count, name in names.items() if right[count]}
+        return dict(losses), shares
 
     def draw_samples(self, path: Path) -> None:
         """A text encoder has nothing to show; its figures are in the log."""

@@ -142,6 +142,19 @@ def apply_rotary(states: Tensor, rotary: Tensor) -> Tensor:
     return turned.flatten(-2).to(states.dtype)
 
 
+def apply_rotary_by_halves(states: Tensor, rotary: Tensor) -> Tensor:
+    """`apply_rotary` for states whose head channels hold the first of every pair, then the second; so does the result.
+
+    Args:
+        states: `[B, n, H, D]`.
+        rotary: as for `apply_rotary`.
+    """
+    first, second = states.float().chunk(2, dim=-1)  # [B, n, H, D // 2]
+    cosine, sine = rotary.unbind(-1)
+    turned = torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)
+    return turned.to(states.dtype)
+
+
 def condition_attention_mask(condition_mask: Tensor, num_image_tokens: int = 0) -> Tensor:
     """Attention mask of a whole sequence: the condition, then image tokens.
 
@@ -238,10 +251,13 @@ class LlamaGenAttention(nn.Module):
     ) -> Tensor:
         batch_size, num_tokens, dim = hidden_states.shape
         heads, kv_heads = self.num_heads, self.num_key_value_heads
-        qkv = self.to_qkv(hidden_states).view(batch_size, num_tokens, heads + 2 * kv_heads, self.head_dim)
+        by_halves = attention_bias is not None and torch.compiler.is_compiling()
+        qkv = F.linear(hidden_states, self._weight_by_halves()) if by_halves else self.to_qkv(hidden_states)
+        qkv = qkv.view(batch_size, num_tokens, heads + 2 * kv_heads, self.head_dim)
         # Queries and keys are turned together: they lie side by side, and one pass costs less than two.
         query_key, value = qkv.split((heads + kv_heads, kv_heads), dim=2)
-        query, key = apply_rotary(query_key, rotary).split((heads, kv_heads), dim=2)
+        turned = apply_rotary_by_halves(query_key, rotary) if by_halves else apply_rotary(query_key, rotary)
+        query, key = turned.split((heads, kv_heads), dim=2)
         query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)  # [B, H or H_kv, n, D]
         if kv_cache is not None and slots is not None:
             key, value = kv_cache.update(self.layer_index, key, value, slots, kv_length)  # [B, H_kv, S, D]
@@ -258,6 +274,14 @@ class LlamaGenAttention(nn.Module):
             )  # [B, H, n, D]
         output = self.to_out(attended.transpose(1, 2).reshape(batch_size, num_tokens, dim))
         return F.dropout(output, self.dropout) if self.training and self.dropout > 0 else output
+
+    def _weight_by_halves(self) -> Tensor:
+        """`to_qkv.weight` with the rows of each query and key head in another order: the first of all pairs, then the
+        second. What attention makes of them is the same, and a compiler makes vector code of halves, not of pairs."""
+        num_turned = self.num_heads + self.num_key_value_heads
+        turned, kept = self.to_qkv.weight.split((num_turned * self.head_dim, self.num_key_value_heads * self.head_dim))
+        by_pairs = turned.view(num_turned, self.head_dim // 2, 2, -1)
+        return torch.cat((by_pairs.transpose(1, 2).reshape(turned.shape), kept))
 
 
 class LlamaGenFeedForward(nn.Module):
@@ -612,21 +636,47 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin):  # type: ignore[misc]
         self, condition_embeds: Tensor, condition_mask: Tensor | None, input_ids: Tensor
     ) -> tuple[Tensor, Tensor]:
         """`training_forward`, and the hidden states `[B, N, dim]` after half of the blocks, at the same places."""
+        return self.training_run(*self.training_inputs(condition_embeds, condition_mask, input_ids))
+
+    def training_inputs(
+        self, condition_embeds: Tensor, condition_mask: Tensor | None, input_ids: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, int]:
+        """What `training_run` takes for the arguments of `training_states`.
+
+        The two are apart so that only the latter is compiled: inside compiled code masks and rotary rows are worked out
+        anew for every score of every layer, which on a CPU took a third of a training step.
+
+        Returns:
+            Embeddings `[B, T + N - 1, dim]`, rotary rows, attention mask or additive mask, and T.
+        """
         condition_length, num_image_tokens = condition_embeds.shape[1], input_ids.shape[1]
         inputs_embeds = torch.cat((condition_embeds, self.token_embedding(input_ids[:, :-1])), dim=1)
         device = input_ids.device
         positions = torch.arange(-condition_length, num_image_tokens - 1, device=device).clamp(min=CONDITION_POSITION)
-        mask = bias = None
+        rotary = self.rotary_rows(positions[None])
+        mask = None
         if condition_mask is not None:
             mask = condition_attention_mask(condition_mask, num_image_tokens - 1)
-        if device.type == "cpu" and torch.is_grad_enabled():
-            if mask is None:
-                mask = condition_attention_mask(torch.ones(1, condition_length, dtype=torch.bool), num_image_tokens - 1)
-            dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else inputs_embeds.dtype
-            bias = torch.zeros(mask.shape, dtype=dtype).masked_fill(~mask, float("-inf"))
+        if device.type != "cpu" or not torch.is_grad_enabled():
+            return inputs_embeds, rotary, mask, None, condition_length
+        if mask is None:
+            mask = condition_attention_mask(torch.ones(1, condition_length, dtype=torch.bool), num_image_tokens - 1)
+        dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else inputs_embeds.dtype
+        bias = torch.zeros(mask.shape, dtype=dtype).masked_fill(~mask, float("-inf"))
+        return inputs_embeds, rotary, None, bias, condition_length
+
+    def training_run(
+        self,
+        inputs_embeds: Tensor,
+        rotary: Tensor,
+        attention_mask: Tensor | None,
+        attention_bias: Tensor | None,
+        condition_length: int,
+    ) -> tuple[Tensor, Tensor]:
+        """`training_states` of what `training_inputs` gave; made to be compiled."""
         half_way: list[Tensor] = []
         hidden_states = self._run_blocks(
-            inputs_embeds, self.rotary_rows(positions[None]), mask, attention_bias=bias, half_way=half_way
+            inputs_embeds, rotary, attention_mask, attention_bias=attention_bias, half_way=half_way
         )
         # The last condition token predicts image token 0; what earlier ones say is nobody's business.
         logits = self.lm_head(self.norm_out(hidden_states[:, condition_length - 1 :])).float()

@@ -293,11 +293,8 @@ class TransformerTask:
             self.extra_modules.append(self.cell_reader)
         move(self.extra_modules, device)
         self.max_caption_tokens = min(MAX_CAPTION_TOKENS, shape.condition_length)
-        self.training_states = self.transformer.training_states
-        if config.compile:
-            # The rotary table is built at its first use; built before, it does not make the second step compile anew.
-            self.transformer.rotary_rows(torch.zeros(1, 1, dtype=torch.long, device=device))
-            self.training_states = torch.compile(self.training_states)
+        run = self.transformer.training_run
+        self.training_run = torch.compile(run) if config.compile else run
         self.heldout = source(HELDOUT_SEED, config.evaluation_size, "heldout")
         self.heldout_codes = torch.cat([self._encode(part) for part in self.heldout.images.split(config.batch_size)])
         self.heldout_places = token_places(self.heldout.object_mask, self.heldout.ground_mask, grid_size)
@@ -331,6 +328,10 @@ class TransformerTask:
         )
         return self.transformer.embed_condition(caption_embeds=features, drop=drop), mask
 
+    def _training_states(self, condition: Tensor, mask: Tensor, codes: Tensor) -> tuple[Tensor, Tensor]:
+        """`LlamaGenTransformer.training_states`, compiled if the config asks for it."""
+        return self.training_run(*self.transformer.training_inputs(condition, mask, codes))
+
     def _logits(self, batch: SceneBatch, codes: Tensor, drop: Tensor | None) -> Tensor:
         """fp32 logits [B, N, V] of every image token, without gradients."""
         condition, mask = self._condition(batch, drop)
@@ -349,7 +350,7 @@ class TransformerTask:
                 batch, codes, condition, mask, drop
             )
         else:
-            logits, half_way = self.training_states(condition, mask, codes)
+            logits, half_way = self._training_states(condition, mask, codes)
             losses = F.cross_entropy(logits.mT, codes, reduction="none")  # [B, N]
         weights = self._token_weights(batch, progress)
         loss = (losses * weights).sum() / weights.sum()
@@ -388,7 +389,7 @@ class TransformerTask:
         width = max(mask.shape[1], other_mask.shape[1])
         conditions = torch.cat([_pad_left(each, width) for each in (condition, other_condition)])
         masks = torch.cat([_pad_left(each, width) for each in (mask, other_mask)])
-        logits, half_way = self.training_states(conditions, masks, codes.repeat(2, 1))
+        logits, half_way = self._training_states(conditions, masks, codes.repeat(2, 1))
         both = F.cross_entropy(logits.mT, codes.repeat(2, 1), reduction="none")  # [2B, N]
         losses, other_losses = both.chunk(2)
         return losses, half_way[: len(codes)], *contrast_loss(-losses.sum(1), -other_losses.sum(1), told)

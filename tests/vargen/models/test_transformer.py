@@ -19,6 +19,7 @@ from vargen.models.transformer import (
     CONDITION_POSITION,
     LlamaGenTransformer,
     apply_rotary,
+    apply_rotary_by_halves,
     build_rotary_table,
     causal_attention,
     condition_attention_mask,
@@ -496,6 +497,30 @@ def test_chunked_attention(chunk_size: int) -> None:
     bias = torch.zeros(mask.shape).masked_fill(~mask, float("-inf"))
     expected = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=True)
     torch.testing.assert_close(causal_attention(query, key, value, bias, chunk_size), expected)
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2])
+def test_compiled_training_may_lay_out_channels_as_it_likes(monkeypatch, kv_heads: int) -> None:
+    """Queries and keys by halves instead of pairs: the same logits, states and gradients."""
+    model = make_model(num_key_value_heads=kv_heads, token_dropout=0.0, residual_dropout=0.0, ffn_dropout=0.0).train()
+    torch.nn.init.normal_(model.lm_head.weight)
+    tokens, mask = torch.randint(0, 29, (4, 16)), valid_mask([1, 2, 3, 5])
+    embeds = torch.randn(4, CONDITION_LENGTH, 32)
+    results, turned = [], []
+    monkeypatch.setattr(
+        "vargen.models.transformer.apply_rotary_by_halves",
+        lambda *given: turned.append(None) or apply_rotary_by_halves(*given),
+    )
+    for compiling in (False, True):
+        monkeypatch.setattr(torch.compiler, "is_compiling", lambda compiling=compiling: compiling)
+        logits, half_way = model.training_states(embeds, mask, tokens)
+        assert len(turned) == compiling * model.config.num_layers
+        model.zero_grad()
+        (logits.square().mean() + half_way.square().mean()).backward()
+        gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+        results.append((logits, half_way, gradients))
+    torch.testing.assert_close(results[1][:2], results[0][:2], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(results[1][2], results[0][2], rtol=1e-3, atol=1e-6)
 
 
 def test_training_in_bf16_learns_and_leaves_the_null_caption_alone() -> None:

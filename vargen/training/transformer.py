@@ -105,6 +105,9 @@ class TransformerTrainingConfig(RunConfig):
             picture's other tokens, so it is learned sooner if these count more. The weight depends on the picture that
             is to be predicted, which favours objects, so it falls linearly to 1.
         object_loss_until: share of the run after which it is 1.
+        first_token_weight: weight of a picture's first token against its others, all through the run. That token alone
+            settles the sky, and it is the only one that is told by a condition token, in whose place nothing else is
+            learned. The weight depends on the place alone, so it favours no picture.
         grounding_weight: weight of a helping loss for the transformer at the start, see `grounding`: half-way up, each
             place is asked which object is to come there. It falls linearly to zero.
         grounding_until: share of the run after which it is zero.
@@ -125,6 +128,7 @@ class TransformerTrainingConfig(RunConfig):
     caption_alignment_weight: float = 0.0
     object_loss_weight: float = 1.0
     object_loss_until: float = 0.7
+    first_token_weight: float = 1.0
     grounding_weight: float = 0.0
     grounding_until: float = 0.8
     contrast_weight: float = 0.0
@@ -141,7 +145,7 @@ class TransformerTrainingConfig(RunConfig):
         self.object_count_weights = tuple(self.object_count_weights)
         check_positive(self, "image_size")
         check(self.detail >= 0, "detail", self.detail, "must not be negative")
-        check_positive(self, "object_loss_weight")
+        check_positive(self, "object_loss_weight", "first_token_weight")
         check_fraction(self, "null_caption_probability", "object_loss_until", "grounding_until")
         for name in ("caption_alignment_weight", "grounding_weight", "contrast_weight"):
             check(getattr(self, name) >= 0, name, getattr(self, name), "must not be negative")
@@ -405,11 +409,13 @@ class TransformerTask:
         return rows.to(self.device)
 
     def _token_weights(self, batch: SceneBatch, progress: float) -> Tensor:
-        """Weights [B, N] of the tokens' losses: more on objects and edges at first, the same everywhere in the end."""
+        """Weights [B, N] of the tokens' losses: more on objects and edges at first, and on the first token always."""
         left = max(0.0, 1 - progress / self.config.object_loss_until) if self.config.object_loss_until else 0.0
         places = token_places(batch.object_mask, batch.ground_mask, self.grid_size)
         on_objects = (places == PLACES.index("object")) | (places == PLACES.index("edge"))
-        return 1 + on_objects * ((self.config.object_loss_weight - 1) * left)
+        weights = 1 + on_objects * ((self.config.object_loss_weight - 1) * left)
+        weights[:, 0] *= self.config.first_token_weight
+        return weights
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:

@@ -107,6 +107,19 @@ def test_object_tokens_weigh_more_at_first_only(transformer_config, cheap_scenes
         assert weights[~on_objects].unique().tolist() == [1.0]
 
 
+def test_the_first_token_can_weigh_more(transformer_config, cheap_scenes) -> None:
+    task = TransformerTask(replace(transformer_config, first_token_weight=16.0), cheap_scenes, CPU)
+    weights = task._token_weights(task.heldout, 0.5)
+    assert weights[:, 0].unique().tolist() == [16.0] and weights[:, 1:].unique().tolist() == [1.0]
+    torch.nn.init.normal_(task.transformer.lm_head.weight)
+    loss, parts = task.loss(0, 0.5)
+    task.config = transformer_config
+    plain, plain_parts = task.loss(0, 0.5)
+    assert parts["tokens"] == plain_parts["tokens"] and loss != plain
+    with pytest.raises(UserError, match="first_token_weight"):
+        replace(transformer_config, first_token_weight=0.0)
+
+
 def test_alignment_loss_is_the_mean_surprise_of_covered_tokens() -> None:
     torch.manual_seed(0)
     guesses, codes, coverage = (

@@ -246,12 +246,6 @@ def caption_alignment_loss(guesses: Tensor, codes: Tensor, coverage: Tensor) -> 
     return -(log_probabilities * coverage).sum() / coverage.sum().clamp_min(1e-6)
 
 
-def _pad_left(values: Tensor, width: int) -> Tensor:
-    """[B, T, ...] with zeros (false) before it up to `width`; captions end where pictures begin."""
-    rest = values.new_zeros(values.shape[0], width - values.shape[1], *values.shape[2:])
-    return torch.cat([rest, values], dim=1)
-
-
 class TransformerTask:
     """The transformer and its text encoder as the common loop sees them."""
 
@@ -320,25 +314,25 @@ class TransformerTask:
         with autocast(self.config):
             return encode_images(self.vqvae, images.contiguous(memory_format=torch.channels_last))
 
-    def _condition(self, batch: SceneBatch, drop: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Condition tokens [B, T, dim] and their mask; rows marked in `drop` [B] see the null caption."""
-        pairs = zip(batch.scenes, batch.seeds, strict=True)
-        return self._embed_texts([compose_caption(scene, seed).text for scene, seed in pairs], drop)
+    def _captions(self, batch: SceneBatch) -> list[str]:
+        return [compose_caption(scene, seed).text for scene, seed in zip(batch.scenes, batch.seeds, strict=True)]
 
     def _embed_texts(self, captions: list[str], drop: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Condition tokens [B, T, dim] and their mask; rows marked in `drop` [B] see the null caption."""
         # Compiled code wants one shape; otherwise the width of the longest caption is enough.
         features, mask = encode_text(
             self.tokenizer, self.text_encoder, captions, self.max_caption_tokens, trim=not self.config.compile
         )
         return self.transformer.embed_condition(caption_embeds=features, drop=drop), mask
 
-    def _training_states(self, condition: Tensor, mask: Tensor, codes: Tensor) -> tuple[Tensor, Tensor]:
-        """`LlamaGenTransformer.training_states`, compiled if the config asks for it."""
-        return self.training_run(*self.transformer.training_inputs(condition, mask, codes))
+    def _run(self, condition: Tensor, mask: Tensor, codes: Tensor) -> tuple[Tensor, Tensor]:
+        """Losses [B, N] of all tokens in nats, and states half-way up; compiled if the config asks for it."""
+        logits, half_way = self.training_run(*self.transformer.training_inputs(condition, mask, codes))
+        return F.cross_entropy(logits.mT, codes, reduction="none"), half_way
 
     def _logits(self, batch: SceneBatch, codes: Tensor, drop: Tensor | None) -> Tensor:
         """fp32 logits [B, N, V] of every image token, without gradients."""
-        condition, mask = self._condition(batch, drop)
+        condition, mask = self._embed_texts(self._captions(batch), drop)
         # Not the compiled code: it would be compiled again without gradients, and a few evaluations are not worth that.
         return self.transformer.training_forward(condition, mask, codes)
 
@@ -347,21 +341,24 @@ class TransformerTask:
         batch = self.source(config.base_seed + step * config.batch_size, config.batch_size, "train")
         codes = self._encode(batch.images)
         drop = self._null_rows(step)
-        condition, mask = self._condition(batch, drop)
-        contrast: dict[str, Tensor] = {}
+        captions = self._captions(batch)
         if config.contrast_weight:
-            losses, half_way, contrast["contrast"], contrast["told_apart"] = self._contrasted(
-                batch, codes, condition, mask, drop
-            )
+            # Each picture stands there twice: with its own caption, and with one that is nearly true.
+            others, told = self._nearly_true(batch, captions, drop)
+            condition, mask = self._embed_texts(captions + others, torch.cat((drop, torch.zeros_like(drop))))
+            both = self._run(condition, mask, codes.repeat(2, 1))
+            losses, half_way, condition, mask = (each[: config.batch_size] for each in (*both, condition, mask))
+            own, nearly = (-both[0].sum(1)).chunk(2)  # log-likelihoods
+            contrast, told_apart = contrast_loss(own, nearly, told)
         else:
-            logits, half_way = self._training_states(condition, mask, codes)
-            losses = F.cross_entropy(logits.mT, codes, reduction="none")  # [B, N]
+            condition, mask = self._embed_texts(captions, drop)
+            losses, half_way = self._run(condition, mask, codes)
         weights = self._token_weights(batch, progress)
         loss = (losses * weights).sum() / weights.sum()
         parts = {"tokens": losses.detach().mean()}
-        if contrast:
-            loss = loss + config.contrast_weight * contrast["contrast"]
-            parts |= {name: value.detach() for name, value in contrast.items()}
+        if config.contrast_weight:
+            loss = loss + config.contrast_weight * contrast
+            parts |= {"contrast": contrast.detach(), "told_apart": told_apart.detach()}
         if config.caption_alignment_weight:
             pooled = (condition * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)  # [B, dim]
             guesses = self.transformer.lm_head(self.transformer.norm_out(pooled)).float()  # [B, V]
@@ -378,25 +375,13 @@ class TransformerTask:
             parts |= {"grounding": grounding.detach(), "known": known}
         return loss, parts
 
-    def _contrasted(
-        self, batch: SceneBatch, codes: Tensor, condition: Tensor, mask: Tensor, drop: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Losses [B, N] of the tokens, states half-way up, the contrast loss and how many rows it has right."""
+    def _nearly_true(self, batch: SceneBatch, captions: list[str], drop: Tensor) -> tuple[list[str], Tensor]:
+        """For each caption one that is nearly true, itself where none was found; and which rows are to tell the two
+        apart, bool [B]."""
         others = [nearly_true_caption(scene, seed) for scene, seed in zip(batch.scenes, batch.seeds, strict=True)]
         told = torch.tensor([other is not None for other in others], device=self.device) & ~drop
-        texts = [
-            compose_caption(scene, seed).text if other is None else other.text
-            for other, scene, seed in zip(others, batch.scenes, batch.seeds, strict=True)
-        ]
-        other_condition, other_mask = self._embed_texts(texts, None)
-        # One forward for both, so one width: that of the longest of all, unless code is compiled.
-        width = max(mask.shape[1], other_mask.shape[1])
-        conditions = torch.cat([_pad_left(each, width) for each in (condition, other_condition)])
-        masks = torch.cat([_pad_left(each, width) for each in (mask, other_mask)])
-        logits, half_way = self._training_states(conditions, masks, codes.repeat(2, 1))
-        both = F.cross_entropy(logits.mT, codes.repeat(2, 1), reduction="none")  # [2B, N]
-        losses, other_losses = both.chunk(2)
-        return losses, half_way[: len(codes)], *contrast_loss(-losses.sum(1), -other_losses.sum(1), told)
+        pairs = zip(others, captions, strict=True)
+        return [caption if other is None else other.text for other, caption in pairs], told
 
     def _grounding_weight(self, progress: float) -> float:
         until = self.config.grounding_until

@@ -120,17 +120,19 @@ def test_the_true_distribution_is_its_optimum() -> None:
     assert slope(logits * 0.5) > 1e-2 and slope(logits * 2) > 1e-2
 
 
-def test_both_captions_are_judged_as_alone(transformer_config, cheap_scenes) -> None:
-    task = TransformerTask(replace(transformer_config, contrast_weight=1.0), cheap_scenes, CPU)
+def test_both_captions_are_judged_as_alone(transformer_config, cheap_scenes, monkeypatch) -> None:
+    config = replace(transformer_config, contrast_weight=1.0, batch_size=6)
+    task = TransformerTask(config, cheap_scenes, CPU)
     torch.nn.init.normal_(task.transformer.lm_head.weight, std=0.1)  # it starts at zero
-    batch, codes = task.heldout, task.heldout_codes
-    drop = torch.zeros(len(codes), dtype=torch.bool)
+    batch = cheap_scenes(0, config.batch_size, "train")
+    drop = torch.zeros(config.batch_size, dtype=torch.bool)
     drop[1] = True
-    condition, mask = task._condition(batch, drop)
+    monkeypatch.setattr(task, "_null_rows", lambda step: drop)
     with torch.no_grad():
-        losses, _, contrast_value, told_apart = task._contrasted(batch, codes, condition, mask, drop)
+        _, parts = task.loss(0, 0.5)
+        codes = task._encode(batch.images)
         plain = F.cross_entropy(task._logits(batch, codes, drop).mT, codes, reduction="none")
-        torch.testing.assert_close(losses, plain)
+        torch.testing.assert_close(parts["tokens"], plain.mean())
         differences = []
         for row, (scene, seed) in enumerate(zip(batch.scenes, batch.seeds, strict=True)):
             other = nearly_true_caption(scene, seed)
@@ -141,8 +143,8 @@ def test_both_captions_are_judged_as_alone(transformer_config, cheap_scenes) -> 
             other_loss = F.cross_entropy(logits.mT, codes[row : row + 1], reduction="none").sum()
             differences.append(other_loss - plain[row].sum())
     expected = F.softplus(-torch.stack(differences))
-    torch.testing.assert_close(contrast_value, expected.mean(), rtol=1e-4, atol=1e-4)
-    assert float(told_apart) == pytest.approx(float((torch.stack(differences) > 0).float().mean()))
+    torch.testing.assert_close(parts["contrast"], expected.mean(), rtol=1e-4, atol=1e-4)
+    assert float(parts["told_apart"]) == pytest.approx(float((torch.stack(differences) > 0).float().mean()))
 
 
 def test_it_is_learned_and_counts_as_asked(transformer_config, repeated_scenes) -> None:

@@ -43,7 +43,9 @@ class Ranker(Protocol):
 class JudgeRanker:
     """The share of what a prompt says about a scene that a recogniser of scenes finds in the picture.
 
-    Where a prompt gives no count, as many objects as it names are expected: who asks for a red sphere wants one.
+    Where a prompt gives no count, as many objects as it names are expected: who asks for a red sphere wants one. Of
+    pictures with equal shares the one whose objects are plainest comes first: up to half a claim is taken off for the
+    probability that the recogniser leaves to other shapes, colours, materials and sizes, or to there being no object.
 
     Args:
         image_size: of the pictures to come.
@@ -84,8 +86,10 @@ class JudgeRanker:
         scores = []
         for reading, prompt in zip(readings, prompts, strict=True):
             claims = parse_caption(prompt)
-            checks = judge_claims(reading, claims, object_count=len(claims.objects)).checks
-            scores.append(sum(check.right for check in checks) / max(len(checks), 1))
+            verdict = judge_claims(reading, claims, object_count=len(claims.objects))
+            found = [reading.objects[index] for index in verdict.match if index is not None]
+            doubt = 1 - min((item.confidence * item.certainty for item in found), default=0.0)
+            scores.append((sum(check.right for check in verdict.checks) - doubt / 2) / max(len(verdict.checks), 1))
         return scores
 
 

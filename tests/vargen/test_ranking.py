@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from PIL import Image, ImageFilter
+
 from vargen.ranking import ClipRanker, JudgeRanker, best, candidate_seed
 from vargen.resources import shipped_clip
 from vargen.scenes.captions import compose_caption
@@ -30,7 +32,16 @@ def test_company_that_nobody_asked_for_costs_something() -> None:
     score = JudgeRanker(128).score([IMAGES[together]], [prompt])[0]
     assert 0.5 < score < 1
     only = SCENES[alone].objects[0]
-    assert JudgeRanker(128).score([IMAGES[alone]], [f"a {only.colour} {only.shape}"]) == [1.0]
+    plain = JudgeRanker(128).score([IMAGES[alone]], [f"a {only.colour} {only.shape}"])[0]
+    assert 1 - 0.5 / 3 < plain <= 1
+
+
+def test_of_pictures_that_are_right_the_plainest_comes_first() -> None:
+    number = next(number for number, scene in enumerate(SCENES) if len(scene.objects) == 1)
+    item = SCENES[number].objects[0]
+    faint = Image.blend(IMAGES[number], IMAGES[number].filter(ImageFilter.GaussianBlur(25)), 0.4)
+    plain, doubtful = JudgeRanker(128).score([IMAGES[number], faint], [f"a {item.colour} {item.shape}"] * 2)
+    assert plain > doubtful > plain - 0.5 / 3
 
 
 def test_equal_scores_keep_the_first_and_seeds_differ_in_their_lower_bits() -> None:

@@ -25,6 +25,11 @@ TRAINERS = {
         "train_transformer",
         "the text-to-image transformer over those tokens",
     ),
+    "decoder": (
+        "DecoderTrainingConfig",
+        "train_decoder",
+        "the tokenizer's decoder, on codes as the transformer draws them",
+    ),
     "drafter": ("DrafterTrainingConfig", "train_drafter", "an EAGLE drafter for a transformer, on its own pictures"),
     "judge": ("JudgeTrainingConfig", "train_judge", "the recogniser that scores pictures"),
     "video-llm": ("VideoLLMTrainingConfig", "train_video_llm", "a small Video-LLM, or a smaller one to draft for it"),

@@ -215,7 +215,9 @@ def decode_readings(output: SceneJudgeOutput, centre_threshold: float, max_objec
         mean = F.avg_pool2d(values.float(), 3, stride=1, padding=1, count_include_pad=False).flatten(2)
         return mean.gather(2, cells[:, None].expand(-1, mean.shape[1], -1))
 
-    attributes = {name: at_cells(getattr(output, name)).argmax(1).tolist() for name in ATTRIBUTE_VALUES}
+    opinions = {name: at_cells(getattr(output, name)).softmax(1).max(1) for name in ATTRIBUTE_VALUES}  # over [B, C, K]
+    attributes = {name: opinion.indices.tolist() for name, opinion in opinions.items()}
+    certainties = torch.stack([opinion.values for opinion in opinions.values()]).prod(0).tolist()
     places = at_cells(torch.stack([output.screen_x, output.depth], dim=1)).tolist()
     confidences = scores.sigmoid().tolist()
     settings = {name: getattr(output, name).argmax(-1).tolist() for name in SETTING_VALUES}
@@ -227,6 +229,7 @@ def decode_readings(output: SceneJudgeOutput, centre_threshold: float, max_objec
                 screen_x=places[row][0][k],
                 depth=places[row][1][k],
                 confidence=confidence,
+                certainty=certainties[row][k],
             )
             for k, confidence in enumerate(confidence_row)
             if confidence > 0  # the sigmoid of minus infinity: fewer objects than places

@@ -22,6 +22,7 @@ class JudgedObject:
         screen_x: horizontal place of its foot in the picture, -1 the left edge and 1 the right one.
         depth: distance of its foot along the ground, world units; larger is farther.
         confidence: in [0, 1], how sure the reader is that there is an object at all.
+        certainty: in [0, 1], how sure it is of shape, colour, material and size together, if there is one.
     """
 
     shape: str
@@ -31,6 +32,7 @@ class JudgedObject:
     screen_x: float
     depth: float
     confidence: float = 1.0
+    certainty: float = 1.0
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ from vargen.resources import find_model
 from vargen.training.config import RunConfig, check, check_fraction, check_positive, main
 from vargen.training.generated import generate_codes, scene_prompts
 from vargen.training.run import RunResult, autocast, move, prepare, train
+from vargen.training.teacher_forcing import guided_features
 
 _PROMPT_SEED = 4_000_000_000  # first seed of the scenes whose captions are drawn, away from all others
 
@@ -96,27 +97,6 @@ def soft_cross_entropy(logits: Tensor, target_logits: Tensor) -> Tensor:
         logits: [..., V] of the learner. target_logits: [..., V] of the teacher, fp32.
     """
     return -(target_logits.softmax(-1) * logits.float().log_softmax(-1)).sum(-1).mean()
-
-
-@torch.no_grad()
-def target_features(
-    transformer: LlamaGenTransformer, condition_embeds: Tensor, condition_mask: Tensor, codes: Tensor
-) -> Tensor:
-    """Final hidden states of the condition and of all image tokens but the last, under teacher forcing.
-
-    Args:
-        condition_embeds: [B, T, dim]. condition_mask: [B, T] bool. codes: int64 [B, N].
-
-    Returns:
-        [B, T + N - 1, dim].
-    """
-    length, num_tokens = condition_embeds.shape[1], codes.shape[1]
-    embeds = torch.cat((condition_embeds, transformer.token_embedding(codes[:, :-1])), dim=1)
-    positions = torch.arange(-length, num_tokens - 1, device=codes.device).clamp(min=CONDITION_POSITION)
-    mask = condition_attention_mask(condition_mask, num_tokens - 1)
-    return transformer(
-        inputs_embeds=embeds, positions=positions[None], attention_mask=mask, logits_to_keep=1
-    ).hidden_states
 
 
 class FeatureStore:
@@ -200,12 +180,7 @@ class DrafterTask:
 
     def _features(self, prompts: list[str], codes: Tensor) -> tuple[Tensor, Tensor, int]:
         """The target's hidden states, both halves [2B, T + N - 1, dim]; the condition's mask [2B, T]; and T."""
-        with torch.no_grad():
-            embeds, mask = self.pipeline.encode_prompt(prompts)
-            condition = self.transformer.embed_condition(caption_embeds=embeds)
-            null = self.transformer.null_condition(len(prompts), condition.shape[1]).to(condition.dtype)
-            condition, mask = torch.cat((condition, null)), torch.cat((mask, mask))
-            return target_features(self.transformer, condition, mask, codes.repeat(2, 1)), mask, condition.shape[1]
+        return guided_features(self.pipeline, prompts, codes)
 
     def _fill_store(self) -> None:
         """Work out features picture by picture until memory is full. Always in the same batches, so that a resumed run

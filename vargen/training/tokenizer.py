@@ -15,16 +15,10 @@ import torch
 from diffusers.models.autoencoders.vq_model import VQModel
 from torch import Tensor, nn
 
-from vargen.training.config import RunConfig, check, check_fraction, check_positive, main
+from vargen.training.config import check, check_fraction, check_positive, main
 from vargen.training.data import HELDOUT_SEED, RenderedSceneSource, SceneSource, save_sheet
-from vargen.training.losses import (
-    PatchDiscriminator,
-    adaptive_weight,
-    hinge_loss,
-    object_weights,
-    peak_signal_to_noise,
-    sharpness_loss,
-)
+from vargen.training.losses import object_weights, peak_signal_to_noise
+from vargen.training.picture_loss import PictureLoss, PictureLossConfig
 from vargen.training.quantizer import SphericalQuantizer
 from vargen.training.run import RunResult, autocast, move, prepare, train
 
@@ -68,56 +62,37 @@ class VQModelConfig:
 
 
 @dataclass
-class TokenizerTrainingConfig(RunConfig):
-    """Settings of `vargen train tokenizer`, beside those of every run.
+class TokenizerTrainingConfig(PictureLossConfig):
+    """Settings of `vargen train tokenizer`, beside those of its loss and of every run.
 
     Args:
         image_size: side of the training pictures, pixels.
         detail: strength of the pictures' stochastic detail.
         model: shape of the tokenizer.
-        object_weight: weight of object pixels relative to the background's.
-        l1_weight: weight of the absolute error.
-        l2_weight: weight of the squared error.
-        sharpness_weight: weight of the gradients' absolute error.
-        sharpness_scales: scales of that term.
         commitment_weight: weight of the distance between latents and their codewords.
         codebook_decay: decay rate of the running k-means.
         dead_code_threshold: uses per step below which a code is placed anew.
         replace_dead_until: share of the run after which dead codes stay where they are, so that the end is calm.
-        adversarial_weight: weight of the patch discriminator's loss; 0 trains without one.
-        adversarial_start: share of the run after which the discriminator takes part.
-        adversarial_adaptive: scale its loss to the gradient of the reconstruction's.
-        discriminator_width: channels of its first layer.
     """
 
     image_size: int = 128
     detail: float = 1.0
     model: VQModelConfig = field(default_factory=VQModelConfig)
-    object_weight: float = 3.0
-    l1_weight: float = 1.0
-    l2_weight: float = 1.0
-    sharpness_weight: float = 1.0
-    sharpness_scales: int = 3
     commitment_weight: float = 0.25
     codebook_decay: float = 0.98
     dead_code_threshold: float = 0.05
     replace_dead_until: float = 0.7
-    adversarial_weight: float = 0.0
-    adversarial_start: float = 0.5
-    adversarial_adaptive: bool = True
-    discriminator_width: int = 32
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if isinstance(self.model, dict):
             self.model = VQModelConfig(**self.model)
         factor = 2 ** (len(self.model.block_out_channels) - 1)
-        check_positive(self, "image_size", "object_weight", "sharpness_scales", "discriminator_width")
+        check_positive(self, "image_size")
         check(self.image_size % factor == 0, "image_size", self.image_size, f"must be a multiple of {factor}")
         check(self.detail >= 0, "detail", self.detail, "must not be negative")
-        check_fraction(self, "codebook_decay", "replace_dead_until", "adversarial_start")
-        names = ("l1_weight", "l2_weight", "sharpness_weight", "commitment_weight", "adversarial_weight")
-        for name in (*names, "dead_code_threshold"):
+        check_fraction(self, "codebook_decay", "replace_dead_until")
+        for name in ("commitment_weight", "dead_code_threshold"):
             check(getattr(self, name) >= 0, name, getattr(self, name), "must not be negative")
 
     def architecture(self) -> dict[str, Any]:
@@ -171,10 +146,9 @@ class TokenizerTask:
             self.vqvae.quantize.embedding.weight, config.codebook_decay, config.dead_code_threshold
         )
         self.module = nn.ModuleDict({"vqvae": self.vqvae, "quantizer": self.quantizer})
-        self.discriminator = PatchDiscriminator(config.discriminator_width)
         move(self.module, device, images=True)
-        move(self.discriminator, device, images=True)
-        self.extra_modules = self.discriminator if config.adversarial_weight else nn.ModuleList()
+        self.picture_loss = PictureLoss(config, self.vqvae.decoder.conv_out.weight, device)
+        self.extra_modules = self.picture_loss.trained_modules
         self.encode: Callable[[Tensor], Tensor] = self.vqvae.encoder
         self.decode: Callable[[Tensor], Tensor] = self.vqvae.decoder
         if config.compile:
@@ -193,37 +167,13 @@ class TokenizerTask:
         reconstructions = self.decode(self.vqvae.post_quant_conv(quantized.codewords)).float()
 
         weights = object_weights(batch.object_mask, config.object_weight)
-        error = reconstructions - images
-        l1 = (error.abs() * weights).mean()
-        l2 = (error.square() * weights).mean()
-        sharpness = sharpness_loss(error, weights, config.sharpness_scales)
-        reconstruction = config.l1_weight * l1 + config.l2_weight * l2 + config.sharpness_weight * sharpness
-        loss = reconstruction + config.commitment_weight * quantized.commitment
-        parts = {"l1": l1, "l2": l2, "sharpness": sharpness, "commitment": quantized.commitment}
-        if config.adversarial_weight and progress >= config.adversarial_start:
-            adversarial, discriminator = self._adversarial_losses(reconstruction, images, reconstructions)
-            loss = loss + adversarial + discriminator
-            parts |= {"adversarial": adversarial, "discriminator": discriminator}
-        parts = {name: value.detach() for name, value in parts.items()}
-        return loss, parts | {"perplexity": self.quantizer.perplexity(), "used_codes": self.quantizer.used_codes()}
-
-    def _adversarial_losses(
-        self, reconstruction: Tensor, images: Tensor, reconstructions: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """The tokenizer's and the discriminator's losses; one backward pass of their sum trains both.
-
-        The first score is taken with the discriminator's weights held fixed, the others with detached pictures, so
-        neither loss reaches the other's weights.
-        """
-        self.discriminator.requires_grad_(False)
-        adversarial = -self.discriminator(reconstructions).float().mean()
-        self.discriminator.requires_grad_(True)
-        if self.config.adversarial_adaptive:
-            last = self.vqvae.decoder.conv_out.weight
-            adversarial = adversarial * adaptive_weight(reconstruction, adversarial, last)
-        scores = self.discriminator(torch.cat([images, reconstructions.detach()])).float()
-        real, fake = scores.chunk(2)
-        return self.config.adversarial_weight * adversarial, hinge_loss(real, fake)
+        loss, parts = self.picture_loss(images, reconstructions, weights, progress)
+        parts |= {
+            "commitment": quantized.commitment.detach(),
+            "perplexity": self.quantizer.perplexity(),
+            "used_codes": self.quantizer.used_codes(),
+        }
+        return loss + config.commitment_weight * quantized.commitment, parts
 
     @torch.no_grad()
     def _reconstruct(self, images: Tensor) -> tuple[Tensor, Tensor]:

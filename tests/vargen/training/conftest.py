@@ -25,8 +25,9 @@ IMAGE_SIZE = 16
 class CheapScenes:
     """True scenes with blurred noise for pictures, a function of the seed only; `repeat` gives one batch for ever."""
 
-    def __init__(self, repeat: bool = False):
+    def __init__(self, repeat: bool = False, size: int = IMAGE_SIZE):
         self.repeat = repeat
+        self.size = size
         self.first_seeds: list[int] = []
 
     def __call__(self, first_seed: int, count: int, split: str) -> SceneBatch:
@@ -35,10 +36,10 @@ class CheapScenes:
         pictures = []
         for seed in seeds:
             noise = torch.rand(1, 3, 5, 5, generator=torch.Generator().manual_seed(seed)) * 2 - 1
-            pictures.append(F.interpolate(noise, size=IMAGE_SIZE, mode="bicubic").clamp(-1, 1))
+            pictures.append(F.interpolate(noise, size=self.size, mode="bicubic").clamp(-1, 1))
         images = torch.cat(pictures)
-        ground_mask = torch.zeros(IMAGE_SIZE, IMAGE_SIZE)
-        ground_mask[IMAGE_SIZE // 2 :] = 1
+        ground_mask = torch.zeros(self.size, self.size)
+        ground_mask[self.size // 2 :] = 1
         scenes = [sample_scene(seed, split) for seed in seeds]
         return SceneBatch(scenes, seeds, images, (images[:, 0] > 0).float(), ground_mask)
 
@@ -51,6 +52,17 @@ def cheap_scenes() -> CheapScenes:
 @pytest.fixture
 def repeated_scenes() -> CheapScenes:
     return CheapScenes(repeat=True)
+
+
+@pytest.fixture
+def tiny_scenes() -> CheapScenes:
+    """Of the size of the pictures that `tiny_model_folder` makes."""
+    return CheapScenes(size=8)
+
+
+@pytest.fixture
+def repeated_tiny_scenes() -> CheapScenes:
+    return CheapScenes(repeat=True, size=8)
 
 
 @pytest.fixture

@@ -19,10 +19,10 @@ from vargen.training.drafter import (
     DrafterTask,
     DrafterTrainingConfig,
     soft_cross_entropy,
-    target_features,
     train_drafter,
 )
 from vargen.training.generated import generate_codes, scene_prompts
+from vargen.training.teacher_forcing import target_features
 
 
 @pytest.fixture

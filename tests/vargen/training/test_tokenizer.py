@@ -99,8 +99,8 @@ def test_neither_adversarial_loss_reaches_the_other_side(tokenizer_config, cheap
     images = task.heldout.images
     reconstructions = task.vqvae.decoder(torch.randn(4, 16, 8, 8))
     reconstruction = (reconstructions - images).abs().mean()
-    adversarial, discriminator = task._adversarial_losses(reconstruction, images, reconstructions)
-    discriminator_weights = list(task.discriminator.parameters())
+    adversarial, discriminator = task.picture_loss.adversarial(reconstruction, images, reconstructions)
+    discriminator_weights = list(task.picture_loss.discriminator.parameters())
     decoder_weight = task.vqvae.decoder.conv_out.weight
     assert torch.autograd.grad(adversarial, discriminator_weights, retain_graph=True, allow_unused=True) == (
         None,

@@ -20,7 +20,7 @@ from vargen.draft_head import LlamaGenDraftHead
 from vargen.models.drafter import LlamaGenDrafter
 from vargen.pipeline import LlamaGenPipeline
 from vargen.target import LlamaGenTarget
-from vargen.training.drafter import target_features
+from vargen.training.teacher_forcing import target_features
 from vargen.vvs import FeatureCache, PathSelector, UniformSchedule
 
 PROMPTS = ["a red cube", "a small shiny blue sphere left of a large green cone on grass", "two cones"]

@@ -24,6 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 MODEL = "scenes-128"
 SPEED_RUN, VIDEO_RUN = "bench_batch_1", "bench_video"
+DECODER_RUN = "training_scenes-128-decoder"
 PLOT = ROOT / "docs" / "images" / "tradeoff.png"
 SOURCES = {"generated": "generated", "renders": "real renders", "reconstructions": "tokenizer's reconstructions"}
 
@@ -211,10 +212,14 @@ def bench_table(rows: Sequence[Record]) -> str:
 
 
 def bench_caption(rows: Sequence[Record]) -> str:
-    row = rows[0]
+    """What a bench was measured on, and whether the tokenizer's decoder, hence the judge's column, has changed since."""
+    row, decoder = rows[0], load(DECODER_RUN)
+    earlier = decoder is not None and row["provenance"]["date"] < decoder["provenance"]["date"]
     return (
         f"{row['images']} held-out prompts, {row['dtype']}, batch {row['batch_size']}, the model's default sampling; "
-        f"all methods draw the same prompts with the same seeds, in turns. {source_line(row)}"
+        "all methods draw the same prompts with the same seeds, in turns. "
+        + ("The judge read pictures of the decoder before its last training; tokens are the same since. " * earlier)
+        + source_line(row)
     )
 
 

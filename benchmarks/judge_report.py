@@ -56,9 +56,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
     parser.add_argument("--num_threads", type=int, default=2)
     parser.add_argument("--images", type=Path, help="folder for the generated pictures and a verdicts.jsonl")
-    parser.add_argument("--contact_sheet", type=Path, help="PNG of a fixed list of 16 prompts, one picture each")
-    parser.add_argument("--chosen_sheet", type=Path, help="PNG of the same prompts, each the judge's best of several")
-    parser.add_argument("--num_candidates", type=int, default=32, help="of how many")
+    parser.add_argument("--contact_sheet", type=Path, help="PNG of a fixed list of 16 prompts")
     parser.add_argument("--output", type=Path, help="default: benchmarks/results/judge_<model>.json")
     return parser
 
@@ -98,14 +96,6 @@ def run(arguments: argparse.Namespace) -> None:
     judge_alone = evaluate_judge(judge, pipeline.vqvae, arguments.count, arguments.seed)
     if arguments.contact_sheet:
         draw_prompt_sheet(pipeline, arguments.contact_sheet, seed=arguments.seed, **generation)
-    if arguments.chosen_sheet:
-        draw_prompt_sheet(
-            pipeline,
-            arguments.chosen_sheet,
-            seed=arguments.seed,
-            num_candidates=arguments.num_candidates,
-            **generation,
-        )
 
     result = {
         "benchmark": "judge's verdict",

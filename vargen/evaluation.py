@@ -21,7 +21,6 @@ from tqdm import tqdm
 
 from vargen.files import UserError, save_image_atomic
 from vargen.models.vq import decode_codes, encode_images
-from vargen.ranking import JudgeRanker, best, candidate_seed
 from vargen.scenes.captions import Caption, compose_caption
 from vargen.scenes.dataset import contact_sheet, to_pil
 from vargen.scenes.judge import SceneJudge, read_images
@@ -210,56 +209,26 @@ def reconstruct(vqvae: Any, images: Tensor, batch_size: int = 32) -> Tensor:
     return torch.cat(pieces)
 
 
-def generate_chosen_images(
-    pipeline: Any, prompts: Sequence[str], seed: int, num_candidates: int, **generation: Any
-) -> Tensor:
-    """Of several pictures of each prompt the one that the judge likes best, as `vargen generate --num_candidates` has
-    it. To be shown, not to be judged: a judge who chose them finds them right.
-
-    Args:
-        num_candidates: pictures of each prompt. Candidate j of prompt i has the seed
-            `candidate_seed(seed + i, j)` of `vargen.ranking`.
-
-    Returns:
-        Images `[B, 3, H, W]` fp32 in [0, 1].
-    """
-    ranker = JudgeRanker(pipeline.image_size)
-    ranker.check(prompts)
-    chosen = []
-    for index, prompt in enumerate(prompts):
-        seeds = [candidate_seed(seed + index, candidate) for candidate in range(num_candidates)]
-        generators = [torch.Generator().manual_seed(each) for each in seeds]
-        images = pipeline(prompt=[prompt] * num_candidates, generator=generators, output_type="pt", **generation).images
-        chosen.append(images[best(ranker.score(to_pil(images), [prompt] * num_candidates))].float())
-    return torch.stack(chosen)
-
-
 def draw_prompt_sheet(
     pipeline: Any,
     path: str | PathLike[str],
     prompts: Sequence[str] = SHEET_PROMPTS,
     seed: int = 0,
     columns: int = 4,
-    num_candidates: int = 1,
     **generation: Any,
 ) -> Tensor:
     """Generate a picture for each prompt and write them, with the prompts below, as one PNG.
 
     Args:
-        pipeline, seed, **generation: as for `evaluate_prompts`.
+        pipeline, seed, **generation: as for `evaluate_prompts`; nothing is drawn twice or picked out.
         path: the file; its folder is made where it does not exist.
         prompts: what to draw.
         columns: pictures a row.
-        num_candidates: 1 shows what comes; with more, each picture is the judge's choice, and whoever shows the sheet
-            has to say so.
 
     Returns:
         The images `[B, 3, H, W]` in [0, 1].
     """
-    if num_candidates == 1:
-        images = generate_images(pipeline, prompts, seed, **generation)
-    else:
-        images = generate_chosen_images(pipeline, prompts, seed, num_candidates, **generation)
+    images = generate_images(pipeline, prompts, seed, **generation)
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     save_image_atomic(contact_sheet(to_pil(images), list(prompts), columns), path)
     return images

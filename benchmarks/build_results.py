@@ -212,7 +212,7 @@ def bench_table(rows: Sequence[Record]) -> str:
 
 
 def bench_caption(rows: Sequence[Record]) -> str:
-    """What a bench was measured on, and whether the tokenizer's decoder, hence the judge's column, has changed since."""
+    """What a bench was measured on, and whether the decoder has changed since the judge read its pictures."""
     row, decoder = rows[0], load(DECODER_RUN)
     earlier = decoder is not None and row["provenance"]["date"] < decoder["provenance"]["date"]
     return (

@@ -2,7 +2,8 @@
 
 The sheet of the documentation, each picture the judge's best of 64:
 
-    vargen generate --prompts_file benchmarks/contact_sheet_prompts.txt --num_candidates 64 --batch_size 64 --output out/sheet
+    vargen generate --prompts_file benchmarks/contact_sheet_prompts.txt --num_candidates 64 --batch_size 64 \\
+        --output out/sheet
     python benchmarks/contact_sheet.py out/sheet docs/images/contact_sheet_chosen.png
 
 The sheet without a choice, of other prompts, is `judge_report.py --contact_sheet`.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -57,7 +58,7 @@ def plot_tradeoff(
     axes.margins(x=0.14, y=0.12)
     axes.grid(alpha=0.25)
     if title:
-        axes.set_title(title, fontsize=10)
+        axes.set_title(textwrap.fill(title, 80), fontsize=10)
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=130)
     return buffer.getvalue()

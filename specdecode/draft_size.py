@@ -1,7 +1,7 @@
 """How much to draft: fixed, or chosen for the most tokens per second.
 
 Belongs here: the choice among sizes from what passes cost and what has been accepted. Does not belong here: measuring
-costs (`vargen.step_costs`), and drafting.
+costs (`step_costs.py`), and drafting.
 
 A step that drafts a tree of n nodes and d levels takes target(n) + d * drafting step + overhead, and adds 1 + E tokens,
 E being the expected accepted length. E is estimated from what happened: by the drafter's own confidence, scaled to what
@@ -143,8 +143,8 @@ class AdaptiveDraftSize:
         candidates: sizes to choose from; `NO_DRAFT` is added.
         costs: of this machine and model.
         adapt: follow what is accepted. Without, the choice is made once, from the costs and `prior_rate`: for methods
-            whose pictures depend on the draft, because what is accepted depends on all rows of a batch, and a picture
-            must not depend on what else is in its batch.
+            whose tokens depend on the draft, because what is accepted depends on all rows of a batch, and a row must
+            not depend on what else is in its batch.
         prior_rate: how often one drafted token is taken to be accepted before anything is known.
         interval: steps between two looks at what was accepted; only then the host waits for the device.
         clock: seconds; None: costs are taken as they are given.

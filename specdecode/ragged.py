@@ -1,6 +1,7 @@
 """Rows of different lengths in one tensor: left-aligned, with a count per row.
 
-Belongs here: putting such blocks behind each other. Does not belong here: what the entries are.
+Belongs here: putting such blocks behind each other, and picking entries row by row. Does not belong here: what the
+entries are.
 """
 
 from __future__ import annotations
@@ -26,6 +27,11 @@ def append(left: Tensor, left_counts: Tensor, right: Tensor, right_counts: Tenso
     source = torch.where(place < left_counts[:, None], place, behind)  # [B, k + r]
     source = source.view(*source.shape, *[1] * (left.ndim - 2)).expand(-1, -1, *left.shape[2:])
     return torch.cat([left, right], 1).gather(1, source), left_counts + right_counts
+
+
+def take(values: Tensor, index: Tensor) -> Tensor:
+    """Entries `index` [B, k] of each row of `values` [B, m, width]: [B, k, width]."""
+    return values.gather(1, index[..., None].expand(-1, -1, values.shape[-1]))
 
 
 def columns_needed(mask: Tensor) -> int:

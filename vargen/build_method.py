@@ -14,9 +14,9 @@ from torch import Tensor
 
 from specdecode.draft_size import AdaptiveDraftSize, DraftSize, DraftSizer, FixedDraftSize, StepCosts
 from specdecode.drafters.draft_model import DraftModelDrafter
-from specdecode.drafters.eagle import DynamicTree, EagleDrafter
+from specdecode.drafters.eagle import EagleDrafter
 from specdecode.drafters.jacobi import JacobiDrafter
-from specdecode.drafters.tree_shapes import StaticTree
+from specdecode.drafters.tree_shapes import DynamicTree, StaticTree
 from specdecode.roles import Drafter, Schedule, Verifier
 from specdecode.verifiers import AnnealedVerifier, ExactVerifier, GroupedVerifier, LanternVerifier
 from vargen.draft_head import LlamaGenDraftHead

@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specdecode.drafters.eagle import DraftHeadOutput
+from specdecode.drafters.tree_growth import DraftHeadOutput
 from specdecode.kv_cache import StaticKVCache
 from specdecode.roles import TargetOutput
 from specdecode.sampling import apply_guidance

@@ -1,7 +1,7 @@
 """What the parts of a speculative step cost on this machine, measured once and remembered.
 
-Belongs here: timing target passes and drafting steps, and the file that keeps the times. Does not belong here: what is
-made of them (`specdecode.draft_size`).
+Belongs here: a target in the middle of a picture, and the file that keeps its times. Does not belong here: the clock
+(`specdecode.step_costs`), and what is made of the times (`specdecode.draft_size`).
 
 Costs depend on the machine, torch, the model's geometry and precision and the rows of a batch, never on weights or
 prompts; these make the key. A file that is damaged or cannot be written only means that costs are measured again.
@@ -10,11 +10,9 @@ prompts; these make the key. A file that is damaged or cannot be written only me
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import os
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +20,10 @@ import torch
 
 from metrics.provenance import describe_hardware
 from specdecode.draft_size import StepCosts
+from specdecode.step_costs import measure_step_costs
 from vargen.files import write_atomic
 from vargen.models.transformer import LlamaGenTransformer
 from vargen.target import LlamaGenTarget
-
-_NODES = (1, 2, 4, 8, 16, 32, 64)
-_REPEATS = 8
-_OVERHEAD_SHARE = 0.15
-"""Masks, verification and bookkeeping, as a share of a one-token pass; the target of the overhead benchmark."""
 
 _measured: dict[str, StepCosts] = {}
 
@@ -66,23 +60,12 @@ def step_costs(
 @torch.no_grad()
 def measure(target: LlamaGenTarget, most_nodes: int, draft_step: Callable[[], object] | None) -> StepCosts:
     """Time target passes over up to `most_nodes` tokens in the middle of a picture, and one drafting step."""
-    transformer = target.transformer
-    nodes = (*(count for count in _NODES if count < most_nodes), most_nodes)
-    batch_size, device = target.batch_size, target.device
+    half = target.transformer.num_image_tokens // 2
     probe = _like(target, most_nodes)
     probe.prefill()
-    half = transformer.num_image_tokens // 2
     probe.kv_cache.advance(half)  # what the slots hold does not matter to the clock
     probe._most_committed = probe.condition_length + half
-    calls: list[Callable[[], object]] = []
-    for count in nodes:
-        tokens = torch.zeros(batch_size, count, dtype=torch.long, device=device)
-        mask = torch.eye(count, dtype=torch.bool, device=device).expand(batch_size, -1, -1)
-        calls.append(lambda t=tokens, m=mask: probe.forward(t, m, t))  # type: ignore[misc]
-    times = _time([*calls, draft_step] if draft_step is not None else calls, device)
-    seconds = list(itertools.accumulate(times[: len(nodes)], max))  # more nodes cost no less
-    drafting = 0.0 if draft_step is None else times[-1]
-    return StepCosts(nodes, tuple(seconds), drafting, _OVERHEAD_SHARE * seconds[0])
+    return measure_step_costs(probe, most_nodes, draft_step)
 
 
 def _like(target: LlamaGenTarget, most_nodes: int) -> LlamaGenTarget:
@@ -96,23 +79,6 @@ def _like(target: LlamaGenTarget, most_nodes: int) -> LlamaGenTarget:
         dtype=transformer.dtype,
     )
     return LlamaGenTarget(transformer, embeds, guidance_scale=target.guidance_scale, max_draft_nodes=most_nodes)
-
-
-def _time(calls: Sequence[Callable[[], object]], device: torch.device) -> list[float]:
-    """The least seconds of each call after a warm-up.
-
-    The least, and in turns: what else the machine does at the time must not be cached as a cost, least of all as the
-    cost of one size alone.
-    """
-    times: list[list[float]] = [[] for _ in calls]
-    for _ in range(_REPEATS + 2):
-        for call, seconds in zip(calls, times, strict=True):
-            started = time.perf_counter()
-            call()
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-            seconds.append(time.perf_counter() - started)
-    return [min(seconds[2:]) for seconds in times]
 
 
 def _key(target: LlamaGenTarget, most_nodes: int, drafter_key: str) -> str:

@@ -2,10 +2,10 @@
 
 from specdecode.drafters.draft_model import DraftModelDrafter
 from specdecode.drafters.draft_model_tree import DraftModelTreeDrafter
-from specdecode.drafters.eagle import DynamicTree, EagleDrafter
+from specdecode.drafters.eagle import EagleDrafter
 from specdecode.drafters.jacobi import JacobiDrafter
 from specdecode.drafters.semi_autoregressive import SemiAutoregressiveDrafter
-from specdecode.drafters.tree_shapes import StaticTree
+from specdecode.drafters.tree_shapes import DynamicTree, StaticTree
 
 __all__ = [
     "DraftModelDrafter",

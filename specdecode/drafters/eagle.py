@@ -1,8 +1,8 @@
 """EAGLE: drafting with one small layer that continues the target's own features.
 
-Belongs here: the bookkeeping of an EAGLE drafter for any network that plays `DraftHead`: what it has been fed, how a
-tree grows level by level (of fixed shape, as a chain, or following its confidence), and the feedback to the sizer.
-Does not belong here: the network, guidance, positions (`vargen.draft_head`), and any judgement of what is drafted.
+Belongs here: the bookkeeping of an EAGLE drafter for any network that plays `DraftHead`: what it has been fed, which
+tree is grown, and the feedback to the sizer. Does not belong here: how a tree grows (`tree_growth.py`), the network,
+guidance, positions, and any judgement of what is drafted.
 
 The network reads pairs: a token, and the target's final hidden state at the token before it. From a pair it guesses
 the hidden state at the token itself, whose output head is the target's own; so the same guess serves as the feature of
@@ -18,36 +18,21 @@ or, for fixed shapes, drawn without replacement.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from specdecode import ragged
 from specdecode.draft_size import DraftSize, DraftSizer
-from specdecode.drafters.tree_plan import TreePlan, likeliest
-from specdecode.drafters.tree_shapes import StaticTree
+from specdecode.drafters.tree_growth import DraftHeadOutput, dynamic_tree, expected_accepted, static_tree
+from specdecode.drafters.tree_plan import TreePlan
+from specdecode.drafters.tree_shapes import DynamicTree, StaticTree
+from specdecode.ragged import take
 from specdecode.roles import DecodeState, Draft, Selection, TargetOutput, Verdict
-from specdecode.sampling import SamplingConfig, Tag, logits_to_probabilities
 from specdecode.tree import TokenTree
 
 _MOST_WAITING = 16  # pairs that may wait while nothing is drafted, before they are fed
-_TIE_BREAK = 1e-4  # nats a level: a child's score is below its parent's even where its probability rounds to one
-
-
-@dataclass
-class DraftHeadOutput:
-    """What the network guesses at each pair.
-
-    Args:
-        logits: [B, q, V] float32 of the token after each pair's; guidance is already applied.
-        hidden_states: [B, q, F] the guessed features, which serve the pairs after.
-    """
-
-    logits: Tensor
-    hidden_states: Tensor
 
 
 class DraftHead(Protocol):
@@ -87,7 +72,7 @@ class DraftHead(Protocol):
 
 
 class FeatureReuse(Protocol):
-    """Stands in for the target's features where a step was skipped; see `vargen.vvs.feature_cache`.
+    """Stands in for the target's features where a step was skipped.
 
     Positions count a row's tokens from 0.
     """
@@ -107,21 +92,6 @@ class FeatureReuse(Protocol):
     def read(self, first: Tensor, counts: Tensor, width: int) -> Tensor:
         """[B, width, F]: what to use for the features at the `counts[b]` tokens from `first[b]` on, not known yet."""
         ...
-
-
-@dataclass(frozen=True)
-class DynamicTree:
-    """EAGLE-2's shape; how many nodes and levels is the sizer's choice.
-
-    Args:
-        top_k: nodes expanded per level, and children of each.
-    """
-
-    top_k: int = 10
-
-    def __post_init__(self) -> None:
-        if self.top_k < 1:
-            raise ValueError(f"top_k must be at least 1, got {self.top_k}")
 
 
 class EagleDrafter:
@@ -210,17 +180,22 @@ class EagleDrafter:
             return Draft(TokenTree.chain(root[:, None]))
         logits, feature = self._feed_waiting()
         if isinstance(self.shape, DynamicTree):
-            return self._dynamic_tree(root, logits, feature, state, self.shape.top_k)
+            grown = dynamic_tree(root, logits, feature, state, self.shape.top_k, size, self._guess)
+            candidates = getattr(self.sizer, "candidates", ())
+            if len(candidates) > 1:
+                self._predicted = expected_accepted(grown, size.depth, candidates, state.active)
+            return grown.draft
         if self._plan is None:
             self._plan = TreePlan(self.shape, root.device)
-        return self._static_tree(root, logits, feature, state, self._plan)
+        sampled = self.children == "sampled"
+        return static_tree(root, logits, feature, state, self._plan, size.depth, self._guess, sampled)
 
     def observe(self, draft: Draft, output: TargetOutput, verdict: Verdict, state: DecodeState) -> None:
         """The accepted tokens and the newest one become the pairs that wait, with the target's features."""
         features = self.head.features(output)  # [B, n, F]
         path = verdict.path  # [B, depth + 1]
         # Pair i: the token after path node i, and the feature at path node i.
-        along = _take(features, path)  # [B, depth + 1, F]
+        along = take(features, path)  # [B, depth + 1, F]
         following = verdict.next_tokens[:, None]
         if path.shape[1] > 1:
             accepted_tokens = draft.tree.tokens.gather(1, path[:, 1:])
@@ -276,13 +251,13 @@ class EagleDrafter:
         """Feed the pairs that wait. Returns logits [B, V] and the feature [B, F] after the last one."""
         output = self._feed(self._counts)
         last = (self._counts - 1).clamp(min=0)[:, None]  # [B, 1]
-        return _take(output.logits, last)[:, 0], _take(output.hidden_states, last)[:, 0]
+        return take(output.logits, last)[:, 0], take(output.hidden_states, last)[:, 0]
 
     def _feed_all_but_last(self) -> None:
         """Feed the pairs that wait and keep only the last one waiting: drafting starts from what it says."""
         last = (self._counts - 1).clamp(min=0)
         self._feed(last)
-        self._tokens, self._features = self._tokens.gather(1, last[:, None]), _take(self._features, last[:, None])
+        self._tokens, self._features = self._tokens.gather(1, last[:, None]), take(self._features, last[:, None])
         self._counts = self._counts.clamp(max=1)
 
     def _feed(self, counts: Tensor) -> DraftHeadOutput:
@@ -300,163 +275,3 @@ class EagleDrafter:
     def _guess(self, depth: int, tokens: Tensor, features: Tensor, mask: Tensor, depths: Tensor) -> DraftHeadOutput:
         """What follows nodes of a draft, `depth` levels below the root, 1 or more; see `DraftHead.forward`."""
         return self.head.forward(tokens, features, mask, depths)
-
-    def _dynamic_tree(self, root: Tensor, logits: Tensor, feature: Tensor, state: DecodeState, top_k: int) -> Draft:
-        """EAGLE-2: grow by confidence, keep the best."""
-        sampling = state.sampling
-        batch_size, device, depth = root.shape[0], root.device, self._size.depth
-        score, token = _log_probabilities(logits, sampling).topk(top_k)  # [B, k]
-        score = score - _TIE_BREAK
-        tokens, scores = [token], [score]
-        parents = [torch.full_like(token, -1)]  # as an index into all recorded nodes; -1 is the root
-        levels = [torch.ones(top_k, dtype=torch.int64, device=device)]
-        frontier = torch.arange(top_k, device=device).expand(batch_size, -1)  # recorded index of the expanded nodes
-        features = feature[:, None].expand(-1, top_k, -1)  # [B, k, F]
-        oneself = torch.eye(top_k, dtype=torch.bool, device=device).expand(batch_size, -1, -1)
-        mask = oneself  # [B, k, k * level]
-        recorded = top_k
-        for level in range(1, depth):
-            depths = token.new_full((1, 1), level - 1).expand(1, top_k)
-            output = self._guess(level, token, features, mask, depths)
-            child_score, child_token = _log_probabilities(output.logits, sampling).topk(top_k)  # [B, k, k]
-            child_score = (child_score + score[..., None] - _TIE_BREAK).flatten(1)  # [B, k * k]
-            child_token = child_token.flatten(1)
-            tokens.append(child_token)
-            scores.append(child_score)
-            parents.append(frontier.repeat_interleave(top_k, dim=1))
-            levels.append(torch.full((top_k * top_k,), level + 1, device=device))
-            if level + 1 == depth:
-                break
-            score, chosen = child_score.topk(top_k)  # [B, k]
-            token = child_token.gather(1, chosen)
-            above = chosen // top_k  # [B, k] which of the expanded nodes is the parent
-            features = _take(output.hidden_states, above)
-            mask = torch.cat([_take(mask, above), oneself], dim=2)
-            frontier = recorded + chosen
-            recorded += top_k * top_k
-        all_tokens, all_scores, all_parents = torch.cat(tokens, 1), torch.cat(scores, 1), torch.cat(parents, 1)
-        all_levels = torch.cat(levels).expand(batch_size, -1)
-        num_drafted = min(self._size.total_tokens - 1, all_tokens.shape[1])
-        self._predict(all_scores, all_levels, state.active)
-        # Scores fall along every path, so the best nodes contain their ancestors; sorted, parents come first.
-        best = all_scores.topk(num_drafted).indices.sort(dim=1).values  # [B, m]
-        parent = all_parents.gather(1, best)
-        parent = torch.where(parent < 0, 0, torch.searchsorted(best, parent.contiguous()) + 1)
-        tree = TokenTree(
-            tokens=torch.cat([root[:, None], all_tokens.gather(1, best)], 1),
-            parents=torch.cat([torch.full_like(root[:, None], -1), parent], 1),
-            depth=torch.cat([torch.zeros_like(root[:, None]), all_levels.gather(1, best)], 1),
-            valid=torch.ones(batch_size, num_drafted + 1, dtype=torch.bool, device=device),
-            max_depth=depth,
-            max_children=top_k,
-        )
-        return Draft(tree, confidence=F.pad(all_scores.gather(1, best), (1, 0)))
-
-    def _predict(self, scores: Tensor, levels: Tensor, active: Tensor) -> None:
-        """What acceptance the drafter's own confidence promises, for every size the sizer might choose.
-
-        The sum of the chosen nodes' path probabilities is the expected accepted length, if the drafter were right about
-        itself. Sizes deeper than this tree go on with the ratio of its last two levels.
-        """
-        candidates = getattr(self.sizer, "candidates", ())
-        if len(candidates) < 2:
-            return
-        confidence, order = scores.exp().sort(dim=1, descending=True)  # [B, R]
-        # Finished rows count for nothing; dividing here makes plain sums over rows means.
-        confidence = confidence * active[:, None] / active.sum().clamp(min=1)
-        level = levels.gather(1, order)
-        sizes = torch.tensor([[c.total_tokens - 1, c.depth] for c in candidates], device=scores.device)  # [C, 2]
-        allowed = level[:, None] <= sizes[:, 1, None]  # [B, C, R]
-        kept = allowed & (allowed.cumsum(2) <= sizes[:, :1])
-        mass = (confidence[:, None] * kept).sum((0, 2))  # [C]
-        deepest = self._size.depth
-        if deepest > 1:
-            last, before = (((level == depth) * confidence).sum() for depth in (deepest, deepest - 1))
-            ratio = (last / before.clamp_min(1e-9)).clamp(0.0, 0.95)
-            beyond = (sizes[:, 1] - deepest).clamp(min=0)
-            bonus = last * ratio * (1 - ratio**beyond) / (1 - ratio)
-            mass = mass + torch.where(beyond > 0, bonus, 0.0)
-        self._predicted = mass
-
-    def _static_tree(self, root: Tensor, logits: Tensor, feature: Tensor, state: DecodeState, plan: TreePlan) -> Draft:
-        """The same ranks below every node, down to the sizer's depth."""
-        depth = min(self._size.depth, len(plan.levels))
-        tokens, drawn_from = [root[:, None]], [torch.zeros_like(logits)[:, None]]
-        # What is known after each node whose children come next.
-        inner_logits, inner_features = logits[:, None], feature[:, None]  # [B, i, V], [B, i, F]
-        noises = self._draw_noise(state, plan, depth, logits.shape[-1])
-        for number, level in enumerate(plan.levels[:depth]):
-            choices, probabilities = self._choose(inner_logits, level.width, state.sampling, noises[number])
-            tokens.append(choices[:, level.parent, level.rank])  # [B, m]
-            if probabilities is not None:
-                probabilities = probabilities[:, level.parent]
-                if level.width > 1:
-                    probabilities = _without_earlier(probabilities, choices[:, level.parent], level.rank)
-                drawn_from.append(probabilities)
-            if len(tokens) > depth:
-                break
-            inner_tokens, above = tokens[-1][:, level.inner], inner_features[:, level.inner_parent]
-            output = self._guess(number + 1, inner_tokens, above, level.mask, level.depths)
-            inner_logits, inner_features = output.logits, output.hidden_states
-        tree = plan.tree(torch.cat(tokens, 1), depth)
-        return Draft(tree, torch.cat(drawn_from, 1) if self.children == "sampled" else None)
-
-    def _draw_noise(self, state: DecodeState, plan: TreePlan, depth: int, vocab_size: int) -> tuple[Tensor | None, ...]:
-        """For each level the noise [B, i, V] of the nodes whose children are drawn; all in one go, it is cheaper."""
-        if self.children == "top" or state.sampling.is_greedy:
-            return (None,) * depth
-        above = plan.all_above[: sum(plan.num_above[:depth])]
-        counters = state.lengths[:, None] * plan.num_nodes + above
-        return state.streams.exponential(Tag.DRAFT, counters, vocab_size).split(plan.num_above[:depth], dim=1)
-
-    def _choose(
-        self, logits: Tensor, width: int, sampling: SamplingConfig, noise: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
-        """Children of each node, first choice first.
-
-        Args:
-            logits: [B, i, V]. width: children wanted. noise: [B, i, V] Exp(1) numbers where children are drawn.
-
-        Returns:
-            Tokens [B, i, width], and for sampled children the distribution [B, i, V] the first was drawn from.
-        """
-        if self.children == "top":
-            return likeliest(logits, width), None
-        probabilities = logits_to_probabilities(logits, sampling)
-        if noise is None:
-            return likeliest(logits, width), probabilities
-        # The first arrivals of the exponential race are a draw without replacement, in order (Gumbel top-k).
-        # Where filters left fewer tokens than are wanted, the rest are guesses; `_without_earlier` knows.
-        return likeliest(probabilities / noise, width), probabilities
-
-
-def _log_probabilities(logits: Tensor, sampling: SamplingConfig) -> Tensor:
-    """Log-probabilities for ranking, at the sampling temperature; filters change no ranks and are left out."""
-    if sampling.temperature not in (0, 1):
-        logits = logits / sampling.temperature
-    return logits.log_softmax(-1)
-
-
-def _take(values: Tensor, index: Tensor) -> Tensor:
-    """Rows `index` [B, k] of `values` [B, m, width]: [B, k, width]."""
-    return values.gather(1, index[..., None].expand(-1, -1, values.shape[-1]))
-
-
-def _without_earlier(probabilities: Tensor, choices: Tensor, rank: Tensor) -> Tensor:
-    """What each node was drawn from: its earlier siblings zeroed, the rest renormalised.
-
-    Args:
-        probabilities: [B, m, V] of each node's parent. choices: [B, m, width] of each node's parent. rank: [m].
-
-    Returns:
-        [B, m, V].
-    """
-    earlier = torch.arange(choices.shape[-1], device=rank.device) < rank[:, None]  # [m, width]
-    # Later siblings are pointed at an extra column, which is cut off.
-    vocab_size = probabilities.shape[-1]
-    padded = torch.cat([probabilities, torch.zeros_like(probabilities[..., :1])], dim=-1)
-    left = padded.scatter(-1, torch.where(earlier, choices, vocab_size), 0.0)[..., :-1]
-    total = left.sum(-1, keepdim=True)
-    # With nothing left to draw from, the node is a deterministic guess, and its distribution says so.
-    own = choices.gather(-1, rank.view(1, -1, 1).expand(choices.shape[0], -1, 1))  # [B, m, 1]
-    return torch.where(total > 0, left / total.clamp_min(1e-30), torch.zeros_like(left).scatter_(-1, own, 1.0))

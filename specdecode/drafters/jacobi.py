@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from specdecode.draft_size import DraftSize, DraftSizer
+from specdecode.ragged import take
 from specdecode.roles import DecodeState, Draft, TargetOutput, Verdict
 from specdecode.sampling import Tag, logits_to_probabilities, sample
 from specdecode.tree import TokenTree
@@ -91,7 +92,7 @@ class JacobiDrafter:
         last_node = self._opinions.shape[1] - 1
         # Guess k stands k positions behind the root; one position earlier stood node `accepted + k` of the last chain.
         node = self._accepted[:, None] + place  # [B, window]
-        wanted = _take(self._opinions, node.clamp(max=last_node))  # [B, window, V]; beyond the last node, its own
+        wanted = take(self._opinions, node.clamp(max=last_node))  # [B, window, V]; beyond the last node, its own
         if self.initial_guess == "random":
             wanted = torch.where((node <= last_node)[..., None], wanted, 1.0 / self.vocab_size)
         positions = state.lengths[:, None] + place - 1
@@ -123,7 +124,7 @@ class JacobiDrafter:
             return sample(wanted, noise)
         before = (node + 1).clamp(max=last_node)
         old = self._tokens.gather(1, before)[..., None]  # [B, window, 1]
-        old_from = _take(self._drawn_from, before)  # [B, window, V]
+        old_from = take(self._drawn_from, before)  # [B, window, V]
         there = node + 1 <= last_node
         threshold = state.streams.uniform(Tag.COUPLE, counters)
         stays = threshold * old_from.gather(2, old)[..., 0] < wanted.gather(2, old)[..., 0]
@@ -131,8 +132,3 @@ class JacobiDrafter:
         # Where nothing is left, old and new distribution agree and the old guess stays anyway.
         left = torch.where(there[..., None] & (left.sum(-1, keepdim=True) > 0), left, wanted)
         return torch.where(there & stays, old[..., 0], sample(left, noise))
-
-
-def _take(values: Tensor, index: Tensor) -> Tensor:
-    """Rows `index` [B, k] of `values` [B, m, V]: [B, k, V]."""
-    return values.gather(1, index[..., None].expand(-1, -1, values.shape[-1]))

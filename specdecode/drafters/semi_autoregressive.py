@@ -1,7 +1,7 @@
 """Semi-autoregressive drafting: the network guesses several tokens ahead at once, and is asked once a round.
 
-Belongs here: growing a draft from the guesses of one forward. Does not belong here: the network (for videos
-`specdecode.video.feature_head`), what it is fed and shapes (`eagle.py`).
+Belongs here: growing a draft from the guesses of one forward. Does not belong here: the network, what it is fed
+(`eagle.py`) and shapes (`tree_shapes.py`).
 
 What waits is fed as by any EAGLE drafter. All levels of the draft then come from that one forward: the guess for a
 place is the same whatever was drafted before it, so every node of a level has the same candidates, and a tree holds the
@@ -17,8 +17,9 @@ from typing import Literal, Protocol
 from torch import Tensor
 
 from specdecode.draft_size import DraftSizer
-from specdecode.drafters.eagle import DraftHead, DraftHeadOutput, DynamicTree, EagleDrafter
-from specdecode.drafters.tree_shapes import StaticTree
+from specdecode.drafters.eagle import DraftHead, EagleDrafter
+from specdecode.drafters.tree_growth import DraftHeadOutput
+from specdecode.drafters.tree_shapes import DynamicTree, StaticTree
 
 
 class SemiAutoregressiveHead(DraftHead, Protocol):

@@ -1,7 +1,7 @@
-"""Shapes of fixed draft trees: which ranks are drafted below which node, whatever the drafter thinks of them.
+"""Shapes of draft trees: which ranks are drafted below which node, fixed or by the drafter's confidence.
 
-Belongs here: shapes, by name, from a user's list, or as a chain. Does not belong here: tokens, and trees whose shape
-follows the drafter's confidence (`eagle.py`).
+Belongs here: shapes, by name, from a user's list, or as a chain. Does not belong here: tokens, and how a tree of a
+shape grows (`tree_growth.py`).
 
 A node is named by the ranks on its way from the root: (0, 2) is the third choice after the first. The published shapes
 are written as numbers of children, level by level: "3 / 2 1" is a root with three children, of which the first has two
@@ -122,3 +122,18 @@ class StaticTree:
         """The nodes at a depth that have children, in order."""
         inner = set(self.parents)
         return tuple(node for node in self.level(depth) if node in inner)
+
+
+@dataclass(frozen=True)
+class DynamicTree:
+    """EAGLE-2's shape; how many nodes and levels is the sizer's choice.
+
+    Args:
+        top_k: nodes expanded per level, and children of each.
+    """
+
+    top_k: int = 10
+
+    def __post_init__(self) -> None:
+        if self.top_k < 1:
+            raise ValueError(f"top_k must be at least 1, got {self.top_k}")

@@ -4,7 +4,7 @@ Belongs here: relaxed acceptance by moving probability from look-alike tokens to
 Does not belong here: how neighbours are found (`specdecode.neighbours`), and the rule of the released code, which is
 another one (`lantern_release`).
 
-The idea (LANTERN, arXiv 2410.03355; LANTERN++, arXiv 2502.06352): image tokens are interchangeable with those of nearby
+The idea (LANTERN, arXiv 2410.03355; LANTERN++, arXiv 2502.06352): tokens are interchangeable with those of nearby
 codes, so at a node with target distribution p each child x may take over the probability of its nearest neighbours, the
 nearest first, as far as the budget goes.
 

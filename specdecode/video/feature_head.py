@@ -17,9 +17,10 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from specdecode.draft_size import DraftSizer
-from specdecode.drafters.eagle import DraftHeadOutput, DynamicTree, EagleDrafter
+from specdecode.drafters.eagle import EagleDrafter
 from specdecode.drafters.semi_autoregressive import SemiAutoregressiveDrafter
-from specdecode.drafters.tree_shapes import StaticTree
+from specdecode.drafters.tree_growth import DraftHeadOutput
+from specdecode.drafters.tree_shapes import DynamicTree, StaticTree
 from specdecode.roles import TargetOutput
 from specdecode.video.feature_drafter import FeatureDrafter, TargetStates
 from specdecode.video.target import VideoTarget

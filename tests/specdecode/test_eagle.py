@@ -13,8 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specdecode.draft_size import DraftSize, FixedDraftSize
-from specdecode.drafters.eagle import DraftHeadOutput, DynamicTree, EagleDrafter
-from specdecode.drafters.tree_shapes import StaticTree
+from specdecode.drafters.eagle import EagleDrafter
+from specdecode.drafters.tree_growth import DraftHeadOutput
+from specdecode.drafters.tree_shapes import DynamicTree, StaticTree
 from specdecode.loop import decode
 from specdecode.roles import DecodeState, TargetOutput
 from specdecode.sampling import RandomStreams, SamplingConfig
@@ -260,8 +261,8 @@ class _FastHead(TableHead):
 class _ConfidencesAsProbabilities(EagleDrafter):
     """The planted fault: siblings after the first claim the distribution of the first."""
 
-    def _static_tree(self, *args: Any) -> Any:
-        draft = super()._static_tree(*args)
+    def propose(self, state: DecodeState) -> Any:
+        draft = super().propose(state)
         first_sibling = (draft.tree.parents[:, None, :] == draft.tree.parents[:, :, None]).float().argmax(-1)
         wrong = draft.probabilities.gather(1, first_sibling[..., None].expand_as(draft.probabilities))
         return type(draft)(draft.tree, wrong)

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from specdecode.draft_size import DraftSize, FixedDraftSize
-from specdecode.drafters.eagle import DynamicTree, EagleDrafter
-from specdecode.drafters.tree_shapes import StaticTree
+from specdecode.drafters.eagle import EagleDrafter
+from specdecode.drafters.tree_shapes import DynamicTree, StaticTree
 from specdecode.loop import decode
 from specdecode.roles import DecodeState, Draft, TargetOutput, Verdict
 from specdecode.sampling import RandomStreams, SamplingConfig

@@ -16,8 +16,7 @@ from torch import Tensor
 from specdecode.draft_size import DraftSize, DraftSizer, FixedDraftSize
 from specdecode.drafters.draft_model import DraftModelDrafter
 from specdecode.drafters.draft_model_tree import DraftModelTreeDrafter
-from specdecode.drafters.eagle import DynamicTree
-from specdecode.drafters.tree_shapes import StaticTree
+from specdecode.drafters.tree_shapes import DynamicTree, StaticTree
 from specdecode.roles import Drafter, Verifier
 from specdecode.verifiers.exact import ExactVerifier
 from specdecode.verifiers.windowed import WindowedVerifier

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from specdecode.draft_size import DraftSize, FixedDraftSize
-from specdecode.drafters.eagle import DraftHeadOutput, DynamicTree
-from specdecode.drafters.tree_shapes import StaticTree
+from specdecode.drafters.tree_growth import DraftHeadOutput
+from specdecode.drafters.tree_shapes import DynamicTree, StaticTree
 from specdecode.loop import DecodeResult, decode
 from specdecode.roles import TargetOutput
 from specdecode.sampling import RandomStreams, SamplingConfig

@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specdecode.draft_size import DraftSize, FixedDraftSize
-from specdecode.drafters.eagle import DraftHeadOutput, DynamicTree
 from specdecode.drafters.semi_autoregressive import SemiAutoregressiveDrafter
-from specdecode.drafters.tree_shapes import StaticTree
+from specdecode.drafters.tree_growth import DraftHeadOutput
+from specdecode.drafters.tree_shapes import DynamicTree, StaticTree
 from specdecode.loop import DecodeResult, decode
 from specdecode.roles import DecodeState, TargetOutput
 from specdecode.sampling import RandomStreams, SamplingConfig

@@ -15,8 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specdecode.draft_size import DraftSize, FixedDraftSize
-from specdecode.drafters.eagle import DynamicTree
-from specdecode.drafters.tree_shapes import StaticTree
+from specdecode.drafters.tree_shapes import DynamicTree, StaticTree
 from specdecode.loop import decode
 from specdecode.sampling import RandomStreams, SamplingConfig
 from specdecode.video.drafter_folder import load_drafter, new_drafter

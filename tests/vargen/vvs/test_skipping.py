@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from specdecode.draft_size import DraftSize, FixedDraftSize
-from specdecode.drafters.eagle import DynamicTree, EagleDrafter
-from specdecode.drafters.tree_shapes import StaticTree
+from specdecode.drafters.eagle import EagleDrafter
+from specdecode.drafters.tree_shapes import DynamicTree, StaticTree
 from specdecode.loop import DecodeResult, decode
 from specdecode.roles import DecodeState, Draft, Selection
 from specdecode.sampling import RandomStreams, SamplingConfig

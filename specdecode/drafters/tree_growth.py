@@ -1,0 +1,243 @@
+"""Growing a draft tree level by level, below what a network says about its nodes.
+
+Belongs here: a tree of fixed shape, one that follows the network's confidence, what was drawn to make it, and what
+acceptance its confidence promises. Does not belong here: the network, what it has been fed, how much is drafted
+(`eagle.py`), and shapes (`tree_shapes.py`).
+
+Children are the likeliest tokens, a deterministic choice, or, for fixed shapes, drawn without replacement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from specdecode.draft_size import DraftSize
+from specdecode.drafters.tree_plan import TreePlan, likeliest
+from specdecode.ragged import take
+from specdecode.roles import DecodeState, Draft
+from specdecode.sampling import SamplingConfig, Tag, logits_to_probabilities
+from specdecode.tree import TokenTree
+
+_TIE_BREAK = 1e-4  # nats a level: a child's score is below its parent's even where its probability rounds to one
+
+
+@dataclass
+class DraftHeadOutput:
+    """What the network guesses at each pair of token and feature.
+
+    Args:
+        logits: [B, q, V] float32 of the token after each pair's; guidance is already applied.
+        hidden_states: [B, q, F] the guessed features, which serve the pairs after.
+    """
+
+    logits: Tensor
+    hidden_states: Tensor
+
+
+Guess = Callable[[int, Tensor, Tensor, Tensor, Tensor], DraftHeadOutput]
+"""`guess(depth, tokens, features, mask, depths)`: what follows nodes `depth` levels below the root, 1 or more; the
+other arguments as in `DraftHead.forward`."""
+
+
+@dataclass
+class GrownTree:
+    """A tree and all nodes seen on the way to it, for those who ask what other sizes would have promised.
+
+    Args:
+        draft: the best of the nodes, with their confidence.
+        scores: [B, R] float32, log-probability of the path to each node seen.
+        levels: [B, R] int64, their depths, from 1.
+    """
+
+    draft: Draft
+    scores: Tensor
+    levels: Tensor
+
+
+def dynamic_tree(
+    root: Tensor, logits: Tensor, feature: Tensor, state: DecodeState, top_k: int, size: DraftSize, guess: Guess
+) -> GrownTree:
+    """EAGLE-2 (Li et al. 2024, arXiv 2406.16858, section 4): grow by confidence, keep the best.
+
+    Args:
+        root: [B] int64, the newest tokens. logits: [B, V] after them. feature: [B, F] there.
+        state: its sampling temperature.
+        top_k: nodes expanded per level, and children of each.
+        size: levels grown, and nodes kept, the root included.
+        guess: asks the network.
+    """
+    sampling = state.sampling
+    batch_size, device, depth = root.shape[0], root.device, size.depth
+    score, token = _log_probabilities(logits, sampling).topk(top_k)  # [B, k]
+    score = score - _TIE_BREAK
+    tokens, scores = [token], [score]
+    parents = [torch.full_like(token, -1)]  # as an index into all recorded nodes; -1 is the root
+    levels = [torch.ones(top_k, dtype=torch.int64, device=device)]
+    frontier = torch.arange(top_k, device=device).expand(batch_size, -1)  # recorded index of the expanded nodes
+    features = feature[:, None].expand(-1, top_k, -1)  # [B, k, F]
+    oneself = torch.eye(top_k, dtype=torch.bool, device=device).expand(batch_size, -1, -1)
+    mask = oneself  # [B, k, k * level]
+    recorded = top_k
+    for level in range(1, depth):
+        depths = token.new_full((1, 1), level - 1).expand(1, top_k)
+        output = guess(level, token, features, mask, depths)
+        child_score, child_token = _log_probabilities(output.logits, sampling).topk(top_k)  # [B, k, k]
+        child_score = (child_score + score[..., None] - _TIE_BREAK).flatten(1)  # [B, k * k]
+        child_token = child_token.flatten(1)
+        tokens.append(child_token)
+        scores.append(child_score)
+        parents.append(frontier.repeat_interleave(top_k, dim=1))
+        levels.append(torch.full((top_k * top_k,), level + 1, device=device))
+        if level + 1 == depth:
+            break
+        score, chosen = child_score.topk(top_k)  # [B, k]
+        token = child_token.gather(1, chosen)
+        above = chosen // top_k  # [B, k] which of the expanded nodes is the parent
+        features = take(output.hidden_states, above)
+        mask = torch.cat([take(mask, above), oneself], dim=2)
+        frontier = recorded + chosen
+        recorded += top_k * top_k
+    all_tokens, all_scores, all_parents = torch.cat(tokens, 1), torch.cat(scores, 1), torch.cat(parents, 1)
+    all_levels = torch.cat(levels).expand(batch_size, -1)
+    num_drafted = min(size.total_tokens - 1, all_tokens.shape[1])
+    # Scores fall along every path, so the best nodes contain their ancestors; sorted, parents come first.
+    best = all_scores.topk(num_drafted).indices.sort(dim=1).values  # [B, m]
+    parent = all_parents.gather(1, best)
+    parent = torch.where(parent < 0, 0, torch.searchsorted(best, parent.contiguous()) + 1)
+    tree = TokenTree(
+        tokens=torch.cat([root[:, None], all_tokens.gather(1, best)], 1),
+        parents=torch.cat([torch.full_like(root[:, None], -1), parent], 1),
+        depth=torch.cat([torch.zeros_like(root[:, None]), all_levels.gather(1, best)], 1),
+        valid=torch.ones(batch_size, num_drafted + 1, dtype=torch.bool, device=device),
+        max_depth=depth,
+        max_children=top_k,
+    )
+    return GrownTree(Draft(tree, confidence=F.pad(all_scores.gather(1, best), (1, 0))), all_scores, all_levels)
+
+
+def expected_accepted(grown: GrownTree, deepest: int, candidates: Sequence[DraftSize], active: Tensor) -> Tensor:
+    """What acceptance the network's own confidence promises: [C] for every candidate size, a mean over active rows.
+
+    The sum of the chosen nodes' path probabilities is the expected accepted length, if the network were right about
+    itself. Sizes deeper than this tree go on with the ratio of its last two levels.
+
+    Args:
+        grown: of `deepest` levels.
+        candidates: the sizes asked about.
+        active: [B] bool.
+    """
+    confidence, order = grown.scores.exp().sort(dim=1, descending=True)  # [B, R]
+    # Finished rows count for nothing; dividing here makes plain sums over rows means.
+    confidence = confidence * active[:, None] / active.sum().clamp(min=1)
+    level = grown.levels.gather(1, order)
+    sizes = torch.tensor([[c.total_tokens - 1, c.depth] for c in candidates], device=confidence.device)  # [C, 2]
+    allowed = level[:, None] <= sizes[:, 1, None]  # [B, C, R]
+    kept = allowed & (allowed.cumsum(2) <= sizes[:, :1])
+    mass = (confidence[:, None] * kept).sum((0, 2))  # [C]
+    if deepest > 1:
+        last, before = (((level == depth) * confidence).sum() for depth in (deepest, deepest - 1))
+        ratio = (last / before.clamp_min(1e-9)).clamp(0.0, 0.95)
+        beyond = (sizes[:, 1] - deepest).clamp(min=0)
+        bonus = last * ratio * (1 - ratio**beyond) / (1 - ratio)
+        mass = mass + torch.where(beyond > 0, bonus, 0.0)
+    return mass
+
+
+def static_tree(
+    root: Tensor,
+    logits: Tensor,
+    feature: Tensor,
+    state: DecodeState,
+    plan: TreePlan,
+    depth: int,
+    guess: Guess,
+    sampled: bool = False,
+) -> Draft:
+    """The same ranks below every node, down to a depth.
+
+    Args:
+        root: [B] int64, the newest tokens. logits: [B, V] after them. feature: [B, F] there.
+        state: its sampling and random streams.
+        plan: the shape. depth: levels of it that are drafted, 1 or more.
+        guess: asks the network.
+        sampled: children are drawn without replacement instead of the likeliest tokens.
+    """
+    depth = min(depth, len(plan.levels))
+    tokens, drawn_from = [root[:, None]], [torch.zeros_like(logits)[:, None]]
+    # What is known after each node whose children come next.
+    inner_logits, inner_features = logits[:, None], feature[:, None]  # [B, i, V], [B, i, F]
+    noises = _draw_noise(state, plan, depth, logits.shape[-1]) if sampled else (None,) * depth
+    for number, level in enumerate(plan.levels[:depth]):
+        if sampled:
+            choices, probabilities = _draw_children(inner_logits, level.width, state.sampling, noises[number])
+            probabilities = probabilities[:, level.parent]
+            if level.width > 1:
+                probabilities = _without_earlier(probabilities, choices[:, level.parent], level.rank)
+            drawn_from.append(probabilities)
+        else:
+            choices = likeliest(inner_logits, level.width)  # [B, i, width]
+        tokens.append(choices[:, level.parent, level.rank])  # [B, m]
+        if len(tokens) > depth:
+            break
+        inner_tokens, above = tokens[-1][:, level.inner], inner_features[:, level.inner_parent]
+        output = guess(number + 1, inner_tokens, above, level.mask, level.depths)
+        inner_logits, inner_features = output.logits, output.hidden_states
+    return Draft(plan.tree(torch.cat(tokens, 1), depth), torch.cat(drawn_from, 1) if sampled else None)
+
+
+def _draw_noise(state: DecodeState, plan: TreePlan, depth: int, vocab_size: int) -> tuple[Tensor | None, ...]:
+    """For each level the noise [B, i, V] of the nodes whose children are drawn; all in one go, it is cheaper."""
+    if state.sampling.is_greedy:
+        return (None,) * depth
+    above = plan.all_above[: sum(plan.num_above[:depth])]
+    counters = state.lengths[:, None] * plan.num_nodes + above
+    return state.streams.exponential(Tag.DRAFT, counters, vocab_size).split(plan.num_above[:depth], dim=1)
+
+
+def _draw_children(logits: Tensor, width: int, sampling: SamplingConfig, noise: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Children of each node, first choice first.
+
+    Args:
+        logits: [B, i, V]. width: children wanted. noise: [B, i, V] Exp(1) numbers; None for greedy sampling.
+
+    Returns:
+        Tokens [B, i, width], and the distribution [B, i, V] the first was drawn from.
+    """
+    probabilities = logits_to_probabilities(logits, sampling)
+    if noise is None:
+        return likeliest(logits, width), probabilities
+    # The first arrivals of the exponential race are a draw without replacement, in order (Gumbel top-k).
+    # Where filters left fewer tokens than are wanted, the rest are guesses; `_without_earlier` knows.
+    return likeliest(probabilities / noise, width), probabilities
+
+
+def _log_probabilities(logits: Tensor, sampling: SamplingConfig) -> Tensor:
+    """Log-probabilities for ranking, at the sampling temperature; filters change no ranks and are left out."""
+    if sampling.temperature not in (0, 1):
+        logits = logits / sampling.temperature
+    return logits.log_softmax(-1)
+
+
+def _without_earlier(probabilities: Tensor, choices: Tensor, rank: Tensor) -> Tensor:
+    """What each node was drawn from: its earlier siblings zeroed, the rest renormalised.
+
+    Args:
+        probabilities: [B, m, V] of each node's parent. choices: [B, m, width] of each node's parent. rank: [m].
+
+    Returns:
+        [B, m, V].
+    """
+    earlier = torch.arange(choices.shape[-1], device=rank.device) < rank[:, None]  # [m, width]
+    # Later siblings are pointed at an extra column, which is cut off.
+    vocab_size = probabilities.shape[-1]
+    padded = torch.cat([probabilities, torch.zeros_like(probabilities[..., :1])], dim=-1)
+    left = padded.scatter(-1, torch.where(earlier, choices, vocab_size), 0.0)[..., :-1]
+    total = left.sum(-1, keepdim=True)
+    # With nothing left to draw from, the node is a deterministic guess, and its distribution says so.
+    own = choices.gather(-1, rank.view(1, -1, 1).expand(choices.shape[0], -1, 1))  # [B, m, 1]
+    return torch.where(total > 0, left / total.clamp_min(1e-30), torch.zeros_like(left).scatter_(-1, own, 1.0))

@@ -20,12 +20,12 @@ from torch import Tensor
 from tqdm import tqdm
 
 from metrics.provenance import write_result
-from vargen.evaluation import sample_prompts
-from vargen.files import append_jsonl, read_jsonl
-from vargen.methods import MethodConfig, resolve_method
-from vargen.pipeline import LlamaGenPipeline
+from vargen.methods.catalogue import MethodConfig, resolve_method
+from vargen.models.llamagen.target import LlamaGenTarget
+from vargen.pipelines.llamagen import LlamaGenPipeline
 from vargen.resources import find_model
-from vargen.target import LlamaGenTarget
+from vargen.runs.files import append_jsonl, read_jsonl
+from vargen.world.judge.report import sample_prompts
 
 RESULTS = Path(__file__).resolve().parent / "results"
 NEAR_TIE = 1e-3

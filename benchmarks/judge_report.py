@@ -23,7 +23,12 @@ import torch
 from torch import Tensor
 
 from metrics.provenance import write_result
-from vargen.evaluation import (
+from vargen.errors import UserError
+from vargen.resources import find_model
+from vargen.runs.files import append_jsonl, save_image_atomic
+from vargen.world.dataset import to_pil
+from vargen.world.judge.judge import load_judge
+from vargen.world.judge.report import (
     PromptCase,
     PromptReport,
     draw_prompt_sheet,
@@ -31,11 +36,7 @@ from vargen.evaluation import (
     evaluate_prompts,
     sample_prompts,
 )
-from vargen.files import UserError, append_jsonl, save_image_atomic
-from vargen.resources import find_model
-from vargen.scenes.dataset import to_pil
-from vargen.scenes.judge import load_judge
-from vargen.scenes.verdict import Tally, verdict_table
+from vargen.world.judge.verdict import Tally, verdict_table
 
 RESULTS = Path(__file__).resolve().parent / "results"
 
@@ -63,7 +64,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def run(arguments: argparse.Namespace) -> None:
     """Judge, print, write."""
-    from vargen.pipeline import LlamaGenPipeline
+    from vargen.pipelines.llamagen import LlamaGenPipeline
 
     torch.set_num_threads(arguments.num_threads)
     folder = find_model(arguments.model)

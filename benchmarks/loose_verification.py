@@ -24,17 +24,17 @@ from metrics.provenance import provenance, write_result
 from specdecode.loop import decode
 from specdecode.sampling import RandomStreams, SamplingConfig
 from specdecode.trace import TokenOrigin
+from specdecode.verifiers.loose import LooseVerifier
 from specdecode.verifiers.windowed import WindowedVerifier
-from specdecode.video.loose_verifier import LooseVerifier
-from vargen.progress import progress
-from vargen.scenes.scene import COLOURS, GROUNDS, MATERIALS, SHAPES, SIZES, SKIES
-from vargen.scenes.video_captions import caption_accuracy
-from vargen.video_llm.answering import VideoAnswerer
-from vargen.video_llm.benchmark import VideoCase, scene_video_cases
-from vargen.video_llm.frames import processor_inputs
-from vargen.video_llm.methods import LVSpecConfig
-from vargen.video_llm.players import Prompt, build_players
-from vargen.video_llm.processor import CAPTION_PROMPTS
+from vargen.jobs.video_benchmark import VideoCase, scene_video_cases
+from vargen.runs.progress import progress
+from vargen.video.answering import VideoAnswerer
+from vargen.video.frames import processor_inputs
+from vargen.video.methods.catalogue import LVSpecConfig
+from vargen.video.prompt import Prompt, build_players
+from vargen.world.captions.video_captions import caption_accuracy
+from vargen.world.models.processor import CAPTION_PROMPTS
+from vargen.world.scenes.scene import COLOURS, GROUNDS, MATERIALS, SHAPES, SIZES, SKIES
 
 RESULTS = Path(__file__).resolve().parent / "results"
 RATIOS = (0.0, 0.2, 0.5, 0.7, 0.9, 1.0)

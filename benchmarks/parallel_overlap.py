@@ -46,9 +46,9 @@ from specdecode.parallel.loop import chain_layout
 from specdecode.parallel.simulation import Costs, simulate_in_turn, simulate_parallel, simulate_plain
 from specdecode.roles import TargetOutput
 from specdecode.sampling import RandomStreams, SamplingConfig
-from specdecode.video.pruning import keep_highest, token_budget, visual_gain
-from specdecode.video.request import VideoRequest, keep_visual
-from specdecode.video.target import VideoTarget
+from vargen.video.pruning import keep_highest, token_budget, visual_gain
+from vargen.video.request import VideoRequest, keep_visual
+from vargen.video.target import VideoTarget
 
 RESULTS = Path(__file__).resolve().parent / "results"
 VOCAB, NUM_TEXT, SEED = 2000, 32, 1

@@ -22,13 +22,13 @@ from typing import Any
 import torch
 
 import specdecode.loop
-import vargen.pipeline
+import vargen.pipelines.llamagen
 from metrics.provenance import write_result
 from specdecode.roles import Drafter
-from vargen.evaluation import sample_prompts
-from vargen.methods import resolve_method
-from vargen.pipeline import LlamaGenPipeline
+from vargen.methods.catalogue import resolve_method
+from vargen.pipelines.llamagen import LlamaGenPipeline
 from vargen.resources import find_model
+from vargen.world.judge.report import sample_prompts
 
 RESULTS = Path(__file__).resolve().parent / "results"
 
@@ -36,16 +36,16 @@ RESULTS = Path(__file__).resolve().parent / "results"
 @contextmanager
 def profiled_decoding() -> Iterator[None]:
     """Let the pipeline's decode loop time its phases."""
-    plain = vargen.pipeline.decode
+    plain = vargen.pipelines.llamagen.decode
 
     def decode(*arguments: Any, **keywords: Any) -> Any:
         return specdecode.loop.decode(*arguments, profile=True, **keywords)
 
-    vargen.pipeline.decode = decode
+    vargen.pipelines.llamagen.decode = decode
     try:
         yield
     finally:
-        vargen.pipeline.decode = plain
+        vargen.pipelines.llamagen.decode = plain
 
 
 class Stopwatch:
@@ -68,7 +68,7 @@ class Stopwatch:
 def measure(pipeline: LlamaGenPipeline, name: str, options: dict[str, Any], prompts: list[str]) -> dict[str, Any]:
     """Seconds of each part over all prompts, one picture at a time."""
     method = resolve_method(name, options)
-    build = vargen.pipeline.build_method
+    build = vargen.pipelines.llamagen.build_method
     forwards = Stopwatch()
 
     def build_timed(*arguments: Any, **keywords: Any) -> Any:
@@ -84,7 +84,7 @@ def measure(pipeline: LlamaGenPipeline, name: str, options: dict[str, Any], prom
 
     phases: dict[str, float] = {}
     steps = 0
-    vargen.pipeline.build_method = build_timed
+    vargen.pipelines.llamagen.build_method = build_timed
     try:
         with profiled_decoding():
             for number, prompt in enumerate([prompts[0], *prompts]):
@@ -97,7 +97,7 @@ def measure(pipeline: LlamaGenPipeline, name: str, options: dict[str, Any], prom
                 for phase, seconds in output.trace.phase_seconds.items():
                     phases[phase] = phases.get(phase, 0.0) + seconds
     finally:
-        vargen.pipeline.build_method = build
+        vargen.pipelines.llamagen.build_method = build
     parts = {
         "target_forward": phases["target"],
         "drafter_forward": forwards.seconds,

@@ -26,18 +26,18 @@ import torch
 from metrics.provenance import provenance, write_result
 from specdecode.loop import decode
 from specdecode.sampling import RandomStreams, SamplingConfig
-from specdecode.video.drafter_folder import load_drafter, new_drafter
-from specdecode.video.feature_head import FeatureHead
-from specdecode.video.request import prepare_request
-from specdecode.video.target import VideoTarget
-from vargen.progress import Progress, progress
-from vargen.scenes.video_captions import caption_accuracy
-from vargen.video_llm.answering import VideoAnswerer
-from vargen.video_llm.benchmark import VideoCase, scene_video_cases
-from vargen.video_llm.frames import processor_inputs
-from vargen.video_llm.methods import FlashConfig, MSDConfig, SparrowConfig, TrainedDrafterConfig
-from vargen.video_llm.players import Prompt, build_players
-from vargen.video_llm.processor import CAPTION_PROMPTS
+from vargen.jobs.video_benchmark import VideoCase, scene_video_cases
+from vargen.runs.progress import Progress, progress
+from vargen.video.answering import VideoAnswerer
+from vargen.video.drafters.drafter_folder import load_drafter, new_drafter
+from vargen.video.drafters.feature_head import FeatureHead
+from vargen.video.frames import processor_inputs
+from vargen.video.methods.catalogue import FlashConfig, MSDConfig, SparrowConfig, TrainedDrafterConfig
+from vargen.video.prompt import Prompt, build_players
+from vargen.video.request import prepare_request
+from vargen.video.target import VideoTarget
+from vargen.world.captions.video_captions import caption_accuracy
+from vargen.world.models.processor import CAPTION_PROMPTS
 
 RESULTS = Path(__file__).resolve().parent / "results"
 LENGTHS = (4, 8, 16, 32, 64)  # frames

@@ -2,11 +2,11 @@
 
 Frames in another order, frames from the last to the first, another video, or grey. Captions are the models' likeliest
 ones, judged against the truth of the video they should be about. Beside the F1 of their claims stands what the order of
-frames alone decides (`vargen.scenes.video_captions.order_answers`), whose chance is one half; and, as rows, what chance
-is for whole captions. Without order: somebody who knows every frame and what can happen in this world is left with two
-stories, forwards and backwards, and one of them is wrong. Without a video: somebody who knows this world tells any
-story of it. Last, a choice: of the true caption and that of the same frames from the last to the first, which one does
-the model find likelier? Chance is one half without order and without a video.
+frames alone decides (`vargen.world.captions.video_captions.order_answers`), whose chance is one half; and, as rows,
+what chance is for whole captions. Without order: somebody who knows every frame and what can happen in this world is
+left with two stories, forwards and backwards, and one of them is wrong. Without a video: somebody who knows this world
+tells any story of it. Last, a choice: of the true caption and that of the same frames from the last to the first, which
+one does the model find likelier? Chance is one half without order and without a video.
 
     python benchmarks/what_videos_show.py --models video-llm,video-llm-draft
 
@@ -26,14 +26,14 @@ from torch import Tensor
 
 from metrics.bootstrap import mean_interval
 from metrics.provenance import write_result
+from vargen.jobs.video_benchmark import scene_video_cases
 from vargen.resources import find_video_model
-from vargen.scenes.video import VideoScene, backwards
-from vargen.scenes.video_captions import CLAIM_KINDS, caption_accuracy, compose_video_caption, order_answers
 from vargen.training.video_answers import generate_batch
-from vargen.video_llm.answering import VideoAnswerer
-from vargen.video_llm.benchmark import scene_video_cases
-from vargen.video_llm.frames import VideoFrames, processor_inputs
-from vargen.video_llm.processor import CAPTION_PROMPTS
+from vargen.video.answering import VideoAnswerer
+from vargen.video.frames import VideoFrames, processor_inputs
+from vargen.world.captions.video_captions import CLAIM_KINDS, caption_accuracy, compose_video_caption, order_answers
+from vargen.world.models.processor import CAPTION_PROMPTS
+from vargen.world.scenes.video import VideoScene, backwards
 
 RESULTS = Path(__file__).resolve().parent / "results"
 KINDS = (*CLAIM_KINDS, "all")

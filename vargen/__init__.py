@@ -9,17 +9,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vargen.models.transformer import LlamaGenTransformer
-    from vargen.pipeline import LlamaGenPipeline
-    from vargen.pipeline_output import LlamaGenPipelineOutput
+    from vargen.models.llamagen.transformer import LlamaGenTransformer
+    from vargen.pipelines.llamagen import LlamaGenPipeline
+    from vargen.pipelines.output import LlamaGenPipelineOutput
 
 __all__ = ["LlamaGenPipeline", "LlamaGenPipelineOutput", "LlamaGenTransformer"]
 __version__ = "0.1.0"
 
 _HOMES = {
-    "LlamaGenPipeline": "vargen.pipeline",
-    "LlamaGenPipelineOutput": "vargen.pipeline_output",
-    "LlamaGenTransformer": "vargen.models.transformer",
+    "LlamaGenPipeline": "vargen.pipelines.llamagen",
+    "LlamaGenPipelineOutput": "vargen.pipelines.output",
+    "LlamaGenTransformer": "vargen.models.llamagen.transformer",
 }
 
 

@@ -14,7 +14,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 
-from vargen.files import UserError
+from vargen.errors import UserError
 
 COMMANDS = {
     "generate": "make pictures from prompts",

@@ -18,7 +18,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from vargen.files import UserError
+from vargen.errors import UserError
 
 PROMPT_COLUMNS = ("prompt", "caption", "text")
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}

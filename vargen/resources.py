@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from vargen.files import UserError
+from vargen.errors import UserError
 
 DEFAULT_MODEL = "scenes-128"
 """The model `vargen generate` loads when none is named."""

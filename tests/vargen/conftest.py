@@ -11,10 +11,10 @@ import torch
 from diffusers import VQModel
 from transformers import T5Config, T5EncoderModel
 
-from vargen.models.drafter import LlamaGenDrafter
-from vargen.models.transformer import LlamaGenTransformer
-from vargen.pipeline import LlamaGenPipeline
-from vargen.scenes.text_tokenizer import build_tokenizer
+from vargen.models.llamagen.drafter import LlamaGenDrafter
+from vargen.models.llamagen.transformer import LlamaGenTransformer
+from vargen.pipelines.llamagen import LlamaGenPipeline
+from vargen.world.captions.text_tokenizer import build_tokenizer
 
 GRID = 4
 VOCAB = 24

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from vargen.files import UserError
+from vargen.errors import UserError
 from vargen.prompts import gather_prompts, read_prompts
 
 GOOD = {

@@ -9,7 +9,7 @@ import pytest
 from vargen import resources
 from vargen.commands.options import parse
 from vargen.commands.train import TRAINERS, load_trainer
-from vargen.files import UserError
+from vargen.errors import UserError
 from vargen.resources import configs_folder, find_config, find_model, shipped_models
 from vargen.training.config import build_parser
 
@@ -68,7 +68,7 @@ def test_training_configs_fill_their_dataclass(name: str) -> None:
 
 
 def test_a_fingerprint_is_of_what_decides_and_drafters_come_with_a_model(tmp_path: Path) -> None:
-    from vargen.model_folder import weights_fingerprint
+    from vargen.models.model_folder import weights_fingerprint
     from vargen.resources import find_trained_drafters
 
     (tmp_path / "config.json").write_text("{}")

@@ -11,9 +11,9 @@ import yaml
 from vargen.commands.bench import BenchConfig
 from vargen.commands.generate import GenerateConfig
 from vargen.commands.options import build_parser, fill, parse
-from vargen.methods import find_presets, resolve_method
+from vargen.jobs.tuning import settings_of
+from vargen.methods.catalogue import find_presets, resolve_method
 from vargen.resources import configs_folder
-from vargen.tuning import settings_of
 
 
 @pytest.mark.parametrize(("name", "options"), [("generate", GenerateConfig), ("bench", BenchConfig)])

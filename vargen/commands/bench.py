@@ -11,15 +11,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vargen.ablations import ABLATIONS, SHARED
 from vargen.commands.options import build_parser, fill, parse
-from vargen.commands.sampling_options import check_sampling
-from vargen.files import UserError, write_atomic
-from vargen.method_lists import options_by_method, read_method_list
-from vargen.methods import MethodConfig, resolve_method
-from vargen.model_folder import read_json, weights_fingerprint
-from vargen.progress import progress
+from vargen.errors import UserError
+from vargen.jobs.options import check_sampling
+from vargen.methods.catalogue import MethodConfig, resolve_method
+from vargen.methods.lists import options_by_method, read_method_list
+from vargen.methods.vvs.ablations import ABLATIONS, SHARED
+from vargen.models.model_folder import read_json, weights_fingerprint
 from vargen.resources import find_model
+from vargen.runs.files import write_atomic
+from vargen.runs.progress import progress
 from vargen.tables import markdown_table
 
 SPLITS = ("heldout", "all")
@@ -142,16 +143,16 @@ def run(arguments: Sequence[str]) -> int:
     methods = config.contenders()
     model_folder = find_model(config.model)
 
-    from vargen.benchmark import Contender, describe_run, run_benchmark
-    from vargen.loading import load_pipeline
-    from vargen.record_file import RecordFile
+    from vargen.jobs.benchmark import Contender, describe_run, run_benchmark
+    from vargen.pipelines.loading import load_pipeline
+    from vargen.runs.records import RecordFile
 
     cases = _cases(config, model_folder)
     contenders = [Contender(label, method) for label, method in methods.items()]
     pipeline, _, dtype = load_pipeline(model_folder, config.device, config.dtype)
     judge = None
     if config.judge and any(case.claims is not None for case in cases):
-        from vargen.scenes.judge import load_judge
+        from vargen.world.judge.judge import load_judge
 
         judge = load_judge(None, "cpu")
         if judge.config.image_size != pipeline.image_size:
@@ -259,7 +260,7 @@ def format_ratio(value: float | None) -> str:
 
 
 def _cases(config: BenchConfig, model_folder: Path) -> list[Any]:
-    from vargen.benchmark import BenchmarkCase, file_cases, scene_cases
+    from vargen.jobs.benchmark import BenchmarkCase, file_cases, scene_cases
 
     if read_json(model_folder / "transformer" / "config.json").get("condition_type") == "class":
         if not config.class_labels:

@@ -11,15 +11,16 @@ from typing import Any
 from vargen.commands.bench import SPLITS, check_place, format_ratio
 from vargen.commands.caption import DEFAULT_QUESTION
 from vargen.commands.options import build_parser, fill, parse
-from vargen.commands.sampling_options import check_dtype
-from vargen.files import UserError, write_atomic
-from vargen.method_lists import read_method_list
-from vargen.methods import MethodConfig
-from vargen.model_folder import weights_fingerprint
-from vargen.progress import progress
+from vargen.errors import UserError
+from vargen.jobs.options import check_dtype
+from vargen.methods.catalogue import MethodConfig
+from vargen.methods.lists import read_method_list
+from vargen.models.model_folder import weights_fingerprint
 from vargen.resources import find_video_model
+from vargen.runs.files import write_atomic
+from vargen.runs.progress import progress
 from vargen.tables import markdown_table
-from vargen.video_llm.methods import resolve_video_method
+from vargen.video.methods.catalogue import resolve_video_method
 
 
 @dataclass(frozen=True)
@@ -102,10 +103,10 @@ def run(arguments: Sequence[str]) -> int:
     contenders = config.contenders()
     folder = find_video_model(config.model)
 
-    from vargen.loading import place_and_precision
-    from vargen.record_file import RecordFile
-    from vargen.video_llm.answering import VideoAnswerer
-    from vargen.video_llm.benchmark import describe_video_run, run_video_benchmark, scene_video_cases
+    from vargen.jobs.video_benchmark import describe_video_run, run_video_benchmark, scene_video_cases
+    from vargen.pipelines.loading import place_and_precision
+    from vargen.runs.records import RecordFile
+    from vargen.video.answering import VideoAnswerer
 
     device, dtype = place_and_precision(config.device, config.dtype)
     generation = {name: getattr(config, name) for name in ("max_new_tokens", "temperature", "top_p", "seed")}

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from vargen.commands.options import build_parser, fill, parse
-from vargen.commands.sampling_options import check_dtype
-from vargen.files import UserError, save_image_atomic
-from vargen.method_lists import read_options
-from vargen.video_llm.methods import VIDEO_METHODS, resolve_video_method
+from vargen.errors import UserError
+from vargen.jobs.options import check_dtype
+from vargen.methods.lists import read_options
+from vargen.runs.files import save_image_atomic
+from vargen.video.methods.catalogue import VIDEO_METHODS, resolve_video_method
 
 DEFAULT_QUESTION = "describe the video in detail."
 
@@ -80,9 +81,9 @@ def run(arguments: Sequence[str]) -> int:
     config = fill(CaptionConfig, values)
     method = resolve_video_method(config.method, read_options(config.method_options))
 
-    from vargen.loading import place_and_precision
-    from vargen.video_llm.answering import VideoAnswerer, load_processor
-    from vargen.video_llm.frames import frame_limits, read_video
+    from vargen.pipelines.loading import place_and_precision
+    from vargen.video.answering import VideoAnswerer, load_processor
+    from vargen.video.frames import frame_limits, read_video
 
     device, dtype = place_and_precision(config.device, config.dtype)
     processor = load_processor(config.model)
@@ -120,7 +121,7 @@ def _show(text: str) -> None:
 
 
 def _draw(path: Path, frames: Any, answer: Any, relevance: list[float]) -> None:
-    from vargen.video_llm.answer_picture import draw_answer
+    from vargen.drawing.answer_picture import draw_answer
 
     title = (
         f"{answer.method.name}: {len(answer.token_ids)} tokens in {answer.trace.target_passes} target passes, "

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vargen.commands.options import build_parser, fill, parse
-from vargen.files import UserError
+from vargen.errors import UserError
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -81,7 +81,7 @@ def _convert_llamagen(arguments: Sequence[str]) -> int:
 
     import torch
 
-    from vargen.models.convert import convert_llamagen
+    from vargen.models.llamagen.convert import convert_llamagen
 
     result = convert_llamagen(
         config.transformer,
@@ -125,7 +125,7 @@ def _convert_lantern_drafter(arguments: Sequence[str]) -> int:
 
     import torch
 
-    from vargen.models.convert_drafter import convert_lantern_drafter
+    from vargen.models.llamagen.convert_drafter import convert_lantern_drafter
 
     drafter = convert_lantern_drafter(
         config.drafter,

@@ -1,8 +1,8 @@
 """`vargen evaluate`: quality by a named protocol, of pictures made now or given, in one resumable command.
 
 The order of work: refuse what can be refused; make the pictures of every method; measure them and the reference; score.
-Every step is cut into batches that one process makes whole (`vargen.picture_job`), so that the command can be killed at
-any moment and given again, under any number of processes, and ends in the same scores.
+Every step is cut into batches that one process makes whole (`vargen.runs.picture_job`), so that the command can be
+killed at any moment and given again, under any number of processes, and ends in the same scores.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from vargen.commands.options import build_parser, fill, parse
-from vargen.commands.sampling_options import check_sampling
-from vargen.files import UserError, write_atomic, write_json_atomic
-from vargen.method_lists import read_method_list
+from vargen.errors import UserError
+from vargen.jobs.options import check_sampling
+from vargen.methods.lists import read_method_list
 from vargen.resources import find_config
+from vargen.runs.files import write_atomic, write_json_atomic
 
 if TYPE_CHECKING:
     from metrics.protocol import Protocol
-    from vargen.methods import MethodConfig
+    from vargen.methods.catalogue import MethodConfig
 
 
 @dataclass(frozen=True)
@@ -112,9 +113,9 @@ def run(arguments: Sequence[str]) -> int:
     protocol = load_protocol(config.preset)
     methods = {} if config.images is not None else config.methods()
 
-    from vargen.picture_job import only_run
-    from vargen.processes import Processes
-    from vargen.quality_evaluation import evaluate_quality
+    from vargen.jobs.evaluation import evaluate_quality
+    from vargen.runs.picture_job import only_run
+    from vargen.runs.processes import Processes
 
     processes = Processes.start(config.device)
     quiet = values.quiet or not processes.is_main

@@ -17,22 +17,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vargen.commands.options import build_parser, fill, parse
-from vargen.commands.sampling_options import check_sampling
-from vargen.files import UserError
-from vargen.methods import resolve_method
-from vargen.model_folder import read_json, weights_fingerprint
-from vargen.progress import Progress, progress
+from vargen.errors import UserError
+from vargen.jobs.options import check_sampling
+from vargen.jobs.ranking import RANKERS, ClipRanker, JudgeRanker, Ranker, best, candidate_seed
+from vargen.methods.catalogue import resolve_method
+from vargen.models.model_folder import read_json, weights_fingerprint
 from vargen.prompts import gather_prompts
-from vargen.ranking import RANKERS, ClipRanker, JudgeRanker, Ranker, best, candidate_seed
 from vargen.resources import find_model, shipped_clip
-from vargen.result_folder import ImageRequest, ResultFolder
+from vargen.runs.progress import Progress, progress
+from vargen.runs.result_folder import ImageRequest, ResultFolder
 
 if TYPE_CHECKING:
     from PIL import Image
     from torch import Tensor
 
     from specdecode.trace import DecodeTrace
-    from vargen.pipeline import LlamaGenPipeline
+    from vargen.pipelines.llamagen import LlamaGenPipeline
 
 MAX_SEED = 2**63 - 1
 
@@ -161,7 +161,7 @@ def run(arguments: Sequence[str]) -> int:
     totals, load_seconds = RunTotals(), 0.0
     num_missing = len(results.missing)
     if num_missing:
-        from vargen.loading import load_pipeline
+        from vargen.pipelines.loading import load_pipeline
 
         began = time.perf_counter()
         pipeline, device, settings["dtype"] = load_pipeline(model_folder, config.device, settings["dtype"])
@@ -268,7 +268,7 @@ def _load_ranker(config: GenerateConfig, pipeline: LlamaGenPipeline, requests: S
 
 
 def _warn_about_prompts(pipeline: LlamaGenPipeline, requests: Sequence[ImageRequest]) -> None:
-    from vargen.pipeline import PromptWarning
+    from vargen.pipelines.llamagen import PromptWarning
 
     prompts = list(dict.fromkeys(request.text for request in requests if request.text is not None))
     for problem in pipeline.prompt_problems(prompts) if prompts else ():
@@ -303,8 +303,8 @@ def _generate(
     quiet: bool,
 ) -> None:
     """Make and save every missing picture, batch by batch."""
-    from vargen.pipeline import PromptWarning
-    from vargen.trace_image import draw_trace
+    from vargen.drawing.trace_image import draw_trace
+    from vargen.pipelines.llamagen import PromptWarning
 
     missing = results.missing
     grid_size = pipeline.transformer.config.grid_size

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vargen.commands.options import build_parser, fill, parse
-from vargen.files import UserError, read_jsonl, write_json_atomic
+from vargen.errors import UserError
+from vargen.runs.files import read_jsonl, write_json_atomic
 
 
 @dataclass(frozen=True)
@@ -51,9 +52,9 @@ def run(arguments: Sequence[str]) -> int:
     import torch
     from PIL import Image
 
-    from vargen.scenes.caption_parser import CaptionError, parse_caption
-    from vargen.scenes.judge import load_judge, read_images
-    from vargen.scenes.verdict import Tally, judge_claims, verdict_table
+    from vargen.world.captions.caption_parser import CaptionError, parse_caption
+    from vargen.world.judge.judge import load_judge, read_images
+    from vargen.world.judge.verdict import Tally, judge_claims, verdict_table
 
     if config.device != "cpu" and not torch.cuda.is_available():
         raise UserError(f"device: {config.device!r} is not available here; use cpu")

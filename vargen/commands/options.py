@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from jsonargparse import ArgumentError, ArgumentParser, DefaultHelpFormatter, Namespace
 
-from vargen.files import UserError
+from vargen.errors import UserError
 from vargen.resources import find_config
 
 Options = TypeVar("Options")

@@ -47,7 +47,7 @@ def run(arguments: Sequence[str]) -> int:
     values = parse(parser, arguments)
     config = fill(ScenesConfig, values)
 
-    from vargen.scenes.dataset import write_scenes, write_videos
+    from vargen.world.dataset import write_scenes, write_videos
 
     settings = asdict(config)
     if settings["image_size"] is None:

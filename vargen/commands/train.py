@@ -10,7 +10,7 @@ from types import ModuleType
 from jsonargparse import DefaultHelpFormatter
 
 from vargen.commands.options import parse
-from vargen.files import UserError
+from vargen.errors import UserError
 from vargen.resources import find_config
 
 TRAINERS = {
@@ -40,7 +40,8 @@ TRAINERS = {
     ),
     "clip": ("ClipTrainingConfig", "train_clip", "the CLIP that scores how well pictures and captions agree"),
 }
-"""What can be trained: names of the configuration and the function in `vargen.training.NAME`, dashes as underscores."""
+"""What can be trained: names of the configuration and the function in the module of that
+name (see `load_trainer`), dashes as underscores."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -74,7 +75,9 @@ def run(arguments: Sequence[str]) -> int:
 
 def load_trainer(name: str) -> ModuleType:
     """The module that trains what `TRAINERS` calls `name`."""
-    return importlib.import_module(f"vargen.training.{name.replace('-', '_')}")
+    # Drafters train on any model and any data; everything else on the project's own world.
+    package = "vargen.training" if name.endswith("drafter") else "vargen.world.training"
+    return importlib.import_module(f"{package}.{name.replace('-', '_')}")
 
 
 def _usage() -> str:

@@ -15,14 +15,9 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from vargen.commands.options import build_parser, fill, parse
-from vargen.commands.sampling_options import DTYPES
-from vargen.files import UserError, write_atomic, write_json_atomic
-from vargen.methods import MethodConfig, resolve_method
-from vargen.model_folder import read_json, weights_fingerprint
-from vargen.progress import Progress, progress
-from vargen.resources import find_model
-from vargen.tables import markdown_table
-from vargen.tuning import (
+from vargen.errors import UserError
+from vargen.jobs.options import DTYPES
+from vargen.jobs.tuning import (
     QUALITIES,
     SEARCH_SPACES,
     SPEEDS,
@@ -34,12 +29,18 @@ from vargen.tuning import (
     settings_of,
     starting_points,
 )
+from vargen.methods.catalogue import MethodConfig, resolve_method
+from vargen.models.model_folder import read_json, weights_fingerprint
+from vargen.resources import find_model
+from vargen.runs.files import write_atomic, write_json_atomic
+from vargen.runs.progress import Progress, progress
+from vargen.tables import markdown_table
 
 if TYPE_CHECKING:
     from optuna.study import Study
 
     from metrics.speculation import CallRecord
-    from vargen.benchmark import BenchmarkCase
+    from vargen.jobs.benchmark import BenchmarkCase
 
 PLAIN, CANDIDATE = "ar", "candidate"
 _DRAFTERS = ("drafter", "draft_model")
@@ -126,8 +127,8 @@ class Evaluation:
         plain_file: Path,
         settings: dict[str, Any],
     ) -> None:
-        from vargen.benchmark import Contender, run_benchmark
-        from vargen.record_file import RecordFile
+        from vargen.jobs.benchmark import Contender, run_benchmark
+        from vargen.runs.records import RecordFile
 
         self.pipeline, self.judge, self.cases, self.config = pipeline, judge, cases, config
         self.warm_up = int(config.speed == "speedup")  # the number of passes is the same from the first call on
@@ -153,8 +154,8 @@ class Evaluation:
             UserError: the settings do not fit the model or each other.
         """
         from metrics.speculation import summarise
-        from vargen.benchmark import Contender, run_benchmark
-        from vargen.record_file import RecordFile
+        from vargen.jobs.benchmark import Contender, run_benchmark
+        from vargen.runs.records import RecordFile
 
         records = RecordFile(None, {})
         (row,) = run_benchmark(
@@ -195,9 +196,9 @@ def run(arguments: Sequence[str]) -> int:
     if read_json(model_folder / "transformer" / "config.json").get("condition_type") == "class":
         raise UserError("model: a class-conditional one has no prompts to judge; name a text-conditional model")
 
-    from vargen.benchmark import Contender, describe_run, scene_cases
-    from vargen.loading import load_pipeline
-    from vargen.scenes.judge import load_judge
+    from vargen.jobs.benchmark import Contender, describe_run, scene_cases
+    from vargen.pipelines.loading import load_pipeline
+    from vargen.world.judge.judge import load_judge
 
     pipeline, _, dtype = load_pipeline(model_folder, config.device, config.dtype)
     judge = load_judge(None, "cpu")
@@ -252,7 +253,7 @@ def _check_method(pipeline: Any, cases: Sequence[BenchmarkCase], config: TuneCon
     Raises:
         UserError: the method's defaults and the fixed settings do not fit this model.
     """
-    from vargen.benchmark import Contender, run_benchmark
+    from vargen.jobs.benchmark import Contender, run_benchmark
 
     try:
         method = resolve_method(config.method, config.fixed)

@@ -1,5 +1,5 @@
-"""Image models: the LlamaGen transformer, its tokenizer and text encoder, and conversion of official weights.
+"""Image models, one folder a family; a family imports no pipeline.
 
-Classes are imported from their own modules (`vargen.models.transformer`, ...): this file stays empty of imports, so
-that reading a configuration does not load diffusers.
+Classes are imported from their own modules: this file stays empty of imports, so that reading a configuration does not
+load diffusers.
 """

@@ -1,5 +1,5 @@
-"""Training of the models that vargen ships: the image tokenizer and the text-to-image transformer.
+"""Training: the loop that all trainers share, and drafters, on any model and any data.
 
-`run.py` is the loop that all trainers share; every other module adds one trained thing or one part of it. Nothing here
+`run.py` is the loop; what is trained on the world alone is in `vargen.world.training`. Nothing here
 is needed to generate pictures.
 """

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from jsonargparse import ArgumentParser
 
-from vargen.files import UserError
+from vargen.errors import UserError
 
 DEVICES = ("cpu", "cuda")
 OPTIMIZERS = ("adamw", "muon")

@@ -24,10 +24,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specdecode.sampling import apply_guidance
-from vargen.files import UserError
-from vargen.model_folder import weights_fingerprint
-from vargen.models.drafter import LlamaGenDrafter
-from vargen.models.transformer import CONDITION_POSITION, LlamaGenTransformer, condition_attention_mask
+from vargen.errors import UserError
+from vargen.models.llamagen.drafter import LlamaGenDrafter
+from vargen.models.llamagen.transformer import CONDITION_POSITION, LlamaGenTransformer, condition_attention_mask
+from vargen.models.model_folder import weights_fingerprint
 from vargen.prompts import gather_prompts
 from vargen.resources import find_model
 from vargen.training.config import RunConfig, check, check_fraction, check_positive, main
@@ -311,7 +311,7 @@ def train_drafter(config: DrafterTrainingConfig) -> RunResult:
     Raises:
         UserError: for a field, model folder or checkpoint that does not fit.
     """
-    from vargen.pipeline import LlamaGenPipeline
+    from vargen.pipelines.llamagen import LlamaGenPipeline
 
     device = prepare(config)
     folder = find_model(config.model or None)

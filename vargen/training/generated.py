@@ -16,9 +16,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from tqdm import tqdm
 
-from vargen.files import UserError, atomic_path, write_atomic
-from vargen.scenes.captions import compose_caption
-from vargen.scenes.scene import sample_scene
+from vargen.errors import UserError
+from vargen.runs.files import atomic_path, write_atomic
+from vargen.world.captions.captions import compose_caption
+from vargen.world.scenes.scene import sample_scene
 
 
 def scene_prompts(first_seed: int, count: int, split: str = "train") -> list[str]:

@@ -23,7 +23,8 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from vargen.files import UserError, append_jsonl, atomic_folder, atomic_path
+from vargen.errors import UserError
+from vargen.runs.files import append_jsonl, atomic_folder, atomic_path
 from vargen.training.config import RunConfig
 from vargen.training.optimizer import AveragedWeights, OptimizerGroup, learning_rate_factor, schedule_progress
 

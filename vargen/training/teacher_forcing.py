@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vargen.models.transformer import CONDITION_POSITION, LlamaGenTransformer, condition_attention_mask
+from vargen.models.llamagen.transformer import CONDITION_POSITION, LlamaGenTransformer, condition_attention_mask
 
 
 @torch.no_grad()

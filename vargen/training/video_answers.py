@@ -19,12 +19,13 @@ from safetensors.torch import save_file
 from torch import Tensor
 from tqdm import tqdm
 
-from specdecode.video.feature_drafter import TargetStates
-from specdecode.video.request import VideoRequest, prepare_request
-from vargen.files import UserError, atomic_path
-from vargen.training.video_data import VideoSource
-from vargen.video_llm.frames import VideoFrames, processor_inputs
-from vargen.video_llm.processor import CAPTION_PROMPTS
+from vargen.errors import UserError
+from vargen.runs.files import atomic_path
+from vargen.video.drafters.feature_drafter import TargetStates
+from vargen.video.frames import VideoFrames, processor_inputs
+from vargen.video.request import VideoRequest, prepare_request
+from vargen.world.models.processor import CAPTION_PROMPTS
+from vargen.world.training.video_data import VideoSource
 
 _FILLER = -1
 

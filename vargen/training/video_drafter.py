@@ -31,21 +31,21 @@ from specdecode.drafters.tree_shapes import StaticTree
 from specdecode.loop import decode
 from specdecode.roles import Drafter
 from specdecode.sampling import RandomStreams, SamplingConfig
-from specdecode.video.drafter_folder import new_drafter, save_drafter
-from specdecode.video.feature_drafter import KINDS, VISUAL_INPUTS, FeatureDrafter, TargetStates
-from specdecode.video.feature_head import feature_drafter
-from specdecode.video.request import prepare_request
-from specdecode.video.target import VideoTarget
-from vargen.files import UserError
-from vargen.model_folder import weights_fingerprint
+from vargen.errors import UserError
+from vargen.models.model_folder import weights_fingerprint
 from vargen.resources import find_video_model
 from vargen.training import cpu_attention
 from vargen.training.config import RunConfig, check, check_fraction, check_positive, main
-from vargen.training.data import HELDOUT_SEED
 from vargen.training.run import RunResult, autocast, prepare, train
 from vargen.training.video_answers import TeacherForcing, VideoQuestions, generate_answers, stop_tokens
-from vargen.training.video_data import RenderedVideoSource, VideoSource
-from vargen.video_llm.answering import VideoAnswerer
+from vargen.video.answering import VideoAnswerer
+from vargen.video.drafters.drafter_folder import new_drafter, save_drafter
+from vargen.video.drafters.feature_drafter import KINDS, VISUAL_INPUTS, FeatureDrafter, TargetStates
+from vargen.video.drafters.feature_head import feature_drafter
+from vargen.video.request import prepare_request
+from vargen.video.target import VideoTarget
+from vargen.world.training.data import HELDOUT_SEED
+from vargen.world.training.video_data import RenderedVideoSource, VideoSource
 
 _FIRST_SEED = 4_000_000_000  # of the videos to learn from, away from all others
 _OWN_PASSES = {"eagle": 0, "msd": 0, "vispec": 1, "sparrow": 1, "flash": 0}
@@ -60,7 +60,8 @@ class VideoDrafterTrainingConfig(RunConfig):
 
     Args:
         model: folder of the target, or the name of a shipped one; empty for the shipped default.
-        kind: "eagle", "msd", "vispec", "sparrow" or "flash"; what they are is in `specdecode.video.feature_drafter`.
+        kind: "eagle", "msd", "vispec", "sparrow" or "flash"; what they are is in
+            `vargen.video.drafters.feature_drafter`.
             Settings below are its own where they are null.
         visual: what stands for the video; "embeddings" turns Sparrow's bridging off.
         visual_layer: after how many of the target's layers the video's hidden states are read; half of them if null.

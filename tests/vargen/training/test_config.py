@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from vargen.files import UserError
+from vargen.errors import UserError
 from vargen.training.config import RunConfig, from_mapping, main
-from vargen.training.tokenizer import TokenizerTrainingConfig, VQModelConfig
-from vargen.training.transformer import TransformerConfig, TransformerTrainingConfig
+from vargen.world.training.tokenizer import TokenizerTrainingConfig, VQModelConfig
+from vargen.world.training.transformer import TransformerConfig, TransformerTrainingConfig
 
 REPOSITORY = Path(__file__).parents[3]
 

@@ -10,11 +10,12 @@ import pytest
 import torch
 
 from specdecode.sampling import SamplingConfig
-from vargen.files import UserError, read_jsonl
-from vargen.methods import resolve_method
-from vargen.model_folder import check_component_folder
-from vargen.models.drafter import LlamaGenDrafter
-from vargen.pipeline import LlamaGenPipeline
+from vargen.errors import UserError
+from vargen.methods.catalogue import resolve_method
+from vargen.models.llamagen.drafter import LlamaGenDrafter
+from vargen.models.model_folder import check_component_folder
+from vargen.pipelines.llamagen import LlamaGenPipeline
+from vargen.runs.files import read_jsonl
 from vargen.training.drafter import (
     DrafterTask,
     DrafterTrainingConfig,
@@ -125,7 +126,7 @@ def test_features_are_those_that_decoding_sees(tiny_pipeline: LlamaGenPipeline) 
     from specdecode.loop import decode
     from specdecode.roles import TargetOutput
     from specdecode.sampling import RandomStreams
-    from vargen.target import LlamaGenTarget, LlamaGenTargetOutput
+    from vargen.models.llamagen.target import LlamaGenTarget, LlamaGenTargetOutput
 
     seen: list[TargetOutput] = []
 

@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from vargen.files import UserError, read_jsonl
+from vargen.errors import UserError
+from vargen.runs.files import read_jsonl
 from vargen.training.config import RunConfig
 from vargen.training.run import CHECKPOINT_NAME, train
 

@@ -18,17 +18,10 @@ from specdecode.draft_size import DraftSize, FixedDraftSize
 from specdecode.drafters.tree_shapes import DynamicTree, StaticTree
 from specdecode.loop import decode
 from specdecode.sampling import RandomStreams, SamplingConfig
-from specdecode.video.drafter_folder import load_drafter, new_drafter
-from specdecode.video.feature_drafter import KINDS, TargetStates
-from specdecode.video.feature_head import feature_drafter
-from specdecode.video.request import prepare_request
-from specdecode.video.target import VideoTarget
-from vargen.files import UserError
+from vargen.errors import UserError
 from vargen.training import video_answers
 from vargen.training.config import from_mapping
-from vargen.training.data import HELDOUT_SEED
 from vargen.training.video_answers import TeacherForcing, VideoQuestions, generate_answers
-from vargen.training.video_data import VideoBatch
 from vargen.training.video_drafter import (
     VideoDrafterTask,
     VideoDrafterTrainingConfig,
@@ -36,7 +29,12 @@ from vargen.training.video_drafter import (
     offset_losses,
     train_video_drafter,
 )
-from vargen.video_llm.architectures import (
+from vargen.video.drafters.drafter_folder import load_drafter, new_drafter
+from vargen.video.drafters.feature_drafter import KINDS, TargetStates
+from vargen.video.drafters.feature_head import feature_drafter
+from vargen.video.request import prepare_request
+from vargen.video.target import VideoTarget
+from vargen.world.models.architectures import (
     ARCHITECTURES,
     TextModelConfig,
     VideoLLMConfig,
@@ -44,6 +42,8 @@ from vargen.video_llm.architectures import (
     build_model,
     build_processor,
 )
+from vargen.world.training.data import HELDOUT_SEED
+from vargen.world.training.video_data import VideoBatch
 
 SIZE, FRAMES, LAYERS = 32, 4, 3
 
@@ -89,7 +89,7 @@ def build_target(folder: Path, architecture: str) -> Path:
 
 
 def load(folder: Path) -> tuple[Any, Any]:
-    from vargen.video_llm.answering import VideoAnswerer
+    from vargen.video.answering import VideoAnswerer
 
     answerer = VideoAnswerer.from_pretrained(str(folder))
     return answerer.model, answerer.processor

@@ -1,0 +1,91 @@
+"""Tiny pairs of both architectures with random weights, saved with their processors, and drafters of every kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from vargen.jobs.video_benchmark import VideoCase, scene_video_cases
+from vargen.video.drafters.drafter_folder import new_drafter, save_drafter
+from vargen.video.drafters.feature_drafter import KINDS
+from vargen.world.models.architectures import (
+    ARCHITECTURES,
+    TextModelConfig,
+    VideoLLMConfig,
+    VisionModelConfig,
+    build_model,
+    build_processor,
+)
+
+SIZE, FRAMES = 64, 4
+
+
+def build_pair(folder: Path, architecture: str) -> None:
+    """A target of three layers, and its disturbed copy of the same size as a drafter that is often right."""
+    torch.manual_seed(0)
+    config = VideoLLMConfig(
+        architecture=architecture,
+        image_size=SIZE,
+        patch_size=8,
+        num_frames=FRAMES,
+        text=TextModelConfig(64, 96, 3, 4, 2),
+        vision=VisionModelConfig(32, 64, 2, 2),
+    )
+    processor = build_processor(config)
+    model = build_model(config, processor.tokenizer)
+    # Words are read and written with the same vectors, so a fresh model repeats the last one: layers must outweigh it.
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim >= 2 and "embed_tokens" not in name:
+                parameter.mul_(8)
+    for name in ("target", "draft"):
+        model.save_pretrained(folder / name)
+        processor.save_pretrained(folder / name)
+        if name == "target":
+            for kind in KINDS:
+                save_drafter(new_drafter(kind, model.eval()), folder / name / "drafters" / kind)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.ndim >= 2:
+                    parameter.add_(0.02 * parameter.std() * torch.randn_like(parameter))
+
+
+@pytest.fixture(scope="session", params=ARCHITECTURES)
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with target/ and draft/."""
+    folder = tmp_path_factory.mktemp(request.param)
+    build_pair(folder, request.param)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def qwen_pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same, of Qwen2.5-VL only."""
+    folder = tmp_path_factory.mktemp("pair")
+    build_pair(folder, "qwen2_5_vl")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def cases() -> list[VideoCase]:
+    """Two videos."""
+    return scene_video_cases(2, "heldout", FRAMES, SIZE)
+
+
+@pytest.fixture(scope="session")
+def answerer_of() -> Callable[[Path], Any]:
+    """`answerer_of(folder)`, each loaded once."""
+    from vargen.video.answering import VideoAnswerer
+
+    loaded: dict[Path, VideoAnswerer] = {}
+
+    def get(folder: Path) -> VideoAnswerer:
+        if folder not in loaded:
+            loaded[folder] = VideoAnswerer.from_pretrained(str(folder / "target"), str(folder / "draft"))
+        return loaded[folder]
+
+    return get

@@ -1,0 +1,204 @@
+"""`vargen bench`: rows that agree with what the model did, interleaving, going on after a kill, and bad input."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from vargen.cli import main
+from vargen.commands.bench import BenchConfig
+from vargen.commands.options import build_parser, fill, parse
+from vargen.errors import UserError
+from vargen.jobs import benchmark
+from vargen.jobs.benchmark import BenchmarkCase, Contender, build_rows, run_benchmark
+from vargen.methods.catalogue import resolve_method
+from vargen.pipelines.llamagen import LlamaGenPipeline
+from vargen.runs.files import read_jsonl
+from vargen.runs.records import RecordFile
+from vargen.world.captions.captions import Claims, ObjectClaim
+
+CASES = [BenchmarkCase(prompt) for prompt in ("a red cube", "two cones", "a blue sphere on grass", "a cone", "a ball")]
+FIELDS = {
+    "method", "exact", "images", "tokens", "target_passes", "pass_reduction", "tokens_per_pass", "mean_accepted_length",
+    "accepted_histogram", "drafted", "skipped_steps", "seconds_per_image", "speedup", "phase_seconds", "judge_accuracy",
+}  # fmt: skip
+
+
+def contenders(*names: str) -> list[Contender]:
+    options: dict[str, dict[str, Any]] = {
+        "eagle": {"total_tokens": 8, "depth": 3},
+        "vvs": {"total_tokens": 8, "depth": 3, "interval": 2, "min_tokens": 2},
+    }
+    return [Contender(name, resolve_method(name, options.get(name))) for name in names]
+
+
+@pytest.mark.parametrize("batch_size", [1, 2])
+def test_passes_are_those_a_hook_counts(drafting_pipeline: LlamaGenPipeline, batch_size: int) -> None:
+    counts: list[int] = []
+    handle = drafting_pipeline.transformer.register_forward_hook(lambda *_: counts.append(1))
+    try:
+        for name in ("ar", "eagle", "vvs"):
+            counts.clear()
+            (row,) = run_benchmark(drafting_pipeline, contenders(name), CASES, batch_size=batch_size, warm_up=0)
+            assert row["target_passes"] == len(counts)
+            assert row["tokens"] == len(CASES) * 16 and row["images"] == len(CASES)
+    finally:
+        handle.remove()
+
+
+def test_rows_compare_with_plain_decoding(drafting_pipeline: LlamaGenPipeline) -> None:
+    rows = run_benchmark(drafting_pipeline, contenders("ar", "eagle", "vvs"), CASES, seed=3)
+    assert all(row.keys() >= FIELDS for row in rows)
+    plain, eagle, vvs = rows
+    assert plain["pass_reduction"] == 1.0 and plain["speedup"] == 1.0 and plain["mean_accepted_length"] == 0.0
+    assert plain["target_passes"] == 16 * len(CASES)
+    assert eagle["pass_reduction"] == pytest.approx(plain["target_passes"] / eagle["target_passes"])
+    steps = sum(eagle["accepted_histogram"])
+    assert eagle["target_passes"] == steps + len(CASES)
+    assert eagle["tokens"] == steps * (1 + eagle["mean_accepted_length"]) + len(CASES)
+    assert vvs["skipped_steps"] > 0 and not vvs["exact"]
+    json.dumps(rows)
+
+
+def test_methods_take_turns(drafting_pipeline: LlamaGenPipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[str, str | None]] = []
+    call = benchmark._call
+
+    def spy(pipeline: Any, method: Any, cases: Any, seed: int, generation: Any) -> Any:
+        made.append((method.name, cases[0].prompt))
+        return call(pipeline, method, cases, seed, generation)
+
+    monkeypatch.setattr(benchmark, "_call", spy)
+    run_benchmark(drafting_pipeline, contenders("ar", "eagle"), CASES[:3], warm_up=1)
+    assert [name for name, _ in made] == ["ar", "eagle", "ar", "eagle", "eagle", "ar", "ar", "eagle"]
+    assert [prompt for _, prompt in made[2:]] == [case.prompt for case in CASES[:3] for _ in range(2)]
+
+
+def test_a_killed_run_goes_on_with_the_calls_it_had(
+    drafting_pipeline: LlamaGenPipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, settings = tmp_path / "calls.jsonl", {"seed": 0}
+    players = contenders("ar", "eagle")
+    call, left = benchmark._call, [7]
+
+    def killed(*arguments: Any) -> Any:
+        left[0] -= 1
+        if left[0] < 0:
+            raise KeyboardInterrupt
+        return call(*arguments)
+
+    monkeypatch.setattr(benchmark, "_call", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run_benchmark(drafting_pipeline, players, CASES, warm_up=1, records=RecordFile(path, settings))
+    assert len(read_jsonl(path)) == 1 + 5
+    before = path.read_bytes()
+    left[0] = 2 + 5  # a warm-up each, and the five calls that are missing, not one more
+    rows = run_benchmark(drafting_pipeline, players, CASES, warm_up=1, records=RecordFile(path, settings))
+    assert left[0] == 0 and path.read_bytes().startswith(before)
+    assert [row["images"] for row in rows] == [5, 5]
+    assert build_rows(players, RecordFile(path, settings), 5)[1]["target_passes"] == rows[1]["target_passes"]
+    with pytest.raises(UserError, match="other settings"):
+        RecordFile(path, {"seed": 1})
+
+
+def test_pictures_are_judged_and_kept(drafting_pipeline: LlamaGenPipeline, tmp_path: Path) -> None:
+    class Reader(torch.nn.Module):
+        """Stands in for the judge's reading of 8 x 8 pixels, which no recogniser was trained for."""
+
+    claims = Claims((ObjectClaim("cube", "red", None, None),), (), None, "grass", None)
+    cases = [BenchmarkCase("a red cube on grass", claims=claims), BenchmarkCase("something else")]
+    with pytest.MonkeyPatch.context() as patch:
+        from vargen.world.judge.reading import Reading
+
+        patch.setattr(benchmark, "read_images", lambda judge, pictures: [Reading((), "grass", "clear")] * len(pictures))
+        (row,) = run_benchmark(
+            drafting_pipeline, contenders("ar"), cases, judge=Reader(), images=tmp_path / "pictures", batch_size=2
+        )
+    assert row["judge_accuracy"] == pytest.approx(1 / 3)  # shape and colour wrong, the ground right
+    assert row["judge"]["ground"]["n"] == 1
+    assert sorted(path.name for path in (tmp_path / "pictures" / "ar").iterdir()) == ["000000.png", "000001.png"]
+
+
+def test_the_command_prints_a_table_and_writes_a_list(
+    tiny_model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VARGEN_CACHE", str(tmp_path))
+    pytest.importorskip("matplotlib", reason="plots need the eval extra")
+    file, plot = tmp_path / "rows.json", tmp_path / "plot.png"
+    arguments = ["bench", "--methods", "sjd,scd", "--method_options.sjd.window", "3", "--prompts", "2"]
+    arguments += ["--model", str(tiny_model_folder), "--quiet"]
+    assert main([*arguments, "--json", str(file), "--plot", str(plot)]) == 0
+    rows = json.loads(file.read_text())
+    assert [row["method"] for row in rows] == ["ar", "sjd", "scd"]
+    assert rows[1]["settings"]["window"] == 3 and rows[2]["settings"]["window"] == "auto"
+    assert all(row["provenance"]["hardware"]["cores"] for row in rows)
+    assert [path.name for path in tmp_path.glob("*.jsonl")] == []
+    out, err = capsys.readouterr()
+    assert "| scd" in out and "nothing was judged" in err
+    assert main([*arguments, "--json", "-"]) == 0
+    assert [row["method"] for row in json.loads(capsys.readouterr().out)] == ["ar", "sjd", "scd"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"prompts": 0}, "prompts must be at least 1"),
+        ({"batch_size": 0}, "batch_size must be at least 1"),
+        ({"split": "test"}, "split must be one of heldout, all"),
+        ({"temperature": -1.0}, "temperature must be at least 0"),
+        ({"top_p": 0.0}, "top_p must lie above 0"),
+        ({"json": "/nowhere/at/all.json"}, "there is no folder"),
+        ({"json": "/"}, "is a folder; name a file"),
+    ],
+)
+def test_bad_options_are_named(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        BenchConfig(**options)
+
+
+def test_ablations_are_methods_of_their_own_with_what_they_share() -> None:
+    config = BenchConfig(ablate="vvs", method_options={"vvs.depth": "2", "vvs.total_tokens": "9"})
+    methods = config.contenders()
+    assert next(iter(methods)) == "ar" and len(methods) > 20
+    assert all(method.depth == 2 for label, method in methods.items() if label != "ar")  # type: ignore[attr-defined]
+    drafting = BenchConfig(ablate="vvs").contenders()  # "auto" may draft nothing, and then there is nothing to compare
+    assert all((method.total_tokens, method.depth) == (8, 3) for label, method in drafting.items() if label != "ar")  # type: ignore[attr-defined]
+    assert sorted({label for labels in config.studies().values() for label in labels}) == sorted(methods)
+    assert methods["staleness (0, 0)"].verified_staleness == 0  # type: ignore[attr-defined]
+    with pytest.raises(UserError, match="'eagle' is not what is ablated"):
+        BenchConfig(ablate="vvs", method_options={"eagle.depth": "2"}).contenders()
+    with pytest.raises(UserError, match="ablate must be one of vvs"):
+        BenchConfig(ablate="eagle")
+
+
+@pytest.mark.parametrize(
+    ("methods", "options", "message"),
+    [
+        ("", {}, "methods must name at least one"),
+        ("ar,nothing", {}, "'nothing' is not known"),
+        ("eagle,eagle", {}, "eagle is named twice"),
+        ("eagle", {"depth": "3"}, "must say which method"),
+        ("eagle", {"sjd.window": "3"}, "'sjd' is not among methods"),
+        ("eagle", {"eagle.depht": "3"}, "has no option 'depht'"),
+    ],
+)
+def test_bad_methods_are_named(methods: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        BenchConfig(methods=methods, method_options=options).contenders()
+
+
+def test_several_options_of_one_method_all_count() -> None:
+    """jsonargparse alone keeps only the last of them."""
+    flags = ["--method_options.eagle.total_tokens", "9", "--method-options.eagle.depth=2", "--seed", "3"]
+    flags += ["--method_options.vvs-fast.threshold", "0.4"]
+    config = fill(BenchConfig, parse(build_parser("bench", "", BenchConfig), flags))
+    assert config.method_options == {"eagle": {"total_tokens": "9", "depth": "2"}, "vvs-fast": {"threshold": "0.4"}}
+    assert config.seed == 3
+    with pytest.raises(UserError, match=r"method_options\.eagle\.depth needs a value"):
+        parse(build_parser("bench", "", BenchConfig), ["--method_options.eagle.depth"])
+    with pytest.raises(UserError, match="nothing"):
+        parse(build_parser("bench", "", BenchConfig), ["--nothing.eagle.depth", "3"])

@@ -1,0 +1,417 @@
+"""`vargen evaluate` end to end on a tiny model, a random CLIP and a few pictures."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import random
+import runpy
+import shutil
+import signal
+import socket
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from metrics.images import ImageFolder
+from vargen.cli import main
+from vargen.commands.evaluate import load_protocol
+from vargen.errors import UserError
+from vargen.jobs import evaluation as quality_evaluation
+from vargen.runs.picture_job import BatchStore, Share
+
+WORKER = Path(__file__).with_name("evaluate_worker.py")
+CAPTIONS = ["a red cube", "a blue sphere", "a green sphere left of a red cube"]
+COUNT = 14
+PRESET = """
+captions: file
+resolution: 32
+resizer: bicubic
+extractor: clip
+manifold_extractor: clip
+reference: given
+"""
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VARGEN_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def arguments(tmp_path: Path, tiny_model_folder: Path, clip_folder: Path) -> list[str]:
+    """A run of two methods."""
+    (tmp_path / "mine.yaml").write_text(PRESET)
+    (tmp_path / "captions.txt").write_text("\n".join(CAPTIONS[i % 3] for i in range(COUNT)))
+    write_reference(tmp_path / "reference")
+    return [
+        *("evaluate", "--preset", str(tmp_path / "mine.yaml"), "--captions_file", str(tmp_path / "captions.txt")),
+        *("--model", str(tiny_model_folder), "--clip", str(clip_folder), "--reference", str(tmp_path / "reference")),
+        *("--method", "ar,sjd", "--method_options.sjd.window", "3", "--batch_size", "4", "--bootstrap", "10"),
+        *("--device", "cpu", "--quiet", "--output", str(tmp_path / "out")),
+    ]
+
+
+def write_reference(folder: Path, count: int = 16, side: int = 24) -> None:
+    generator = torch.Generator().manual_seed(5)
+    folder.mkdir()
+    for number in range(count):
+        small = torch.rand(1, 3, 3, 3, generator=generator)
+        picture = torch.nn.functional.interpolate(small, size=side, mode="bilinear")[0]
+        Image.fromarray((picture * 255).byte().permute(1, 2, 0).numpy()).save(folder / f"{number}.png")
+
+
+def lasting(output: Path) -> tuple[list[dict[str, Any]], dict[str, bytes]]:
+    """Scores without what no two runs share (times, memory, dates), and the pictures."""
+    rows = json.loads((output / "scores.json").read_text())
+    for row in rows:
+        del row["provenance"]
+        for name in ("seconds_per_image", "speedup", "phase_seconds", "peak_memory_gib"):
+            row.get("decoding", {}).pop(name, None)
+    pictures = {str(path.relative_to(output)): path.read_bytes() for path in sorted(output.rglob("images/*.png"))}
+    return rows, pictures
+
+
+def test_every_figure_of_every_method_is_written(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*arguments, "--json"]) == 0
+    captured = capsys.readouterr()
+    rows = json.loads(captured.out)
+    assert rows == json.loads((tmp_path / "out" / "scores.json").read_text())
+    assert [row["method"] for row in rows] == ["ar", "sjd"]
+    for row in rows:
+        assert row["count"] == COUNT and row["exact"]
+        for name in ("frechet_distance", "clip_score", "precision", "recall", "diversity"):
+            assert row[name]["value"] >= 0 and len(row[name]["interval"]) == 2
+        assert row["protocol"]["resizer"] == "bicubic" and "clip" in row["networks"]
+        assert row["resolution"] == 32 and row["reference"]["count"] == 16
+        assert {"commit", "hardware", "libraries"} <= set(row["provenance"])
+        # Four batches: a prefill and fifteen more passes each for plain decoding.
+        assert row["decoding"]["tokens"] == 16 * COUNT
+    assert rows[0]["decoding"]["target_passes"] == 16 * 4
+    assert rows[1]["decoding"]["pass_reduction"] > 1
+    difference = rows[1]["clip_score"]["value"] - rows[0]["clip_score"]["value"]
+    assert rows[1]["against_plain"]["clip_score"]["value"] == pytest.approx(difference)
+    assert "14 pictures cannot fill 12" not in captured.err
+    assert "| sjd | 14 |" in (tmp_path / "out" / "table.md").read_text()
+    assert r"\toprule" in (tmp_path / "out" / "table.tex").read_text()
+    assert len(list((tmp_path / "out").rglob("images/*.png"))) == 2 * COUNT
+
+
+def test_a_finished_run_makes_nothing_again(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(arguments) == 0
+    before = lasting(tmp_path / "out")
+
+    def never(*_: Any, **__: Any) -> None:
+        raise AssertionError("made or measured again")
+
+    monkeypatch.setattr(quality_evaluation, "call_pipeline", never)
+    monkeypatch.setattr(quality_evaluation, "measure", never)
+    assert main(arguments) == 0
+    assert lasting(tmp_path / "out") == before
+
+
+def test_lost_and_half_written_pictures_come_back_the_same(arguments: list[str], tmp_path: Path) -> None:
+    assert main(arguments) == 0
+    before = lasting(tmp_path / "out")
+    lost, torn = tmp_path / "out/ar/images/000003.png", tmp_path / "out/sjd/images/000006.png"
+    lost.unlink()
+    torn.write_bytes(torn.read_bytes()[:60])
+    shutil.rmtree(tmp_path / "out/ar/measured")
+    (tmp_path / "out/ar/batches/000002.npz").unlink()
+    assert main(arguments) == 0
+    assert lasting(tmp_path / "out") == before
+
+
+def test_one_more_method_leaves_the_others_alone(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    only_ar = [*arguments]
+    only_ar[only_ar.index("ar,sjd")] = "ar"
+    at = only_ar.index("--method_options.sjd.window")
+    del only_ar[at : at + 2]
+    assert main(only_ar) == 0
+    made = []
+    call = quality_evaluation.call_pipeline
+
+    def counting(pipeline: Any, method: Any, *rest: Any, **options: Any) -> Any:
+        made.append(method.name)
+        return call(pipeline, method, *rest, **options)
+
+    monkeypatch.setattr(quality_evaluation, "call_pipeline", counting)
+    assert main(arguments) == 0
+    assert set(made) == {"sjd"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (["--seed", "1"], "another seed"),
+        (["--batch_size", "5"], "another batch_size"),
+        (["--temperature", "0.5"], "another temperature"),
+        (["--method_options.sjd.window", "4"], "another method"),
+        (["--count", "12"], "another (captions|count)"),
+    ],
+)
+def test_a_folder_of_other_pictures_is_refused(
+    arguments: list[str], changed: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 0
+    assert main([*arguments, *changed]) == 2
+    error = capsys.readouterr().err
+    assert any(each in error for each in message.replace("(", "").replace(")", "").split("|")), error
+
+
+def test_pictures_of_a_folder_score_as_they_did_when_made(arguments: list[str], tmp_path: Path) -> None:
+    assert main(arguments) == 0
+    made = lasting(tmp_path / "out")[0][0]
+    given = [*arguments, "--images", str(tmp_path / "out/ar/images"), "--output", str(tmp_path / "given")]
+    assert main(given) == 0
+    row = lasting(tmp_path / "given")[0][0]
+    assert row["method"] == "given" and "decoding" not in row
+    for name in ("frechet_distance", "clip_score", "precision", "recall", "diversity"):
+        assert row[name] == made[name]
+
+
+def test_class_conditional_models_draw_random_labels(
+    arguments: list[str], tmp_path: Path, tiny_class_model_folder: Path
+) -> None:
+    (tmp_path / "mine.yaml").write_text(
+        PRESET.replace("captions: file", "captions: class_labels") + "clip_score: null\n"
+    )
+    by_class = [*arguments, "--model", str(tiny_class_model_folder), "--count", "14"]
+    at = by_class.index("--captions_file")
+    del by_class[at : at + 2]
+    assert main(by_class) == 0
+    rows, pictures = lasting(tmp_path / "out")
+    assert len(pictures) == 2 * COUNT and rows[0]["clip_score"] is None and rows[0]["recall"] is not None
+    labels = json.loads((tmp_path / "out/ar/config.json").read_text())["captions"]
+    assert len(labels) == COUNT and len(set(labels)) > 3 and all(0 <= label < 10 for label in labels)
+
+
+def test_a_protocol_of_the_other_condition_is_refused(
+    arguments: list[str], tiny_class_model_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*arguments, "--model", str(tiny_class_model_folder)]) == 2
+    assert "conditioned on class labels" in capsys.readouterr().err
+
+
+def test_given_pictures_that_do_not_fit(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "pictures"
+    write_reference(folder, COUNT)
+    given = [*arguments, "--images", str(folder)]
+    (folder / "3.png").write_bytes(b"no picture")
+    (folder / "11.png").write_bytes(b"")
+    assert main(given) == 2
+    assert "2 of 14 files cannot be read" in (error := capsys.readouterr().err) and "3.png" in error
+    (folder / "3.png").unlink()
+    (folder / "11.png").unlink()
+    assert main(given) == 2
+    assert "holds 12 pictures, but there are 14 captions" in capsys.readouterr().err
+
+
+def test_a_reference_changed_behind_the_cache_is_another_one(arguments: list[str], tmp_path: Path) -> None:
+    assert main(arguments) == 0
+    before = lasting(tmp_path / "out")[0][0]["frechet_distance"]["value"]
+    Image.new("RGB", (24, 24), (255, 0, 0)).save(tmp_path / "reference" / "3.png")
+    assert main(arguments) == 0
+    assert lasting(tmp_path / "out")[0][0]["frechet_distance"]["value"] != before
+    assert len(list((tmp_path / "cache" / "references").iterdir())) == 2
+
+
+def test_stored_statistics_give_the_same_distance(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 0
+    from_pictures = lasting(tmp_path / "out")[0][0]
+    shutil.copy(tmp_path / "out" / "reference.npz", tmp_path / "statistics.npz")
+    stored = [*arguments, "--reference", str(tmp_path / "statistics.npz")]
+    assert main(stored) == 0
+    row = lasting(tmp_path / "out")[0][0]
+    assert row["frechet_distance"]["value"] == pytest.approx(from_pictures["frechet_distance"]["value"], rel=1e-6)
+    assert row["precision"] is None and "precision and recall are left out" in capsys.readouterr().err
+
+
+def test_statistics_made_with_another_resizer_are_refused(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 0
+    (tmp_path / "mine.yaml").write_text(PRESET.replace("resizer: bicubic", "resizer: center-crop-lanczos"))
+    stored = [*arguments, "--reference", str(tmp_path / "out" / "reference.npz")]
+    assert main(stored) == 2
+    assert "made with resizer 'bicubic'" in capsys.readouterr().err
+
+
+def test_foreign_statistics_are_taken_on_trust_and_said_so(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.savez(tmp_path / "foreign.npz", mu=np.zeros(12), sigma=np.eye(12))
+    assert main([*arguments, "--reference", str(tmp_path / "foreign.npz")]) == 0
+    assert "does not say how it was made" in capsys.readouterr().err
+
+
+def test_too_few_pictures_are_warned_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*arguments, "--count", "6"]) == 0
+    assert "6 pictures cannot fill 12 feature dimensions" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (["--device", "cuda"], "not available"),
+        (["--count", "200"], "holds 14 captions, 200 are asked"),
+        (["--count", "1"], "count must be at least 2"),
+        (["--captions_file", "missing.txt"], "missing.txt"),
+        (["--reference", "missing"], "not a folder of pictures"),
+        (["--clip", "missing"], "holds no CLIP"),
+        (["--method", "ar,fastest"], "fastest"),
+        (["--preset", "missing.yaml"], "does not exist"),
+        (["--preset", "coco"], "known:"),
+        (["--preset", "coco2017-5k-longest"], "14 captions, 5,000 are asked"),
+        (["--preset", "scenes"], "composes its own captions"),
+    ],
+)
+def test_bad_input_is_one_line_and_nothing_is_written(
+    arguments: list[str],
+    changed: list[str],
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    if changed == ["--device", "cuda"] and torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    assert main([*arguments, *changed]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1, error
+    assert not list((tmp_path / "out").rglob("*.png"))
+
+
+def test_shipped_protocols_are_what_their_names_say() -> None:
+    coco, longest = load_protocol("coco2014-30k"), load_protocol("coco2017-5k-longest")
+    assert (coco.count, longest.count, load_protocol("imagenet-50k").count) == (30_000, 5_000, 50_000)
+    assert coco.clip_score is not None and coco.clip_score.prefix == "A photo depicts "
+    assert longest.longest_caption and longest.manifold_extractor == "vgg16"
+    assert load_protocol("scenes").judge
+
+
+@pytest.mark.parametrize("content", ["captions: 3\n", "- list\n", "{", "resizer: nearest\n"])
+def test_protocols_with_a_mistake_are_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "mine.yaml").write_text(content)
+    with pytest.raises(UserError, match="preset:"):
+        load_protocol(str(tmp_path / "mine.yaml"))
+
+
+def test_shares_cover_every_batch_once() -> None:
+    for processes in (1, 2, 5):
+        taken = [batch for rank in range(processes) for batch in Share(rank, processes).of(range(7))]
+        assert sorted(taken) == list(range(7))
+
+
+def test_a_damaged_batch_is_named(tmp_path: Path) -> None:
+    store = BatchStore(tmp_path, 5, 2)
+    store.write(2, {"tokens": np.zeros((1, 3))}, {"a": 1})
+    assert store.missing() == [0, 1] and store.read(2)[1] == {"a": 1}
+    store.write(1, {"tokens": np.zeros((1, 3))})
+    with pytest.raises(UserError, match="another number"):
+        store.read(1)
+    store.path(0).write_bytes(b"torn")
+    with pytest.raises(UserError, match=r"000000\.npz is damaged"):
+        store.read(0)
+
+
+# Several processes, and kills.
+
+
+class Job:
+    """Processes of one job, forked from a server that has imported everything."""
+
+    def __init__(self, arguments: Sequence[str], count: int) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["vargen.jobs.evaluation", "vargen.commands.evaluate", "vargen.cli"])
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        cache = os.environ["VARGEN_CACHE"]
+        self.processes = [
+            context.Process(
+                target=runpy.run_path,
+                args=(str(WORKER),),
+                kwargs={"init_globals": {"JOB": (list(arguments), rank, count, port, cache)}},
+            )
+            for rank in range(count)
+        ]
+        for process in self.processes:
+            process.start()
+
+    def wait(self, seconds: float = 120) -> list[int | None]:
+        for process in self.processes:
+            process.join(seconds)
+        return [process.exitcode for process in self.processes]
+
+    def kill(self) -> bool:
+        """One process first, as a fault would, then the rest, as a launcher does. Whether any was still at work."""
+        for process in self.processes:
+            process.kill()
+        return any(code == -signal.SIGKILL for code in self.wait())
+
+
+def test_two_processes_give_the_pictures_and_scores_of_one(arguments: list[str], tmp_path: Path) -> None:
+    alone, together = tmp_path / "alone", tmp_path / "together"
+    assert Job([*arguments, "--output", str(alone)], 1).wait() == [0]
+    shutil.rmtree(tmp_path / "cache")  # the reference is shared work, too
+    assert Job([*arguments, "--output", str(together)], 2).wait() == [0, 0]
+    assert lasting(together) == lasting(alone)
+    assert len(ImageFolder(together / "ar").files) == COUNT
+
+
+def test_more_processes_than_batches(arguments: list[str], tmp_path: Path) -> None:
+    few = [*arguments, "--count", "6"]
+    assert Job([*few, "--output", str(tmp_path / "alone")], 1).wait() == [0]
+    assert Job([*few, "--output", str(tmp_path / "together")], 3).wait() == [0, 0, 0]
+    assert lasting(tmp_path / "together") == lasting(tmp_path / "alone")
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_kills_at_random_moments_change_nothing(arguments: list[str], tmp_path: Path, count: int) -> None:
+    arguments = [*arguments, "--bootstrap", "60"]
+    undisturbed, timed, killed = (tmp_path / name for name in ("undisturbed", "timed", "killed"))
+    assert Job([*arguments, "--output", str(undisturbed)], count).wait() == [0] * count
+    began = time.monotonic()  # now that the server has imported everything
+    assert Job([*arguments, "--output", str(timed)], count).wait() == [0] * count
+    duration = time.monotonic() - began
+    shutil.rmtree(tmp_path / "cache")
+    moments = random.Random(count)
+    at_work = 0
+    for number in range(10):
+        job = Job([*arguments, "--output", str(killed)], count if number % 3 else 3 - count)
+        time.sleep(moments.uniform(0.05, 0.7) * duration)
+        at_work += job.kill()
+        if number in (3, 6):  # by now most is done: lose some of it, so that later kills hit work, too
+            shutil.rmtree(killed / "ar", ignore_errors=True)
+            shutil.rmtree(tmp_path / "cache", ignore_errors=True)
+    assert at_work >= 3
+    assert Job([*arguments, "--output", str(killed)], count).wait() == [0] * count
+    assert lasting(killed) == lasting(undisturbed)
+
+
+def test_a_second_run_in_the_same_folder_is_refused(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from vargen.runs.result_folder import exclusive
+
+    (tmp_path / "out").mkdir()
+    with exclusive(tmp_path / "out"):
+        assert main(arguments) == 2
+    assert "another run" in capsys.readouterr().err

@@ -1,0 +1,239 @@
+"""`vargen generate` from the outside: files, resuming, refusals, and what is left behind when things go wrong."""
+
+from __future__ import annotations
+
+import errno
+import json
+from pathlib import Path
+
+import pytest
+
+import vargen.runs.result_folder
+from vargen.cli import main
+
+PROMPTS = ["a red cube", "two blue spheres on sand", "a green cone"]
+
+
+def generate(model: Path, output: Path, *arguments: str) -> int:
+    return main(["generate", *arguments, "--model", str(model), "--output", str(output), "--quiet"])
+
+
+def records(output: Path) -> list[dict]:
+    return [json.loads(line) for line in (output / "result.jsonl").read_text().splitlines()]
+
+
+def pictures(output: Path) -> dict[str, bytes]:
+    from PIL import Image
+
+    return {path.name: Image.open(path).tobytes() for path in sorted((output / "images").glob("*"))}
+
+
+def test_it_writes_pictures_results_and_settings(tiny_model_folder: Path, tmp_path: Path) -> None:
+    assert generate(tiny_model_folder, tmp_path / "out", *PROMPTS, "--num-images-per-prompt", "2") == 0
+    written = records(tmp_path / "out")
+    assert [record["index"] for record in written] == list(range(6))
+    assert [record["text"] for record in written] == [text for text in PROMPTS for _ in range(2)]
+    assert [record["seed"] for record in written] == list(range(6))
+    assert all(record["forward_passes"] == 16 and record["tokens"] == 16 for record in written)
+    assert len(pictures(tmp_path / "out")) == 6
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["settings"]["prompts"] == PROMPTS
+
+
+def test_the_batch_size_does_not_change_the_pictures(tiny_model_folder: Path, tmp_path: Path) -> None:
+    for size in ("1", "2", "8"):
+        assert generate(tiny_model_folder, tmp_path / size, *PROMPTS, "--batch_size", size) == 0
+    assert pictures(tmp_path / "1") == pictures(tmp_path / "2") == pictures(tmp_path / "8")
+
+
+def test_a_second_run_makes_only_what_is_missing(
+    tiny_model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    for folder in (whole, broken):
+        assert generate(tiny_model_folder, folder, *PROMPTS) == 0
+    (broken / "images" / "000000.png").unlink()
+    half = broken / "images" / "000002.png"
+    half.write_bytes(half.read_bytes()[: half.stat().st_size // 2])
+    lines = (broken / "result.jsonl").read_text().splitlines(keepends=True)
+    (broken / "result.jsonl").write_text(lines[0] + lines[1][: len(lines[1]) // 2])
+    capsys.readouterr()
+    assert generate(tiny_model_folder, broken, *PROMPTS, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["new_images"] == 2
+    assert pictures(broken) == pictures(whole)
+    assert [record["index"] for record in records(broken)] == [0, 1, 2]
+
+
+def test_a_run_with_other_settings_is_refused_and_the_difference_named(
+    tiny_model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert generate(tiny_model_folder, tmp_path / "out", *PROMPTS) == 0
+    before = (tmp_path / "out" / "result.jsonl").read_bytes()
+    assert generate(tiny_model_folder, tmp_path / "out", *PROMPTS, "--temperature", "0.5") == 2
+    assert "temperature" in capsys.readouterr().err
+    assert (tmp_path / "out" / "result.jsonl").read_bytes() == before
+
+
+def test_an_interrupt_keeps_what_is_finished(
+    tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    add = vargen.runs.result_folder.ResultFolder.add
+
+    def interrupted(self, request, image, measured):
+        if request.index == 1:
+            raise KeyboardInterrupt
+        return add(self, request, image, measured)
+
+    monkeypatch.setattr(vargen.runs.result_folder.ResultFolder, "add", interrupted)
+    assert generate(tiny_model_folder, tmp_path / "out", *PROMPTS) == 130
+    assert "1 of 3" in capsys.readouterr().err
+    assert list(pictures(tmp_path / "out")) == ["000000.png"]
+    monkeypatch.undo()
+    assert generate(tiny_model_folder, tmp_path / "out", *PROMPTS) == 0
+    assert [record["index"] for record in records(tmp_path / "out")] == [0, 1, 2]
+
+
+def test_a_full_disk_is_said_in_one_line_and_leaves_no_half_picture(
+    tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "000000.png")
+
+    monkeypatch.setattr(vargen.runs.result_folder, "save_image_atomic", full)
+    assert generate(tiny_model_folder, tmp_path / "out", *PROMPTS) == 2
+    error = capsys.readouterr().err
+    assert "disk is full" in error and error.count("\n") == 1
+    assert not list((tmp_path / "out").rglob("*.png*"))
+
+
+def test_prompts_come_from_files(tiny_model_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a red cube\n\na blue cone\n")
+    (tmp_path / "a.csv").write_text('prompt,note\n"a red cube, small",x\na blue cone,y\n')
+    (tmp_path / "a.jsonl").write_text('{"prompt": "a red cube"}\n{"prompt": "a blue cone"}\n')
+    for name in ("a.txt", "a.csv", "a.jsonl"):
+        assert generate(tiny_model_folder, tmp_path / f"out-{name}", "--prompts_file", str(tmp_path / name)) == 0
+        assert [record["text"] for record in records(tmp_path / f"out-{name}")][1] == "a blue cone"
+
+
+def test_class_labels(tiny_class_model_folder: Path, tmp_path: Path) -> None:
+    assert generate(tiny_class_model_folder, tmp_path / "out", "--class_labels", "[3, 7]") == 0
+    assert [record["class_label"] for record in records(tmp_path / "out")] == [3, 7]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ([""], "empty"),
+        (["a", "--method", "nonsense"], "nonsense"),
+        (["a", "--batch_size", "0"], "batch_size"),
+        (["a", "--num_images_per_prompt", "-1"], "num_images_per_prompt"),
+        (["a", "--temperature", "-1"], "temperature"),
+        (["a", "--top_p", "2"], "top_p"),
+        (["a", "--no_such_option", "1"], "no_such_option"),
+        (["a", "--class_labels", "[1]"], "class_labels"),
+        ([], "prompt"),
+    ],
+)
+def test_bad_arguments_are_named_and_nothing_is_written(
+    arguments: list[str], named: str, tiny_model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert generate(tiny_model_folder, tmp_path / "out", *arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("vargen: error: ") and error.count("\n") == 1 and named in error
+    assert not (tmp_path / "out").exists()
+
+
+def damage(folder: Path, kind: str) -> None:
+    weights = folder / "transformer" / "diffusion_pytorch_model.safetensors"
+    config = folder / "transformer" / "config.json"
+    if kind == "missing weights":
+        weights.unlink()
+    elif kind == "truncated weights":
+        weights.write_bytes(weights.read_bytes()[:-100])
+    elif kind == "other size":
+        config.write_text(json.dumps(json.loads(config.read_text()) | {"dim": 32}))
+    elif kind == "other grid":
+        config.write_text(json.dumps(json.loads(config.read_text()) | {"grid_size": 8}))
+
+
+@pytest.mark.parametrize("kind", ["missing weights", "truncated weights", "other size", "other grid"])
+def test_damaged_models_are_refused(
+    kind: str, tiny_model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    damage(tiny_model_folder, kind)
+    assert generate(tiny_model_folder, tmp_path / "out", "a red cube") == 2
+    error = capsys.readouterr().err
+    assert error.startswith("vargen: error: ") and "transformer" in error and error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_output_that_is_a_file_is_refused(
+    tiny_model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "out").write_text("mine")
+    assert generate(tiny_model_folder, tmp_path / "out", "a red cube") == 2
+    assert "is a file" in capsys.readouterr().err
+    assert (tmp_path / "out").read_text() == "mine"
+
+
+def test_unknown_words_and_long_prompts_are_warned_about(
+    tiny_model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert generate(tiny_model_folder, tmp_path / "out", "a red zeppelin", "a red cube " * 60) == 0
+    warning = capsys.readouterr().err
+    assert "zeppelin" in warning and "120" in warning
+
+
+def test_the_best_candidate_is_kept_and_can_be_made_again(
+    tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By darkness, whose best is known: a reader of scenes finds nothing in pictures of a tiny model."""
+    import numpy as np
+
+    from vargen.jobs.ranking import JudgeRanker
+
+    scored = []
+
+    def darkness(self, images, prompts):
+        assert len(set(prompts)) == 1
+        scored.append([-float(np.array(image).mean()) for image in images])
+        return scored[-1]
+
+    monkeypatch.setattr(JudgeRanker, "__init__", lambda self, image_size: None)
+    monkeypatch.setattr(JudgeRanker, "score", darkness)
+    for size in ("1", "4", "7"):
+        assert (
+            generate(tiny_model_folder, tmp_path / size, *PROMPTS, "--num_candidates", "3", "--batch_size", size) == 0
+        )
+    assert pictures(tmp_path / "1") == pictures(tmp_path / "4") == pictures(tmp_path / "7")
+    written = records(tmp_path / "4")
+    for record, scores in zip(written, scored[:3], strict=True):
+        assert record["scores"] == [round(score, 4) for score in scores]
+        assert scores[record["candidate"]] == max(scores)
+    assert {record["candidate"] for record in written} - {0} and [record["seed"] for record in written] == [0, 1, 2]
+    for record in written:
+        alone = tmp_path / f"alone-{record['index']}"
+        assert generate(tiny_model_folder, alone, record["text"], "--seed", str(record["candidate_seed"])) == 0
+        assert list(pictures(alone).values()) == [pictures(tmp_path / "4")[f"{record['index']:06d}.png"]]
+
+
+def test_candidates_that_nobody_can_rank_are_refused(
+    tiny_model_folder: Path, tiny_class_model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    several = ("--num_candidates", "2")
+    for model, arguments, named in (
+        (tiny_model_folder, ["a red cube", "--num_candidates", "0"], "num_candidates must be at least 1"),
+        (tiny_model_folder, ["a red cube", *several, "--ranker", "taste"], "ranker must be one of judge, clip"),
+        (tiny_model_folder, ["a red cube", *several], "the judge reads pictures of 128 pixels"),
+        (tiny_model_folder, ["a red cube", *several, "--ranker", "clip", "--clip", str(tmp_path)], "no CLIP model"),
+        (tiny_class_model_folder, ["--class_labels", "[3]", *several], "num_candidates must be 1"),
+    ):
+        assert generate(model, tmp_path / "out", *arguments) == 2
+        assert named in capsys.readouterr().err
+        assert not (tmp_path / "out").exists()
+
+
+def test_clip_ranks_whatever_the_words_are(tiny_model_folder: Path, tmp_path: Path, clip_folder: Path) -> None:
+    arguments = ("--num_candidates", "3", "--ranker", "clip", "--clip", str(clip_folder))
+    assert generate(tiny_model_folder, tmp_path / "out", "a red cube", *arguments) == 0
+    (record,) = records(tmp_path / "out")
+    assert record["scores"][record["candidate"]] == max(record["scores"]) and len(set(record["scores"])) > 1

@@ -1,0 +1,54 @@
+"""`vargen train` from the outside: a minimal run, the same command again, and bad input in one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from vargen.cli import main
+from vargen.commands.train import TRAINERS
+from vargen.runs.files import read_jsonl
+
+
+def test_it_says_what_can_be_trained(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train"]) == 0
+    out = capsys.readouterr().out
+    assert all(name in out for name in TRAINERS)
+
+
+def test_a_run_leaves_an_export_and_a_log_and_is_over_the_second_time(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "judge"
+    arguments = ["train", "judge", "--output-dir", str(output), "--steps", "2", "--batch-size", "2"]
+    arguments += ["--evaluation-size", "2", "--warmup-steps", "1", "--log-every", "1", "--max-seconds", "null"]
+    arguments += ["--num-threads", "1", "--autocast", "false", "--sample-every", "1000", "--evaluate-every", "1000"]
+    assert main(arguments) == 0
+    assert "training of the judge is over" in capsys.readouterr().out
+    assert (output / "export" / "config.json").is_file()
+    log = read_jsonl(output / "log.jsonl")
+    weights = (output / "export" / "diffusion_pytorch_model.safetensors").read_bytes()
+    assert main(arguments) == 0
+    assert read_jsonl(output / "log.jsonl")[: len(log)] == log
+    assert (output / "export" / "diffusion_pytorch_model.safetensors").read_bytes() == weights
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["nothing"],
+            "'nothing' cannot be trained; choose one of: tokenizer, text-encoder, transformer, ",
+        ),
+        (["judge", "--stepz", "3"], "stepz"),
+        (["judge", "--steps", "many"], "steps"),
+        (["judge", "--batch-size", "0"], "batch_size"),
+        (["transformer", "--model.dim", "10"], "model.num_attention_heads"),
+        (["judge", "--config", "/nowhere.yaml"], "nowhere"),
+    ],
+)
+def test_bad_input_is_one_line(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
+    assert main(["train", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.startswith("vargen: error: ") and error.count("\n") == 1

@@ -1,0 +1,381 @@
+"""`vargen tune`: the front and the choice against slow loops, a search that goes on, and bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+optuna = pytest.importorskip("optuna", reason="tuning needs the tune extra")
+
+from vargen.cli import main  # noqa: E402
+from vargen.commands import tune  # noqa: E402
+from vargen.commands.tune import TuneConfig  # noqa: E402
+from vargen.errors import UserError  # noqa: E402
+from vargen.jobs import benchmark, tuning  # noqa: E402
+from vargen.jobs.tuning import (  # noqa: E402
+    SEARCH_SPACES,
+    Point,
+    Suggestions,
+    fastest_within,
+    pareto_front,
+    settings_of,
+    starting_points,
+)
+from vargen.methods.catalogue import METHODS, resolve_method  # noqa: E402
+from vargen.pipelines.llamagen import LlamaGenPipeline  # noqa: E402
+
+numbers = st.integers(0, 6).map(float)
+points = st.lists(st.tuples(numbers, numbers).map(lambda pair: Point({}, *pair)), max_size=12)
+
+
+@given(points)
+def test_the_front_is_what_nothing_beats(measured: list[Point]) -> None:
+    def beaten(point: Point) -> bool:
+        return any(
+            other.speed >= point.speed
+            and other.quality >= point.quality
+            and (other.speed > point.speed or other.quality > point.quality)
+            for other in measured
+        )
+
+    wanted = {(point.speed, point.quality) for point in measured if not beaten(point)}
+    front = [(point.speed, point.quality) for point in pareto_front(measured)]
+    assert set(front) == wanted and len(front) == len(wanted)
+    assert front == sorted(front, reverse=True)
+
+
+@given(points, numbers)
+def test_the_choice_is_the_fastest_within_the_budget(measured: list[Point], least: float) -> None:
+    best = fastest_within(measured, least)
+    good = [point for point in measured if point.quality >= least - 1e-9]
+    if not good:
+        assert best is None
+    else:
+        assert best is not None and best.quality >= least - 1e-9
+        assert best.speed == max(point.speed for point in good)
+
+
+def test_a_loss_of_just_the_budget_is_within_it() -> None:
+    measured = [Point({}, 2.0, 0.3), Point({}, 3.0, 0.299)]
+    assert 0.4 - 0.1 > 0.3  # in binary
+    assert fastest_within(measured, 0.4 - 0.1) == measured[0]
+
+
+@pytest.mark.parametrize("name", SEARCH_SPACES)
+def test_search_spaces_name_settings_of_their_method(name: str) -> None:
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    config = next(method for method in METHODS if method.name == name)
+    for _ in range(30):
+        settings = SEARCH_SPACES[name](Suggestions(study.ask(), {}))
+        assert settings.keys() <= config.__dataclass_fields__.keys()
+        try:
+            resolve_method(name, settings)
+        except UserError as error:  # what does not go together is drawn now and then, and refused
+            reasons = ("depth must be below total_tokens", '"confidence" needs tree "dynamic"')
+            assert any(reason in str(error) for reason in reasons), error
+
+
+def test_what_is_fixed_is_not_searched() -> None:
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    trial = study.ask()
+    settings = SEARCH_SPACES["vvs"](Suggestions(trial, {"schedule": "likeness", "threshold": 0.5}))
+    assert settings["schedule"] == "likeness" and settings["threshold"] == 0.5 and "interval" not in settings
+    assert not {"schedule", "threshold"} & trial.params.keys()
+
+
+@pytest.mark.parametrize("name", SEARCH_SPACES)
+def test_a_search_begins_with_the_defaults(name: str) -> None:
+    start = starting_points(name, {})[0]
+    assert {"method": name, **start.settings} == settings_of(resolve_method(name))
+
+
+def test_presets_come_next_in_the_terms_of_the_search_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    presets = {
+        "inside": {"schedule": "likeness", "threshold": 0.5, "depth": 4, "total_tokens": 30, "num_neighbours": 128},
+        "again": {},  # the defaults
+        "outside": {"depth": 9, "total_tokens": 12, "delta": 0.9, "num_neighbours": 50, "min_tokens": 9},
+    }
+    paths = {name: tmp_path / f"{name}.yaml" for name in presets}
+    resolved = {name: resolve_method("vvs", options) for name, options in presets.items()}
+    monkeypatch.setattr(tuning, "find_presets", lambda: paths)
+    monkeypatch.setattr(
+        tuning, "resolve_method", lambda name, *options: resolved.get(name) or resolve_method(name, *options)
+    )
+    default, inside, outside = starting_points("vvs", {"truncate": False})
+    assert all("truncate" not in (start.settings | start.parameters) for start in (default, inside, outside))
+    drawn = SEARCH_SPACES["vvs"](Suggestions(optuna.trial.FixedTrial(inside.parameters), {"truncate": False}))
+    assert drawn.items() <= {**inside.settings, "truncate": False}.items()
+    assert drawn["num_neighbours"] == 128 and "interval" not in drawn
+    drawn = SEARCH_SPACES["vvs"](Suggestions(optuna.trial.FixedTrial(default.parameters), {"truncate": False}))
+    assert drawn["total_tokens"] == drawn["depth"] == "auto" and drawn["interval"] == 3
+    assert outside.settings["min_tokens"] == 9 and outside.parameters["total_tokens"] == 12
+    assert not {"depth", "delta", "num_neighbours"} & outside.parameters.keys()
+
+
+def test_chains_of_drawn_tokens_are_in_the_space_and_presets_of_them_are_retraced() -> None:
+    for name in ("eagle", "vvs"):
+        chains = [start for start in starting_points(name, {}) if start.parameters.get("draft") == "chain"]
+        assert chains, f"no shipped preset of {name} drafts a chain"
+        for start in chains:
+            fixed = {key: value for key, value in start.settings.items() if key not in ("tree", "depth", "children")}
+            del fixed["total_tokens"], fixed["tree_top_k"]
+            drawn = SEARCH_SPACES[name](Suggestions(optuna.trial.FixedTrial(dict(start.parameters)), fixed))
+            assert drawn["tree"] == start.settings["tree"] and drawn["children"] == "sampled"
+            assert drawn["depth"] == len(drawn["tree"]) == start.parameters["chain_length"]
+
+
+def test_a_fixed_shape_is_not_replaced_by_a_chain() -> None:
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    for _ in range(10):
+        trial = study.ask()
+        settings = SEARCH_SPACES["vvs"](Suggestions(trial, {"tree": [[0], [1]]}))
+        assert "tree" not in settings and "draft" not in trial.params
+
+
+def test_a_study_that_goes_on_does_not_draw_the_same_again(tmp_path: Path) -> None:
+    draws = []
+    for _ in range(3):
+        study = tune._open_study(tmp_path / "study.log", TuneConfig(method="gsd"))
+        while (trial := study.ask()).user_attrs.get("start"):
+            study.tell(trial, [1.0, 1.0])
+        draws.append(str(SEARCH_SPACES["gsd"](Suggestions(trial, {}))))
+        study.tell(trial, [1.0, 1.0])
+    assert len(set(draws)) == 3
+
+
+def test_a_starting_point_whose_process_was_killed_is_measured_again(tmp_path: Path) -> None:
+    for _ in range(2):  # asked for, never told
+        study = tune._open_study(tmp_path / "study.log", TuneConfig(method="sjd"))
+        assert study.ask().user_attrs["start"] == starting_points("sjd", {})[0].settings
+    study = tune._open_study(tmp_path / "study.log", TuneConfig(method="sjd"))
+    study.tell(study.ask(), [1.0, 1.0])
+    study = tune._open_study(tmp_path / "study.log", TuneConfig(method="sjd"))
+    assert "start" not in study.ask().user_attrs
+
+
+def test_what_a_kill_left_in_the_journal_does_no_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = Path("tuning/study.log")  # relative: Optuna's own lock would lead nowhere, and be waited for without end
+    path.parent.mkdir()
+    study = tune._open_study(path, TuneConfig(method="sjd"))
+    study.tell(study.ask(), [1.0, 1.0])
+    with path.open("ab") as file:
+        file.write(b'{"op_code":')
+    os.symlink(path.absolute(), "tuning/study.log.lock")
+    study = tune._open_study(path, TuneConfig(method="sjd"))
+    study.tell(study.ask(), [2.0, 2.0])
+    assert len(tune._open_study(path, TuneConfig(method="sjd")).trials) == 2
+
+
+@pytest.fixture
+def arguments(tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A search over the window of Jacobi decoding. The tiny model's pictures are no scenes: a reading stands in."""
+    from vargen.world.judge.reading import Reading
+
+    monkeypatch.setenv("VARGEN_CACHE", str(tmp_path))
+    monkeypatch.setattr(
+        benchmark, "read_images", lambda judge, pictures: [Reading((), "grass", "clear")] * len(pictures)
+    )
+    judge = SimpleNamespace(config=SimpleNamespace(image_size=8))
+    monkeypatch.setattr("vargen.world.judge.judge.load_judge", lambda *arguments: judge)
+    output = ["--output", str(tmp_path / "tuning"), "--model", str(tiny_model_folder), "--quiet"]
+    return ["tune", "--method", "sjd", "--prompts", "2", "--speed", "pass_reduction", *output]
+
+
+def limit_trials(monkeypatch: pytest.MonkeyPatch, count: int, end: type[BaseException] | None = None) -> list[Any]:
+    """Let the clock run out, or the process be stopped, after so many measurements."""
+    measured: list[Any] = []
+    measure = tune.Evaluation.measure
+
+    def counted(self: tune.Evaluation, method: Any) -> Point:
+        if len(measured) == count:
+            assert end is not None
+            raise end
+        point = measure(self, method)  # what is refused does not count
+        measured.append(method)
+        if len(measured) == count and end is None:
+            object.__setattr__(self.config, "max_seconds", 0.0)
+        return point
+
+    monkeypatch.setattr(tune.Evaluation, "measure", counted)
+    return measured
+
+
+def test_a_search_writes_the_front_and_settings_that_generate_reads(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    measured = limit_trials(monkeypatch, 3)
+    assert main(arguments) == 0
+    out = capsys.readouterr().out
+    folder = tmp_path / "tuning"
+    best = resolve_method(str(folder / "best.yaml"))
+    assert best in measured and "3 settings measured" in out
+    assert measured[0] == resolve_method("sjd")
+    written = json.loads((folder / "pareto.json").read_text())
+    assert written["trials"] == 3 and written["provenance"]["hardware"]["cores"]
+    speeds = [point["speed"] for point in written["front"]]
+    assert max(speeds) == speeds[0] >= 1.0
+    assert written["best"] == settings_of(best)
+    assert str(best.to_dict()["window"]) in (folder / "best.yaml").read_text()
+
+
+def test_a_stopped_search_goes_on_and_measures_plain_decoding_once(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with monkeypatch.context() as patch:
+        limit_trials(patch, 2, KeyboardInterrupt)
+        assert main(arguments) == 130
+    assert "the same command goes on" in capsys.readouterr().err
+    folder = tmp_path / "tuning"
+    assert json.loads((folder / "pareto.json").read_text())["trials"] == 2
+    plain = (folder / "plain.jsonl").read_bytes()
+    with monkeypatch.context() as patch:
+        limit_trials(patch, 2)
+        assert main(arguments) == 0
+    assert (folder / "plain.jsonl").read_bytes() == plain
+    assert json.loads((folder / "pareto.json").read_text())["trials"] == 4
+    assert main([*arguments, "--seed", "5"]) == 2
+    assert "search with another seed" in capsys.readouterr().err
+
+
+def test_settings_that_exclude_each_other_are_left_out(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measure, calls = tune.Evaluation.measure, []
+
+    def refusing(self: tune.Evaluation, method: Any) -> Point:
+        calls.append(method)
+        if len(calls) == 1:
+            raise UserError("these do not fit")
+        object.__setattr__(self.config, "max_seconds", 0.0)
+        return measure(self, method)
+
+    monkeypatch.setattr(tune.Evaluation, "measure", refusing)
+    assert main(arguments) == 0
+    assert len(calls) == 2 and json.loads((tmp_path / "tuning" / "pareto.json").read_text())["trials"] == 1
+
+
+def test_time_that_was_spent_counts_and_a_smaller_budget_takes_the_best_away(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "tuning"
+    with monkeypatch.context() as patch:
+        limit_trials(patch, 1)
+        assert main(arguments) == 0
+    with monkeypatch.context() as patch:
+        measured = limit_trials(patch, 1)
+        assert main([*arguments, "--max_seconds", "0.0001"]) == 0
+        assert measured == [] and (folder / "best.yaml").exists()
+        patch.setattr(tune, "fastest_within", lambda points, least: None)
+        assert main([*arguments, "--max_seconds", "0.0001", "--max_quality_loss", "0.01"]) == 1
+    assert not (folder / "best.yaml").exists()
+    assert json.loads((folder / "pareto.json").read_text())["best"] is None
+    assert "nothing is within 0.01" in capsys.readouterr().out
+
+
+def test_a_space_that_is_used_up_ends_the_search(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*arguments, "--fixed.window", "3"]) == 0
+    out, err = capsys.readouterr()
+    assert "1 settings measured" in out and "ended before its time" in err
+    assert resolve_method(str(tmp_path / "tuning" / "best.yaml")) == resolve_method("sjd", {"window": 3})
+
+
+def test_a_stop_while_plain_decoding_is_measured_keeps_its_calls(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    call = benchmark._call
+
+    def stopped(pipeline: Any, method: Any, cases: Any, seed: int, generation: Any) -> Any:
+        if method.name == "ar" and seed == 1:
+            raise KeyboardInterrupt
+        return call(pipeline, method, cases, seed, generation)
+
+    monkeypatch.setattr(benchmark, "_call", stopped)
+    assert main([*arguments, "--batch_size", "1"]) == 130
+    assert "plain decoding's calls so far are kept" in capsys.readouterr().err
+    assert len((tmp_path / "tuning" / "plain.jsonl").read_text().splitlines()) == 1 + 1
+
+
+def test_a_model_that_the_method_does_not_fit_is_refused_at_once(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*arguments, "--method", "eagle"]) == 2
+    assert "method 'eagle' cannot be tuned with this model: drafter: " in capsys.readouterr().err
+    assert not (tmp_path / "tuning" / "plain.jsonl").exists()
+
+
+def test_models_whose_pictures_cannot_be_judged_are_refused(
+    tiny_model_folder: Path,
+    tiny_class_model_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    arguments = ["tune", "--method", "sjd", "--output", str(tmp_path / "tuning"), "--model"]
+    assert main([*arguments, str(tiny_class_model_folder)]) == 2
+    assert "model: a class-conditional one has no prompts to judge" in capsys.readouterr().err
+    judge = SimpleNamespace(config=SimpleNamespace(image_size=128))
+    monkeypatch.setattr("vargen.world.judge.judge.load_judge", lambda *arguments: judge)
+    assert main([*arguments, str(tiny_model_folder)]) == 2
+    assert "quality: the judge reads pictures of 128 pixels, this model makes 8" in capsys.readouterr().err
+    assert not (tmp_path / "tuning").exists()
+
+
+def test_without_optuna_the_extra_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tune.importlib.util, "find_spec", lambda name: None)
+    assert main(["tune", "--output", str(tmp_path / "tuning")]) == 2
+    assert 'pip install "vargen[tune]"' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"method": "ar"}, "method 'ar' has nothing to tune; choose one of: eagle"),
+        ({"method": "vss"}, "method 'vss' is not known; choose one of: eagle"),
+        ({"fixed": {"depth": -3}}, 'fixed: vvs.depth must be an integer of at least 1 or "auto", got -3'),
+        ({"method": "sjd", "fixed": {"depth": 3}}, "fixed: method 'sjd' has no setting 'depth'"),
+        ({"speed": "fast"}, "speed must be one of speedup, pass_reduction"),
+        ({"quality": "beauty"}, "quality must be one of judge_accuracy"),
+        ({"max_quality_loss": -0.1}, "max_quality_loss must lie between 0 and 1, got -0.1"),
+        ({"max_quality_loss": 2.0}, "max_quality_loss must lie between 0 and 1, got 2"),
+        ({"max_quality_loss": float("nan")}, "max_quality_loss must lie between 0 and 1, got nan"),
+        ({"max_seconds": 0.0}, "max_seconds must be positive"),
+        ({"prompts": 0}, "prompts must be at least 1"),
+    ],
+)
+def test_bad_options_are_named(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        TuneConfig(**options)
+
+
+def test_an_output_that_is_a_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    assert main(["tune", "--output", str(tmp_path / "file")]) == 2
+    assert "output: " in capsys.readouterr().err
+
+
+def test_skipping_methods_are_tuned_within_what_is_fixed(
+    arguments: list[str],
+    drafting_pipeline: LlamaGenPipeline,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = tmp_path / "drafting"
+    drafting_pipeline.save_pretrained(folder)
+    measured = limit_trials(monkeypatch, 4)
+    fixed = ["--fixed.schedule", "dynamic", "--fixed.num_neighbours", "4"]
+    assert main([*arguments, "--method", "vvs", *fixed, "--model", str(folder), "--max_quality_loss", "1"]) == 0
+    assert [(method.schedule, method.num_neighbours) for method in measured] == [("dynamic", 4)] * 4
+    assert measured[0] == resolve_method("vvs", {"schedule": "dynamic", "num_neighbours": 4})
+    assert resolve_method(str(tmp_path / "tuning" / "best.yaml")) in measured

@@ -1,0 +1,61 @@
+"""The trace image: colours where tokens came from what it says, one bar per pass, and `--trace-image`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from specdecode.trace import DecodeTrace, StepRecord, TokenOrigin
+from vargen.cli import main
+from vargen.drawing.trace_image import ORIGIN_COLOURS, _bars, draw_trace
+
+
+def build_trace() -> DecodeTrace:
+    trace = DecodeTrace(1)
+    trace.record_prefill()
+    for accepted, skipped, relaxed in ((2, 0, [False, True]), (0, 3, [False]), (1, 0, [False])):
+        numbers = (torch.tensor([value]) for value in (True, 4, accepted, accepted + 1, skipped))
+        trace.record_step(StepRecord(*numbers, relaxed=torch.tensor([relaxed])))
+    # 1 + (2 + 1) + (3 + 1) + (1 + 1) = 10 tokens; the rest of a 4 x 4 grid one by one
+    for _ in range(6):
+        trace.record_step(StepRecord(*(torch.tensor([value]) for value in (True, 0, 0, 1, 0))))
+    return trace
+
+
+def test_every_cell_has_the_colour_of_its_origin() -> None:
+    trace = build_trace()
+    sheet = draw_trace(Image.new("RGB", (8, 8), (255, 255, 255)), trace, 0, 4)
+    for position, origin in enumerate(trace.token_origins[0]):
+        row, column = divmod(position, 4)
+        pixel = sheet.getpixel((24 + 384 + column * 96 + 48, 12 + row * 96 + 48))
+        blended = [round(255 * 0.38 + value * 0.62) for value in ORIGIN_COLOURS[origin]]
+        assert all(abs(a - b) <= 2 for a, b in zip(pixel, blended, strict=True)), (position, origin)
+    assert len({*ORIGIN_COLOURS.values()}) == len(TokenOrigin)
+
+
+def test_one_bar_per_pass_holds_the_tokens_it_added() -> None:
+    trace = build_trace()
+    bars = _bars(trace, 0, trace.token_origins[0])
+    assert [len(bar) for bar in bars] == [1, 3, 4, 2, *[1] * 6]
+    assert bars[2] == [TokenOrigin.UNVERIFIED] * 3 + [TokenOrigin.TARGET]
+    assert len(bars) == trace.target_passes
+
+
+def test_a_grid_of_another_size_is_refused() -> None:
+    with pytest.raises(ValueError, match="grid of 3 has 9 tokens, but row 0 has 16"):
+        draw_trace(Image.new("RGB", (8, 8)), build_trace(), 0, 3)
+
+
+def test_the_command_writes_one_beside_each_picture(
+    tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VARGEN_CACHE", str(tmp_path))
+    output = tmp_path / "out"
+    arguments = ["generate", "a red cube", "two cones", "--model", str(tiny_model_folder), "--quiet"]
+    arguments += ["--method", "sjd", "--trace-image", "true", "--output", str(output)]
+    assert main(arguments) == 0
+    assert sorted(path.name for path in (output / "traces").iterdir()) == ["000000.png", "000001.png"]
+    assert Image.open(output / "traces" / "000000.png").size[0] > 700

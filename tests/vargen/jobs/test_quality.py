@@ -1,0 +1,50 @@
+"""Shares of claims, and differences between methods over the same captions."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from metrics.protocol import Protocol
+from vargen.jobs.quality import against_plain, judge_scores
+from vargen.world.judge.verdict import KINDS
+
+COLOUR, PROMPT, COUNT = KINDS.index("colour"), KINDS.index("prompt"), KINDS.index("object_count")
+
+
+def verdicts(rows: list[dict[int, tuple[int, int]]]) -> torch.Tensor:
+    table = torch.zeros(len(rows), len(KINDS), 2)
+    for number, row in enumerate(rows):
+        for kind, counts in row.items():
+            table[number, kind] = torch.tensor(counts, dtype=torch.float32)
+    return table.reshape(len(rows), -1)
+
+
+def test_shares_are_of_claims_and_nobody_claims_the_number_of_objects() -> None:
+    table = verdicts(
+        [
+            {COLOUR: (1, 3), PROMPT: (0, 1), COUNT: (0, 1)},
+            {COLOUR: (1, 1), PROMPT: (1, 1), COUNT: (1, 1)},
+            {},  # a caption that nobody can judge
+        ]
+    )
+    scores = judge_scores(table, draws=20)
+    assert scores["judge_accuracy"]["value"] == pytest.approx(2 / 4)
+    assert scores["judge_prompts"]["value"] == pytest.approx(1 / 2)
+    assert scores["judge"].keys() == {"colour", "prompt", "object_count"}
+    low, high = scores["judge_accuracy"]["interval"]
+    assert low < 0.5 < high
+
+
+def test_pairs_cancel_what_captions_differ_in() -> None:
+    """Half of the captions are hard; the method loses one claim in twenty pictures."""
+    plain = verdicts([{COLOUR: (number % 2, 1)} for number in range(400)])
+    ours = plain.clone().reshape(400, len(KINDS), 2)
+    ours[1:400:20, COLOUR, 0] = 0  # odd numbers: right before
+    difference = against_plain(
+        {"verdicts": ours.reshape(400, -1)}, {"verdicts": plain}, Protocol("mine", clip_score=None), draws=100
+    )["judge_accuracy"]
+    assert difference["value"] == pytest.approx(-0.05)
+    low, high = difference["interval"]
+    alone = judge_scores(plain, draws=100)["judge_accuracy"]["interval"]
+    assert high < 0 and high - low < 0.6 * (alone[1] - alone[0])

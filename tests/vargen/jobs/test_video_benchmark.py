@@ -1,0 +1,134 @@
+"""The comparison of methods on videos: figures out of known calls, resuming, and the command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from metrics.speculation import CallRecord
+from vargen.cli import main
+from vargen.errors import UserError
+from vargen.jobs.video_benchmark import FIRST_SEED, VideoCase, build_video_rows, run_video_benchmark, scene_video_cases
+from vargen.runs.records import RecordFile
+from vargen.video.methods.catalogue import resolve_video_method
+
+FRAMES, SIZE = 4, 64
+
+
+def kept(method: str, batch: int, seconds: float, decode: float, tokens: int, right: float, **more: Any) -> dict:
+    call = CallRecord(
+        seconds=seconds,
+        images=1,
+        tokens=tokens,
+        target_passes=1 + more.pop("steps", tokens - 1),
+        row_passes=tokens,
+        drafted=0,
+        accepted_histogram=[tokens - 1],
+        phase_seconds={"prefill": 0.5, "decode": decode},
+    )
+    accuracies = {"all": right, "setting": right, "objects": right, "events": right}
+    drafting = {"draft_passes": None, "draft_flops": None}
+    record = {"token_ids": [1, 2], "relaxed": [], "run_lengths": [], "accuracies": accuracies, **drafting, **more}
+    return {"method": method, "batch": batch, "call": call.to_dict(), **record}
+
+
+def test_figures_of_known_answers() -> None:
+    records = RecordFile(None, {})
+    for batch in range(3):
+        records.add(kept("ar", batch, 4.0, 2.0, 10, 0.8))
+        # Half as long an answer in a quarter of the decoding: twice as fast per token, whatever the length.
+        records.add(kept("lvspec", batch, 2.0, 0.5, 5, 0.6, relaxed=[1, 2], token_ids=[1, 3], run_lengths=[2, 4]))
+    contenders = {name: resolve_video_method(name) for name in ("ar", "lvspec")}
+    plain, loose = build_video_rows(contenders, records, 3)
+    assert plain["decode_speedup"] == plain["end_to_end_speedup"] == plain["retention"] == 1
+    assert plain["equal_to_plain"] == 3 and loose["equal_to_plain"] == 0
+    assert loose["decode_speedup"] == pytest.approx(2.0) and loose["end_to_end_speedup"] == pytest.approx(1.0)
+    assert loose["retention"] == pytest.approx(0.75) and loose["relaxed_share"] == pytest.approx(0.4)
+    assert loose["mean_run_length"] == 3 and plain["mean_run_length"] is None
+    assert loose["answers"] == 3 and "images" not in loose
+
+
+def test_what_drafting_took_leaves_out_the_prompts() -> None:
+    records = RecordFile(None, {})
+    for batch in range(2):
+        records.add(kept("ar", batch, 4.0, 2.0, 10, 0.8))
+        drafted = kept("flash", batch, 2.0, 1.0, 10, 0.8, draft_passes=4, draft_flops=600)
+        drafted["call"]["accepted_histogram"] = [0, 1, 0, 2]  # three steps, seven tokens accepted
+        drafted["call"]["phase_seconds"]["draft"] = 0.3
+        records.add(drafted)
+    contenders = {name: resolve_video_method(name) for name in ("ar", "flash")}
+    plain, drafted = build_video_rows(contenders, records, 2)
+    names = ("drafting_passes", "accepted_per_drafting_pass", "draft_flops_per_answer", "draft_seconds_per_step")
+    assert [plain[name] for name in names] == [None] * 4
+    assert [drafted[name] for name in names] == [6, pytest.approx(7 / 3), 600, pytest.approx(0.1)]
+
+
+def test_videos_are_new_and_the_same_every_time() -> None:
+    cases, again = scene_video_cases(3, "heldout", 4, 32), scene_video_cases(3, "heldout", 4, 32)
+    for number, (case, other) in enumerate(zip(cases, again, strict=True)):
+        assert case.truth is not None and case.truth.seed == FIRST_SEED + number
+        assert case.frames.frames.equal(other.frames.frames)
+
+
+def test_a_run_goes_on_where_it_was_killed(
+    qwen_pair: Path, cases: list[VideoCase], tmp_path: Path, answerer_of: Any
+) -> None:
+    contenders = {name: resolve_video_method(name) for name in ("ar", "sd")}
+    path, answerer = tmp_path / "calls.jsonl", answerer_of(qwen_pair)
+    asked: list[int] = []
+
+    class Killed(Exception):
+        pass
+
+    class Progress:
+        def advance(self) -> None:
+            asked.append(1)
+            if len(asked) == 3:
+                raise Killed
+
+    def run(progress: Any = None) -> list[dict[str, Any]]:
+        records = RecordFile(path, {"a": 1})
+        return run_video_benchmark(
+            answerer, contenders, cases, "what?", records=records, progress=progress, warm_up=0, max_new_tokens=12
+        )
+
+    with pytest.raises(Killed):
+        run(Progress())
+    before = path.read_text()
+    rows = run()
+    assert path.read_text().startswith(before) and len(path.read_text().splitlines()) == 5
+    assert [row["answers"] for row in rows] == [2, 2] and rows[1]["equal_to_plain"] == 2
+    with pytest.raises(UserError, match="other settings"):
+        RecordFile(path, {"a": 2})
+
+
+def test_the_command(qwen_pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    out = tmp_path / "bench.json"
+    base = ["bench", "--task", "video", "--model", str(qwen_pair / "target"), "--draft_model", str(qwen_pair / "draft")]
+    base += [
+        "--videos",
+        "1",
+        "--num_frames",
+        str(FRAMES),
+        "--image_size",
+        str(SIZE),
+        "--max_new_tokens",
+        "10",
+        "--quiet",
+    ]
+    loose = ["--methods", "sd,strict=lvspec,fly", "--method_options.strict.loose_ratio", "0"]
+    assert main([*base, *loose, "--json", str(out)]) == 0
+    assert "retention" in capsys.readouterr().out
+    rows = {row["method"]: row for row in json.loads(out.read_text())}
+    assert list(rows) == ["ar", "sd", "strict", "fly"]
+    assert rows["sd"]["equal_to_plain"] == rows["strict"]["equal_to_plain"] == 1
+    assert rows["strict"]["settings"]["loose_ratio"] == 0 and rows["strict"]["provenance"]["hardware"]
+    assert not list(tmp_path.glob("*.calls.jsonl"))
+    for wrong, named in ((["--videos", "0"], "videos"), (["--methods", "std2"], "std2"), (["--split", "x"], "split")):
+        assert main([*base, *wrong]) == 2
+        assert named in capsys.readouterr().err
+    assert main(["bench", "--task", "sound"]) == 2
+    assert "task" in capsys.readouterr().err

@@ -1,0 +1,276 @@
+"""Methods through the pipeline and the command line: exact ones repeat plain decoding, bad settings are one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from vargen.cli import main
+from vargen.errors import UserError
+from vargen.methods.catalogue import METHODS, TREE_NAMES, MethodConfig, find_presets, resolve_method
+from vargen.methods.sizing import draft_sizes, max_draft_nodes
+from vargen.models.llamagen.drafter import LlamaGenDrafter
+from vargen.pipelines.llamagen import LlamaGenPipeline
+
+PROMPTS = ["a red cube", "a small shiny blue sphere left of a large green cone on grass", "two cones"]
+
+
+def make(pipeline: LlamaGenPipeline, method: str | MethodConfig, rows: list[int], **kwargs: Any) -> Any:
+    return pipeline(
+        [PROMPTS[row] for row in rows],
+        generator=[torch.Generator().manual_seed(100 + row) for row in rows],
+        method=method,
+        output_type="latent",
+        **kwargs,
+    )
+
+
+# Drafts of likely tokens: the picture is literally that of plain decoding. Sampled drafts only keep the distribution.
+SAME_DRAWS = [
+    ("eagle", {}),
+    ("eagle", {"total_tokens": 12, "depth": 3, "tree_top_k": 4}),
+    ("eagle", {"tree": "mc_sim_7b_63"}),
+    ("eagle", {"tree": [[0], [1], [0, 0]]}),
+    ("lantern", {"delta": 0.0, "total_tokens": 12, "depth": 3}),
+    ("lantern", {"multiplier": 1.0, "tree": "mc_sim_7b_63_balanced"}),
+    ("draft-model", {"draft_length": 3, "children": "top"}),
+]
+
+
+@pytest.mark.parametrize(("name", "options"), SAME_DRAWS, ids=str)
+def test_drafts_of_likely_tokens_change_no_picture(
+    drafting_pipeline: LlamaGenPipeline, name: str, options: dict
+) -> None:
+    plain = make(drafting_pipeline, "ar", [0, 1, 2])
+    fast = make(drafting_pipeline, resolve_method(name, options), [0, 1, 2])
+    assert torch.equal(plain.tokens, fast.tokens)
+    assert fast.trace.tokens == 3 * 16
+
+
+EXACT = [(config.name, {}) for config in METHODS if config.exact] + [
+    ("eagle", {"tree": "mc_sim_7b_63", "children": "sampled"}),
+    ("sjd", {"window": 5, "initial_guess": "repeat"}),
+    ("scd", {"window": 5, "coupling": "maximal"}),
+    ("gsd", {"window": 5, "group_size": 1}),
+    ("coolsd", {"draft_length": 3, "delta": 1.0, "decay": 0.0}),
+    ("lantern", {"delta": 0.0}),
+]
+
+
+@pytest.mark.parametrize(("name", "options"), EXACT, ids=str)
+def test_greedy_pictures_of_exact_methods_are_those_of_plain_decoding(
+    drafting_pipeline: LlamaGenPipeline, name: str, options: dict
+) -> None:
+    plain = make(drafting_pipeline, "ar", [0, 1, 2], temperature=0.0)
+    fast = make(drafting_pipeline, resolve_method(name, options), [0, 1, 2], temperature=0.0)
+    assert torch.equal(plain.tokens, fast.tokens)
+
+
+@pytest.mark.parametrize("config", METHODS, ids=lambda config: config.name)
+def test_a_picture_does_not_depend_on_its_batch(
+    drafting_pipeline: LlamaGenPipeline, config: type[MethodConfig]
+) -> None:
+    options: dict[str, Any] = {"window": 4} if "window" in config.__dataclass_fields__ else {}
+    if "draft_length" in config.__dataclass_fields__:
+        options = {"draft_length": 3}
+    if "total_tokens" in config.__dataclass_fields__:
+        options = {"total_tokens": 10, "depth": 3}
+    method = resolve_method(config.name, options)
+    together = make(drafting_pipeline, method, [0, 1, 2]).tokens
+    for row in range(3):
+        assert torch.equal(make(drafting_pipeline, method, [row]).tokens[0], together[row])
+
+
+@pytest.mark.parametrize("config", METHODS, ids=lambda config: config.name)
+def test_every_method_fills_the_picture_and_counts_honestly(
+    drafting_pipeline: LlamaGenPipeline, config: type[MethodConfig]
+) -> None:
+    output = make(drafting_pipeline, config.name, [0, 1])
+    assert output.tokens.shape == (2, 16)
+    assert output.trace.row_tokens == [16, 16]
+    assert output.trace.target_passes <= 16
+    assert make(drafting_pipeline, config.name, [0], guidance_scale=1.0).trace.row_tokens == [16]
+
+
+def test_class_conditional_models_can_be_drafted_for(
+    drafting_pipeline: LlamaGenPipeline, tiny_class_model_folder: Path
+) -> None:
+    base = LlamaGenPipeline.from_pretrained(tiny_class_model_folder)
+    base.set_progress_bar_config(disable=True)
+    base.drafter = drafting_pipeline.drafter
+    method = resolve_method("eagle", {"total_tokens": 10, "depth": 3})
+    outputs = [
+        base(class_labels=[1, 2], generator=[torch.Generator().manual_seed(s) for s in (1, 2)], method=m).tokens
+        for m in ("ar", method)
+    ]
+    assert torch.equal(*outputs)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("beagle", {}, "method 'beagle' is not known; choose one of: ar, eagle"),
+        ("eagle", {"tree_width": 3}, "no option 'tree_width'; it has: drafter, tree"),
+        ("ar", {"depth": 3}, "none at all"),
+        ("eagle", {"tree": "naive"}, "eagle.tree must be one of dynamic"),
+        ("eagle", {"tree": [[1]]}, "eagle.tree: tree lists"),
+        ("eagle", {"total_tokens": 1}, "eagle.total_tokens"),
+        ("eagle", {"total_tokens": 4, "depth": 4}, "eagle.depth must be below total_tokens"),
+        ("eagle", {"depth": 16}, "eagle.depth must leave room in a picture of 16 tokens: at most 15"),
+        ("eagle", {"tree": "mc_sim_7b_63", "depth": 6}, "eagle.depth must be at most 5"),
+        ("eagle", {"tree_top_k": 30}, "wider than the vocabulary of 24"),
+        ("eagle", {"children": "sampled"}, "sampled children need a fixed tree"),
+        ("eagle", {"drafter": "nowhere"}, "nowhere is no folder"),
+        ("sjd", {"window": 16}, "sjd.window must leave room in a picture of 16 tokens: at most 15"),
+        ("sjd", {"window": 0}, 'sjd.window must be an integer of at least 1 or "auto"'),
+        ("sjd", {"initial_guess": "zero"}, "sjd.initial_guess must be one of random, repeat"),
+        ("scd", {"coupling": "tight"}, "scd.coupling"),
+        ("lantern", {"delta": 1.5}, "lantern.delta must be a number between 0 and 1, got 1.5"),
+        ("lantern", {"multiplier": 0.5}, "lantern.multiplier must be a number at least 1"),
+        ("lantern", {"num_neighbours": 24}, "23"),
+        ("gsd", {"group_size": 0}, "gsd.group_size"),
+        ("vvs", {"interval": 1}, "vvs.interval"),
+        ("vvs", {"schedule": "random"}, "vvs.schedule"),
+        ("vvs", {"threshold": 2.0}, "vvs.threshold"),
+        ("vvs", {"choice": "confidence", "tree": "mc_sim_7b_63"}, "vvs.choice"),
+        ("vvs", {"refresh": 1}, "vvs.refresh"),
+        ("vvs", {"schedule": "likeness", "threshold": -0.5}, "vvs.threshold must be a number between 0 and 1"),
+        (
+            "vvs",
+            {"schedule": "likeness", "tree": "mc_sim_7b_63"},
+            'vvs.schedule: "likeness" needs tree "dynamic" or children',
+        ),
+        (
+            "vvs",
+            {"choice": "drafter", "tree": "mc_sim_7b_63"},
+            'vvs.choice: "drafter" needs tree "dynamic" or children',
+        ),
+        ("vvs", {"verified_staleness": -2}, "vvs.verified_staleness"),
+        ("coolsd", {"delta": 0.5}, "coolsd.delta"),
+        ("draft-model", {"draft_model": "nowhere"}, "nowhere is no folder"),
+    ],
+)
+def test_settings_that_cannot_be_used_are_named(
+    drafting_pipeline: LlamaGenPipeline, name: str, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UserError) as caught:
+        make(drafting_pipeline, resolve_method(name, options), [0])
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_methods_that_need_what_a_model_lacks_say_so(tiny_pipeline: LlamaGenPipeline) -> None:
+    for name in ("eagle", "lantern", "coolsd"):
+        with pytest.raises(UserError, match="came without one"):
+            make(tiny_pipeline, name, [0])
+    with pytest.raises(UserError, match="draft_model: this model came without one"):
+        make(tiny_pipeline, "draft-model", [0])
+
+
+def test_drafters_and_smaller_models_are_saved_and_loaded_with_the_pipeline(
+    drafting_pipeline: LlamaGenPipeline, tmp_path: Path
+) -> None:
+    drafting_pipeline.save_pretrained(tmp_path / "model")
+    loaded = LlamaGenPipeline.from_pretrained(tmp_path / "model")
+    loaded.set_progress_bar_config(disable=True)
+    for method in ("eagle", "draft-model"):
+        assert torch.equal(make(loaded, method, [0]).tokens, make(drafting_pipeline, method, [0]).tokens)
+    assert isinstance(loaded.drafter, LlamaGenDrafter)
+    with pytest.raises(UserError, match="another model"):
+        LlamaGenPipeline.from_pretrained(tmp_path / "model", transformer=drafting_pipeline.draft_transformer)
+
+
+def test_sizes_follow_the_settings() -> None:
+    assert max_draft_nodes(resolve_method("ar"), 256) == 1
+    assert max_draft_nodes(resolve_method("eagle", {"total_tokens": 30, "depth": 4}), 256) == 30
+    assert max_draft_nodes(resolve_method("eagle", {"tree": "naive_extend_57"}), 256) == 58
+    assert max_draft_nodes(resolve_method("sjd", {"window": 16}), 256) == 17
+    assert len(draft_sizes(resolve_method("eagle"), 256)) > 10
+    assert all(size.depth < 16 for size in draft_sizes(resolve_method("sjd"), 16))
+    for name in TREE_NAMES:
+        assert draft_sizes(resolve_method("eagle", {"tree": name}), 256)
+
+
+def test_the_command_line_lists_methods_and_takes_their_options(
+    drafting_pipeline: LlamaGenPipeline, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["methods"]) == 0
+    listed, presets = (part.splitlines() for part in capsys.readouterr().out.split("\n\n"))
+    assert all(name in presets[0] for name in find_presets())
+    assert [line.split()[0] for line in listed] == [config.name for config in METHODS]
+    assert all(
+        line.split()[1] == ("exact" if config.exact else "relaxed")
+        for line, config in zip(listed, METHODS, strict=True)
+    )
+    assert main(["methods", "--json"]) == 0
+    assert {row["name"] for row in json.loads(capsys.readouterr().out)} == {
+        *(config.name for config in METHODS),
+        *find_presets(),
+    }
+
+    drafting_pipeline.save_pretrained(tmp_path / "model")
+    command = ["generate", *PROMPTS, "--model", str(tmp_path / "model"), "--quiet", "--json"]
+    assert main([*command, "--output", str(tmp_path / "plain")]) == 0
+    plain = json.loads(capsys.readouterr().out)
+    options = ["--method", "eagle", "--method_options.total_tokens", "12", "--method_options.depth", "3"]
+    assert main([*command, *options, "--output", str(tmp_path / "fast")]) == 0
+    fast = json.loads(capsys.readouterr().out)
+    assert fast["tokens"] == plain["tokens"] and fast["forward_passes"] < plain["forward_passes"]
+    for index in range(3):
+        plain_picture, fast_picture = (
+            Image.open(tmp_path / run / f"images/{index:06d}.png") for run in ("plain", "fast")
+        )
+        assert plain_picture.tobytes() == fast_picture.tobytes()
+    settings = json.loads((tmp_path / "fast" / "config.json").read_text())["settings"]
+    assert settings["method"]["total_tokens"] == 12
+    assert main([*command, "--method", "eagle", "--method_options.depht", "3", "--output", str(tmp_path / "x")]) == 2
+    assert "no option 'depht'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["lantern", "vvs", "gsd"])
+def test_methods_that_compare_codes_need_a_codebook(
+    drafting_pipeline: LlamaGenPipeline, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drafting_pipeline, "_loaded", {})  # tables that other tests have left
+    monkeypatch.setattr(drafting_pipeline, "vqvae", None)
+    with pytest.raises(UserError, match="compares the codes of the image tokenizer, and this pipeline has none"):
+        make(drafting_pipeline, name, [0])
+    assert make(drafting_pipeline, "eagle", [0]).tokens.shape == (1, 16)
+
+
+def test_presets_are_files_that_name_a_method_and_settings(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("method: eagle\ndepth: 2\ntree: [[0], [1], [0, 0]]\n")
+    method = resolve_method(str(path), {"tree_top_k": 4})
+    assert method == resolve_method("eagle", {"depth": 2, "tree": [[0], [1], [0, 0]], "tree_top_k": 4})
+    for content, message in (
+        ("depth: 2\n", "`method` must be one of ar, eagle"),
+        ("method: eagle\ndepht: 2\n", "no option 'depht'"),
+        ("- eagle\n", "must hold `method: NAME`"),
+        ("method: [\n", "is not YAML"),
+    ):
+        path.write_text(content)
+        with pytest.raises(UserError, match=message):
+            resolve_method(str(path))
+    with pytest.raises(UserError, match=r"nowhere\.yaml cannot be read"):
+        resolve_method(str(tmp_path / "nowhere.yaml"))
+
+
+CHAIN = {"tree": [[0], [0, 0], [0, 0, 0]], "depth": 3, "children": "sampled"}
+
+
+def test_skipping_composes_with_sampled_chains_and_exact_verification(drafting_pipeline: LlamaGenPipeline) -> None:
+    """A likeness that nothing reaches skips nothing: the pictures are those of the chain without skipping."""
+    eagle = make(drafting_pipeline, resolve_method("eagle", CHAIN), [0, 1, 2])
+    vvs = {**CHAIN, "delta": 0.0, "schedule": "likeness", "min_tokens": 1}
+    never = make(drafting_pipeline, resolve_method("vvs", {**vvs, "threshold": 1.0}), [0, 1, 2])
+    always = make(drafting_pipeline, resolve_method("vvs", {**vvs, "threshold": 0.0}), [0, 1, 2])
+    assert torch.equal(eagle.tokens, never.tokens) and never.trace.skipped_steps == 0
+    assert always.trace.skipped_tokens >= 2 * always.trace.skipped_steps > 0
+    assert always.trace.target_passes < eagle.trace.target_passes
+    assert always.trace.relaxed_tokens == 0 and always.trace.tokens == 3 * 16

@@ -1,0 +1,290 @@
+"""Which path is taken, how much of it, and when: against slow loops over paths."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from specdecode.roles import DecodeState, Draft
+from specdecode.sampling import RandomStreams, SamplingConfig
+from specdecode.tree import TokenTree
+from vargen.methods.vvs import DynamicSchedule, FeatureCache, LikenessSchedule, PathSelector, UniformSchedule
+from vargen.methods.vvs.schedule import path_likeness, tree_similarity
+
+VOCAB = 9
+CODEBOOK = torch.nn.functional.normalize(torch.randn(VOCAB, 4, generator=torch.Generator().manual_seed(0)), dim=1)
+
+
+def state_of(lengths: list[int], seed: int = 0) -> DecodeState:
+    batch_size = len(lengths)
+    return DecodeState(
+        torch.zeros(batch_size, 64, dtype=torch.long),
+        torch.tensor(lengths),
+        torch.ones(batch_size, dtype=torch.bool),
+        64,
+        SamplingConfig(),
+        RandomStreams.from_seeds(range(seed, seed + batch_size)),
+    )
+
+
+@st.composite
+def drafts(draw: st.DrawFn) -> Draft:
+    """Two rows of random trees, some nodes of which are padding."""
+    num_nodes = draw(st.integers(1, 9))
+    rows = []
+    for _ in range(2):
+        parents = [-1] + [draw(st.integers(0, node - 1)) for node in range(1, num_nodes)]
+        kept = draw(st.integers(1, num_nodes))
+        tokens = [draw(st.integers(0, VOCAB - 1)) for _ in range(num_nodes)]
+        rows.append((tokens, parents, [node < kept for node in range(num_nodes)]))
+    tokens, parents, valid = (torch.tensor(part) for part in zip(*rows, strict=True))
+    confidence = -torch.rand(2, num_nodes, generator=torch.Generator().manual_seed(draw(st.integers(0, 99))))
+    return Draft(TokenTree.from_parents(tokens, parents, valid), confidence=confidence)
+
+
+def leaf_paths(draft: Draft, row: int) -> list[list[int]]:
+    """Nodes below the root on the way to each leaf, in node order."""
+    tree = draft.tree
+    parents, valid = tree.parents[row].tolist(), tree.valid[row].tolist()
+    paths = []
+    for node in range(1, tree.num_nodes):
+        if valid[node] and node not in parents:
+            path, above = [], node
+            while above > 0:
+                path.append(above)
+                above = parents[above]
+            paths.append(path[::-1])
+    return paths
+
+
+@settings(deadline=None)
+@given(drafts(), st.sampled_from(["sample", "confidence", "central", "drafter"]), st.booleans())
+def test_selected_tokens_are_the_start_of_a_leaf_path(draft: Draft, choice: str, truncate: bool) -> None:
+    selection = PathSelector(choice, truncate, CODEBOOK)(draft, state_of([7, 8]))  # type: ignore[arg-type]
+    for row in range(2):
+        paths = leaf_paths(draft, row)
+        count = int(selection.counts[row])
+        if not paths:
+            assert count == 0
+            continue
+        chosen = selection.path[row, 1 : 1 + count].tolist()
+        fitting = [path for path in paths if path[:count] == chosen]
+        assert fitting and count >= 1
+        mean = math.floor(sum(map(len, paths)) / len(paths))
+        assert any(count == (min(len(path), mean) if truncate else len(path)) for path in fitting)
+        if choice == "confidence":
+            assert draft.confidence is not None
+            best = max(paths, key=lambda path: float(draft.confidence[row, path[-1]]))
+            assert chosen == best[:count]
+
+
+def test_paths_are_drawn_uniformly_over_leaves_not_nodes() -> None:
+    """Three leaves: one bare child, and two below another child."""
+    rows = 6000
+    parents = torch.tensor([[-1, 0, 0, 2, 2]]).expand(rows, -1)
+    tokens = torch.arange(5).expand(rows, -1)
+    draft = Draft(TokenTree.from_parents(tokens, parents))
+    selection = PathSelector("sample", truncate=False)(draft, state_of([3] * rows))
+    last = selection.path.gather(1, selection.counts[:, None])[:, 0]
+    shares = last.bincount(minlength=5) / rows
+    assert shares[[0, 2]].sum() == 0
+    assert all(abs(float(share) - 1 / 3) < 0.03 for share in shares[[1, 3, 4]])
+
+
+def test_the_drafters_choice_follows_its_probabilities() -> None:
+    """Below the root 0.6 and 0.2; below the second 0.3 and 0.1 of it: only shares among siblings count."""
+    rows = 6000
+    parents = torch.tensor([[-1, 0, 0, 2, 2]]).expand(rows, -1)
+    confidence = torch.tensor([[1.0, 0.6, 0.2, 0.2 * 0.3, 0.2 * 0.1]]).log().expand(rows, -1)
+    draft = Draft(TokenTree.from_parents(torch.arange(5).expand(rows, -1), parents), confidence=confidence)
+    selection = PathSelector("drafter", truncate=False)(draft, state_of([3] * rows))
+    last = selection.path.gather(1, selection.counts[:, None])[:, 0]
+    shares = (last.bincount(minlength=5) / rows).tolist()
+    for share, wanted in zip(shares, [0, 3 / 4, 0, 1 / 4 * 3 / 4, 1 / 4 * 1 / 4], strict=True):
+        assert share == pytest.approx(wanted, abs=0.03 if wanted else 0)
+
+
+def slow_likeness(draft: Draft, row: int, path: list[int]) -> list[float]:
+    assert draft.confidence is not None
+    tree, confidence = draft.tree, draft.confidence[row].tolist()
+    parents, valid, tokens = tree.parents[row].tolist(), tree.valid[row].tolist(), tree.tokens[row].tolist()
+    likeness = []
+    for node in path:
+        total = 0.0
+        for other in range(1, tree.num_nodes):
+            if valid[other] and parents[other] == parents[node]:
+                given = math.exp(confidence[other] - confidence[parents[node]])
+                total += given * max(0.0, float(CODEBOOK[tokens[other]] @ CODEBOOK[tokens[node]]))
+        likeness.append(total)
+    return likeness
+
+
+@settings(deadline=None)
+@given(drafts(), st.sampled_from([0.0, 0.4, 0.8]), st.integers(1, 3))
+def test_likeness_schedules_take_a_path_as_far_as_it_is_like(draft: Draft, threshold: float, min_count: int) -> None:
+    selector = PathSelector("confidence", truncate=False)
+    whole = selector(draft, state_of([20, 20]))
+    fast = path_likeness(draft, whole.path, CODEBOOK)
+    schedule = LikenessSchedule(threshold, selector, CODEBOOK, min_count=min_count)
+    selection = schedule.select(draft, state_of([20, 20]))
+    for row in range(2):
+        path = whole.path[row, 1 : 1 + int(whole.counts[row])].tolist()
+        slow = slow_likeness(draft, row, path)
+        assert fast[row, : len(path)].tolist() == pytest.approx(slow, abs=1e-5)
+        count = next((i for i, value in enumerate(slow) if value < threshold), len(slow))
+        if all(abs(value - threshold) > 1e-5 for value in slow):
+            wanted = count if count >= min_count else 0
+            assert wanted == (0 if selection is None else int(selection.counts[row]))
+
+
+@settings(deadline=None)
+@given(drafts(), st.integers(0, 99))
+def test_likeness_of_sampled_tokens_is_a_mean_under_what_they_were_drawn_from(draft: Draft, seed: int) -> None:
+    draft.probabilities = torch.rand(2, draft.tree.num_nodes, VOCAB, generator=torch.Generator().manual_seed(seed))
+    selection = PathSelector("drafter", truncate=False)(draft, state_of([20, 20]))
+    fast = path_likeness(draft, selection.path, CODEBOOK)
+    for row in range(2):
+        path = selection.path[row, 1 : 1 + int(selection.counts[row])].tolist()
+        parents = draft.tree.parents[row].tolist()
+        for level, node in enumerate(path):
+            valid = draft.tree.valid[row].tolist()
+            siblings = [i for i in range(1, draft.tree.num_nodes) if parents[i] == parents[node] and valid[i]]
+            assert node == siblings[0]  # the first draw
+            own = CODEBOOK[draft.tree.tokens[row, node]]
+            wanted = sum(
+                float(draft.probabilities[row, node, y]) * max(0.0, float(CODEBOOK[y] @ own)) for y in range(VOCAB)
+            )
+            assert float(fast[row, level]) == pytest.approx(wanted, abs=1e-4)
+
+
+def test_likeness_schedules_wait_for_the_first_tokens() -> None:
+    draft = simple_draft([[0, 3, 3]] * 2)
+    draft.confidence = torch.tensor([[0.0, math.log(0.5), math.log(0.5)]] * 2)
+    schedule = LikenessSchedule(0.9, PathSelector("drafter"), CODEBOOK, min_tokens=5, min_count=1)
+    selection = schedule.select(draft, state_of([6, 5]))
+    assert selection is not None and selection.counts.tolist() == [1, 0]
+
+
+def slow_similarity(draft: Draft, row: int, alpha: float, stride: int) -> float:
+    paths = leaf_paths(draft, row)[::stride]
+    if len(paths) < 2:
+        return 0.0
+    longest = max(map(len, paths))
+    weights = [alpha**level for level in range(1, longest + 1)]
+    tokens = draft.tree.tokens[row].tolist()
+    total = 0.0
+    for level in range(longest):
+        cosines = []
+        for n, first in enumerate(paths):
+            for second in paths[n + 1 :]:
+                both = level < len(first) and level < len(second)
+                cosines.append(float(CODEBOOK[tokens[first[level]]] @ CODEBOOK[tokens[second[level]]]) if both else 0.0)
+        total += weights[level] / sum(weights) * sum(cosines) / len(cosines)
+    return total
+
+
+@settings(deadline=None)
+@given(drafts(), st.floats(0.3, 1.0), st.integers(1, 3))
+def test_similarity_is_the_weighted_mean_cosine_over_pairs(draft: Draft, alpha: float, stride: int) -> None:
+    fast = tree_similarity(draft, CODEBOOK, alpha, stride)
+    for row in range(2):
+        assert float(fast[row]) == pytest.approx(slow_similarity(draft, row, alpha, stride), abs=1e-5)
+
+
+def simple_draft(tokens: list[list[int]]) -> Draft:
+    return Draft(TokenTree.from_parents(torch.tensor(tokens), torch.tensor([[-1, 0, 0]]).expand(len(tokens), -1)))
+
+
+def skipped_before(schedule: UniformSchedule, steps: int, length: int = 20) -> list[bool]:
+    draft = simple_draft([[0, 1, 2]])
+    selections = [schedule.select(draft, state_of([length])) for _ in range(steps)]
+    return [selection is not None and bool(selection.counts[0] > 0) for selection in selections]
+
+
+def test_uniform_schedules_skip_one_iteration_of_i() -> None:
+    selector = PathSelector()
+    assert skipped_before(UniformSchedule(2, selector), 5) == [False, True, True, True, True]
+    assert skipped_before(UniformSchedule(3, selector), 6) == [False, False, True, False, True, False]
+    assert skipped_before(UniformSchedule(4, selector), 8) == [False] * 3 + [True, False, False, True, False]
+    assert skipped_before(UniformSchedule(4, selector, first_skip=1), 6) == [False, True, False, False, True, False]
+    assert skipped_before(UniformSchedule(2, selector), 3, length=5) == [False] * 3
+    schedule = UniformSchedule(3, selector)
+    first = skipped_before(schedule, 3)
+    schedule.start()
+    assert skipped_before(schedule, 3) == first
+
+
+def test_dynamic_schedules_skip_rows_whose_paths_are_alike() -> None:
+    schedule = DynamicSchedule(0.9, PathSelector(), CODEBOOK, path_stride=1)
+    unlike = int((CODEBOOK @ CODEBOOK[3]).argmin())
+    draft = simple_draft([[0, 3, 3], [0, 3, unlike], [0, 3, 3]])
+    selection = schedule.select(draft, state_of([20, 20, 5]))
+    assert selection is not None and selection.counts.tolist() == [1, 0, 0]
+    assert schedule.select(simple_draft([[0, 3, unlike]]), state_of([20])) is None
+
+
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=5), st.integers(0, 3), st.integers(1, 4))
+def test_stand_ins_are_the_newest_known_features_in_order(writes: list[int], staleness: int, count: int) -> None:
+    cache = FeatureCache(20, staleness)
+    cache.start(torch.full((1, 1, 1), -1.0))
+    position, known = 0, [-1]
+    for width in writes:
+        features = torch.arange(position, position + width).view(1, width, 1).float()
+        cache.write(features, torch.tensor([position]), torch.tensor([width]))
+        known += range(position, position + width)
+        position += width
+    read = cache.read(torch.tensor([position]), torch.tensor([count]), 4)[0, :count, 0].tolist()
+    newest = len(known) - 1 - staleness
+    wanted = [known[max(0, index)] for index in range(newest - count + 1, newest + 1)]
+    assert read == wanted
+    assert cache.at(torch.arange(position)[None])[0, :, 0].tolist() == known[1:]
+
+
+@given(st.integers(-1, 2), st.integers(1, 3), st.integers(1, 3))
+def test_verified_steps_draft_from_fresh_features_or_from_those_before(stale: int, before: int, count: int) -> None:
+    cache = FeatureCache(20, verified_staleness=stale)
+    cache.start(torch.full((1, 1, 1), -1.0))
+    positions = torch.arange(before + count).float()
+    cache.write(positions[:before].view(1, before, 1), torch.tensor([0]), torch.tensor([before]))
+    fresh = positions[before:].view(1, count, 1)
+    got = cache.after_verified(fresh, torch.tensor([before]), torch.tensor([count]))[0, :, 0].tolist()
+    newest_before = before - 1 - stale
+    wanted = [max(-1, position) for position in range(newest_before - count + 1, newest_before + 1)]
+    assert got == (fresh[0, :, 0].tolist() if stale < 0 else wanted)
+    assert cache.at(torch.arange(before + count)[None])[0, :, 0].tolist() == positions.tolist()
+
+
+def test_rows_write_only_what_they_have() -> None:
+    cache = FeatureCache(4)
+    cache.start(torch.zeros(2, 1, 1))
+    cache.write(torch.tensor([[[1.0], [2.0]], [[3.0], [4.0]]]), torch.tensor([0, 0]), torch.tensor([2, 0]))
+    kept: Tensor = cache.at(torch.tensor([[0, 1], [0, 1]]))
+    assert kept[..., 0].tolist() == [[1, 2], [0, 0]]
+    assert cache.read(torch.tensor([2, 0]), torch.tensor([1, 1]), 1)[..., 0].tolist() == [[2], [0]]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: UniformSchedule(1, PathSelector()), "interval"),
+        (lambda: UniformSchedule(2, PathSelector(), min_tokens=0), "min_tokens"),
+        (lambda: DynamicSchedule(1.5, PathSelector(), CODEBOOK), "threshold"),
+        (lambda: DynamicSchedule(0.5, PathSelector(), CODEBOOK, alpha=0.0), "alpha"),
+        (lambda: DynamicSchedule(0.5, PathSelector(), CODEBOOK, path_stride=0), "path_stride"),
+        (lambda: LikenessSchedule(1.2, PathSelector(), CODEBOOK), "threshold"),
+        (lambda: LikenessSchedule(0.5, PathSelector(), CODEBOOK, min_count=0), "min_count"),
+        (lambda: PathSelector("best"), "choice"),  # type: ignore[arg-type]
+        (lambda: PathSelector("central"), "codebook"),
+        (lambda: FeatureCache(4, -1), "staleness"),
+        (lambda: FeatureCache(4, verified_staleness=-2), "verified_staleness"),
+        (lambda: PathSelector("confidence")(simple_draft([[0, 1, 2]]), state_of([4])), "how sure it is"),
+    ],
+)
+def test_what_cannot_be_used_is_named(make, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()

@@ -1,0 +1,337 @@
+"""Conversion of official files: containers, inference from shapes, strictness, and what is refused."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from diffusers import VQModel
+from torch import Tensor
+
+from vargen.errors import UserError
+from vargen.models.llamagen.convert import (
+    convert_llamagen,
+    convert_transformer_state_dict,
+    convert_vq_state_dict,
+    infer_transformer_config,
+    infer_vq_config,
+    load_transformer,
+    load_vq_model,
+    read_checkpoint,
+)
+from vargen.models.llamagen.transformer import LLAMAGEN_SIZES, LlamaGenTransformer, default_intermediate_size
+from vargen.models.llamagen.vq import build_vq_model, decode_codes, downsampling_factor, encode_images, unit_codebook
+
+SMALL_CHANNELS = [32, 32, 64]  # three levels: a factor of 4
+
+
+def on_meta(shapes: dict[str, list[int]]) -> dict[str, Tensor]:
+    return {key: torch.empty(shape, device="meta") for key, shape in shapes.items()}
+
+
+@pytest.fixture
+def small_class_weights(fill_by_rule, official_transformer_shapes) -> dict[str, Tensor]:
+    return fill_by_rule(official_transformer_shapes(32, 2, 48, 40, num_classes=6))
+
+
+@pytest.fixture
+def small_text_weights(fill_by_rule, official_transformer_shapes) -> dict[str, Tensor]:
+    return fill_by_rule(official_transformer_shapes(32, 2, 48, 40, caption=(9, 16)))
+
+
+@pytest.fixture
+def small_vq_weights(fill_by_rule, official_vq_shapes) -> dict[str, Tensor]:
+    return fill_by_rule(official_vq_shapes(SMALL_CHANNELS, num_codes=40, code_dim=4, latent_channels=16))
+
+
+@pytest.fixture
+def files(tmp_path, small_class_weights, small_text_weights, small_vq_weights) -> dict[str, Path]:
+    paths = {name: tmp_path / f"{name}.pt" for name in ("class", "text", "vq")}
+    torch.save({"model": small_class_weights, "steps": 3, "args": argparse.Namespace(lr=1.0)}, paths["class"])
+    torch.save(small_text_weights, paths["text"])
+    torch.save({"model": small_vq_weights, "ema": {}, "optimizer": {}}, paths["vq"])
+    return paths
+
+
+# Containers -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda weights: {"model": weights, "optimizer": {"lr": 1}, "steps": 7, "args": argparse.Namespace(a=1)},
+        lambda weights: {"module": weights},
+        lambda weights: {"state_dict": weights},
+        lambda weights: weights,
+    ],
+    ids=["model", "module", "state_dict", "bare"],
+)
+@pytest.mark.parametrize("zipped", [True, False], ids=["zip", "legacy"])
+def test_containers(tmp_path, small_class_weights, wrap, zipped: bool) -> None:
+    path = tmp_path / "weights.pt"
+    torch.save(wrap(small_class_weights), path, _use_new_zipfile_serialization=zipped)
+    read = read_checkpoint(path, "tok_embeddings.weight", "transformer_path")
+    assert read.keys() == small_class_weights.keys()
+    assert all(torch.equal(read[key], value) for key, value in small_class_weights.items())
+
+
+class Anything:
+    """Not a weight."""
+
+
+def test_files_that_are_not_weights(tmp_path, files, small_class_weights) -> None:
+    def read(path: Path, marker: str = "tok_embeddings.weight") -> None:
+        read_checkpoint(path, marker, "transformer_path")
+
+    with pytest.raises(UserError, match=r"transformer_path .* does not exist"):
+        read(tmp_path / "absent.pt")
+    with pytest.raises(UserError, match="is a folder"):
+        read(tmp_path)
+    whole = files["class"].read_bytes()
+    for length in (0, 3, 200, len(whole) // 2, len(whole) - 100):
+        (tmp_path / "cut.pt").write_bytes(whole[:length])
+        with pytest.raises(UserError, match=r"truncated or no .pt file"):
+            read(tmp_path / "cut.pt")
+    (tmp_path / "page.pt").write_text("<html>not found</html>" * 50)
+    with pytest.raises(UserError, match=r"truncated or no .pt file"):
+        read(tmp_path / "page.pt")
+    torch.save({"model": small_class_weights, "extra": Anything()}, tmp_path / "objects.pt")
+    with pytest.raises(UserError, match="other objects"):
+        read(tmp_path / "objects.pt")
+    with pytest.raises(UserError, match="swap"):
+        read(files["vq"])
+    with pytest.raises(UserError, match="swap"):
+        read(files["text"], "quantize.embedding.weight")
+    torch.save([1, 2], tmp_path / "list.pt")
+    with pytest.raises(UserError, match=r"holds no 'tok_embeddings.weight'"):
+        read(tmp_path / "list.pt")
+
+
+# Transformer ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", LLAMAGEN_SIZES)
+@pytest.mark.parametrize("condition_type", ["class", "text"])
+def test_published_sizes_are_recognised(official_transformer_shapes, size: str, condition_type: str) -> None:
+    geometry = LLAMAGEN_SIZES[size]
+    dim = geometry["dim"]
+    condition: dict[str, Any] = {"num_classes": 1000} if condition_type == "class" else {"caption": (120, 2048)}
+    shapes = official_transformer_shapes(
+        dim, geometry["num_layers"], default_intermediate_size(dim), 16384, **condition
+    )
+    official = on_meta(shapes)
+    assert len(official) == 7 * geometry["num_layers"] + (4 if condition_type == "class" else 6)
+    config = infer_transformer_config(official)
+    with torch.device("meta"):
+        expected = LlamaGenTransformer.from_size(size, condition_type=condition_type)
+        assert {key: expected.config[key] for key in config} == config
+        renamed = convert_transformer_state_dict(official)
+    assert {key: value.shape for key, value in renamed.items()} == {
+        key: value.shape for key, value in expected.state_dict().items()
+    }
+
+
+def test_grouped_heads_are_recognised(official_transformer_shapes) -> None:
+    shapes = official_transformer_shapes(32, 1, 48, 40, key_value_rows=2 * 2 * 8)
+    config = infer_transformer_config(on_meta(shapes), num_attention_heads=4)
+    assert config["num_key_value_heads"] == 2
+
+
+def test_unpublished_geometry_needs_the_number_of_heads(small_class_weights) -> None:
+    with pytest.raises(UserError, match="num_attention_heads must be given"):
+        infer_transformer_config(small_class_weights)
+    with pytest.raises(UserError, match="num_attention_heads must divide"):
+        infer_transformer_config(small_class_weights, 5)
+
+
+def test_fused_matrices_keep_their_order(small_class_weights) -> None:
+    renamed = convert_transformer_state_dict(small_class_weights)
+    gate, up = renamed["transformer_blocks.1.ff.gate_up_proj.weight"].chunk(2)
+    assert torch.equal(gate, small_class_weights["layers.1.feed_forward.w1.weight"])
+    assert torch.equal(up, small_class_weights["layers.1.feed_forward.w3.weight"])
+    assert torch.equal(
+        renamed["transformer_blocks.0.attn.to_qkv.weight"], small_class_weights["layers.0.attention.wqkv.weight"]
+    )
+
+
+def test_only_the_rotary_table_may_be_surplus(small_text_weights) -> None:
+    config = infer_transformer_config(small_text_weights, 4) | {"grid_size": 4}
+    model = load_transformer(small_text_weights | {"freqs_cis": torch.zeros(25, 4, 2)}, config)
+    assert not model.training and not any(tensor.is_meta for tensor in model.state_dict().values())
+    assert torch.equal(model.null_caption_embeds, small_text_weights["cls_embedding.uncond_embedding"])
+    with pytest.raises(UserError, match="1 weights that LlamaGenTransformer has not, such as extra"):
+        load_transformer(small_text_weights | {"extra": torch.zeros(1)}, config)
+    for key in small_text_weights:
+        incomplete = {name: value for name, value in small_text_weights.items() if name != key}
+        with pytest.raises(UserError, match="lacks"):
+            load_transformer(incomplete, config)
+    with pytest.raises(UserError, match=r"another size, such as lm_head.weight: \(41, 32\) instead of \(40, 32\)"):
+        load_transformer(small_text_weights | {"output.weight": torch.zeros(41, 32)}, config)
+
+
+def test_unconditional_files_are_refused(small_class_weights) -> None:
+    del small_class_weights["cls_embedding.embedding_table.weight"]
+    with pytest.raises(UserError, match="neither class nor caption"):
+        infer_transformer_config(small_class_weights, 4)
+
+
+# Tokenizer ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "channels", "entries", "parameters"),
+    [("VQ-16", [128, 128, 256, 256, 512], 344, 71_883_403), ("VQ-8", [128, 256, 256, 512], 300, 70_109_835)],
+)
+def test_official_tokenizers(official_vq_shapes, golden, kind, channels, entries: int, parameters: int) -> None:
+    shapes = official_vq_shapes(channels)
+    assert len(shapes) == entries
+    if kind == "VQ-16":
+        assert shapes == golden("vq16")[0]["state_dict"]
+    with torch.device("meta"):
+        model = build_vq_model(kind)
+        renamed = convert_vq_state_dict(on_meta(shapes))
+        inferred = VQModel(**infer_vq_config(on_meta(shapes)))
+    expected = {key: value.shape for key, value in model.state_dict().items()}
+    assert {key: value.shape for key, value in renamed.items()} == expected
+    assert inferred.config == model.config
+    assert sum(parameter.numel() for parameter in model.parameters()) == parameters
+    assert downsampling_factor(model) == int(kind.removeprefix("VQ-"))
+
+
+def test_codebook_becomes_unit_vectors(small_vq_weights) -> None:
+    small_vq_weights["quantize.embedding.weight"] *= torch.linspace(0.1, 9, 40)[:, None]
+    model = load_vq_model(small_vq_weights)
+    assert torch.allclose(model.quantize.embedding.weight.norm(dim=-1), torch.ones(40))
+    assert torch.allclose(unit_codebook(model), model.quantize.embedding.weight)
+
+
+@torch.no_grad()
+def test_codes_and_images(small_vq_weights) -> None:
+    model = load_vq_model(small_vq_weights)
+    images = torch.rand(2, 3, 12, 16) * 2 - 1
+    codes = encode_images(model, images)
+    assert codes.shape == (2, 12) and codes.dtype == torch.int64
+    # diffusers' own quantiser finds the same codes, since the codewords are unit vectors
+    latents = model.encode(images).latents
+    assert torch.equal(model.quantize(latents)[2][2], codes.flatten())
+    decoded = decode_codes(model, codes, (3, 4))
+    assert decoded.shape == (2, 3, 12, 16)
+    torch.testing.assert_close(decoded, model.decode(latents).sample, atol=1e-4, rtol=0)
+
+    with pytest.raises(ValueError, match="grid_shape"):
+        decode_codes(model, codes)
+    with pytest.raises(ValueError, match="divisible by 4"):
+        encode_images(model, torch.zeros(1, 3, 10, 12))
+    with pytest.raises(ValueError, match="kind"):
+        build_vq_model("VQ-32")
+
+
+def test_incomplete_tokenizers_are_refused(small_vq_weights) -> None:
+    for key in ("decoder.mid.1.q.weight", "encoder.conv_out.weight"):
+        incomplete = {name: value for name, value in small_vq_weights.items() if name != key}
+        with pytest.raises(UserError, match="lacks"):
+            load_vq_model(incomplete)
+
+
+# Whole folders --------------------------------------------------------------------------------------------------------
+
+
+def test_class_conditional_folder(files, tmp_path, small_class_weights) -> None:
+    from vargen.pipelines.llamagen import LlamaGenPipeline
+
+    output = tmp_path / "converted"
+    result = convert_llamagen(
+        files["class"], files["vq"], output=output, image_size=16, num_attention_heads=4, dtype=torch.bfloat16
+    )
+    assert (result.output, result.size, result.condition_type, result.grid_size) == (output, None, "class", 4)
+    config = json.loads((output / "transformer" / "config.json").read_text())
+    assert config["grid_size"] == 4 and config["num_classes"] == 6
+    pipeline = LlamaGenPipeline.from_pretrained(output)
+    assert pipeline.text_encoder is None
+    assert torch.equal(
+        pipeline.transformer.class_embedding.weight.float(),
+        small_class_weights["cls_embedding.embedding_table.weight"].bfloat16().float(),
+    )
+    assert pipeline.vqvae.dtype == torch.float32
+
+    with pytest.raises(UserError, match=r"output .* not empty"):
+        convert_llamagen(files["class"], files["vq"], output=output, image_size=16, num_attention_heads=4)
+    convert_llamagen(files["class"], files["vq"], output=output, image_size=32, num_attention_heads=4, overwrite=True)
+    assert json.loads((output / "transformer" / "config.json").read_text())["grid_size"] == 8
+
+
+def make_text_encoder(folder: Path, d_model: int) -> Path:
+    from transformers import T5Config, T5EncoderModel
+
+    from vargen.world.captions.text_tokenizer import build_tokenizer
+
+    tokenizer = build_tokenizer()
+    config = T5Config(vocab_size=len(tokenizer), d_model=d_model, d_kv=8, d_ff=8, num_layers=1, num_heads=2)
+    T5EncoderModel(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def test_text_conditional_folder(files, tmp_path) -> None:
+    from vargen.pipelines.llamagen import LlamaGenPipeline
+
+    output = tmp_path / "converted"
+    encoder = make_text_encoder(tmp_path / "t5", 16)
+    convert_llamagen(files["text"], files["vq"], encoder, output, image_size=16, num_attention_heads=4)
+    pipeline = LlamaGenPipeline.from_pretrained(output)
+    assert pipeline.text_encoder.config.clean_caption is True
+    assert pipeline.tokenizer.model_max_length == 9
+    assert pipeline.transformer.config.condition_length == 9
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"image_size": None}, "image_size must be given"),
+        ({"image_size": 18}, "image_size must be a positive multiple of 4"),
+        ({"image_size": -16}, "image_size must be a positive multiple"),
+        ({"output": None}, "output must be given"),
+        ({"output": "vq.pt"}, "is a file"),
+        ({"num_attention_heads": None}, "num_attention_heads must be given"),
+        ({"transformer_path": "vq.pt"}, "swap"),
+        ({"vqvae_path": "class.pt"}, "swap"),
+        ({"vqvae_path": "absent.pt"}, "vqvae_path .* does not exist"),
+        ({"transformer_path": "text.pt"}, "text_encoder_path must be given"),
+        ({"text_encoder_path": "t5"}, "text_encoder_path must not be given"),
+        ({"transformer_path": "text.pt", "text_encoder_path": "absent"}, "config.json is missing"),
+        ({"transformer_path": "text.pt", "text_encoder_path": "t5"}, "features of size 16"),
+        ({"transformer_path": "text.pt", "text_encoder_path": "broken"}, "cannot be loaded"),
+        ({"vqvae_path": "other_vq.pt"}, "41 codes, the transformer 40"),
+    ],
+)
+def test_refusals_leave_nothing_behind(
+    files, tmp_path, fill_by_rule, official_vq_shapes, changes: dict[str, Any], message: str
+) -> None:
+    if changes.get("text_encoder_path") == "t5":
+        make_text_encoder(tmp_path / "t5", 24)
+    if changes.get("text_encoder_path") == "broken":
+        make_text_encoder(tmp_path / "broken", 16)
+        weights = tmp_path / "broken" / "model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:-300])
+    if changes.get("vqvae_path") == "other_vq.pt":
+        shapes = official_vq_shapes(SMALL_CHANNELS, num_codes=41, code_dim=4, latent_channels=16)
+        torch.save(fill_by_rule(shapes), tmp_path / "other_vq.pt")
+    arguments: dict[str, Any] = {
+        "transformer_path": "class.pt",
+        "vqvae_path": "vq.pt",
+        "output": "converted",
+        "image_size": 16,
+        "num_attention_heads": 4,
+    } | changes
+    for name in ("transformer_path", "vqvae_path", "text_encoder_path", "output"):
+        if arguments.get(name) is not None:
+            arguments[name] = tmp_path / arguments[name]
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(UserError, match=message) as refusal:
+        convert_llamagen(**arguments)
+    assert "\n" not in str(refusal.value)
+    assert sorted(tmp_path.iterdir()) == before

@@ -1,0 +1,127 @@
+"""LlamaGenTarget as the loop sees it: trees, rows of different length, rollback, guidance."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from specdecode.kv_cache import StaticKVCache
+from specdecode.tree import TokenTree
+from vargen.models.llamagen.target import LlamaGenTarget
+from vargen.models.llamagen.transformer import LlamaGenTransformer
+from vargen.pipelines.llamagen import LlamaGenPipeline
+
+CONDITION = torch.randn(3, 5, 16, generator=torch.Generator().manual_seed(1))
+MASK = torch.tensor([[False, False, True, True, True], [True] * 5, [False, True, True, True, True]])
+
+ALL = slice(0, 3)
+
+
+@pytest.fixture
+def transformer(tiny_pipeline: LlamaGenPipeline) -> LlamaGenTransformer:
+    return tiny_pipeline.transformer
+
+
+def build(
+    transformer: LlamaGenTransformer, rows: slice = ALL, guidance_scale: float = 3.0, **arguments: object
+) -> LlamaGenTarget:
+    return LlamaGenTarget(
+        transformer,
+        CONDITION[rows],
+        MASK[rows],
+        guidance_scale=guidance_scale,
+        max_draft_nodes=8,
+        **arguments,  # type: ignore[arg-type]
+    )
+
+
+def feed_one_by_one(target: LlamaGenTarget, tokens: list[int]) -> Tensor:
+    """Logits [V] after the last of `tokens`, each fed and kept alone; the target has one row."""
+    target.prefill()
+    logits = None
+    for token in tokens:
+        one = torch.zeros(1, 1, dtype=torch.long)
+        logits = target.forward(torch.tensor([[token]]), torch.ones(1, 1, 1, dtype=torch.bool), one).logits
+        target.commit(one, torch.ones(1, dtype=torch.long))
+    assert logits is not None
+    return logits[0, 0]
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(st.integers(0, 5), min_size=5, max_size=5), st.lists(st.integers(1, 4), min_size=3, max_size=3))
+@torch.no_grad()
+def test_one_pass_over_a_tree_is_many_passes_over_one_token(
+    tiny_pipeline: LlamaGenPipeline, draws: list[int], lengths: list[int]
+) -> None:
+    """Rows have committed 1 to 4 tokens, some of them after a rollback; the tree is random, the same for all rows."""
+    transformer = tiny_pipeline.transformer
+    generator = torch.Generator().manual_seed(sum(draws))
+    chain = torch.randint(0, 24, (3, 4), generator=generator)
+    target = build(transformer)
+    target.prefill()
+    causal, depths = torch.ones(3, 4, 4, dtype=torch.bool).tril(), torch.arange(4).expand(3, -1)
+    target.forward(chain, causal, depths)
+    target.commit(depths, torch.full((3,), 4))
+    target.rewind(4 - torch.tensor(lengths))
+
+    parents = torch.tensor([-1] + [draw % (node + 1) for node, draw in enumerate(draws)]).expand(3, -1)
+    tree = TokenTree.from_parents(torch.randint(0, 24, (3, 6), generator=generator), parents)
+    logits = target.forward(tree.tokens, tree.ancestor_mask(), tree.depth).logits
+    paths = tree.paths()
+    for row in range(3):
+        alone = build(transformer, slice(row, row + 1))
+        for node in range(6):
+            path = [int(tree.tokens[row, i]) for i in paths[row, node] if i >= 0]
+            wanted = feed_one_by_one(alone, chain[row, : lengths[row]].tolist() + path)
+            torch.testing.assert_close(logits[row, node], wanted, rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+def test_guidance_is_that_of_two_models(transformer: LlamaGenTransformer) -> None:
+    guided, tokens = build(transformer, guidance_scale=2.5), torch.tensor([[3], [4], [5]])
+    null = transformer.null_condition(3, 5)
+    halves = [LlamaGenTarget(transformer, embeds, MASK, guidance_scale=1.0) for embeds in (CONDITION, null)]
+    ones, zeros = torch.ones(3, 1, 1, dtype=torch.bool), torch.zeros(3, 1, dtype=torch.long)
+    for call in (lambda target: target.prefill(), lambda target: target.forward(tokens, ones, zeros)):
+        output, (conditional, unconditional) = call(guided), map(call, halves)
+        wanted = unconditional.logits + 2.5 * (conditional.logits - unconditional.logits)
+        torch.testing.assert_close(output.logits, wanted, rtol=1e-4, atol=1e-4)
+        image = slice(None) if output.hidden_states.shape[1] == 1 else slice(-1, None)  # padding holds rubbish
+        torch.testing.assert_close(output.hidden_states[:, image], conditional.hidden_states[:, image])
+        torch.testing.assert_close(output.unconditional_hidden_states[:, image], unconditional.hidden_states[:, image])
+    assert halves[0].kv_cache.batch_size == 3 and guided.kv_cache.batch_size == 6
+
+
+@torch.no_grad()
+def test_static_shapes_change_no_logits(transformer: LlamaGenTransformer) -> None:
+    outputs = []
+    for static in (False, True):
+        target = build(transformer, static_shapes=static)
+        target.prefill()
+        outputs.append(
+            target.forward(
+                torch.tensor([[1, 2]] * 3), torch.ones(3, 2, 2, dtype=torch.bool).tril(), torch.arange(2).expand(3, -1)
+            ).logits
+        )
+    torch.testing.assert_close(*outputs)
+
+
+@torch.no_grad()
+def test_what_does_not_fit_is_refused(transformer: LlamaGenTransformer) -> None:
+    with pytest.raises(ValueError, match=r"condition_embeds must be \[batch, length, dim\]"):
+        LlamaGenTarget(transformer, CONDITION[0])
+    with pytest.raises(ValueError, match=r"condition_mask must be \[3, 5\]"):
+        LlamaGenTarget(transformer, CONDITION, MASK[:, :4])
+    with pytest.raises(ValueError, match="kv_cache must fit 6 rows"):
+        build(transformer, kv_cache=StaticKVCache(2, 3, 2, 64, 8))
+    target = build(transformer)
+    target.prefill()
+    with pytest.raises(ValueError, match="at most max_draft_nodes"):
+        target.forward(
+            torch.zeros(3, 9, dtype=torch.long),
+            torch.eye(9, dtype=torch.bool).expand(3, -1, -1),
+            torch.zeros(3, 9, dtype=torch.long),
+        )

@@ -1,0 +1,559 @@
+"""The LlamaGen transformer: geometry, rotary table, conditioning, and one pass against many."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import json
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from specdecode.kv_cache import StaticKVCache
+from vargen.models.llamagen.transformer import (
+    CONDITION_POSITION,
+    LlamaGenTransformer,
+    apply_rotary,
+    apply_rotary_by_halves,
+    build_rotary_table,
+    causal_attention,
+    condition_attention_mask,
+    default_intermediate_size,
+)
+
+CONDITION_LENGTH = 5
+
+
+def make_model(**changes: Any) -> LlamaGenTransformer:
+    """A small text-conditional model whose every weight matters (the head would start at zero)."""
+    torch.manual_seed(0)
+    arguments = {
+        "dim": 32,
+        "num_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 48,
+        "vocab_size": 29,
+        "grid_size": 4,
+        "condition_type": "text",
+        "caption_dim": 12,
+        "condition_length": CONDITION_LENGTH,
+        "num_classes": 7,
+    } | changes
+    if arguments["condition_type"] == "class":
+        arguments["condition_length"] = None
+    model = LlamaGenTransformer(**arguments).eval()
+    for parameter in model.parameters():
+        # Larger than the usual 0.02, so that a wrong mask or position shows in the logits.
+        torch.nn.init.normal_(parameter, std=parameter[0].numel() ** -0.5 if parameter.ndim > 1 else 1.0)
+    return model
+
+
+def make_cache(model: LlamaGenTransformer, batch_size: int, max_length: int) -> StaticKVCache:
+    config = model.config
+    return StaticKVCache(config.num_layers, batch_size, config.num_key_value_heads, max_length, model.head_dim)
+
+
+def valid_mask(lengths: list[int], total: int = CONDITION_LENGTH) -> Tensor:
+    return torch.arange(total) >= total - torch.tensor(lengths)[:, None]
+
+
+# Geometry -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("size", "condition_type", "parameters"),
+    [
+        ("B", "class", 110_888_448),
+        ("L", "class", 342_910_976),
+        ("XL", "class", 774_699_520),
+        ("XXL", "class", 1_410_972_672),
+        ("3B", "class", 3_096_659_200),
+        ("1B", "class", 1_199_616_000),
+        ("XXXL", "class", 3_893_027_840),
+        ("7B", "class", 6_614_589_440),
+        ("B", "text", 112_282_368),
+        ("L", "text", 345_031_680),
+        ("XL", "text", 777_678_080),
+        ("XXL", "text", 1_414_940_160),
+        ("3B", "text", 3_110_249_600),
+    ],
+)
+def test_published_sizes(size: str, condition_type: str, parameters: int) -> None:
+    with torch.device("meta"):
+        model = LlamaGenTransformer.from_size(size, condition_type=condition_type, grid_size=24)
+    assert sum(parameter.numel() for parameter in model.parameters()) == parameters
+    assert model.head_dim == {"3B": 100, "7B": 128}.get(size, 64)
+    assert model.config.condition_length == (1 if condition_type == "class" else 120)
+
+
+def test_default_width_of_the_feed_forward_layer() -> None:
+    assert [default_intermediate_size(dim) for dim in (768, 1024, 1280, 1536, 3200)] == [2048, 2816, 3584, 4096, 8704]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({"condition_type": "image"}, "condition_type"),
+        ({"dim": 30}, "dim"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads"),
+        ({"num_layers": 0}, "num_layers"),
+        ({"grid_size": -1}, "grid_size"),
+    ],
+)
+def test_impossible_geometry_is_refused(arguments: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        make_model(**arguments)
+
+
+def test_unknown_size_is_refused() -> None:
+    with pytest.raises(ValueError, match="size must be one of B, L"):
+        LlamaGenTransformer.from_size("M")
+
+
+# Saving ---------------------------------------------------------------------------------------------------------------
+
+
+def test_save_and_load(tmp_path) -> None:
+    model = make_model(num_key_value_heads=2)
+    model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    constructor = inspect.signature(LlamaGenTransformer.__init__).parameters.keys() - {"self"}
+    assert constructor <= config.keys()
+    assert config["condition_length"] == CONDITION_LENGTH
+
+    loaded = LlamaGenTransformer.from_pretrained(tmp_path)
+    assert not loaded.training
+    assert loaded.state_dict().keys() == model.state_dict().keys()
+    for key, value in model.state_dict().items():
+        assert torch.equal(loaded.state_dict()[key], value)
+    assert torch.equal(loaded.null_caption_embeds, model.null_caption_embeds)
+    assert "null_caption_embeds" not in dict(loaded.named_parameters())
+
+
+def test_defaults_are_written_resolved() -> None:
+    config = make_model(intermediate_size=None, multiple_of=16).config
+    assert config.num_key_value_heads == 4
+    assert config.intermediate_size == 96
+
+
+@pytest.mark.parametrize("argument", ["torch_dtype", "dtype"])
+def test_rotary_table_stays_exact_in_bf16(tmp_path, argument: str) -> None:
+    make_model().save_pretrained(tmp_path)
+    loaded = LlamaGenTransformer.from_pretrained(tmp_path, **{argument: torch.bfloat16})
+    exact = build_rotary_table(4, 8)
+    for model in (loaded, make_model().to(torch.bfloat16), make_model().bfloat16()):
+        assert model.lm_head.weight.dtype == torch.bfloat16
+        rows = model.rotary_rows(torch.arange(-1, 16)[None])
+        assert rows.dtype == torch.float32
+        assert torch.equal(rows[0, 1:, 0], exact[:-1])
+        model(input_ids=torch.zeros(1, 2, dtype=torch.long), positions=torch.tensor([[0, 1]])).logits.sum()
+        assert torch.equal(model.rotary_rows(torch.arange(16)[None])[0, :, 0], exact[:-1])
+
+
+def test_rotary_table_under_a_bf16_default() -> None:
+    exact = build_rotary_table(4, 8)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        assert torch.equal(build_rotary_table(4, 8), exact)
+    finally:
+        torch.set_default_dtype(before)
+
+
+def test_rotary_table_follows_the_device_and_serves_training_after_inference() -> None:
+    model = make_model()
+    with torch.inference_mode():
+        model.rotary_rows(torch.zeros(1, 1, dtype=torch.long))
+    assert not model.rotary_rows(torch.zeros(1, 1, dtype=torch.long)).is_inference()
+    assert model.rotary_rows(torch.zeros(1, 1, dtype=torch.long, device="meta")).is_meta
+    assert not model.rotary_rows(torch.zeros(1, 1, dtype=torch.long)).is_meta
+    assert torch.equal(copy.deepcopy(model).rotary_rows(torch.tensor([[3]])), model.rotary_rows(torch.tensor([[3]])))
+
+
+# Rotary positions -----------------------------------------------------------------------------------------------------
+
+
+def rotate_slowly(states: Tensor, row: int, column: int, base: float = 10000.0) -> Tensor:
+    """One head's channels `[D]` at one place, pair by pair."""
+    turned = torch.empty_like(states)
+    pairs = states.shape[0] // 2
+    for pair in range(pairs):
+        place, index = (row, pair) if pair < pairs // 2 else (column, pair - pairs // 2)
+        angle = torch.tensor(place * base ** (-2 * index / pairs), dtype=torch.float64)
+        first, second = states[2 * pair], states[2 * pair + 1]
+        turned[2 * pair] = first * angle.cos() - second * angle.sin()
+        turned[2 * pair + 1] = second * angle.cos() + first * angle.sin()
+    return turned
+
+
+@pytest.mark.parametrize("head_dim", [8, 64, 100])
+@pytest.mark.parametrize("compiling", [False, True])
+def test_rotary_against_the_definition(monkeypatch, head_dim: int, compiling: bool) -> None:
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: compiling)
+    grid = 3
+    states = torch.randn(1, grid**2, 2, head_dim, generator=torch.Generator().manual_seed(1))
+    rotary = build_rotary_table(grid, head_dim)[torch.arange(grid**2)[None]].unsqueeze(2)
+    turned = apply_rotary(states, rotary)
+    for place in range(grid**2):
+        for head in range(2):
+            expected = rotate_slowly(states[0, place, head].double(), *divmod(place, grid))
+            torch.testing.assert_close(turned[0, place, head].double(), expected, atol=1e-5, rtol=0)
+
+
+def test_halves_of_the_table() -> None:
+    table = build_rotary_table(16, 64)
+    identity = torch.tensor([1.0, 0.0]).expand(32, 2)
+    assert torch.equal(table[0], identity)
+    assert torch.equal(table[16, 16:], identity[16:]) and not torch.equal(table[16, :16], identity[:16])
+    assert torch.equal(table[1, :16], identity[:16]) and not torch.equal(table[1, 16:], identity[16:])
+
+
+@pytest.mark.parametrize("compiling", [False, True])
+def test_condition_queries_and_keys_vanish(monkeypatch, compiling: bool) -> None:
+    """Zero rows, not identity: cosine and sine are both 0."""
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: compiling)
+    model = make_model()
+    rows = model.rotary_rows(torch.tensor([[CONDITION_POSITION, 0]]))
+    assert torch.equal(rows[0, 0], torch.zeros_like(rows[0, 0]))
+    states = torch.randn(1, 2, 4, model.head_dim)
+    turned = apply_rotary(states, rows)
+    assert torch.equal(turned[:, 0], torch.zeros_like(turned[:, 0]))
+    assert torch.equal(turned[:, 1], states[:, 1])
+
+
+def test_keys_of_the_condition_are_cached_as_zero() -> None:
+    model = make_model()
+    cache = make_cache(model, 1, CONDITION_LENGTH)
+    with torch.no_grad():
+        model(
+            inputs_embeds=torch.randn(1, CONDITION_LENGTH, 32),
+            positions=torch.full((1, CONDITION_LENGTH), CONDITION_POSITION),
+            attention_mask=condition_attention_mask(valid_mask([CONDITION_LENGTH])),
+            kv_cache=cache,
+        )
+    assert all(not keys.any() for keys in cache.keys)
+    assert all(values.any() for values in cache.values)
+
+
+# Conditioning ---------------------------------------------------------------------------------------------------------
+
+
+def test_class_condition() -> None:
+    model = make_model(condition_type="class")
+    labels = torch.tensor([3, 0])
+    embeds = model.embed_condition(class_labels=labels)
+    assert embeds.shape == (2, 1, 32)
+    assert torch.equal(embeds[:, 0], model.class_embedding.weight[labels])
+    assert torch.equal(model.null_condition(2)[:, 0], model.class_embedding.weight[[7, 7]])
+    dropped = model.embed_condition(class_labels=labels, drop=torch.tensor([False, True]))
+    assert torch.equal(dropped[0], embeds[0]) and torch.equal(dropped[1], model.null_condition(1)[0])
+    with pytest.raises(ValueError, match="class_labels"):
+        model.embed_condition(caption_embeds=torch.zeros(1, 1, 12))
+
+
+def test_class_condition_without_dropout_has_no_null_class() -> None:
+    model = make_model(condition_type="class", class_dropout_prob=0.0)
+    assert model.class_embedding.num_embeddings == 7
+    with pytest.raises(ValueError, match="class_dropout_prob"):
+        model.null_condition(1)
+
+
+def test_null_caption_is_the_end_of_the_buffer_through_the_projection() -> None:
+    model = make_model()
+    null = model.null_condition(3, 2)
+    assert null.shape == (3, 2, 32)
+    assert torch.equal(null[1], model.caption_projection(model.null_caption_embeds[-2:]))
+    assert torch.equal(model.null_condition(1)[0], model.caption_projection(model.null_caption_embeds))
+
+    captions = torch.randn(2, 3, 12)
+    mixed = model.embed_condition(caption_embeds=captions, drop=torch.tensor([True, False]))
+    torch.testing.assert_close(mixed[0], model.null_condition(1, 3)[0])
+    torch.testing.assert_close(mixed[1], model.embed_condition(caption_embeds=captions)[1])
+
+
+@pytest.mark.parametrize("length", [0, CONDITION_LENGTH + 1])
+def test_captions_of_impossible_length(length: int) -> None:
+    model = make_model()
+    with pytest.raises(ValueError, match="caption_embeds must have 1 to 5 tokens"):
+        model.embed_condition(caption_embeds=torch.zeros(1, length, 12))
+    with pytest.raises(ValueError, match="1 to 5"):
+        model.null_condition(1, length)
+
+
+def test_condition_mask_by_definition() -> None:
+    valid = valid_mask([2, 0, 5])
+    mask = condition_attention_mask(valid, 3)
+    assert mask.shape == (3, 1, 8, 8)
+    for row in range(3):
+        for query in range(8):
+            for key in range(8):
+                seen = key == query or (key < query and (key >= CONDITION_LENGTH or bool(valid[row, key])))
+                assert bool(mask[row, 0, query, key]) == seen
+
+
+@torch.no_grad()
+def test_padding_of_the_text_is_neither_seen_nor_needed() -> None:
+    model = make_model()
+    captions, mask = torch.randn(2, CONDITION_LENGTH, 12), valid_mask([2, 3])
+    tokens = torch.randint(0, 29, (2, 16))
+    logits = model.training_forward(model.embed_condition(caption_embeds=captions), mask, tokens)
+    other = torch.where(mask[..., None], captions, torch.randn_like(captions) * 9)
+    again = model.training_forward(model.embed_condition(caption_embeds=other), mask, tokens)
+    torch.testing.assert_close(again, logits)
+    trimmed = model.training_forward(model.embed_condition(caption_embeds=captions[:, 2:]), mask[:, 2:], tokens)
+    torch.testing.assert_close(trimmed, logits, atol=1e-5, rtol=0)
+    changed = torch.where(mask[..., None], torch.randn_like(captions), captions)
+    assert not torch.allclose(
+        model.training_forward(model.embed_condition(caption_embeds=changed), mask, tokens), logits, atol=1e-2
+    )
+
+
+# One pass and many ----------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def decode_naively(model: LlamaGenTransformer, condition: Tensor, path: list[int]) -> Tensor:
+    """Logits `[V]` after a condition `[T, dim]` without padding and a path of image tokens, without any cache."""
+    embeds = torch.cat((condition, model.token_embedding.weight[path]))[None]
+    positions = torch.tensor([[CONDITION_POSITION] * len(condition) + list(range(len(path)))])
+    return model(inputs_embeds=embeds, positions=positions).logits[0, -1]
+
+
+@settings(max_examples=12, deadline=None)
+@given(seed=st.integers(0, 2**31), kv_heads=st.sampled_from([4, 2, 1]), bounded=st.booleans())
+@torch.no_grad()
+def test_one_pass_over_a_tree_equals_its_paths(seed: int, kv_heads: int, bounded: bool) -> None:
+    """Any trees, rows of different lengths, rubbish in the cache, after keeping nodes and after rolling back."""
+    model = make_model(num_key_value_heads=kv_heads)
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(low: int, high: int) -> int:
+        return int(torch.randint(low, high + 1, (), generator=generator))
+
+    batch_size = 2
+    valid = [draw(1, CONDITION_LENGTH) for _ in range(batch_size)]
+    captions = torch.randn(batch_size, CONDITION_LENGTH, 12, generator=generator)
+    condition = model.embed_condition(caption_embeds=captions)
+    mask = valid_mask(valid)
+    cache = make_cache(model, batch_size, CONDITION_LENGTH + 22)
+    cache._rows.normal_(std=30, generator=generator)
+    model(
+        inputs_embeds=condition,
+        positions=torch.full((1, CONDITION_LENGTH), CONDITION_POSITION),
+        attention_mask=condition_attention_mask(mask),
+        kv_cache=cache,
+        kv_length=CONDITION_LENGTH,
+    )
+    cache.starts = CONDITION_LENGTH - mask.sum(1)
+    cache.advance(CONDITION_LENGTH)
+
+    paths: list[list[int]] = [[], []]  # committed image tokens
+    for _ in range(3):
+        num_nodes = draw(1, 5)
+        tokens = torch.randint(0, 29, (batch_size, num_nodes), generator=generator)
+        tree = torch.eye(num_nodes, dtype=torch.bool).repeat(batch_size, 1, 1)
+        for row in range(batch_size):
+            for node in range(1, num_nodes):
+                parent = draw(-1, node - 1)  # -1: another root, which does not see node 0
+                if parent >= 0:
+                    tree[row, node] |= tree[row, parent]
+        depths = tree.sum(-1) - 1
+        lengths = torch.tensor([len(path) for path in paths])
+        kv_length = CONDITION_LENGTH + int(lengths.max()) + num_nodes if bounded else None
+        output = model(
+            input_ids=tokens,
+            positions=lengths[:, None] + depths,
+            attention_mask=cache.attention_mask(tree, kv_length),
+            kv_cache=cache,
+            kv_length=kv_length,
+        )
+        torch.testing.assert_close(model.lm_head(output.hidden_states), output.logits)
+        for row in range(batch_size):
+            for node in range(num_nodes):
+                path = paths[row] + tokens[row][tree[row, node]].tolist()
+                expected = decode_naively(model, condition[row, -valid[row] :], path)
+                torch.testing.assert_close(output.logits[row, node], expected, atol=1e-4, rtol=0)
+
+        chosen = [draw(0, num_nodes - 1) for _ in range(batch_size)]  # keep the path to one node
+        kept = [tree[row, node].nonzero().flatten() for row, node in enumerate(chosen)]
+        nodes = torch.nn.utils.rnn.pad_sequence(kept, batch_first=True, padding_value=-1)
+        cache.keep(nodes, torch.tensor([len(node) for node in kept]))
+        for row in range(batch_size):
+            paths[row] += tokens[row][kept[row]].tolist()
+        if draw(0, 2) == 0:
+            paths = [path[: draw(0, len(path))] for path in paths]
+            cache.rollback(CONDITION_LENGTH + torch.tensor([len(path) for path in paths]))
+
+
+@pytest.mark.parametrize("dim", [32, 200])  # 200 with two heads: the head dimension 100 of the 3B model
+@torch.no_grad()
+def test_token_by_token_equals_teacher_forcing(dim: int) -> None:
+    model = make_model(dim=dim, num_attention_heads=2, condition_type="class")
+    tokens = torch.randint(0, 29, (2, 16))
+    condition = model.embed_condition(class_labels=torch.tensor([1, 6]))
+    expected = model.training_forward(condition, None, tokens)
+    cache = make_cache(model, 2, 17)
+    one = torch.ones(1, 1, 1, dtype=torch.bool)
+    logits = []
+    for step in range(16):
+        output = model(
+            input_ids=tokens[:, step - 1 : step] if step else None,
+            inputs_embeds=None if step else condition,
+            positions=torch.full((1, 1), step - 1 if step else CONDITION_POSITION),
+            attention_mask=cache.attention_mask(one),
+            kv_cache=cache,
+        )
+        cache.advance(1)
+        logits.append(output.logits)
+    torch.testing.assert_close(torch.cat(logits, 1), expected, atol=1e-4, rtol=0)
+
+
+@torch.no_grad()
+def test_logits_to_keep_and_types() -> None:
+    model = make_model().to(torch.bfloat16)
+    tokens, positions = torch.randint(0, 29, (2, 6)), torch.arange(6)[None]
+    whole = model(input_ids=tokens, positions=positions)
+    last = model(input_ids=tokens, positions=positions, logits_to_keep=1)
+    assert whole.logits.dtype == torch.float32 and whole.hidden_states.dtype == torch.bfloat16
+    assert last.logits.shape == (2, 1, 29) and last.hidden_states.shape == (2, 6, 32)
+    torch.testing.assert_close(last.logits[:, 0], whole.logits[:, -1], atol=0.05, rtol=0.05)
+
+
+def test_missing_arguments_are_named() -> None:
+    model = make_model()
+    tokens, positions = torch.zeros(1, 1, dtype=torch.long), torch.zeros(1, 1, dtype=torch.long)
+    with pytest.raises(ValueError, match="input_ids"):
+        model(positions=positions)
+    with pytest.raises(ValueError, match="positions"):
+        model(input_ids=tokens)
+    with pytest.raises(ValueError, match="attention_mask"):
+        model(input_ids=tokens, positions=positions, kv_cache=make_cache(model, 1, 4))
+    with pytest.raises(IndexError):
+        model(input_ids=tokens, positions=positions + 99)
+
+
+def test_hot_path_compiles_into_one_graph() -> None:
+    model = make_model()
+    cache = make_cache(model, 2, 12)
+
+    def step(tokens: Tensor, depths: Tensor, tree: Tensor, nodes: Tensor, counts: Tensor) -> Tensor:
+        positions = cache.lengths[:, None] + depths
+        output = model(input_ids=tokens, positions=positions, attention_mask=cache.attention_mask(tree), kv_cache=cache)
+        cache.keep(nodes, counts)
+        return output.logits
+
+    arguments = (
+        torch.tensor([[1, 2, 3], [4, 5, 6]]),
+        torch.tensor([[0, 1, 1], [0, 1, 2]]),
+        torch.tensor([[[1, 0, 0], [1, 1, 0], [1, 0, 1]], [[1, 0, 0], [1, 1, 0], [1, 1, 1]]]).bool(),
+        torch.tensor([[0, 2], [0, 1]]),
+        torch.tensor([2, 1]),
+    )
+    with torch.no_grad():
+        expected = [step(*arguments), step(*arguments)]
+        cache.reset()
+        compiled = torch.compile(step, backend="eager", fullgraph=True)
+        for logits in expected:
+            torch.testing.assert_close(compiled(*arguments), logits, atol=1e-5, rtol=0)
+
+
+# Training -------------------------------------------------------------------------------------------------------------
+
+
+def gradients(model: LlamaGenTransformer, loss: Tensor) -> list[Tensor]:
+    return list(torch.autograd.grad(loss, [p for p in model.parameters() if p.requires_grad], materialize_grads=True))
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2])
+def test_training_pass_equals_the_plain_one_with_gradients(kv_heads: int) -> None:
+    """The CPU's training attention and norms against `forward`, whose attention is PyTorch's."""
+    model = make_model(num_key_value_heads=kv_heads)
+    captions, mask = torch.randn(2, CONDITION_LENGTH, 12), valid_mask([2, 5])
+    tokens = torch.randint(0, 29, (2, 16))
+    logits = model.training_forward(model.embed_condition(caption_embeds=captions), mask, tokens)
+    embeds = model.embed_condition(caption_embeds=captions)
+    positions = torch.tensor([[CONDITION_POSITION] * CONDITION_LENGTH + list(range(15))])
+    plain = model(
+        inputs_embeds=torch.cat((embeds, model.token_embedding(tokens[:, :-1])), 1),
+        positions=positions,
+        attention_mask=condition_attention_mask(mask, 15),
+    ).logits[:, CONDITION_LENGTH - 1 :]
+    torch.testing.assert_close(logits, plain, atol=1e-4, rtol=0)
+    ours = gradients(model, F.cross_entropy(logits.flatten(0, 1), tokens.flatten()))
+    theirs = gradients(model, F.cross_entropy(plain.flatten(0, 1), tokens.flatten()))
+    for left, right in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(left, right, atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("chunk_size", [1, 3, 7, 50])
+def test_chunked_attention(chunk_size: int) -> None:
+    query, key, value = (torch.randn(2, heads, 7, 4) for heads in (4, 2, 2))
+    mask = condition_attention_mask(valid_mask([1, 3], 3), 4)
+    bias = torch.zeros(mask.shape).masked_fill(~mask, float("-inf"))
+    expected = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=True)
+    torch.testing.assert_close(causal_attention(query, key, value, bias, chunk_size), expected)
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2])
+def test_compiled_training_may_lay_out_channels_as_it_likes(monkeypatch, kv_heads: int) -> None:
+    """Queries and keys by halves instead of pairs: the same logits, states and gradients."""
+    model = make_model(num_key_value_heads=kv_heads, token_dropout=0.0, residual_dropout=0.0, ffn_dropout=0.0).train()
+    torch.nn.init.normal_(model.lm_head.weight)
+    tokens, mask = torch.randint(0, 29, (4, 16)), valid_mask([1, 2, 3, 5])
+    embeds = torch.randn(4, CONDITION_LENGTH, 32)
+    results, turned = [], []
+    monkeypatch.setattr(
+        "vargen.models.llamagen.transformer.apply_rotary_by_halves",
+        lambda *given: turned.append(None) or apply_rotary_by_halves(*given),
+    )
+    for compiling in (False, True):
+        monkeypatch.setattr(torch.compiler, "is_compiling", lambda compiling=compiling: compiling)
+        logits, half_way = model.training_states(embeds, mask, tokens)
+        assert len(turned) == compiling * model.config.num_layers
+        model.zero_grad()
+        (logits.square().mean() + half_way.square().mean()).backward()
+        gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+        results.append((logits, half_way, gradients))
+    torch.testing.assert_close(results[1][:2], results[0][:2], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(results[1][2], results[0][2], rtol=1e-3, atol=1e-6)
+
+
+def test_training_in_bf16_learns_and_leaves_the_null_caption_alone() -> None:
+    model = make_model(token_dropout=0.0, residual_dropout=0.0, ffn_dropout=0.0).train()
+    torch.nn.init.zeros_(model.lm_head.weight)
+    captions, mask = torch.randn(4, CONDITION_LENGTH, 12), valid_mask([1, 2, 3, 5])
+    tokens = torch.randint(0, 29, (4, 16))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    null_caption = model.null_caption_embeds.clone()
+    losses = []
+    for _ in range(15):
+        with torch.autocast("cpu", torch.bfloat16):
+            embeds = model.embed_condition(caption_embeds=captions, drop=torch.tensor([True, False, False, False]))
+            logits = model.training_forward(embeds, mask, tokens)
+        assert logits.dtype == torch.float32
+        loss = F.cross_entropy(logits.flatten(0, 1), tokens.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[0] == pytest.approx(torch.tensor(29.0).log().item(), abs=1e-3)
+    assert losses[-1] < 0.5 * losses[0]
+    assert torch.equal(model.null_caption_embeds, null_caption)
+
+
+def test_dropout_is_for_training_only() -> None:
+    model = make_model(token_dropout=0.5, residual_dropout=0.5, ffn_dropout=0.5)
+    tokens, positions = torch.randint(0, 29, (1, 6)), torch.arange(6)[None]
+    with torch.no_grad():
+        assert torch.equal(
+            model(input_ids=tokens, positions=positions).logits, model(input_ids=tokens, positions=positions).logits
+        )
+        model.train()
+        assert not torch.equal(
+            model(input_ids=tokens, positions=positions).logits, model(input_ids=tokens, positions=positions).logits
+        )

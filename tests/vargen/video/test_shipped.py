@@ -1,0 +1,33 @@
+"""The shipped Video-LLM with everything that came with it, on a video that training never showed."""
+
+from __future__ import annotations
+
+import pytest
+
+from vargen.jobs.video_benchmark import scene_video_cases
+from vargen.video.answering import Answer, VideoAnswerer
+from vargen.world.captions.video_captions import caption_accuracy, order_answers
+
+QUESTION = "describe the video in detail."
+
+
+@pytest.fixture(scope="module")
+def answers() -> dict[str, list[Answer]]:
+    """Of two videos, by method; the same words from all."""
+    cases = scene_video_cases(2, "heldout", 8, 96)
+    methods = ("ar", "sd", "sparrow", "flash")
+    with VideoAnswerer.from_pretrained() as answerer:
+        assert set(answerer.drafters) == {"sparrow", "flash"}
+        found = {name: [answerer.answer(case.frames, QUESTION, name) for case in cases] for name in methods}
+    for case, answer in zip(cases, found["ar"], strict=True):
+        assert case.truth is not None
+        right, wrong = order_answers(case.truth, answer.text)
+        assert caption_accuracy(case.truth, answer.text) > 0.6 and right >= wrong
+    return found
+
+
+@pytest.mark.parametrize(("method", "accepted"), [("sd", 2.5), ("sparrow", 4.0), ("flash", 2.5)])
+def test_what_came_with_it_drafts_well(answers: dict[str, list[Answer]], method: str, accepted: float) -> None:
+    for plain, drafted in zip(answers["ar"], answers[method], strict=True):
+        assert drafted.token_ids == plain.token_ids
+        assert drafted.trace.mean_accepted_length > accepted

@@ -1,0 +1,97 @@
+"""Being told which object is to come at each place of a picture."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from vargen.world.scenes.scene import sample_scene
+from vargen.world.training.grounding import GROUNDING, CellReader, cell_attributes, grounding_loss
+from vargen.world.training.transformer import TransformerTask
+
+CPU = torch.device("cpu")
+
+
+def truth_of(seeds: range, grid_size: int = 8) -> dict[str, torch.Tensor]:
+    cells = cell_attributes([sample_scene(seed, "all") for seed in seeds], grid_size)
+    return {name: target.flatten(1) for name, target in cells.items()}
+
+
+def certain(truth: dict[str, torch.Tensor], shift: int = 0) -> dict[str, torch.Tensor]:
+    """Logits of somebody who knows, or knows the neighbouring cell's."""
+    return {
+        name: 40.0 * torch.nn.functional.one_hot(target.roll(shift, 1), 1 + len(GROUNDING[name])).float()
+        for name, target in truth.items()
+    }
+
+
+def test_every_object_in_sight_has_cells_of_its_attributes() -> None:
+    for seed in range(20):
+        scene = sample_scene(seed, "all")
+        cells = cell_attributes([scene], 16)
+        nearest = min(scene.objects, key=lambda item: item.depth)
+        there = torch.ones(16, 16, dtype=torch.bool)
+        for name, values in GROUNDING.items():
+            there &= cells[name][0] == 1 + values.index(getattr(nearest, name))
+        assert there.any()
+        covered = {name: cell[0] > 0 for name, cell in cells.items()}
+        assert all(torch.equal(each, covered["shape"]) for each in covered.values()) and not covered["shape"].all()
+    assert not any(cell.any() for cell in cell_attributes([replace(sample_scene(0), objects=())], 4).values())
+
+
+def test_knowing_has_no_loss_and_the_neighbouring_cell_has() -> None:
+    truth, told = truth_of(range(6)), torch.ones(6, dtype=torch.bool)
+    loss, right = grounding_loss(certain(truth), truth, told)
+    assert float(loss) < 1e-6 and float(right) == 1
+    shifted, seen = grounding_loss(certain(truth, 1), truth, told)
+    assert float(shifted) > 0.5 and float(seen) < 1
+
+
+def test_rows_without_a_caption_do_not_count() -> None:
+    truth, told = truth_of(range(4)), torch.tensor([True, False, True, False])
+    read = certain(truth)
+    wrong = {name: torch.where(told[:, None, None], logits, -logits) for name, logits in read.items()}
+    assert float(grounding_loss(wrong, truth, told)[0]) < 1e-6
+    assert float(grounding_loss(wrong, truth, ~told)[0]) > 10
+
+
+def test_a_reader_learns_what_is_in_the_states() -> None:
+    truth = truth_of(range(8))
+    states = torch.cat(list(certain(truth).values()), dim=-1)
+    reader = CellReader(states.shape[-1])
+    optimizer = torch.optim.Adam(reader.parameters(), lr=0.05)
+    for _ in range(60):
+        loss, right = grounding_loss(reader(states), truth, torch.ones(8, dtype=torch.bool))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert float(right) > 0.98
+
+
+@pytest.mark.parametrize("progress", [0.0, 0.4, 0.9])
+def test_it_fades_and_reaches_the_text_encoder(transformer_config, cheap_scenes, progress: float) -> None:
+    config = replace(transformer_config, grounding_weight=2.0, grounding_until=0.8)
+    task = TransformerTask(config, cheap_scenes, CPU)
+    loss, parts = task.loss(0, progress)
+    weight = 2.0 * max(0.0, 1 - progress / 0.8)
+    assert ("grounding" in parts) == (weight > 0)
+    expected = parts["tokens"] + weight * parts.get("grounding", 0.0)
+    torch.testing.assert_close(loss.detach(), expected)
+    if weight:
+        loss.backward()
+        assert task.text_encoder.shared.weight.grad.abs().sum() > 0
+        assert all(parameter.grad is not None for parameter in task.extra_modules.parameters())
+
+
+def test_a_place_is_asked_before_its_token_is_seen(transformer_config, cheap_scenes) -> None:
+    task = TransformerTask(transformer_config, cheap_scenes, CPU)
+    condition, mask = task._embed_texts(task._captions(task.heldout), None)
+    codes = task.heldout_codes
+    changed = codes.clone()
+    changed[:, 5] = (changed[:, 5] + 1) % task.transformer.config.vocab_size
+    with torch.no_grad():
+        before = task.transformer.training_states(condition, mask, codes)[1]
+        after = task.transformer.training_states(condition, mask, changed)[1]
+    assert torch.equal(before[:, :6], after[:, :6]) and not torch.equal(before[:, 6:], after[:, 6:])

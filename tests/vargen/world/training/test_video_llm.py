@@ -1,0 +1,200 @@
+"""Training of Video-LLMs: what the model is shown and told is what it will be shown and asked when it is used."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForImageTextToText, AutoProcessor
+
+from vargen.errors import UserError
+from vargen.training.config import from_mapping
+from vargen.video.frames import VideoFrames, processor_inputs
+from vargen.world.captions.video_captions import compose_video_caption
+from vargen.world.models.architectures import (
+    ARCHITECTURES,
+    TextModelConfig,
+    VideoLLMConfig,
+    VisionModelConfig,
+    build_processor,
+)
+from vargen.world.models.processor import CAPTION_PROMPTS
+from vargen.world.scenes import camera
+from vargen.world.scenes.scene import COLOURS, SHAPES
+from vargen.world.scenes.video import sample_video
+from vargen.world.training.data import HELDOUT_SEED
+from vargen.world.training.video_data import (
+    IGNORED,
+    Conversations,
+    RenderedVideoSource,
+    grounding_targets,
+    pad,
+    qwen_patches,
+)
+from vargen.world.training.video_llm import VideoLLMTask, VideoLLMTrainingConfig, train_video_llm
+
+SIZE, FRAMES = 64, 4
+
+
+def model_config(architecture: str = "qwen2_5_vl", **changes: Any) -> VideoLLMConfig:
+    sizes: dict[str, Any] = {
+        "image_size": SIZE,
+        "num_frames": FRAMES,
+        "text": TextModelConfig(32, 64, 2, 4, 2),
+        "vision": VisionModelConfig(32, 64, 2, 2),
+    }
+    return VideoLLMConfig(architecture=architecture, **{**sizes, **changes})
+
+
+def training_config(folder: Path, architecture: str = "qwen2_5_vl", **changes: Any) -> VideoLLMTrainingConfig:
+    values: dict[str, Any] = {
+        "output_dir": str(folder),
+        "batch_size": 2,
+        "steps": 4,
+        "evaluation_size": 2,
+        "log_every": 1,
+        "warmup_steps": 1,
+        "optimizer": "muon",
+    }
+    return VideoLLMTrainingConfig(model=model_config(architecture), **{**values, **changes})
+
+
+@pytest.fixture(scope="module")
+def batch():
+    return RenderedVideoSource(SIZE, FRAMES, torch.device("cpu"))(0, 3, "train")
+
+
+def test_patches_are_the_processors(batch) -> None:
+    processor = build_processor(model_config())
+    bytes_of = (batch.frames * 255).round().to(torch.uint8)
+    patches, grid = qwen_patches(bytes_of.float() / 255, 8)
+    for number, frames in enumerate(bytes_of):
+        inputs = processor_inputs(processor, VideoFrames.from_frames(frames), "what?")
+        expected = inputs["pixel_values_videos"]
+        torch.testing.assert_close(patches.view(3, -1, patches.shape[1])[number], expected, atol=1e-5, rtol=0)
+        assert torch.equal(grid[number : number + 1], inputs["video_grid_thw"])
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_training_sees_what_the_model_will_see(architecture: str, batch, tmp_path: Path) -> None:
+    """Logits of the trainer's own forward equal those of the unmodified model on the processor's own inputs."""
+    source = RenderedVideoSource(SIZE, FRAMES, torch.device("cpu"))
+    task = VideoLLMTask(training_config(tmp_path, architecture), source, torch.device("cpu"))
+    frames = (batch.frames * 255).round().to(torch.uint8)[:1]
+    inputs = processor_inputs(task.processor, VideoFrames.from_frames(frames[0]), CAPTION_PROMPTS[0])
+    ids = torch.tensor([task.conversations.prompt(CAPTION_PROMPTS[0])])
+    assert torch.equal(ids, inputs["input_ids"])
+    with torch.no_grad():
+        expected = task.model(**inputs).logits
+        hidden_states = task._hidden_states(ids, task._features(frames.float() / 255))
+        actual = task.model.lm_head(hidden_states)
+    torch.testing.assert_close(actual, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_only_answers_are_learned() -> None:
+    tokenizer = build_processor(model_config()).tokenizer
+    conversations = Conversations(tokenizer, 8)
+    turns = [("what does the red cube do?", "it appears"), ("how many objects are there in the video?", "two")]
+    ids, labels = conversations.sample(turns)
+    learned = tokenizer.decode([label for label in labels if label != IGNORED])
+    assert learned.split() == ["it", "appears", "<|im_end|>", "two", "<|im_end|>"]
+    assert ids.count(tokenizer.convert_tokens_to_ids("<|video_pad|>")) == 8
+    assert all(label in (IGNORED, token) for token, label in zip(ids, labels, strict=True))
+    padded_ids, padded_labels = pad([(ids, labels), (ids[:5], labels[:5])], 0)
+    assert padded_ids[1, 5:].eq(0).all() and padded_labels[1, 5:].eq(IGNORED).all()
+
+
+def test_captions_and_questions_come_in_their_shares() -> None:
+    conversations = Conversations(build_processor(model_config()).tokenizer, 8)
+    video = sample_video(3, 8)
+    caption = compose_video_caption(video, 5).text
+    _, labels = conversations.about(video, 5, question_share=0.0)
+    words = conversations.tokenizer.decode([label for label in labels if label != IGNORED][:-1])
+    assert words.replace(" .", ".").replace(" ,", ",") == caption
+    shares = [len(conversations.about(video, seed, 0.5)[1]) > 100 for seed in range(60)]
+    assert 15 < sum(shares) < 45
+
+
+def test_visual_tokens_are_told_what_they_show() -> None:
+    """The cell in which an object's middle lies is told its name, unless a nearer object's box is in front of it."""
+    videos = [sample_video(seed, 8) for seed in range(30)]
+    grid, checked = 6, 0
+    targets = grounding_targets(videos, [1, 7], grid)
+    assert targets["colour"].shape == (30, 2 * grid * grid)
+    for number, video in enumerate(videos):
+        for place, step in enumerate([1, 7]):
+            cells = {name: values[number].view(2, grid, grid)[place] for name, values in targets.items()}
+            scene = video.frames[step]
+            for item in scene.objects:
+                if any(other.depth < item.depth for other in scene.objects if other is not item):
+                    continue
+                middle = torch.tensor([[item.x, 0.5 * item.height, item.depth]])
+                column, row = camera.project(middle, grid)[0].long().tolist()
+                corner = camera.project(torch.tensor([[item.x + item.half_width, item.height, item.depth]]), grid)[0]
+                width, height = (corner - camera.project(middle, grid)[0]).abs().tolist()
+                if not (0 <= column < grid and 0 <= row < grid) or min(width, height) < 0.5:
+                    continue
+                assert cells["colour"][row, column] == 1 + COLOURS.index(item.colour)
+                assert cells["shape"][row, column] == 1 + SHAPES.index(item.shape)
+                checked += 1
+            assert (cells["colour"] == 0).any()
+    assert checked > 25
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_run_learns_resumes_and_exports(architecture: str, tmp_path: Path) -> None:
+    config = training_config(tmp_path, architecture, steps=12, learning_rate=3e-3)
+    half = training_config(tmp_path / "half", architecture, steps=12, learning_rate=3e-3)
+    result = train_video_llm(config)
+    assert result.finished and {"all", "events_shuffled", "all_none"} <= set(result.evaluation)
+
+    class Stop(Exception):
+        pass
+
+    class Source(RenderedVideoSource):
+        def __call__(self, first_seed: int, count: int, split: str):
+            if 12 <= first_seed < HELDOUT_SEED:
+                raise Stop
+            return super().__call__(first_seed, count, split)
+
+    half.checkpoint_seconds = 1e-9
+    with pytest.raises(Stop):
+        train_video_llm(half, Source(SIZE, FRAMES, torch.device("cpu")))
+    train_video_llm(half)
+    whole, resumed = (torch.load(each / "checkpoint.pt", weights_only=True) for each in (tmp_path, tmp_path / "half"))
+    for name, value in whole["module"].items():
+        assert torch.equal(value, resumed["module"][name]), name
+    model = AutoModelForImageTextToText.from_pretrained(tmp_path / "export")
+    processor = AutoProcessor.from_pretrained(tmp_path / "export")
+    frames = RenderedVideoSource(SIZE, FRAMES, torch.device("cpu"))(0, 1, "train").frames[0]
+    inputs = processor_inputs(processor, VideoFrames.from_frames(frames), "describe the video in detail.")
+    assert model.generate(**inputs, max_new_tokens=3).shape[1] == inputs["input_ids"].shape[1] + 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"question_share": 1.5}, "question_share"),
+        ({"grounding_weight": -1}, "grounding_weight"),
+        ({"depth": 3}, "depth"),
+    ],
+)
+def test_bad_settings_are_named(changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(UserError, match=named):
+        from_mapping(VideoLLMTrainingConfig, {"output_dir": "x", **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"architecture": "llama"}, "architecture"),
+        ({"image_size": 50}, "image_size"),
+        ({"num_frames": 5}, "num_frames"),
+        ({"text": TextModelConfig(30, 64, 2, 4, 2)}, "text.hidden_size"),
+    ],
+)
+def test_bad_sizes_are_named(changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        model_config(**changes)

@@ -1,0 +1,1 @@
+"""Traces, answers and contact sheets as pictures."""

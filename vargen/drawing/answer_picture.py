@@ -1,0 +1,237 @@
+"""A picture of an answer about a video: its frames, its words, how each was decided, and how much each is about what
+is seen.
+
+Belongs here: drawing. Does not belong here: measuring relevance (`answering.py`), recording origins
+(`specdecode.trace`), the trace of a generated picture (`vargen.drawing.trace_image`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
+
+from specdecode.trace import TokenOrigin
+from vargen.drawing.trace_image import ORIGIN_COLOURS
+from vargen.world.dataset import to_pil
+
+ORIGIN_LABELS = {
+    TokenOrigin.TARGET: "the target's own",
+    TokenOrigin.ACCEPTED: "drafted, verified",
+    TokenOrigin.RELAXED: "drafted, accepted by relaxation",
+    TokenOrigin.UNVERIFIED: "drafted, never verified",
+}
+"""Colours are those of `vargen.drawing.trace_image`."""
+
+MAX_FRAMES = 16
+"""Frames that are shown; of more, some, evenly spread."""
+
+_WIDTH = 1080
+_MARGIN = 28
+_FRAMES_A_ROW = 8
+_FRAME_GAP = 6
+_FONT_SIZE, _SMALL_FONT_SIZE, _TITLE_FONT_SIZE = 21, 15, 18
+_LINE_HEIGHT = 44
+_WORD_HEIGHT = 28
+_WORD_GAP = 5
+_PADDING = 4
+_BAR_HEIGHT = 5
+_LEGEND_LINE = 26
+_INK, _FAINT_INK, _PAPER, _RULE = (34, 34, 38), (105, 108, 114), (255, 255, 255), (222, 224, 228)
+_RELEVANT = (112, 196, 130)
+_MARKS = tuple(".,;:!?)]}%'\u2019\u201d\u2026")
+# Two conventions of writing a space, and one of writing a line break, in the tokens themselves.
+_SPELLINGS = str.maketrans({"\u0120": " ", "\u2581": " ", "\u010a": "\n"})
+
+_Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
+
+
+@dataclass(frozen=True)
+class _Box:
+    """A token in its place: `left` and `width` in pixels, `line` of the text, `offset` of the text in the box."""
+
+    token: int
+    text: str
+    left: int
+    line: int
+    width: int
+    offset: int
+
+
+def draw_answer(
+    frames: Tensor, tokens: Sequence[str], origins: Sequence[TokenOrigin], relevance: Sequence[float] | None, title: str
+) -> Image.Image:
+    """The frames of a video above the words of an answer.
+
+    A bar under each token has the colour of how it was decided. Its background is the greener, the more relevant it is
+    to what is seen: white for the least relevant of this answer, full for the most.
+
+    Args:
+        frames: [F, 3, H, W], float in [0, 1], F at least 1.
+        tokens: the texts of the answer's tokens; a space at the start of a token begins a word. Where no token has one,
+            every token is a word.
+        origins: one a token.
+        relevance: one a token, of any scale, nan where it is not known; None: no backgrounds.
+        title: of the picture, such as the question, the method and its figures; line breaks are kept.
+
+    Raises:
+        ValueError: another number of origins or relevances than tokens.
+    """
+    if len(origins) != len(tokens):
+        raise ValueError(f"origins: {len(origins)} given for {len(tokens)} tokens; give one each")
+    if relevance is not None and len(relevance) != len(tokens):
+        raise ValueError(f"relevance: {len(relevance)} given for {len(tokens)} tokens; give one each")
+    font, small = ImageFont.load_default(_FONT_SIZE), ImageFont.load_default(_SMALL_FONT_SIZE)
+    title_font = ImageFont.load_default(_TITLE_FONT_SIZE)
+    strip = _frame_strip(to_pil(frames))
+    boxes = _flow(tokens, font)
+    shares = _within_answer(relevance)
+    title_lines = _wrap(title, title_font)
+
+    title_top = _MARGIN + strip.height + _MARGIN // 2
+    title_height = len(title_lines) * (_TITLE_FONT_SIZE + 8)
+    text_top = title_top + title_height + _MARGIN // 2
+    text_height = (max((box.line for box in boxes), default=0) + 1) * _LINE_HEIGHT
+    legend_top = text_top + text_height + _MARGIN // 2
+    legend_height = _LEGEND_LINE * (2 + (relevance is not None)) + _MARGIN // 2
+    sheet = Image.new("RGB", (_WIDTH, legend_top + legend_height + _MARGIN), _PAPER)
+    draw = ImageDraw.Draw(sheet)
+
+    sheet.paste(strip, (_MARGIN, _MARGIN))
+    for number, line in enumerate(title_lines):
+        place = (_MARGIN, title_top + number * (_TITLE_FONT_SIZE + 8))
+        draw.text(place, line, fill=_FAINT_INK if number else _INK, font=title_font)
+    for box in boxes:
+        share = None if shares is None else shares[box.token]
+        _draw_token(draw, box, (_MARGIN, text_top), origins[box.token], share, font)
+    draw.line((_MARGIN, legend_top, _WIDTH - _MARGIN, legend_top), fill=_RULE)
+    _draw_legend(draw, legend_top + _MARGIN // 2, origins, shares is not None, small)
+    return sheet
+
+
+def relevance_colour(share: float) -> tuple[int, int, int]:
+    """The background of a token that lies this share, 0 to 1, of the way from the least relevant to the most."""
+    red, green, blue = (round(white + share * (full - white)) for white, full in zip(_PAPER, _RELEVANT, strict=True))
+    return red, green, blue
+
+
+def _within_answer(relevance: Sequence[float] | None) -> list[float | None] | None:
+    """Shares between the least and the most; None for what is not known."""
+    if relevance is None:
+        return None
+    known = [value for value in relevance if not math.isnan(value)]
+    low, high = min(known, default=0.0), max(known, default=0.0)
+    return [None if math.isnan(value) else (value - low) / (high - low) if high > low else 0.0 for value in relevance]
+
+
+def _frame_strip(frames: Sequence[Image.Image]) -> Image.Image:
+    """The frames in rows as wide as the text; at most `MAX_FRAMES`."""
+    count = min(len(frames), MAX_FRAMES)
+    chosen = [frames[number * len(frames) // count] for number in range(count)]
+    across = min(count, _FRAMES_A_ROW)
+    inner = _WIDTH - 2 * _MARGIN
+    # Few frames are not blown up: no wider than a quarter of the picture.
+    width = min((inner - (across - 1) * _FRAME_GAP) // across, inner // 4)
+    height = max(1, round(width * chosen[0].height / chosen[0].width))
+    rows = math.ceil(count / across)
+    strip = Image.new("RGB", (inner, rows * (height + _FRAME_GAP) - _FRAME_GAP), _PAPER)
+    for number, frame in enumerate(chosen):
+        row, column = divmod(number, across)
+        picture = frame.resize((width, height), Image.Resampling.LANCZOS)
+        strip.paste(picture, (column * (width + _FRAME_GAP), row * (height + _FRAME_GAP)))
+    return strip
+
+
+def _flow(tokens: Sequence[str], font: _Font) -> list[_Box]:
+    """Tokens in lines, broken between words and after line breaks; the tokens of a word stay together if they can."""
+    texts = [token.translate(_SPELLINGS) for token in tokens]
+    if not any(text[:1].isspace() for text in texts):
+        texts = [text if number == 0 or text.startswith(_MARKS) else f" {text}" for number, text in enumerate(texts)]
+    boxes: list[_Box] = []
+    left, line = 0, 0
+    for word in _words(texts):
+        shown = [texts[number].strip() or ("\\n" if "\n" in texts[number] else "") for number in word]
+        # Only the ends of a word are padded, so that its tokens look like one.
+        before = [_PADDING if number == word[0] else 0 for number in word]
+        after = [_PADDING if number == word[-1] else 0 for number in word]
+        widths = [
+            math.ceil(font.getlength(text)) + start + end for text, start, end in zip(shown, before, after, strict=True)
+        ]
+        if left and left + sum(widths) > _WIDTH - 2 * _MARGIN:
+            left, line = 0, line + 1
+        for number, text, width, start in zip(word, shown, widths, before, strict=True):
+            if left and left + width > _WIDTH - 2 * _MARGIN:  # a word longer than a line
+                left, line = 0, line + 1
+            boxes.append(_Box(number, text, left, line, width, start))
+            left += width
+        left += _WORD_GAP
+        if "\n" in texts[word[-1]]:
+            left, line = 0, line + 1
+    return boxes
+
+
+def _words(texts: Sequence[str]) -> list[list[int]]:
+    """Numbers of tokens, word by word; a token that is a line break is a word."""
+    words: list[list[int]] = []
+    for number, text in enumerate(texts):
+        if not words or text[:1].isspace() or "\n" in texts[number - 1]:
+            words.append([])
+        words[-1].append(number)
+    return words
+
+
+def _draw_token(
+    draw: ImageDraw.ImageDraw,
+    box: _Box,
+    corner: tuple[int, int],
+    origin: TokenOrigin,
+    share: float | None,
+    font: _Font,
+) -> None:
+    left, top = corner[0] + box.left, corner[1] + box.line * _LINE_HEIGHT
+    right = left + box.width - 1
+    if share is not None:
+        draw.rectangle((left, top, right, top + _WORD_HEIGHT), fill=relevance_colour(share))
+    # Two pixels of white between bars show where a token ends within a word.
+    bar = (left, top + _WORD_HEIGHT + 2, right - 2, top + _WORD_HEIGHT + 1 + _BAR_HEIGHT)
+    draw.rectangle(bar, fill=ORIGIN_COLOURS[origin])
+    draw.text((left + box.offset, top + 1), box.text, fill=_INK, font=font)
+
+
+def _draw_legend(
+    draw: ImageDraw.ImageDraw, top: int, origins: Sequence[TokenOrigin], with_relevance: bool, font: _Font
+) -> None:
+    """What bars and backgrounds mean, with counts."""
+    column = (_WIDTH - 2 * _MARGIN) // 2
+    for number, (origin, label) in enumerate(ORIGIN_LABELS.items()):
+        left, height = _MARGIN + number % 2 * column, top + number // 2 * _LEGEND_LINE
+        draw.rectangle((left, height + 8, left + 25, height + 8 + _BAR_HEIGHT - 1), fill=ORIGIN_COLOURS[origin])
+        draw.text((left + 36, height), f"{label}: {origins.count(origin)}", fill=_INK, font=font)
+    if not with_relevance:
+        return
+    height, steps = top + 2 * _LEGEND_LINE, 100
+    before = "background: least"
+    draw.text((_MARGIN, height), before, fill=_INK, font=font)
+    left = _MARGIN + math.ceil(font.getlength(before)) + 8
+    for step in range(steps):
+        draw.rectangle((left + step, height + 2, left + step, height + 16), fill=relevance_colour(step / (steps - 1)))
+    draw.rectangle((left, height + 2, left + steps - 1, height + 16), outline=_RULE)
+    draw.text((left + steps + 8, height), "most relevant to what is seen, within this answer", fill=_INK, font=font)
+
+
+def _wrap(text: str, font: _Font) -> list[str]:
+    """Lines no wider than the picture."""
+    lines = []
+    for paragraph in text.splitlines():
+        line = ""
+        for word in paragraph.split():
+            longer = f"{line} {word}".strip()
+            if line and font.getlength(longer) > _WIDTH - 2 * _MARGIN:
+                lines.append(line)
+                longer = word
+            line = longer
+        lines.append(line)
+    return lines

@@ -1,0 +1,366 @@
+"""The run behind `vargen evaluate`: make, measure, score, each in shares that any number of processes take.
+
+Belongs here: the order of work and what a run's folder holds. Does not belong here: options and reports
+(`vargen.commands.evaluate`), measuring and the reference (`vargen.jobs.quality`), files (`vargen.runs.picture_job`).
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from metrics.errors import DataError
+from metrics.frechet import GaussianStatistics
+from metrics.images import ImageArray, ImageFolder, open_images, read_image, unreadable
+from metrics.protocol import Protocol
+from metrics.provenance import provenance
+from metrics.quality import Reference
+from metrics.speculation import CallRecord, summarise
+from vargen.errors import UserError
+from vargen.jobs.benchmark import BenchmarkCase, call_pipeline, file_cases, scene_cases
+from vargen.jobs.quality import (
+    MEASURE_BATCH,
+    Networks,
+    RenderedReference,
+    against_plain,
+    gather,
+    load_networks,
+    measure,
+    open_reference,
+    reference_features,
+    save_statistics,
+    score,
+    stored_statistics,
+)
+from vargen.methods.catalogue import MethodConfig
+from vargen.models.model_folder import read_json, weights_fingerprint
+from vargen.pipelines.llamagen import LlamaGenPipeline, PromptWarning
+from vargen.pipelines.loading import load_pipeline
+from vargen.prompts import read_column
+from vargen.resources import find_model, shipped_clip
+from vargen.runs.picture_job import BatchStore, PictureJob, Share, digest
+from vargen.runs.processes import Processes
+from vargen.runs.progress import Progress, progress
+from vargen.world.judge.judge import load_judge
+
+if TYPE_CHECKING:
+    from vargen.commands.evaluate import EvaluateConfig
+
+GIVEN = "given"
+"""The label of pictures that were not made here."""
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What every step of one evaluation needs."""
+
+    config: EvaluateConfig
+    protocol: Protocol
+    cases: Sequence[BenchmarkCase]
+    networks: Networks
+    processes: Processes
+    quiet: bool
+
+    @property
+    def share(self) -> Share:
+        return Share(self.processes.rank, self.processes.count)
+
+    @property
+    def captions(self) -> list[str | int | None]:
+        """What each picture was made from."""
+        return [case.prompt if case.class_label is None else case.class_label for case in self.cases]
+
+    def progress(self, batches: int, unit: str) -> AbstractContextManager[Progress]:
+        """Counts this process's share of so many batches."""
+        return progress(len(self.share.of(range(batches))), unit, self.quiet)
+
+
+def evaluate_quality(
+    config: EvaluateConfig,
+    protocol: Protocol,
+    methods: Mapping[str, MethodConfig],
+    processes: Processes,
+    quiet: bool,
+) -> list[dict[str, Any]]:
+    """One row a method, on the main process; none on the others.
+
+    Raises:
+        UserError: data that does not fit the protocol, a network that is missing, a folder of other pictures.
+    """
+    model_folder = None if config.images is not None else find_model(config.model)
+    cases = _cases(config, protocol, model_folder)
+    run = _Run(config, protocol, cases, _networks(config, protocol, processes), processes, quiet)
+    path = None if config.reference is None else Path(config.reference)
+    given = open_reference(protocol, path)  # before anything is made, so that a wrong one costs nothing
+
+    jobs: dict[str, PictureJob] = {}
+    if model_folder is None:
+        pictures = _GivenPictures(config, cases)
+        sources: dict[str, _MadePictures | _GivenPictures] = {GIVEN: pictures}
+        side = pictures.side
+    else:
+        jobs, side = _make_pictures(run, methods, model_folder)
+        sources = {label: _MadePictures(job) for label, job in jobs.items()}
+    measured = {label: _measure(run, label, source) for label, source in sources.items()}
+    if given is None and path is not None:
+        reference, notes = _stored_reference(run, path)
+    else:
+        rendered = RenderedReference(protocol.reference_count or 0, protocol.resolution or side)
+        reference, notes = _measured_reference(run, given or rendered), []
+    if not processes.is_main:
+        return []
+
+    dimensions = run.networks.extractors[protocol.extractor].num_features
+    notes += protocol.warnings(len(cases), dimensions, reference.statistics.count)
+    calls = {label: [CallRecord(**record) for record in job.call_records()] for label, job in jobs.items()}
+    rows = []
+    for label in sources:
+        row = {
+            "method": label,
+            "count": len(cases),
+            "protocol": protocol.to_dict(),
+            "resolution": protocol.resolution or side,
+            "reference": {"source": config.reference or protocol.reference, "count": reference.statistics.count},
+            **score(protocol, measured[label], reference, config.bootstrap),
+            "networks": run.networks.identity(),
+            "warnings": notes,
+        }
+        if "ar" in measured and label != "ar":
+            row["against_plain"] = against_plain(measured[label], measured["ar"], protocol, config.bootstrap)
+        if label in jobs:
+            row["exact"] = methods[label].exact
+            row["decoding"] = summarise(calls[label], calls.get("ar"))
+            row["settings"] = {name: value for name, value in jobs[label].settings.items() if name != "captions"}
+        rows.append({**row, "provenance": provenance()})
+    for note in notes:
+        print(f"vargen: warning: {note}", file=sys.stderr)
+    return rows
+
+
+def _cases(config: EvaluateConfig, protocol: Protocol, model_folder: Path | None) -> list[BenchmarkCase]:
+    """What each picture shows. Raises UserError where the protocol asks for others."""
+    count = config.count or protocol.count
+    if protocol.captions == "scenes":
+        if config.captions_file is not None:
+            raise UserError(f"captions_file: {protocol.name} composes its own captions; use another preset for a file")
+        cases = scene_cases(count or (len(_open_given(config)) if config.images else 2000), config.seed)
+    elif protocol.captions == "class_labels":
+        cases = _class_cases(config, count)
+    else:
+        if config.captions_file is None:
+            raise UserError(f"captions_file: {protocol.name} needs captions; name a .txt, .csv, .tsv or .jsonl file")
+        cases = file_cases(config.captions_file)
+        if count is not None and len(cases) < count:
+            raise UserError(f"captions_file: {config.captions_file} holds {len(cases):,} captions, {count:,} are asked")
+        cases = cases[:count]
+    try:
+        protocol.check_count(len(cases))
+        if protocol.captions == "file":
+            assert config.captions_file is not None
+            groups = read_column(config.captions_file, ("image_id", "id", "file_name"))
+            protocol.check_captions([case.prompt or "" for case in cases], groups)
+    except DataError as error:
+        raise UserError(str(error)) from error
+    if model_folder is not None:
+        by_class = read_json(model_folder / "transformer" / "config.json").get("condition_type") == "class"
+        if by_class != (protocol.captions == "class_labels"):
+            kind = "class labels" if by_class else "text"
+            raise UserError(f"preset: the model is conditioned on {kind}, which {protocol.name} does not give")
+    if len(cases) < 2:
+        raise UserError("count: one picture has no spread; give 2 or more")
+    return cases
+
+
+def _class_cases(config: EvaluateConfig, count: int | None) -> list[BenchmarkCase]:
+    """Random labels, as the published protocol draws them (not so many of each class)."""
+    count = count or 2000
+    num_classes = 1000
+    if config.images is None:
+        transformer = read_json(find_model(config.model) / "transformer" / "config.json")
+        num_classes = transformer.get("num_classes", num_classes)
+    generator = torch.Generator().manual_seed(config.seed)
+    labels = torch.randint(num_classes, (count,), generator=generator).tolist()
+    return [BenchmarkCase(class_label=label) for label in labels]
+
+
+def _networks(config: EvaluateConfig, protocol: Protocol, processes: Processes) -> Networks:
+    judge = load_judge(None, "cpu") if protocol.judge else None
+    clip = None if config.clip is None else Path(config.clip)
+    if clip is None and protocol.captions == "scenes":
+        clip = shipped_clip()
+    return load_networks(
+        protocol,
+        processes.device,
+        clip=clip,
+        inception_weights=None if config.inception_weights is None else Path(config.inception_weights),
+        vgg_weights=None if config.vgg_weights is None else Path(config.vgg_weights),
+        judge=judge,
+    )
+
+
+def _make_pictures(
+    run: _Run, methods: Mapping[str, MethodConfig], model_folder: Path
+) -> tuple[dict[str, PictureJob], int]:
+    """Every method's folder with all its pictures, and their side."""
+    config, processes = run.config, run.processes
+    pipeline, device, dtype = load_pipeline(model_folder, str(processes.device), config.dtype)
+    defaults = pipeline.config
+    shared = {
+        "weights": weights_fingerprint(model_folder),
+        "seed": config.seed,
+        "dtype": dtype,
+        "device": device.split(":")[0],
+        **{
+            name: defaults[f"default_{name}"] if getattr(config, name) is None else getattr(config, name)
+            for name in ("guidance_scale", "top_k")
+        },
+        "temperature": config.temperature,
+        "top_p": config.top_p,
+        "captions": run.captions,
+    }
+    jobs = {
+        label: PictureJob(
+            Path(config.output) / label, {"method": method.to_dict(), **shared}, len(run.cases), config.batch_size
+        )
+        for label, method in methods.items()
+    }
+    for job in jobs.values():
+        job.check_settings()
+        if processes.is_main:
+            job.begin()
+    processes.wait()
+
+    batches = sum(len(job.tokens.batches) for job in jobs.values())
+    with run.progress(batches, "batches of pictures") as shown, warnings.catch_warnings():
+        warnings.simplefilter("ignore", PromptWarning)
+        for label, job in jobs.items():
+            _make_share(run, job, methods[label], pipeline, shared, shown)
+    processes.wait()
+    return jobs, pipeline.image_size
+
+
+def _make_share(
+    run: _Run,
+    job: PictureJob,
+    method: MethodConfig,
+    pipeline: LlamaGenPipeline,
+    shared: Mapping[str, Any],
+    shown: Progress,
+) -> None:
+    """This process's batches of one method: tokens, then their pictures."""
+    sampling = {name: shared[name] for name in ("guidance_scale", "temperature", "top_k", "top_p")}
+
+    def make(_batch: int, indices: range) -> tuple[dict[str, Any], dict[str, Any]]:
+        chosen = [run.cases[index] for index in indices]
+        output, record = call_pipeline(
+            pipeline, method, chosen, shared["seed"] + indices[0], output_type="latent", **sampling
+        )
+        return {"tokens": output.tokens.cpu().numpy().astype(np.int32)}, record.to_dict()
+
+    def decode(tokens: Any) -> Any:
+        return pipeline.decode_tokens(torch.from_numpy(tokens).long()[None].to(pipeline.device))[0]
+
+    job.tokens.work(run.share, make, lambda count: shown.advance())
+    for batch in run.share.of(range(len(job.tokens.batches))):
+        job.save_pictures(batch, decode)
+
+
+class _MadePictures:
+    """Pictures of a job, for measuring."""
+
+    def __init__(self, job: PictureJob) -> None:
+        self.job = job
+
+    def read(self, indices: Sequence[int]) -> list[Tensor]:
+        return [read_image(self.job.image_path(index)) for index in indices]
+
+    def store(self, key: str, batch_size: int) -> BatchStore:
+        return BatchStore(self.job.path / "measured" / key, self.job.count, batch_size)
+
+
+class _GivenPictures:
+    """Pictures that were made elsewhere, for measuring.
+
+    Raises:
+        UserError: another number than there are captions, or files that cannot be read, all of them counted.
+    """
+
+    def __init__(self, config: EvaluateConfig, cases: Sequence[BenchmarkCase]) -> None:
+        self.pictures = _open_given(config)
+        self.output = Path(config.output)
+        if isinstance(self.pictures, ImageFolder):
+            broken = unreadable(self.pictures.files)
+            if broken:
+                names = ", ".join(str(path) for path in broken[:3]) + (", ..." if len(broken) > 3 else "")
+                raise UserError(f"images: {len(broken)} of {len(self.pictures)} files cannot be read: {names}")
+        if len(self.pictures) != len(cases):
+            raise UserError(
+                f"images: {config.images} holds {len(self.pictures):,} pictures, but there are {len(cases):,} captions"
+            )
+        self.digest = self.pictures.digest()
+        self.side = int(self.pictures.read([0])[0].shape[-1])
+
+    def read(self, indices: Sequence[int]) -> list[Tensor]:
+        return self.pictures.read(indices)
+
+    def store(self, key: str, batch_size: int) -> BatchStore:
+        return BatchStore(self.output / GIVEN / "measured" / digest([key, self.digest]), len(self.pictures), batch_size)
+
+
+def _open_given(config: EvaluateConfig) -> ImageFolder | ImageArray:
+    assert config.images is not None
+    try:
+        return open_images(Path(config.images))
+    except DataError as error:
+        raise UserError(f"images: {error}") from error
+
+
+def _measure(run: _Run, label: str, source: _MadePictures | _GivenPictures) -> dict[str, Tensor]:
+    """Everything read off one method's pictures, in their order."""
+    protocol, networks = run.protocol, run.networks
+    how = [protocol.to_dict(), networks.identity(), run.captions, networks.judge is not None]
+    store = source.store(digest(how), MEASURE_BATCH)
+
+    def make(_batch: int, indices: range) -> tuple[dict[str, Any], dict[str, Any]]:
+        try:
+            return measure(source.read(indices), [run.cases[index] for index in indices], protocol, networks), {}
+        except DataError as error:
+            raise UserError(f"{label}: {error}") from error
+
+    with run.progress(len(store.batches), f"batches of {label} measured") as shown:
+        store.work(run.share, make, lambda count: shown.advance())
+    run.processes.wait()
+    return gather(store, run.share, len(run.cases), run.processes.device)
+
+
+def _stored_reference(run: _Run, path: Path) -> tuple[Reference, list[str]]:
+    """The reference of a file of statistics, and warnings about it."""
+    statistics, notes = stored_statistics(path, run.protocol, run.networks)
+    if run.protocol.manifold_extractor is not None:
+        notes.append("reference: statistics hold no features; precision and recall are left out")
+    return Reference(statistics, None), notes
+
+
+def _measured_reference(run: _Run, pictures: ImageFolder | ImageArray | RenderedReference) -> Reference:
+    """The reference of pictures; its statistics are kept beside the scores."""
+    protocol, networks, processes = run.protocol, run.networks, run.processes
+    with run.progress(-(-len(pictures) // MEASURE_BATCH), "batches of the reference") as shown:
+        features = reference_features(
+            pictures, protocol, networks, run.share, processes.wait, processes.device, lambda count: shown.advance()
+        )
+    try:
+        statistics = GaussianStatistics.of(features[protocol.extractor])
+    except DataError as error:
+        raise UserError(f"reference: {error}") from error
+    if processes.is_main:
+        save_statistics(Path(run.config.output) / "reference.npz", statistics, protocol, networks)
+    return Reference(statistics, None if protocol.manifold_extractor is None else features[protocol.manifold_extractor])

@@ -1,0 +1,349 @@
+"""From pictures on disk to the figures of a protocol, in shares that any number of processes can take.
+
+Belongs here: loading the protocol's networks, measuring batches of pictures, the reference and its cache, and gathering
+what all processes measured. Does not belong here: the figures' formulas (`metrics`), making pictures, and options
+(`vargen.commands.evaluate`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from metrics.bootstrap import bootstrap_interval
+from metrics.clip_score import clip_scores
+from metrics.errors import DataError
+from metrics.extractors import INCEPTION_RESIZINGS, CLIPFeatures, FeatureExtractor, InceptionFeatures, VGGFeatures
+from metrics.feature_bank import FeatureBank
+from metrics.frechet import GaussianStatistics
+from metrics.images import ImageArray, ImageFolder, open_images, open_npz, resize
+from metrics.protocol import Protocol
+from metrics.quality import Reference, figure, mean_figure, score_pictures
+from vargen.errors import UserError
+from vargen.jobs.benchmark import BenchmarkCase
+from vargen.methods.step_costs import cache_folder
+from vargen.runs.files import atomic_path
+from vargen.runs.picture_job import Arrays, BatchStore, Share, digest
+from vargen.world.judge.judge import SceneJudge, read_images
+from vargen.world.judge.report import PROMPT_SEED
+from vargen.world.judge.verdict import KINDS, judge_claims
+from vargen.world.scenes.renderer import SceneRenderer
+from vargen.world.scenes.scene import sample_scene
+
+REFERENCE_SEED = PROMPT_SEED + 500_000_000
+"""First seed of the scenes that are rendered as a reference, away from those behind prompts."""
+MEASURE_BATCH = 64
+"""Pictures measured together; fixed, since the last bits of a feature depend on it."""
+
+
+@dataclass(frozen=True)
+class Networks:
+    """What reads the pictures.
+
+    Args:
+        extractors: by the names that protocols use.
+        judge: reads scenes; None where claims are not judged.
+    """
+
+    extractors: dict[str, FeatureExtractor]
+    judge: SceneJudge | None
+
+    def identity(self) -> dict[str, str]:
+        """What a result records, and what a cache depends on."""
+        return {name: extractor.identity for name, extractor in self.extractors.items()}
+
+
+def load_networks(
+    protocol: Protocol,
+    device: torch.device,
+    *,
+    clip: Path | None,
+    inception_weights: Path | None,
+    vgg_weights: Path | None,
+    judge: SceneJudge | None,
+) -> Networks:
+    """Every network the protocol needs.
+
+    Raises:
+        UserError: a file that is needed is not named, missing or of another layout.
+    """
+
+    def load(name: str) -> FeatureExtractor:
+        if name == "clip":
+            if clip is None:
+                raise UserError(f"clip: {protocol.name} needs a CLIP model; name the folder of one")
+            return CLIPFeatures(clip, device)
+        if name == "vgg16":
+            if vgg_weights is None:
+                raise UserError(f"vgg_weights: {protocol.name} needs torchvision's VGG16; name a file of its weights")
+            return VGGFeatures(vgg_weights, device)
+        return InceptionFeatures(inception_weights, INCEPTION_RESIZINGS[name], device)
+
+    try:
+        return Networks({name: load(name) for name in protocol.extractors}, judge)
+    except DataError as error:
+        raise UserError(str(error)) from error
+
+
+def measure(
+    pictures: Sequence[Tensor], cases: Sequence[BenchmarkCase], protocol: Protocol, networks: Networks
+) -> Arrays:
+    """What is read off pictures uint8 `[3, H, W]` and their captions.
+
+    Returns:
+        `features_NAME` fp32 `[B, D]` by extractor; `text` fp32 `[B, D]` where CLIP score is made; `verdicts` int16
+        `[B, 2 * kinds]`, claims borne out and claims made by kind, where pictures are judged.
+    """
+    side = protocol.resolution or pictures[0].shape[-1]
+    resized = resize(pictures, protocol.resizer, side)
+    arrays = {f"features_{name}": each(resized).numpy() for name, each in networks.extractors.items()}
+    if protocol.clip_score is not None and cases:
+        clip = networks.extractors["clip"]
+        assert isinstance(clip, CLIPFeatures)
+        arrays["text"] = clip.encode_text([protocol.clip_score.prefix + (case.prompt or "") for case in cases]).numpy()
+    if networks.judge is not None and cases:
+        readings = read_images(networks.judge, torch.stack(list(pictures)).float() / 255)
+        arrays["verdicts"] = np.stack(
+            [_count_claims(reading, case) for reading, case in zip(readings, cases, strict=True)]
+        )
+    return arrays
+
+
+def _count_claims(reading: Any, case: BenchmarkCase) -> np.ndarray:
+    """Right and made, by kind; zeros for a caption that nobody can judge."""
+    counts = np.zeros((len(KINDS), 2), dtype=np.int16)
+    if case.claims is not None:
+        verdict = judge_claims(reading, case.claims, case.object_count)
+        for check in verdict.checks:
+            counts[KINDS.index(check.kind)] += (check.right, 1)
+        counts[KINDS.index("prompt")] += (verdict.right, 1)
+    return counts.reshape(-1)
+
+
+def gather(store: BatchStore, share: Share, num_items: int, device: torch.device) -> dict[str, Tensor]:
+    """All arrays of a store in the order of the pictures, on the CPU; every process reads its share and gets all."""
+    own = [(store.batches[batch], store.read(batch)[0]) for batch in share.of(range(len(store.batches)))]
+    # Every process asks for the same arrays in the same order, also one that has no batch of its own.
+    names = sorted(store.read(0)[0])
+    width = {name: store.read(0)[0][name].shape[1] for name in names}
+    gathered = {}
+    for name in names:
+        bank = FeatureBank(num_items).to(device)
+        for indices, arrays in own:
+            bank.update(
+                torch.tensor(list(indices), device=device), torch.from_numpy(arrays[name].astype(np.float32)).to(device)
+            )
+        if not own:
+            bank.update(torch.zeros(0, dtype=torch.long, device=device), torch.zeros(0, width[name], device=device))
+        try:
+            gathered[name] = bank.compute().cpu()
+        except DataError as error:
+            raise UserError(str(error)) from error
+    return gathered
+
+
+@dataclass(frozen=True)
+class RenderedReference:
+    """Renders of held-out scenes.
+
+    Args:
+        count: how many.
+        side: in pixels.
+    """
+
+    count: int
+    side: int
+
+    def __len__(self) -> int:
+        return self.count
+
+    def read(self, indices: Sequence[int]) -> list[Tensor]:
+        """Pictures by number, uint8 `[3, side, side]`."""
+        scenes = [sample_scene(REFERENCE_SEED + index, "heldout") for index in indices]
+        return list((SceneRenderer(self.side)(scenes).images.clamp(0, 1) * 255).round().to(torch.uint8))
+
+    def digest(self) -> str:
+        return digest(["renders", self.count, self.side, REFERENCE_SEED])
+
+
+def open_reference(protocol: Protocol, path: Path | None) -> ImageFolder | ImageArray | None:
+    """Given pictures of the reference; None where they are rendered, or where `path` holds statistics.
+
+    Raises:
+        UserError: none is named where one is needed, one where none is, or it cannot be read.
+    """
+    if protocol.reference == "renders":
+        if path is not None:
+            raise UserError(f"reference: {protocol.name} compares with renders; use another preset to name pictures")
+        return None
+    if path is None:
+        raise UserError(f"reference: {protocol.name} needs a folder of pictures, or an .npz of pictures or statistics")
+    try:
+        if path.suffix == ".npz":
+            with open_npz(path) as arrays:
+                if "mu" in arrays:
+                    return None
+        return open_images(path)
+    except DataError as error:
+        raise UserError(f"reference: {error}") from error
+
+
+def reference_features(
+    pictures: ImageFolder | ImageArray | RenderedReference,
+    protocol: Protocol,
+    networks: Networks,
+    share: Share,
+    wait: Callable[[], None],
+    device: torch.device,
+    advance: Callable[[int], None] = lambda count: None,
+) -> dict[str, Tensor]:
+    """Features of the reference by extractor, `[N, D]`, from the cache or measured now and cached.
+
+    The cache goes by content: pictures, resizing and networks; a changed picture is another reference.
+    """
+    wanted = [name for name in dict.fromkeys((protocol.extractor, protocol.manifold_extractor)) if name is not None]
+    identity = [pictures.digest(), protocol.resizer, protocol.resolution]
+    identity += [networks.extractors[name].identity for name in wanted]
+    store = BatchStore(cache_folder() / "references" / digest(identity), len(pictures), MEASURE_BATCH)
+    only = Networks({name: networks.extractors[name] for name in wanted}, None)
+
+    def make(_batch: int, indices: range) -> tuple[Arrays, dict[str, Any]]:
+        try:
+            return measure(pictures.read(indices), [], protocol, only), {}
+        except DataError as error:
+            raise UserError(f"reference: {error}") from error
+
+    store.work(share, make, advance)
+    wait()
+    gathered = gather(store, share, len(pictures), device)
+    return {name: gathered[f"features_{name}"] for name in wanted}
+
+
+def stored_statistics(path: Path, protocol: Protocol, networks: Networks) -> tuple[GaussianStatistics, list[str]]:
+    """Statistics from a file, and warnings about what the file does not say.
+
+    Raises:
+        UserError: the file says that it was made with another network or resizing.
+    """
+    try:
+        statistics = GaussianStatistics.load(path)
+        with open_npz(path) as arrays:
+            note = json.loads(arrays["made_with"].tobytes()) if "made_with" in arrays else None
+    except (DataError, ValueError) as error:
+        raise UserError(f"reference: {error}") from error
+    if note is None:
+        return statistics, [f"reference: {path} does not say how it was made; its resizing is taken on trust"]
+    now = made_with(protocol, networks)
+    for name, value in now.items():
+        if note.get(name) != value:
+            raise UserError(
+                f"reference: {path} was made with {name} {note.get(name)!r}, but {protocol.name} uses {value!r}; "
+                "make it again from its pictures"
+            )
+    return statistics, []
+
+
+def made_with(protocol: Protocol, networks: Networks) -> dict[str, Any]:
+    """What statistics depend on beside the pictures."""
+    return {
+        "resizer": protocol.resizer,
+        "resolution": protocol.resolution,
+        "extractor": networks.extractors[protocol.extractor].identity,
+    }
+
+
+def save_statistics(path: Path, statistics: GaussianStatistics, protocol: Protocol, networks: Networks) -> None:
+    """Write statistics as `stored_statistics` reads them, whole or not at all."""
+    note = np.frombuffer(json.dumps(made_with(protocol, networks)).encode(), dtype=np.uint8)
+    arrays = {"mu": statistics.mean.numpy(), "sigma": statistics.covariance.numpy(), "made_with": note}
+    with atomic_path(path) as temporary, open(temporary, "wb") as file:
+        np.savez(file, **{"count": np.array(statistics.count or 0), **arrays})  # type: ignore[arg-type]  # numpy names one keyword
+
+
+def score(protocol: Protocol, measured: dict[str, Tensor], reference: Reference | None, draws: int) -> dict[str, Any]:
+    """Figures of one set of pictures from what `measure` read off them.
+
+    Raises:
+        UserError: too few pictures.
+    """
+    features = {name: measured[f"features_{name}"] for name in protocol.extractors}
+    try:
+        scores = score_pictures(protocol, features, reference, measured.get("text"), draws)
+    except DataError as error:
+        raise UserError(str(error)) from error
+    if "verdicts" in measured:
+        scores |= judge_scores(measured["verdicts"], draws)
+    return scores
+
+
+def judge_scores(verdicts: Tensor, draws: int) -> dict[str, Any]:
+    """`judge_accuracy` (share of claims), `judge_prompts` (share of prompts) and `judge` (share by kind).
+
+    Claims of one picture stand or fall together, so the intervals draw pictures, not claims.
+    """
+
+    def share_of(kinds: Sequence[int]) -> dict[str, Any] | None:
+        if not _claims(verdicts, kinds)[1].sum():
+            return None
+        shares = _Shares(verdicts, kinds)
+        value = shares(torch.arange(len(verdicts)))
+        return figure(value, bootstrap_interval(value, len(verdicts), shares, draws))
+
+    by_kind = {kind: share_of([number]) for number, kind in enumerate(KINDS)}
+    return {
+        "judge_accuracy": share_of(_SAID),
+        "judge_prompts": by_kind["prompt"],
+        "judge": {kind: value for kind, value in by_kind.items() if value is not None},
+    }
+
+
+def against_plain(
+    measured: dict[str, Tensor], plain: dict[str, Tensor], protocol: Protocol, draws: int
+) -> dict[str, Any]:
+    """How much more a method's pictures have than plain decoding's of the same captions: `judge_accuracy` (share of
+    claims) and `clip_score`. Captions are drawn in pairs, so how hard they are cancels out of the interval."""
+    differences: dict[str, Any] = {}
+    if "verdicts" in measured:
+        ours, theirs = (_Shares(each["verdicts"], _SAID) for each in (measured, plain))
+        count = len(measured["verdicts"])
+
+        def over(chosen: Tensor) -> float:
+            return ours(chosen) - theirs(chosen)
+
+        value = over(torch.arange(count))
+        differences["judge_accuracy"] = figure(value, bootstrap_interval(value, count, over, draws))
+    if protocol.clip_score is not None:
+        clip = protocol.clip_score
+        scores = [
+            clip_scores(each["features_clip"], each["text"], clip.scale, clip.clip_at_zero)
+            for each in (measured, plain)
+        ]
+        differences["clip_score"] = mean_figure(scores[0] - scores[1], draws)
+    return differences
+
+
+_SAID = tuple(number for number, kind in enumerate(KINDS) if kind not in ("object_count", "prompt"))
+"""The kinds of claims that captions make."""
+
+
+def _claims(verdicts: Tensor, kinds: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Claims of these kinds borne out and made, `[N]` each."""
+    counts = verdicts.double().reshape(len(verdicts), len(KINDS), 2)[:, list(kinds)].sum(1)
+    return counts[:, 0], counts[:, 1]
+
+
+class _Shares:
+    """The share of claims of some kinds that the pictures chosen bear out."""
+
+    def __init__(self, verdicts: Tensor, kinds: Sequence[int]) -> None:
+        self.right, self.made = _claims(verdicts, kinds)
+
+    def __call__(self, chosen: Tensor) -> float:
+        return float(self.right[chosen].sum() / self.made[chosen].sum().clamp_min(1))

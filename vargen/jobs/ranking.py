@@ -1,0 +1,130 @@
+"""The best of several pictures of one prompt, by something that reads pictures.
+
+Belongs here: scores, and which picture has the highest. Does not belong here: making candidates
+(`vargen.commands.generate`), and judging a method: pictures that were chosen by a reader flatter every figure by it.
+
+Ramesh et al. 2021 ("Zero-shot text-to-image generation", arXiv 2102.12092) draw 512 candidates a caption and keep the
+one that CLIP likes best. Seeds of candidates are far apart, so that each can be made again alone by its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from vargen.errors import UserError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+RANKERS = ("judge", "clip")
+_STRIDE = 2_654_435_761  # odd, near 2^32 / golden ratio: of a seed torch's CPU generator reads the lower 32 bits alone
+_SEEDS = 2**63
+
+
+def candidate_seed(seed: int, candidate: int) -> int:
+    """The seed of a candidate; candidate 0 has the picture's own."""
+    return (seed + candidate * _STRIDE) % _SEEDS
+
+
+class Ranker(Protocol):
+    """Scores pictures against prompts; the higher the better."""
+
+    def check(self, prompts: Sequence[str]) -> None:
+        """Raises UserError for a prompt that cannot be scored."""
+        ...
+
+    def score(self, images: Sequence[Image], prompts: Sequence[str]) -> list[float]:
+        """One score a picture."""
+        ...
+
+
+class JudgeRanker:
+    """The share of what a prompt says about a scene that a recogniser of scenes finds in the picture.
+
+    Where a prompt gives no count, as many objects as it names are expected: who asks for a red sphere wants one. Of
+    pictures with equal shares the one whose objects are plainest comes first: up to half a claim is taken off for the
+    probability that the recogniser leaves to other shapes, colours, materials and sizes, or to there being no object.
+
+    Args:
+        image_size: of the pictures to come.
+
+    Raises:
+        UserError: the shipped recogniser reads pictures of another size.
+    """
+
+    def __init__(self, image_size: int) -> None:
+        from vargen.world.judge.judge import load_judge
+
+        self.judge = load_judge(None, "cpu")
+        if self.judge.config.image_size != image_size:
+            raise UserError(
+                f"ranker: the judge reads pictures of {self.judge.config.image_size} pixels, the model makes "
+                f"{image_size}; use clip"
+            )
+
+    def check(self, prompts: Sequence[str]) -> None:
+        from vargen.world.captions.caption_parser import CaptionError, parse_caption
+
+        for prompt in prompts:
+            try:
+                parse_caption(prompt)
+            except CaptionError as error:
+                raise UserError(f"ranker: the judge cannot tell what {prompt!r} claims ({error}); use clip") from error
+
+    def score(self, images: Sequence[Image], prompts: Sequence[str]) -> list[float]:
+        import numpy as np
+        import torch
+
+        from vargen.world.captions.caption_parser import parse_caption
+        from vargen.world.judge.judge import read_images
+        from vargen.world.judge.verdict import judge_claims
+
+        pixels = torch.stack([torch.from_numpy(np.array(image.convert("RGB"))) for image in images])
+        readings = read_images(self.judge, pixels.permute(0, 3, 1, 2).float() / 255)
+        scores = []
+        for reading, prompt in zip(readings, prompts, strict=True):
+            claims = parse_caption(prompt)
+            verdict = judge_claims(reading, claims, object_count=len(claims.objects))
+            found = [reading.objects[index] for index in verdict.match if index is not None]
+            doubt = 1 - min((item.confidence * item.certainty for item in found), default=0.0)
+            scores.append((sum(check.right for check in verdict.checks) - doubt / 2) / max(len(verdict.checks), 1))
+        return scores
+
+
+class ClipRanker:
+    """CLIP score of picture and prompt.
+
+    Args:
+        folder: a transformers `CLIPModel` with tokenizer and image processor.
+
+    Raises:
+        UserError: no CLIP there.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        from metrics.errors import DataError
+        from metrics.extractors import CLIPFeatures
+
+        try:
+            self.features = CLIPFeatures(folder)
+        except DataError as error:
+            raise UserError(f"clip: {error}") from error
+
+    def check(self, prompts: Sequence[str]) -> None:
+        """Any words will do."""
+
+    def score(self, images: Sequence[Image], prompts: Sequence[str]) -> list[float]:
+        import numpy as np
+        import torch
+
+        from metrics.clip_score import clip_scores
+
+        pixels = [torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1) for image in images]
+        return clip_scores(self.features(torch.stack(pixels)), self.features.encode_text(list(prompts))).tolist()
+
+
+def best(scores: Sequence[float]) -> int:
+    """The place of the highest score, the first of equal ones."""
+    return max(range(len(scores)), key=lambda place: (scores[place], -place))

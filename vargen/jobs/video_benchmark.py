@@ -1,0 +1,229 @@
+"""Methods side by side on the same videos: interleaved, in one process, and what each cost and said.
+
+Belongs here: the order of the calls, what is kept of each, rows out of what was kept. Does not belong here: an answer
+(`answering.py`), definitions that pictures share (`metrics.speculation`), options and printing.
+
+Speed-ups divide plain decoding's seconds per token by the method's, medians over answers: of decoding alone, both
+prefills left out, and from end to end, with processor and vision towers. *Retention* is the method's caption accuracy
+over plain decoding's.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from metrics.bootstrap import mean_interval
+from metrics.provenance import describe_hardware, provenance
+from metrics.speculation import CallRecord, percentile, summarise
+from vargen.methods.catalogue import MethodConfig
+from vargen.runs.progress import Progress
+from vargen.runs.records import RecordFile
+from vargen.video.answering import Answer, VideoAnswerer
+from vargen.video.frames import VideoFrames
+from vargen.video.methods.catalogue import PlainConfig
+from vargen.world.captions.video_captions import CLAIM_KINDS, caption_accuracy
+from vargen.world.scenes.renderer import SceneRenderer
+from vargen.world.scenes.video import VideoScene, sample_video
+from vargen.world.training.data import HELDOUT_SEED
+
+# Training looks at the first held-out videos now and then; these lie behind them.
+FIRST_SEED = HELDOUT_SEED + 100_000
+
+
+@dataclass(frozen=True)
+class VideoCase:
+    """One video to describe.
+
+    Args:
+        frames: to look at.
+        truth: to judge by; None where nobody can.
+    """
+
+    frames: VideoFrames
+    truth: VideoScene | None
+
+
+def scene_video_cases(count: int, split: str, num_frames: int, image_size: int, seed: int = 0) -> list[VideoCase]:
+    """Videos of the scene world that training never showed."""
+    renderer = SceneRenderer(image_size)
+    videos = [sample_video(FIRST_SEED + seed + number, num_frames, split) for number in range(count)]
+    return [VideoCase(VideoFrames.from_frames(renderer(list(video.frames)).images), video) for video in videos]
+
+
+def run_video_benchmark(
+    answerer: VideoAnswerer,
+    contenders: Mapping[str, MethodConfig],
+    cases: Sequence[VideoCase],
+    question: str,
+    *,
+    warm_up: int = 1,
+    records: RecordFile | None = None,
+    progress: Progress | None = None,
+    seed: int = 0,
+    **generation: Any,
+) -> list[dict[str, Any]]:
+    """Ask every method about every video.
+
+    Args:
+        answerer: the models.
+        contenders: methods by label; plain decoding among them, or ratios are None.
+        cases: the videos; the answer about case i is drawn with the seed `seed + i`.
+        question: asked about each.
+        warm_up: answers of each method before the first that counts.
+        records: where answers are kept, and those that are there already; None: in memory.
+        progress: counts answers.
+        **generation: further arguments of `VideoAnswerer.answer`.
+
+    Returns:
+        One row a method, as `build_video_rows`.
+
+    Raises:
+        UserError: a method that needs what is not there.
+    """
+    records = RecordFile(None, {}) if records is None else records
+    labels = list(contenders)
+    for label, method in contenders.items():
+        if any((label, number) not in records for number in range(len(cases))):
+            for _ in range(warm_up):
+                answerer.answer(cases[0].frames, question, method, seed=seed, **generation)
+    for number, case in enumerate(cases):
+        turn = number % len(labels)
+        for label in [*labels[turn:], *labels[:turn]]:
+            if (label, number) not in records:
+                answer = answerer.answer(case.frames, question, contenders[label], seed=seed + number, **generation)
+                records.add({"method": label, "batch": number, **_kept(answer, case)})
+            if progress is not None:
+                progress.advance()
+    return build_video_rows(contenders, records, len(cases))
+
+
+def _kept(answer: Answer, case: VideoCase) -> dict[str, Any]:
+    accuracies = None
+    if case.truth is not None:
+        kinds = ("all", *CLAIM_KINDS)
+        accuracies = {kind: caption_accuracy(case.truth, answer.text, kind) for kind in kinds}
+    return {
+        "call": answer.record.to_dict(),
+        "token_ids": answer.token_ids,
+        "relaxed": [place for place, origin in enumerate(answer.origins) if origin.name == "RELAXED"],
+        "run_lengths": list(answer.run_lengths),
+        "draft_passes": answer.draft_passes,
+        "draft_flops": answer.draft_flops,
+        "accuracies": accuracies,
+    }
+
+
+def build_video_rows(
+    contenders: Mapping[str, MethodConfig], records: RecordFile, num_cases: int
+) -> list[dict[str, Any]]:
+    """One JSON-ready row a method."""
+    plain = next((label for label, method in contenders.items() if isinstance(method, PlainConfig)), None)
+    kept = {label: [records.calls[label, number] for number in range(num_cases)] for label in contenders}
+    origin = provenance()
+    return [
+        {
+            "method": label,
+            "exact": method.exact,
+            **_figures(kept[label], None if plain is None else kept[plain]),
+            "settings": _without_places(method.to_dict()),
+            "provenance": origin,
+        }
+        for label, method in contenders.items()
+    ]
+
+
+def _figures(answers: Sequence[dict[str, Any]], plain: Sequence[dict[str, Any]] | None) -> dict[str, Any]:
+    calls = [CallRecord(**answer["call"]) for answer in answers]
+    plain_calls = None if plain is None else [CallRecord(**answer["call"]) for answer in plain]
+    summary = summarise(calls, plain_calls)
+    summary["answers"] = summary.pop("images")
+    summary["seconds_per_answer"] = summary.pop("seconds_per_image")
+    del summary["speedup"]
+    runs = [length for answer in answers for length in answer["run_lengths"]]
+    relaxed = sum(len(answer["relaxed"]) for answer in answers)
+    summary.update(
+        decode_speedup=None,
+        end_to_end_speedup=None,
+        relaxed_tokens=relaxed,
+        relaxed_share=relaxed / max(summary["tokens"], 1),
+        mean_run_length=sum(runs) / len(runs) if runs else None,
+        **_drafting(answers, calls),
+        caption_accuracy=None,
+        caption_accuracy_interval=None,
+        caption_accuracy_by_kind=None,
+        retention=None,
+        equal_to_plain=None,
+    )
+    if plain is not None and plain_calls is not None:
+        summary["decode_speedup"] = _median(plain_calls, _decode_seconds) / _median(calls, _decode_seconds)
+        summary["end_to_end_speedup"] = _median(plain_calls, _all_seconds) / _median(calls, _all_seconds)
+        pairs = zip(answers, plain, strict=True)
+        summary["equal_to_plain"] = sum(answer["token_ids"] == other["token_ids"] for answer, other in pairs)
+    judged = [answer["accuracies"] for answer in answers]
+    if judged and judged[0] is not None:
+        accuracies = torch.tensor([each["all"] for each in judged], dtype=torch.float64)
+        summary["caption_accuracy"] = float(accuracies.mean())
+        summary["caption_accuracy_interval"] = mean_interval(accuracies)
+        summary["caption_accuracy_by_kind"] = {
+            kind: statistics.fmean(each[kind] for each in judged) for kind in CLAIM_KINDS
+        }
+        of_plain = statistics.fmean(answer["accuracies"]["all"] for answer in plain) if plain is not None else 0.0
+        if of_plain:
+            summary["retention"] = summary["caption_accuracy"] / of_plain
+    return summary
+
+
+def _without_places(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings for a record that is read elsewhere: of a folder on this machine its last two names."""
+    return {
+        name: "/".join(Path(value).parts[-2:]) if isinstance(value, str) and Path(value).is_absolute() else value
+        for name, value in settings.items()
+    }
+
+
+def _drafting(answers: Sequence[dict[str, Any]], calls: Sequence[CallRecord]) -> dict[str, Any]:
+    """What drafting took, where that is known: forwards of the drafter and their operations, prompts left out of the
+    former and not of the latter; FLASH's accepted length, which is per such forward; seconds of a step's draft."""
+    figures: dict[str, Any] = dict.fromkeys(
+        ("drafting_passes", "accepted_per_drafting_pass", "draft_flops_per_answer", "draft_seconds_per_step")
+    )
+    steps = sum(sum(call.accepted_histogram) for call in calls)
+    accepted = sum(length * count for call in calls for length, count in enumerate(call.accepted_histogram))
+    if all(answer["draft_passes"] is not None for answer in answers):
+        passes = sum(answer["draft_passes"] - 1 for answer in answers)
+        figures.update(drafting_passes=passes, accepted_per_drafting_pass=accepted / max(passes, 1))
+    if all(answer["draft_flops"] is not None for answer in answers):
+        figures["draft_flops_per_answer"] = sum(answer["draft_flops"] for answer in answers) / len(answers)
+    if accepted and all("draft" in call.phase_seconds for call in calls):
+        figures["draft_seconds_per_step"] = sum(call.phase_seconds["draft"] for call in calls) / max(steps, 1)
+    return figures
+
+
+def _median(calls: Sequence[CallRecord], seconds_of: Any) -> float:
+    """Seconds per token."""
+    return percentile([seconds_of(call) / call.tokens for call in calls], 50)
+
+
+def _decode_seconds(call: CallRecord) -> float:
+    return call.phase_seconds["decode"]
+
+
+def _all_seconds(call: CallRecord) -> float:
+    return call.seconds
+
+
+def describe_video_run(contenders: Mapping[str, MethodConfig], weights: str, **options: Any) -> dict[str, Any]:
+    """Everything that decides the answers of a run, this machine included, for `RecordFile`."""
+    return {
+        "methods": {label: method.to_dict() for label, method in contenders.items()},
+        "weights": weights,
+        "hardware": {name: value for name, value in describe_hardware().items() if name != "memory_gib"},
+        "torch": torch.__version__,
+        **options,
+    }

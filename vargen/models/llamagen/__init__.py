@@ -1,0 +1,1 @@
+"""LlamaGen: network, target, tokenizer and text encoder, drafter, and conversion of published checkpoints."""

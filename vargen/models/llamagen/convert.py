@@ -1,0 +1,432 @@
+"""Official LlamaGen weights to a diffusers folder.
+
+What belongs here: reading the authors' files, and every name that only they use. What does not: the models themselves;
+no other module knows an official key.
+
+Source: github.com/FoundationVision/LlamaGen, `autoregressive/models/gpt.py`, `tokenizer/tokenizer_image/vq_model.py`
+and the loaders of its samplers. Two things in its files cannot be checked, because the shapes agree: the image size
+(no weight depends on it, so it must be given), and which of the VQ-16 tokenizers belongs to a transformer
+(`vq_ds16_c2i.pt` for classes, `vq_ds16_t2i.pt` for text).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pickle
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from diffusers.models.autoencoders.vq_model import VQModel
+from torch import Tensor, nn
+
+from vargen.errors import UserError
+from vargen.models.llamagen.transformer import LLAMAGEN_SIZES, LlamaGenTransformer
+from vargen.models.llamagen.vq import downsampling_factor, vq_config
+from vargen.runs.files import atomic_folder
+
+StateDict = dict[str, Tensor]
+
+_TRANSFORMER_MARKER = "tok_embeddings.weight"
+_VQ_MARKER = "quantize.embedding.weight"
+_CONTAINERS = ("model", "module", "state_dict")
+"""Where trainers put the weights: DDP, DeepSpeed, others. FSDP files are the bare weights."""
+
+
+@dataclass(frozen=True)
+class LlamaGenConversion:
+    """What was converted.
+
+    Attributes:
+        output: the folder written.
+        size: the published name, such as "XL"; None for other geometry.
+        condition_type: "class" or "text".
+        grid_size: side of the token grid.
+        num_parameters: of the transformer.
+    """
+
+    output: Path
+    size: str | None
+    condition_type: str
+    grid_size: int
+    num_parameters: int
+
+
+def convert_llamagen(
+    transformer_path: str | os.PathLike[str],
+    vqvae_path: str | os.PathLike[str],
+    text_encoder_path: str | os.PathLike[str] | None = None,
+    output: str | os.PathLike[str] | None = None,
+    *,
+    image_size: int | None = None,
+    num_attention_heads: int | None = None,
+    dtype: torch.dtype | None = None,
+    overwrite: bool = False,
+) -> LlamaGenConversion:
+    """Convert official files and write a folder for `LlamaGenPipeline.from_pretrained`.
+
+    Args:
+        transformer_path: a transformer's .pt file, as released (`c2i_*.pt`, `t2i_*.pt`) or as the trainers save it.
+        vqvae_path: the tokenizer's file that was released with it.
+        text_encoder_path: a transformers folder with google/flan-t5-xl and its tokenizer. Needed for text, refused
+            for classes.
+        output: the folder to write; it appears only when all went well.
+        image_size: pixels of a side. No file holds it: 256 for `*_256.pt`, 384 for `*_384.pt`, 512 for `*_512.pt`.
+        num_attention_heads: needed only for a geometry that was never published; no file holds it either.
+        dtype: precision in which the transformer is stored; None keeps the file's. The tokenizer always keeps its own.
+        overwrite: replace a folder that exists.
+
+    Raises:
+        UserError (a ValueError): an argument is missing, a file is missing, truncated or of the wrong kind, or the
+            parts do not belong together.
+    """
+    if output is None:
+        raise UserError("output must be given: the folder to write the converted pipeline to.")
+    output = Path(output)
+    if output.exists() and not output.is_dir():
+        raise UserError(f"output must be a folder to create, but {output} is a file; choose another path.")
+    if output.is_dir() and any(output.iterdir()) and not overwrite:
+        raise UserError(f"output must not exist yet, but {output} is not empty; choose another path or overwrite it.")
+    if image_size is None:
+        raise UserError(
+            "image_size must be given, no file holds it: 256 for files named *_256.pt, 384 for *_384.pt, 512 for "
+            "*_512.pt."
+        )
+
+    official_vq = read_checkpoint(vqvae_path, _VQ_MARKER, "vqvae_path")
+    vqvae = load_vq_model(official_vq, vqvae_path)
+    factor = downsampling_factor(vqvae)
+    if image_size <= 0 or image_size % factor:
+        raise UserError(f"image_size must be a positive multiple of {factor}, a token's side, got {image_size}.")
+
+    official = read_checkpoint(transformer_path, _TRANSFORMER_MARKER, "transformer_path")
+    config = infer_transformer_config(official, num_attention_heads)
+    config["grid_size"] = image_size // factor
+    num_codes = vqvae.config["num_vq_embeddings"]
+    if config["vocab_size"] != num_codes:
+        raise UserError(
+            f"vqvae_path must hold the tokenizer of transformer_path: it has {num_codes} codes, the transformer "
+            f"{config['vocab_size']}."
+        )
+    transformer = load_transformer(official, config, transformer_path)
+    if dtype is not None:
+        transformer.to(dtype)  # type: ignore[arg-type]
+    tokenizer, text_encoder = _load_text_encoder(text_encoder_path, config)
+
+    # Only here: the pipeline imports the models, and conversion without writing needs no pipeline.
+    from vargen.pipelines.llamagen import LlamaGenPipeline
+
+    pipeline = LlamaGenPipeline(transformer=transformer, vqvae=vqvae, text_encoder=text_encoder, tokenizer=tokenizer)
+    with atomic_folder(output) as folder:
+        pipeline.save_pretrained(folder, safe_serialization=True)
+    return LlamaGenConversion(
+        output=output,
+        size=_published_size(config["dim"], config["num_layers"]),
+        condition_type=config["condition_type"],
+        grid_size=config["grid_size"],
+        num_parameters=sum(parameter.numel() for parameter in transformer.parameters()),
+    )
+
+
+def read_checkpoint(path: str | os.PathLike[str], marker: str, argument: str) -> StateDict:
+    """The weights in an official file, whichever container they are in.
+
+    Args:
+        path: the file.
+        marker: a key that only weights of the wanted kind have.
+        argument: the argument that named the file, for messages.
+
+    Raises:
+        UserError: the file is missing, unreadable, or holds something else.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise UserError(f"{argument} must be an official .pt file, but {path} {_absence(path)}.")
+    checkpoint = load_weights_only(path, argument)
+    candidates = [checkpoint]
+    if isinstance(checkpoint, Mapping):
+        candidates += [checkpoint[name] for name in _CONTAINERS if name in checkpoint]
+    for candidate in candidates:
+        if isinstance(candidate, Mapping) and marker in candidate:
+            return {key: value for key, value in candidate.items() if isinstance(value, Tensor)}
+    other_marker = _VQ_MARKER if marker == _TRANSFORMER_MARKER else _TRANSFORMER_MARKER
+    wanted, other = ("transformer", "tokenizer") if marker == _TRANSFORMER_MARKER else ("tokenizer", "transformer")
+    if any(isinstance(candidate, Mapping) and other_marker in candidate for candidate in candidates):
+        raise UserError(f"{argument} must be a LlamaGen {wanted}, but {path} holds a {other}; swap the two arguments.")
+    raise UserError(f"{argument} must be a LlamaGen {wanted}, but {path} holds no {marker!r}; download it again.")
+
+
+def _absence(path: Path) -> str:
+    return "is a folder" if path.is_dir() else "does not exist"
+
+
+def load_weights_only(path: Path, argument: str) -> Any:
+    """`torch.load` that runs no code of the file: trainers also saved their command line, the one class allowed."""
+    with open(path, "rb") as file:
+        in_zip_container = file.read(4) == b"PK\x03\x04"
+    try:
+        with torch.serialization.safe_globals([argparse.Namespace]):
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=in_zip_container)
+    except pickle.UnpicklingError as error:
+        if "Unsupported global" in str(error):
+            raise UserError(
+                f"{argument} must hold weights only, but {path} holds other objects too; download it again."
+            ) from error
+        raise UserError(f"{argument}: {path} is truncated or no .pt file; download it again.") from error
+    except (RuntimeError, EOFError, ValueError, KeyError, OSError) as error:
+        raise UserError(f"{argument}: {path} is truncated or no .pt file; download it again.") from error
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Transformer
+
+
+def _published_size(dim: int, num_layers: int) -> str | None:
+    for name, geometry in LLAMAGEN_SIZES.items():
+        if (geometry["dim"], geometry["num_layers"]) == (dim, num_layers):
+            return name
+    return None
+
+
+def infer_transformer_config(official: StateDict, num_attention_heads: int | None = None) -> dict[str, Any]:
+    """Everything that an official state dict's shapes say about its model; all of the config but `grid_size`.
+
+    Args:
+        official: state dict with official keys.
+        num_attention_heads: for geometry other than the published.
+
+    Raises:
+        UserError: the number of heads is unknown, or the shapes contradict each other.
+    """
+    vocab_size, dim = official[_TRANSFORMER_MARKER].shape
+    layers = {int(found[1]) for key in official if (found := re.match(r"layers\.(\d+)\.", key))}
+    num_layers = max(layers, default=-1) + 1
+    for key in ("layers.0.attention.wqkv.weight", "layers.0.feed_forward.w1.weight"):
+        if key not in official:
+            raise UserError(f"transformer_path lacks {key}; the file is incomplete, download it again.")
+    size = _published_size(dim, num_layers)
+    if num_attention_heads is None:
+        if size is None:
+            raise UserError(
+                f"num_attention_heads must be given, no file holds it: width {dim} with {num_layers} layers is no "
+                "published size."
+            )
+        num_attention_heads = LLAMAGEN_SIZES[size]["num_attention_heads"]
+    if num_attention_heads <= 0 or dim % num_attention_heads:
+        raise UserError(f"num_attention_heads must divide the width {dim}, got {num_attention_heads}.")
+    head_dim = dim // num_attention_heads
+    key_value_rows = official["layers.0.attention.wqkv.weight"].shape[0] - dim
+    config: dict[str, Any] = {
+        "dim": dim,
+        "num_layers": num_layers,
+        "num_attention_heads": num_attention_heads,
+        "num_key_value_heads": key_value_rows // (2 * head_dim),
+        "intermediate_size": official["layers.0.feed_forward.w1.weight"].shape[0],
+        "vocab_size": vocab_size,
+    }
+    null_caption = official.get("cls_embedding.uncond_embedding")
+    classes = official.get("cls_embedding.embedding_table.weight")
+    if null_caption is not None:
+        config |= {
+            "condition_type": "text",
+            "condition_length": null_caption.shape[0],
+            "caption_dim": null_caption.shape[1],
+        }
+    elif classes is not None:
+        # One row more than classes: all official models were trained with condition dropout, so have the null class.
+        config |= {"condition_type": "class", "condition_length": 1, "num_classes": classes.shape[0] - 1}
+    else:
+        raise UserError("transformer_path holds neither class nor caption embeddings; download it again.")
+    return config
+
+
+_TRANSFORMER_NAMES = {
+    "tok_embeddings.weight": "token_embedding.weight",
+    "cls_embedding.embedding_table.weight": "class_embedding.weight",
+    "cls_embedding.cap_proj.fc1.weight": "caption_projection.linear_1.weight",
+    "cls_embedding.cap_proj.fc2.weight": "caption_projection.linear_2.weight",
+    "cls_embedding.uncond_embedding": "null_caption_embeds",
+    "norm.weight": "norm_out.weight",
+    "output.weight": "lm_head.weight",
+}
+_LAYER_NAMES = {
+    "attention.wqkv.weight": "attn.to_qkv.weight",  # rows [queries | keys | values] in both
+    "attention.wo.weight": "attn.to_out.weight",
+    "feed_forward.w2.weight": "ff.down_proj.weight",
+    "attention_norm.weight": "norm1.weight",
+    "ffn_norm.weight": "norm2.weight",
+}
+
+
+def convert_transformer_state_dict(official: StateDict) -> StateDict:
+    """An official transformer's weights under the names of `LlamaGenTransformer`.
+
+    `w1` and `w3` become one matrix, gate first. Only `freqs_cis` is dropped, the rotary table of older files. Keys that
+    are not known keep their names, for strict loading to refuse.
+    """
+    converted: StateDict = {}
+    for key, tensor in official.items():
+        layer = re.match(r"layers\.(\d+)\.(.*)", key)
+        if key == "freqs_cis":
+            continue
+        if layer is None:
+            converted[_TRANSFORMER_NAMES.get(key, key)] = tensor
+        elif layer[2] == "feed_forward.w1.weight" and f"layers.{layer[1]}.feed_forward.w3.weight" in official:
+            gate_up = torch.cat((tensor, official[f"layers.{layer[1]}.feed_forward.w3.weight"]))
+            converted[f"transformer_blocks.{layer[1]}.ff.gate_up_proj.weight"] = gate_up
+        elif layer[2] == "feed_forward.w3.weight" and f"layers.{layer[1]}.feed_forward.w1.weight" in official:
+            continue
+        elif layer[2] in _LAYER_NAMES:
+            converted[f"transformer_blocks.{layer[1]}.{_LAYER_NAMES[layer[2]]}"] = tensor
+        else:
+            converted[key] = tensor
+    return converted
+
+
+def load_transformer(
+    official: StateDict, config: dict[str, Any], source: str | os.PathLike[str] = "transformer_path"
+) -> LlamaGenTransformer:
+    """A `LlamaGenTransformer` with official weights, in eval mode. Raises UserError unless every tensor fits."""
+    with torch.device("meta"):
+        model = LlamaGenTransformer(**config)
+    load_strictly(model, convert_transformer_state_dict(official), source)
+    return model.eval()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Tokenizer
+
+
+def infer_vq_config(official: StateDict) -> dict[str, Any]:
+    """Arguments of the `VQModel` that an official tokenizer's shapes describe. Raises UserError if they are none."""
+
+    def channels(key: str) -> int:
+        if key not in official:
+            raise UserError(f"vqvae_path lacks {key}; the file is incomplete, download it again.")
+        return official[key].shape[0]
+
+    levels = {int(found[1]) for key in official if (found := re.match(r"encoder\.conv_blocks\.(\d+)\.", key))}
+    blocks = {int(found[1]) for key in official if (found := re.match(r"encoder\.conv_blocks\.0\.res\.(\d+)\.", key))}
+    num_codes, code_dim = official[_VQ_MARKER].shape
+    return vq_config(
+        tuple(channels(f"encoder.conv_blocks.{level}.res.0.conv1.weight") for level in range(len(levels))),
+        layers_per_block=len(blocks),
+        latent_channels=channels("encoder.conv_out.weight"),
+        num_vq_embeddings=num_codes,
+        vq_embed_dim=code_dim,
+    )
+
+
+_ATTENTION_NAMES = {"norm": "group_norm", "q": "to_q", "k": "to_k", "v": "to_v", "proj_out": "to_out.0"}
+_MIDDLE_NAMES = {"0": "resnets.0", "1": "attentions.0", "2": "resnets.1"}
+
+
+def _convert_vq_key(key: str) -> str:
+    side, _, rest = key.partition(".")
+    if side not in ("encoder", "decoder"):
+        return key
+    blocks = "down_blocks" if side == "encoder" else "up_blocks"
+    rest = re.sub(r"^norm_out\.", "conv_norm_out.", rest)
+    rest = re.sub(r"^mid\.([012])\.", lambda found: f"mid_block.{_MIDDLE_NAMES[found[1]]}.", rest)
+    rest = re.sub(r"^conv_blocks\.(\d+)\.", rf"{blocks}.\1.", rest)
+    rest = re.sub(r"\.res\.(\d+)\.", r".resnets.\1.", rest)
+    rest = re.sub(r"\.attn\.(\d+)\.", r".attentions.\1.", rest)
+    rest = re.sub(r"\.(down|up)sample\.conv\.", r".\1samplers.0.conv.", rest)
+    rest = rest.replace("nin_shortcut", "conv_shortcut")
+    if ".attentions." in rest:
+        stem, part, kind = rest.rsplit(".", 2)
+        rest = f"{stem}.{_ATTENTION_NAMES.get(part, part)}.{kind}"
+    return f"{side}.{rest}"
+
+
+def convert_vq_state_dict(official: StateDict) -> StateDict:
+    """An official tokenizer's weights under the names of `diffusers.VQModel`.
+
+    Attention's 1x1 convolutions become linear layers. The codebook becomes unit vectors: LlamaGen normalises it at
+    every lookup, `VQModel` never does. `quantize.codebook_used`, a statistic of training, is dropped.
+    """
+    converted: StateDict = {}
+    for key, tensor in official.items():
+        if key == "quantize.codebook_used":
+            continue
+        name = _convert_vq_key(key)
+        if ".attentions." in name and tensor.ndim == 4:
+            tensor = tensor[:, :, 0, 0]
+        elif name == _VQ_MARKER:
+            tensor = F.normalize(tensor.float(), dim=-1)
+        converted[name] = tensor.contiguous()
+    return converted
+
+
+def load_vq_model(official: StateDict, source: str | os.PathLike[str] = "vqvae_path") -> VQModel:
+    """A `VQModel` with official weights, in eval mode. Raises UserError unless every tensor fits."""
+    config = infer_vq_config(official)
+    with torch.device("meta"):
+        model = VQModel(**config)
+    load_strictly(model, convert_vq_state_dict(official), source)
+    return model.eval()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Both
+
+
+def load_strictly(model: nn.Module, state_dict: StateDict, source: str | os.PathLike[str]) -> None:
+    """Put weights into a model built on the meta device, all of them or none. Raises UserError, in one line."""
+    expected = {key: tensor.shape for key, tensor in model.state_dict().items()}
+    missing = sorted(expected.keys() - state_dict.keys())
+    unexpected = sorted(state_dict.keys() - expected.keys())
+    reshaped = sorted(key for key in expected.keys() & state_dict.keys() if expected[key] != state_dict[key].shape)
+    name = type(model).__name__
+    if missing:
+        raise UserError(f"{source} lacks {len(missing)} weights of {name}, such as {missing[0]}; download it again.")
+    if unexpected:
+        raise UserError(f"{source} has {len(unexpected)} weights that {name} has not, such as {unexpected[0]}.")
+    if reshaped:
+        key = reshaped[0]
+        raise UserError(
+            f"{source} has {len(reshaped)} weights of another size, such as {key}: {tuple(state_dict[key].shape)} "
+            f"instead of {tuple(expected[key])}."
+        )
+    model.load_state_dict(state_dict, strict=True, assign=True)
+
+
+def _load_text_encoder(path: str | os.PathLike[str] | None, config: dict[str, Any]) -> tuple[Any, Any]:
+    """The tokenizer and encoder for a text-conditional transformer; neither for a class-conditional one."""
+    if config["condition_type"] == "class":
+        if path is not None:
+            raise UserError("text_encoder_path must not be given: transformer_path is class-conditional.")
+        return None, None
+    if path is None:
+        raise UserError("text_encoder_path must be given for a text-conditional transformer: a folder with flan-t5-xl.")
+    folder = Path(path)
+    if not (folder / "config.json").is_file():
+        raise UserError(f"text_encoder_path must be a transformers folder, but {folder / 'config.json'} is missing.")
+
+    from safetensors import SafetensorError
+    from transformers import AutoTokenizer, T5EncoderModel
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        loaded: Any = T5EncoderModel.from_pretrained(
+            folder, dtype="auto", local_files_only=True, output_loading_info=True
+        )
+        text_encoder, loading = loaded
+    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise UserError(f"text_encoder_path: {folder} cannot be loaded ({reason}); download it again.") from error
+    if missing := sorted(loading["missing_keys"]):  # transformers would go on with random numbers
+        raise UserError(f"text_encoder_path: {folder} lacks weights, such as {missing[0]}; download it again.")
+    if text_encoder.config.d_model != config["caption_dim"]:
+        raise UserError(
+            f"text_encoder_path must give features of size {config['caption_dim']}, but {folder} gives "
+            f"{text_encoder.config.d_model}; the official weights need flan-t5-xl."
+        )
+    tokenizer.model_max_length = config["condition_length"]
+    text_encoder.config.clean_caption = True  # read by `vargen.models.llamagen.text_encoder.encode_text`
+    return tokenizer, text_encoder.eval()

@@ -1,0 +1,116 @@
+"""The EAGLE draft network for LlamaGen: one decoder layer over pairs of token and target feature.
+
+Belongs here: the network alone. Its cache, guidance and place in the decode loop are
+`vargen.models.llamagen.draft_head`; the published LANTERN layout is read in `vargen.models.llamagen.convert`.
+
+The architecture is that of LANTERN's LlamaGen drafter (arXiv 2410.03355; `models/drafters/cnets_llamagen.py` of the
+release), which differs from a LlamaGen block: a biased projection of token embedding and feature to one width, no norm
+before the attention, none at the end, an epsilon of 1e-6, its own token embedding; the output head is the target's and
+is not kept here. Before the image it reads the target's features of the condition, each paired with token 0.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from diffusers.configuration_utils import ConfigMixin, register_to_config
+from diffusers.models.modeling_utils import ModelMixin
+from torch import Tensor, nn
+
+from vargen.models.llamagen.transformer import LlamaGenAttention, LlamaGenFeedForward, LlamaGenRMSNorm, RotaryTable
+
+if TYPE_CHECKING:
+    from specdecode.kv_cache import StaticKVCache
+
+
+class LlamaGenDrafter(ModelMixin, ConfigMixin):  # type: ignore[misc]
+    """Guesses the target's next hidden state from a token and the hidden state before it.
+
+    Args:
+        dim: width of the target's hidden states, and of the drafter.
+        num_attention_heads: heads; `dim / num_attention_heads` must be a multiple of 4.
+        intermediate_size: width of the feed-forward layer.
+        vocab_size: entries of the image tokenizer's codebook, as the target has.
+        grid_size: side of the token grid, as the target has. No weight depends on it.
+        norm_eps: epsilon of the one RMSNorm.
+        rope_base: base of the rotary frequencies, as the target has.
+        attend_to_padding: whether padding before the text is fed and seen. Published LANTERN drafters were trained so;
+            the prompt must then come in its full length. Drafters trained here see the text alone.
+        acceptance_rate, sampled_acceptance_rate: how often the target accepted its likeliest token, and a token drawn
+            from its distribution, when training ended; for choosing draft sizes. None where nobody measured them. No
+            weight depends on them.
+
+    Raises:
+        ValueError: the sizes do not fit each other.
+    """
+
+    if TYPE_CHECKING:
+        config: Any
+
+    @register_to_config
+    def __init__(
+        self,
+        dim: int = 1280,
+        num_attention_heads: int = 20,
+        intermediate_size: int = 3584,
+        vocab_size: int = 16384,
+        grid_size: int = 16,
+        norm_eps: float = 1e-6,
+        rope_base: float = 10000.0,
+        attend_to_padding: bool = False,
+        acceptance_rate: float | None = None,
+        sampled_acceptance_rate: float | None = None,
+    ) -> None:
+        super().__init__()
+        if dim % num_attention_heads or (dim // num_attention_heads) % 4:
+            raise ValueError(
+                f"dim must be num_attention_heads times a multiple of 4, got dim {dim} with "
+                f"{num_attention_heads} heads."
+            )
+        self.head_dim = dim // num_attention_heads
+        self.num_image_tokens = grid_size**2
+        self.token_embedding = nn.Embedding(vocab_size, dim)
+        self.fc = nn.Linear(2 * dim, dim)
+        self.attn = LlamaGenAttention(dim, num_attention_heads, num_attention_heads, layer_index=0, dropout=0.0)
+        self.norm2 = LlamaGenRMSNorm(dim, norm_eps)
+        self.ff = LlamaGenFeedForward(dim, intermediate_size, dropout=0.0)
+        self.rotary_rows = RotaryTable(grid_size, self.head_dim, rope_base)
+        self.apply(self._initialise)
+
+    @staticmethod
+    def _initialise(module: nn.Module) -> None:
+        if isinstance(module, nn.Linear | nn.Embedding):
+            nn.init.normal_(module.weight, std=0.02)
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                nn.init.zeros_(module.bias)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        features: Tensor,
+        positions: Tensor,
+        attention_mask: Tensor | None,
+        kv_cache: StaticKVCache | None = None,
+        slots: Tensor | None = None,
+        kv_length: int | None = None,
+        attention_bias: Tensor | None = None,
+    ) -> Tensor:
+        """Guessed hidden states after each pair.
+
+        Args:
+            input_ids: int64 `[B, n]`, the pairs' tokens (0 for pairs of the condition).
+            features: `[B, n, dim]`, the target's hidden state (or a guess of it) at the token before each.
+            positions: int64 `[B or 1, n]`, the token's place in the picture, -1 for pairs of the condition.
+            attention_mask, kv_cache, slots, kv_length: as for `LlamaGenTransformer.forward`.
+            attention_bias: additive mask for training on a CPU instead of `attention_mask`, see `causal_attention`.
+
+        Returns:
+            `[B, n, dim]`; the target's `lm_head` of it gives logits.
+        """
+        pairs = torch.cat((self.token_embedding(input_ids), features.to(self.fc.weight.dtype)), dim=-1)
+        hidden_states = self.fc(pairs)
+        hidden_states = hidden_states + self.attn(
+            hidden_states, self.rotary_rows(positions), attention_mask, kv_cache, slots, kv_length, attention_bias
+        )
+        return hidden_states + self.ff(self.norm2(hidden_states))

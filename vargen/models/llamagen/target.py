@@ -1,0 +1,245 @@
+"""LlamaGen as the Target of the speculative loop: guidance, positions and the cache behind one sequence per row.
+
+Belongs here: how a picture's tokens become a forward of `LlamaGenTransformer`. Does not belong here: sampling,
+drafting, text encoding, and turning tokens into pixels.
+
+With guidance the transformer runs on 2B rows, the conditional half first, and both halves are always fed the same
+tokens; nobody outside sees the second half except through `unconditional_hidden_states`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specdecode.kv_cache import StaticKVCache
+from specdecode.roles import TargetOutput
+from specdecode.sampling import apply_guidance
+from vargen.models.llamagen.transformer import CONDITION_POSITION, LlamaGenTransformer, condition_attention_mask
+
+
+@dataclass
+class LlamaGenTargetOutput(TargetOutput):
+    """`TargetOutput` and what drafters that are themselves guided need.
+
+    `logits` [B, n, V] are guided; `hidden_states` [B, n, dim] are those of the conditional half.
+
+    Args:
+        unconditional_hidden_states: [B, n, dim] of the other half; None without guidance.
+    """
+
+    unconditional_hidden_states: Tensor | None = None
+
+
+class LlamaGenTarget:
+    """The Target role for one batch of pictures.
+
+    Args:
+        transformer: in eval mode, on the device of `condition_embeds`.
+        condition_embeds: [B, T, dim] from `transformer.embed_condition`, text right-aligned.
+        condition_mask: [B, T] bool, False at padding; None when nothing is padded (a class).
+        guidance_scale: classifier-free guidance, on raw logits; off at values <= 1, and then the second half of the
+            batch is not computed.
+        max_draft_nodes: nodes of the largest tree `forward` will be given, the root included.
+        kv_cache: a cache to use again; it must fit (see `cache_fits`). None: a new one.
+        static_shapes: attend over the whole cache at every step instead of the part that can be in use. Shapes then
+            never change, as compiled code and CUDA graphs want; eagerly it only costs time.
+
+    Raises:
+        ValueError: the condition's shapes do not belong together, or the cache does not fit.
+    """
+
+    def __init__(
+        self,
+        transformer: LlamaGenTransformer,
+        condition_embeds: Tensor,
+        condition_mask: Tensor | None = None,
+        *,
+        guidance_scale: float = 1.0,
+        max_draft_nodes: int = 1,
+        kv_cache: StaticKVCache | None = None,
+        static_shapes: bool = False,
+    ) -> None:
+        if condition_embeds.ndim != 3:
+            raise ValueError(f"condition_embeds must be [batch, length, dim], got {list(condition_embeds.shape)}")
+        batch_size, condition_length, _ = condition_embeds.shape
+        if condition_mask is not None and condition_mask.shape != (batch_size, condition_length):
+            raise ValueError(
+                f"condition_mask must be [{batch_size}, {condition_length}] like condition_embeds, "
+                f"got {list(condition_mask.shape)}"
+            )
+        self.transformer = transformer
+        self.guidance_scale = guidance_scale
+        self.static_shapes = static_shapes
+        self._batch_size = batch_size
+        self.condition_length = condition_length
+
+        if self.is_guided:
+            # Conditional rows first, everywhere. The null condition goes with the prompt's own mask.
+            null_embeds = transformer.null_condition(batch_size, condition_length)
+            condition_embeds = torch.cat((condition_embeds, null_embeds.to(condition_embeds.dtype)))  # [2B, T, dim]
+            condition_mask = None if condition_mask is None else torch.cat((condition_mask, condition_mask))
+        self._condition_embeds = condition_embeds
+        self.condition_mask = condition_mask  # [rows, T], rows = 2B when guided
+
+        num_slots = cache_length(transformer, condition_length, max_draft_nodes)
+        if kv_cache is None:
+            kv_cache = allocate_cache(transformer, condition_embeds.shape[0], num_slots)
+        elif not cache_fits(kv_cache, transformer, condition_embeds.shape[0], num_slots):
+            raise ValueError(
+                f"kv_cache must fit {condition_embeds.shape[0]} rows of {num_slots} slots of this transformer"
+            )
+        self.kv_cache = kv_cache
+        # No row can have committed more than this many tokens. Counts of tokens live on the device; this number lives
+        # on the host, grows by the most a commit can keep, and spares every step the empty end of the cache.
+        self._most_committed = 0
+        self._max_draft_nodes = max_draft_nodes
+        self._num_new = 0  # tokens of the last forward
+
+    def rewind(self, counts: Tensor) -> None:
+        """Forget the last `counts[b]` committed tokens of row b; [B] int64."""
+        self.kv_cache.advance(-torch.cat((counts, counts)) if self.is_guided else -counts)
+
+    @property
+    def is_guided(self) -> bool:
+        """Whether the unconditional half is computed."""
+        return self.guidance_scale > 1
+
+    @property
+    def vocab_size(self) -> int:
+        """V."""
+        return self.transformer.config.vocab_size
+
+    @property
+    def batch_size(self) -> int:
+        """B, pictures; the transformer has twice as many rows when guided."""
+        return self._batch_size
+
+    @property
+    def device(self) -> torch.device:
+        """Where tokens and logits lie."""
+        return self._condition_embeds.device
+
+    def prefill(self) -> LlamaGenTargetOutput:
+        """Feed the condition to an empty cache.
+
+        Returns:
+            Guided logits [B, 1, V] of image token 0, and hidden states [B, T, dim] of the whole condition (rubbish at
+            padding).
+        """
+        cache, mask = self.kv_cache, self.condition_mask
+        length = self.condition_length
+        cache.reset()
+        if mask is None:
+            mask = torch.ones(1, length, dtype=torch.bool, device=self.device)
+        else:
+            cache.starts = length - mask.sum(1)  # the text is right-aligned
+        positions = torch.full((1, length), CONDITION_POSITION, dtype=torch.long, device=self.device)
+        output = self.transformer(
+            inputs_embeds=self._condition_embeds,
+            positions=positions,
+            attention_mask=condition_attention_mask(mask),  # [2B or 1, 1, T, T]
+            kv_cache=cache,
+            slots=cache.new_slots(length),
+            kv_length=length,
+            logits_to_keep=1,
+        )
+        cache.advance(length)
+        self._most_committed = length
+        return self._combine(output.logits, output.hidden_states)
+
+    def forward(self, tokens: Tensor, mask: Tensor, depths: Tensor) -> LlamaGenTargetOutput:
+        """Judge new tokens; see `specdecode.roles.Target.forward`.
+
+        Args:
+            tokens: [B, n] int64 image tokens.
+            mask: [B, n, n] bool, new token i sees new token j.
+            depths: [B, n] int64, places after the row's committed tokens.
+
+        Returns:
+            Guided logits [B, n, V] and hidden states [B, n, dim].
+
+        Raises:
+            ValueError: n exceeds `max_draft_nodes`, for which the cache has room.
+        """
+        cache = self.kv_cache
+        num_new = self._num_new = tokens.shape[1]
+        if num_new > self._max_draft_nodes:
+            raise ValueError(f"tokens must be at most max_draft_nodes ({self._max_draft_nodes}) per row, got {num_new}")
+        if self.is_guided:
+            tokens, mask, depths = (torch.cat((value, value)) for value in (tokens, mask, depths))
+        # Committed image tokens of a row, plus the depth, is the place in the picture. A finished row has all but its
+        # last token committed, so that even its padding (depth 0) stands inside the picture.
+        positions = depths + (cache.lengths - self.condition_length)[:, None]  # [2B, n]
+        kv_length = None if self.static_shapes else min(self._most_committed + num_new, cache.max_length)
+        output = self.transformer(
+            input_ids=tokens,
+            positions=positions,
+            attention_mask=cache.attention_mask(mask, kv_length),
+            kv_cache=cache,
+            slots=cache.new_slots(num_new),
+            kv_length=kv_length,
+        )
+        return self._combine(output.logits, output.hidden_states)
+
+    def commit(self, node_indices: Tensor | None, counts: Tensor) -> None:
+        """Keep tokens of the last forward; see `specdecode.roles.Target.commit`.
+
+        Args:
+            node_indices: [B, k] int64, the first `counts[b]` of row b are kept, in order of position; None: of all.
+            counts: [B] int64.
+        """
+        num_kept = self._num_new if node_indices is None else node_indices.shape[1]
+        if self.is_guided:
+            counts = torch.cat((counts, counts))
+        if node_indices is None:
+            self.kv_cache.advance(counts)
+        else:
+            self.kv_cache.keep(torch.cat((node_indices, node_indices)) if self.is_guided else node_indices, counts)
+        # A row never holds more than its condition and all image tokens but the last.
+        most = self.condition_length + self.transformer.num_image_tokens - 1
+        self._most_committed = min(self._most_committed + num_kept, most)
+
+    def _combine(self, logits: Tensor, hidden_states: Tensor) -> LlamaGenTargetOutput:
+        """Apply guidance to the logits and separate the halves."""
+        if not self.is_guided:
+            return LlamaGenTargetOutput(logits, hidden_states)
+        conditional, unconditional = logits.chunk(2)
+        conditional_states, unconditional_states = hidden_states.chunk(2)
+        guided = apply_guidance(conditional, unconditional, self.guidance_scale)
+        return LlamaGenTargetOutput(guided, conditional_states, unconditional_states)
+
+
+def cache_length(transformer: LlamaGenTransformer, condition_length: int, max_draft_nodes: int = 1) -> int:
+    """Slots a row needs: the condition, every image token that is fed (all but the last), and one draft beyond them."""
+    return condition_length + transformer.num_image_tokens - 1 + max_draft_nodes
+
+
+def allocate_cache(transformer: LlamaGenTransformer, num_rows: int, num_slots: int) -> StaticKVCache:
+    """A cache of `num_slots` tokens for `num_rows` rows (twice the pictures when guided), beside the transformer."""
+    config = transformer.config
+    return StaticKVCache(
+        num_layers=config.num_layers,
+        batch_size=num_rows,
+        num_heads=config.num_key_value_heads,
+        max_length=num_slots,
+        head_dim=transformer.head_dim,
+        device=transformer.device,
+        dtype=transformer.dtype,
+    )
+
+
+def cache_fits(kv_cache: StaticKVCache, transformer: LlamaGenTransformer, num_rows: int, num_slots: int) -> bool:
+    """Whether a cache can serve `num_rows` rows of at least `num_slots` tokens of this transformer."""
+    config = transformer.config
+    return (
+        kv_cache.num_layers == config.num_layers
+        and kv_cache.num_heads == config.num_key_value_heads
+        and kv_cache.head_dim == transformer.head_dim
+        and kv_cache.batch_size == num_rows
+        and kv_cache.max_length >= num_slots
+        and kv_cache.device == transformer.device
+        and kv_cache.dtype == transformer.dtype
+    )

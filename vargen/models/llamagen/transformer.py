@@ -1,0 +1,683 @@
+"""The LlamaGen transformer: class- or text-conditional next-token prediction over a grid of image tokens.
+
+What belongs here: the network, its geometry, its rotary table, and the masks that follow from its conditioning. What
+does not: sampling and guidance (`specdecode.sampling`), the cache (`specdecode.kv_cache`), names of foreign checkpoints
+(`vargen.models.llamagen.convert`), text encoding (`vargen.models.llamagen.text_encoder`).
+
+Source: Sun et al., "Autoregressive Model Beats Diffusion: Llama for Scalable Image Generation", arXiv 2406.06525. A
+pre-norm Llama decoder (RMSNorm, SwiGLU, no biases, untied embeddings) with two peculiarities that weights depend on:
+
+* Rotary embedding is two-dimensional and knows image tokens only. Its rows for condition tokens (the class, the text)
+  are zero in cosine *and* sine, so their queries and keys vanish: every token gives each visible condition token the
+  logit 0. A condition token therefore has no position, and padding before the text may be trimmed freely.
+* The null caption is not learned. It is a fixed random buffer in the space of text features, kept with the weights.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+import torch.nn.functional as F
+from diffusers.configuration_utils import ConfigMixin, register_to_config
+from diffusers.models.modeling_utils import ModelMixin
+from diffusers.utils import BaseOutput
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from specdecode.kv_cache import StaticKVCache
+
+CONDITION_POSITION = -1
+"""The position of a token that belongs to the condition: it selects the zero row of the rotary table."""
+
+LLAMAGEN_SIZES: dict[str, dict[str, int]] = {
+    "B": {"dim": 768, "num_layers": 12, "num_attention_heads": 12},
+    "L": {"dim": 1024, "num_layers": 24, "num_attention_heads": 16},
+    "XL": {"dim": 1280, "num_layers": 36, "num_attention_heads": 20},
+    "XXL": {"dim": 1536, "num_layers": 48, "num_attention_heads": 24},
+    "3B": {"dim": 3200, "num_layers": 24, "num_attention_heads": 32},
+    # The three sizes below are in the authors' code, but no weights were released for them.
+    "1B": {"dim": 2048, "num_layers": 22, "num_attention_heads": 32},
+    "XXXL": {"dim": 2560, "num_layers": 48, "num_attention_heads": 40},
+    "7B": {"dim": 4096, "num_layers": 32, "num_attention_heads": 32},
+}
+"""Geometry of the sizes by the authors' names; everything else is a default of `LlamaGenTransformer`."""
+
+
+@dataclass
+class LlamaGenTransformerOutput(BaseOutput):
+    """What one forward says.
+
+    Attributes:
+        logits: fp32 `[B, n, vocab_size]`, raw: no guidance, no temperature.
+        hidden_states: `[B, n, dim]` after the final norm, in the model's dtype; `lm_head` of it gives the logits.
+    """
+
+    logits: Tensor
+    hidden_states: Tensor
+
+
+def default_intermediate_size(dim: int, multiple_of: int = 256) -> int:
+    """Width of the SwiGLU layer: two thirds of `4 * dim`, rounded up to a multiple of `multiple_of`."""
+    width = int(2 * 4 * dim / 3)
+    return math.ceil(width / multiple_of) * multiple_of
+
+
+def build_rotary_table(grid_size: int, head_dim: int, base: float = 10000.0, device: Any = None) -> Tensor:
+    """Two-dimensional rotary table for a square grid of tokens in raster order (LlamaGen `precompute_freqs_cis_2d`).
+
+    The first half of a head's channel pairs turns with the token's row, the second half with its column.
+
+    Args:
+        grid_size: side of the grid.
+        head_dim: channels of one head, a multiple of 4.
+        base: rotary base.
+
+    Returns:
+        fp32 `[grid_size ** 2 + 1, head_dim // 2, 2]`, cosine and sine. The last row, found at index -1, is zero and
+        belongs to condition tokens.
+    """
+    # Every dtype is explicit: `from_pretrained` builds models under the default dtype of the weights, maybe bf16.
+    half = head_dim // 2
+    exponents = torch.arange(0, half, 2, dtype=torch.float32, device=device)[: half // 2] / half
+    frequencies = 1.0 / base**exponents  # [head_dim // 4]
+    side = torch.arange(grid_size, dtype=torch.float32, device=device)
+    angles = torch.outer(side, frequencies)  # [grid, head_dim // 4]
+    by_row = angles[:, None].expand(grid_size, grid_size, -1)
+    by_column = angles[None, :].expand(grid_size, grid_size, -1)
+    grid = torch.cat((by_row, by_column), dim=-1).flatten(0, 1)  # [grid ** 2, head_dim // 2]
+    table = torch.stack((grid.cos(), grid.sin()), dim=-1)
+    return torch.cat((table, table.new_zeros(1, *table.shape[1:])))
+
+
+class RotaryTable:
+    """`build_rotary_table`, built at its first use on each device, and the lookup of its rows.
+
+    A plain attribute of a model, not a buffer, so that `.to(torch.bfloat16)` cannot round it.
+
+    Args:
+        grid_size, head_dim, base: as for `build_rotary_table`.
+    """
+
+    def __init__(self, grid_size: int, head_dim: int, base: float) -> None:
+        self.grid_size = grid_size
+        self.head_dim = head_dim
+        self.base = base
+        self._table: Tensor | None = None
+
+    def __call__(self, positions: Tensor) -> Tensor:
+        """Rows for image positions `[B, n]`, fp32 `[B, n, 1, head_dim // 2, 2]`.
+
+        -1 gives the zero row of the condition. A position past the last image token is the caller's error: an
+        IndexError on a CPU, a device assertion on CUDA.
+        """
+        # Rebuilt when the model has moved. Outside inference mode, or a later training pass could not use it.
+        if self._table is None or self._table.device != positions.device:
+            with torch.inference_mode(False):
+                self._table = build_rotary_table(self.grid_size, self.head_dim, self.base, positions.device)
+        return self._table[positions].unsqueeze(2)
+
+
+def apply_rotary(states: Tensor, rotary: Tensor) -> Tensor:
+    """Turn each pair of neighbouring channels by its token's angle, in fp32.
+
+    Args:
+        states: `[B, n, H, D]` queries or keys; channels 2i and 2i + 1 form a pair.
+        rotary: fp32 `[B or 1, n, 1, D // 2, 2]`, rows of `build_rotary_table`.
+
+    Returns:
+        `[B, n, H, D]` in the dtype of `states`.
+    """
+    pairs = states.float().unflatten(-1, (-1, 2))  # [B, n, H, D // 2, 2]
+    if torch.compiler.is_compiling():
+        # The compiler fuses real arithmetic and falls back on complex numbers.
+        first, second = pairs.unbind(-1)
+        cosine, sine = rotary.unbind(-1)
+        turned = torch.stack((first * cosine - second * sine, second * cosine + first * sine), dim=-1)
+    else:
+        # Eagerly one complex multiplication replaces seven passes over the data.
+        turned = torch.view_as_real(torch.view_as_complex(pairs) * torch.view_as_complex(rotary))
+    return turned.flatten(-2).to(states.dtype)
+
+
+def apply_rotary_by_halves(states: Tensor, rotary: Tensor) -> Tensor:
+    """`apply_rotary` for states whose head channels hold the first of every pair, then the second; so does the result.
+
+    Args:
+        states: `[B, n, H, D]`.
+        rotary: as for `apply_rotary`.
+    """
+    first, second = states.float().chunk(2, dim=-1)  # [B, n, H, D // 2]
+    cosine, sine = rotary.unbind(-1)
+    turned = torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)
+    return turned.to(states.dtype)
+
+
+def condition_attention_mask(condition_mask: Tensor, num_image_tokens: int = 0) -> Tensor:
+    """Attention mask of a whole sequence: the condition, then image tokens.
+
+    Causal; padding of the condition is seen by nobody but itself (every query must see something).
+
+    Args:
+        condition_mask: bool `[B, T]`, true where the condition is valid.
+        num_image_tokens: N, how many image tokens follow.
+
+    Returns:
+        bool `[B, 1, T + N, T + N]`.
+    """
+    condition_length = condition_mask.shape[1]
+    total = condition_length + num_image_tokens
+    device = condition_mask.device
+    causal = torch.ones(total, total, dtype=torch.bool, device=device).tril()
+    valid = F.pad(condition_mask.bool(), (0, num_image_tokens), value=True)  # [B, T + N]
+    diagonal = torch.eye(total, dtype=torch.bool, device=device)
+    return ((causal & valid[:, None, :]) | diagonal)[:, None]
+
+
+def causal_attention(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, chunk_size: int = 96) -> Tensor:
+    """Attention for training on a CPU: explicit products over chunks of queries, each with the keys up to its end.
+
+    The CPU kernel behind `scaled_dot_product_attention` is quick forward, but its backward takes most of a training
+    step (2.15: seven times its forward at 288 tokens); plain matrix products need 0.6 of the time for both together.
+
+    Args:
+        query: `[B, H, n, D]`; key, value: `[B, H_kv, n, D]`.
+        bias: additive mask broadcastable to `[B, 1, n, n]`, minus infinity above the diagonal at least.
+        chunk_size: queries per chunk.
+
+    Returns:
+        `[B, H, n, D]`.
+    """
+    groups = query.shape[1] // key.shape[1]
+    if groups > 1:
+        key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
+    query = query * query.shape[-1] ** -0.5
+    num_tokens = query.shape[2]
+    chunks = []
+    for begin in range(0, num_tokens, chunk_size):
+        end = min(begin + chunk_size, num_tokens)
+        scores = (query[:, :, begin:end] @ key[:, :, :end].mT).add_(bias[:, :, begin:end, :end])  # [B, H, c, end]
+        chunks.append(scores.softmax(dim=-1) @ value[:, :, :end])
+    return torch.cat(chunks, dim=2)
+
+
+class LlamaGenRMSNorm(nn.Module):
+    """RMSNorm as LlamaGen has it: normalised in fp32, cast back, and only then multiplied by the weight."""
+
+    def __init__(self, dim: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(dim))
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        if torch.is_grad_enabled():
+            # The same in plain operations: on a CPU their backward takes two thirds of the time of F.rms_norm's.
+            states = hidden_states.float()
+            mean_square = torch.linalg.vector_norm(states, dim=-1, keepdim=True).square() / states.shape[-1]
+            return (states * torch.rsqrt(mean_square + self.eps)).to(hidden_states.dtype) * self.weight
+        if hidden_states.dtype == torch.float32:
+            return F.rms_norm(hidden_states, self.weight.shape, self.weight, self.eps)
+        # Fused kernels multiply by a weight they are given before they round, so it stays outside.
+        return (
+            F.rms_norm(hidden_states.float(), self.weight.shape, None, self.eps).to(hidden_states.dtype) * self.weight
+        )
+
+
+class LlamaGenAttention(nn.Module):
+    """Self-attention with rotary positions and grouped key/value heads. All three projections are one matrix."""
+
+    def __init__(self, dim: int, num_heads: int, num_key_value_heads: int, layer_index: int, dropout: float) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.num_key_value_heads = num_key_value_heads
+        self.head_dim = dim // num_heads
+        self.layer_index = layer_index
+        self.dropout = dropout
+        # Output rows: [queries | keys | values], each a block of whole heads.
+        self.to_qkv = nn.Linear(dim, (num_heads + 2 * num_key_value_heads) * self.head_dim, bias=False)
+        self.to_out = nn.Linear(dim, dim, bias=False)
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        rotary: Tensor,
+        attention_mask: Tensor | None,
+        kv_cache: StaticKVCache | None = None,
+        slots: Tensor | None = None,
+        kv_length: int | None = None,
+        attention_bias: Tensor | None = None,
+    ) -> Tensor:
+        batch_size, num_tokens, dim = hidden_states.shape
+        heads, kv_heads = self.num_heads, self.num_key_value_heads
+        by_halves = attention_bias is not None and torch.compiler.is_compiling()
+        qkv = F.linear(hidden_states, self._weight_by_halves()) if by_halves else self.to_qkv(hidden_states)
+        qkv = qkv.view(batch_size, num_tokens, heads + 2 * kv_heads, self.head_dim)
+        # Queries and keys are turned together: they lie side by side, and one pass costs less than two.
+        query_key, value = qkv.split((heads + kv_heads, kv_heads), dim=2)
+        turned = apply_rotary_by_halves(query_key, rotary) if by_halves else apply_rotary(query_key, rotary)
+        query, key = turned.split((heads, kv_heads), dim=2)
+        query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)  # [B, H or H_kv, n, D]
+        if kv_cache is not None and slots is not None:
+            key, value = kv_cache.update(self.layer_index, key, value, slots, kv_length)  # [B, H_kv, S, D]
+        if attention_bias is not None:
+            attended = causal_attention(query, key, value, attention_bias)  # [B, H, n, D]
+        else:
+            attended = F.scaled_dot_product_attention(
+                query,
+                key,
+                value,
+                attn_mask=attention_mask,
+                is_causal=attention_mask is None,
+                enable_gqa=kv_heads != heads,
+            )  # [B, H, n, D]
+        output = self.to_out(attended.transpose(1, 2).reshape(batch_size, num_tokens, dim))
+        return F.dropout(output, self.dropout) if self.training and self.dropout > 0 else output
+
+    def _weight_by_halves(self) -> Tensor:
+        """`to_qkv.weight` with the rows of each query and key head in another order: the first of all pairs, then the
+        second. What attention makes of them is the same, and a compiler makes vector code of halves, not of pairs."""
+        num_turned = self.num_heads + self.num_key_value_heads
+        turned, kept = self.to_qkv.weight.split((num_turned * self.head_dim, self.num_key_value_heads * self.head_dim))
+        by_pairs = turned.view(num_turned, self.head_dim // 2, 2, -1)
+        return torch.cat((by_pairs.transpose(1, 2).reshape(turned.shape), kept))
+
+
+class LlamaGenFeedForward(nn.Module):
+    """SwiGLU. Gate and up projection are one matrix, gate first."""
+
+    def __init__(self, dim: int, intermediate_size: int, dropout: float) -> None:
+        super().__init__()
+        self.dropout = dropout
+        self.gate_up_proj = nn.Linear(dim, 2 * intermediate_size, bias=False)
+        self.down_proj = nn.Linear(intermediate_size, dim, bias=False)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        gate, up = self.gate_up_proj(hidden_states).chunk(2, dim=-1)
+        output = self.down_proj(F.silu(gate) * up)
+        return F.dropout(output, self.dropout) if self.training and self.dropout > 0 else output
+
+
+class LlamaGenBlock(nn.Module):
+    """One pre-norm decoder layer."""
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        num_key_value_heads: int,
+        intermediate_size: int,
+        norm_eps: float,
+        residual_dropout: float,
+        ffn_dropout: float,
+        layer_index: int,
+    ) -> None:
+        super().__init__()
+        self.norm1 = LlamaGenRMSNorm(dim, norm_eps)
+        self.attn = LlamaGenAttention(dim, num_heads, num_key_value_heads, layer_index, residual_dropout)
+        self.norm2 = LlamaGenRMSNorm(dim, norm_eps)
+        self.ff = LlamaGenFeedForward(dim, intermediate_size, ffn_dropout)
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        rotary: Tensor,
+        attention_mask: Tensor | None,
+        kv_cache: StaticKVCache | None = None,
+        slots: Tensor | None = None,
+        kv_length: int | None = None,
+        attention_bias: Tensor | None = None,
+    ) -> Tensor:
+        hidden_states = hidden_states + self.attn(
+            self.norm1(hidden_states), rotary, attention_mask, kv_cache, slots, kv_length, attention_bias
+        )
+        return hidden_states + self.ff(self.norm2(hidden_states))
+
+
+class LlamaGenCaptionProjection(nn.Module):
+    """Text features to the transformer's width: two layers without bias, tanh-approximated GELU between."""
+
+    def __init__(self, caption_dim: int, dim: int) -> None:
+        super().__init__()
+        self.linear_1 = nn.Linear(caption_dim, dim, bias=False)
+        self.linear_2 = nn.Linear(dim, dim, bias=False)
+
+    def forward(self, caption_embeds: Tensor) -> Tensor:
+        return self.linear_2(F.gelu(self.linear_1(caption_embeds), approximate="tanh"))
+
+
+class LlamaGenTransformer(ModelMixin, ConfigMixin):  # type: ignore[misc]
+    """LlamaGen's decoder over image tokens, conditioned on a class or on text features.
+
+    Args:
+        dim: width.
+        num_layers: decoder layers.
+        num_attention_heads: query heads; `dim / num_attention_heads` must be a multiple of 4.
+        num_key_value_heads: key/value heads, a divisor of `num_attention_heads`; None for as many as query heads.
+        intermediate_size: width of the feed-forward layer; None for `default_intermediate_size(dim, multiple_of)`.
+        multiple_of: rounding of the default `intermediate_size`; unused when that is given.
+        vocab_size: entries of the image tokenizer's codebook.
+        grid_size: side of the token grid; a picture has `grid_size ** 2` tokens. No weight depends on it, so it must
+            be known from elsewhere (16 for 256 pixels with the f16 tokenizer, 24 for 384, 32 for 512).
+        condition_type: "class" or "text".
+        num_classes: classes, when the condition is a class; one more embedding row serves as the null class.
+        caption_dim: width of the text features, when the condition is text.
+        condition_length: the most condition tokens; None for 1 (class) or 120 (text).
+        class_dropout_prob: how often training replaces the condition by the null condition. Only kept here, for the
+            trainer; 0 with a class condition also means there is no null class.
+        norm_eps: epsilon of every RMSNorm.
+        rope_base: base of the rotary frequencies.
+        token_dropout, residual_dropout, ffn_dropout: training only, on embeddings, attention and feed-forward outputs.
+
+    Raises:
+        ValueError: the sizes do not fit each other, or `condition_type` is unknown.
+    """
+
+    _supports_gradient_checkpointing = False
+    _no_split_modules = ["LlamaGenBlock"]  # type: ignore[assignment]  # noqa: RUF012
+
+    if TYPE_CHECKING:
+        config: Any  # diffusers declares a dict, and serves its keys as attributes
+
+    @register_to_config
+    def __init__(
+        self,
+        dim: int = 768,
+        num_layers: int = 12,
+        num_attention_heads: int = 12,
+        num_key_value_heads: int | None = None,
+        intermediate_size: int | None = None,
+        multiple_of: int = 256,
+        vocab_size: int = 16384,
+        grid_size: int = 16,
+        condition_type: str = "class",
+        num_classes: int = 1000,
+        caption_dim: int = 2048,
+        condition_length: int | None = None,
+        class_dropout_prob: float = 0.1,
+        norm_eps: float = 1e-5,
+        rope_base: float = 10000.0,
+        token_dropout: float = 0.1,
+        residual_dropout: float = 0.1,
+        ffn_dropout: float = 0.1,
+    ) -> None:
+        super().__init__()
+        if condition_type not in ("class", "text"):
+            raise ValueError(f'condition_type must be "class" or "text", got {condition_type!r}.')
+        for name, size in (
+            ("dim", dim),
+            ("num_layers", num_layers),
+            ("num_attention_heads", num_attention_heads),
+            ("vocab_size", vocab_size),
+            ("grid_size", grid_size),
+        ):
+            if size <= 0:
+                raise ValueError(f"{name} must be positive, got {size}.")
+        if dim % num_attention_heads or (dim // num_attention_heads) % 4:
+            raise ValueError(
+                f"dim must be num_attention_heads times a multiple of 4 (two-dimensional rotary pairs), got dim {dim} "
+                f"with {num_attention_heads} heads."
+            )
+        num_key_value_heads = num_attention_heads if num_key_value_heads is None else num_key_value_heads
+        if num_key_value_heads <= 0 or num_attention_heads % num_key_value_heads:
+            raise ValueError(
+                f"num_key_value_heads must divide num_attention_heads ({num_attention_heads}), got "
+                f"{num_key_value_heads}."
+            )
+        if intermediate_size is None:
+            intermediate_size = default_intermediate_size(dim, multiple_of)
+        if condition_length is None:
+            condition_length = 1 if condition_type == "class" else 120
+        # Resolved values are written back, so that config.json says what the model is, not how it was asked for.
+        self.register_to_config(
+            num_key_value_heads=num_key_value_heads,
+            intermediate_size=intermediate_size,
+            condition_length=condition_length,
+        )
+        self.head_dim = dim // num_attention_heads
+        self.num_image_tokens = grid_size**2
+
+        self.token_embedding = nn.Embedding(vocab_size, dim)
+        if condition_type == "class":
+            self.class_embedding = nn.Embedding(num_classes + (class_dropout_prob > 0), dim)
+        else:
+            self.caption_projection = LlamaGenCaptionProjection(caption_dim, dim)
+            # A buffer: saved and loaded with the weights, never trained (see the module's docstring).
+            self.register_buffer("null_caption_embeds", torch.randn(condition_length, caption_dim) / caption_dim**0.5)
+        self.transformer_blocks = nn.ModuleList(
+            LlamaGenBlock(
+                dim=dim,
+                num_heads=num_attention_heads,
+                num_key_value_heads=num_key_value_heads,
+                intermediate_size=intermediate_size,
+                norm_eps=norm_eps,
+                residual_dropout=residual_dropout,
+                ffn_dropout=ffn_dropout,
+                layer_index=layer_index,
+            )
+            for layer_index in range(num_layers)
+        )
+        self.norm_out = LlamaGenRMSNorm(dim, norm_eps)
+        self.lm_head = nn.Linear(dim, vocab_size, bias=False)
+
+        self.rotary_rows = RotaryTable(grid_size, self.head_dim, rope_base)
+        self.apply(self._initialise)
+        nn.init.zeros_(self.lm_head.weight)
+
+    @staticmethod
+    def _initialise(module: nn.Module) -> None:
+        if isinstance(module, nn.Linear | nn.Embedding):
+            nn.init.normal_(module.weight, std=0.02)
+
+    @classmethod
+    def from_size(cls, size: str, **kwargs: Any) -> Self:
+        """A model of a published size, with random weights.
+
+        Args:
+            size: a key of `LLAMAGEN_SIZES`, such as "XL".
+            **kwargs: any other constructor argument, such as `condition_type="text", grid_size=32`.
+
+        Raises:
+            ValueError: the size is unknown.
+        """
+        if size not in LLAMAGEN_SIZES:
+            raise ValueError(f"size must be one of {', '.join(LLAMAGEN_SIZES)}, got {size!r}.")
+        return cls(**LLAMAGEN_SIZES[size], **kwargs)
+
+    def embed_condition(
+        self,
+        class_labels: Tensor | None = None,
+        caption_embeds: Tensor | None = None,
+        drop: Tensor | None = None,
+    ) -> Tensor:
+        """Condition tokens, as the first `T` inputs of the sequence.
+
+        Args:
+            class_labels: int64 `[B]`, for a class-conditional model; `num_classes` is the null class.
+            caption_embeds: `[B, T, caption_dim]` text features, right-aligned (padding first), for a text-conditional
+                one; T at most `condition_length`.
+            drop: bool `[B]`; these rows get the null condition instead (classifier-free guidance training).
+
+        Returns:
+            `[B, T, dim]`, T = 1 for a class.
+
+        Raises:
+            ValueError: the condition is of the wrong kind, or too long.
+        """
+        if self.config.condition_type == "class":
+            if class_labels is None or caption_embeds is not None:
+                raise ValueError("class_labels (and no caption_embeds) must be given: the model is class-conditional.")
+            if drop is not None:
+                class_labels = class_labels.masked_fill(drop, self.config.num_classes)
+            return self.class_embedding(class_labels)[:, None]  # [B, 1, dim]
+        if caption_embeds is None or class_labels is not None:
+            raise ValueError("caption_embeds (and no class_labels) must be given: the model is text-conditional.")
+        length = caption_embeds.shape[1]
+        self._check_condition_length(length)
+        if drop is not None:
+            null = self.null_caption_embeds[-length:].to(caption_embeds.dtype)
+            caption_embeds = torch.where(drop[:, None, None], null, caption_embeds)
+        return self.caption_projection(caption_embeds.to(self.caption_projection.linear_1.weight.dtype))
+
+    def null_condition(self, batch_size: int, length: int | None = None) -> Tensor:
+        """Condition tokens of the unconditional half of guidance.
+
+        For text these are the *last* `length` rows of the null caption through the caption's own projection. They go
+        with the conditional prompt's mask, so that both halves see equally many condition tokens.
+
+        Args:
+            batch_size: rows.
+            length: T of the conditional half; None for `condition_length`. Ignored for a class.
+
+        Returns:
+            `[B, T, dim]`, the rows all views of one.
+        """
+        if self.config.condition_type == "class":
+            if self.class_embedding.num_embeddings == self.config.num_classes:
+                raise ValueError("class_dropout_prob is 0: the model has no null class, so it cannot be guided.")
+            null = self.class_embedding.weight[-1:]  # [1, dim]
+        else:
+            length = self.config.condition_length if length is None else length
+            self._check_condition_length(length)
+            null = self.caption_projection(self.null_caption_embeds[self.config.condition_length - length :])
+        return null[None].expand(batch_size, -1, -1)
+
+    def _check_condition_length(self, length: int) -> None:
+        if not 1 <= length <= self.config.condition_length:
+            raise ValueError(
+                f"caption_embeds must have 1 to {self.config.condition_length} tokens (condition_length), got {length}."
+            )
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        positions: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        kv_cache: StaticKVCache | None = None,
+        slots: Tensor | None = None,
+        kv_length: int | None = None,
+        logits_to_keep: int = 0,
+    ) -> LlamaGenTransformerOutput:
+        """One pass over `n` tokens of every row, with or without a cache.
+
+        Args:
+            input_ids: int64 `[B, n]` image tokens, or None with `inputs_embeds`.
+            inputs_embeds: `[B, n, dim]`, for condition tokens (see `embed_condition`).
+            positions: int64 `[B, n]` (or `[1, n]`): a token's place in the picture, raster order, -1 for a condition
+                token. Several tokens may share a position, as the alternatives of a token tree do.
+            attention_mask: bool, broadcastable to `[B, 1, n, S]`, true where a token sees a key. None means causal over
+                the `n` tokens, and is allowed only without a cache.
+            kv_cache: keys and values of earlier tokens; new ones are written to `slots`.
+            slots: int64 `[B, n]` cache slots of the new tokens; None for `kv_cache.new_slots(n)`.
+            kv_length: attend to the first `kv_length` slots only, when the host knows that no row reaches further.
+            logits_to_keep: compute logits of the last so many tokens only; 0 for all.
+
+        Returns:
+            Logits, fp32 `[B, n or logits_to_keep, vocab_size]`, and final hidden states `[B, n, dim]`.
+
+        Raises:
+            ValueError: not exactly one kind of input, no positions, or a cache without a mask.
+        """
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("exactly one of input_ids and inputs_embeds must be given.")
+        if positions is None:
+            raise ValueError("positions must be given: -1 for condition tokens, the raster index for image tokens.")
+        hidden_states = inputs_embeds if input_ids is None else self.token_embedding(input_ids)
+        assert hidden_states is not None
+        if kv_cache is not None:
+            if attention_mask is None:
+                raise ValueError("attention_mask must be given with kv_cache, for instance kv_cache.attention_mask().")
+            slots = kv_cache.new_slots(hidden_states.shape[1]) if slots is None else slots
+            slots = kv_cache.flatten_slots(slots)
+        hidden_states = self._run_blocks(
+            hidden_states, self.rotary_rows(positions), attention_mask, kv_cache, slots, kv_length
+        )
+        hidden_states = self.norm_out(hidden_states)
+        logits = self.lm_head(hidden_states[:, -logits_to_keep:] if logits_to_keep else hidden_states)
+        return LlamaGenTransformerOutput(logits=logits.float(), hidden_states=hidden_states)
+
+    def _run_blocks(
+        self,
+        hidden_states: Tensor,
+        rotary: Tensor,
+        attention_mask: Tensor | None,
+        kv_cache: StaticKVCache | None = None,
+        slots: Tensor | None = None,
+        kv_length: int | None = None,
+        attention_bias: Tensor | None = None,
+        half_way: list[Tensor] | None = None,
+    ) -> Tensor:
+        if self.training and self.config.token_dropout > 0:
+            hidden_states = F.dropout(hidden_states, self.config.token_dropout)
+        for number, block in enumerate(self.transformer_blocks, start=1):
+            hidden_states = block(hidden_states, rotary, attention_mask, kv_cache, slots, kv_length, attention_bias)
+            if half_way is not None and number == len(self.transformer_blocks) // 2:
+                half_way.append(hidden_states)
+        return hidden_states
+
+    def training_forward(self, condition_embeds: Tensor, condition_mask: Tensor | None, input_ids: Tensor) -> Tensor:
+        """Logits of all image tokens under teacher forcing.
+
+        Feeds the condition and all image tokens but the last.
+
+        Args:
+            condition_embeds: `[B, T, dim]` from `embed_condition`.
+            condition_mask: bool `[B, T]`, false at padding; None when nothing is padded.
+            input_ids: int64 `[B, N]` image tokens from the start of the picture.
+
+        Returns:
+            fp32 `[B, N, vocab_size]`: entry i predicts image token i.
+        """
+        return self.training_states(condition_embeds, condition_mask, input_ids)[0]
+
+    def training_states(
+        self, condition_embeds: Tensor, condition_mask: Tensor | None, input_ids: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """`training_forward`, and the hidden states `[B, N, dim]` after half of the blocks, at the same places."""
+        return self.training_run(*self.training_inputs(condition_embeds, condition_mask, input_ids))
+
+    def training_inputs(
+        self, condition_embeds: Tensor, condition_mask: Tensor | None, input_ids: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, int]:
+        """What `training_run` takes for the arguments of `training_states`.
+
+        The two are apart so that only the latter is compiled: inside compiled code masks and rotary rows are worked out
+        anew for every score of every layer, which on a CPU took a third of a training step.
+
+        Returns:
+            Embeddings `[B, T + N - 1, dim]`, rotary rows, attention mask or additive mask, and T.
+        """
+        condition_length, num_image_tokens = condition_embeds.shape[1], input_ids.shape[1]
+        inputs_embeds = torch.cat((condition_embeds, self.token_embedding(input_ids[:, :-1])), dim=1)
+        device = input_ids.device
+        positions = torch.arange(-condition_length, num_image_tokens - 1, device=device).clamp(min=CONDITION_POSITION)
+        rotary = self.rotary_rows(positions[None])
+        mask = None
+        if condition_mask is not None:
+            mask = condition_attention_mask(condition_mask, num_image_tokens - 1)
+        if device.type != "cpu" or not torch.is_grad_enabled():
+            return inputs_embeds, rotary, mask, None, condition_length
+        if mask is None:
+            mask = condition_attention_mask(torch.ones(1, condition_length, dtype=torch.bool), num_image_tokens - 1)
+        dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else inputs_embeds.dtype
+        bias = torch.zeros(mask.shape, dtype=dtype).masked_fill(~mask, float("-inf"))
+        return inputs_embeds, rotary, None, bias, condition_length
+
+    def training_run(
+        self,
+        inputs_embeds: Tensor,
+        rotary: Tensor,
+        attention_mask: Tensor | None,
+        attention_bias: Tensor | None,
+        condition_length: int,
+    ) -> tuple[Tensor, Tensor]:
+        """`training_states` of what `training_inputs` gave; made to be compiled."""
+        half_way: list[Tensor] = []
+        hidden_states = self._run_blocks(
+            inputs_embeds, rotary, attention_mask, attention_bias=attention_bias, half_way=half_way
+        )
+        # The last condition token predicts image token 0; what earlier ones say is nobody's business.
+        logits = self.lm_head(self.norm_out(hidden_states[:, condition_length - 1 :])).float()
+        return logits, (half_way or [inputs_embeds])[0][:, condition_length - 1 :]

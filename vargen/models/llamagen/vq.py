@@ -1,0 +1,129 @@
+"""Image tokenizers as `diffusers.VQModel`: the official geometries, images to codes, codes to images.
+
+What belongs here: how LlamaGen uses a `VQModel`. What does not: training one (`vargen.training`), official key names
+(`vargen.models.llamagen.convert`).
+
+LlamaGen's codebook lives on the unit sphere. `VQModel` never normalises, so it must be stored as unit vectors, which
+conversion and training see to.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from diffusers.models.autoencoders.vq_model import VQModel
+from torch import Tensor
+
+VQ_BLOCK_OUT_CHANNELS: dict[str, tuple[int, ...]] = {
+    "VQ-16": (128, 128, 256, 256, 512),
+    "VQ-8": (128, 256, 256, 512),
+}
+"""Channels by level of the official tokenizers, finest first; the number is the downsampling factor."""
+
+
+def vq_config(
+    block_out_channels: tuple[int, ...],
+    *,
+    layers_per_block: int = 2,
+    latent_channels: int = 256,
+    num_vq_embeddings: int = 16384,
+    vq_embed_dim: int = 8,
+    norm_num_groups: int = 32,
+) -> dict[str, Any]:
+    """Arguments of a `diffusers.VQModel` laid out as LlamaGen's: attention in the coarsest level and the middle only.
+
+    Every level but the last halves the side, so n levels downsample by `2 ** (n - 1)`.
+    """
+    plain = len(block_out_channels) - 1
+    return {
+        "in_channels": 3,
+        "out_channels": 3,
+        "down_block_types": ("DownEncoderBlock2D",) * plain + ("AttnDownEncoderBlock2D",),
+        "up_block_types": ("AttnUpDecoderBlock2D",) + ("UpDecoderBlock2D",) * plain,
+        "block_out_channels": tuple(block_out_channels),
+        "layers_per_block": layers_per_block,
+        "latent_channels": latent_channels,
+        "num_vq_embeddings": num_vq_embeddings,
+        "vq_embed_dim": vq_embed_dim,
+        "norm_num_groups": norm_num_groups,
+        "scaling_factor": 1.0,
+        "lookup_from_codebook": True,
+    }
+
+
+def build_vq_model(kind: str = "VQ-16", **overrides: Any) -> VQModel:
+    """An official tokenizer's geometry with random weights: "VQ-16" (72 M parameters) or "VQ-8" (70 M).
+
+    Args:
+        kind: a key of `VQ_BLOCK_OUT_CHANNELS`.
+        **overrides: arguments of `vq_config`.
+
+    Raises:
+        ValueError: the kind is unknown.
+    """
+    if kind not in VQ_BLOCK_OUT_CHANNELS:
+        raise ValueError(f"kind must be one of {', '.join(VQ_BLOCK_OUT_CHANNELS)}, got {kind!r}.")
+    return VQModel(**vq_config(VQ_BLOCK_OUT_CHANNELS[kind], **overrides))
+
+
+def downsampling_factor(vqvae: VQModel) -> int:
+    """Pixels along a token's side."""
+    return 2 ** (len(vqvae.config["block_out_channels"]) - 1)
+
+
+def unit_codebook(vqvae: VQModel) -> Tensor:
+    """The codebook as fp32 unit vectors `[num_vq_embeddings, vq_embed_dim]`, the space in which codes are compared.
+
+    Use this, not the raw weight, for any distance between codes: where norms differ, so do the neighbours.
+    """
+    return F.normalize(vqvae.quantize.embedding.weight.float(), dim=-1)
+
+
+def encode_images(vqvae: VQModel, images: Tensor) -> Tensor:
+    """The codes of images.
+
+    Args:
+        vqvae: the tokenizer.
+        images: `[B, 3, H, W]` in [-1, 1]; sides divisible by `downsampling_factor(vqvae)`.
+
+    Returns:
+        int64 `[B, N]` in raster order, N = H * W / factor ** 2.
+
+    Raises:
+        ValueError: a side is not divisible.
+    """
+    factor = downsampling_factor(vqvae)
+    if images.shape[-1] % factor or images.shape[-2] % factor:
+        raise ValueError(f"images must have sides divisible by {factor}, got {tuple(images.shape[-2:])}.")
+    latents = vqvae.encode(images.to(vqvae.dtype)).latents  # [B, D, h, w]
+    # Among unit codewords the nearest to a latent is the one with the largest product, however long the latent is.
+    scores = torch.einsum("bdhw,kd->bhwk", latents.float(), unit_codebook(vqvae))
+    return scores.argmax(dim=-1).flatten(1)
+
+
+def decode_codes(vqvae: VQModel, codes: Tensor, grid_shape: tuple[int, int] | None = None) -> Tensor:
+    """The images of codes.
+
+    Args:
+        vqvae: the tokenizer, configured with `lookup_from_codebook`.
+        codes: integer `[B, N]` in raster order.
+        grid_shape: rows and columns of tokens; None for a square.
+
+    Returns:
+        fp32 `[B, 3, H, W]`, nominally in [-1, 1] but not clamped.
+
+    Raises:
+        ValueError: the codes do not fill the grid, or the tokenizer cannot look codes up.
+    """
+    batch_size, num_codes = codes.shape
+    rows, columns = grid_shape or (math.isqrt(num_codes),) * 2
+    if rows * columns != num_codes:
+        raise ValueError(f"codes must fill the grid of tokens, got {num_codes} codes; give grid_shape if not square.")
+    if not vqvae.config["lookup_from_codebook"]:
+        raise ValueError("vqvae must be configured with lookup_from_codebook=True to decode codes.")
+    # The last entry is the length of a codeword, not latent_channels: the lookup happens before post_quant_conv.
+    shape = (batch_size, rows, columns, vqvae.quantize.vq_embed_dim)
+    return vqvae.decode(codes, force_not_quantize=True, shape=shape).sample.float()

@@ -1,0 +1,202 @@
+"""Is this pipeline folder whole, and do its weights fit its configuration? Asked before anything is loaded.
+
+diffusers fills missing weights with random numbers and only logs it, and a truncated file ends in a message that
+names no file. So the headers of the weight files (a few kilobytes) are compared with the models the configurations
+describe, built without memory on the meta device. Nothing here loads a weight.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import math
+import os
+import struct
+from collections.abc import Collection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vargen.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
+
+_DTYPE_BYTES = {
+    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1
+}  # fmt: skip
+_WEIGHT_NAMES = ("diffusion_pytorch_model", "model")
+_TIED_NAMES = ({"shared.weight", "encoder.embed_tokens.weight"},)
+"""Names of one tensor, of which a file needs only one (T5's token embedding)."""
+
+
+def check_model_folder(folder: str | os.PathLike[str], skip: Collection[str] = ()) -> None:
+    """Check every component that `model_index.json` names, except those in `skip` (given by the caller as objects).
+
+    Raises:
+        UserError: a file is missing, truncated or unreadable, or weights do not fit their configuration.
+    """
+    folder = Path(folder)
+    for component, value in read_json(folder / "model_index.json").items():
+        if component in skip or not isinstance(value, list) or len(value) != 2 or value[0] is None:
+            continue
+        if not (folder / component).is_dir():
+            raise UserError(
+                f"{folder / component} is missing, but model_index.json names it; copy the whole folder again"
+            )
+        model_class = _component_class(*value)
+        if model_class is not None:
+            _check_component(folder / component, model_class)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file. Raises UserError when it is missing or no JSON object."""
+    try:
+        value = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise UserError(f"{path} is missing; copy the whole model folder again") from None
+    except ValueError as error:
+        raise UserError(f"{path} is not valid JSON ({error}); copy it again") from error
+    if not isinstance(value, dict):
+        raise UserError(f"{path} must hold a JSON object; copy it again")
+    return value
+
+
+def read_tensor_shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the tensors in a safetensors file, after checking that every byte the header promises is
+    there.
+
+    Raises:
+        UserError: the file is missing, truncated, or no safetensors file.
+    """
+    again = "copy or download it again"
+    if not path.is_file():
+        raise UserError(f"{path} is missing; {again}")
+    size = path.stat().st_size
+    with open(path, "rb") as file:
+        prefix = file.read(8)
+        header_size = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
+        if header_size > size - 8 and len(prefix) == 8 and header_size < 100_000_000:
+            raise UserError(
+                f"{path} is truncated: its header alone needs {header_size + 8:,} bytes, it has {size:,}; {again}"
+            )
+        try:
+            header = json.loads(file.read(header_size)) if 0 < header_size <= size - 8 else None
+        except ValueError:
+            header = None
+    if not isinstance(header, dict):
+        raise UserError(f"{path} is not a safetensors file; {again}")
+    header.pop("__metadata__", None)
+    needed = 8 + header_size + max((entry["data_offsets"][1] for entry in header.values()), default=0)
+    if size != needed:
+        state = "truncated" if size < needed else "damaged"
+        raise UserError(f"{path} is {state}: it has {size:,} bytes, its header says {needed:,}; {again}")
+    for name, entry in header.items():
+        start, end = entry["data_offsets"]
+        if (
+            end - start != math.prod(entry["shape"]) * _DTYPE_BYTES.get(entry["dtype"], 0)
+            and entry["dtype"] in _DTYPE_BYTES
+        ):
+            raise UserError(f"{path} is damaged: {name} has the wrong number of bytes; {again}")
+    return {name: tuple(entry["shape"]) for name, entry in header.items()}
+
+
+def _component_class(library: str, class_name: str) -> type[torch.nn.Module] | None:
+    """The model class of a component, None for what holds no weights, such as a tokenizer."""
+    import torch
+
+    try:
+        found = getattr(importlib.import_module(library), class_name, None)
+    except ImportError as error:
+        raise UserError(
+            f"model_index.json names {library}.{class_name}, which cannot be imported ({error}); install it"
+        ) from error
+    return found if isinstance(found, type) and issubclass(found, torch.nn.Module) else None
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a component, from its index when it is sharded. Empty when it keeps another format."""
+    for name in _WEIGHT_NAMES:
+        index = folder / f"{name}.safetensors.index.json"
+        if index.is_file():
+            return sorted({folder / shard for shard in read_json(index).get("weight_map", {}).values()})
+        if (folder / f"{name}.safetensors").is_file():
+            return [folder / f"{name}.safetensors"]
+    if any(folder.glob("*.bin")) or any(folder.glob("*.safetensors")):
+        return []  # a variant or pickled weights: from_pretrained knows what to do with them
+    raise UserError(f"{folder / (_WEIGHT_NAMES[0] + '.safetensors')} is missing; copy or download the weights again")
+
+
+def check_component_folder(folder: str | os.PathLike[str], model_class: type[torch.nn.Module]) -> None:
+    """Check the folder of one model. Raises UserError like `check_model_folder`."""
+    if not Path(folder).is_dir():
+        raise UserError(f"{folder} is no folder; name one that holds a {model_class.__name__}")
+    _check_component(Path(folder), model_class)
+
+
+def _check_component(folder: Path, model_class: type[torch.nn.Module]) -> None:
+    config = read_json(folder / "config.json")
+    files = _weight_files(folder)
+    if not files:
+        return
+    found = {name: shape for path in files for name, shape in read_tensor_shapes(path).items()}
+    expected = _expected_shapes(model_class, config, folder)
+    remedy = f"{folder / 'config.json'} and the weights beside it must come from the same model"
+    for name, shape in expected.items():
+        if name in found and found[name] != shape:
+            raise UserError(
+                f"weights of {folder.name} have another size: {name} is {list(found[name])} in the file, "
+                f"{list(shape)} by config.json; {remedy}"
+            )
+    missing = sorted(expected.keys() - found.keys())
+    for names in _TIED_NAMES:
+        if names & found.keys():
+            missing = [name for name in missing if name not in names]
+    unexpected = sorted(found.keys() - expected.keys())
+    if missing:
+        raise UserError(f"weights of {folder.name} lack {len(missing)} tensors, such as {missing[0]}; {remedy}")
+    if unexpected:
+        raise UserError(
+            f"weights of {folder.name} hold {len(unexpected)} tensors too many, such as {unexpected[0]}; {remedy}"
+        )
+
+
+def _expected_shapes(model_class: Any, config: dict[str, Any], folder: Path) -> dict[str, tuple[int, ...]]:
+    import torch
+
+    try:
+        with torch.device("meta"):
+            if hasattr(model_class, "config_class") and model_class.config_class is not None:  # a transformers model
+                model = model_class(model_class.config_class.from_dict(config))
+            else:
+                model = model_class.from_config(config)
+    except (ValueError, TypeError, KeyError) as error:
+        raise UserError(f"{folder / 'config.json'} does not describe a {model_class.__name__}: {error}") from error
+    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+
+
+def weights_fingerprint(folder: str | os.PathLike[str]) -> str:
+    """A short hash of everything in a model folder that decides its pictures, cheap for gigabytes.
+
+    What only drafts for a Video-LLM (`drafters/` in its folder) decides nothing of what it says, and does not count.
+    Small files count whole; of large ones the size, the first 64 KiB (which hold the header of a weight file) and 255
+    samples of 4 KiB spread evenly: any retraining changes all tensors.
+    """
+    digest = hashlib.sha256()
+    folder = Path(folder)
+    for path in sorted(folder.rglob("*")):
+        if not path.is_file() or path.suffix not in (".json", ".safetensors", ".bin", ".model", ".txt"):
+            continue
+        if path.relative_to(folder).parts[0] == "drafters":
+            continue
+        size = path.stat().st_size
+        digest.update(f"{path.relative_to(folder).as_posix()}\0{size}\0".encode())
+        with open(path, "rb") as file:
+            if size <= 1 << 21:
+                digest.update(file.read())
+                continue
+            digest.update(file.read(1 << 16))
+            for sample in range(1, 256):
+                file.seek(sample * (size - 4096) // 255)
+                digest.update(file.read(4096))
+    return digest.hexdigest()[:16]

@@ -1,0 +1,620 @@
+"""Text- or class-conditional pictures from a LlamaGen transformer, with the conventions of diffusers.
+
+Belongs here: from prompts to pictures, for one batch. Does not belong here: the decode loop (`specdecode.loop`), how a
+picture becomes forwards (`vargen.models.llamagen.target`), methods (`vargen.methods.catalogue`), files of many pictures
+(`vargen.commands`).
+
+Unlike other diffusers pipelines this one puts the conditional half of guidance first, inside the target only.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+import torch
+from diffusers.image_processor import VaeImageProcessor
+from diffusers.models.autoencoders.vq_model import VQModel
+from diffusers.pipelines.pipeline_utils import DiffusionPipeline
+from diffusers.utils import replace_example_docstring
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase, T5EncoderModel
+
+from specdecode.drafters.draft_model import MOST_WAITING
+from specdecode.kv_cache import StaticKVCache
+from specdecode.loop import decode
+from specdecode.neighbours import nearest_neighbours
+from specdecode.roles import DecodeState
+from specdecode.sampling import RandomStreams, SamplingConfig
+from specdecode.trace import DecodeTrace
+from vargen.errors import UserError
+from vargen.methods.catalogue import CoolSDConfig, EagleConfig, MethodConfig, resolve_method
+from vargen.methods.sizing import Components, build_method, max_draft_nodes
+from vargen.models.llamagen.draft_head import check_drafter
+from vargen.models.llamagen.drafter import LlamaGenDrafter
+from vargen.models.llamagen.target import LlamaGenTarget, allocate_cache, cache_fits, cache_length
+from vargen.models.llamagen.text_encoder import clean_captions, encode_text
+from vargen.models.llamagen.transformer import LlamaGenTransformer
+from vargen.models.llamagen.vq import decode_codes, downsampling_factor, unit_codebook
+from vargen.models.model_folder import check_component_folder, check_model_folder
+from vargen.pipelines.output import LlamaGenPipelineOutput
+from vargen.world.captions.text_tokenizer import unknown_words
+
+OUTPUT_TYPES = ("pil", "np", "pt", "latent")
+_USUAL_SETTINGS = {
+    "text": (7.5, 1000),
+    "class": (4.0, 2000),
+}  # guidance_scale and top_k of sample_t2i.py, sample_c2i.py
+
+EXAMPLE_DOC_STRING = """
+    Examples:
+        ```py
+        >>> import torch
+        >>> from vargen import LlamaGenPipeline
+        >>> from vargen.resources import find_model
+
+        >>> pipeline = LlamaGenPipeline.from_pretrained(find_model())
+        >>> generator = torch.Generator().manual_seed(0)
+        >>> output = pipeline("a shiny red sphere left of a small blue cube", generator=generator)
+        >>> output.images[0].save("spheres.png")
+        >>> output.trace.target_passes
+        256
+        ```
+"""
+
+
+class PromptWarning(UserWarning):
+    """A prompt of which the model will not read every word."""
+
+
+class LlamaGenPipeline(DiffusionPipeline):
+    """Pictures from a class label or a sentence, one token after another.
+
+    Args:
+        transformer: predicts image tokens.
+        vqvae: decodes them to pixels, always in fp32. Its codebook is stored as it is looked up (L2-normalised).
+        text_encoder: text features for a text-conditional transformer. Without it, prompts must come as embeddings.
+        tokenizer: the text encoder's.
+        drafter: an EAGLE drafter trained for this transformer, for the methods that draft with one.
+        draft_transformer: a smaller transformer of the same vocabulary, which reads the same text features, for the
+            method "draft-model".
+        default_guidance_scale, default_top_k: what a call uses that does not say; kept in `model_index.json`. None:
+            what LlamaGen's own samplers use, 7.5 and 1000 for text, 4 and 2000 for classes.
+        max_sequence_length: the most text tokens, the end token included; longer prompts are cut with a warning. At
+            most, and by default, the transformer's `condition_length`.
+        image_size: side of a picture in pixels. It follows from the grid and the tokenizer; where it is given (it is
+            in a saved pipeline) it must agree with them, because weights alone fit any grid.
+
+    Raises:
+        UserError: the components do not belong together.
+    """
+
+    model_cpu_offload_seq = "text_encoder->transformer->vqvae"  # type: ignore[assignment]
+    _optional_components = ["text_encoder", "tokenizer", "drafter", "draft_transformer"]  # noqa: RUF012 (a diffusers convention)
+    _callback_tensor_inputs = ["tokens", "lengths"]  # noqa: RUF012
+
+    def __init__(
+        self,
+        transformer: LlamaGenTransformer,
+        vqvae: VQModel,
+        text_encoder: T5EncoderModel | None = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        drafter: LlamaGenDrafter | None = None,
+        draft_transformer: LlamaGenTransformer | None = None,
+        default_guidance_scale: float | None = None,
+        default_top_k: int | None = None,
+        max_sequence_length: int = 120,
+        image_size: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.register_modules(
+            transformer=transformer,
+            vqvae=vqvae,
+            text_encoder=text_encoder,
+            tokenizer=tokenizer,
+            drafter=drafter,
+            draft_transformer=draft_transformer,
+        )
+        self.vae_scale_factor = downsampling_factor(vqvae)
+        self.image_size = transformer.config.grid_size * self.vae_scale_factor
+        self._check_components(image_size)
+        usual_scale, usual_top_k = _USUAL_SETTINGS[transformer.config.condition_type]
+        self.register_to_config(
+            default_guidance_scale=usual_scale if default_guidance_scale is None else default_guidance_scale,
+            default_top_k=usual_top_k if default_top_k is None else default_top_k,
+            max_sequence_length=min(max_sequence_length, transformer.config.condition_length),
+            image_size=self.image_size,
+        )
+        self.image_processor = VaeImageProcessor(vae_scale_factor=self.vae_scale_factor)
+        self._kv_cache: StaticKVCache | None = None
+        self._loaded: dict[str, Any] = {}  # what methods asked for, such as drafters from folders
+
+    def _check_components(self, image_size: int | None) -> None:
+        transformer, vqvae = self.transformer.config, self.vqvae.config
+        if transformer.vocab_size != vqvae.num_vq_embeddings:
+            raise UserError(
+                f"transformer and vqvae must come from one model: the transformer has {transformer.vocab_size} image "
+                f"tokens, the vqvae {vqvae.num_vq_embeddings} codes"
+            )
+        if not vqvae.lookup_from_codebook:
+            raise UserError("vqvae must have lookup_from_codebook true in its config.json: it is given codes")
+        if self.text_encoder is not None and self.text_encoder.config.d_model != transformer.caption_dim:
+            raise UserError(
+                f"transformer and text_encoder must come from one model: the transformer reads features of width "
+                f"{transformer.caption_dim}, the text_encoder makes {self.text_encoder.config.d_model}"
+            )
+        if self.drafter is not None:
+            check_drafter(self.drafter, self.transformer)
+        if self.draft_transformer is not None:
+            _check_draft_transformer(self.draft_transformer, self.transformer)
+        if image_size not in (None, self.image_size):
+            raise UserError(
+                f"transformer has another image grid than this model's: {transformer.grid_size} x "
+                f"{transformer.grid_size} tokens make {self.image_size} pixels, model_index.json says {image_size}; "
+                f"use the transformer folder saved with it"
+            )
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: str | os.PathLike[str], **kwargs: Any) -> Self:
+        """Load a pipeline as `DiffusionPipeline.from_pretrained` does, with two differences.
+
+        A local folder is checked first: missing, truncated or ill-fitting weights are an error, where diffusers would
+        put random numbers in their place. And the vqvae is kept in fp32 whatever `dtype` says.
+
+        Raises:
+            UserError: a local folder is incomplete, damaged or inconsistent.
+        """
+        if os.path.isdir(pretrained_model_name_or_path):
+            passed = {name for name, value in kwargs.items() if isinstance(value, torch.nn.Module)}
+            check_model_folder(pretrained_model_name_or_path, skip=passed)
+        dtype = kwargs.pop("torch_dtype", None) or kwargs.pop("dtype", None) or torch.float32
+        dtypes = dtype if isinstance(dtype, dict) else {"default": dtype}
+        kwargs["dtype"] = {"vqvae": torch.float32, **dtypes}
+        return super().from_pretrained(pretrained_model_name_or_path, **kwargs)
+
+    def check_inputs(
+        self,
+        prompt: str | Sequence[str] | None,
+        class_labels: int | Sequence[int] | Tensor | None,
+        height: int | None,
+        width: int | None,
+        num_images_per_prompt: int,
+        prompt_embeds: Tensor | None,
+        prompt_attention_mask: Tensor | None,
+        output_type: str,
+        callback_on_step_end_tensor_inputs: Sequence[str],
+    ) -> None:
+        """Refuse what cannot be done, naming the argument. Raises UserError."""
+        for name, size in (("height", height), ("width", width)):
+            if size is not None and size != self.image_size:
+                raise UserError(f"{name} must be {self.image_size}, the only size this model makes, got {size}")
+        if num_images_per_prompt < 1:
+            raise UserError(f"num_images_per_prompt must be at least 1, got {num_images_per_prompt}")
+        if output_type not in OUTPUT_TYPES:
+            raise UserError(f"output_type must be one of {', '.join(OUTPUT_TYPES)}, got {output_type!r}")
+        unknown = [name for name in callback_on_step_end_tensor_inputs if name not in self._callback_tensor_inputs]
+        if unknown:
+            raise UserError(
+                f"callback_on_step_end_tensor_inputs must be among {self._callback_tensor_inputs}, got {unknown}"
+            )
+        if self.transformer.config.condition_type == "class":
+            self._check_class_labels(class_labels)
+            if prompt is not None or prompt_embeds is not None:
+                raise UserError("prompt cannot be used: the model is class-conditional; give class_labels")
+            return
+        if class_labels is not None:
+            raise UserError("class_labels cannot be used: the model is text-conditional; give prompt")
+        if (prompt is None) == (prompt_embeds is None):
+            raise UserError("prompt or prompt_embeds must be given, and not both")
+        if prompt_embeds is not None:
+            self._check_prompt_embeds(prompt_embeds, prompt_attention_mask)
+            return
+        if self.text_encoder is None or self.tokenizer is None:
+            raise UserError("prompt needs a pipeline with text_encoder and tokenizer; give prompt_embeds instead")
+        prompts = [prompt] if isinstance(prompt, str) else list(prompt or ())
+        if not prompts:
+            raise UserError("prompt must hold at least one prompt, got an empty list")
+        for index, text in enumerate(prompts):
+            if not isinstance(text, str):
+                raise UserError(f"prompt must be a string or a list of strings, got {type(text).__name__}")
+            if not text.strip():
+                which = "prompt" if isinstance(prompt, str) else f"prompt {index + 1}"
+                raise UserError(f"{which} is empty; describe the picture in words")
+
+    def _check_class_labels(self, class_labels: int | Sequence[int] | Tensor | None) -> None:
+        num_classes = self.transformer.config.num_classes
+        if class_labels is None:
+            raise UserError(
+                f"class_labels must be given, between 0 and {num_classes - 1}: the model is class-conditional"
+            )
+        labels = torch.as_tensor(class_labels)
+        if labels.is_floating_point() or labels.ndim > 1 or labels.numel() == 0:
+            raise UserError("class_labels must be an integer or a list of integers")
+        if labels.min() < 0 or labels.max() >= num_classes:
+            raise UserError(f"class_labels must lie between 0 and {num_classes - 1}, got {labels.tolist()}")
+
+    def _check_prompt_embeds(self, embeds: Tensor, mask: Tensor | None) -> None:
+        length, width = self.transformer.config.condition_length, self.transformer.config.caption_dim
+        if embeds.ndim != 3 or not 1 <= embeds.shape[1] <= length or embeds.shape[2] != width:
+            raise UserError(f"prompt_embeds must be [batch, 1 to {length}, {width}], got {list(embeds.shape)}")
+        if mask is None:
+            return
+        if mask.shape != embeds.shape[:2]:
+            raise UserError(f"prompt_attention_mask must be {list(embeds.shape[:2])}, got {list(mask.shape)}")
+        valid = mask.bool()
+        if not bool(valid[:, -1].all()) or bool((valid[:, :-1] & ~valid[:, 1:]).any()):
+            raise UserError(
+                "prompt_embeds must be padded on the left, where prompt_attention_mask is 0; encode_prompt does it so"
+            )
+
+    def prompt_problems(self, prompt: str | Sequence[str], max_sequence_length: int | None = None) -> list[str]:
+        """What the model will not read of these prompts: one message for cut ones each, one for all unknown words."""
+        if self.tokenizer is None or self.text_encoder is None:
+            return []
+        length = self._sequence_length(max_sequence_length)
+        prompts = self._clean([prompt] if isinstance(prompt, str) else list(prompt))
+        problems, unknown = [], {}
+        for text, ids in zip(prompts, self.tokenizer(prompts, verbose=False)["input_ids"], strict=True):
+            if len(ids) > length:
+                shown = text if len(text) <= 40 else f"{text[:40].rstrip()}..."
+                problems.append(f"prompt {shown!r} has {len(ids)} tokens; only the first {length} are read")
+            if self.tokenizer.unk_token_id in ids:
+                unknown.update({word.lower(): word for word in unknown_words(self.tokenizer, text)})
+        if unknown:
+            problems.append(f"the model never saw these words and cannot draw them: {', '.join(unknown.values())}")
+        return problems
+
+    def _sequence_length(self, max_sequence_length: int | None) -> int:
+        most = self.config["max_sequence_length"]
+        if max_sequence_length is None:
+            return most
+        if not 1 <= max_sequence_length <= most:
+            raise UserError(f"max_sequence_length must lie between 1 and {most}, got {max_sequence_length}")
+        return max_sequence_length
+
+    def _clean(self, prompts: list[str]) -> list[str]:
+        # Conversion of official weights notes in the text encoder's config that it was trained on cleaned text.
+        return clean_captions(prompts) if getattr(self.text_encoder.config, "clean_caption", False) else prompts
+
+    def encode_prompt(
+        self,
+        prompt: str | Sequence[str] | None = None,
+        num_images_per_prompt: int = 1,
+        prompt_embeds: Tensor | None = None,
+        prompt_attention_mask: Tensor | None = None,
+        max_sequence_length: int | None = None,
+        device: torch.device | None = None,
+        trim: bool = True,
+    ) -> tuple[Tensor, Tensor]:
+        """Text features, trimmed to the longest prompt of the batch.
+
+        Trimming changes nothing: condition tokens have no position, and padding is seen by nobody but published
+        drafters.
+
+        Args:
+            prompt: one or several prompts; or None with `prompt_embeds`.
+            num_images_per_prompt: how often each row is repeated, copies beside each other.
+            prompt_embeds: [B, T, caption_dim], padded on the left.
+            prompt_attention_mask: [B, T], 0 at padding; None: nothing is padded.
+            max_sequence_length: cut longer prompts, with a `PromptWarning`; None: the pipeline's own limit.
+            device: where to compute; None: the pipeline's device.
+            trim: False keeps the full length of prompts, padding included.
+
+        Returns:
+            Features [B * num_images_per_prompt, T, caption_dim] in the transformer's dtype, right-aligned and zero at
+            padding, and their mask [B * num_images_per_prompt, T] bool.
+        """
+        device = self._execution_device if device is None else device
+        if prompt_embeds is None:
+            for problem in self.prompt_problems(prompt or "", max_sequence_length):
+                warnings.warn(problem, PromptWarning, stacklevel=3)
+            prompts = [prompt] if isinstance(prompt, str) else list(prompt or ())
+            length = self._sequence_length(max_sequence_length)
+            prompt_embeds, mask = encode_text(self.tokenizer, self.text_encoder, prompts, length, trim=trim)
+        elif prompt_attention_mask is None:
+            mask = torch.ones(prompt_embeds.shape[:2], dtype=torch.bool, device=device)
+        else:
+            mask = prompt_attention_mask.bool()
+        embeds = prompt_embeds.to(device, self.transformer.dtype) * mask[..., None].to(device)
+        return (
+            embeds.repeat_interleave(num_images_per_prompt, dim=0),
+            mask.to(device).repeat_interleave(num_images_per_prompt, dim=0),
+        )
+
+    @torch.no_grad()
+    def decode_tokens(self, tokens: Tensor, output_type: str = "pil") -> Any:
+        """Pictures from codes [B, grid * grid] (or [B, grid, grid]), as `output_type` asks.
+
+        Each picture is decoded on its own, so that its pixels cannot depend on what is decoded with it.
+        """
+        grid = self.transformer.config.grid_size
+        tokens = tokens.reshape(-1, grid, grid)
+        if output_type == "latent":
+            return tokens
+        if self.vqvae.dtype != torch.float32:
+            self.vqvae.to(dtype=torch.float32)  # `pipeline.to(bfloat16)` reaches it too
+        pictures = [decode_codes(self.vqvae, codes) for codes in tokens.reshape(-1, 1, grid * grid)]
+        return self.image_processor.postprocess(torch.cat(pictures), output_type=output_type)
+
+    @torch.no_grad()
+    @replace_example_docstring(EXAMPLE_DOC_STRING)
+    def __call__(
+        self,
+        prompt: str | Sequence[str] | None = None,
+        class_labels: int | Sequence[int] | Tensor | None = None,
+        height: int | None = None,
+        width: int | None = None,
+        guidance_scale: float | None = None,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float = 1.0,
+        num_images_per_prompt: int = 1,
+        generator: torch.Generator | Sequence[torch.Generator] | None = None,
+        prompt_embeds: Tensor | None = None,
+        prompt_attention_mask: Tensor | None = None,
+        max_sequence_length: int | None = None,
+        method: str | MethodConfig = "ar",
+        output_type: str = "pil",
+        return_dict: bool = True,
+        callback_on_step_end: Callable[[Any, int, Tensor, dict[str, Tensor]], Any] | None = None,
+        callback_on_step_end_tensor_inputs: Sequence[str] = ("tokens",),
+    ) -> LlamaGenPipelineOutput | tuple[Any, Tensor, DecodeTrace]:
+        """Make pictures.
+
+        Args:
+            prompt: what to draw, one sentence or several; for a text-conditional model.
+            class_labels: one or several integers; for a class-conditional model.
+            height, width: may be given, but only as what the model makes.
+            guidance_scale: classifier-free guidance; off at values <= 1. None: the model's default.
+            temperature: divides the logits; 0 takes the most probable token always.
+            top_k: keep this many of the most probable tokens; 0 keeps all. None: the model's default.
+            top_p: then keep the most probable ones that together exceed this probability; 1 keeps all.
+            num_images_per_prompt: pictures for every prompt or label; they follow each other in the output.
+            generator: one per picture: the same seed then gives the same picture whatever else is in the batch (up to
+                what rounding of another batch size can change in a near tie). A single one for several pictures gives
+                each its own stream, in order. Only one number is drawn from a generator per picture.
+            prompt_embeds: [B, T, caption_dim] text features instead of `prompt`, padded on the left.
+            prompt_attention_mask: [B, T] for `prompt_embeds`, 0 at padding.
+            max_sequence_length: cut prompts to so many tokens, with a warning.
+            method: how to decode: a name that `vargen methods` lists, or its settings.
+            output_type: "pil", "np", "pt", or "latent" for the codes.
+            return_dict: an output object instead of a tuple.
+            callback_on_step_end: called as `callback(pipeline, step, lengths, tensors)` after every target pass, which
+                is what a step is here, not a token; step 0 is the prefill, which gives the first token. `lengths` [B]
+                says how many tokens each picture has. It may look, not change: what it returns is ignored.
+            callback_on_step_end_tensor_inputs: which of "tokens" (int64 [B, grid * grid], valid up to `lengths`) and
+                "lengths" the callback gets in `tensors`. Reading their values makes a GPU wait.
+
+        Examples:
+
+        Returns:
+            `LlamaGenPipelineOutput`, or the tuple (images, tokens, trace).
+
+        Raises:
+            UserError: an argument cannot be used with this model; the message says which, and what can.
+        """
+        if callback_on_step_end is not None and hasattr(callback_on_step_end, "tensor_inputs"):
+            callback_on_step_end_tensor_inputs = callback_on_step_end.tensor_inputs
+        self.check_inputs(
+            prompt,
+            class_labels,
+            height,
+            width,
+            num_images_per_prompt,
+            prompt_embeds,
+            prompt_attention_mask,
+            output_type,
+            callback_on_step_end_tensor_inputs,
+        )
+        method = resolve_method(method)
+        try:
+            sampling = SamplingConfig(temperature, self.config["default_top_k"] if top_k is None else top_k, top_p)
+        except ValueError as error:
+            raise UserError(str(error)) from error
+        guidance_scale = self.config["default_guidance_scale"] if guidance_scale is None else guidance_scale
+        device = self._execution_device
+        batch_size = self._count_prompts(prompt, class_labels, prompt_embeds) * num_images_per_prompt
+        streams = self._random_streams(generator, batch_size, device)
+        trace = DecodeTrace(batch_size, device)
+
+        with trace.phase("encode_prompt"):
+            condition, condition_mask = self._encode_condition(
+                prompt,
+                class_labels,
+                num_images_per_prompt,
+                prompt_embeds,
+                prompt_attention_mask,
+                max_sequence_length,
+                trim=not self._wants_full_prompt(method),
+            )
+            condition_embeds = self.transformer.embed_condition(**condition)
+        draft_nodes = max_draft_nodes(method, self.transformer.num_image_tokens)
+        target = self._build_target(condition_embeds, condition_mask, guidance_scale, draft_nodes)
+
+        def draft_target(folder: str | None) -> LlamaGenTarget:
+            smaller = self._draft_transformer(folder)
+            embeds = smaller.embed_condition(**condition)
+            return LlamaGenTarget(
+                smaller,
+                embeds,
+                condition_mask,
+                guidance_scale=guidance_scale,
+                max_draft_nodes=MOST_WAITING + 2,
+            )
+
+        players = build_method(
+            method, target, Components(self._drafter, draft_target, self._codebook, self._nearest_codes)
+        )
+        num_tokens = self.transformer.num_image_tokens
+        with self.progress_bar(total=num_tokens) as progress:
+
+            def on_step(step: int, state: DecodeState) -> None:
+                if players.drafter is None:
+                    progress.update(1)
+                elif not progress.disable:  # the slowest picture's tokens; reading them waits for the device
+                    progress.update(int(state.lengths.min()) - progress.n)
+                if callback_on_step_end is not None:
+                    tensors = {name: getattr(state, name) for name in callback_on_step_end_tensor_inputs}
+                    callback_on_step_end(self, step, state.lengths, tensors)
+
+            result = decode(
+                target,
+                max_new_tokens=num_tokens,
+                sampling=sampling,
+                streams=streams,
+                drafter=players.drafter,
+                verifier=players.verifier,
+                schedule=players.schedule,
+                on_step=on_step,
+                trace=trace,
+            )
+        with trace.phase("decode_images"):
+            images = self.decode_tokens(result.tokens, output_type)
+        self.maybe_free_model_hooks()
+        if not return_dict:
+            return images, result.tokens, trace
+        return LlamaGenPipelineOutput(images=images, tokens=result.tokens, trace=trace)
+
+    def _count_prompts(self, prompt: Any, class_labels: Any, prompt_embeds: Tensor | None) -> int:
+        if prompt_embeds is not None:
+            return prompt_embeds.shape[0]
+        if prompt is not None:
+            return 1 if isinstance(prompt, str) else len(prompt)
+        return torch.as_tensor(class_labels).numel()
+
+    def _random_streams(
+        self, generator: torch.Generator | Sequence[torch.Generator] | None, batch_size: int, device: torch.device
+    ) -> RandomStreams:
+        """One stream per picture; see `__call__` for what a single generator means."""
+        if generator is None or isinstance(generator, torch.Generator):
+            return RandomStreams.from_generators([generator] * batch_size, device)
+        generators = list(generator)
+        if len(generators) != batch_size:
+            raise UserError(
+                f"generator must be one per picture, {batch_size} here, or a single one; got {len(generators)}"
+            )
+        return RandomStreams.from_generators(generators, device)
+
+    def _encode_condition(
+        self,
+        prompt: str | Sequence[str] | None,
+        class_labels: int | Sequence[int] | Tensor | None,
+        num_images_per_prompt: int,
+        prompt_embeds: Tensor | None,
+        prompt_attention_mask: Tensor | None,
+        max_sequence_length: int | None,
+        trim: bool,
+    ) -> tuple[dict[str, Tensor], Tensor | None]:
+        """What `LlamaGenTransformer.embed_condition` takes, and the mask [B, T] of a prompt (None for classes)."""
+        device = self._execution_device
+        # With `enable_model_cpu_offload` a model moves when its forward is called, but it is asked other things first.
+        hook = getattr(self.transformer, "_hf_hook", None)
+        if self.transformer.config.condition_type == "class":
+            labels = torch.as_tensor(class_labels, device=device).long().reshape(-1)
+            labels = labels.repeat_interleave(num_images_per_prompt)
+            if hook is not None:
+                hook.pre_forward(self.transformer)
+            return {"class_labels": labels}, None
+        embeds, mask = self.encode_prompt(
+            prompt,
+            num_images_per_prompt,
+            prompt_embeds,
+            prompt_attention_mask,
+            max_sequence_length,
+            device,
+            trim=trim,
+        )
+        if hook is not None:
+            hook.pre_forward(self.transformer)
+        return {"caption_embeds": embeds}, mask
+
+    def _drafter(self, folder: str | None) -> LlamaGenDrafter:
+        """The drafter in a folder, or the pipeline's own, beside the transformer."""
+        if folder is None:
+            if self.drafter is None:
+                raise UserError(
+                    "drafter: this model came without one; name a folder in the method's settings, or train one with "
+                    "`vargen train drafter`"
+                )
+            return self.drafter
+        if folder not in self._loaded:
+            check_component_folder(folder, LlamaGenDrafter)
+            drafter = LlamaGenDrafter.from_pretrained(folder, torch_dtype=self.transformer.dtype)
+            check_drafter(drafter, self.transformer)
+            self._loaded[folder] = drafter.eval()
+        return self._loaded[folder].to(self._execution_device)
+
+    def _draft_transformer(self, folder: str | None) -> LlamaGenTransformer:
+        """The smaller transformer in a folder (or in `transformer/` there), or the pipeline's own."""
+        if folder is None:
+            if self.draft_transformer is None:
+                raise UserError("draft_model: this model came without one; name a folder in the method's settings")
+            return self.draft_transformer
+        if folder not in self._loaded:
+            inner = os.path.join(folder, "transformer")
+            path = inner if os.path.isdir(inner) else folder
+            check_component_folder(path, LlamaGenTransformer)
+            smaller = LlamaGenTransformer.from_pretrained(path, torch_dtype=self.transformer.dtype)
+            _check_draft_transformer(smaller, self.transformer)
+            self._loaded[folder] = smaller.eval()
+        return self._loaded[folder].to(self._execution_device)
+
+    def _codebook(self) -> Tensor:
+        """The tokens' unit vectors [V, d], beside the transformer."""
+        if self.vqvae is None:
+            raise UserError(
+                "this method compares the codes of the image tokenizer, and this pipeline has none (vqvae); use an "
+                "exact one such as eagle"
+            )
+        return unit_codebook(self.vqvae).to(self._execution_device)
+
+    def _nearest_codes(self, num_neighbours: int) -> Tensor:
+        """The nearest codes [V, k] of each code; computed once, for a large codebook takes a second."""
+        key = f"nearest {num_neighbours} codes"
+        if key not in self._loaded:
+            self._loaded[key] = nearest_neighbours(self._codebook(), num_neighbours)
+        return self._loaded[key].to(self._execution_device)
+
+    def _wants_full_prompt(self, method: MethodConfig) -> bool:
+        """Whether the method's drafter was trained on prompts in their full length, padding included."""
+        if not isinstance(method, EagleConfig | CoolSDConfig) or (method.drafter is None and self.drafter is None):
+            return False
+        return self._drafter(method.drafter).config.attend_to_padding
+
+    def _build_target(
+        self, condition_embeds: Tensor, condition_mask: Tensor | None, guidance_scale: float, draft_nodes: int
+    ) -> LlamaGenTarget:
+        """A target on the cache of the last call, or on a new one where that does not fit."""
+        rows = condition_embeds.shape[0] * (2 if guidance_scale > 1 else 1)
+        if self._kv_cache is None or not cache_fits(
+            self._kv_cache,
+            self.transformer,
+            rows,
+            cache_length(self.transformer, condition_embeds.shape[1], draft_nodes),
+        ):
+            self._kv_cache = None  # free the old one first
+            # For the longest condition, so that the next prompts, of another length, fit as well.
+            longest = self.transformer.config.condition_length
+            num_slots = cache_length(self.transformer, longest, draft_nodes)
+            self._kv_cache = allocate_cache(self.transformer, rows, num_slots)
+        return LlamaGenTarget(
+            self.transformer,
+            condition_embeds,
+            condition_mask,
+            guidance_scale=guidance_scale,
+            max_draft_nodes=draft_nodes,
+            kv_cache=self._kv_cache,
+        )
+
+
+def _check_draft_transformer(smaller: LlamaGenTransformer, transformer: LlamaGenTransformer) -> None:
+    """Refuse a smaller model that does not speak the same tokens or read the same prompts, naming what differs."""
+    kind = "caption_dim" if transformer.config.condition_type == "text" else "num_classes"
+    for name in ("vocab_size", "grid_size", "condition_type", kind):
+        if smaller.config[name] != transformer.config[name]:
+            raise UserError(
+                f"draft_model was made for another model: its {name} is {smaller.config[name]!r}, this model has "
+                f"{transformer.config[name]!r}"
+            )

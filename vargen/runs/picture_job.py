@@ -1,0 +1,191 @@
+"""The folder of an evaluation: pictures made batch by batch, each batch kept whole or not at all.
+
+    FOLDER/config.json          what decides the pictures
+    FOLDER/batches/000000.npz   the tokens of a batch, and what making it cost
+    FOLDER/images/000000.png    its pictures, decoded from these tokens
+    FOLDER/measured/KEY/000000.npz   what was read off them (KEY stands for how)
+
+Batches are cut by number alone, so any number of processes makes the same ones, each its share; a batch that a kill
+interrupted is made again from nothing, one that is there is never made again. Pictures are decoded one by one from
+stored tokens, so a lost or half-written PNG comes back bit by bit the same. Belongs here: files. Does not belong here:
+which pictures, and what they are good for (`vargen.commands.evaluate`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from vargen.runs.files import (remove_leftovers, save_image_atomic, write_atomic, write_json_atomic)
+from vargen.errors import UserError
+from vargen.runs.result_folder import exclusive
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+Arrays = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Share:
+    """Which part of the work is this process's: batch b is, if `b % processes == rank`."""
+
+    rank: int = 0
+    processes: int = 1
+
+    def of(self, batches: Sequence[int]) -> list[int]:
+        """The batches that are this process's."""
+        return [batch for batch in batches if batch % self.processes == self.rank]
+
+
+class BatchStore:
+    """Arrays by number of batch, one `.npz` file each, whole or absent.
+
+    Args:
+        folder: where they lie.
+        count: items altogether.
+        batch_size: items in a batch, but for the last.
+    """
+
+    def __init__(self, folder: Path, count: int, batch_size: int) -> None:
+        self.folder = folder
+        self.batches = [range(first, min(first + batch_size, count)) for first in range(0, count, batch_size)]
+
+    def path(self, batch: int) -> Path:
+        return self.folder / f"{batch:06d}.npz"
+
+    def missing(self) -> list[int]:
+        """Numbers of the batches that are not there."""
+        return [batch for batch in range(len(self.batches)) if not self.path(batch).is_file()]
+
+    def write(self, batch: int, arrays: Mapping[str, np.ndarray], record: Mapping[str, Any] | None = None) -> None:
+        """Keep a batch; `record` holds plain values."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        content = io.BytesIO()
+        note = np.frombuffer(json.dumps(record or {}).encode(), dtype=np.uint8)
+        np.savez(content, **{"record": note, **arrays})  # type: ignore[arg-type]  # numpy names one keyword
+        write_atomic(self.path(batch), content.getvalue())
+
+    def read(self, batch: int) -> tuple[Arrays, dict[str, Any]]:
+        """Arrays and record of a batch.
+
+        Raises:
+            UserError: the file is damaged or holds another number of items.
+        """
+        path = self.path(batch)
+        try:
+            with np.load(path, allow_pickle=False) as content:
+                arrays = {name: content[name] for name in content.files}
+            record = json.loads(arrays.pop("record").tobytes())
+        except (OSError, ValueError, KeyError, EOFError) as error:
+            raise UserError(f"{path} is damaged ({error}); delete it and run the same command again") from error
+        if any(len(array) != len(self.batches[batch]) for array in arrays.values()):
+            raise UserError(f"{path} holds another number of pictures; delete it and run the same command again")
+        return arrays, record
+
+    def work(
+        self, share: Share, make: Callable[[int, range], tuple[Arrays, dict[str, Any]]], advance: Callable[[int], None]
+    ) -> None:
+        """Make this process's missing batches; `advance` is told the number of items of each batch of its share."""
+        missing = set(self.missing())
+        for batch in share.of(range(len(self.batches))):
+            if batch in missing:
+                self.write(batch, *make(batch, self.batches[batch]))
+            advance(len(self.batches[batch]))
+
+
+class PictureJob:
+    """The folder of one method's pictures.
+
+    Args:
+        path: the folder.
+        settings: everything that decides the pictures.
+        count: how many.
+        batch_size: made at once.
+    """
+
+    def __init__(self, path: Path, settings: Mapping[str, Any], count: int, batch_size: int) -> None:
+        self.path = path
+        self.settings = {**settings, "count": count, "batch_size": batch_size}
+        self.count, self.batch_size = count, batch_size
+        self.tokens = BatchStore(path / "batches", count, batch_size)
+
+    def check_settings(self) -> None:
+        """Refuse a folder that holds other pictures. Raises UserError naming what differs."""
+        path = self.path / "config.json"
+        try:
+            earlier = json.loads(path.read_bytes())
+        except FileNotFoundError:
+            return
+        except ValueError as error:
+            raise UserError(f"output: {path} cannot be read ({error}); choose another folder") from error
+        now = json.loads(json.dumps(self.settings))
+        for name in {**earlier, **now}:
+            if earlier.get(name) != now.get(name):
+                raise UserError(
+                    f"output: {self.path} holds pictures with another {name} "
+                    f"({_short(earlier.get(name))}, now {_short(now.get(name))}); choose another folder or delete it"
+                )
+
+    def begin(self) -> None:
+        """Make the folder and say what it is for; delete what a kill left half-written. One process does it."""
+        (self.path / "images").mkdir(parents=True, exist_ok=True)
+        for folder in (self.path, *(each for each in self.path.rglob("*") if each.is_dir())):
+            remove_leftovers(folder)
+        if not (self.path / "config.json").exists():
+            write_json_atomic(self.path / "config.json", self.settings)
+
+    def image_path(self, index: int) -> Path:
+        return self.path / "images" / f"{index:06d}.png"
+
+    def save_pictures(self, batch: int, decode: Callable[[np.ndarray], Image]) -> None:
+        """Write those pictures of a batch that are missing or not whole.
+
+        Args:
+            decode: a picture from its tokens int32 `[N]`.
+        """
+        from metrics.images import unreadable
+
+        indices = self.tokens.batches[batch]
+        broken = [place for place, index in enumerate(indices) if unreadable([self.image_path(index)])]
+        if broken:
+            tokens = self.tokens.read(batch)[0]["tokens"]
+            for place in broken:
+                save_image_atomic(decode(tokens[place]), self.image_path(indices[place]))
+
+    def call_records(self) -> list[dict[str, Any]]:
+        """What each batch cost, in order."""
+        return [self.tokens.read(batch)[1] for batch in range(len(self.tokens.batches))]
+
+    def measured(self, key: str) -> BatchStore:
+        """What was read off the pictures in the way that `key` stands for."""
+        return BatchStore(self.path / "measured" / key, self.count, self.batch_size)
+
+
+def digest(value: Any) -> str:
+    """Twelve hexadecimal digits that stand for plain values."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]
+
+
+@contextlib.contextmanager
+def only_run(folder: Path, is_main: bool) -> Iterator[None]:
+    """Keep other runs out of `folder`, made here, while the block lasts; the main process's doing."""
+    if not is_main:
+        yield
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    with exclusive(folder):
+        yield
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else text[:57] + "..."

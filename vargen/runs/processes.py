@@ -1,0 +1,69 @@
+"""The processes of one job: how many there are, which one this is, and waiting for the others.
+
+A job is one process unless `accelerate launch` or `torchrun` started several; accelerate finds that out. Belongs here:
+nothing about what the job does.
+"""
+
+from __future__ import annotations
+
+import datetime
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from vargen.errors import UserError
+
+_PATIENCE = datetime.timedelta(days=7)
+"""How long processes wait for each other; torch's half hour is shorter than a large job's differences."""
+
+
+@dataclass(frozen=True)
+class Processes:
+    """All processes of a job, seen from one of them.
+
+    Args:
+        rank: this one's number.
+        count: how many there are.
+        device: where this one computes.
+    """
+
+    rank: int
+    count: int
+    device: torch.device
+    _state: Any
+
+    @classmethod
+    def start(cls, device: str = "auto") -> Processes:
+        """Find the other processes and connect to them.
+
+        Args:
+            device: "cpu"; "cuda" or "auto" for this process's own GPU ("auto": if there is one).
+
+        Raises:
+            UserError: a GPU is asked for and there is none.
+        """
+        from accelerate import PartialState
+
+        wants_gpu = device.split(":")[0] == "cuda"
+        if wants_gpu and not torch.cuda.is_available():
+            raise UserError(f"device {device!r} is not available on this machine; use --device cpu")
+        on_cpu = not (wants_gpu or (device == "auto" and torch.cuda.is_available()))
+        state = PartialState(cpu=on_cpu, timeout=_PATIENCE)
+        alone = state.num_processes == 1
+        place = torch.device(device) if alone and ":" in device else torch.device("cpu") if on_cpu else state.device
+        return cls(state.process_index, state.num_processes, place, state)
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is the process that writes what there is only one of."""
+        return self.rank == 0
+
+    def wait(self) -> None:
+        """Until every process has come here."""
+        self._state.wait_for_everyone()
+
+    def leave(self) -> None:
+        """Part from the others at the end of the job."""
+        if self.count > 1:
+            self._state.destroy_process_group()

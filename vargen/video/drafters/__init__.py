@@ -1,0 +1,1 @@
+"""Trained drafters for Video-LLMs: heads, compressor, their cache, and their folders."""

@@ -1,0 +1,168 @@
+"""One question about one video, as the language model inside a Video-LLM reads it: embeddings and positions.
+
+Belongs here: merging the vision tower's output into the prompt once (the target and a drafter of the same weights
+share it), positions that belong to the request, and leaving visual tokens out. Does not belong here: which tokens to
+leave out (`pruning.py`), caches and decoding (`target.py`).
+
+transformers keeps the offset between a Qwen2.5-VL sequence's length and its next position as state of the model object,
+so a second request, or a pruned drafter of the same weights, silently breaks the first. Here positions are worked out
+once, belong to the request and are always passed explicitly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vargen.video.pruning import token_budget
+
+
+@dataclass(frozen=True)
+class VideoRequest:
+    """A prompt of T tokens, of which m are visual.
+
+    Attributes:
+        input_ids: [1, T] int64.
+        inputs_embeds: [1, T, dim], the video's features in their places.
+        position_ids: [A, 1, T] int64: A is 3 for M-RoPE (time, height, width), 1 for plain positions.
+        is_visual: [T] bool.
+        next_position: of the first generated token, on every axis; the one after stands one further.
+        num_separators: visual tokens at the end that show nothing and are never left out: LLaVA-OneVision's new line.
+    """
+
+    input_ids: Tensor
+    inputs_embeds: Tensor
+    position_ids: Tensor
+    is_visual: Tensor
+    next_position: int
+    num_separators: int = 0
+
+    @property
+    def num_visual(self) -> int:
+        """m."""
+        return int(self.is_visual.sum())
+
+
+def encode_video(model: Any, inputs: Mapping[str, Tensor]) -> Tensor:
+    """What the vision tower makes of the video: [m, dim], in the order of the prompt's visual tokens.
+
+    Args:
+        model: transformers' `Qwen2_5_VLForConditionalGeneration` or `LlavaOnevisionForConditionalGeneration`.
+        inputs: of its processor, with `pixel_values_videos`.
+
+    Raises:
+        ValueError: there is no video, or one without frames.
+    """
+    pixels = inputs.get("pixel_values_videos")
+    if pixels is None:
+        raise ValueError("inputs must hold pixel_values_videos: the prompt has no video; give the processor one")
+    if pixels.numel() == 0:
+        raise ValueError("inputs: the video has no frames; give at least as many as the model reads at once")
+    names = [name for name in ("pixel_values_videos", "video_grid_thw") if name in inputs]
+    # By position: older releases call the first one otherwise.
+    features = model.model.get_video_features(*(inputs[name] for name in names), return_dict=True).pooler_output
+    if isinstance(features, Tensor):  # LLaVA-OneVision: [1, m, dim]
+        return features.flatten(0, 1)
+    return torch.cat(list(features), dim=0)
+
+
+@torch.no_grad()
+def prepare_request(model: Any, inputs: Mapping[str, Tensor], video_features: Tensor | None = None) -> VideoRequest:
+    """A request out of what the model's processor gives.
+
+    Args:
+        model: as for `encode_video`.
+        inputs: `input_ids` [1, T] and the video's tensors; for Qwen2.5-VL `mm_token_type_ids`, too.
+        video_features: [m, dim] of `encode_video` on the same weights, where that has been done already.
+
+    Raises:
+        ValueError: more than one prompt, no video, `mm_token_type_ids` missing, or another number of visual tokens than
+            features.
+    """
+    input_ids = inputs["input_ids"]
+    if input_ids.shape[0] != 1:
+        raise ValueError(f"inputs must hold one prompt, got {input_ids.shape[0]}; make a request of each")
+    is_visual = input_ids[0] == model.config.video_token_id
+    if not is_visual.any():
+        raise ValueError("inputs: the prompt has no place for the video; use the processor's chat template")
+    if video_features is None:
+        video_features = encode_video(model, inputs)
+    newline = getattr(model.model, "image_newline", None)
+    if newline is not None and len(video_features) == int(is_visual.sum()) - 1:
+        video_features = torch.cat((video_features, newline[None]))  # older releases add it in the forward
+    if len(video_features) != int(is_visual.sum()):
+        raise ValueError(
+            f"inputs: the prompt has {int(is_visual.sum())} visual tokens, the video gives {len(video_features)}; both "
+            "must come from one call of the processor"
+        )
+    embeds = model.get_input_embeddings()(input_ids)  # [1, T, dim]
+    embeds = embeds.masked_scatter(is_visual[None, :, None], video_features.to(embeds))
+    position_ids, next_position = _positions(model, inputs)
+    return VideoRequest(input_ids, embeds, position_ids, is_visual, next_position, int(newline is not None))
+
+
+def _positions(model: Any, inputs: Mapping[str, Tensor]) -> tuple[Tensor, int]:
+    """[A, 1, T], and the position of the first generated token."""
+    input_ids = inputs["input_ids"]
+    length = input_ids.shape[1]
+    if not hasattr(model.model, "get_rope_index"):
+        return torch.arange(length, device=input_ids.device)[None, None], length
+    if "mm_token_type_ids" not in inputs:
+        raise ValueError(
+            "inputs must hold mm_token_type_ids: without them this model silently falls back to plain positions; use "
+            "the processor of transformers 5.3 or later"
+        )
+    names = ("mm_token_type_ids", "image_grid_thw", "video_grid_thw", "second_per_grid_ts", "attention_mask")
+    positions, deltas = model.model.get_rope_index(
+        input_ids, **{name: inputs[name] for name in names if name in inputs}
+    )
+    return positions[-3:], length + int(deltas.reshape(-1)[0])
+
+
+def keep_share(request: VideoRequest, keep_ratio: float, choose: Callable[[int, int], Tensor]) -> Tensor:
+    """[k] int64, ascending: numbers of the visual tokens to keep, separators on top.
+
+    Args:
+        keep_ratio: share of the tokens that show something; see `vargen.video.pruning.token_budget`.
+        choose: gives [budget] numbers, ascending, of how many tokens and what budget it is told.
+    """
+    shown = request.num_visual - request.num_separators
+    kept = choose(shown, token_budget(shown, keep_ratio))
+    separators = torch.arange(shown, request.num_visual, device=request.is_visual.device)
+    return torch.cat((kept.to(separators.device), separators))
+
+
+def keep_visual(request: VideoRequest, kept: Tensor, compact: bool = False) -> VideoRequest:
+    """The request with some of its visual tokens only. All text stays, and everything keeps its order.
+
+    Args:
+        request: the whole one.
+        kept: [k] int64 numbers of visual tokens, counted among the visual tokens, ascending.
+        compact: give what is left consecutive positions (as SpecVLM's release does) instead of its own. A drafter is
+            never verified by position, so either is right; acceptance differs.
+
+    Raises:
+        ValueError: numbers out of range or out of order.
+    """
+    count = request.num_visual
+    if len(kept) and (int(kept.min()) < 0 or int(kept.max()) >= count or bool((kept.diff() <= 0).any())):
+        raise ValueError(f"kept must be ascending numbers of visual tokens below {count}")
+    stays = ~request.is_visual
+    places = request.is_visual.nonzero()[:, 0]
+    stays[places[kept]] = True
+    positions, next_position = request.position_ids[..., stays], request.next_position
+    if compact:
+        length = int(stays.sum())
+        positions, next_position = torch.arange(length, device=stays.device).expand_as(positions), length
+    return replace(
+        request,
+        input_ids=request.input_ids[:, stays],
+        inputs_embeds=request.inputs_embeds[:, stays],
+        position_ids=positions,
+        is_visual=request.is_visual[stays],
+        next_position=next_position,
+    )

@@ -1,0 +1,1 @@
+"""Sentences about scenes and videos: composed, read back, and as tokens."""

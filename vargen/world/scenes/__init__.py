@@ -1,0 +1,1 @@
+"""Scenes as data: camera, solids, textures, renderer, and videos of them."""

@@ -1,0 +1,494 @@
+"""Training of the text-to-image transformer on codes of a frozen tokenizer and, mostly, a frozen text encoder.
+
+Pictures are rendered and encoded on the fly. The loss is the cross-entropy of each image token given the caption and
+the tokens before it; a share of the rows sees the null caption, so that guidance works (Ho and Salimans 2022).
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from diffusers.models.autoencoders.vq_model import VQModel
+from torch import Tensor, nn
+from transformers import T5EncoderModel
+
+from vargen.errors import UserError
+from vargen.models.llamagen.text_encoder import encode_text
+from vargen.models.llamagen.transformer import LlamaGenTransformer
+from vargen.models.llamagen.vq import downsampling_factor, encode_images
+from vargen.models.model_folder import check_model_folder
+from vargen.training.config import RunConfig, check, check_fraction, check_positive, main
+from vargen.training.run import RunResult, autocast, move, prepare, train
+from vargen.world.captions.captions import MAX_CAPTION_TOKENS, compose_caption
+from vargen.world.captions.text_tokenizer import build_tokenizer
+from vargen.world.scenes.scene import OBJECT_COUNT_WEIGHTS
+from vargen.world.training.contrast import contrast_loss, nearly_true_caption
+from vargen.world.training.data import HELDOUT_SEED, RenderedSceneSource, SceneBatch, SceneSource, save_sheet
+from vargen.world.training.grounding import CellReader, cell_attributes, grounding_loss
+from vargen.world.training.text_encoder import (
+    TextEncoderConfig,
+    build_text_encoder,
+    load_text_encoder,
+    vocabulary_fingerprint,
+)
+from vargen.world.training.tokenizer import exported_copy
+
+PLACES = ("object", "edge", "ground", "sky")
+SAMPLE_PROMPTS = (
+    "a shiny red sphere left of a small blue cube",
+    "a large green cylinder on sand",
+    "a striped yellow cone behind a white cube on grass",
+    "three objects on wood",
+    "a small checkered purple cube in front of a large orange sphere",
+    "a large cyan cone at sunset",
+    "a matte white sphere right of a red cylinder on grass",
+    "two blue cubes",
+)
+
+
+@dataclass
+class TransformerConfig:
+    """Shape of the transformer; names as in `LlamaGenTransformer`.
+
+    Args:
+        dim: width.
+        num_layers: blocks.
+        num_attention_heads: heads.
+        intermediate_size: width inside the feed-forward part.
+        condition_length: the most text tokens that a prompt may have.
+        dropout: of tokens, attention and feed-forward outputs; scenes never repeat, so none is needed.
+    """
+
+    dim: int = 192
+    num_layers: int = 16
+    num_attention_heads: int = 6
+    intermediate_size: int = 512
+    condition_length: int = 120
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        names = ("dim", "num_layers", "num_attention_heads", "intermediate_size", "condition_length")
+        check_positive(self, *names, prefix="model.")
+        check_fraction(self, "dropout", prefix="model.")
+        check(
+            self.dim % (4 * self.num_attention_heads) == 0,
+            "model.num_attention_heads",
+            self.num_attention_heads,
+            f"must split model.dim {self.dim} into heads of a multiple of 4",
+        )
+
+
+@dataclass
+class TransformerTrainingConfig(RunConfig):
+    """Settings of `vargen train transformer`, beside those of every run.
+
+    Args:
+        vqvae: folder of the trained tokenizer (a tokenizer run's `export`, or `vqvae` of a pipeline).
+        initial_weights: folder of a pipeline whose transformer a new run starts from, such as the shipped one, and
+            whose text encoder if that is trained; empty for random weights. A resumed run goes on from its checkpoint.
+        frozen_text_encoder: folder whose text encoder is used as it is: the export of `vargen train text-encoder`, or a
+            pipeline for which a smaller transformer is to draft; empty to train one with the transformer.
+        image_size: side of the training pictures, pixels.
+        detail: strength of the pictures' stochastic detail.
+        model: shape of the transformer.
+        text_encoder: shape of the text encoder if it is trained.
+        null_caption_probability: share of the captions replaced by the null caption.
+        caption_alignment_weight: weight of a helping loss, see `caption_alignment_loss`; it fades out by the end.
+        object_loss_weight: weight of tokens on objects and their edges at the start. A caption tells little about a
+            picture's other tokens, so it is learned sooner if these count more. The weight depends on the picture that
+            is to be predicted, which favours objects, so it falls linearly to 1.
+        object_loss_until: share of the run after which it is 1.
+        first_token_weight: weight of a picture's first token against its others, all through the run. That token alone
+            settles the sky, and it is the only one that is told by a condition token, in whose place nothing else is
+            learned. The weight depends on the place alone, so it favours no picture.
+        grounding_weight: weight of a helping loss for the transformer at the start, see `grounding`: half-way up, each
+            place is asked which object is to come there. It falls linearly to zero.
+        grounding_until: share of the run after which it is zero.
+        contrast_weight: weight of telling each caption from one that is nearly true, see `contrast`, against a loss per
+            token; it doubles the cost of a step.
+        object_count_weights: how often a training scene has one, two or three objects, as weights.
+        sample_guidance_scale: guidance of the sample sheets.
+    """
+
+    vqvae: str = ""
+    initial_weights: str = ""
+    frozen_text_encoder: str = ""
+    image_size: int = 128
+    detail: float = 1.0
+    model: TransformerConfig = field(default_factory=TransformerConfig)
+    text_encoder: TextEncoderConfig = field(default_factory=TextEncoderConfig)
+    null_caption_probability: float = 0.1
+    caption_alignment_weight: float = 0.0
+    object_loss_weight: float = 1.0
+    object_loss_until: float = 0.7
+    first_token_weight: float = 1.0
+    grounding_weight: float = 0.0
+    grounding_until: float = 0.8
+    contrast_weight: float = 0.0
+    object_count_weights: tuple[float, ...] = OBJECT_COUNT_WEIGHTS
+    sample_guidance_scale: float = 3.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.model, dict):
+            self.model = TransformerConfig(**self.model)
+        if isinstance(self.text_encoder, dict):
+            self.text_encoder = TextEncoderConfig(**self.text_encoder)
+        check(bool(self.vqvae), "vqvae", self.vqvae, "must name the folder of a trained tokenizer")
+        self.object_count_weights = tuple(self.object_count_weights)
+        check_positive(self, "image_size")
+        check(self.detail >= 0, "detail", self.detail, "must not be negative")
+        check_positive(self, "object_loss_weight", "first_token_weight")
+        check_fraction(self, "null_caption_probability", "object_loss_until", "grounding_until")
+        for name in ("caption_alignment_weight", "grounding_weight", "contrast_weight"):
+            check(getattr(self, name) >= 0, name, getattr(self, name), "must not be negative")
+        check(
+            len(self.object_count_weights) == len(OBJECT_COUNT_WEIGHTS)
+            and min(self.object_count_weights) >= 0
+            and sum(self.object_count_weights) > 0,
+            "object_count_weights",
+            self.object_count_weights,
+            f"must be {len(OBJECT_COUNT_WEIGHTS)} numbers, none negative, not all zero",
+        )
+        check(self.sample_guidance_scale >= 1, "sample_guidance_scale", self.sample_guidance_scale, "must be 1 or more")
+
+    def architecture(self) -> dict[str, Any]:
+        return {
+            **{f"model.{name}": value for name, value in asdict(self.model).items()},
+            **{f"text_encoder.{name}": value for name, value in asdict(self.text_encoder).items()},
+            "image_size": self.image_size,
+        }
+
+
+def load_vqvae(folder: str, image_size: int, device: torch.device) -> tuple[VQModel, int]:
+    """The frozen tokenizer in fp32, and the side of its token grid.
+
+    Raises:
+        UserError: if there is none in `folder`, or it does not divide `image_size`.
+    """
+    if not (Path(folder) / "config.json").is_file():
+        raise UserError(f"vqvae: {folder!r} holds no config.json; name the export folder of a tokenizer run")
+    vqvae = VQModel.from_pretrained(folder)
+    move(vqvae, device, images=True)
+    vqvae.eval().requires_grad_(False)
+    factor = downsampling_factor(vqvae)
+    check(image_size % factor == 0, "image_size", image_size, f"must be a multiple of {factor} for {folder}")
+    return vqvae, image_size // factor
+
+
+def weights_fingerprint(module: nn.Module) -> str:
+    """A short hash of all weights of a module."""
+    digest = hashlib.sha256()
+    for _, value in sorted(module.state_dict().items()):
+        digest.update(value.detach().float().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def load_initial_weights(folder: str, modules: Mapping[str, LlamaGenTransformer | T5EncoderModel]) -> None:
+    """Fill modules, each under its name in a pipeline, from that pipeline's folder.
+
+    Raises:
+        UserError: if there is none in `folder`, or its modules have other shapes.
+    """
+    check_model_folder(folder)
+    for name, module in modules.items():
+        values, wanted = type(module).from_pretrained(Path(folder) / name).state_dict(), module.state_dict()
+        other = [key for key in wanted if key not in values or values[key].shape != wanted[key].shape]
+        if other or len(values) != len(wanted):
+            raise UserError(
+                f"initial_weights: the {name} in {folder!r} has another shape than model and text_encoder say "
+                f"({other[0] if other else 'it has more layers'}); make them agree"
+            )
+        module.load_state_dict(values)
+
+
+def token_places(object_mask: Tensor, ground_mask: Tensor, grid_size: int) -> Tensor:
+    """Which part of the picture each token lies in, as an index into `PLACES`.
+
+    Args:
+        object_mask: [B, H, W], share of each pixel covered by objects.
+        ground_mask: [H, W], 1 below the horizon.
+
+    Returns:
+        int64 [B, grid_size ** 2] in raster order. A cell at least nine tenths covered is "object", one at least a
+        fiftieth covered is "edge".
+    """
+    covered = F.adaptive_avg_pool2d(object_mask[:, None].float(), grid_size).flatten(1)  # [B, N]
+    below = F.adaptive_avg_pool2d(ground_mask[None, None].float(), grid_size).flatten(1)  # [1, N]
+    places = torch.where(below >= 0.5, PLACES.index("ground"), PLACES.index("sky")).expand_as(covered)
+    places = torch.where(covered >= 0.02, PLACES.index("edge"), places)
+    return torch.where(covered >= 0.9, PLACES.index("object"), places)
+
+
+def caption_alignment_loss(guesses: Tensor, codes: Tensor, coverage: Tensor) -> Tensor:
+    """How well a caption alone foretells which codes the objects consist of, wherever they stand.
+
+    Most tokens are ground and sky, so what the words mean reaches the text encoder only through a few tokens, after
+    many layers. Here the mean of the condition tokens is read by the transformer's own output head, which teaches the
+    words their colours and textures within minutes; no parameter is added.
+
+    Args:
+        guesses: [B, V] logits from the mean condition token.
+        codes: int64 [B, N], the picture's codes.
+        coverage: [B, N], share of each token's cell covered by objects; zero for rows to leave out.
+
+    Returns:
+        Scalar: cross-entropy in nats, averaged over covered cells.
+    """
+    log_probabilities = guesses.log_softmax(-1).gather(1, codes)  # [B, N]
+    return -(log_probabilities * coverage).sum() / coverage.sum().clamp_min(1e-6)
+
+
+class TransformerTask:
+    """The transformer and its text encoder as the common loop sees them."""
+
+    def __init__(self, config: TransformerTrainingConfig, source: SceneSource, device: torch.device):
+        self.config = config
+        self.source = source
+        self.device = device
+        self.vqvae, grid_size = load_vqvae(config.vqvae, config.image_size, device)
+        self.grid_size = grid_size
+        self.tokenizer = build_tokenizer()
+        shape = config.model
+        if config.frozen_text_encoder:
+            self.text_encoder = load_text_encoder(config.frozen_text_encoder).requires_grad_(False)
+        else:
+            self.text_encoder = build_text_encoder(config.text_encoder, self.tokenizer)
+        self.transformer = LlamaGenTransformer(
+            dim=shape.dim,
+            num_layers=shape.num_layers,
+            num_attention_heads=shape.num_attention_heads,
+            intermediate_size=shape.intermediate_size,
+            vocab_size=self.vqvae.quantize.n_e,
+            grid_size=grid_size,
+            condition_type="text",
+            caption_dim=self.text_encoder.config.d_model,
+            condition_length=shape.condition_length,
+            class_dropout_prob=config.null_caption_probability,
+            token_dropout=shape.dropout,
+            residual_dropout=shape.dropout,
+            ffn_dropout=shape.dropout,
+        )
+        if config.initial_weights:
+            trained = {"transformer": self.transformer}
+            if not config.frozen_text_encoder:
+                trained["text_encoder"] = self.text_encoder
+            load_initial_weights(config.initial_weights, trained)
+        self.transformer.train()
+        self.text_encoder.train()
+        self.module = nn.ModuleDict({"transformer": self.transformer, "text_encoder": self.text_encoder})
+        move(self.module, device)
+        self.extra_modules = nn.ModuleList()
+        self.cell_reader = CellReader(shape.dim) if config.grounding_weight else None
+        if self.cell_reader is not None:
+            self.extra_modules.append(self.cell_reader)
+        move(self.extra_modules, device)
+        self.max_caption_tokens = min(MAX_CAPTION_TOKENS, shape.condition_length)
+        run = self.transformer.training_run
+        self.training_run = torch.compile(run) if config.compile else run
+        self.heldout = source(HELDOUT_SEED, config.evaluation_size, "heldout")
+        self.heldout_codes = torch.cat([self._encode(part) for part in self.heldout.images.split(config.batch_size)])
+        self.heldout_places = token_places(self.heldout.object_mask, self.heldout.ground_mask, grid_size)
+
+    def identity(self) -> dict[str, Any]:
+        """Hashes of the tokenizer's weights and of the vocabulary: another tokenizer means another language."""
+        return {
+            "vqvae": weights_fingerprint(self.vqvae),
+            "vocabulary": vocabulary_fingerprint(self.tokenizer),
+        }
+
+    def muon_parameters(self) -> Iterable[nn.Parameter]:
+        """The matrices inside the transformer's blocks: not embeddings, not the head."""
+        return [parameter for parameter in self.transformer.transformer_blocks.parameters() if parameter.ndim == 2]
+
+    @torch.no_grad()
+    def _encode(self, images: Tensor) -> Tensor:
+        """Codes int64 [B, N] of images [B, 3, H, W]."""
+        with autocast(self.config):
+            return encode_images(self.vqvae, images.contiguous(memory_format=torch.channels_last))
+
+    def _captions(self, batch: SceneBatch) -> list[str]:
+        return [compose_caption(scene, seed).text for scene, seed in zip(batch.scenes, batch.seeds, strict=True)]
+
+    def _embed_texts(self, captions: list[str], drop: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Condition tokens [B, T, dim] and their mask; rows marked in `drop` [B] see the null caption."""
+        # Compiled code wants one shape; otherwise the width of the longest caption is enough.
+        features, mask = encode_text(
+            self.tokenizer, self.text_encoder, captions, self.max_caption_tokens, trim=not self.config.compile
+        )
+        return self.transformer.embed_condition(caption_embeds=features, drop=drop), mask
+
+    def _run(self, condition: Tensor, mask: Tensor, codes: Tensor) -> tuple[Tensor, Tensor]:
+        """Losses [B, N] of all tokens in nats, and states half-way up; compiled if the config asks for it."""
+        logits, half_way = self.training_run(*self.transformer.training_inputs(condition, mask, codes))
+        return F.cross_entropy(logits.mT, codes, reduction="none"), half_way
+
+    def _logits(self, batch: SceneBatch, codes: Tensor, drop: Tensor | None) -> Tensor:
+        """fp32 logits [B, N, V] of every image token, without gradients."""
+        condition, mask = self._embed_texts(self._captions(batch), drop)
+        # Not the compiled code: it would be compiled again without gradients, and a few evaluations are not worth that.
+        return self.transformer.training_forward(condition, mask, codes)
+
+    def loss(self, step: int, progress: float) -> tuple[Tensor, dict[str, Tensor]]:
+        config = self.config
+        batch = self.source(config.base_seed + step * config.batch_size, config.batch_size, "train")
+        codes = self._encode(batch.images)
+        drop = self._null_rows(step)
+        captions = self._captions(batch)
+        if config.contrast_weight:
+            # Each picture stands there twice: with its own caption, and with one that is nearly true.
+            others, told = self._nearly_true(batch, captions, drop)
+            condition, mask = self._embed_texts(captions + others, torch.cat((drop, torch.zeros_like(drop))))
+            both = self._run(condition, mask, codes.repeat(2, 1))
+            losses, half_way, condition, mask = (each[: config.batch_size] for each in (*both, condition, mask))
+            own, nearly = (-both[0].sum(1)).chunk(2)  # log-likelihoods
+            contrast, told_apart = contrast_loss(own, nearly, told)
+        else:
+            condition, mask = self._embed_texts(captions, drop)
+            losses, half_way = self._run(condition, mask, codes)
+        weights = self._token_weights(batch, progress)
+        loss = (losses * weights).sum() / weights.sum()
+        parts = {"tokens": losses.detach().mean()}
+        if config.contrast_weight:
+            loss = loss + config.contrast_weight * contrast
+            parts |= {"contrast": contrast.detach(), "told_apart": told_apart.detach()}
+        if config.caption_alignment_weight:
+            pooled = (condition * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)  # [B, dim]
+            guesses = self.transformer.lm_head(self.transformer.norm_out(pooled)).float()  # [B, V]
+            coverage = F.adaptive_avg_pool2d(batch.object_mask[:, None].float(), self.grid_size).flatten(1)  # [B, N]
+            alignment = caption_alignment_loss(guesses, codes, coverage * ~drop[:, None])
+            loss = loss + config.caption_alignment_weight * (1.0 - progress) * alignment
+            parts["alignment"] = alignment.detach()
+        grounding_weight = self._grounding_weight(progress)
+        if self.cell_reader is not None and grounding_weight:
+            cells = cell_attributes(batch.scenes, self.grid_size)
+            truth = {name: cell.flatten(1).to(self.device) for name, cell in cells.items()}
+            grounding, known = grounding_loss(self.cell_reader(half_way), truth, ~drop)
+            loss = loss + grounding_weight * grounding
+            parts |= {"grounding": grounding.detach(), "known": known}
+        return loss, parts
+
+    def _nearly_true(self, batch: SceneBatch, captions: list[str], drop: Tensor) -> tuple[list[str], Tensor]:
+        """For each caption one that is nearly true, itself where none was found; and which rows are to tell the two
+        apart, bool [B]."""
+        others = [nearly_true_caption(scene, seed) for scene, seed in zip(batch.scenes, batch.seeds, strict=True)]
+        told = torch.tensor([other is not None for other in others], device=self.device) & ~drop
+        pairs = zip(others, captions, strict=True)
+        return [caption if other is None else other.text for other, caption in pairs], told
+
+    def _grounding_weight(self, progress: float) -> float:
+        until = self.config.grounding_until
+        return self.config.grounding_weight * max(0.0, 1 - progress / until) if until else 0.0
+
+    def _null_rows(self, step: int) -> Tensor:
+        """Rows of the batch of `step` that see the null caption, bool [B]."""
+        generator = torch.Generator().manual_seed(self.config.base_seed + step)
+        rows = torch.rand(self.config.batch_size, generator=generator) < self.config.null_caption_probability
+        return rows.to(self.device)
+
+    def _token_weights(self, batch: SceneBatch, progress: float) -> Tensor:
+        """Weights [B, N] of the tokens' losses: more on objects and edges at first, and on the first token always."""
+        left = max(0.0, 1 - progress / self.config.object_loss_until) if self.config.object_loss_until else 0.0
+        places = token_places(batch.object_mask, batch.ground_mask, self.grid_size)
+        on_objects = (places == PLACES.index("object")) | (places == PLACES.index("edge"))
+        weights = 1 + on_objects * ((self.config.object_loss_weight - 1) * left)
+        weights[:, 0] *= self.config.first_token_weight
+        return weights
+
+    @torch.no_grad()
+    def evaluate(self) -> dict[str, float]:
+        """Loss on held-out scenes with and without their captions, and mean entropy and loss by place, in nats.
+
+        `caption_gain` is what the caption saves over a whole picture: the information the model takes from it.
+        """
+        losses, entropies, blind = [], [], []
+        size = self.config.batch_size
+        for start in range(0, len(self.heldout.seeds), size):
+            rows = slice(start, start + size)
+            part = SceneBatch(
+                self.heldout.scenes[rows],
+                self.heldout.seeds[rows],
+                self.heldout.images[rows],
+                self.heldout.object_mask[rows],
+                self.heldout.ground_mask,
+            )
+            codes = self.heldout_codes[rows]
+            everyone = torch.ones(len(codes), dtype=torch.bool, device=self.device)
+            with autocast(self.config):
+                logits = self._logits(part, codes, None)
+                null_logits = self._logits(part, codes, everyone)
+            log_probabilities = logits.log_softmax(-1)
+            losses.append(F.nll_loss(log_probabilities.mT, codes, reduction="none"))
+            entropies.append(-(log_probabilities.exp() * log_probabilities).sum(-1))
+            blind.append(F.cross_entropy(null_logits.mT, codes, reduction="none"))
+        loss, entropy = torch.cat(losses), torch.cat(entropies)  # [B, N]
+        figures = {
+            "loss": loss.mean().item(),
+            "loss_without_caption": torch.cat(blind).mean().item(),
+            "caption_gain": (torch.cat(blind) - loss).sum(1).mean().item(),
+            "entropy": entropy.mean().item(),
+        }
+        for index, place in enumerate(PLACES):
+            here = self.heldout_places == index
+            if here.any():
+                figures[f"loss_{place}"] = loss[here].mean().item()
+                figures[f"entropy_{place}"] = entropy[here].mean().item()
+        return figures
+
+    def draw_samples(self, path: Path) -> None:
+        """Draw the eight fixed prompts, with guidance and fixed seeds."""
+        from vargen.pipelines.llamagen import LlamaGenPipeline
+
+        pipeline = LlamaGenPipeline(
+            transformer=self.transformer,
+            vqvae=self.vqvae,
+            text_encoder=self.text_encoder,
+            tokenizer=self.tokenizer,
+        )
+        pipeline.set_progress_bar_config(disable=True)
+        images = pipeline(
+            list(SAMPLE_PROMPTS),
+            guidance_scale=self.config.sample_guidance_scale,
+            generator=[torch.Generator().manual_seed(seed) for seed in range(len(SAMPLE_PROMPTS))],
+            output_type="pt",
+        ).images
+        save_sheet([torch.as_tensor(images) * 2 - 1], path)
+
+    def export(self, folder: Path) -> None:
+        """Write the whole pipeline in bfloat16 (the tokenizer's codebook in fp32, as its own export has it)."""
+        from vargen.pipelines.llamagen import LlamaGenPipeline
+
+        text_encoder: Any = copy.deepcopy(self.text_encoder)
+        LlamaGenPipeline(
+            transformer=copy.deepcopy(self.transformer).to(torch.bfloat16),
+            vqvae=exported_copy(self.vqvae),
+            text_encoder=text_encoder.to(torch.bfloat16),
+            tokenizer=self.tokenizer,
+        ).save_pretrained(folder)
+
+
+def train_transformer(config: TransformerTrainingConfig, source: SceneSource | None = None) -> RunResult:
+    """Train the text-to-image transformer on rendered scenes and their captions.
+
+    Args:
+        source: where scenes come from; the renderer if not given.
+
+    Raises:
+        UserError: for a field, tokenizer folder or checkpoint that does not fit.
+    """
+    device = prepare(config)
+    if source is None:
+        source = RenderedSceneSource(config.image_size, device, config.detail, config.object_count_weights)
+    task = TransformerTask(config, source, device)
+    return train(config, task, task.identity())
+
+
+if __name__ == "__main__":
+    main(TransformerTrainingConfig, train_transformer)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from specdecode import ragged
 from specdecode.pending import PendingChain
-from specdecode.roles import DecodeState, Draft, Drafter, Schedule, Target, Verdict, Verifier
+from specdecode.roles import DecodeState, Draft, Drafter, Schedule, SkippingDrafter, Target, Verdict, Verifier
 from specdecode.sampling import RandomStreams, SamplingConfig, Tag, draw_tokens
 from specdecode.trace import DecodeTrace, StepRecord
 from specdecode.tree import TokenTree
@@ -68,8 +68,8 @@ def decode(
         streams: One random stream per row.
         drafter: Proposes tokens; None: plain decoding.
         verifier: Judges them; None: `ExactVerifier`.
-        schedule: Says which drafted tokens are taken without asking the target; None: none ever. Needs a drafter that
-            is a `SkippingDrafter`; the target then needs room for the longest skip beside the nodes of one draft.
+        schedule: Says which drafted tokens are taken without asking the target; None: none ever. Needs a drafter
+            whose `skipping` is not None; the target then needs room for the longest skip beside the nodes of one draft.
         stop_token: A row ends after this token, or any of these. Costs a wait for the device at every step.
         on_step: Called as `on_step(step, state)` after every target pass; step 0 is the prefill. It must not change
             `state`; reading a tensor's value there waits for the device.
@@ -88,8 +88,11 @@ def decode(
     if streams.batch_size != batch_size:
         raise ValueError(f"streams must hold one stream per row: {streams.batch_size} streams, {batch_size} rows")
     stops = stop_tokens(stop_token, target.vocab_size, device)
-    if schedule is not None and not hasattr(drafter, "observe_skipped"):
-        raise ValueError("schedule needs a drafter that can go on unverified (specdecode.roles.SkippingDrafter)")
+    skipping = None if drafter is None or schedule is None else drafter.skipping
+    if schedule is not None and skipping is None:
+        raise ValueError(
+            f"schedule needs a drafter that can go on unverified, but `skipping` of {type(drafter).__name__} is None"
+        )
     trace = DecodeTrace(batch_size, device) if trace is None else trace
     if trace.batch_size != batch_size:
         raise ValueError(f"trace must be of the target's batch size {batch_size}, got one of {trace.batch_size}")
@@ -110,6 +113,8 @@ def decode(
         trace.record_prefill()
         if drafter is not None and max_new_tokens > 1:
             drafter.start(prompt, state)
+        if schedule is not None:
+            schedule.start(state)
     if on_step is not None:
         on_step(0, state)
 
@@ -131,8 +136,8 @@ def decode(
                 if drafter is not None or stops is not None:
                     draft = _clip(draft, state)
                 active, pending = state.active, None
-                if schedule is not None and drafter is not None:
-                    draft, pending = _skip(draft, schedule, drafter, state, buffer, stops)
+                if schedule is not None and skipping is not None:
+                    draft, pending = _skip(draft, schedule, skipping, state, buffer, stops)
                 tree = draft.tree
                 if pending is not None:
                     tokens, mask, depths = pending.join(tree)
@@ -163,8 +168,8 @@ def decode(
             )
             if drafter is not None:
                 with part("draft"):
-                    if pending is not None:
-                        drafter.observe_pending(output, pending.counts, state)  # type: ignore[attr-defined]
+                    if pending is not None and skipping is not None:
+                        skipping.observe_pending(output, pending.counts, state)
                     drafter.observe(draft, tree_output, verdict, state)
             if on_step is not None:
                 on_step(step, state)
@@ -202,7 +207,7 @@ def _clip(draft: Draft, state: DecodeState) -> Draft:
 def _skip(
     draft: Draft,
     schedule: Schedule,
-    drafter: Drafter,
+    drafter: SkippingDrafter,
     state: DecodeState,
     buffer: Tensor,
     stops: Tensor | None,
@@ -221,7 +226,7 @@ def _skip(
     counts = counts * state.active  # a row that a stop token ended has nothing left to verify
     if ragged.surely_none(counts):
         return draft, None
-    drafter.observe_skipped(draft, replace(selection, counts=counts), state)  # type: ignore[attr-defined]
+    drafter.observe_skipped(draft, replace(selection, counts=counts), state)
     behind = _clip(drafter.propose(state), state)
     return _choose(counts > 0, behind, draft, state), PendingChain(chain, counts)
 

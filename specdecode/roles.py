@@ -188,6 +188,11 @@ class Drafter(Protocol):
     Random drafts use `state.streams` under `Tag.DRAFT` (or a tag of their own), never a tag of the verifier.
     """
 
+    @property
+    def skipping(self) -> SkippingDrafter | None:
+        """This drafter as one that can go on unverified; None where it cannot. Subclasses of `Drafter` inherit None."""
+        return None
+
     def start(self, prompt: TargetOutput, state: DecodeState) -> None:
         """A new batch begins: the prompt's output, and the first token of each row in `state`."""
         ...
@@ -237,6 +242,10 @@ class SkippingDrafter(Drafter, Protocol):
 
 class Schedule(Protocol):
     """Is the target asked at all this time?"""
+
+    def start(self, state: DecodeState) -> None:
+        """A new batch begins, with the first token of each row in `state`; what was counted before is forgotten."""
+        ...
 
     def select(self, draft: Draft, state: DecodeState) -> Selection | None:
         """Which tokens of a draft to take without asking; None where the host knows that no row skips.

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from scipy import stats
 from torch import Tensor
 
-from specdecode.roles import DecodeState, Draft, TargetOutput, Verdict
+from specdecode.roles import DecodeState, Draft, Drafter, TargetOutput, Verdict
 from specdecode.sampling import SamplingConfig, Tag, logits_to_probabilities, sample
 from specdecode.tree import TokenTree
 
@@ -135,7 +135,7 @@ class FeatureTarget(MarkovTarget):
 
 
 @dataclass
-class MarkovDrafter:
+class MarkovDrafter(Drafter):
     """Drafts a tree of fixed shape from a Markov table, usually another one than the target's.
 
     Args:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from specdecode import ragged
 from specdecode.draft_size import DraftSize, DraftSizer
-from specdecode.roles import DecodeState, Draft, Target, TargetOutput, Verdict
+from specdecode.roles import DecodeState, Draft, Drafter, Target, TargetOutput, Verdict
 from specdecode.sampling import Tag, draw_tokens, logits_to_probabilities
 from specdecode.tree import TokenTree
 
@@ -92,7 +92,7 @@ class ModelInStep:
         return following.gather(1, place), (accepted + 1 - kept) * state.active
 
 
-class DraftModelDrafter(ModelInStep):
+class DraftModelDrafter(ModelInStep, Drafter):
     """The Drafter role over a smaller model: chains.
 
     Args:

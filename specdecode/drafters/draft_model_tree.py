@@ -19,10 +19,10 @@ from torch import Tensor
 from specdecode.drafters.draft_model import DraftModel, ModelInStep
 from specdecode.drafters.tree_plan import TreePlan, likeliest
 from specdecode.drafters.tree_shapes import StaticTree
-from specdecode.roles import DecodeState, Draft, TargetOutput, Verdict
+from specdecode.roles import DecodeState, Draft, Drafter, TargetOutput, Verdict
 
 
-class DraftModelTreeDrafter(ModelInStep):
+class DraftModelTreeDrafter(ModelInStep, Drafter):
     """The Drafter role over a smaller model: trees.
 
     Args:

@@ -154,6 +154,11 @@ class EagleDrafter:
         # After a skip that is read again, its pairs wait before those of the next accepted draft.
         return max(2 * largest.depth + 1, _MOST_WAITING) + max(expanded, 1)
 
+    @property
+    def skipping(self) -> EagleDrafter | None:
+        """Itself, where something stands in for the features that a skipped step leaves unmade."""
+        return None if self.feature_reuse is None else self
+
     def start(self, prompt: TargetOutput, state: DecodeState) -> None:
         """Feed the prompt; the first token is the first pair that waits."""
         self._features = self.head.start(prompt)  # [B, 1, F]
@@ -219,8 +224,7 @@ class EagleDrafter:
 
     def observe_skipped(self, draft: Draft, selection: Selection, state: DecodeState) -> None:
         """The taken tokens wait with stand-ins for the features that the target has not made."""
-        if self.feature_reuse is None:
-            raise ValueError("feature_reuse must be given where steps are skipped: the target's features are missing")
+        assert self.feature_reuse is not None
         taken = draft.tree.tokens.gather(1, selection.path[:, 1:])  # [B, depth]
         self._skipped_first = (state.lengths - 1 - selection.counts).clamp(min=0)  # position of the old root
         self._skipped_tokens = taken

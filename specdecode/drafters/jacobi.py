@@ -30,7 +30,7 @@ from torch import Tensor
 
 from specdecode.draft_size import DraftSize, DraftSizer
 from specdecode.ragged import take
-from specdecode.roles import DecodeState, Draft, TargetOutput, Verdict
+from specdecode.roles import DecodeState, Draft, Drafter, TargetOutput, Verdict
 from specdecode.sampling import Tag, logits_to_probabilities, sample
 from specdecode.tree import TokenTree
 
@@ -38,7 +38,7 @@ COUPLINGS = ("independent", "gumbel", "maximal")
 INITIAL_GUESSES = ("random", "repeat")
 
 
-class JacobiDrafter:
+class JacobiDrafter(Drafter):
     """The Drafter role without a drafter.
 
     Args:

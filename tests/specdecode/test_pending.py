@@ -25,6 +25,10 @@ GREEDY = SamplingConfig(temperature=0)
 class SkippingMarkovDrafter(MarkovDrafter):
     """Reads nothing but the tokens, so there is nothing to keep."""
 
+    @property
+    def skipping(self) -> SkippingMarkovDrafter:
+        return self
+
     def observe_skipped(self, draft: Draft, selection: Selection, state: DecodeState) -> None:
         pass
 
@@ -38,6 +42,10 @@ class Pattern:
     def __init__(self, steps: list[list[int] | None]) -> None:
         self.steps, self.turn = steps, 0
         self.unverified: list[tuple[int, int]] = []  # row, position
+
+    def start(self, state: DecodeState) -> None:
+        self.turn = 0
+        assert state.lengths.tolist() == [1] * len(state.lengths)
 
     def select(self, draft: Draft, state: DecodeState) -> Selection | None:
         wanted = self.steps[self.turn % len(self.steps)]
@@ -101,6 +109,13 @@ def test_a_schedule_that_never_skips_changes_nothing() -> None:
         assert torch.equal(result.tokens, plain.tokens)
         assert result.trace.accepted_lengths == plain.trace.accepted_lengths
         assert result.trace.target_passes == plain.trace.target_passes
+
+
+def test_a_schedule_used_twice_skips_the_same() -> None:
+    pattern = Pattern([[2, 0, 1], None, [0, 3, 2], None, None])
+    first, second = run(pattern)[0], run(pattern)[0]
+    assert torch.equal(first.tokens, second.tokens)
+    assert first.trace.steps == second.trace.steps
 
 
 def test_skipping_saves_passes() -> None:

@@ -46,7 +46,7 @@ class UniformSchedule:
         self.first_skip = interval - 1 if first_skip is None else first_skip
         self._verified = 0
 
-    def start(self) -> None:
+    def start(self, state: DecodeState) -> None:
         """A new batch begins."""
         self._verified = 0
 
@@ -100,8 +100,8 @@ class DynamicSchedule:
         self.path_stride = path_stride
         self.min_tokens = _checked_min_tokens(min_tokens)
 
-    def start(self) -> None:
-        """A new batch begins."""
+    def start(self, state: DecodeState) -> None:
+        """Nothing to forget."""
 
     def select(self, draft: Draft, state: DecodeState) -> Selection | None:
         """Asked before every target pass; waits for the device, to know whether any row skips."""
@@ -152,6 +152,9 @@ class LikenessSchedule:
         self.codebook = codebook
         self.min_tokens = _checked_min_tokens(min_tokens)
         self.min_count = min_count
+
+    def start(self, state: DecodeState) -> None:
+        """Nothing to forget."""
 
     def select(self, draft: Draft, state: DecodeState) -> Selection | None:
         """Asked before every target pass; waits for the device, to know whether any row skips."""

@@ -215,7 +215,7 @@ def test_uniform_schedules_skip_one_iteration_of_i() -> None:
     assert skipped_before(UniformSchedule(2, selector), 3, length=5) == [False] * 3
     schedule = UniformSchedule(3, selector)
     first = skipped_before(schedule, 3)
-    schedule.start()
+    schedule.start(state_of([1]))
     assert skipped_before(schedule, 3) == first
 
 

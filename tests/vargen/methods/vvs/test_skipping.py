@@ -38,6 +38,9 @@ class Pattern:
     steps: list[list[bool]]
     turn: int = 0
 
+    def start(self, state: DecodeState) -> None:
+        self.turn = 0
+
     def select(self, draft: Draft, state: DecodeState) -> Selection | None:
         wanted = self.steps[self.turn % len(self.steps)]
         self.turn += 1
@@ -213,6 +216,9 @@ def test_nobody_drafts_again_where_nobody_skipped(drafting_pipeline: LlamaGenPip
 
     @dataclass
     class TakesNothing:
+        def start(self, state: DecodeState) -> None:
+            pass
+
         def select(self, draft: Draft, state: DecodeState) -> Selection:
             path = PathSelector()(draft, state)
             return Selection(path.path, path.counts * 0)
@@ -241,7 +247,7 @@ def test_nothing_behind_a_skip_is_refused(drafting_pipeline: LlamaGenPipeline) -
 def test_skipping_without_stand_ins_is_refused(drafting_pipeline: LlamaGenPipeline) -> None:
     done = run(drafting_pipeline, None)
     drafter = EagleDrafter(done.drafter.head, SHAPES["dynamic"], FixedDraftSize(SIZE))
-    with pytest.raises(ValueError, match="feature_reuse"):
+    with pytest.raises(ValueError, match=r"schedule needs .* but `skipping` of EagleDrafter is None"):
         decode(
             done.target,
             max_new_tokens=16,

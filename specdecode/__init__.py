@@ -1,4 +1,7 @@
-"""The speculative core: tokens, trees, caches, and one decode loop with four roles. It knows nothing of pictures."""
+"""The speculative core: tokens, trees, caches, and one decode loop with four roles.
+
+What a token stands for is unknown here.
+"""
 
 from specdecode.kv_cache import StaticKVCache
 from specdecode.loop import DecodeResult, decode

@@ -6,19 +6,16 @@ values. `vargen.methods.sizing` makes the players; nothing here runs a model, an
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import yaml
 
 from vargen.errors import UserError
+from vargen.methods.base import AUTO, Auto, MethodConfig, configure
 from vargen.resources import configs_folder
-
-Auto = Literal["auto"]
-AUTO: Auto = "auto"
-"""The default of every draft size: measured on this machine and chosen for the most tokens per second."""
 
 TREE_NAMES = (
     "dynamic",
@@ -34,47 +31,6 @@ INITIAL_GUESSES = ("random", "repeat")
 LANTERN_MODES = ("exact_at_zero", "release")
 SCHEDULES = ("uniform", "dynamic", "likeness")
 PATH_CHOICES = ("sample", "confidence", "central", "drafter")
-
-
-@dataclass(frozen=True)
-class MethodConfig:
-    """Settings of one method. Subclasses add fields, every one of them a plain value.
-
-    Attributes:
-        name: what `method=` and `--method` call it.
-        summary: one line for `vargen methods`.
-        exact: whether its pictures are distributed exactly as those of plain decoding.
-    """
-
-    name: ClassVar[str]
-    summary: ClassVar[str]
-    exact: ClassVar[bool]
-
-    def to_dict(self) -> dict[str, Any]:
-        """The name and every setting, ready for JSON."""
-        return {"name": self.name, **asdict(self)}
-
-    def _number(self, field: str, lowest: float, highest: float | None = None, whole: bool = False) -> None:
-        """Refuse a field that is no number in [lowest, highest], naming it."""
-        value = getattr(self, field)
-        kind = "an integer" if whole else "a number"
-        span = f"at least {lowest:g}" if highest is None else f"between {lowest:g} and {highest:g}"
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, int if whole else (int, float))
-            or not lowest <= value <= (float("inf") if highest is None else highest)
-        ):
-            raise UserError(f"{self.name}.{field} must be {kind} {span}, got {value!r}")
-
-    def _size(self, field: str, lowest: int = 1) -> None:
-        """Refuse a draft size that is neither "auto" nor an integer of at least `lowest`."""
-        value = getattr(self, field)
-        if value != AUTO and (isinstance(value, bool) or not isinstance(value, int) or value < lowest):
-            raise UserError(f'{self.name}.{field} must be an integer of at least {lowest} or "auto", got {value!r}')
-
-    def _one_of(self, field: str, values: Sequence[str]) -> None:
-        if getattr(self, field) not in values:
-            raise UserError(f"{self.name}.{field} must be one of {', '.join(values)}, got {getattr(self, field)!r}")
 
 
 @dataclass(frozen=True)
@@ -387,17 +343,6 @@ def resolve_method(method: str | MethodConfig, options: Mapping[str, Any] | None
 def find_presets() -> dict[str, Path]:
     """The shipped presets by name."""
     return {path.stem: path for path in sorted((configs_folder() / "methods").glob("*.yaml"))}
-
-
-def configure(config: type[MethodConfig], options: Mapping[str, Any]) -> MethodConfig:
-    """Settings with some fields that differ from the defaults. Raises UserError for an unknown or wrong one."""
-    known = [field.name for field in fields(config)]
-    for option in options:
-        if option not in known:
-            raise UserError(
-                f"method {config.name!r} has no option {option!r}; it has: {', '.join(known) or 'none at all'}"
-            )
-    return config(**options)
 
 
 def _read_preset(path: Path) -> dict[str, Any]:

@@ -1,0 +1,253 @@
+"""What a decoding method is: checked settings that say how much is drafted and make the players of a run.
+
+Belongs here: what all methods share, and the protocols between a method, a model and a tuner. Does not belong here: any
+method (one file each, beside this one), any model (a method asks for what `Components` offers and knows nobody who
+offers it), and how a player works (`specdecode`). Importing this imports no torch: players are imported where they are
+built.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, Self, TypeVar
+
+from vargen.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from specdecode.draft_size import DraftSize, DraftSizer
+    from specdecode.drafters.draft_model import DraftModel
+    from specdecode.drafters.eagle import DraftHead
+    from specdecode.roles import Drafter, Schedule, Target, Verifier
+
+Auto = Literal["auto"]
+AUTO: Auto = "auto"
+"""The default of every draft size; `ImageMethodConfig.sizes` says what it stands for."""
+
+AnyConfig = TypeVar("AnyConfig", bound="MethodConfig")
+Network = TypeVar("Network")
+
+
+@dataclass(frozen=True)
+class MethodConfig:
+    """Settings of one method, for pictures or for videos. Subclasses add fields, every one of them a plain value.
+
+    Attributes:
+        name: what `method=` and `--method` call it.
+        summary: one line for `vargen methods`.
+        exact: whether what it makes is distributed exactly as with plain decoding.
+        weights: settings that name a folder of weights, or null for those that came with the model.
+        draft_settings: settings that together say what is drafted. Where one of them is given, a model's own are not
+            mixed in.
+    """
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    exact: ClassVar[bool]
+    weights: ClassVar[tuple[str, ...]] = ()
+    draft_settings: ClassVar[tuple[str, ...]] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The name and every setting, ready for JSON."""
+        return {"name": self.name, **asdict(self)}
+
+    def _number(self, field: str, lowest: float, highest: float | None = None, whole: bool = False) -> None:
+        """Refuse a field that is no number in [lowest, highest], naming it."""
+        value = getattr(self, field)
+        kind = "an integer" if whole else "a number"
+        span = f"at least {lowest:g}" if highest is None else f"between {lowest:g} and {highest:g}"
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int if whole else (int, float))
+            or not lowest <= value <= (float("inf") if highest is None else highest)
+        ):
+            raise UserError(f"{self.name}.{field} must be {kind} {span}, got {value!r}")
+
+    def _size(self, field: str, lowest: int = 1) -> None:
+        """Refuse a draft size that is neither "auto" nor an integer of at least `lowest`."""
+        value = getattr(self, field)
+        if value != AUTO and (isinstance(value, bool) or not isinstance(value, int) or value < lowest):
+            raise UserError(f'{self.name}.{field} must be an integer of at least {lowest} or "auto", got {value!r}')
+
+    def _one_of(self, field: str, values: Sequence[str]) -> None:
+        if getattr(self, field) not in values:
+            raise UserError(f"{self.name}.{field} must be one of {', '.join(values)}, got {getattr(self, field)!r}")
+
+
+def configure(config: type[AnyConfig], options: Mapping[str, Any], own: Mapping[str, Any] | None = None) -> AnyConfig:
+    """Settings with some fields that differ from the defaults.
+
+    Args:
+        options: what differs.
+        own: a model's own settings of the method; they stand behind the options and before the defaults.
+
+    Raises:
+        UserError: an option is unknown or out of range.
+    """
+    known = [field.name for field in fields(config)]
+    for option in options:
+        if option not in known:
+            raise UserError(
+                f"method {config.name!r} has no option {option!r}; it has: {', '.join(known) or 'none at all'}"
+            )
+    own = own or {}
+    if not options.keys().isdisjoint(config.draft_settings):
+        own = {name: value for name, value in own.items() if name not in config.draft_settings}
+    return config(**{**own, **options})
+
+
+@dataclass
+class Method:
+    """The players of one decoding run, as `specdecode.loop.decode` takes them.
+
+    Args:
+        drafter: proposes tokens; None: nothing is drafted.
+        verifier: judges them; None: the exact one.
+        schedule: says when nobody is asked; None: never.
+    """
+
+    drafter: Drafter | None = None
+    verifier: Verifier | None = None
+    schedule: Schedule | None = None
+
+
+@dataclass
+class DraftNetwork(Generic[Network]):
+    """A network that drafts, and what its draft sizes can be chosen by.
+
+    Args:
+        network: a head on the target's features, or a smaller model.
+        kind: tells networks apart whose passes cost differently beside the same target.
+        draft_once: one pass over so many new tokens a row, whose result nobody reads; for the clock.
+        acceptance_rates: how often the target accepts a token of it, by how children are chosen ("top", "sampled"),
+            where anybody measured it.
+    """
+
+    network: Network
+    kind: str
+    draft_once: Callable[[int], object]
+    acceptance_rates: Mapping[str, float | None] = field(default_factory=dict)
+
+
+class Components(Protocol):
+    """What a method may ask a model for, for one batch. It asks only for what it needs.
+
+    Raises:
+        UserError: from any of them: the model has no such thing; the message says what to do.
+    """
+
+    @property
+    def target(self) -> Target:
+        """The model itself, fed with the prompts."""
+        ...
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of a finished picture."""
+        ...
+
+    def draft_head(self, folder: str | None, most_new_pairs: int) -> DraftNetwork[DraftHead]:
+        """The EAGLE head in a folder, or (None) the one that came with the model, with room for so many new pairs."""
+        ...
+
+    def draft_target(self, folder: str | None) -> DraftNetwork[DraftModel]:
+        """A smaller model of the same tokens, likewise, fed with the same prompts."""
+        ...
+
+    def codebook(self) -> Tensor:
+        """Unit vectors [V, d] of the tokens; tokens whose vectors are close look alike."""
+        ...
+
+    def neighbours(self, num_neighbours: int) -> Tensor:
+        """The nearest tokens [V, num_neighbours] of each token by its vector, int64, nearest first."""
+        ...
+
+    def draft_sizer(
+        self, sizes: Sequence[DraftSize], drafter: str, draft_step: Callable[[], object], prior_rate: float
+    ) -> DraftSizer:
+        """What chooses among sizes by measured seconds. Only for drafts that no picture depends on.
+
+        Args:
+            sizes: one or more; one is a fixed size, and nothing is measured.
+            drafter: tells drafters apart whose steps cost differently.
+            draft_step: makes one drafting step.
+            prior_rate: how often one drafted token is taken to be accepted before anything is known.
+        """
+        ...
+
+
+class Suggestions(Protocol):
+    """Who draws settings for a tuner, such as a trial of Optuna."""
+
+    @property
+    def fixed(self) -> Mapping[str, Any]:
+        """Settings that are not varied; asked for one of them, its value comes back."""
+        ...
+
+    def integer(self, name: str, low: int, high: int, log: bool = False) -> Any:
+        """A whole number from `low` to `high`; `log`: small ones as often as large ones."""
+        ...
+
+    def number(self, name: str, low: float, high: float) -> Any:
+        """A number from `low` to `high`."""
+        ...
+
+    def choice(self, name: str, values: Sequence[Any]) -> Any:
+        """One of the values."""
+        ...
+
+
+@dataclass(frozen=True)
+class ImageMethodConfig(MethodConfig, ABC):
+    """Settings of a method that makes pictures, or anything else of a known number of tokens."""
+
+    @abstractmethod
+    def sizes(self, num_tokens: int) -> tuple[DraftSize, ...]:
+        """The sizes a method may draft in a picture of so many tokens.
+
+        Timing never decides a picture. So there are several to choose from only where no picture depends on the choice:
+        "auto" then stands for the size with the most expected tokens a second on this machine. Elsewhere "auto" stands
+        for one size, which is the method's.
+
+        Raises:
+            UserError: a draft longer than the picture.
+        """
+
+    @abstractmethod
+    def build(self, components: Components) -> Method:
+        """The players for one batch.
+
+        Raises:
+            UserError: the settings do not fit this model, or something the method needs is missing.
+        """
+
+    def resolved(self, num_tokens: int) -> Self:
+        """The same with every size in numbers that pictures depend on, for records and identities."""
+        return self
+
+    def max_draft_nodes(self, num_tokens: int) -> int:
+        """The most nodes the target is fed at once: the largest tree, its root included, and what was skipped."""
+        return max(size.total_tokens for size in self.sizes(num_tokens))
+
+    @classmethod
+    def search(cls, suggest: Suggestions) -> dict[str, Any]:
+        """One draw from what a tuner may vary; names are those of the settings. Empty: there is nothing to tune."""
+        return {}
+
+    def search_terms(self) -> dict[str, Any]:
+        """The settings as `search` would have asked for them, so that a search can begin with them."""
+        return asdict(self)
+
+    def _fitting(self, sizes: Iterable[DraftSize], field: str, num_tokens: int) -> tuple[DraftSize, ...]:
+        """Those of some sizes that a picture has room for. Raises UserError, naming the field, where none is."""
+        sizes, longest = tuple(sizes), num_tokens - 1
+        fitting = tuple(size for size in sizes if size.depth <= longest)
+        if not fitting:
+            raise UserError(
+                f"{self.name}.{field} must leave room in a picture of {num_tokens} tokens: at most {longest}, got "
+                f"{min(size.depth for size in sizes)}"
+            )
+        return fitting

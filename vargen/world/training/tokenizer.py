@@ -12,17 +12,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from diffusers.models.autoencoders.vq_model import VQModel
 from torch import Tensor, nn
 
+from vargen.errors import UserError
 from vargen.training.config import check, check_fraction, check_positive, main
 from vargen.training.run import RunResult, autocast, move, prepare, train
-from vargen.world.training.data import HELDOUT_SEED, RenderedSceneSource, SceneSource, save_sheet
+from vargen.world.training.data import HELDOUT_SEED, RenderedSceneSource, SceneBatch, SceneSource, save_sheet
+from vargen.world.training.grounding import GROUNDING, cell_attributes
 from vargen.world.training.losses import object_weights, peak_signal_to_noise
 from vargen.world.training.picture_loss import PictureLoss, PictureLossConfig
 from vargen.world.training.quantizer import SphericalQuantizer
 
 _SHEET_IMAGES = 8
+_CODE_ATTRIBUTES = ("colour", "material")
+_COVERED = 0.6  # share of a cell that an object covers for its code to be asked about the object
 
 
 @dataclass
@@ -69,19 +74,25 @@ class TokenizerTrainingConfig(PictureLossConfig):
         image_size: side of the training pictures, pixels.
         detail: strength of the pictures' stochastic detail.
         model: shape of the tokenizer.
+        initial_weights: folder of a tokenizer of that shape from which a new run starts, such as `vqvae` of the shipped
+            pipeline; empty for random weights. A resumed run goes on from its checkpoint.
         commitment_weight: weight of the distance between latents and their codewords.
         codebook_decay: decay rate of the running k-means.
         dead_code_threshold: uses per step below which a code is placed anew.
         replace_dead_until: share of the run after which dead codes stay where they are, so that the end is calm.
+        code_reading_weight: weight of a helping loss that reads colour and material of the object off the codeword of
+            each covered cell, so that a code says by itself what a caption says of it; 0 for none.
     """
 
     image_size: int = 128
     detail: float = 1.0
     model: VQModelConfig = field(default_factory=VQModelConfig)
+    initial_weights: str = ""
     commitment_weight: float = 0.25
     codebook_decay: float = 0.98
     dead_code_threshold: float = 0.05
     replace_dead_until: float = 0.7
+    code_reading_weight: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -92,7 +103,7 @@ class TokenizerTrainingConfig(PictureLossConfig):
         check(self.image_size % factor == 0, "image_size", self.image_size, f"must be a multiple of {factor}")
         check(self.detail >= 0, "detail", self.detail, "must not be negative")
         check_fraction(self, "codebook_decay", "replace_dead_until")
-        for name in ("commitment_weight", "dead_code_threshold"):
+        for name in ("commitment_weight", "dead_code_threshold", "code_reading_weight"):
             check(getattr(self, name) >= 0, name, getattr(self, name), "must not be negative")
 
     def architecture(self) -> dict[str, Any]:
@@ -135,6 +146,47 @@ def exported_copy(vqvae: VQModel) -> VQModel:
     return copied
 
 
+def load_initial_tokenizer(folder: str, vqvae: VQModel) -> None:
+    """Fill a tokenizer with the weights in `folder`.
+
+    Raises:
+        UserError: if there is none, or it has another shape.
+    """
+    if not (Path(folder) / "config.json").is_file():
+        raise UserError(f"initial_weights: {folder!r} holds no config.json; name the folder of a tokenizer")
+    values, wanted = VQModel.from_pretrained(folder).state_dict(), vqvae.state_dict()
+    other = sorted(values.keys() ^ wanted.keys())
+    other += [name for name in wanted if name in values and values[name].shape != wanted[name].shape]
+    if other:
+        raise UserError(
+            f"initial_weights: the tokenizer in {folder!r} has another shape than model says ({other[0]}); "
+            "make them agree"
+        )
+    vqvae.load_state_dict(values)
+
+
+class CodeReader(nn.Module):
+    """Reads attributes of the object that covers a cell off the cell's codeword alone: a small network for each.
+
+    Args:
+        dim: numbers per codeword.
+        width: hidden width; codes of one colour need not lie on one side of a plane.
+    """
+
+    def __init__(self, dim: int, width: int = 64) -> None:
+        super().__init__()
+        self.readers = nn.ModuleDict(
+            {
+                name: nn.Sequential(nn.Conv2d(dim, width, 1), nn.GELU(), nn.Conv2d(width, 1 + len(GROUNDING[name]), 1))
+                for name in _CODE_ATTRIBUTES
+            }
+        )
+
+    def forward(self, codewords: Tensor) -> dict[str, Tensor]:
+        """By attribute, logits fp32 [B, classes, h, w] of codewords [B, D, h, w]; classes as in `cell_attributes`."""
+        return {name: reader(codewords).float() for name, reader in self.readers.items()}
+
+
 class TokenizerTask:
     """The tokenizer as the common loop sees it."""
 
@@ -142,13 +194,19 @@ class TokenizerTask:
         self.config = config
         self.source = source
         self.vqvae = build_tokenizer_model(config)
-        self.quantizer = SphericalQuantizer(
-            self.vqvae.quantize.embedding.weight, config.codebook_decay, config.dead_code_threshold
-        )
+        codebook = self.vqvae.quantize.embedding.weight
+        self.quantizer = SphericalQuantizer(codebook, config.codebook_decay, config.dead_code_threshold)
+        self.grid_size = config.image_size // 2 ** (len(config.model.block_out_channels) - 1)
+        if config.initial_weights:
+            load_initial_tokenizer(config.initial_weights, self.vqvae)
+            self.quantizer.continue_from(codebook, config.batch_size * self.grid_size**2 / len(codebook))
         self.module = nn.ModuleDict({"vqvae": self.vqvae, "quantizer": self.quantizer})
         move(self.module, device, images=True)
         self.picture_loss = PictureLoss(config, self.vqvae.decoder.conv_out.weight, device)
-        self.extra_modules = self.picture_loss.trained_modules
+        self.extra_modules = nn.ModuleList([self.picture_loss.trained_modules])
+        self.code_reader = CodeReader(config.model.vq_embed_dim) if config.code_reading_weight else None
+        if self.code_reader is not None:
+            self.extra_modules.append(self.code_reader.to(device))
         self.encode: Callable[[Tensor], Tensor] = self.vqvae.encoder
         self.decode: Callable[[Tensor], Tensor] = self.vqvae.decoder
         if config.compile:
@@ -173,7 +231,29 @@ class TokenizerTask:
             "perplexity": self.quantizer.perplexity(),
             "used_codes": self.quantizer.used_codes(),
         }
-        return loss + config.commitment_weight * quantized.commitment, parts
+        loss = loss + config.commitment_weight * quantized.commitment
+        if self.code_reader is not None:
+            reading, parts["code_reading_right"] = self._code_reading(batch, quantized.codewords)
+            loss = loss + config.code_reading_weight * reading
+            parts["code_reading"] = reading.detach()
+        return loss, parts
+
+    def _code_reading(self, batch: SceneBatch, codewords: Tensor) -> tuple[Tensor, Tensor]:
+        """Cross-entropy in nats of what codewords [B, D, h, w] say of objects, and the share read rightly; scalars."""
+        assert self.code_reader is not None
+        coverage = F.adaptive_avg_pool2d(batch.object_mask[:, None].float(), self.grid_size)[:, 0]
+        cells = cell_attributes(batch.scenes, self.grid_size)
+        read = self.code_reader(codewords)
+        losses, right = [], []
+        for name, logits in read.items():
+            truth = cells[name].to(coverage.device)
+            # A box is larger than its object, and a cell may show more ground than object: neither is to be read.
+            counts = (truth > 0) & (coverage >= _COVERED)
+            each = F.cross_entropy(logits, truth, reduction="none")  # [B, h, w]
+            total = counts.sum().clamp_min(1)
+            losses.append((each * counts).sum() / total)
+            right.append(((logits.argmax(1) == truth) & counts).sum() / total)
+        return torch.stack(losses).mean(), torch.stack(right).mean()
 
     @torch.no_grad()
     def _reconstruct(self, images: Tensor) -> tuple[Tensor, Tensor]:

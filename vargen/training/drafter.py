@@ -159,6 +159,7 @@ class DrafterTask:
             vocab_size=target.vocab_size,
             grid_size=target.grid_size,
             rope_base=target.rope_base,
+            condition_rotary=target.condition_rotary,
         )
         # Tokens mean to the drafter what they mean to the target, and the next feature is at first the last one, which
         # it resembles; this start saves most of the training.

@@ -18,7 +18,13 @@ from diffusers.configuration_utils import ConfigMixin, register_to_config
 from diffusers.models.modeling_utils import ModelMixin
 from torch import Tensor, nn
 
-from vargen.models.llamagen.transformer import LlamaGenAttention, LlamaGenFeedForward, LlamaGenRMSNorm, RotaryTable
+from vargen.models.llamagen.transformer import (
+    CONDITION_ROTARY,
+    LlamaGenAttention,
+    LlamaGenFeedForward,
+    LlamaGenRMSNorm,
+    RotaryTable,
+)
 
 if TYPE_CHECKING:
     from specdecode.kv_cache import StaticKVCache
@@ -40,9 +46,10 @@ class LlamaGenDrafter(ModelMixin, ConfigMixin):  # type: ignore[misc]
         acceptance_rate, sampled_acceptance_rate: how often the target accepted its likeliest token, and a token drawn
             from its distribution, when training ended; for choosing draft sizes. None where nobody measured them. No
             weight depends on them.
+        condition_rotary: what rotary embedding does to pairs of the condition, as the target has it.
 
     Raises:
-        ValueError: the sizes do not fit each other.
+        ValueError: the sizes do not fit each other, or `condition_rotary` is unknown.
     """
 
     if TYPE_CHECKING:
@@ -61,8 +68,13 @@ class LlamaGenDrafter(ModelMixin, ConfigMixin):  # type: ignore[misc]
         attend_to_padding: bool = False,
         acceptance_rate: float | None = None,
         sampled_acceptance_rate: float | None = None,
+        condition_rotary: str = "zero",
     ) -> None:
         super().__init__()
+        if condition_rotary not in CONDITION_ROTARY:
+            raise ValueError(
+                f"condition_rotary must be one of {', '.join(CONDITION_ROTARY)}, got {condition_rotary!r}."
+            )
         if dim % num_attention_heads or (dim // num_attention_heads) % 4:
             raise ValueError(
                 f"dim must be num_attention_heads times a multiple of 4, got dim {dim} with "
@@ -75,7 +87,7 @@ class LlamaGenDrafter(ModelMixin, ConfigMixin):  # type: ignore[misc]
         self.attn = LlamaGenAttention(dim, num_attention_heads, num_attention_heads, layer_index=0, dropout=0.0)
         self.norm2 = LlamaGenRMSNorm(dim, norm_eps)
         self.ff = LlamaGenFeedForward(dim, intermediate_size, dropout=0.0)
-        self.rotary_rows = RotaryTable(grid_size, self.head_dim, rope_base)
+        self.rotary_rows = RotaryTable(grid_size, self.head_dim, rope_base, condition_rotary)
         self.apply(self._initialise)
 
     @staticmethod

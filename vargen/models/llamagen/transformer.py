@@ -9,7 +9,8 @@ pre-norm Llama decoder (RMSNorm, SwiGLU, no biases, untied embeddings) with two 
 
 * Rotary embedding is two-dimensional and knows image tokens only. Its rows for condition tokens (the class, the text)
   are zero in cosine *and* sine, so their queries and keys vanish: every token gives each visible condition token the
-  logit 0. A condition token therefore has no position, and padding before the text may be trimmed freely.
+  logit 0. A condition token therefore has no position, and padding before the text may be trimmed freely. A model of
+  our own may turn them by nothing instead (`condition_rotary="identity"`): still without position, but seen by content.
 * The null caption is not learned. It is a fixed random buffer in the space of text features, kept with the weights.
 """
 
@@ -30,7 +31,10 @@ if TYPE_CHECKING:
     from specdecode.kv_cache import StaticKVCache
 
 CONDITION_POSITION = -1
-"""The position of a token that belongs to the condition: it selects the zero row of the rotary table."""
+"""The position of a token that belongs to the condition: it selects the last row of the rotary table."""
+
+CONDITION_ROTARY = ("zero", "identity")
+"""What that row does: let the queries and keys of condition tokens vanish, as in LlamaGen, or leave them as they are."""
 
 LLAMAGEN_SIZES: dict[str, dict[str, int]] = {
     "B": {"dim": 768, "num_layers": 12, "num_attention_heads": 12},
@@ -65,7 +69,9 @@ def default_intermediate_size(dim: int, multiple_of: int = 256) -> int:
     return math.ceil(width / multiple_of) * multiple_of
 
 
-def build_rotary_table(grid_size: int, head_dim: int, base: float = 10000.0, device: Any = None) -> Tensor:
+def build_rotary_table(
+    grid_size: int, head_dim: int, base: float = 10000.0, device: Any = None, condition_rotary: str = "zero"
+) -> Tensor:
     """Two-dimensional rotary table for a square grid of tokens in raster order (LlamaGen `precompute_freqs_cis_2d`).
 
     The first half of a head's channel pairs turns with the token's row, the second half with its column.
@@ -74,10 +80,11 @@ def build_rotary_table(grid_size: int, head_dim: int, base: float = 10000.0, dev
         grid_size: side of the grid.
         head_dim: channels of one head, a multiple of 4.
         base: rotary base.
+        condition_rotary: one of `CONDITION_ROTARY`.
 
     Returns:
-        fp32 `[grid_size ** 2 + 1, head_dim // 2, 2]`, cosine and sine. The last row, found at index -1, is zero and
-        belongs to condition tokens.
+        fp32 `[grid_size ** 2 + 1, head_dim // 2, 2]`, cosine and sine. The last row, found at index -1, belongs to
+        condition tokens: zeros, or cosine 1 and sine 0 for "identity".
     """
     # Every dtype is explicit: `from_pretrained` builds models under the default dtype of the weights, maybe bf16.
     half = head_dim // 2
@@ -89,7 +96,9 @@ def build_rotary_table(grid_size: int, head_dim: int, base: float = 10000.0, dev
     by_column = angles[None, :].expand(grid_size, grid_size, -1)
     grid = torch.cat((by_row, by_column), dim=-1).flatten(0, 1)  # [grid ** 2, head_dim // 2]
     table = torch.stack((grid.cos(), grid.sin()), dim=-1)
-    return torch.cat((table, table.new_zeros(1, *table.shape[1:])))
+    condition = table.new_zeros(1, *table.shape[1:])
+    condition[..., 0] = float(condition_rotary == "identity")
+    return torch.cat((table, condition))
 
 
 class RotaryTable:
@@ -98,25 +107,28 @@ class RotaryTable:
     A plain attribute of a model, not a buffer, so that `.to(torch.bfloat16)` cannot round it.
 
     Args:
-        grid_size, head_dim, base: as for `build_rotary_table`.
+        grid_size, head_dim, base, condition_rotary: as for `build_rotary_table`.
     """
 
-    def __init__(self, grid_size: int, head_dim: int, base: float) -> None:
+    def __init__(self, grid_size: int, head_dim: int, base: float, condition_rotary: str = "zero") -> None:
         self.grid_size = grid_size
         self.head_dim = head_dim
         self.base = base
+        self.condition_rotary = condition_rotary
         self._table: Tensor | None = None
 
     def __call__(self, positions: Tensor) -> Tensor:
         """Rows for image positions `[B, n]`, fp32 `[B, n, 1, head_dim // 2, 2]`.
 
-        -1 gives the zero row of the condition. A position past the last image token is the caller's error: an
+        -1 gives the row of the condition. A position past the last image token is the caller's error: an
         IndexError on a CPU, a device assertion on CUDA.
         """
         # Rebuilt when the model has moved. Outside inference mode, or a later training pass could not use it.
         if self._table is None or self._table.device != positions.device:
             with torch.inference_mode(False):
-                self._table = build_rotary_table(self.grid_size, self.head_dim, self.base, positions.device)
+                self._table = build_rotary_table(
+                    self.grid_size, self.head_dim, self.base, positions.device, self.condition_rotary
+                )
         return self._table[positions].unsqueeze(2)
 
 
@@ -368,10 +380,12 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin):  # type: ignore[misc]
             trainer; 0 with a class condition also means there is no null class.
         norm_eps: epsilon of every RMSNorm.
         rope_base: base of the rotary frequencies.
+        condition_rotary: "zero" for official weights: image tokens see the mean of the condition's values, each
+            condition token as much as any other. "identity": they attend to condition tokens by content.
         token_dropout, residual_dropout, ffn_dropout: training only, on embeddings, attention and feed-forward outputs.
 
     Raises:
-        ValueError: the sizes do not fit each other, or `condition_type` is unknown.
+        ValueError: the sizes do not fit each other, or `condition_type` or `condition_rotary` is unknown.
     """
 
     _supports_gradient_checkpointing = False
@@ -398,6 +412,7 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin):  # type: ignore[misc]
         class_dropout_prob: float = 0.1,
         norm_eps: float = 1e-5,
         rope_base: float = 10000.0,
+        condition_rotary: str = "zero",
         token_dropout: float = 0.1,
         residual_dropout: float = 0.1,
         ffn_dropout: float = 0.1,
@@ -405,6 +420,10 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin):  # type: ignore[misc]
         super().__init__()
         if condition_type not in ("class", "text"):
             raise ValueError(f'condition_type must be "class" or "text", got {condition_type!r}.')
+        if condition_rotary not in CONDITION_ROTARY:
+            raise ValueError(
+                f"condition_rotary must be one of {', '.join(CONDITION_ROTARY)}, got {condition_rotary!r}."
+            )
         for name, size in (
             ("dim", dim),
             ("num_layers", num_layers),
@@ -461,7 +480,7 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin):  # type: ignore[misc]
         self.norm_out = LlamaGenRMSNorm(dim, norm_eps)
         self.lm_head = nn.Linear(dim, vocab_size, bias=False)
 
-        self.rotary_rows = RotaryTable(grid_size, self.head_dim, rope_base)
+        self.rotary_rows = RotaryTable(grid_size, self.head_dim, rope_base, condition_rotary)
         self.apply(self._initialise)
         nn.init.zeros_(self.lm_head.weight)
 

@@ -21,7 +21,7 @@ from transformers import T5EncoderModel
 
 from vargen.errors import UserError
 from vargen.models.llamagen.text_encoder import encode_text
-from vargen.models.llamagen.transformer import LlamaGenTransformer
+from vargen.models.llamagen.transformer import CONDITION_ROTARY, LlamaGenTransformer
 from vargen.models.llamagen.vq import downsampling_factor, encode_images
 from vargen.models.model_folder import check_model_folder
 from vargen.training.config import RunConfig, check, check_fraction, check_positive, main
@@ -63,6 +63,8 @@ class TransformerConfig:
         num_attention_heads: heads.
         intermediate_size: width inside the feed-forward part.
         condition_length: the most text tokens that a prompt may have.
+        condition_rotary: "identity" lets image tokens attend to words by content; "zero" shows them the words' mean, as
+            in official weights.
         dropout: of tokens, attention and feed-forward outputs; scenes never repeat, so none is needed.
     """
 
@@ -71,12 +73,19 @@ class TransformerConfig:
     num_attention_heads: int = 6
     intermediate_size: int = 512
     condition_length: int = 120
+    condition_rotary: str = "identity"
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
         names = ("dim", "num_layers", "num_attention_heads", "intermediate_size", "condition_length")
         check_positive(self, *names, prefix="model.")
         check_fraction(self, "dropout", prefix="model.")
+        check(
+            self.condition_rotary in CONDITION_ROTARY,
+            "model.condition_rotary",
+            self.condition_rotary,
+            f"is not one of {', '.join(CONDITION_ROTARY)}",
+        )
         check(
             self.dim % (4 * self.num_attention_heads) == 0,
             "model.num_attention_heads",
@@ -199,7 +208,11 @@ def load_initial_weights(folder: str, modules: Mapping[str, LlamaGenTransformer 
     """
     check_model_folder(folder)
     for name, module in modules.items():
-        values, wanted = type(module).from_pretrained(Path(folder) / name).state_dict(), module.state_dict()
+        saved = type(module).from_pretrained(Path(folder) / name)
+        if isinstance(module, LlamaGenTransformer):
+            before, now = saved.config.condition_rotary, module.config.condition_rotary
+            check(before == now, "model.condition_rotary", now, f"does not fit initial_weights, which have {before!r}")
+        values, wanted = saved.state_dict(), module.state_dict()
         other = [key for key in wanted if key not in values or values[key].shape != wanted[key].shape]
         if other or len(values) != len(wanted):
             raise UserError(
@@ -271,6 +284,7 @@ class TransformerTask:
             condition_type="text",
             caption_dim=self.text_encoder.config.d_model,
             condition_length=shape.condition_length,
+            condition_rotary=shape.condition_rotary,
             class_dropout_prob=config.null_caption_probability,
             token_dropout=shape.dropout,
             residual_dropout=shape.dropout,

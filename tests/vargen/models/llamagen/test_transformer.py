@@ -240,6 +240,31 @@ def test_keys_of_the_condition_are_cached_as_zero() -> None:
     assert all(values.any() for values in cache.values)
 
 
+@torch.no_grad()
+def test_identity_rows_let_image_tokens_choose_among_condition_tokens() -> None:
+    """With zero rows the weights of condition tokens are equal, whatever they say; with identity rows they are not."""
+    for condition_rotary, vanish in (("zero", True), ("identity", False)):
+        model = make_model(condition_rotary=condition_rotary, num_layers=1)
+        rows = model.rotary_rows(torch.tensor([[CONDITION_POSITION]]))
+        states = torch.randn(1, 1, 4, model.head_dim)
+        assert torch.equal(apply_rotary(states, rows), torch.zeros_like(states) if vanish else states)
+        # The other order of the condition's tokens is the same to whoever comes after them: they have no position.
+        condition, tokens = torch.randn(1, CONDITION_LENGTH, 32), torch.randint(0, 29, (1, 16))
+        logits = model.training_forward(condition, None, tokens)[:, 1:]
+        turned = model.training_forward(condition.flip(1), None, tokens)[:, 1:]
+        torch.testing.assert_close(turned, logits, atol=1e-4, rtol=0)
+        cache = make_cache(model, 1, CONDITION_LENGTH)
+        model(
+            inputs_embeds=condition,
+            positions=torch.full((1, CONDITION_LENGTH), CONDITION_POSITION),
+            attention_mask=condition_attention_mask(valid_mask([CONDITION_LENGTH])),
+            kv_cache=cache,
+        )
+        assert bool(cache.keys[0].any()) is not vanish
+    with pytest.raises(ValueError, match="condition_rotary must be one of zero, identity"):
+        make_model(condition_rotary="none")
+
+
 # Conditioning ---------------------------------------------------------------------------------------------------------
 
 
@@ -296,9 +321,10 @@ def test_condition_mask_by_definition() -> None:
                 assert bool(mask[row, 0, query, key]) == seen
 
 
+@pytest.mark.parametrize("condition_rotary", ["zero", "identity"])
 @torch.no_grad()
-def test_padding_of_the_text_is_neither_seen_nor_needed() -> None:
-    model = make_model()
+def test_padding_of_the_text_is_neither_seen_nor_needed(condition_rotary: str) -> None:
+    model = make_model(condition_rotary=condition_rotary)
     captions, mask = torch.randn(2, CONDITION_LENGTH, 12), valid_mask([2, 3])
     tokens = torch.randint(0, 29, (2, 16))
     logits = model.training_forward(model.embed_condition(caption_embeds=captions), mask, tokens)
@@ -325,11 +351,11 @@ def decode_naively(model: LlamaGenTransformer, condition: Tensor, path: list[int
 
 
 @settings(max_examples=12, deadline=None)
-@given(seed=st.integers(0, 2**31), kv_heads=st.sampled_from([4, 2, 1]), bounded=st.booleans())
+@given(seed=st.integers(0, 2**31), kv_heads=st.sampled_from([4, 2, 1]), bounded=st.booleans(), identity=st.booleans())
 @torch.no_grad()
-def test_one_pass_over_a_tree_equals_its_paths(seed: int, kv_heads: int, bounded: bool) -> None:
+def test_one_pass_over_a_tree_equals_its_paths(seed: int, kv_heads: int, bounded: bool, identity: bool) -> None:
     """Any trees, rows of different lengths, rubbish in the cache, after keeping nodes and after rolling back."""
-    model = make_model(num_key_value_heads=kv_heads)
+    model = make_model(num_key_value_heads=kv_heads, condition_rotary="identity" if identity else "zero")
     generator = torch.Generator().manual_seed(seed)
 
     def draw(low: int, high: int) -> int:
@@ -469,10 +495,10 @@ def gradients(model: LlamaGenTransformer, loss: Tensor) -> list[Tensor]:
     return list(torch.autograd.grad(loss, [p for p in model.parameters() if p.requires_grad], materialize_grads=True))
 
 
-@pytest.mark.parametrize("kv_heads", [4, 2])
-def test_training_pass_equals_the_plain_one_with_gradients(kv_heads: int) -> None:
+@pytest.mark.parametrize(("kv_heads", "condition_rotary"), [(4, "zero"), (2, "zero"), (2, "identity")])
+def test_training_pass_equals_the_plain_one_with_gradients(kv_heads: int, condition_rotary: str) -> None:
     """The CPU's training attention and norms against `forward`, whose attention is PyTorch's."""
-    model = make_model(num_key_value_heads=kv_heads)
+    model = make_model(num_key_value_heads=kv_heads, condition_rotary=condition_rotary)
     captions, mask = torch.randn(2, CONDITION_LENGTH, 12), valid_mask([2, 5])
     tokens = torch.randint(0, 29, (2, 16))
     logits = model.training_forward(model.embed_condition(caption_embeds=captions), mask, tokens)

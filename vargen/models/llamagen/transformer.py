@@ -34,7 +34,7 @@ CONDITION_POSITION = -1
 """The position of a token that belongs to the condition: it selects the last row of the rotary table."""
 
 CONDITION_ROTARY = ("zero", "identity")
-"""What that row does: let the queries and keys of condition tokens vanish, as in LlamaGen, or leave them as they are."""
+"""What that row does: let the queries and keys of condition tokens vanish, as in LlamaGen, or leave them be."""
 
 LLAMAGEN_SIZES: dict[str, dict[str, int]] = {
     "B": {"dim": 768, "num_layers": 12, "num_attention_heads": 12},

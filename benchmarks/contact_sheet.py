@@ -16,8 +16,8 @@ from pathlib import Path
 
 from PIL import Image
 
+from vargen.drawing.sheet import contact_sheet
 from vargen.runs.files import read_jsonl, save_image_atomic
-from vargen.world.dataset import contact_sheet
 
 
 def main() -> None:

@@ -23,10 +23,10 @@ import torch
 from torch import Tensor
 
 from metrics.provenance import write_result
+from vargen.drawing.sheet import to_pil
 from vargen.errors import UserError
 from vargen.resources import find_model
 from vargen.runs.files import append_jsonl, save_image_atomic
-from vargen.world.dataset import to_pil
 from vargen.world.judge.judge import load_judge
 from vargen.world.judge.report import (
     PromptCase,

@@ -15,8 +15,8 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from specdecode.trace import TokenOrigin
+from vargen.drawing.sheet import to_pil, wrap_text
 from vargen.drawing.trace_image import ORIGIN_COLOURS
-from vargen.world.dataset import to_pil
 
 ORIGIN_LABELS = {
     TokenOrigin.TARGET: "the target's own",
@@ -89,7 +89,7 @@ def draw_answer(
     strip = _frame_strip(to_pil(frames))
     boxes = _flow(tokens, font)
     shares = _within_answer(relevance)
-    title_lines = _wrap(title, title_font)
+    title_lines = wrap_text(title, title_font, _WIDTH - 2 * _MARGIN)
 
     title_top = _MARGIN + strip.height + _MARGIN // 2
     title_height = len(title_lines) * (_TITLE_FONT_SIZE + 8)
@@ -220,18 +220,3 @@ def _draw_legend(
         draw.rectangle((left + step, height + 2, left + step, height + 16), fill=relevance_colour(step / (steps - 1)))
     draw.rectangle((left, height + 2, left + steps - 1, height + 16), outline=_RULE)
     draw.text((left + steps + 8, height), "most relevant to what is seen, within this answer", fill=_INK, font=font)
-
-
-def _wrap(text: str, font: _Font) -> list[str]:
-    """Lines no wider than the picture."""
-    lines = []
-    for paragraph in text.splitlines():
-        line = ""
-        for word in paragraph.split():
-            longer = f"{line} {word}".strip()
-            if line and font.getlength(longer) > _WIDTH - 2 * _MARGIN:
-                lines.append(line)
-                longer = word
-            line = longer
-        lines.append(line)
-    return lines

@@ -22,6 +22,7 @@ import torch
 
 from metrics.provenance import describe_hardware, provenance
 from metrics.speculation import CallRecord, summarise
+from vargen.drawing.sheet import to_pil
 from vargen.errors import UserError
 from vargen.methods.catalogue import AutoregressiveConfig, MethodConfig
 from vargen.prompts import gather_prompts
@@ -30,7 +31,6 @@ from vargen.runs.progress import Progress
 from vargen.runs.records import RecordFile
 from vargen.world.captions.caption_parser import CaptionError, parse_caption
 from vargen.world.captions.captions import Claims
-from vargen.world.dataset import to_pil
 from vargen.world.judge.judge import SceneJudge, read_images
 from vargen.world.judge.report import sample_prompts
 from vargen.world.judge.verdict import Check, Tally, Verdict, judge_claims, wilson_interval

@@ -32,13 +32,11 @@ from vargen.methods.step_costs import cache_folder
 from vargen.runs.files import atomic_path
 from vargen.runs.picture_job import Arrays, BatchStore, Share, digest
 from vargen.world.judge.judge import SceneJudge, read_images
-from vargen.world.judge.report import PROMPT_SEED
 from vargen.world.judge.verdict import KINDS, judge_claims
 from vargen.world.scenes.renderer import SceneRenderer
 from vargen.world.scenes.scene import sample_scene
+from vargen.world.seeds import REFERENCE_SEED
 
-REFERENCE_SEED = PROMPT_SEED + 500_000_000
-"""First seed of the scenes that are rendered as a reference, away from those behind prompts."""
 MEASURE_BATCH = 64
 """Pictures measured together; fixed, since the last bits of a feature depend on it."""
 

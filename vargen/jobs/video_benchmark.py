@@ -30,10 +30,7 @@ from vargen.video.methods.catalogue import PlainConfig
 from vargen.world.captions.video_captions import CLAIM_KINDS, caption_accuracy
 from vargen.world.scenes.renderer import SceneRenderer
 from vargen.world.scenes.video import VideoScene, sample_video
-from vargen.world.training.data import HELDOUT_SEED
-
-# Training looks at the first held-out videos now and then; these lie behind them.
-FIRST_SEED = HELDOUT_SEED + 100_000
+from vargen.world.seeds import VIDEO_SEED
 
 
 @dataclass(frozen=True)
@@ -52,7 +49,7 @@ class VideoCase:
 def scene_video_cases(count: int, split: str, num_frames: int, image_size: int, seed: int = 0) -> list[VideoCase]:
     """Videos of the scene world that training never showed."""
     renderer = SceneRenderer(image_size)
-    videos = [sample_video(FIRST_SEED + seed + number, num_frames, split) for number in range(count)]
+    videos = [sample_video(VIDEO_SEED + seed + number, num_frames, split) for number in range(count)]
     return [VideoCase(VideoFrames.from_frames(renderer(list(video.frames)).images), video) for video in videos]
 
 

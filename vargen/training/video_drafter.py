@@ -44,7 +44,7 @@ from vargen.video.drafters.feature_drafter import KINDS, VISUAL_INPUTS, FeatureD
 from vargen.video.drafters.feature_head import feature_drafter
 from vargen.video.request import prepare_request
 from vargen.video.target import VideoTarget
-from vargen.world.training.data import HELDOUT_SEED
+from vargen.world.seeds import HELDOUT_SEED
 from vargen.world.training.video_data import RenderedVideoSource, VideoSource
 
 _FIRST_SEED = 4_000_000_000  # of the videos to learn from, away from all others

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from vargen.cli import main
+from vargen.drawing.sheet import to_pil
 from vargen.resources import weights_folder
 from vargen.runs.files import append_jsonl
 from vargen.world.captions.captions import compose_caption
-from vargen.world.dataset import to_pil
 from vargen.world.judge.judge import JUDGE_NAME
 from vargen.world.scenes.renderer import SceneRenderer
 from vargen.world.scenes.scene import sample_scene

@@ -15,7 +15,7 @@ from vargen.errors import UserError
 from vargen.video.frames import read_video
 from vargen.world.captions.caption_parser import parse_caption
 from vargen.world.captions.video_captions import compose_questions, compose_video_caption, read_claims
-from vargen.world.dataset import contact_sheet, write_scenes, write_videos
+from vargen.world.dataset import write_scenes, write_videos
 from vargen.world.scenes.scene import Scene, is_heldout_combination, is_heldout_object
 from vargen.world.scenes.video import render_video, sample_video
 
@@ -109,17 +109,6 @@ def test_an_output_that_is_a_file_is_refused(tmp_path: Path) -> None:
     for path in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(UserError, match="output: "):
             write_scenes(path, 1)
-
-
-def test_sheets_have_a_caption_for_every_picture() -> None:
-    image = Image.new("RGB", (32, 32), "red")
-    sheet = contact_sheet([image] * 3, ["a red square", "", "one\ntwo"], columns=2)
-    assert sheet.getpixel((8 + 80, 8 + 16)) == (255, 0, 0)
-    assert any(sheet.getpixel((x, 8 + 32 + 12)) != (255, 255, 255) for x in range(8, 100))
-    with pytest.raises(ValueError, match="2 given for 1 images"):
-        contact_sheet([image], ["a", "b"])
-    with pytest.raises(ValueError, match="at least one"):
-        contact_sheet([], [])
 
 
 # Videos

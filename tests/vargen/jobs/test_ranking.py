@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from PIL import Image, ImageFilter
 
+from vargen.drawing.sheet import to_pil
 from vargen.jobs.ranking import ClipRanker, JudgeRanker, best, candidate_seed
 from vargen.resources import shipped_clip
 from vargen.world.captions.captions import compose_caption
-from vargen.world.dataset import to_pil
 from vargen.world.scenes.renderer import SceneRenderer
 from vargen.world.scenes.scene import sample_scene
 

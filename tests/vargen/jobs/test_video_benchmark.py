@@ -11,9 +11,10 @@ import pytest
 from metrics.speculation import CallRecord
 from vargen.cli import main
 from vargen.errors import UserError
-from vargen.jobs.video_benchmark import FIRST_SEED, VideoCase, build_video_rows, run_video_benchmark, scene_video_cases
+from vargen.jobs.video_benchmark import VideoCase, build_video_rows, run_video_benchmark, scene_video_cases
 from vargen.runs.records import RecordFile
 from vargen.video.methods.catalogue import resolve_video_method
+from vargen.world.seeds import VIDEO_SEED
 
 FRAMES, SIZE = 4, 64
 
@@ -69,7 +70,7 @@ def test_what_drafting_took_leaves_out_the_prompts() -> None:
 def test_videos_are_new_and_the_same_every_time() -> None:
     cases, again = scene_video_cases(3, "heldout", 4, 32), scene_video_cases(3, "heldout", 4, 32)
     for number, (case, other) in enumerate(zip(cases, again, strict=True)):
-        assert case.truth is not None and case.truth.seed == FIRST_SEED + number
+        assert case.truth is not None and case.truth.seed == VIDEO_SEED + number
         assert case.frames.frames.equal(other.frames.frames)
 
 

@@ -42,7 +42,7 @@ from vargen.world.models.architectures import (
     build_model,
     build_processor,
 )
-from vargen.world.training.data import HELDOUT_SEED
+from vargen.world.seeds import HELDOUT_SEED
 from vargen.world.training.video_data import VideoBatch
 
 SIZE, FRAMES, LAYERS = 32, 4, 3

@@ -19,17 +19,16 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from vargen.drawing.sheet import contact_sheet, to_pil
 from vargen.errors import UserError
 from vargen.models.llamagen.vq import decode_codes, encode_images
 from vargen.runs.files import save_image_atomic
 from vargen.world.captions.captions import Caption, compose_caption
-from vargen.world.dataset import contact_sheet, to_pil
 from vargen.world.judge.judge import SceneJudge, read_images
 from vargen.world.judge.verdict import Tally, Verdict, claims_from_scene, judge_claims
 from vargen.world.scenes.renderer import SceneRenderer
 from vargen.world.scenes.scene import Scene, sample_scene
-
-PROMPT_SEED = 2_000_000_000  # first seed of the scenes behind prompts, away from those of training and its evaluation
+from vargen.world.seeds import PROMPT_SEED
 
 SHEET_PROMPTS = (
     "a large shiny red sphere",

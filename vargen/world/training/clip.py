@@ -21,14 +21,15 @@ from torch import Tensor, nn
 from transformers import CLIPConfig, CLIPImageProcessorPil, CLIPModel
 
 from metrics.clip_score import retrieval_accuracy
+from vargen.drawing.sheet import contact_sheet, to_pil
 from vargen.runs.files import save_image_atomic
 from vargen.training.config import RunConfig, check, check_positive, main
 from vargen.training.run import RunResult, prepare, train
 from vargen.world.captions.captions import MAX_CAPTION_TOKENS, compose_caption
 from vargen.world.captions.text_tokenizer import build_tokenizer
-from vargen.world.dataset import contact_sheet, to_pil
 from vargen.world.scenes.scene import COLOURS, GROUNDS, MATERIALS, SHAPES, SIZES, SKIES, SPLITS, Scene, SceneObject
-from vargen.world.training.data import HELDOUT_SEED, RenderedSceneSource, SceneSource
+from vargen.world.seeds import HELDOUT_SEED
+from vargen.world.training.data import RenderedSceneSource, SceneSource
 
 _OBJECT_VALUES = {"shape": SHAPES, "colour": COLOURS, "material": MATERIALS, "size": SIZES}
 _SETTING_VALUES = {"ground": GROUNDS, "sky": SKIES}

@@ -18,8 +18,6 @@ from vargen.runs.files import save_image_atomic
 from vargen.world.scenes.renderer import SceneRenderer
 from vargen.world.scenes.scene import OBJECT_COUNT_WEIGHTS, Scene, sample_scene
 
-HELDOUT_SEED = 1_000_000_000  # first seed of the scenes for evaluation, far from any training seed
-
 
 @dataclass(frozen=True)
 class SceneBatch:

@@ -16,11 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vargen.drawing.sheet import contact_sheet, to_pil
 from vargen.errors import UserError
 from vargen.runs.files import save_image_atomic
 from vargen.training.config import RunConfig, check, check_fraction, main
 from vargen.training.run import RunResult, prepare, train
-from vargen.world.dataset import contact_sheet, to_pil
 from vargen.world.judge.judge import (
     ATTRIBUTE_VALUES,
     SETTING_VALUES,
@@ -34,9 +34,9 @@ from vargen.world.judge.report import reconstruct
 from vargen.world.judge.verdict import KINDS, Tally, claims_from_scene, judge_claims
 from vargen.world.scenes import camera
 from vargen.world.scenes.scene import SPLITS, Scene
-from vargen.world.training.data import HELDOUT_SEED, RenderedSceneSource, SceneSource
+from vargen.world.seeds import HELDOUT_SEED, RECONSTRUCTION_SEED
+from vargen.world.training.data import RenderedSceneSource, SceneSource
 
-_RECONSTRUCTION_SEED = 500_000_000  # first seed of the scenes that are reconstructed, away from all others
 _CENTRE_SPREAD = 1.0  # cells; standard deviation of the bump that marks a centre
 _SHEET_IMAGES = 16
 _CHUNK = 32
@@ -257,7 +257,7 @@ class ReconstructionBank:
         images: list[Tensor] = []
         self.scenes: list[Scene] = []
         for start in range(0, count, _CHUNK):
-            batch = source(_RECONSTRUCTION_SEED + start, min(_CHUNK, count - start), split)
+            batch = source(RECONSTRUCTION_SEED + start, min(_CHUNK, count - start), split)
             images.append((reconstruct(vqvae, batch.images * 0.5 + 0.5) * 255).round().byte())
             self.scenes += batch.scenes
         self.images = torch.cat(images)

@@ -26,6 +26,7 @@ from vargen.world.captions.caption_words import told_places
 from vargen.world.captions.captions import MAX_CAPTION_TOKENS, Caption, compose_caption
 from vargen.world.captions.text_tokenizer import build_tokenizer
 from vargen.world.scenes.scene import OBJECT_COUNT_WEIGHTS, Scene, sample_scene
+from vargen.world.seeds import CAPTION_SEED, HELDOUT_SEED
 from vargen.world.training.caption_reading import (
     COLOURS_ACROSS,
     CaptionReader,
@@ -34,9 +35,7 @@ from vargen.world.training.caption_reading import (
     caption_reading_loss,
     caption_truth,
 )
-from vargen.world.training.data import HELDOUT_SEED
 
-CAPTION_SEED = 3_000_000_000  # first seed of scenes that are only described
 _LENGTH_STEP = 8  # captions are padded to a multiple, so that compiled code meets few shapes
 
 

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from vargen.errors import UserError
 from vargen.training.config import check, check_fraction, check_positive, main
 from vargen.training.run import RunResult, autocast, move, prepare, train
-from vargen.world.training.data import HELDOUT_SEED, RenderedSceneSource, SceneBatch, SceneSource, save_sheet
+from vargen.world.seeds import HELDOUT_SEED
+from vargen.world.training.data import RenderedSceneSource, SceneBatch, SceneSource, save_sheet
 from vargen.world.training.grounding import GROUNDING, cell_attributes
 from vargen.world.training.losses import object_weights, peak_signal_to_noise
 from vargen.world.training.picture_loss import PictureLoss, PictureLossConfig

@@ -29,8 +29,9 @@ from vargen.training.run import RunResult, autocast, move, prepare, train
 from vargen.world.captions.captions import MAX_CAPTION_TOKENS, compose_caption
 from vargen.world.captions.text_tokenizer import build_tokenizer
 from vargen.world.scenes.scene import OBJECT_COUNT_WEIGHTS
+from vargen.world.seeds import HELDOUT_SEED
 from vargen.world.training.contrast import contrast_loss, nearly_true_caption
-from vargen.world.training.data import HELDOUT_SEED, RenderedSceneSource, SceneBatch, SceneSource, save_sheet
+from vargen.world.training.data import RenderedSceneSource, SceneBatch, SceneSource, save_sheet
 from vargen.world.training.grounding import CellReader, cell_attributes, grounding_loss
 from vargen.world.training.text_encoder import (
     TextEncoderConfig,

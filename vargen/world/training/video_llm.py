@@ -21,17 +21,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vargen.drawing.sheet import contact_sheet, to_pil
 from vargen.errors import UserError
 from vargen.runs.files import save_image_atomic
 from vargen.training import cpu_attention
 from vargen.training.config import RunConfig, check, check_fraction, main
 from vargen.training.run import RunResult, prepare, train
 from vargen.world.captions.video_captions import CLAIM_KINDS, caption_accuracy
-from vargen.world.dataset import contact_sheet, to_pil
 from vargen.world.models.architectures import VideoLLMConfig, build_model, build_processor
 from vargen.world.models.processor import CAPTION_PROMPTS
 from vargen.world.scenes.video import VideoScene
-from vargen.world.training.data import HELDOUT_SEED
+from vargen.world.seeds import HELDOUT_SEED
 from vargen.world.training.grounding import GROUNDING
 from vargen.world.training.video_data import (
     IGNORED,

@@ -17,7 +17,7 @@ from vargen.models.llamagen.vq import decode_codes, encode_images
 from vargen.pipelines.llamagen import LlamaGenPipeline
 from vargen.runs.files import read_jsonl
 from vargen.world.captions.captions import compose_caption
-from vargen.world.training.data import HELDOUT_SEED
+from vargen.world.seeds import HELDOUT_SEED
 from vargen.world.training.decoder import DecoderTask, DecoderTrainingConfig, train_decoder
 from vargen.world.training.transformer import PLACES, token_places
 

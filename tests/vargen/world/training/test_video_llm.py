@@ -24,7 +24,7 @@ from vargen.world.models.processor import CAPTION_PROMPTS
 from vargen.world.scenes import camera
 from vargen.world.scenes.scene import COLOURS, SHAPES
 from vargen.world.scenes.video import sample_video
-from vargen.world.training.data import HELDOUT_SEED
+from vargen.world.seeds import HELDOUT_SEED
 from vargen.world.training.video_data import (
     IGNORED,
     Conversations,

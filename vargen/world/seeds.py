@@ -1,0 +1,19 @@
+"""First seeds of what is drawn of the world, each far from all others: what is trained on is never what is judged by.
+
+Training itself counts from a run's own small seed.
+"""
+
+RECONSTRUCTION_SEED = 500_000_000
+"""Scenes that a judge in training reads off reconstructions."""
+HELDOUT_SEED = 1_000_000_000
+"""Scenes and videos for evaluation while training."""
+VIDEO_SEED = HELDOUT_SEED + 100_000
+"""Videos that methods are compared on; training looks at the first held-out ones now and then."""
+PROMPT_SEED = 2_000_000_000
+"""Scenes behind prompts."""
+REFERENCE_SEED = PROMPT_SEED + 500_000_000
+"""Scenes that are rendered as a reference, away from those behind prompts."""
+CAPTION_SEED = 3_000_000_000
+"""Scenes that are only described."""
+DRAFTER_SEED = 4_000_000_000
+"""Captions and videos whose pictures and answers a drafter learns from."""

@@ -1,11 +1,11 @@
-"""Tables of quality figures in Markdown and LaTeX, from the rows of a scores file.
+"""Tables of figures in Markdown and LaTeX, from the rows of scores files and comparisons.
 
 Belongs here: layout. A figure that was not computed is a dash.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 COLUMNS: tuple[tuple[str, str, float, int], ...] = (
@@ -73,3 +73,63 @@ def _latex_line(cells: Sequence[str]) -> str:
         for cell in cells
     ]
     return " & ".join(replaced) + r" \\"
+
+
+def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Columns padded to their widest cell."""
+    table = [list(header), *map(list, rows)]
+    widths = [max(len(row[column]) for row in table) for column in range(len(header))]
+    lines = [
+        "| " + " | ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)) + " |" for row in table
+    ]
+    lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
+    return "\n".join(lines)
+
+
+def format_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The rows of a comparison on pictures as a Markdown table for people."""
+    header = ["method", "exact", "passes", "fewer", "tokens/pass", "accepted", "skipped", "s/image", "p90", "speed-up"]
+    judged = any(row["judge_accuracy"] is not None for row in rows)
+    cells = [
+        [
+            row["method"],
+            "yes" if row["exact"] else "no",
+            f"{row['target_passes']:,}",
+            format_ratio(row["pass_reduction"]),
+            f"{row['tokens_per_pass']:.2f}",
+            f"{row['mean_accepted_length']:.2f}",
+            f"{row['skipped_steps']:,}",
+            f"{row['seconds_per_image']['p50']:.3f}",
+            f"{row['seconds_per_image']['p90']:.3f}",
+            format_ratio(row["speedup"]),
+            *([f"{100 * row['judge_accuracy']:.1f} %"] if judged else []),
+        ]
+        for row in rows
+    ]
+    return markdown_table([*header, "judge"] if judged else header, cells)
+
+
+def format_ratio(value: float | None) -> str:
+    """For people; "-" where there is nothing to compare with."""
+    return "-" if value is None else f"{value:.2f}x"
+
+
+def format_video_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The rows of a comparison on videos as a Markdown table for people."""
+    header = ["method", "exact", "passes", "tokens/pass", "accepted", "decode", "end to end", "relaxed", "accuracy"]
+    cells = [
+        [
+            row["method"],
+            "yes" if row["exact"] else "no",
+            f"{row['target_passes']:,}",
+            f"{row['tokens_per_pass']:.2f}",
+            f"{row['mean_accepted_length']:.2f}",
+            format_ratio(row["decode_speedup"]),
+            format_ratio(row["end_to_end_speedup"]),
+            f"{100 * row['relaxed_share']:.1f} %",
+            f"{100 * row['caption_accuracy']:.1f} %",
+            "-" if row["retention"] is None else f"{100 * row['retention']:.1f} %",
+        ]
+        for row in rows
+    ]
+    return markdown_table([*header, "retention"], cells)

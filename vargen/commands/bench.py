@@ -6,11 +6,12 @@ import importlib.util
 import json
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from metrics.tables import format_table
 from vargen.commands.options import build_parser, fill, parse
 from vargen.errors import UserError
 from vargen.jobs.options import check_sampling
@@ -21,7 +22,6 @@ from vargen.models.model_folder import read_json, weights_fingerprint
 from vargen.resources import find_model
 from vargen.runs.files import write_atomic
 from vargen.runs.progress import progress
-from vargen.tables import markdown_table
 
 SPLITS = ("heldout", "all")
 TASKS = ("image", "video")
@@ -229,34 +229,6 @@ def _report(config: BenchConfig, rows: list[dict[str, Any]]) -> None:
             write_atomic(config.plot, plot_tradeoff(rows, title=title))
         except ValueError:
             print("vargen: warning: plot: nothing was judged, so there is no quality to plot", file=sys.stderr)
-
-
-def format_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The rows as a Markdown table for people."""
-    header = ["method", "exact", "passes", "fewer", "tokens/pass", "accepted", "skipped", "s/image", "p90", "speed-up"]
-    judged = any(row["judge_accuracy"] is not None for row in rows)
-    cells = [
-        [
-            row["method"],
-            "yes" if row["exact"] else "no",
-            f"{row['target_passes']:,}",
-            format_ratio(row["pass_reduction"]),
-            f"{row['tokens_per_pass']:.2f}",
-            f"{row['mean_accepted_length']:.2f}",
-            f"{row['skipped_steps']:,}",
-            f"{row['seconds_per_image']['p50']:.3f}",
-            f"{row['seconds_per_image']['p90']:.3f}",
-            format_ratio(row["speedup"]),
-            *([f"{100 * row['judge_accuracy']:.1f} %"] if judged else []),
-        ]
-        for row in rows
-    ]
-    return markdown_table([*header, "judge"] if judged else header, cells)
-
-
-def format_ratio(value: float | None) -> str:
-    """For people; "-" where there is nothing to compare with."""
-    return "-" if value is None else f"{value:.2f}x"
 
 
 def _cases(config: BenchConfig, model_folder: Path) -> list[Any]:

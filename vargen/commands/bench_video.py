@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vargen.commands.bench import SPLITS, check_place, format_ratio
+from metrics.tables import format_video_table
+from vargen.commands.bench import SPLITS, check_place
 from vargen.commands.caption import DEFAULT_QUESTION
 from vargen.commands.options import build_parser, fill, parse
 from vargen.errors import UserError
@@ -19,7 +20,6 @@ from vargen.models.model_folder import weights_fingerprint
 from vargen.resources import find_video_model
 from vargen.runs.files import write_atomic
 from vargen.runs.progress import progress
-from vargen.tables import markdown_table
 from vargen.video.methods.catalogue import resolve_video_method
 
 
@@ -149,24 +149,3 @@ def run(arguments: Sequence[str]) -> int:
     if calls_path is not None:
         calls_path.unlink()
     return 0
-
-
-def format_video_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The rows as a Markdown table for people."""
-    header = ["method", "exact", "passes", "tokens/pass", "accepted", "decode", "end to end", "relaxed", "accuracy"]
-    cells = [
-        [
-            row["method"],
-            "yes" if row["exact"] else "no",
-            f"{row['target_passes']:,}",
-            f"{row['tokens_per_pass']:.2f}",
-            f"{row['mean_accepted_length']:.2f}",
-            format_ratio(row["decode_speedup"]),
-            format_ratio(row["end_to_end_speedup"]),
-            f"{100 * row['relaxed_share']:.1f} %",
-            f"{100 * row['caption_accuracy']:.1f} %",
-            "-" if row["retention"] is None else f"{100 * row['retention']:.1f} %",
-        ]
-        for row in rows
-    ]
-    return markdown_table([*header, "retention"], cells)

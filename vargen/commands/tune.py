@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from metrics.tables import markdown_table
 from vargen.commands.options import build_parser, fill, parse
 from vargen.errors import UserError
 from vargen.jobs.options import DTYPES
@@ -34,7 +35,6 @@ from vargen.models.model_folder import read_json, weights_fingerprint
 from vargen.resources import find_model
 from vargen.runs.files import write_atomic, write_json_atomic
 from vargen.runs.progress import Progress, progress
-from vargen.tables import markdown_table
 
 if TYPE_CHECKING:
     from optuna.study import Study

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from metrics.bootstrap import share_interval
 from metrics.provenance import describe_hardware, provenance
 from metrics.speculation import CallRecord, summarise
 from vargen.drawing.sheet import to_pil
@@ -33,7 +34,7 @@ from vargen.world.captions.caption_parser import CaptionError, parse_caption
 from vargen.world.captions.captions import Claims
 from vargen.world.judge.judge import SceneJudge, read_images
 from vargen.world.judge.report import sample_prompts
-from vargen.world.judge.verdict import Check, Tally, Verdict, judge_claims, wilson_interval
+from vargen.world.judge.verdict import Check, Tally, Verdict, judge_claims
 
 try:
     import resource
@@ -184,7 +185,7 @@ def judge_figures(verdicts: Sequence[Verdict]) -> dict[str, Any]:
     claims = [check.right for verdict in verdicts for check in verdict.checks if check.kind != "object_count"]
     return {
         "judge_accuracy": sum(claims) / max(len(claims), 1),
-        "judge_accuracy_interval": list(wilson_interval(sum(claims), len(claims))),
+        "judge_accuracy_interval": list(share_interval(sum(claims), len(claims))),
         "judge": Tally.of(verdicts).to_dict()["all"],
     }
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from itertools import permutations
 from typing import Any
 
-from vargen.tables import markdown_table
+from metrics.bootstrap import share_interval
+from metrics.tables import markdown_table
 from vargen.world.captions.captions import Claims, ObjectClaim, RelationClaim
 from vargen.world.judge.reading import JudgedObject, Reading
 from vargen.world.scenes.scene import CLEAR_DEPTH_GAP, CLEAR_SCREEN_GAP, Scene, relation_between
@@ -150,28 +151,14 @@ class Share:
         return self.right / self.total if self.total else math.nan
 
     def interval(self) -> tuple[float, float]:
-        """Wilson's 95 % interval of the accuracy; (0, 1) for none at all."""
-        return wilson_interval(self.right, self.total)
+        """95 % interval of the accuracy; (0, 1) for none at all."""
+        return share_interval(self.right, self.total)
 
     def to_dict(self) -> dict[str, Any]:
         """Accuracy, interval and counts as plain JSON-ready values."""
         low, high = self.interval()
         accuracy = round(self.accuracy, 4) if self.total else None
         return {"accuracy": accuracy, "n": self.total, "interval": [round(low, 4), round(high, 4)]}
-
-
-def wilson_interval(right: int, total: int, z: float = 1.959964) -> tuple[float, float]:
-    """Score interval of a share (Wilson 1927): sound for shares near 0 and 1 and for few cases.
-
-    The cases of one picture hang together, so over many claims a picture it is somewhat too narrow.
-    """
-    if not total:
-        return 0.0, 1.0
-    share, spread = right / total, z * z / total
-    centre = (share + spread / 2) / (1 + spread)
-    half = z / (1 + spread) * math.sqrt(share * (1 - share) / total + spread / (4 * total))
-    # At the ends the bound is the end itself, which rounding may miss.
-    return (0.0 if right == 0 else centre - half), (1.0 if right == total else centre + half)
 
 
 @dataclass

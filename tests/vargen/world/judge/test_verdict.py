@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 
 import pytest
 from hypothesis import given, settings
@@ -19,7 +18,6 @@ from vargen.world.judge.verdict import (
     claims_from_scene,
     judge_claims,
     verdict_table,
-    wilson_interval,
 )
 from vargen.world.scenes.scene import COLOURS, MATERIALS, RELATIONS, SHAPES, SIZES, sample_scene
 
@@ -198,16 +196,6 @@ def test_tally_counts_by_kind_and_by_objects_named() -> None:
     assert "sky" not in values["all"]
     with pytest.raises(ValueError, match="kind"):
         tally.share("colours")
-
-
-def test_wilson_interval_solves_its_equation() -> None:
-    """The bounds are the shares p whose distance from the observed one is z standard errors under p itself."""
-    for right, total in ((3, 10), (97, 100), (499, 500), (1, 2)):
-        for bound in wilson_interval(right, total):
-            error = math.sqrt(bound * (1 - bound) / total)
-            assert abs(right / total - bound) == pytest.approx(1.959964 * error, rel=1e-9)
-    assert wilson_interval(0, 0) == (0.0, 1.0)
-    assert wilson_interval(5, 5)[1] == 1.0 and wilson_interval(0, 5)[0] == 0.0
 
 
 def test_verdict_table_sets_sources_side_by_side() -> None:

@@ -29,11 +29,10 @@ from specdecode.verifiers.windowed import WindowedVerifier
 from vargen.jobs.video_benchmark import VideoCase, scene_video_cases
 from vargen.runs.progress import progress
 from vargen.video.answering import VideoAnswerer
-from vargen.video.frames import processor_inputs
+from vargen.video.frames import CAPTION_PROMPTS, processor_inputs
 from vargen.video.methods.catalogue import LVSpecConfig
 from vargen.video.prompt import Prompt, build_players
 from vargen.world.captions.video_captions import caption_accuracy
-from vargen.world.models.processor import CAPTION_PROMPTS
 from vargen.world.scenes.scene import COLOURS, GROUNDS, MATERIALS, SHAPES, SIZES, SKIES
 
 RESULTS = Path(__file__).resolve().parent / "results"

@@ -31,13 +31,12 @@ from vargen.runs.progress import Progress, progress
 from vargen.video.answering import VideoAnswerer
 from vargen.video.drafters.drafter_folder import load_drafter, new_drafter
 from vargen.video.drafters.feature_head import FeatureHead
-from vargen.video.frames import processor_inputs
+from vargen.video.frames import CAPTION_PROMPTS, processor_inputs
 from vargen.video.methods.catalogue import FlashConfig, MSDConfig, SparrowConfig, TrainedDrafterConfig
 from vargen.video.prompt import Prompt, build_players
 from vargen.video.request import prepare_request
 from vargen.video.target import VideoTarget
 from vargen.world.captions.video_captions import caption_accuracy
-from vargen.world.models.processor import CAPTION_PROMPTS
 
 RESULTS = Path(__file__).resolve().parent / "results"
 LENGTHS = (4, 8, 16, 32, 64)  # frames

@@ -30,9 +30,8 @@ from vargen.jobs.video_benchmark import scene_video_cases
 from vargen.resources import find_video_model
 from vargen.training.video_answers import generate_batch
 from vargen.video.answering import VideoAnswerer
-from vargen.video.frames import VideoFrames, processor_inputs
+from vargen.video.frames import CAPTION_PROMPTS, VideoFrames, processor_inputs
 from vargen.world.captions.video_captions import CLAIM_KINDS, caption_accuracy, compose_video_caption, order_answers
-from vargen.world.models.processor import CAPTION_PROMPTS
 from vargen.world.scenes.video import VideoScene, backwards
 
 RESULTS = Path(__file__).resolve().parent / "results"

@@ -1,6 +1,7 @@
 """Prompts from the command line, from files and from standard input.
 
-Only reading: which words a model knows and how long a prompt may be is the pipeline's business.
+Belongs here: reading them, and the words of one that a tokenizer cannot tell a model. Does not belong here: how long a
+prompt may be, and warning about it, which is the pipeline's business.
 
 | ending | read as |
 |---|---|
@@ -14,11 +15,16 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vargen.errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 PROMPT_COLUMNS = ("prompt", "caption", "text")
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
@@ -93,6 +99,23 @@ def read_column(source: str, names: Sequence[str]) -> list[str] | None:
         if rows and all(isinstance(row, dict) and row.get(name) is not None for row in rows):
             return [str(row[name]) for row in rows]
     return None
+
+
+def unknown_words(tokenizer: PreTrainedTokenizerBase, text: str) -> list[str]:
+    """Words of `text` that the tokenizer cannot represent, in order, each once whatever its case.
+
+    Args:
+        tokenizer: any tokenizer; one without an unknown token knows everything.
+        text: a prompt.
+    """
+    unknown_id = tokenizer.unk_token_id
+    if unknown_id is None:
+        return []
+    seen: dict[str, str] = {}
+    for word in re.findall(r"[^\W_]+(?:['\u2019][^\W_]+)*|[^\w\s]|_", text):
+        if word.lower() not in seen and unknown_id in tokenizer(word, add_special_tokens=False)["input_ids"]:
+            seen[word.lower()] = word
+    return list(seen.values())
 
 
 def _from_table(text: str, name: str, delimiter: str) -> Iterable[str]:

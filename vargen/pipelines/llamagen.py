@@ -40,7 +40,7 @@ from vargen.models.llamagen.transformer import LlamaGenTransformer
 from vargen.models.llamagen.vq import decode_codes, downsampling_factor, unit_codebook
 from vargen.models.model_folder import check_component_folder, check_model_folder
 from vargen.pipelines.output import LlamaGenPipelineOutput
-from vargen.world.captions.text_tokenizer import unknown_words
+from vargen.prompts import unknown_words
 
 OUTPUT_TYPES = ("pil", "np", "pt", "latent")
 _USUAL_SETTINGS = {

@@ -22,9 +22,8 @@ from tqdm import tqdm
 from vargen.errors import UserError
 from vargen.runs.files import atomic_path
 from vargen.video.drafters.feature_drafter import TargetStates
-from vargen.video.frames import VideoFrames, processor_inputs
+from vargen.video.frames import CAPTION_PROMPTS, VideoFrames, processor_inputs
 from vargen.video.request import VideoRequest, prepare_request
-from vargen.world.models.processor import CAPTION_PROMPTS
 from vargen.world.training.video_data import VideoSource
 
 _FILLER = -1

@@ -28,12 +28,21 @@ from torch import Tensor
 from transformers.video_utils import VideoMetadata
 
 from vargen.errors import UserError
+from vargen.prompts import unknown_words
 from vargen.runs.files import atomic_path
-from vargen.world.captions.text_tokenizer import unknown_words
-from vargen.world.models.processor import FRAMES_PER_SECOND
 
 MIN_FRAMES, MAX_FRAMES, TEMPORAL_PATCH_SIZE = 4, 768, 2
 """Qwen2.5-VL's: fewest and most frames of a video, and frames that become one step of time."""
+
+FRAMES_PER_SECOND = 2.0
+"""Of frames whose times nobody says; what Qwen2.5-VL looks at of a second."""
+
+CAPTION_PROMPTS = (
+    "describe the video in detail.",
+    "please provide a detailed description of the video, focusing on the main subjects, their actions, and the "
+    "background scenes.",
+)
+"""What asks for a caption; the second is the one published evaluations use."""
 
 PICTURE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff")
 """What counts as a picture in a folder."""

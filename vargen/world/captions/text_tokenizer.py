@@ -1,15 +1,13 @@
-"""The word-level text tokenizer of the scene world, and the words that a tokenizer does not know.
+"""The word-level text tokenizer of the scene world.
 
 Turning words into numbers only: which words exist is decided by `captions.py`; what they mean, by the text encoder.
 """
 
 from __future__ import annotations
 
-import re
-
 from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers, processors
 from tokenizers.models import WordLevel
-from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from vargen.world.captions.captions import PUNCTUATION, vocabulary
 
@@ -42,20 +40,3 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
         padding_side="right",
         model_input_names=["input_ids", "attention_mask"],
     )
-
-
-def unknown_words(tokenizer: PreTrainedTokenizerBase, text: str) -> list[str]:
-    """Words of `text` that the tokenizer cannot represent, in order, each once whatever its case.
-
-    Args:
-        tokenizer: any tokenizer; one without an unknown token knows everything.
-        text: a prompt.
-    """
-    unknown_id = tokenizer.unk_token_id
-    if unknown_id is None:
-        return []
-    seen: dict[str, str] = {}
-    for word in re.findall(r"[^\W_]+(?:['\u2019][^\W_]+)*|[^\w\s]|_", text):
-        if word.lower() not in seen and unknown_id in tokenizer(word, add_special_tokens=False)["input_ids"]:
-            seen[word.lower()] = word
-    return list(seen.values())

@@ -20,21 +20,12 @@ from transformers import (
     Qwen2VLVideoProcessor,
 )
 
+from vargen.video.frames import CAPTION_PROMPTS, FRAMES_PER_SECOND
 from vargen.world.captions.video_captions import video_vocabulary
 
 PAD, END, START, UNKNOWN = "<|endoftext|>", "<|im_end|>", "<|im_start|>", "<unk>"
 VISION_START, VISION_END, VIDEO, IMAGE = "<|vision_start|>", "<|vision_end|>", "<|video_pad|>", "<|image_pad|>"
 SPECIAL_TOKENS = (PAD, END, START, UNKNOWN, VISION_START, VISION_END, VIDEO, IMAGE)
-CAPTION_PROMPTS = (
-    "describe the video in detail.",
-    "please provide a detailed description of the video, focusing on the main subjects, their actions, and the "
-    "background scenes.",
-)
-"""What asks for a caption; the second is the one published evaluations use."""
-
-FRAMES_PER_SECOND = 2.0
-"""Of the videos of this world."""
-
 _MARKS = (".", ",", "?")
 # As Qwen2.5-VL lays out a conversation, without its system prompt.
 _TEMPLATE = (

@@ -13,8 +13,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from vargen.video.frames import CAPTION_PROMPTS
 from vargen.world.captions.video_captions import compose_questions, compose_video_caption
-from vargen.world.models.processor import CAPTION_PROMPTS
 from vargen.world.scenes.renderer import SceneRenderer
 from vargen.world.scenes.video import VideoScene, sample_video
 from vargen.world.training.grounding import cell_attributes

@@ -27,9 +27,9 @@ from vargen.runs.files import save_image_atomic
 from vargen.training import cpu_attention
 from vargen.training.config import RunConfig, check, check_fraction, main
 from vargen.training.run import RunResult, prepare, train
+from vargen.video.frames import CAPTION_PROMPTS
 from vargen.world.captions.video_captions import CLAIM_KINDS, caption_accuracy
 from vargen.world.models.architectures import VideoLLMConfig, build_model, build_processor
-from vargen.world.models.processor import CAPTION_PROMPTS
 from vargen.world.scenes.video import VideoScene
 from vargen.world.seeds import HELDOUT_SEED
 from vargen.world.training.grounding import GROUNDING

@@ -6,9 +6,10 @@ import json
 
 import pytest
 
+from vargen.prompts import unknown_words
 from vargen.world.captions.caption_parser import CaptionError, parse_caption
 from vargen.world.captions.captions import MAX_CAPTION_TOKENS, compose_caption
-from vargen.world.captions.text_tokenizer import build_tokenizer, unknown_words
+from vargen.world.captions.text_tokenizer import build_tokenizer
 from vargen.world.judge.reading import reading_from_scene
 from vargen.world.judge.verdict import judge_claims
 from vargen.world.scenes.scene import (

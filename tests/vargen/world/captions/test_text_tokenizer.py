@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from vargen.prompts import unknown_words
 from vargen.world.captions.captions import compose_caption, vocabulary
-from vargen.world.captions.text_tokenizer import MODEL_MAX_LENGTH, build_tokenizer, unknown_words
+from vargen.world.captions.text_tokenizer import MODEL_MAX_LENGTH, build_tokenizer
 from vargen.world.scenes.scene import sample_scene
 
 

@@ -11,7 +11,7 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from vargen.errors import UserError
 from vargen.training.config import from_mapping
-from vargen.video.frames import VideoFrames, processor_inputs
+from vargen.video.frames import CAPTION_PROMPTS, VideoFrames, processor_inputs
 from vargen.world.captions.video_captions import compose_video_caption
 from vargen.world.models.architectures import (
     ARCHITECTURES,
@@ -20,7 +20,6 @@ from vargen.world.models.architectures import (
     VisionModelConfig,
     build_processor,
 )
-from vargen.world.models.processor import CAPTION_PROMPTS
 from vargen.world.scenes import camera
 from vargen.world.scenes.scene import COLOURS, SHAPES
 from vargen.world.scenes.video import sample_video

@@ -85,7 +85,7 @@ def main() -> None:
             relevance += [(word in VISUAL_WORDS, value) for word, value in zip(plain.tokens, values, strict=True)]
             for label, (kind, dial) in chosen.items():
                 kept[label].append(run(answerer, case, kind, dial, "shift" in label, number))
-            shown.advance()
+            shown.update()
     rows = []
     for label, (kind, dial) in chosen.items():
         accuracies = torch.tensor([each["accuracy"] for each in kept[label]])

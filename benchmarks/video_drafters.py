@@ -137,7 +137,7 @@ class Studies:
         answers = []
         for case in cases:
             answers.append(answer(self.answerer, case, config, max_new_tokens))
-            self.shown.advance()
+            self.shown.update()
         return figures(answers)
 
     def cases(self, num_frames: int = 8) -> list[VideoCase]:

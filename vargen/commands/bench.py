@@ -145,7 +145,7 @@ def run(arguments: Sequence[str]) -> int:
 
     from vargen.jobs.benchmark import Contender, describe_run, run_benchmark
     from vargen.pipelines.loading import load_pipeline
-    from vargen.runs.records import RecordFile
+    from vargen.runs.records import Records
 
     cases = _cases(config, model_folder)
     contenders = [Contender(label, method) for label, method in methods.items()]
@@ -170,7 +170,7 @@ def run(arguments: Sequence[str]) -> int:
         **generation,
     )
     calls_path = None if config.json in (None, "-") else Path(f"{config.json}.calls.jsonl")
-    records = RecordFile(calls_path, settings)
+    records = Records(calls_path, settings)
     num_batches = math.ceil(len(cases) / config.batch_size)
     with progress(num_batches * len(contenders), "calls", values.quiet) as shown:
         rows = run_benchmark(

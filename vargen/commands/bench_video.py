@@ -105,7 +105,7 @@ def run(arguments: Sequence[str]) -> int:
 
     from vargen.jobs.video_benchmark import describe_video_run, run_video_benchmark, scene_video_cases
     from vargen.pipelines.loading import place_and_precision
-    from vargen.runs.records import RecordFile
+    from vargen.runs.records import Records
     from vargen.video.answering import VideoAnswerer
 
     device, dtype = place_and_precision(config.device, config.dtype)
@@ -124,7 +124,7 @@ def run(arguments: Sequence[str]) -> int:
             dtype=dtype,
             **generation,
         )
-        records = RecordFile(calls_path, settings)
+        records = Records(calls_path, settings)
         cases = scene_video_cases(config.videos, config.split, config.num_frames, config.image_size, config.seed)
         with progress(len(cases) * len(contenders), "answers", values.quiet) as shown:
             rows = run_video_benchmark(

@@ -1,7 +1,7 @@
 """`vargen evaluate`: quality by a named protocol, of pictures made now or given, in one resumable command.
 
 The order of work: refuse what can be refused; make the pictures of every method; measure them and the reference; score.
-Every step is cut into batches that one process makes whole (`vargen.runs.picture_job`), so that the command can be
+Every step is cut into batches that one process makes whole (`vargen.runs.batches`), so that the command can be
 killed at any moment and given again, under any number of processes, and ends in the same scores.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,7 @@ from vargen.errors import UserError
 from vargen.jobs.options import check_sampling
 from vargen.methods.lists import read_method_list
 from vargen.resources import find_config
-from vargen.runs.files import write_atomic, write_json_atomic
+from vargen.runs.files import exclusive, write_atomic, write_json_atomic
 
 if TYPE_CHECKING:
     from metrics.protocol import Protocol
@@ -114,13 +115,12 @@ def run(arguments: Sequence[str]) -> int:
     methods = {} if config.images is not None else config.methods()
 
     from vargen.jobs.evaluation import evaluate_quality
-    from vargen.runs.picture_job import only_run
     from vargen.runs.processes import Processes
 
     processes = Processes.start(config.device)
     quiet = values.quiet or not processes.is_main
     try:
-        with only_run(Path(config.output), processes.is_main):
+        with exclusive(Path(config.output)) if processes.is_main else nullcontext():
             rows = evaluate_quality(config, protocol, methods, processes, quiet)
             processes.wait()
         if processes.is_main:

@@ -25,7 +25,7 @@ from vargen.models.model_folder import read_json, weights_fingerprint
 from vargen.prompts import gather_prompts
 from vargen.resources import find_model, shipped_clip
 from vargen.runs.progress import Progress, progress
-from vargen.runs.result_folder import ImageRequest, ResultFolder
+from vargen.runs.records import ImageRequest, PictureFolder
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -149,13 +149,13 @@ def run(arguments: Sequence[str]) -> int:
 
     model_folder = find_model(config.model)
     requests = _build_requests(config, _read_conditions(config, values.prompts, model_folder))
-    results = ResultFolder(config.output, requests)
+    results = PictureFolder(config.output, requests)
     earlier = results.earlier_settings()
     settings = _settings(config, requests, model_folder)
     if config.dtype == "auto" and earlier is not None:
         settings["dtype"] = earlier.get("dtype")
     if settings["dtype"] != "auto":
-        results.check_settings(settings)
+        results.check_identity(settings)
     results.scan()
 
     totals, load_seconds = RunTotals(), 0.0
@@ -295,7 +295,7 @@ def _describe_run(settings: dict[str, Any], config: GenerateConfig, model_folder
 
 def _generate(
     pipeline: LlamaGenPipeline,
-    results: ResultFolder,
+    results: PictureFolder,
     config: GenerateConfig,
     settings: dict[str, Any],
     totals: RunTotals,
@@ -416,17 +416,17 @@ class _TokenCount:
     def begin(self, tokens: int) -> None:
         """A batch begins, after so many tokens of others."""
         self.before = tokens
-        self.shown.advance_to(tokens)
+        self.shown.update(tokens - self.shown.n)
 
     def step(self, pipeline: Any, step: int, lengths: Tensor, tensors: dict[str, Tensor]) -> None:
         """`callback_on_step_end` of the pipeline."""
-        if self.shown.silent or time.perf_counter() - self.read_at < 0.2:
+        if self.shown.disable or time.perf_counter() - self.read_at < 0.2:
             return
-        self.shown.advance_to(self.before + int(lengths.sum()))
+        self.shown.update(self.before + int(lengths.sum()) - self.shown.n)
         self.read_at = time.perf_counter()
 
 
-def _report(results: ResultFolder, num_new: int, totals: RunTotals, load_seconds: float, as_json: bool) -> None:
+def _report(results: PictureFolder, num_new: int, totals: RunTotals, load_seconds: float, as_json: bool) -> None:
     images = len(results.records)
     ms_per_token = totals.ms_per_token
     summary = {

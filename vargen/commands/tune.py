@@ -34,6 +34,7 @@ from vargen.methods.catalogue import MethodConfig, resolve_method
 from vargen.models.model_folder import read_json, weights_fingerprint
 from vargen.resources import find_model
 from vargen.runs.files import write_atomic, write_json_atomic
+from vargen.runs.identity import check_identity_file
 from vargen.runs.progress import Progress, progress
 
 if TYPE_CHECKING:
@@ -128,11 +129,11 @@ class Evaluation:
         settings: dict[str, Any],
     ) -> None:
         from vargen.jobs.benchmark import Contender, run_benchmark
-        from vargen.runs.records import RecordFile
+        from vargen.runs.records import Records
 
         self.pipeline, self.judge, self.cases, self.config = pipeline, judge, cases, config
         self.warm_up = int(config.speed == "speedup")  # the number of passes is the same from the first call on
-        records = RecordFile(plain_file, settings)
+        records = Records(plain_file, settings)
         (row,) = run_benchmark(
             pipeline,
             [Contender(PLAIN, resolve_method(PLAIN))],
@@ -155,9 +156,9 @@ class Evaluation:
         """
         from metrics.speculation import summarise
         from vargen.jobs.benchmark import Contender, run_benchmark
-        from vargen.runs.records import RecordFile
+        from vargen.runs.records import Records
 
-        records = RecordFile(None, {})
+        records = Records(None, {})
         (row,) = run_benchmark(
             self.pipeline,
             [Contender(CANDIDATE, method)],
@@ -218,17 +219,16 @@ def run(arguments: Sequence[str]) -> int:
         batch_size=config.batch_size,
         seed=config.seed,
     )
-    described = json.loads(json.dumps(described))
     # The first three may change from one run of a search to the next; the others are described by what they stand for.
     left_out = ("output", "max_seconds", "max_quality_loss", "model", "device", "dtype")
     identity = {name: value for name, value in asdict(config).items() if name not in left_out}
-    named = {
-        f"weights of {name}": weights_fingerprint(str(path))
-        for name, path in config.fixed.items()
-        if name in _DRAFTERS and path
+    drafters = {
+        name: weights_fingerprint(str(path)) for name, path in config.fixed.items() if name in _DRAFTERS and path
     }
+    identity |= {**described, "drafters": drafters}
     folder.mkdir(parents=True, exist_ok=True)
-    _check_identity(folder / "settings.json", json.loads(json.dumps({**identity, **described, **named})))
+    check_identity_file(folder / "settings.json", identity, holds="a search")
+    write_json_atomic(folder / "settings.json", identity)
     study = _open_study(folder / "study.log", config)
     if not _points(study):
         _check_method(pipeline, cases[:1], config)
@@ -260,17 +260,6 @@ def _check_method(pipeline: Any, cases: Sequence[BenchmarkCase], config: TuneCon
         run_benchmark(pipeline, [Contender(CANDIDATE, method)], cases, seed=config.seed, warm_up=0)
     except UserError as error:
         raise UserError(f"method {config.method!r} cannot be tuned with this model: {error}") from error
-
-
-def _check_identity(path: Path, identity: dict[str, Any]) -> None:
-    """One folder, one search."""
-    if not path.exists():
-        write_json_atomic(path, identity)
-        return
-    earlier = json.loads(path.read_text())
-    for name, value in identity.items():
-        if earlier.get(name) != value:
-            raise UserError(f"output: {path.parent} holds a search with another {name}; choose another folder")
 
 
 def _open_study(path: Path, config: TuneConfig) -> Study:
@@ -323,7 +312,7 @@ def _search(study: Study, evaluation: Evaluation, config: TuneConfig, shown: Pro
     known = {_key(point.settings): point for point in _points(study)}
     barren, refusal = 0, ""
     while barren < _PATIENCE and (spent := before + time.perf_counter() - began) < config.max_seconds:
-        shown.advance_to(min(round(spent), shown.total))
+        shown.update(min(round(spent), round(config.max_seconds)) - shown.n)
         trial = study.ask()
         try:
             drawn = SEARCH_SPACES[config.method](Suggestions(trial, config.fixed))

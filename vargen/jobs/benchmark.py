@@ -21,15 +21,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from metrics.bootstrap import share_interval
-from metrics.provenance import describe_hardware, provenance
+from metrics.provenance import provenance
 from metrics.speculation import CallRecord, summarise
 from vargen.drawing.sheet import to_pil
 from vargen.errors import UserError
 from vargen.methods.catalogue import AutoregressiveConfig, MethodConfig
 from vargen.prompts import gather_prompts
 from vargen.runs.files import save_image_atomic
+from vargen.runs.identity import machine
 from vargen.runs.progress import Progress
-from vargen.runs.records import RecordFile
+from vargen.runs.records import Records
 from vargen.world.captions.caption_parser import CaptionError, parse_caption
 from vargen.world.captions.captions import Claims
 from vargen.world.judge.judge import SceneJudge, read_images
@@ -103,7 +104,7 @@ def run_benchmark(
     seed: int = 0,
     warm_up: int = 1,
     judge: SceneJudge | None = None,
-    records: RecordFile | None = None,
+    records: Records | None = None,
     images: Path | None = None,
     progress: Progress | None = None,
     **generation: Any,
@@ -131,7 +132,7 @@ def run_benchmark(
     labels = [contender.label for contender in contenders]
     if len(set(labels)) < len(labels):
         raise UserError(f"methods: two of {', '.join(labels)} have the same name")
-    records = RecordFile(None, {}) if records is None else records
+    records = Records(None, {}) if records is None else records
     batches = [list(range(first, min(first + batch_size, len(cases)))) for first in range(0, len(cases), batch_size)]
     missing = {label: any((label, number) not in records for number in range(len(batches))) for label in labels}
     for contender in contenders:
@@ -148,11 +149,11 @@ def run_benchmark(
                 verdicts = [] if judge is None else _judge(judge, pictures, chosen)
                 records.add({"method": contender.label, "batch": number, "call": call.to_dict(), "verdicts": verdicts})
             if progress is not None:
-                progress.advance()
+                progress.update()
     return build_rows(contenders, records, len(batches))
 
 
-def build_rows(contenders: Sequence[Contender], records: RecordFile, num_batches: int) -> list[dict[str, Any]]:
+def build_rows(contenders: Sequence[Contender], records: Records, num_batches: int) -> list[dict[str, Any]]:
     """One JSON-ready row a method: the figures of `metrics.speculation.summarise`, the judge's, and their origin."""
     calls = {contender.label: records.call_records(contender.label) for contender in contenders}
     plain = next((each.label for each in contenders if isinstance(each.method, AutoregressiveConfig)), None)
@@ -193,13 +194,12 @@ def judge_figures(verdicts: Sequence[Verdict]) -> dict[str, Any]:
 def describe_run(
     contenders: Sequence[Contender], cases: Sequence[BenchmarkCase], weights: str, **options: Any
 ) -> dict[str, Any]:
-    """Everything that decides the calls of a run, this machine included, for `RecordFile`."""
+    """Everything that decides the calls of a run, this machine included, for `Records`."""
     return {
         "methods": {contender.label: contender.method.to_dict() for contender in contenders},
         "cases": [case.prompt if case.class_label is None else case.class_label for case in cases],
         "weights": weights,
-        "hardware": {name: value for name, value in describe_hardware().items() if name != "memory_gib"},
-        "torch": torch.__version__,
+        **machine(),
         **options,
     }
 

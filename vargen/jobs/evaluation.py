@@ -1,7 +1,7 @@
 """The run behind `vargen evaluate`: make, measure, score, each in shares that any number of processes take.
 
 Belongs here: the order of work and what a run's folder holds. Does not belong here: options and reports
-(`vargen.commands.evaluate`), measuring and the reference (`vargen.jobs.quality`), files (`vargen.runs.picture_job`).
+(`vargen.commands.evaluate`), measuring and the reference (`vargen.jobs.quality`), files (`vargen.runs.batches`).
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ from vargen.pipelines.llamagen import LlamaGenPipeline, PromptWarning
 from vargen.pipelines.loading import load_pipeline
 from vargen.prompts import read_column
 from vargen.resources import find_model, shipped_clip
-from vargen.runs.picture_job import BatchStore, PictureJob, Share, digest
+from vargen.runs.batches import BatchStore, PictureBatches, Share
+from vargen.runs.identity import digest
 from vargen.runs.processes import Processes
 from vargen.runs.progress import Progress, progress
 from vargen.world.judge.judge import load_judge
@@ -102,7 +103,7 @@ def evaluate_quality(
     path = None if config.reference is None else Path(config.reference)
     given = open_reference(protocol, path)  # before anything is made, so that a wrong one costs nothing
 
-    jobs: dict[str, PictureJob] = {}
+    jobs: dict[str, PictureBatches] = {}
     if model_folder is None:
         pictures = _GivenPictures(config, cases)
         sources: dict[str, _MadePictures | _GivenPictures] = {GIVEN: pictures}
@@ -209,7 +210,7 @@ def _networks(config: EvaluateConfig, protocol: Protocol, processes: Processes) 
 
 def _make_pictures(
     run: _Run, methods: Mapping[str, MethodConfig], model_folder: Path
-) -> tuple[dict[str, PictureJob], int]:
+) -> tuple[dict[str, PictureBatches], int]:
     """Every method's folder with all its pictures, and their side."""
     config, processes = run.config, run.processes
     pipeline, device, dtype = load_pipeline(model_folder, str(processes.device), config.dtype)
@@ -228,13 +229,13 @@ def _make_pictures(
         "captions": run.captions,
     }
     jobs = {
-        label: PictureJob(
+        label: PictureBatches(
             Path(config.output) / label, {"method": method.to_dict(), **shared}, len(run.cases), config.batch_size
         )
         for label, method in methods.items()
     }
     for job in jobs.values():
-        job.check_settings()
+        job.check_identity()
         if processes.is_main:
             job.begin()
     processes.wait()
@@ -250,7 +251,7 @@ def _make_pictures(
 
 def _make_share(
     run: _Run,
-    job: PictureJob,
+    job: PictureBatches,
     method: MethodConfig,
     pipeline: LlamaGenPipeline,
     shared: Mapping[str, Any],
@@ -259,7 +260,7 @@ def _make_share(
     """This process's batches of one method: tokens, then their pictures."""
     sampling = {name: shared[name] for name in ("guidance_scale", "temperature", "top_k", "top_p")}
 
-    def make(_batch: int, indices: range) -> tuple[dict[str, Any], dict[str, Any]]:
+    def make(indices: range) -> tuple[dict[str, Any], dict[str, Any]]:
         chosen = [run.cases[index] for index in indices]
         output, record = call_pipeline(
             pipeline, method, chosen, shared["seed"] + indices[0], output_type="latent", **sampling
@@ -269,7 +270,7 @@ def _make_share(
     def decode(tokens: Any) -> Any:
         return pipeline.decode_tokens(torch.from_numpy(tokens).long()[None].to(pipeline.device))[0]
 
-    job.tokens.work(run.share, make, lambda count: shown.advance())
+    job.tokens.work(run.share, make, shown.update)
     for batch in run.share.of(range(len(job.tokens.batches))):
         job.save_pictures(batch, decode)
 
@@ -277,7 +278,7 @@ def _make_share(
 class _MadePictures:
     """Pictures of a job, for measuring."""
 
-    def __init__(self, job: PictureJob) -> None:
+    def __init__(self, job: PictureBatches) -> None:
         self.job = job
 
     def read(self, indices: Sequence[int]) -> list[Tensor]:
@@ -330,14 +331,14 @@ def _measure(run: _Run, label: str, source: _MadePictures | _GivenPictures) -> d
     how = [protocol.to_dict(), networks.identity(), run.captions, networks.judge is not None]
     store = source.store(digest(how), MEASURE_BATCH)
 
-    def make(_batch: int, indices: range) -> tuple[dict[str, Any], dict[str, Any]]:
+    def make(indices: range) -> tuple[dict[str, Any], dict[str, Any]]:
         try:
             return measure(source.read(indices), [run.cases[index] for index in indices], protocol, networks), {}
         except DataError as error:
             raise UserError(f"{label}: {error}") from error
 
     with run.progress(len(store.batches), f"batches of {label} measured") as shown:
-        store.work(run.share, make, lambda count: shown.advance())
+        store.work(run.share, make, shown.update)
     run.processes.wait()
     return gather(store, run.share, len(run.cases), run.processes.device)
 
@@ -355,7 +356,7 @@ def _measured_reference(run: _Run, pictures: ImageFolder | ImageArray | Rendered
     protocol, networks, processes = run.protocol, run.networks, run.processes
     with run.progress(-(-len(pictures) // MEASURE_BATCH), "batches of the reference") as shown:
         features = reference_features(
-            pictures, protocol, networks, run.share, processes.wait, processes.device, lambda count: shown.advance()
+            pictures, protocol, networks, run.share, processes.wait, processes.device, shown.update
         )
     try:
         statistics = GaussianStatistics.of(features[protocol.extractor])

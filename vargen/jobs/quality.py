@@ -29,8 +29,9 @@ from metrics.quality import Reference, figure, mean_figure, score_pictures
 from vargen.errors import UserError
 from vargen.jobs.benchmark import BenchmarkCase
 from vargen.methods.step_costs import cache_folder
+from vargen.runs.batches import Arrays, BatchStore, Share
 from vargen.runs.files import atomic_path
-from vargen.runs.picture_job import Arrays, BatchStore, Share, digest
+from vargen.runs.identity import check_identity, digest
 from vargen.world.judge.judge import SceneJudge, read_images
 from vargen.world.judge.verdict import KINDS, judge_claims
 from vargen.world.scenes.renderer import SceneRenderer
@@ -200,7 +201,7 @@ def reference_features(
     share: Share,
     wait: Callable[[], None],
     device: torch.device,
-    advance: Callable[[int], None] = lambda count: None,
+    advance: Callable[[], object] = lambda: None,
 ) -> dict[str, Tensor]:
     """Features of the reference by extractor, `[N, D]`, from the cache or measured now and cached.
 
@@ -212,7 +213,7 @@ def reference_features(
     store = BatchStore(cache_folder() / "references" / digest(identity), len(pictures), MEASURE_BATCH)
     only = Networks({name: networks.extractors[name] for name in wanted}, None)
 
-    def make(_batch: int, indices: range) -> tuple[Arrays, dict[str, Any]]:
+    def make(indices: range) -> tuple[Arrays, dict[str, Any]]:
         try:
             return measure(pictures.read(indices), [], protocol, only), {}
         except DataError as error:
@@ -238,13 +239,14 @@ def stored_statistics(path: Path, protocol: Protocol, networks: Networks) -> tup
         raise UserError(f"reference: {error}") from error
     if note is None:
         return statistics, [f"reference: {path} does not say how it was made; its resizing is taken on trust"]
-    now = made_with(protocol, networks)
-    for name, value in now.items():
-        if note.get(name) != value:
-            raise UserError(
-                f"reference: {path} was made with {name} {note.get(name)!r}, but {protocol.name} uses {value!r}; "
-                "make it again from its pictures"
-            )
+    check_identity(
+        path,
+        note,
+        made_with(protocol, networks),
+        holds="statistics made",
+        argument="reference",
+        remedy="make it again from its pictures",
+    )
     return statistics, []
 
 

@@ -19,11 +19,12 @@ from typing import Any
 import torch
 
 from metrics.bootstrap import mean_interval
-from metrics.provenance import describe_hardware, provenance
+from metrics.provenance import provenance
 from metrics.speculation import CallRecord, percentile, summarise
 from vargen.methods.catalogue import MethodConfig
+from vargen.runs.identity import machine
 from vargen.runs.progress import Progress
-from vargen.runs.records import RecordFile
+from vargen.runs.records import Records
 from vargen.video.answering import Answer, VideoAnswerer
 from vargen.video.frames import VideoFrames
 from vargen.video.methods.catalogue import PlainConfig
@@ -60,7 +61,7 @@ def run_video_benchmark(
     question: str,
     *,
     warm_up: int = 1,
-    records: RecordFile | None = None,
+    records: Records | None = None,
     progress: Progress | None = None,
     seed: int = 0,
     **generation: Any,
@@ -83,7 +84,7 @@ def run_video_benchmark(
     Raises:
         UserError: a method that needs what is not there.
     """
-    records = RecordFile(None, {}) if records is None else records
+    records = Records(None, {}) if records is None else records
     labels = list(contenders)
     for label, method in contenders.items():
         if any((label, number) not in records for number in range(len(cases))):
@@ -96,7 +97,7 @@ def run_video_benchmark(
                 answer = answerer.answer(case.frames, question, contenders[label], seed=seed + number, **generation)
                 records.add({"method": label, "batch": number, **_kept(answer, case)})
             if progress is not None:
-                progress.advance()
+                progress.update()
     return build_video_rows(contenders, records, len(cases))
 
 
@@ -116,9 +117,7 @@ def _kept(answer: Answer, case: VideoCase) -> dict[str, Any]:
     }
 
 
-def build_video_rows(
-    contenders: Mapping[str, MethodConfig], records: RecordFile, num_cases: int
-) -> list[dict[str, Any]]:
+def build_video_rows(contenders: Mapping[str, MethodConfig], records: Records, num_cases: int) -> list[dict[str, Any]]:
     """One JSON-ready row a method."""
     plain = next((label for label, method in contenders.items() if isinstance(method, PlainConfig)), None)
     kept = {label: [records.calls[label, number] for number in range(num_cases)] for label in contenders}
@@ -216,11 +215,10 @@ def _all_seconds(call: CallRecord) -> float:
 
 
 def describe_video_run(contenders: Mapping[str, MethodConfig], weights: str, **options: Any) -> dict[str, Any]:
-    """Everything that decides the answers of a run, this machine included, for `RecordFile`."""
+    """Everything that decides the answers of a run, this machine included, for `Records`."""
     return {
         "methods": {label: method.to_dict() for label, method in contenders.items()},
         "weights": weights,
-        "hardware": {name: value for name, value in describe_hardware().items() if name != "memory_gib"},
-        "torch": torch.__version__,
+        **machine(),
         **options,
     }

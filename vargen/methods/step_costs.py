@@ -9,7 +9,6 @@ prompts; these make the key. A file that is damaged or cannot be written only me
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Callable
@@ -24,6 +23,7 @@ from specdecode.step_costs import measure_step_costs
 from vargen.models.llamagen.target import LlamaGenTarget
 from vargen.models.llamagen.transformer import LlamaGenTransformer
 from vargen.runs.files import write_atomic
+from vargen.runs.identity import digest
 
 _measured: dict[str, StepCosts] = {}
 
@@ -95,7 +95,7 @@ def _key(target: LlamaGenTarget, most_nodes: int, drafter_key: str) -> str:
         "most_nodes": most_nodes,
         "drafter": drafter_key,
     }
-    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:24]
+    return digest(parts, 24)
 
 
 def _read(path: Path) -> StepCosts | None:

@@ -152,3 +152,30 @@ def remove_leftovers(folder: str | os.PathLike[str]) -> None:
     """Delete temporary files that killed runs left in `folder`. Call it only while no other process writes there."""
     for leftover in Path(folder).glob(f".*{TEMPORARY_SUFFIX}"):
         leftover.unlink(missing_ok=True)
+
+
+@contextmanager
+def exclusive(folder: Path) -> Iterator[None]:
+    """Make `folder`, and hold a lock on it that ends with the process, however that ends; no lock where there are none
+    (Windows).
+
+    Raises:
+        UserError: another run holds it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"output: another run is writing to {folder}; wait for it or name another") from None
+        except OSError:
+            pass  # a file system without locks
+        yield
+    finally:
+        os.close(descriptor)

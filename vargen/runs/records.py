@@ -1,19 +1,44 @@
-"""What a comparison of methods has measured so far, on disk, so that a run that was killed goes on.
+"""Records of finished work, one JSON line each, in memory or on disk, so that a killed run goes on.
 
-Belongs here: keeping calls. Does not belong here: making them, and figures out of them.
+`Records` keeps the calls of a comparison of methods. `PictureFolder` keeps pictures, in a folder with `images/`,
+`result.jsonl` and `config.json`: a picture is finished when its PNG is, which is written whole or not at all and
+carries its own record as a text chunk named "vargen". `result.jsonl` only gathers these records, so it can always be
+rebuilt from the pictures, and no moment of a kill can lose a line or write one twice. Both refuse to go on with what
+another run made (`vargen.runs.identity`). Belongs here: keeping. Does not belong here: making calls and pictures, and
+figures out of them. Nothing here imports torch.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from metrics.speculation import CallRecord
-from vargen.runs.files import append_jsonl, read_jsonl
 from vargen.errors import UserError
+from vargen.runs.files import (
+    append_jsonl,
+    exclusive,
+    read_jsonl,
+    remove_leftovers,
+    save_image_atomic,
+    write_atomic,
+    write_json_atomic,
+)
+from vargen.runs.identity import check_identity
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+RECORD_CHUNK = "vargen"
+_ANOTHER_FOLDER = "choose another --output or delete that one"
 
 
-class RecordFile:
+class Records:
     """The calls of a run, one JSON line each, so that a killed run loses at most the call it was making.
 
     Args:
@@ -28,8 +53,9 @@ class RecordFile:
         self.path = path
         self.calls: dict[tuple[str, int], dict[str, Any]] = {}
         lines = [] if path is None else read_jsonl(path)
-        if lines and lines[0].get("settings") != settings:
-            raise UserError(f"json: {path} holds calls of a run with other settings; delete it or name another file")
+        if path is not None and lines:
+            earlier, remedy = lines[0].get("settings"), "delete it or name another file"
+            check_identity(path, earlier, settings, holds="calls of a run", argument="json", remedy=remedy)
         for line in lines[1:]:
             self.calls[line["method"], line["batch"]] = line
         if path is not None and not lines:
@@ -49,3 +75,161 @@ class RecordFile:
         self.calls[call["method"], call["batch"]] = call
         if self.path is not None:
             append_jsonl(self.path, call)
+
+
+@dataclass(frozen=True)
+class ImageRequest:
+    """One picture to make.
+
+    Args:
+        index: its number, from 0; the PNG is named after it.
+        seed: of its own random generator.
+        text: the prompt; None for a class-conditional model.
+        class_label: the class; None for a text-conditional model.
+    """
+
+    index: int
+    seed: int
+    text: str | None = None
+    class_label: int | None = None
+
+    @property
+    def image_path(self) -> str:
+        """Where the picture lies, relative to the folder."""
+        return f"images/{self.index:06d}.png"
+
+    def to_record(self) -> dict[str, Any]:
+        """The part of the record that is known beforehand."""
+        condition = {"text": self.text} if self.class_label is None else {"class_label": self.class_label}
+        return {"index": self.index, **condition, "image_path": self.image_path, "seed": self.seed}
+
+
+class PictureFolder:
+    """The pictures of one run on disk.
+
+    Args:
+        path: the folder; made by `open_for_writing`, not before.
+        requests: every picture of the run, in order of index.
+
+    Raises:
+        UserError: the path is a file, lies below one, or may not be written.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], requests: Sequence[ImageRequest]) -> None:
+        self.path = Path(path)
+        self.requests = requests
+        self.records: dict[int, dict[str, Any]] = {}
+        existing = next(place for place in (self.path, *self.path.absolute().parents) if os.path.lexists(place))
+        if not existing.is_dir():
+            raise UserError(f"output: {existing} is a file; name a folder")
+        if not os.access(existing, os.W_OK):
+            raise UserError(f"output: {existing} cannot be written; name another folder")
+
+    @property
+    def missing(self) -> list[ImageRequest]:
+        """The pictures still to be made, in order."""
+        return [request for request in self.requests if request.index not in self.records]
+
+    def earlier_settings(self) -> dict[str, Any] | None:
+        """The settings of the run this folder was begun by, None for a new folder.
+
+        Raises:
+            UserError: the folder holds pictures, results or a config.json, but not of such a run.
+        """
+        config = self.path / "config.json"
+        if not config.exists():
+            for name in ("images", "result.jsonl"):
+                if (self.path / name).exists():
+                    raise UserError(f"output: {self.path / name} is not of a `vargen generate` run; {_ANOTHER_FOLDER}")
+            return None
+        try:
+            settings = json.loads(config.read_bytes())["settings"]
+        except (ValueError, KeyError, TypeError):
+            settings = None
+        if not isinstance(settings, dict):
+            raise UserError(f"output: {config} is not of a `vargen generate` run; {_ANOTHER_FOLDER}")
+        return settings
+
+    def check_identity(self, settings: Mapping[str, Any]) -> None:
+        """Refuse to continue a run with other settings. Raises UserError naming what differs."""
+        if (earlier := self.earlier_settings()) is not None:
+            check_identity(self.path, earlier, settings, holds="a run", remedy=_ANOTHER_FOLDER)
+
+    def scan(self) -> None:
+        """Find which pictures are finished: whole PNGs with the record of the picture asked for.
+
+        A picture whose text chunk was lost, in an optimiser for instance, counts if `result.jsonl` still has its line.
+        """
+        lines = {record.get("index"): record for record in read_jsonl(self.path / "result.jsonl")}
+        self.records = {}
+        for request in self.requests:
+            path = self.path / request.image_path
+            if not path.is_file():
+                continue
+            found, record = _read_image_record(path)
+            if found and record is None:
+                record = lines.get(request.index)
+            if record is not None and record.items() >= request.to_record().items():
+                self.records[request.index] = record
+
+    @contextlib.contextmanager
+    def open_for_writing(self, config: Mapping[str, Any]) -> Iterator[None]:
+        """Make the folder, write `config.json` if there is none, and keep other runs out until the block ends.
+
+        Raises:
+            UserError: another run is writing there.
+            OSError: the disk is full, ...
+        """
+        (self.path / "images").mkdir(parents=True, exist_ok=True)
+        with exclusive(self.path):
+            remove_leftovers(self.path)
+            remove_leftovers(self.path / "images")
+            if not (self.path / "config.json").exists():
+                write_json_atomic(self.path / "config.json", config)
+            self._write_results()
+            yield
+
+    def add(self, request: ImageRequest, image: Image, measured: Mapping[str, Any]) -> None:
+        """Save a finished picture and add its line; `measured` completes the record."""
+        from PIL.PngImagePlugin import PngInfo
+
+        record = {**request.to_record(), **measured}
+        chunk = PngInfo()
+        chunk.add_itxt(RECORD_CHUNK, json.dumps(record, ensure_ascii=False))
+        save_image_atomic(image, self.path / request.image_path, pnginfo=chunk)
+        in_order = request.index > max(self.records, default=-1)
+        self.records[request.index] = record
+        if in_order:
+            append_jsonl(self.path / "result.jsonl", record)
+        else:  # a gap in a resumed run
+            self._write_results()
+
+    def add_trace_image(self, request: ImageRequest, image: Image) -> None:
+        """Save the picture of how a picture came about, `traces/000000.png`."""
+        folder = self.path / "traces"
+        folder.mkdir(exist_ok=True)
+        save_image_atomic(image, folder / f"{request.index:06d}.png")
+
+    def _write_results(self) -> None:
+        """Rebuild `result.jsonl`, in order, if it does not say what the pictures say."""
+        content = "".join(json.dumps(self.records[i], ensure_ascii=False) + "\n" for i in sorted(self.records))
+        path = self.path / "result.jsonl"
+        if not path.exists() or path.read_bytes() != content.encode():
+            write_atomic(path, content)
+
+
+def _read_image_record(path: Path) -> tuple[bool, dict[str, Any] | None]:
+    """Whether a PNG is whole, and the record in it, if any."""
+    from PIL import Image
+
+    try:
+        with Image.open(path) as image:
+            image.load()  # decodes every pixel, so a truncated file fails here
+            text = image.text.get(RECORD_CHUNK)  # type: ignore[attr-defined]  # PNG images have it
+    except (OSError, SyntaxError, ValueError, AttributeError):  # SyntaxError: what PIL calls a broken PNG
+        return False, None
+    try:
+        record = json.loads(text) if text is not None else None
+    except ValueError:
+        record = None
+    return True, record if isinstance(record, dict) else None

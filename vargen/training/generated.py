@@ -6,7 +6,6 @@ states, which are recomputed when they are needed (for two thousand pictures the
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from tqdm import tqdm
 
-from vargen.errors import UserError
-from vargen.runs.files import atomic_path, write_atomic
+from vargen.runs.files import atomic_path, write_json_atomic
+from vargen.runs.identity import check_identity_file
 from vargen.world.captions.captions import compose_caption
 from vargen.world.scenes.scene import sample_scene
 
@@ -57,17 +56,8 @@ def generate_codes(
     """
     folder.mkdir(parents=True, exist_ok=True)
     described = {**settings, "seed": seed, "batch_size": batch_size}
-    record = folder / "settings.json"
-    if record.exists():
-        before = json.loads(record.read_text())
-        for name, value in described.items():
-            if before.get(name) != value:
-                raise UserError(
-                    f"{name}: {folder} holds pictures made with {before.get(name)!r}, not {value!r}; "
-                    f"remove it or choose another output_dir"
-                )
-    else:
-        write_atomic(record, json.dumps(described, indent=1) + "\n")
+    check_identity_file(folder / "settings.json", described, holds="pictures", argument="output_dir")
+    write_json_atomic(folder / "settings.json", described)
     shards = []
     with tqdm(
         total=len(prompts), unit="image", desc="pictures to learn from", disable=not show_progress or None

@@ -25,6 +25,7 @@ from tqdm import tqdm
 
 from vargen.errors import UserError
 from vargen.runs.files import append_jsonl, atomic_folder, atomic_path
+from vargen.runs.identity import check_identity
 from vargen.training.config import RunConfig
 from vargen.training.optimizer import AveragedWeights, OptimizerGroup, learning_rate_factor, schedule_progress
 
@@ -231,13 +232,14 @@ class _State:
         except (RuntimeError, OSError, EOFError, ValueError) as error:
             reason = str(error).split("\n")[0]
             raise UserError(f"output_dir: {path} cannot be read ({reason}); remove it to start anew") from error
-        before, now = json.loads(saved["architecture"]), json.loads(json.dumps(self.identity))
-        for name, value in now.items():
-            if before.get(name) != value:
-                raise UserError(
-                    f"{name}: {value!r} differs from {before.get(name)!r} in {path}; "
-                    "change it back or choose another output_dir"
-                )
+        check_identity(
+            path,
+            json.loads(saved["architecture"]),
+            self.identity,
+            holds="a run",
+            argument="output_dir",
+            remedy="change it back or choose another output_dir",
+        )
         self.task.module.load_state_dict(saved["module"])
         self.task.extra_modules.load_state_dict(saved["extra_modules"])
         self.average.load_state_dict(saved["average"])

@@ -21,6 +21,7 @@ from tqdm import tqdm
 
 from vargen.errors import UserError
 from vargen.runs.files import atomic_path
+from vargen.runs.identity import check_identity
 from vargen.video.drafters.feature_drafter import TargetStates
 from vargen.video.frames import CAPTION_PROMPTS, VideoFrames, processor_inputs
 from vargen.video.request import VideoRequest, prepare_request
@@ -120,12 +121,7 @@ def _read(path: Path, described: dict[str, Any]) -> Tensor:
     """[B, n] int32 of one file, if it was made with these settings."""
     with safe_open(path, framework="pt") as file:
         before = json.loads((file.metadata() or {}).get("settings", "{}"))
-        for name, value in described.items():
-            if before.get(name) != value:
-                raise UserError(
-                    f"{name}: {path} holds answers made with {before.get(name)!r}, not {value!r}; "
-                    f"remove it or choose another folder of answers"
-                )
+        check_identity(path, before, described, holds="answers", argument="answers")
         return file.get_tensor("tokens")
 
 

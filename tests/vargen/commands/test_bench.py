@@ -18,7 +18,7 @@ from vargen.jobs.benchmark import BenchmarkCase, Contender, build_rows, run_benc
 from vargen.methods.catalogue import resolve_method
 from vargen.pipelines.llamagen import LlamaGenPipeline
 from vargen.runs.files import read_jsonl
-from vargen.runs.records import RecordFile
+from vargen.runs.records import Records
 from vargen.world.captions.captions import Claims, ObjectClaim
 
 CASES = [BenchmarkCase(prompt) for prompt in ("a red cube", "two cones", "a blue sphere on grass", "a cone", "a ball")]
@@ -93,16 +93,18 @@ def test_a_killed_run_goes_on_with_the_calls_it_had(
 
     monkeypatch.setattr(benchmark, "_call", killed)
     with pytest.raises(KeyboardInterrupt):
-        run_benchmark(drafting_pipeline, players, CASES, warm_up=1, records=RecordFile(path, settings))
+        run_benchmark(drafting_pipeline, players, CASES, warm_up=1, records=Records(path, settings))
     assert len(read_jsonl(path)) == 1 + 5
     before = path.read_bytes()
     left[0] = 2 + 5  # a warm-up each, and the five calls that are missing, not one more
-    rows = run_benchmark(drafting_pipeline, players, CASES, warm_up=1, records=RecordFile(path, settings))
+    rows = run_benchmark(drafting_pipeline, players, CASES, warm_up=1, records=Records(path, settings))
     assert left[0] == 0 and path.read_bytes().startswith(before)
     assert [row["images"] for row in rows] == [5, 5]
-    assert build_rows(players, RecordFile(path, settings), 5)[1]["target_passes"] == rows[1]["target_passes"]
-    with pytest.raises(UserError, match="other settings"):
-        RecordFile(path, {"seed": 1})
+    assert build_rows(players, Records(path, settings), 5)[1]["target_passes"] == rows[1]["target_passes"]
+    with pytest.raises(
+        UserError, match=r"json: .*calls\.jsonl holds calls of a run with another seed \(0, now 1\); delete it"
+    ):
+        Records(path, {"seed": 1})
 
 
 def test_pictures_are_judged_and_kept(drafting_pipeline: LlamaGenPipeline, tmp_path: Path) -> None:

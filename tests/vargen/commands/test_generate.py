@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-import vargen.runs.result_folder
+import vargen.runs.records
 from vargen.cli import main
 
 PROMPTS = ["a red cube", "two blue spheres on sand", "a green cone"]
@@ -76,14 +76,14 @@ def test_a_run_with_other_settings_is_refused_and_the_difference_named(
 def test_an_interrupt_keeps_what_is_finished(
     tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    add = vargen.runs.result_folder.ResultFolder.add
+    add = vargen.runs.records.PictureFolder.add
 
     def interrupted(self, request, image, measured):
         if request.index == 1:
             raise KeyboardInterrupt
         return add(self, request, image, measured)
 
-    monkeypatch.setattr(vargen.runs.result_folder.ResultFolder, "add", interrupted)
+    monkeypatch.setattr(vargen.runs.records.PictureFolder, "add", interrupted)
     assert generate(tiny_model_folder, tmp_path / "out", *PROMPTS) == 130
     assert "1 of 3" in capsys.readouterr().err
     assert list(pictures(tmp_path / "out")) == ["000000.png"]
@@ -98,7 +98,7 @@ def test_a_full_disk_is_said_in_one_line_and_leaves_no_half_picture(
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", "000000.png")
 
-    monkeypatch.setattr(vargen.runs.result_folder, "save_image_atomic", full)
+    monkeypatch.setattr(vargen.runs.records, "save_image_atomic", full)
     assert generate(tiny_model_folder, tmp_path / "out", *PROMPTS) == 2
     error = capsys.readouterr().err
     assert "disk is full" in error and error.count("\n") == 1

@@ -12,7 +12,7 @@ from metrics.speculation import CallRecord
 from vargen.cli import main
 from vargen.errors import UserError
 from vargen.jobs.video_benchmark import VideoCase, build_video_rows, run_video_benchmark, scene_video_cases
-from vargen.runs.records import RecordFile
+from vargen.runs.records import Records
 from vargen.video.methods.catalogue import resolve_video_method
 from vargen.world.seeds import VIDEO_SEED
 
@@ -37,7 +37,7 @@ def kept(method: str, batch: int, seconds: float, decode: float, tokens: int, ri
 
 
 def test_figures_of_known_answers() -> None:
-    records = RecordFile(None, {})
+    records = Records(None, {})
     for batch in range(3):
         records.add(kept("ar", batch, 4.0, 2.0, 10, 0.8))
         # Half as long an answer in a quarter of the decoding: twice as fast per token, whatever the length.
@@ -53,7 +53,7 @@ def test_figures_of_known_answers() -> None:
 
 
 def test_what_drafting_took_leaves_out_the_prompts() -> None:
-    records = RecordFile(None, {})
+    records = Records(None, {})
     for batch in range(2):
         records.add(kept("ar", batch, 4.0, 2.0, 10, 0.8))
         drafted = kept("flash", batch, 2.0, 1.0, 10, 0.8, draft_passes=4, draft_flops=600)
@@ -85,13 +85,13 @@ def test_a_run_goes_on_where_it_was_killed(
         pass
 
     class Progress:
-        def advance(self) -> None:
+        def update(self) -> None:
             asked.append(1)
             if len(asked) == 3:
                 raise Killed
 
     def run(progress: Any = None) -> list[dict[str, Any]]:
-        records = RecordFile(path, {"a": 1})
+        records = Records(path, {"a": 1})
         return run_video_benchmark(
             answerer, contenders, cases, "what?", records=records, progress=progress, warm_up=0, max_new_tokens=12
         )
@@ -102,8 +102,8 @@ def test_a_run_goes_on_where_it_was_killed(
     rows = run()
     assert path.read_text().startswith(before) and len(path.read_text().splitlines()) == 5
     assert [row["answers"] for row in rows] == [2, 2] and rows[1]["equal_to_plain"] == 2
-    with pytest.raises(UserError, match="other settings"):
-        RecordFile(path, {"a": 2})
+    with pytest.raises(UserError, match=r"another a \(1, now 2\)"):
+        Records(path, {"a": 2})
 
 
 def test_the_command(qwen_pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

@@ -312,7 +312,7 @@ def test_answers_are_the_targets_and_are_kept(target_folder: Path, tmp_path: Pat
             stop_token=video_answers.stop_tokens(model),
         )
         assert tokens == plain.tokens[0, : int(plain.lengths[0])].tolist()
-    with pytest.raises(UserError, match=r"target: .* holds answers made with 'a', not 'b'"):
+    with pytest.raises(UserError, match=r'holds answers with another target \("a", now "b"\)'):
         answers(target="b")
 
 

@@ -1,4 +1,4 @@
-"""The folder of an evaluation: pictures made batch by batch, each batch kept whole or not at all.
+"""Work cut into batches, each kept whole or not at all, and the folder of an evaluation, which is made of them:
 
     FOLDER/config.json          what decides the pictures
     FOLDER/batches/000000.npz   the tokens of a batch, and what making it cost
@@ -13,20 +13,18 @@ which pictures, and what they are good for (`vargen.commands.evaluate`).
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import io
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vargen.runs.files import (remove_leftovers, save_image_atomic, write_atomic, write_json_atomic)
 from vargen.errors import UserError
-from vargen.runs.result_folder import exclusive
+from vargen.runs.files import remove_leftovers, save_image_atomic, write_atomic, write_json_atomic
+from vargen.runs.identity import check_identity_file
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -92,17 +90,18 @@ class BatchStore:
         return arrays, record
 
     def work(
-        self, share: Share, make: Callable[[int, range], tuple[Arrays, dict[str, Any]]], advance: Callable[[int], None]
+        self, share: Share, make: Callable[[range], tuple[Arrays, dict[str, Any]]], advance: Callable[[], object]
     ) -> None:
-        """Make this process's missing batches; `advance` is told the number of items of each batch of its share."""
+        """Make this process's missing batches, each from the numbers of its items; `advance` hears of every batch of
+        its share."""
         missing = set(self.missing())
         for batch in share.of(range(len(self.batches))):
             if batch in missing:
-                self.write(batch, *make(batch, self.batches[batch]))
-            advance(len(self.batches[batch]))
+                self.write(batch, *make(self.batches[batch]))
+            advance()
 
 
-class PictureJob:
+class PictureBatches:
     """The folder of one method's pictures.
 
     Args:
@@ -114,26 +113,13 @@ class PictureJob:
 
     def __init__(self, path: Path, settings: Mapping[str, Any], count: int, batch_size: int) -> None:
         self.path = path
-        self.settings = {**settings, "count": count, "batch_size": batch_size}
-        self.count, self.batch_size = count, batch_size
+        self.settings = {"count": count, "batch_size": batch_size, **settings}
+        self.count = count
         self.tokens = BatchStore(path / "batches", count, batch_size)
 
-    def check_settings(self) -> None:
+    def check_identity(self) -> None:
         """Refuse a folder that holds other pictures. Raises UserError naming what differs."""
-        path = self.path / "config.json"
-        try:
-            earlier = json.loads(path.read_bytes())
-        except FileNotFoundError:
-            return
-        except ValueError as error:
-            raise UserError(f"output: {path} cannot be read ({error}); choose another folder") from error
-        now = json.loads(json.dumps(self.settings))
-        for name in {**earlier, **now}:
-            if earlier.get(name) != now.get(name):
-                raise UserError(
-                    f"output: {self.path} holds pictures with another {name} "
-                    f"({_short(earlier.get(name))}, now {_short(now.get(name))}); choose another folder or delete it"
-                )
+        check_identity_file(self.path / "config.json", self.settings, holds="pictures")
 
     def begin(self) -> None:
         """Make the folder and say what it is for; delete what a kill left half-written. One process does it."""
@@ -164,28 +150,3 @@ class PictureJob:
     def call_records(self) -> list[dict[str, Any]]:
         """What each batch cost, in order."""
         return [self.tokens.read(batch)[1] for batch in range(len(self.tokens.batches))]
-
-    def measured(self, key: str) -> BatchStore:
-        """What was read off the pictures in the way that `key` stands for."""
-        return BatchStore(self.path / "measured" / key, self.count, self.batch_size)
-
-
-def digest(value: Any) -> str:
-    """Twelve hexadecimal digits that stand for plain values."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]
-
-
-@contextlib.contextmanager
-def only_run(folder: Path, is_main: bool) -> Iterator[None]:
-    """Keep other runs out of `folder`, made here, while the block lasts; the main process's doing."""
-    if not is_main:
-        yield
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    with exclusive(folder):
-        yield
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 60 else text[:57] + "..."

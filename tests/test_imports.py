@@ -132,7 +132,6 @@ RULES: dict[Callable[[Imports], set[Edge]], Edge] = {
 
 KNOWN: dict[str, set[Edge]] = {
     "world_below_the_world": {
-        ("vargen.training.video_drafter", "vargen.world.seeds"),
         ("vargen.jobs.video_benchmark", "vargen.world.seeds"),
         ("vargen.jobs.quality", "vargen.world.seeds"),
         ("vargen.jobs.benchmark", "vargen.world.captions.caption_parser"),
@@ -151,10 +150,6 @@ KNOWN: dict[str, set[Edge]] = {
         ("vargen.jobs.video_benchmark", "vargen.world.captions.video_captions"),
         ("vargen.jobs.video_benchmark", "vargen.world.scenes.renderer"),
         ("vargen.jobs.video_benchmark", "vargen.world.scenes.video"),
-        ("vargen.training.generated", "vargen.world.captions.captions"),
-        ("vargen.training.generated", "vargen.world.scenes.scene"),
-        ("vargen.training.video_answers", "vargen.world.training.video_data"),
-        ("vargen.training.video_drafter", "vargen.world.training.video_data"),
     },
     "models_in_methods": {
         ("vargen.methods.sizing", "vargen.models.llamagen.draft_head"),

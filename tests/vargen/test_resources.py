@@ -59,9 +59,7 @@ def test_models_that_are_none_are_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", TRAINERS)
 def test_training_configs_fill_their_dataclass(name: str) -> None:
-    config_name, _, _ = TRAINERS[name]
-    options = getattr(load_trainer(name), config_name)
-    parser = build_parser(options, "")
+    parser = build_parser(load_trainer(name)[0], "")
     parser.exit_on_error = False
     values = parser.instantiate_classes(parse(parser, ["--config", str(find_config(f"train/{name}"))]))
     assert values.output_dir.startswith("runs/")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
-from types import ModuleType
+from typing import Any
 
 from jsonargparse import DefaultHelpFormatter
 
@@ -58,26 +58,42 @@ def run(arguments: Sequence[str]) -> int:
 
     from vargen.training.config import build_parser
 
-    config_name, function_name, summary = TRAINERS[name]
-    module = load_trainer(name)
-    config_type, train = getattr(module, config_name), getattr(module, function_name)
+    config_type, train = load_trainer(name)
     parser = build_parser(
         config_type,
-        f"Train {summary}. Without --config, configs/train/{name}.yaml. A run that was stopped goes on from its last "
-        f"checkpoint when the same command is given again.",
+        f"Train {TRAINERS[name][-1]}. Without --config, configs/train/{name}.yaml. A run that was stopped goes on from "
+        "its last checkpoint when the same command is given again.",
     )
     parser.prog, parser.exit_on_error, parser.formatter_class = f"vargen train {name}", False, DefaultHelpFormatter
     values = parser.instantiate_classes(parse(parser, rest))
-    result = train(config_type(**{field.name: getattr(values, field.name) for field in fields(config_type)}))
+    config = config_type(**{field.name: getattr(values, field.name) for field in fields(config_type)})
+    result = train(config, *_data(name, config))
     print(f"training of the {name} is over: {result}")
     return 0
 
 
-def load_trainer(name: str) -> ModuleType:
-    """The module that trains what `TRAINERS` calls `name`."""
+def load_trainer(name: str) -> tuple[type[Any], Callable[..., object]]:
+    """The configuration of what `TRAINERS` calls `name`, and the function that trains by one."""
     # Drafters train on any model and any data; everything else on the project's own world.
     package = "vargen.training" if name.endswith("drafter") else "vargen.world.training"
-    return importlib.import_module(f"{package}.{name.replace('-', '_')}")
+    module = importlib.import_module(f"{package}.{name.replace('-', '_')}")
+    config_name, function_name, _ = TRAINERS[name]
+    return getattr(module, config_name), getattr(module, function_name)
+
+
+def _data(name: str, config: Any) -> tuple[Any, ...]:
+    """What of this world a trainer is given that knows none."""
+    from vargen.training.run import prepare
+    from vargen.world.cases import scene_prompts
+    from vargen.world.seeds import DRAFTER_SEED, HELDOUT_SEED
+    from vargen.world.training.video_data import RenderedVideoSource
+
+    if name == "drafter":
+        return (lambda seed, count: scene_prompts(DRAFTER_SEED + seed, count),)
+    if name == "video-drafter":
+        source = RenderedVideoSource(config.image_size, config.num_frames, prepare(config))
+        return source, {"train": DRAFTER_SEED, "heldout": HELDOUT_SEED}
+    return ()
 
 
 def _usage() -> str:

@@ -14,7 +14,7 @@ once; HASS, arXiv 2408.15766, and EAGLE-3 train on own guesses to the same end).
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,12 +30,10 @@ from vargen.models.llamagen.transformer import CONDITION_POSITION, LlamaGenTrans
 from vargen.models.model_folder import weights_fingerprint
 from vargen.prompts import gather_prompts
 from vargen.resources import find_model
-from vargen.training.config import RunConfig, check, check_fraction, check_positive, main
-from vargen.training.generated import generate_codes, scene_prompts
+from vargen.training.config import RunConfig, check, check_fraction, check_positive
+from vargen.training.generated import generate_codes
 from vargen.training.run import RunResult, autocast, move, prepare, train
 from vargen.training.teacher_forcing import guided_features
-
-_PROMPT_SEED = 4_000_000_000  # first seed of the scenes whose captions are drawn, away from all others
 
 
 @dataclass
@@ -306,8 +304,11 @@ class DrafterTask:
         drafter.save_pretrained(folder)
 
 
-def train_drafter(config: DrafterTrainingConfig) -> RunResult:
+def train_drafter(config: DrafterTrainingConfig, sample_prompts: Callable[[int, int], list[str]]) -> RunResult:
     """Make pictures with the target, then train a drafter on them.
+
+    Args:
+        sample_prompts: gives so many prompts, by seed and number, where the config names no file of them.
 
     Raises:
         UserError: for a field, model folder or checkpoint that does not fit.
@@ -320,9 +321,10 @@ def train_drafter(config: DrafterTrainingConfig) -> RunResult:
     pipeline.set_progress_bar_config(disable=True)
     if pipeline.transformer.config.condition_type != "text" or pipeline.text_encoder is None:
         raise UserError(f"model: {folder} is not text-conditional with its text encoder, which this trainer needs")
-    prompts = gather_prompts((), config.prompts_file)[: config.images] if config.prompts_file else None
-    if prompts is None:
-        prompts = scene_prompts(_PROMPT_SEED + config.base_seed, config.images)
+    if config.prompts_file:
+        prompts = gather_prompts((), config.prompts_file)[: config.images]
+    else:
+        prompts = sample_prompts(config.base_seed, config.images)
     check(
         len(prompts) > config.evaluation_size,
         "prompts_file",
@@ -339,7 +341,3 @@ def train_drafter(config: DrafterTrainingConfig) -> RunResult:
         batch_size=config.generation_batch_size,
     ).to(device)
     return train(config, DrafterTask(config, pipeline, prompts, codes), {"target": fingerprint})
-
-
-if __name__ == "__main__":
-    main(DrafterTrainingConfig, train_drafter)

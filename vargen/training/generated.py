@@ -17,13 +17,6 @@ from tqdm import tqdm
 
 from vargen.runs.files import atomic_path, write_json_atomic
 from vargen.runs.identity import check_identity_file
-from vargen.world.captions.captions import compose_caption
-from vargen.world.scenes.scene import sample_scene
-
-
-def scene_prompts(first_seed: int, count: int, split: str = "train") -> list[str]:
-    """Captions of consecutive scenes of the project's own world."""
-    return [compose_caption(sample_scene(seed, split), seed).text for seed in range(first_seed, first_seed + count)]
 
 
 def generate_codes(

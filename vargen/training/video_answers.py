@@ -22,10 +22,10 @@ from tqdm import tqdm
 from vargen.errors import UserError
 from vargen.runs.files import atomic_path
 from vargen.runs.identity import check_identity
+from vargen.training.video_source import VideoSource
 from vargen.video.drafters.feature_drafter import TargetStates
 from vargen.video.frames import CAPTION_PROMPTS, VideoFrames, processor_inputs
 from vargen.video.request import VideoRequest, prepare_request
-from vargen.world.training.video_data import VideoSource
 
 _FILLER = -1
 

@@ -9,7 +9,7 @@ Where it drafts alone, it reads its own guesses in place of features. Sparrow (a
 therefore feed a second pass with the first one's guesses and add its losses; the video's rows stay as they are, and so
 do the prompt's, of which nothing is learned.
 
-Papers train on hundreds of thousands of texts and pictures, first without pictures; here all is from the scene world.
+Papers train on hundreds of thousands of texts and pictures, first without pictures; here all is from one small world.
 What stands for their first stage are steps in which the video has no rows. Sparrow, which drafts without them, needs
 these: trained with the video alone its drafts were right at 80 % of places, where with it they are at 96 %.
 """
@@ -17,7 +17,7 @@ these: trained with the video alone its drafts were right at 80 % of places, whe
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -35,19 +35,17 @@ from vargen.errors import UserError
 from vargen.models.model_folder import weights_fingerprint
 from vargen.resources import find_video_model
 from vargen.training import cpu_attention
-from vargen.training.config import RunConfig, check, check_fraction, check_positive, main
+from vargen.training.config import RunConfig, check, check_fraction, check_positive
 from vargen.training.run import RunResult, autocast, prepare, train
 from vargen.training.video_answers import TeacherForcing, VideoQuestions, generate_answers, stop_tokens
+from vargen.training.video_source import VideoSource
 from vargen.video.answering import VideoAnswerer
 from vargen.video.drafters.drafter_folder import new_drafter, save_drafter
 from vargen.video.drafters.feature_drafter import KINDS, VISUAL_INPUTS, FeatureDrafter, TargetStates
 from vargen.video.drafters.feature_head import feature_drafter
 from vargen.video.request import prepare_request
 from vargen.video.target import VideoTarget
-from vargen.world.seeds import HELDOUT_SEED
-from vargen.world.training.video_data import RenderedVideoSource, VideoSource
 
-_FIRST_SEED = 4_000_000_000  # of the videos to learn from, away from all others
 _OWN_PASSES = {"eagle": 0, "msd": 0, "vispec": 1, "sparrow": 1, "flash": 0}
 _BLIND_SHARE = {"eagle": 0.0, "msd": 0.0, "vispec": 0.0, "sparrow": 0.5, "flash": 0.0}
 _AGREEMENT_PLACES = 4  # of drafters that guess one place at a time
@@ -328,29 +326,31 @@ class VideoDrafterTask:
         save_drafter(copy.deepcopy(self.network).to(torch.bfloat16), folder)
 
 
-def train_video_drafter(config: VideoDrafterTrainingConfig, source: VideoSource | None = None) -> RunResult:
+def train_video_drafter(
+    config: VideoDrafterTrainingConfig, source: VideoSource, first_seeds: Mapping[str, int]
+) -> RunResult:
     """Have the target answer questions about videos, then train a drafter on the answers.
 
     Args:
-        source: where videos come from; the renderer if not given.
+        source: where videos come from.
+        first_seeds: of the videos to learn from, "train", and of those kept apart, "heldout".
 
     Raises:
         UserError: for a field, model folder, folder of answers or checkpoint that does not fit.
     """
-    device = prepare(config)
+    prepare(config)
     folder = find_video_model(config.model or None)
     on_gpu = config.device == "cuda" and config.autocast
     answerer = VideoAnswerer.from_pretrained(str(folder), None, config.device, "bfloat16" if on_gpu else "float32")
     model, processor = answerer.model, answerer.processor
     network = config.new_drafter(model)  # what does not fit is said before answers are made
-    source = source or RenderedVideoSource(config.image_size, config.num_frames, device)
     fingerprint = weights_fingerprint(folder)
     settings = {"target": fingerprint, "frames": [config.num_frames, config.image_size]}
     kept = Path(config.answers or Path(config.output_dir) / "answers")
     readers = []
     for split, first_seed, count, frames in (
-        ("train", _FIRST_SEED + config.base_seed, config.videos, config.training_frames),
-        ("heldout", HELDOUT_SEED, config.evaluation_size, None),
+        ("train", first_seeds["train"] + config.base_seed, config.videos, config.training_frames),
+        ("heldout", first_seeds["heldout"], config.evaluation_size, None),
     ):
         questions = VideoQuestions(processor, source, first_seed, split, config.generation_batch_size, frames)
         answers = generate_answers(
@@ -360,7 +360,3 @@ def train_video_drafter(config: VideoDrafterTrainingConfig, source: VideoSource 
         memory = config.memory_gib * 2**30
         readers.append(TeacherForcing(model, questions, answers, network.config.visual_layer, dtype, memory))
     return train(config, VideoDrafterTask(config, model, *readers), {"target": fingerprint})
-
-
-if __name__ == "__main__":
-    main(VideoDrafterTrainingConfig, train_video_drafter)

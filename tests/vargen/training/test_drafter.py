@@ -22,8 +22,9 @@ from vargen.training.drafter import (
     soft_cross_entropy,
     train_drafter,
 )
-from vargen.training.generated import generate_codes, scene_prompts
+from vargen.training.generated import generate_codes
 from vargen.training.teacher_forcing import target_features
+from vargen.world.cases import scene_prompts
 
 
 @pytest.fixture
@@ -48,9 +49,9 @@ def config(tmp_path: Path, tiny_model_folder: Path) -> DrafterTrainingConfig:
 
 
 def test_it_learns_and_its_export_drafts_for_the_model(config: DrafterTrainingConfig, tiny_model_folder: Path) -> None:
-    result = train_drafter(replace(config, steps=1))
+    result = train_drafter(replace(config, steps=1), scene_prompts)
     untrained = result.evaluation
-    result = train_drafter(replace(config, output_dir=config.output_dir + "-longer"))
+    result = train_drafter(replace(config, output_dir=config.output_dir + "-longer"), scene_prompts)
     assert result.finished
     assert result.evaluation["guided_loss"] < untrained["guided_loss"] - 0.05
     assert result.evaluation["overlap"] > untrained["overlap"]
@@ -101,7 +102,7 @@ def test_generated_pictures_are_kept_and_continue_where_they_stopped(
 
 def test_a_resumed_run_ends_with_the_same_weights(config: DrafterTrainingConfig, tmp_path: Path) -> None:
     config = replace(config, steps=6)
-    train_drafter(replace(config, output_dir=str(tmp_path / "a")))
+    train_drafter(replace(config, output_dir=str(tmp_path / "a")), scene_prompts)
     loss = DrafterTask.loss
 
     def interrupted(self: DrafterTask, step: int, progress: float) -> object:
@@ -112,8 +113,8 @@ def test_a_resumed_run_ends_with_the_same_weights(config: DrafterTrainingConfig,
     stopping = replace(config, output_dir=str(tmp_path / "b"), checkpoint_seconds=1e-9)
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(DrafterTask, "loss", interrupted)
-        train_drafter(stopping)
-    train_drafter(stopping)
+        train_drafter(stopping, scene_prompts)
+    train_drafter(stopping, scene_prompts)
     left, right = (torch.load(tmp_path / name / "checkpoint.pt", weights_only=True)["module"] for name in "ab")
     assert all(torch.equal(value, right[name]) for name, value in left.items())
     assert read_jsonl(tmp_path / "b" / "log.jsonl")
@@ -183,7 +184,7 @@ def test_wrong_fields_are_named(config: DrafterTrainingConfig, change: dict[str,
 
 def test_class_conditional_models_are_refused(config: DrafterTrainingConfig, tiny_class_model_folder: Path) -> None:
     with pytest.raises(UserError, match="not text-conditional"):
-        train_drafter(replace(config, model=str(tiny_class_model_folder)))
+        train_drafter(replace(config, model=str(tiny_class_model_folder)), scene_prompts)
 
 
 def build_task(config: DrafterTrainingConfig, pipeline: LlamaGenPipeline) -> DrafterTask:
@@ -227,7 +228,7 @@ def test_own_guesses_stand_where_they_are_wanted(
 
 
 def test_an_export_says_how_often_its_likeliest_token_is_accepted(config: DrafterTrainingConfig) -> None:
-    result = train_drafter(replace(config, steps=3))
+    result = train_drafter(replace(config, steps=3), scene_prompts)
     exported = LlamaGenDrafter.from_pretrained(Path(config.output_dir) / "export")
     assert exported.config.acceptance_rate == round(result.evaluation["accepted_top1_own"], 3)
     assert exported.config.sampled_acceptance_rate == round(result.evaluation["overlap_own"], 3)

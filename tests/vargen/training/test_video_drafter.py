@@ -29,6 +29,7 @@ from vargen.training.video_drafter import (
     offset_losses,
     train_video_drafter,
 )
+from vargen.training.video_source import VideoBatch
 from vargen.video.drafters.drafter_folder import load_drafter, new_drafter
 from vargen.video.drafters.feature_drafter import KINDS, TargetStates
 from vargen.video.drafters.feature_head import feature_drafter
@@ -42,10 +43,9 @@ from vargen.world.models.architectures import (
     build_model,
     build_processor,
 )
-from vargen.world.seeds import HELDOUT_SEED
-from vargen.world.training.video_data import VideoBatch
 
 SIZE, FRAMES, LAYERS = 32, 4, 3
+FIRST_SEEDS = {"train": 4_000_000_000, "heldout": 1_000_000_000}
 
 
 class NoiseVideos:
@@ -343,7 +343,7 @@ def test_what_is_kept_in_memory_is_what_is_worked_out(qwen_folder: Path) -> None
 @pytest.mark.parametrize(("kind", "architecture"), zip(KINDS, itertools.cycle(ARCHITECTURES), strict=False))
 def test_a_run_exports_a_drafter(folders: dict[str, Path], tmp_path: Path, kind: str, architecture: str) -> None:
     config = training_config(folders[architecture], tmp_path, kind=kind, autocast=kind in ("sparrow", "flash"))
-    result = train_video_drafter(config, NoiseVideos())
+    result = train_video_drafter(config, NoiseVideos(), FIRST_SEEDS)
     assert result.finished
     assert {*(f"agreement_{place}" for place in range(1, 5)), "accepted_length"} == set(result.evaluation)
     model, processor = load(folders[architecture])
@@ -366,7 +366,7 @@ def test_a_resumed_run_ends_with_the_same_weights(qwen_folder: Path, tmp_path: P
     config = training_config(
         qwen_folder, tmp_path / "whole", answers=str(tmp_path / "answers"), memory_gib=1e-5, autocast=True, steps=4
     )
-    train_video_drafter(config, NoiseVideos())
+    train_video_drafter(config, NoiseVideos(), FIRST_SEEDS)
     loss = VideoDrafterTask.loss
     kept = []
 
@@ -379,9 +379,9 @@ def test_a_resumed_run_ends_with_the_same_weights(qwen_folder: Path, tmp_path: P
     half = replace(config, output_dir=str(tmp_path / "half"), checkpoint_seconds=1e-9)
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(VideoDrafterTask, "loss", interrupted)
-        train_video_drafter(half, NoiseVideos())
+        train_video_drafter(half, NoiseVideos(), FIRST_SEEDS)
     assert 0 < kept[-1] < config.videos
-    train_video_drafter(half, NoiseVideos())
+    train_video_drafter(half, NoiseVideos(), FIRST_SEEDS)
     left, right = (
         torch.load(tmp_path / name / "checkpoint.pt", weights_only=True)["module"] for name in ("whole", "half")
     )
@@ -389,9 +389,8 @@ def test_a_resumed_run_ends_with_the_same_weights(qwen_folder: Path, tmp_path: P
 
 
 @pytest.mark.parametrize("kind", ["sparrow", "flash"])
-def test_it_learns_to_be_accepted(qwen_folder: Path, tmp_path: Path, kind: str, monkeypatch: Any) -> None:
+def test_it_learns_to_be_accepted(qwen_folder: Path, tmp_path: Path, kind: str) -> None:
     """By heart, what it is asked again: the drafts of a whole answer are accepted."""
-    monkeypatch.setattr("vargen.training.video_drafter._FIRST_SEED", HELDOUT_SEED)
     config = training_config(
         qwen_folder,
         tmp_path,
@@ -410,12 +409,12 @@ def test_it_learns_to_be_accepted(qwen_folder: Path, tmp_path: Path, kind: str, 
         max_answer_tokens=16,
         text_only=False,
     )
-    result = train_video_drafter(config, NoiseVideos())
+    result = train_video_drafter(config, NoiseVideos(), dict.fromkeys(FIRST_SEEDS, FIRST_SEEDS["heldout"]))
     assert result.evaluation["agreement_1"] > 0.6
     assert result.evaluation["accepted_length"] > 1.0
     model, processor = load(qwen_folder)
     network = load_drafter(tmp_path / "export", model)
-    questions = VideoQuestions(processor, NoiseVideos(), HELDOUT_SEED, "heldout", 3)
+    questions = VideoQuestions(processor, NoiseVideos(), FIRST_SEEDS["heldout"], "heldout", 3)
     request = prepare_request(model, questions.inputs(0))
     for temperature in (0.0, 1.0):
         settings: dict[str, Any] = {
@@ -435,7 +434,7 @@ def test_it_learns_to_be_accepted(qwen_folder: Path, tmp_path: Path, kind: str, 
 @pytest.mark.parametrize("shown", [1, 2])
 def test_stills_train_what_whole_videos_use(target_folder: Path, tmp_path: Path, shown: int) -> None:
     config = training_config(target_folder, tmp_path, training_frames=shown, steps=1)
-    assert train_video_drafter(config, NoiseVideos()).finished
+    assert train_video_drafter(config, NoiseVideos(), FIRST_SEEDS).finished
     _, processor = load(target_folder)
     whole, stills = (questions_of(processor, frames).inputs(0)["input_ids"].shape[1] for frames in (None, shown))
     assert stills < whole
@@ -492,11 +491,11 @@ def test_settings_that_do_not_fit_the_target_are_named(qwen_folder: Path, tmp_pa
     with pytest.raises(UserError, match="visual_layer"):
         training_config(qwen_folder, tmp_path, visual_layer=7).new_drafter(model)
     config = training_config(qwen_folder, tmp_path, steps=1)
-    train_video_drafter(config, NoiseVideos())
+    train_video_drafter(config, NoiseVideos(), FIRST_SEEDS)
     with pytest.raises(UserError, match="draft_length"):
-        train_video_drafter(replace(config, draft_length=2), NoiseVideos())
+        train_video_drafter(replace(config, draft_length=2), NoiseVideos(), FIRST_SEEDS)
     with pytest.raises(UserError, match="max_answer_tokens"):
-        train_video_drafter(replace(config, max_answer_tokens=11), NoiseVideos())
+        train_video_drafter(replace(config, max_answer_tokens=11), NoiseVideos(), FIRST_SEEDS)
 
 
 @pytest.mark.parametrize(("kind", "share", "expected"), [("sparrow", None, 0.5), ("msd", None, 0.0), ("msd", 1.0, 1.0)])

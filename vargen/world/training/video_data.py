@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from vargen.training.video_source import VideoBatch
 from vargen.video.frames import CAPTION_PROMPTS
 from vargen.world.captions.video_captions import compose_questions, compose_video_caption
 from vargen.world.scenes.renderer import SceneRenderer
@@ -24,25 +24,6 @@ IGNORED = -100
 
 PLACES = ("step", "column", "row")
 """What is told of where a visual token stands: in time, and in the frame."""
-
-
-@dataclass(frozen=True)
-class VideoBatch:
-    """Videos and their frames.
-
-    Attributes:
-        videos: the truth.
-        frames: [B, F, 3, size, size] float in [0, 1].
-    """
-
-    videos: Sequence[VideoScene]
-    frames: Tensor
-
-
-class VideoSource(Protocol):
-    """Anything that gives the videos of consecutive seeds."""
-
-    def __call__(self, first_seed: int, count: int, split: str) -> VideoBatch: ...
 
 
 class RenderedVideoSource:

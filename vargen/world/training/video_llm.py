@@ -27,6 +27,7 @@ from vargen.runs.files import save_image_atomic
 from vargen.training import cpu_attention
 from vargen.training.config import RunConfig, check, check_fraction, main
 from vargen.training.run import RunResult, prepare, train
+from vargen.training.video_source import VideoSource
 from vargen.video.frames import CAPTION_PROMPTS
 from vargen.world.captions.video_captions import CLAIM_KINDS, caption_accuracy
 from vargen.world.models.architectures import VideoLLMConfig, build_model, build_processor
@@ -38,7 +39,6 @@ from vargen.world.training.video_data import (
     PLACES,
     Conversations,
     RenderedVideoSource,
-    VideoSource,
     grounding_targets,
     pad,
     place_targets,

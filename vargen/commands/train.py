@@ -14,6 +14,7 @@ from vargen.errors import UserError
 from vargen.resources import find_config
 
 TRAINERS = {
+    "data": ("CodeStoreConfig", "write_codes", "no model: write a store of codes, on which transformers train"),
     "tokenizer": ("TokenizerTrainingConfig", "train_tokenizer", "the VQ model that turns pictures into tokens"),
     "text-encoder": (
         "TextEncoderTrainingConfig",
@@ -76,7 +77,8 @@ def load_trainer(name: str) -> tuple[type[Any], Callable[..., object]]:
     """The configuration of what `TRAINERS` calls `name`, and the function that trains by one."""
     # Drafters train on any model and any data; everything else on the project's own world.
     package = "vargen.training" if name.endswith("drafter") else "vargen.world.training"
-    module = importlib.import_module(f"{package}.{name.replace('-', '_')}")
+    module_name = "code_store" if name == "data" else name.replace("-", "_")
+    module = importlib.import_module(f"{package}.{module_name}")
     config_name, function_name, _ = TRAINERS[name]
     return getattr(module, config_name), getattr(module, function_name)
 

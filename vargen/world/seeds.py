@@ -17,3 +17,5 @@ CAPTION_SEED = 3_000_000_000
 """Scenes that are only described."""
 DRAFTER_SEED = 4_000_000_000
 """Captions and videos whose pictures and answers a drafter learns from."""
+STORE_SEED = 5_000_000_000
+"""Scenes in a store of codes, which training reads round and round."""

@@ -101,8 +101,23 @@ _ADJECTIVE_ORDERS = (
     ("colour", "size", "material"),
     ("material", "colour", "size"),
 )
-# How willing a caption is to name (material, size).
-_DETAIL_LEVELS = ((1.0, 1.0), (1.0, 0.6), (0.7, 0.7), (0.6, 0.25), (0.2, 0.5))
+
+
+@dataclass(frozen=True)
+class _Manner:
+    """How much a caption is willing to say.
+
+    Attributes:
+        detail_levels: chances of naming (material, size); one pair is drawn for each caption.
+        setting_from: the setting depends on a draw from here to 1; the higher, the more is said of it.
+    """
+
+    detail_levels: tuple[tuple[float, float], ...]
+    setting_from: float
+
+
+_USUAL = _Manner(((1.0, 1.0), (1.0, 0.6), (0.7, 0.7), (0.6, 0.25), (0.2, 0.5)), 0.0)
+_THOROUGH = _Manner(((1.0, 1.0),), 0.86)
 
 
 @dataclass(frozen=True)
@@ -185,9 +200,45 @@ def compose_caption(scene: Scene, seed: int) -> Caption:
     """
     rng = random.Random(f"caption-{scene.seed}-{seed}")
     while True:
-        caption = _compose(scene, rng)
+        caption = _compose(scene, rng, _USUAL)
         if count_words(caption.text) < MAX_CAPTION_TOKENS:
             return caption
+
+
+def compose_training_caption(scene: Scene, seed: int, complete_share: float) -> Caption:
+    """Write a true caption to learn from: one that wants what it names and nothing else.
+
+    `compose_caption` now and then passes over an object and does not let on. A model that learns from such sentences
+    adds company that nobody asked for, so these are left out here: whoever is not named is at least counted ("three
+    objects, including a red ball").
+
+    Args:
+        scene: the truth.
+        seed: which phrasing, as for `compose_caption`.
+        complete_share: share of the captions that say everything, see `is_complete`; the others say as much as
+            `compose_caption` does.
+    """
+    rng = random.Random(f"training-caption-{scene.seed}-{seed}")
+    complete = rng.random() < complete_share
+    while True:
+        caption = _compose(scene, rng, _THOROUGH if complete else _USUAL)
+        if count_words(caption.text) < MAX_CAPTION_TOKENS and (
+            is_complete(caption.claims, scene) if complete else counts_everyone(caption.claims, scene)
+        ):
+            return caption
+
+
+def counts_everyone(claims: Claims, scene: Scene) -> bool:
+    """Whether a caption's claims leave no doubt how many objects there are: by naming all, or by their number."""
+    return claims.count is not None or len(claims.objects) == len(scene.objects)
+
+
+def is_complete(claims: Claims, scene: Scene) -> bool:
+    """Whether claims name every object with all that it is, the ground and the sky; where objects stand may be open."""
+    named = len(claims.objects) == len(scene.objects) and all(
+        getattr(claim, name) is not None for claim in claims.objects for name in _ATTRIBUTES
+    )
+    return named and claims.ground is not None and claims.sky is not None
 
 
 def count_words(text: str) -> int:
@@ -256,9 +307,9 @@ class _Draft:
         return f"{article} {phrase}" if article else phrase
 
 
-def _compose(scene: Scene, rng: random.Random) -> Caption:
+def _compose(scene: Scene, rng: random.Random, manner: _Manner) -> Caption:
     draft = _Draft(scene, rng)
-    shown = _choose_claims(scene, rng)
+    shown = _choose_claims(scene, rng, manner)
     group = _choose_group(scene, rng, forced=shown is None)
     if rng.random() < 0.02:
         clauses = [_whole_count(draft)]
@@ -268,15 +319,15 @@ def _compose(scene: Scene, rng: random.Random) -> Caption:
         clauses = [_list_clause(draft, shown, [0])]
     else:
         clauses = _several_clauses(draft, shown)
-    text, ground, sky = _add_setting(scene, rng, clauses, draft.introduction)
+    text, ground, sky = _add_setting(scene, rng, clauses, draft.introduction, manner)
     if rng.random() < 0.25:
         text += "."
     return Caption(text, Claims(tuple(draft.claims), tuple(draft.relations), draft.count, ground, sky))
 
 
-def _choose_claims(scene: Scene, rng: random.Random) -> list[ObjectClaim] | None:
+def _choose_claims(scene: Scene, rng: random.Random, manner: _Manner) -> list[ObjectClaim] | None:
     """What to say of each object so that each phrase fits only its object; None where two objects are alike."""
-    material_chance, size_chance = rng.choice(_DETAIL_LEVELS)
+    material_chance, size_chance = rng.choice(manner.detail_levels)
     claims = []
     for item in scene.objects:
         said = {"colour": rng.random() < 0.97, "material": rng.random() < material_chance}
@@ -530,10 +581,10 @@ def _ordered_clause(draft: _Draft, shown: list[ObjectClaim]) -> str | None:
 
 
 def _add_setting(
-    scene: Scene, rng: random.Random, clauses: list[str], introduction: str
+    scene: Scene, rng: random.Random, clauses: list[str], introduction: str, manner: _Manner
 ) -> tuple[str, str | None, str | None]:
     """Join the clauses and say, or not, on what ground and under which sky; returns text, ground and sky."""
-    draw = rng.random()
+    draw = manner.setting_from + (1 - manner.setting_from) * rng.random()
     ground = scene.ground if draw > 0.54 else None
     sky = scene.sky if 0.54 < draw < 0.68 or draw > 0.86 else None
     ground = None if 0.54 < draw < 0.61 else ground

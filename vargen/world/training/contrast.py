@@ -18,7 +18,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
-from vargen.world.captions.captions import Caption, compose_caption
+from vargen.world.captions.captions import Caption
 from vargen.world.judge.reading import reading_from_scene
 from vargen.world.judge.verdict import judge_claims
 from vargen.world.scenes import camera
@@ -37,26 +37,27 @@ _OFTEN = {"colour": 3, "shape": 2, "material": 2, "size": 1}
 _TRIES = 12
 
 
-def nearly_true_caption(scene: Scene, seed: int) -> Caption | None:
+def nearly_true_caption(scene: Scene, seed: int, compose: Callable[[Scene, int], Caption]) -> Caption | None:
     """A caption that is wrong about a scene in one thing: an attribute, whose it is, a place, a number, the setting.
 
-    It is `compose_caption` of an altered scene, in the phrasing of `seed` as far as what is to be said allows. No
+    It is what `compose` says of an altered scene, in the phrasing of `seed` as far as what is to be said allows. No
     combination that training holds out is named.
 
     Args:
         scene: the truth.
-        seed: as given to `compose_caption` for the true caption.
+        seed: as given to `compose` for the true caption.
+        compose: writes the captions.
 
     Returns:
         None if no such caption was found, as where the true one says next to nothing.
     """
     rng = random.Random(f"nearly-true-{scene.seed}-{seed}")
-    truth, said = reading_from_scene(scene), compose_caption(scene, seed).claims
+    truth, said = reading_from_scene(scene), compose(scene, seed).claims
     for _ in range(_TRIES):
         altered = rng.choices([change for change, _ in _CHANGES], [weight for _, weight in _CHANGES])[0](scene, rng)
         if altered is None or is_heldout_combination(altered):
             continue
-        caption = compose_caption(altered, seed)
+        caption = compose(altered, seed)
         # To leave an object out is false too: captions hardly ever do.
         fewer = len(altered.objects) < len(scene.objects) and len(caption.claims.objects) < len(said.objects)
         if fewer or not judge_claims(truth, caption.claims).right:

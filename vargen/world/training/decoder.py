@@ -32,11 +32,11 @@ from vargen.training.run import RunResult, autocast, move, prepare, train
 from vargen.training.teacher_forcing import guided_features
 from vargen.world.captions.captions import compose_caption
 from vargen.world.seeds import HELDOUT_SEED
+from vargen.world.training.coded import PLACES, token_places
 from vargen.world.training.data import RenderedSceneSource, SceneBatch, SceneSource, save_sheet
 from vargen.world.training.losses import object_weights, peak_signal_to_noise
 from vargen.world.training.picture_loss import PictureLoss, PictureLossConfig
 from vargen.world.training.tokenizer import exported_copy
-from vargen.world.training.transformer import PLACES, token_places
 
 _SHEET_IMAGES = 8
 _BARE = (PLACES.index("ground"), PLACES.index("sky"))

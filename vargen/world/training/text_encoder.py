@@ -20,10 +20,10 @@ from transformers import PreTrainedTokenizerBase, T5Config, T5EncoderModel
 
 from vargen.errors import UserError
 from vargen.models.model_folder import check_model_folder
-from vargen.training.config import RunConfig, check, check_positive, main
+from vargen.training.config import RunConfig, check, check_fraction, check_positive, main
 from vargen.training.run import RunResult, move, prepare, train
 from vargen.world.captions.caption_words import told_places
-from vargen.world.captions.captions import MAX_CAPTION_TOKENS, Caption, compose_caption
+from vargen.world.captions.captions import MAX_CAPTION_TOKENS, Caption, compose_caption, compose_training_caption
 from vargen.world.captions.text_tokenizer import build_tokenizer
 from vargen.world.scenes.scene import OBJECT_COUNT_WEIGHTS, Scene, sample_scene
 from vargen.world.seeds import CAPTION_SEED, HELDOUT_SEED
@@ -63,6 +63,7 @@ class TextEncoderTrainingConfig(RunConfig):
             empty for random weights.
         word_reading_weight: weight of what is read off single words against what is read off whole captions, see
             `caption_reading`; 0 to see what it is for.
+        complete_caption_share: share of the captions that say everything, see `compose_training_caption`.
         length_groups: the captions of a batch are sorted by length and padded in this many parts; must divide
             `batch_size`.
     """
@@ -70,6 +71,7 @@ class TextEncoderTrainingConfig(RunConfig):
     text_encoder: TextEncoderConfig = field(default_factory=TextEncoderConfig)
     initial_weights: str = ""
     word_reading_weight: float = 1.0
+    complete_caption_share: float = 0.7
     length_groups: int = 4
 
     def __post_init__(self) -> None:
@@ -77,6 +79,7 @@ class TextEncoderTrainingConfig(RunConfig):
         if isinstance(self.text_encoder, dict):
             self.text_encoder = TextEncoderConfig(**self.text_encoder)
         check_positive(self, "length_groups")
+        check_fraction(self, "complete_caption_share")
         weight = self.word_reading_weight
         check(weight >= 0, "word_reading_weight", weight, "must not be negative")
         check(
@@ -178,7 +181,10 @@ class TextEncoderTask:
     def loss(self, step: int, progress: float) -> tuple[Tensor, dict[str, Tensor]]:
         config = self.config
         first = CAPTION_SEED + config.base_seed + step * config.batch_size
-        scenes, captions = _described(range(first, first + config.batch_size), "train")
+        seeds = range(first, first + config.batch_size)
+        scenes = _scenes(seeds, "train")
+        share = config.complete_caption_share
+        captions = [compose_training_caption(scene, seed, share) for scene, seed in zip(scenes, seeds, strict=True)]
         order = sorted(range(len(captions)), key=lambda index: len(captions[index].text.split()))
         size = config.batch_size // config.length_groups
         losses, sums = [], dict[str, Tensor]()
@@ -229,7 +235,8 @@ class TextEncoderTask:
         last = HELDOUT_SEED + self.config.evaluation_size
         for start in range(HELDOUT_SEED, last, self.config.batch_size):
             seeds = range(start, min(last, start + self.config.batch_size))
-            scenes, captions = _described(seeds, split)
+            scenes = _scenes(seeds, split)
+            captions = [compose_caption(scene, seed) for scene, seed in zip(scenes, seeds, strict=True)]
             batch = self._batch(scenes, captions)
             readings = self._read(batch)
             loss, parts = caption_reading_loss(readings, batch.truth, self.config.word_reading_weight)
@@ -255,9 +262,8 @@ class TextEncoderTask:
         self.tokenizer.save_pretrained(folder / "tokenizer")
 
 
-def _described(seeds: Sequence[int], split: str) -> tuple[list[Scene], list[Caption]]:
-    scenes = [sample_scene(seed, split, OBJECT_COUNT_WEIGHTS) for seed in seeds]
-    return scenes, [compose_caption(scene, seed) for scene, seed in zip(scenes, seeds, strict=True)]
+def _scenes(seeds: Sequence[int], split: str) -> list[Scene]:
+    return [sample_scene(seed, split, OBJECT_COUNT_WEIGHTS) for seed in seeds]
 
 
 def train_text_encoder(config: TextEncoderTrainingConfig) -> RunResult:

@@ -1,13 +1,13 @@
 """Training of the text-to-image transformer on codes of a frozen tokenizer and, mostly, a frozen text encoder.
 
-Pictures are rendered and encoded on the fly. The loss is the cross-entropy of each image token given the caption and
-the tokens before it; a share of the rows sees the null caption, so that guidance works (Ho and Salimans 2022).
+Pictures come as codes from a store, or are rendered and encoded on the fly. The loss is the cross-entropy of each image
+token given the caption and the tokens before it; a share of the rows sees the null caption, so that guidance works (Ho
+and Salimans 2022).
 """
 
 from __future__ import annotations
 
 import copy
-import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -15,23 +15,31 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from diffusers.models.autoencoders.vq_model import VQModel
 from torch import Tensor, nn
 from transformers import T5EncoderModel
 
 from vargen.errors import UserError
 from vargen.models.llamagen.text_encoder import encode_text
 from vargen.models.llamagen.transformer import CONDITION_ROTARY, LlamaGenTransformer
-from vargen.models.llamagen.vq import downsampling_factor, encode_images
 from vargen.models.model_folder import check_model_folder
 from vargen.training.config import RunConfig, check, check_fraction, check_positive, main
 from vargen.training.run import RunResult, autocast, move, prepare, train
-from vargen.world.captions.captions import MAX_CAPTION_TOKENS, compose_caption
+from vargen.world.captions.captions import MAX_CAPTION_TOKENS, Caption, compose_caption, compose_training_caption
 from vargen.world.captions.text_tokenizer import build_tokenizer
-from vargen.world.scenes.scene import OBJECT_COUNT_WEIGHTS
+from vargen.world.scenes.scene import OBJECT_COUNT_WEIGHTS, Scene
 from vargen.world.seeds import HELDOUT_SEED
+from vargen.world.training.code_store import StoredCodes, check_object_count_weights
+from vargen.world.training.coded import (
+    PLACES,
+    CodedBatch,
+    CodeSource,
+    FrozenEncoder,
+    RenderedCodes,
+    load_vqvae,
+    weights_fingerprint,
+)
 from vargen.world.training.contrast import contrast_loss, nearly_true_caption
-from vargen.world.training.data import RenderedSceneSource, SceneBatch, SceneSource, save_sheet
+from vargen.world.training.data import RenderedSceneSource, SceneSource, save_sheet
 from vargen.world.training.grounding import CellReader, cell_attributes, grounding_loss
 from vargen.world.training.text_encoder import (
     TextEncoderConfig,
@@ -41,7 +49,6 @@ from vargen.world.training.text_encoder import (
 )
 from vargen.world.training.tokenizer import exported_copy
 
-PLACES = ("object", "edge", "ground", "sky")
 SAMPLE_PROMPTS = (
     "a shiny red sphere left of a small blue cube",
     "a large green cylinder on sand",
@@ -103,6 +110,9 @@ class TransformerTrainingConfig(RunConfig):
         vqvae: folder of the trained tokenizer (a tokenizer run's `export`, or `vqvae` of a pipeline).
         initial_weights: folder of a pipeline whose transformer a new run starts from, such as the shipped one, and
             whose text encoder if that is trained; empty for random weights. A resumed run goes on from its checkpoint.
+        codes: folder of a store that `vargen train data` wrote with this tokenizer; empty to render and encode pictures
+            step by step, which takes longer than what is learned from them. A store has its own detail and numbers of
+            objects.
         frozen_text_encoder: folder whose text encoder is used as it is: the export of `vargen train text-encoder`, or a
             pipeline for which a smaller transformer is to draft; empty to train one with the transformer.
         image_size: side of the training pictures, pixels.
@@ -110,6 +120,7 @@ class TransformerTrainingConfig(RunConfig):
         model: shape of the transformer.
         text_encoder: shape of the text encoder if it is trained.
         null_caption_probability: share of the captions replaced by the null caption.
+        complete_caption_share: share of the other captions that say everything, see `compose_training_caption`.
         caption_alignment_weight: weight of a helping loss, see `caption_alignment_loss`; it fades out by the end.
         object_loss_weight: weight of tokens on objects and their edges at the start. A caption tells little about a
             picture's other tokens, so it is learned sooner if these count more. The weight depends on the picture that
@@ -128,6 +139,7 @@ class TransformerTrainingConfig(RunConfig):
     """
 
     vqvae: str = ""
+    codes: str = ""
     initial_weights: str = ""
     frozen_text_encoder: str = ""
     image_size: int = 128
@@ -135,6 +147,7 @@ class TransformerTrainingConfig(RunConfig):
     model: TransformerConfig = field(default_factory=TransformerConfig)
     text_encoder: TextEncoderConfig = field(default_factory=TextEncoderConfig)
     null_caption_probability: float = 0.1
+    complete_caption_share: float = 0.7
     caption_alignment_weight: float = 0.0
     object_loss_weight: float = 1.0
     object_loss_until: float = 0.7
@@ -156,17 +169,12 @@ class TransformerTrainingConfig(RunConfig):
         check_positive(self, "image_size")
         check(self.detail >= 0, "detail", self.detail, "must not be negative")
         check_positive(self, "object_loss_weight", "first_token_weight")
-        check_fraction(self, "null_caption_probability", "object_loss_until", "grounding_until")
+        check_fraction(
+            self, "null_caption_probability", "complete_caption_share", "object_loss_until", "grounding_until"
+        )
         for name in ("caption_alignment_weight", "grounding_weight", "contrast_weight"):
             check(getattr(self, name) >= 0, name, getattr(self, name), "must not be negative")
-        check(
-            len(self.object_count_weights) == len(OBJECT_COUNT_WEIGHTS)
-            and min(self.object_count_weights) >= 0
-            and sum(self.object_count_weights) > 0,
-            "object_count_weights",
-            self.object_count_weights,
-            f"must be {len(OBJECT_COUNT_WEIGHTS)} numbers, none negative, not all zero",
-        )
+        check_object_count_weights(self.object_count_weights)
         check(self.sample_guidance_scale >= 1, "sample_guidance_scale", self.sample_guidance_scale, "must be 1 or more")
 
     def architecture(self) -> dict[str, Any]:
@@ -175,30 +183,6 @@ class TransformerTrainingConfig(RunConfig):
             **{f"text_encoder.{name}": value for name, value in asdict(self.text_encoder).items()},
             "image_size": self.image_size,
         }
-
-
-def load_vqvae(folder: str, image_size: int, device: torch.device) -> tuple[VQModel, int]:
-    """The frozen tokenizer in fp32, and the side of its token grid.
-
-    Raises:
-        UserError: if there is none in `folder`, or it does not divide `image_size`.
-    """
-    if not (Path(folder) / "config.json").is_file():
-        raise UserError(f"vqvae: {folder!r} holds no config.json; name the export folder of a tokenizer run")
-    vqvae = VQModel.from_pretrained(folder)
-    move(vqvae, device, images=True)
-    vqvae.eval().requires_grad_(False)
-    factor = downsampling_factor(vqvae)
-    check(image_size % factor == 0, "image_size", image_size, f"must be a multiple of {factor} for {folder}")
-    return vqvae, image_size // factor
-
-
-def weights_fingerprint(module: nn.Module) -> str:
-    """A short hash of all weights of a module."""
-    digest = hashlib.sha256()
-    for _, value in sorted(module.state_dict().items()):
-        digest.update(value.detach().float().cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()[:16]
 
 
 def load_initial_weights(folder: str, modules: Mapping[str, LlamaGenTransformer | T5EncoderModel]) -> None:
@@ -221,24 +205,6 @@ def load_initial_weights(folder: str, modules: Mapping[str, LlamaGenTransformer 
                 f"({other[0] if other else 'it has more layers'}); make them agree"
             )
         module.load_state_dict(values)
-
-
-def token_places(object_mask: Tensor, ground_mask: Tensor, grid_size: int) -> Tensor:
-    """Which part of the picture each token lies in, as an index into `PLACES`.
-
-    Args:
-        object_mask: [B, H, W], share of each pixel covered by objects.
-        ground_mask: [H, W], 1 below the horizon.
-
-    Returns:
-        int64 [B, grid_size ** 2] in raster order. A cell at least nine tenths covered is "object", one at least a
-        fiftieth covered is "edge".
-    """
-    covered = F.adaptive_avg_pool2d(object_mask[:, None].float(), grid_size).flatten(1)  # [B, N]
-    below = F.adaptive_avg_pool2d(ground_mask[None, None].float(), grid_size).flatten(1)  # [1, N]
-    places = torch.where(below >= 0.5, PLACES.index("ground"), PLACES.index("sky")).expand_as(covered)
-    places = torch.where(covered >= 0.02, PLACES.index("edge"), places)
-    return torch.where(covered >= 0.9, PLACES.index("object"), places)
 
 
 def caption_alignment_loss(guesses: Tensor, codes: Tensor, coverage: Tensor) -> Tensor:
@@ -265,7 +231,6 @@ class TransformerTask:
 
     def __init__(self, config: TransformerTrainingConfig, source: SceneSource, device: torch.device):
         self.config = config
-        self.source = source
         self.device = device
         self.vqvae, grid_size = load_vqvae(config.vqvae, config.image_size, device)
         self.grid_size = grid_size
@@ -308,9 +273,9 @@ class TransformerTask:
         self.max_caption_tokens = min(MAX_CAPTION_TOKENS, shape.condition_length)
         run = self.transformer.training_run
         self.training_run = torch.compile(run) if config.compile else run
-        self.heldout = source(HELDOUT_SEED, config.evaluation_size, "heldout")
-        self.heldout_codes = torch.cat([self._encode(part) for part in self.heldout.images.split(config.batch_size)])
-        self.heldout_places = token_places(self.heldout.object_mask, self.heldout.ground_mask, grid_size)
+        rendered = RenderedCodes(source, FrozenEncoder(self.vqvae, config.autocast), grid_size)
+        self.heldout = rendered.coded(source(HELDOUT_SEED, config.evaluation_size, "heldout"))
+        self.codes: CodeSource = self._stored_codes(config.codes) if config.codes else rendered
 
     def identity(self) -> dict[str, Any]:
         """Hashes of the tokenizer's weights and of the vocabulary: another tokenizer means another language."""
@@ -319,18 +284,20 @@ class TransformerTask:
             "vocabulary": vocabulary_fingerprint(self.tokenizer),
         }
 
+    def _stored_codes(self, folder: str) -> StoredCodes:
+        """The store in `folder`, if it was written with this tokenizer for pictures of this size."""
+        store = StoredCodes(folder)
+        for name, value in {"vqvae": weights_fingerprint(self.vqvae), "image_size": self.config.image_size}.items():
+            there = store.identity[name]
+            check(there == value, "codes", folder, f"was written with another {name} ({there!r}, not {value!r})")
+        return store
+
     def muon_parameters(self) -> Iterable[nn.Parameter]:
         """The matrices inside the transformer's blocks: not embeddings, not the head."""
         return [parameter for parameter in self.transformer.transformer_blocks.parameters() if parameter.ndim == 2]
 
-    @torch.no_grad()
-    def _encode(self, images: Tensor) -> Tensor:
-        """Codes int64 [B, N] of images [B, 3, H, W]."""
-        with autocast(self.config):
-            return encode_images(self.vqvae, images.contiguous(memory_format=torch.channels_last))
-
-    def _captions(self, batch: SceneBatch) -> list[str]:
-        return [compose_caption(scene, seed).text for scene, seed in zip(batch.scenes, batch.seeds, strict=True)]
+    def _compose(self, scene: Scene, seed: int) -> Caption:
+        return compose_training_caption(scene, seed, self.config.complete_caption_share)
 
     def _embed_texts(self, captions: list[str], drop: Tensor | None) -> tuple[Tensor, Tensor]:
         """Condition tokens [B, T, dim] and their mask; rows marked in `drop` [B] see the null caption."""
@@ -345,18 +312,20 @@ class TransformerTask:
         logits, half_way = self.training_run(*self.transformer.training_inputs(condition, mask, codes))
         return F.cross_entropy(logits.mT, codes, reduction="none"), half_way
 
-    def _logits(self, batch: SceneBatch, codes: Tensor, drop: Tensor | None) -> Tensor:
-        """fp32 logits [B, N, V] of every image token, without gradients."""
-        condition, mask = self._embed_texts(self._captions(batch), drop)
+    def _logits(self, batch: CodedBatch, drop: Tensor | None) -> Tensor:
+        """fp32 logits [B, N, V] of every image token given captions as prompts have them, without gradients."""
+        pairs = zip(batch.scenes, batch.caption_seeds, strict=True)
+        condition, mask = self._embed_texts([compose_caption(scene, seed).text for scene, seed in pairs], drop)
         # Not the compiled code: it would be compiled again without gradients, and a few evaluations are not worth that.
-        return self.transformer.training_forward(condition, mask, codes)
+        return self.transformer.training_forward(condition, mask, batch.codes)
 
     def loss(self, step: int, progress: float) -> tuple[Tensor, dict[str, Tensor]]:
         config = self.config
-        batch = self.source(config.base_seed + step * config.batch_size, config.batch_size, "train")
-        codes = self._encode(batch.images)
+        batch = self.codes(config.base_seed + step * config.batch_size, config.batch_size)
+        codes, places = batch.codes.to(self.device), batch.places.to(self.device)
         drop = self._null_rows(step)
-        captions = self._captions(batch)
+        pairs = zip(batch.scenes, batch.caption_seeds, strict=True)
+        captions = [self._compose(scene, seed).text for scene, seed in pairs]
         if config.contrast_weight:
             # Each picture stands there twice: with its own caption, and with one that is nearly true.
             others, told = self._nearly_true(batch, captions, drop)
@@ -368,7 +337,7 @@ class TransformerTask:
         else:
             condition, mask = self._embed_texts(captions, drop)
             losses, half_way = self._run(condition, mask, codes)
-        weights = self._token_weights(batch, progress)
+        weights = self._token_weights(places, progress)
         loss = (losses * weights).sum() / weights.sum()
         parts = {"tokens": losses.detach().mean()}
         if config.contrast_weight:
@@ -377,8 +346,8 @@ class TransformerTask:
         if config.caption_alignment_weight:
             pooled = (condition * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)  # [B, dim]
             guesses = self.transformer.lm_head(self.transformer.norm_out(pooled)).float()  # [B, V]
-            coverage = F.adaptive_avg_pool2d(batch.object_mask[:, None].float(), self.grid_size).flatten(1)  # [B, N]
-            alignment = caption_alignment_loss(guesses, codes, coverage * ~drop[:, None])
+            covered = (places == PLACES.index("object")) & ~drop[:, None]
+            alignment = caption_alignment_loss(guesses, codes, covered.float())
             loss = loss + config.caption_alignment_weight * (1.0 - progress) * alignment
             parts["alignment"] = alignment.detach()
         grounding_weight = self._grounding_weight(progress)
@@ -390,10 +359,11 @@ class TransformerTask:
             parts |= {"grounding": grounding.detach(), "known": known}
         return loss, parts
 
-    def _nearly_true(self, batch: SceneBatch, captions: list[str], drop: Tensor) -> tuple[list[str], Tensor]:
+    def _nearly_true(self, batch: CodedBatch, captions: list[str], drop: Tensor) -> tuple[list[str], Tensor]:
         """For each caption one that is nearly true, itself where none was found; and which rows are to tell the two
         apart, bool [B]."""
-        others = [nearly_true_caption(scene, seed) for scene, seed in zip(batch.scenes, batch.seeds, strict=True)]
+        scenes = zip(batch.scenes, batch.caption_seeds, strict=True)
+        others = [nearly_true_caption(scene, seed, self._compose) for scene, seed in scenes]
         told = torch.tensor([other is not None for other in others], device=self.device) & ~drop
         pairs = zip(others, captions, strict=True)
         return [caption if other is None else other.text for other, caption in pairs], told
@@ -408,10 +378,9 @@ class TransformerTask:
         rows = torch.rand(self.config.batch_size, generator=generator) < self.config.null_caption_probability
         return rows.to(self.device)
 
-    def _token_weights(self, batch: SceneBatch, progress: float) -> Tensor:
+    def _token_weights(self, places: Tensor, progress: float) -> Tensor:
         """Weights [B, N] of the tokens' losses: more on objects and edges at first, and on the first token always."""
         left = max(0.0, 1 - progress / self.config.object_loss_until) if self.config.object_loss_until else 0.0
-        places = token_places(batch.object_mask, batch.ground_mask, self.grid_size)
         on_objects = (places == PLACES.index("object")) | (places == PLACES.index("edge"))
         weights = 1 + on_objects * ((self.config.object_loss_weight - 1) * left)
         weights[:, 0] *= self.config.first_token_weight
@@ -424,25 +393,15 @@ class TransformerTask:
         `caption_gain` is what the caption saves over a whole picture: the information the model takes from it.
         """
         losses, entropies, blind = [], [], []
-        size = self.config.batch_size
-        for start in range(0, len(self.heldout.seeds), size):
-            rows = slice(start, start + size)
-            part = SceneBatch(
-                self.heldout.scenes[rows],
-                self.heldout.seeds[rows],
-                self.heldout.images[rows],
-                self.heldout.object_mask[rows],
-                self.heldout.ground_mask,
-            )
-            codes = self.heldout_codes[rows]
-            everyone = torch.ones(len(codes), dtype=torch.bool, device=self.device)
+        for part in self.heldout.split(self.config.batch_size):
+            everyone = torch.ones(len(part.codes), dtype=torch.bool, device=self.device)
             with autocast(self.config):
-                logits = self._logits(part, codes, None)
-                null_logits = self._logits(part, codes, everyone)
+                logits = self._logits(part, None)
+                null_logits = self._logits(part, everyone)
             log_probabilities = logits.log_softmax(-1)
-            losses.append(F.nll_loss(log_probabilities.mT, codes, reduction="none"))
+            losses.append(F.nll_loss(log_probabilities.mT, part.codes, reduction="none"))
             entropies.append(-(log_probabilities.exp() * log_probabilities).sum(-1))
-            blind.append(F.cross_entropy(null_logits.mT, codes, reduction="none"))
+            blind.append(F.cross_entropy(null_logits.mT, part.codes, reduction="none"))
         loss, entropy = torch.cat(losses), torch.cat(entropies)  # [B, N]
         figures = {
             "loss": loss.mean().item(),
@@ -451,7 +410,7 @@ class TransformerTask:
             "entropy": entropy.mean().item(),
         }
         for index, place in enumerate(PLACES):
-            here = self.heldout_places == index
+            here = self.heldout.places == index
             if here.any():
                 figures[f"loss_{place}"] = loss[here].mean().item()
                 figures[f"entropy_{place}"] = entropy[here].mean().item()
@@ -493,10 +452,10 @@ def train_transformer(config: TransformerTrainingConfig, source: SceneSource | N
     """Train the text-to-image transformer on rendered scenes and their captions.
 
     Args:
-        source: where scenes come from; the renderer if not given.
+        source: where scenes come from; the renderer if not given. With `codes` only the held-out ones.
 
     Raises:
-        UserError: for a field, tokenizer folder or checkpoint that does not fit.
+        UserError: for a field, tokenizer folder, store or checkpoint that does not fit.
     """
     device = prepare(config)
     if source is None:

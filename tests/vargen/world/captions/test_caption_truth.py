@@ -8,7 +8,13 @@ import pytest
 
 from vargen.prompts import unknown_words
 from vargen.world.captions.caption_parser import CaptionError, parse_caption
-from vargen.world.captions.captions import MAX_CAPTION_TOKENS, compose_caption
+from vargen.world.captions.captions import (
+    MAX_CAPTION_TOKENS,
+    compose_caption,
+    compose_training_caption,
+    counts_everyone,
+    is_complete,
+)
 from vargen.world.captions.text_tokenizer import build_tokenizer
 from vargen.world.judge.reading import reading_from_scene
 from vargen.world.judge.verdict import judge_claims
@@ -35,6 +41,23 @@ def test_reading_a_caption_gives_its_claims() -> None:
     for seed in SEEDS:
         caption = compose_caption(sample_scene(seed, "all"), seed)
         assert parse_caption(caption.text) == caption.claims, caption.text
+
+
+def test_captions_to_learn_from_pass_over_nobody_and_mostly_say_everything() -> None:
+    complete = 0
+    for seed in SEEDS:
+        scene = sample_scene(seed, "all")
+        caption = compose_training_caption(scene, seed, 0.7)
+        assert judge_claims(reading_from_scene(scene), caption.claims).right, caption.text
+        assert parse_caption(caption.text) == caption.claims, caption.text
+        assert counts_everyone(caption.claims, scene), caption.text
+        complete += is_complete(caption.claims, scene)
+    assert 0.68 < complete / len(SEEDS) < 0.8
+    others = [compose_caption(sample_scene(seed, "all"), seed) for seed in SEEDS]
+    assert not all(counts_everyone(other.claims, sample_scene(seed, "all")) for seed, other in enumerate(others))
+    scene = sample_scene(4)
+    assert all(is_complete(compose_training_caption(scene, seed, 1.0).claims, scene) for seed in range(200))
+    assert len({compose_training_caption(scene, seed, 1.0).text for seed in range(50)}) > 30
 
 
 def test_captions_are_reproducible_and_vary() -> None:

@@ -28,11 +28,11 @@ def test_a_nearly_true_caption_is_wrong_and_the_true_one_right() -> None:
     found = 0
     for seed in SEEDS:
         scene = sample_scene(seed)
-        true, other = compose_caption(scene, seed), nearly_true_caption(scene, seed)
+        true, other = compose_caption(scene, seed), nearly_true_caption(scene, seed, compose_caption)
         if other is None:
             continue
         found += 1
-        assert other == nearly_true_caption(scene, seed) and other.text != true.text
+        assert other == nearly_true_caption(scene, seed, compose_caption) and other.text != true.text
         truth = reading_from_scene(scene)
         assert judge_claims(truth, true.claims).right
         wrong = sum(not check.right for check in judge_claims(truth, other.claims).checks)
@@ -79,7 +79,7 @@ def test_every_change_changes_what_it_says() -> None:
 
 def test_training_never_reads_of_what_is_held_out() -> None:
     for seed in SEEDS:
-        caption = nearly_true_caption(sample_scene(seed), seed)
+        caption = nearly_true_caption(sample_scene(seed), seed, compose_caption)
         if caption is None:
             continue
         claims = caption.claims
@@ -122,20 +122,21 @@ def test_the_true_distribution_is_its_optimum() -> None:
 
 def test_both_captions_are_judged_as_alone(transformer_config, cheap_scenes, monkeypatch) -> None:
     config = replace(transformer_config, contrast_weight=1.0, batch_size=6)
+    monkeypatch.setattr(TransformerTask, "_compose", lambda self, scene, seed: compose_caption(scene, seed))
     task = TransformerTask(config, cheap_scenes, CPU)
     torch.nn.init.normal_(task.transformer.lm_head.weight, std=0.1)  # it starts at zero
-    batch = cheap_scenes(0, config.batch_size, "train")
+    batch = task.codes(0, config.batch_size)
     drop = torch.zeros(config.batch_size, dtype=torch.bool)
     drop[1] = True
     monkeypatch.setattr(task, "_null_rows", lambda step: drop)
     with torch.no_grad():
         _, parts = task.loss(0, 0.5)
-        codes = task._encode(batch.images)
-        plain = F.cross_entropy(task._logits(batch, codes, drop).mT, codes, reduction="none")
+        codes = batch.codes
+        plain = F.cross_entropy(task._logits(batch, drop).mT, codes, reduction="none")
         torch.testing.assert_close(parts["tokens"], plain.mean())
         differences = []
-        for row, (scene, seed) in enumerate(zip(batch.scenes, batch.seeds, strict=True)):
-            other = nearly_true_caption(scene, seed)
+        for row, (scene, seed) in enumerate(zip(batch.scenes, batch.caption_seeds, strict=True)):
+            other = nearly_true_caption(scene, seed, compose_caption)
             if drop[row] or other is None:
                 continue
             embeds, other_mask = task._embed_texts([other.text], None)

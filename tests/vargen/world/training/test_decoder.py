@@ -18,8 +18,8 @@ from vargen.pipelines.llamagen import LlamaGenPipeline
 from vargen.runs.files import read_jsonl
 from vargen.world.captions.captions import compose_caption
 from vargen.world.seeds import HELDOUT_SEED
+from vargen.world.training.coded import PLACES, token_places
 from vargen.world.training.decoder import DecoderTask, DecoderTrainingConfig, train_decoder
-from vargen.world.training.transformer import PLACES, token_places
 
 CPU = torch.device("cpu")
 

@@ -87,8 +87,9 @@ def test_it_fades_and_reaches_the_text_encoder(transformer_config, cheap_scenes,
 
 def test_a_place_is_asked_before_its_token_is_seen(transformer_config, cheap_scenes) -> None:
     task = TransformerTask(transformer_config, cheap_scenes, CPU)
-    condition, mask = task._embed_texts(task._captions(task.heldout), None)
-    codes = task.heldout_codes
+    captions = [task._compose(scene, seed).text for seed, scene in enumerate(task.heldout.scenes)]
+    condition, mask = task._embed_texts(captions, None)
+    codes = task.heldout.codes
     changed = codes.clone()
     changed[:, 5] = (changed[:, 5] + 1) % task.transformer.config.vocab_size
     with torch.no_grad():

@@ -11,12 +11,11 @@ from vargen.models.llamagen.transformer import LlamaGenTransformer
 from vargen.runs.files import read_jsonl
 from vargen.training.run import prepare
 from vargen.world.captions.text_tokenizer import build_tokenizer
+from vargen.world.training.coded import PLACES
 from vargen.world.training.text_encoder import build_text_encoder
 from vargen.world.training.transformer import (
-    PLACES,
     TransformerTask,
     caption_alignment_loss,
-    token_places,
     train_transformer,
 )
 
@@ -68,13 +67,13 @@ def test_it_learns_one_batch_and_leaves_the_null_caption_alone(transformer_confi
 def test_dropped_rows_do_not_see_their_captions(transformer_config, cheap_scenes) -> None:
     task = TransformerTask(transformer_config, cheap_scenes, CPU)
     torch.nn.init.normal_(task.transformer.lm_head.weight)  # it starts at zero, which would hide everything
-    batch, codes = task.heldout, task.heldout_codes
+    batch = task.heldout
     drop = torch.tensor([True, False] * 3)
     with torch.no_grad():
-        logits = task._logits(batch, codes, drop)
-        plain = task._logits(batch, codes, None)
+        logits = task._logits(batch, drop)
+        plain = task._logits(batch, None)
         task.text_encoder.shared.weight.add_(torch.randn_like(task.text_encoder.shared.weight))
-        other = task._logits(batch, codes, drop)
+        other = task._logits(batch, drop)
     assert torch.equal(logits[drop], other[drop])
     assert not torch.allclose(logits[~drop], other[~drop], atol=1e-4)
     torch.testing.assert_close(logits[~drop], plain[~drop])
@@ -100,17 +99,17 @@ def test_evaluation_starts_from_uniform_distributions(transformer_config, cheap_
 def test_object_tokens_weigh_more_at_first_only(transformer_config, cheap_scenes) -> None:
     config = replace(transformer_config, object_loss_weight=5.0, object_loss_until=0.5)
     task = TransformerTask(config, cheap_scenes, CPU)
-    on_objects = task.heldout_places <= PLACES.index("edge")
+    on_objects = task.heldout.places <= PLACES.index("edge")
     assert on_objects.any() and not on_objects.all()
     for progress, weight in ((0.0, 5.0), (0.25, 3.0), (0.5, 1.0), (1.0, 1.0)):
-        weights = task._token_weights(task.heldout, progress)
+        weights = task._token_weights(task.heldout.places, progress)
         assert weights[on_objects].unique().tolist() == [weight]
         assert weights[~on_objects].unique().tolist() == [1.0]
 
 
 def test_the_first_token_can_weigh_more(transformer_config, cheap_scenes) -> None:
     task = TransformerTask(replace(transformer_config, first_token_weight=16.0), cheap_scenes, CPU)
-    weights = task._token_weights(task.heldout, 0.5)
+    weights = task._token_weights(task.heldout.places, 0.5)
     assert weights[:, 0].unique().tolist() == [16.0] and weights[:, 1:].unique().tolist() == [1.0]
     torch.nn.init.normal_(task.transformer.lm_head.weight)
     loss, parts = task.loss(0, 0.5)
@@ -154,24 +153,15 @@ def test_evaluation_equals_training_forward_in_the_mean(transformer_config, chea
     torch.nn.init.normal_(task.transformer.lm_head.weight)
     task.module.eval()
     figures = task.evaluate()
-    logits = task._logits(task.heldout, task.heldout_codes, None).detach()
-    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), task.heldout_codes.flatten()).item()
+    logits = task._logits(task.heldout, None).detach()
+    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), task.heldout.codes.flatten()).item()
     assert figures["loss"] == pytest.approx(expected, rel=1e-4)
-    places = task.heldout_places
+    places = task.heldout.places
     weighted = sum(
         (places == index).float().mean().item() * figures.get(f"entropy_{place}", 0.0)
         for index, place in enumerate(PLACES)
     )
     assert figures["entropy"] == pytest.approx(weighted, rel=1e-4)
-
-
-def test_token_places_by_coverage() -> None:
-    mask = torch.zeros(1, 8, 8)
-    mask[0, 4:8, 0:4] = 1
-    mask[0, 0, 4] = 1
-    ground = torch.zeros(8, 8)
-    ground[4:] = 1
-    assert [PLACES[index] for index in token_places(mask, ground, 2)[0]] == ["sky", "edge", "object", "ground"]
 
 
 def test_another_tokenizer_cannot_resume_the_run(transformer_config, cheap_scenes, without_pictures, tmp_path) -> None:

@@ -100,7 +100,9 @@ def encode_images(vqvae: VQModel, images: Tensor) -> Tensor:
         raise ValueError(f"images must have sides divisible by {factor}, got {tuple(images.shape[-2:])}.")
     latents = vqvae.encode(images.to(vqvae.dtype)).latents  # [B, D, h, w]
     # Among unit codewords the nearest to a latent is the one with the largest product, however long the latent is.
-    scores = torch.einsum("bdhw,kd->bhwk", latents.float(), unit_codebook(vqvae))
+    # Not in autocast: products of neighbouring codewords are equal in bfloat16.
+    with torch.autocast(images.device.type, enabled=False):
+        scores = torch.einsum("bdhw,kd->bhwk", latents.float(), unit_codebook(vqvae))
     return scores.argmax(dim=-1).flatten(1)
 
 

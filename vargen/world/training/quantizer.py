@@ -24,7 +24,9 @@ def nearest_codes(latents: Tensor, codebook: Tensor) -> Tensor:
         int64 [B, h, w]. The length of a latent does not matter: with unit codewords the nearest one is the one with
         the largest product.
     """
-    return torch.einsum("bdhw,kd->bhwk", latents.float(), codebook.float()).argmax(-1)
+    # Not in autocast: products of neighbouring codewords are equal in bfloat16.
+    with torch.autocast(latents.device.type, enabled=False):
+        return torch.einsum("bdhw,kd->bhwk", latents.float(), codebook.float()).argmax(-1)
 
 
 class Quantized(NamedTuple):

@@ -14,13 +14,13 @@ from vargen.errors import UserError
 from vargen.resources import find_config
 
 TRAINERS = {
-    "data": ("CodeStoreConfig", "write_codes", "no model: write a store of codes, on which transformers train"),
     "tokenizer": ("TokenizerTrainingConfig", "train_tokenizer", "the VQ model that turns pictures into tokens"),
     "text-encoder": (
         "TextEncoderTrainingConfig",
         "train_text_encoder",
         "the T5 encoder of captions, before the transformer",
     ),
+    "data": ("CodeStoreConfig", "write_codes", "nothing, but write a store of codes on which transformers train"),
     "transformer": (
         "TransformerTrainingConfig",
         "train_transformer",

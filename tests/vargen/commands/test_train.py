@@ -39,7 +39,7 @@ def test_a_run_leaves_an_export_and_a_log_and_is_over_the_second_time(
     [
         (
             ["nothing"],
-            "'nothing' cannot be trained; choose one of: tokenizer, text-encoder, transformer, ",
+            "'nothing' cannot be trained; choose one of: tokenizer, text-encoder, data, transformer, ",
         ),
         (["judge", "--stepz", "3"], "stepz"),
         (["judge", "--steps", "many"], "steps"),

@@ -7,7 +7,6 @@ Belongs here: writing the store and reading it. Does not belong here: what is tr
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,8 +19,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 from tqdm import tqdm
 
-from vargen.errors import UserError
 from vargen.runs.files import atomic_path, write_json_atomic
+from vargen.runs.identity import check_identity_file, digest
 from vargen.training.config import check, check_positive
 from vargen.world.scenes.scene import MAX_OBJECTS, OBJECT_COUNT_WEIGHTS, sample_scene
 from vargen.world.seeds import STORE_SEED
@@ -103,7 +102,9 @@ def write_codes(config: CodeStoreConfig, source: SceneSource | None = None) -> s
 
     folder = Path(config.output_dir)
     folder.mkdir(parents=True, exist_ok=True)
-    _keep_identity(folder, _identity(config, weights_fingerprint(vqvae), grid_size**2))
+    identity = _identity(config, weights_fingerprint(vqvae), grid_size**2)
+    check_identity_file(folder / _DESCRIPTION, identity, holds="codes", argument="output_dir")
+    write_json_atomic(folder / _DESCRIPTION, identity)
     for shard in tqdm(range(-(-config.pictures // config.shard_size)), unit="shard", disable=None):
         path = _shard_path(folder, shard)
         if path.exists():
@@ -189,21 +190,5 @@ def _identity(config: CodeStoreConfig, vqvae: str, num_tokens: int) -> dict[str,
 
 
 def _scenes_fingerprint(object_count_weights: Sequence[float]) -> str:
-    """A short hash of the first scenes of a store as they are sampled now."""
-    scenes = [sample_scene(STORE_SEED + index, "train", object_count_weights) for index in range(_PROBES)]
-    return hashlib.sha256(json.dumps([scene.to_dict() for scene in scenes]).encode()).hexdigest()[:16]
-
-
-def _keep_identity(folder: Path, identity: dict[str, Any]) -> None:
-    """Write the store's description, or see that the one there says the same."""
-    path = folder / _DESCRIPTION
-    if not path.exists():
-        write_json_atomic(path, identity)
-        return
-    before = json.loads(path.read_text())
-    for name, value in identity.items():
-        if before.get(name) != value:
-            raise UserError(
-                f"{name}: {value!r} differs from {before.get(name)!r} in {path}; "
-                "change it back or choose another output_dir"
-            )
+    """A digest of the first scenes of a store as they are sampled now."""
+    return digest([sample_scene(STORE_SEED + index, "train", object_count_weights) for index in range(_PROBES)])

@@ -171,7 +171,7 @@ def test_another_tokenizer_cannot_resume_the_run(transformer_config, cheap_scene
     vqvae = VQModel.from_pretrained(transformer_config.vqvae)
     vqvae.encoder.conv_in.weight.data.mul_(1.1)
     vqvae.save_pretrained(transformer_config.vqvae)
-    with pytest.raises(UserError, match=r"^vqvae: "):
+    with pytest.raises(UserError, match="another vqvae"):
         train_transformer(transformer_config, cheap_scenes)
 
 

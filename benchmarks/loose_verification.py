@@ -30,8 +30,8 @@ from vargen.jobs.video_benchmark import VideoCase, scene_video_cases
 from vargen.runs.progress import progress
 from vargen.video.answering import VideoAnswerer
 from vargen.video.frames import CAPTION_PROMPTS, processor_inputs
-from vargen.video.methods.catalogue import LVSpecConfig
-from vargen.video.prompt import Prompt, build_players
+from vargen.video.methods.lvspec import LVSpecConfig
+from vargen.video.players import Players
 from vargen.world.captions.video_captions import caption_accuracy
 from vargen.world.scenes.scene import COLOURS, GROUNDS, MATERIALS, SHAPES, SIZES, SKIES
 
@@ -119,9 +119,8 @@ def run(
 ) -> dict[str, float]:
     """One greedy answer with one verifier; windows of 10, a tenth of the video for the drafter, as in the paper."""
     config = LVSpecConfig(loose_ratio=dial if kind in ("lvspec", "random") else 0.0, position_shift=position_shift)
-    special = tuple(answerer.processor.tokenizer.all_special_ids)
-    inputs = processor_inputs(answerer.processor, case.frames, CAPTION_PROMPTS[0])
-    players = build_players(config, Prompt(answerer.model, inputs, answerer.draft_model, special))
+    players = config.build(answerer.prompt(processor_inputs(answerer.processor, case.frames, CAPTION_PROMPTS[0])))
+    assert isinstance(players, Players)
     if kind == "random":
         players.verifier.__class__ = RandomVerifier
         players.verifier.generator = torch.Generator().manual_seed(seed)  # type: ignore[union-attr]

@@ -32,8 +32,7 @@ from vargen.video.answering import VideoAnswerer
 from vargen.video.drafters.drafter_folder import load_drafter, new_drafter
 from vargen.video.drafters.feature_head import FeatureHead
 from vargen.video.frames import CAPTION_PROMPTS, processor_inputs
-from vargen.video.methods.catalogue import FlashConfig, MSDConfig, SparrowConfig, TrainedDrafterConfig
-from vargen.video.prompt import Prompt, build_players
+from vargen.video.methods.trained import FlashConfig, MSDConfig, SparrowConfig, TrainedDrafterConfig
 from vargen.video.request import prepare_request
 from vargen.video.target import VideoTarget
 from vargen.world.captions.video_captions import caption_accuracy
@@ -62,7 +61,7 @@ TRAINED = {
 def answer(answerer: VideoAnswerer, case: VideoCase, config: TrainedDrafterConfig, max_new_tokens: int) -> dict:
     """One greedy answer, in figures."""
     inputs = processor_inputs(answerer.processor, case.frames, CAPTION_PROMPTS[0])
-    players = build_players(config, Prompt(answerer.model, inputs, None, (), answerer.trained_drafter))
+    players = config.build(answerer.prompt(inputs))
     head = players.network
     assert isinstance(head, FeatureHead)
     prompt: dict[str, int] = {}

@@ -1,9 +1,10 @@
-"""LVSpec: drafted tokens that have little to do with what is seen need not be the target's own.
+"""Drafted tokens that have little to do with some part of the prompt need not be the target's own.
 
-Belongs here: LVSpec's rule (arXiv 2604.05650, section 3). Its parts: a drafted token's *relevance* is the mean of its N
-highest cosines to the visual tokens' final hidden states; of a window the share lambda with the least relevance is
-*loosened*: accepted whatever the target would say; a token that the target says elsewhere in the window is accepted,
-too (*position shift*). A loosened token stays as it was drafted, and what follows is conditioned on it.
+Belongs here: LVSpec's rule (arXiv 2604.05650, section 3), for any part of a prompt that is to be told faithfully, its
+*reference*. A drafted token's *relevance* is the mean of its N highest cosines to the reference's final hidden states;
+of a window the share lambda with the least relevance is *loosened*: accepted whatever the target would say; a token
+that the target says elsewhere in the window is accepted, too (*position shift*). A loosened token stays as it was
+drafted, and what follows is conditioned on it.
 
 With lambda 0 nothing is loosened and nothing may stand elsewhere: the exact walk for chains, token for token.
 End-of-text and other special tokens are never loosened: an answer must not end, nor fail to, by looseness.
@@ -23,16 +24,20 @@ from specdecode.verifiers.arguments import check_chain, check_number
 from specdecode.verifiers.exact import chain_counters, chain_path, count_accepted
 
 
-def visual_relevance(hidden_states: Tensor, visual_hidden_states: Tensor, num_nearest: int = 10) -> Tensor:
-    """[B, K] float32: the mean of each token's highest cosines to the visual tokens.
+def relevance_to(hidden_states: Tensor, reference: Tensor, num_nearest: int = 10) -> Tensor:
+    """[B, K] float32: the mean of each token's highest cosines to the reference's tokens.
 
     Args:
         hidden_states: [B, K, dim] final hidden states of drafted tokens.
-        visual_hidden_states: [B, m, dim] or [m, dim] of the prompt's visual tokens.
-        num_nearest: how many cosines count; all, where there are fewer visual tokens.
+        reference: [B, m, dim] or [m, dim], of tokens of the prompt.
+        num_nearest: how many cosines count; all, where there are fewer.
     """
-    visual = F.normalize(visual_hidden_states.float(), dim=-1)
-    cosines = F.normalize(hidden_states.float(), dim=-1) @ visual.mT  # [B, K, m]
+    return _relevance(hidden_states, F.normalize(reference.float(), dim=-1), num_nearest)
+
+
+def _relevance(hidden_states: Tensor, directions: Tensor, num_nearest: int) -> Tensor:
+    """As `relevance_to`, of unit vectors float32."""
+    cosines = F.normalize(hidden_states.float(), dim=-1) @ directions.mT  # [B, K, m]
     return cosines.topk(min(num_nearest, cosines.shape[-1]), dim=-1).values.mean(-1)
 
 
@@ -40,9 +45,9 @@ class LooseVerifier:
     """LVSpec's acceptance of a chain.
 
     Args:
-        visual_hidden_states: gives [m, dim] of the target's prefill.
+        reference: gives [B, m, dim] or [m, dim] of the target's prefill. They are normalised once.
         loose_ratio: lambda, the share of a window that is loosened, 0 to 1, rounded down.
-        num_nearest: N, visual tokens that a drafted token's relevance is the mean over.
+        num_nearest: N, tokens of the reference that a drafted token's relevance is the mean over.
         position_shift: accept a token also where the target's own stands elsewhere in the window; unless lambda is 0.
         protected_tokens: never loosened, neither as drafted nor as the target's: end-of-text and other special ones.
         relevance_from: "token": the hidden state at the drafted token; "prediction": the one that predicted it. The
@@ -54,7 +59,7 @@ class LooseVerifier:
 
     def __init__(
         self,
-        visual_hidden_states: Callable[[], Tensor],
+        reference: Callable[[], Tensor],
         loose_ratio: float = 0.7,
         num_nearest: int = 10,
         position_shift: bool = True,
@@ -65,12 +70,14 @@ class LooseVerifier:
             raise ValueError(f'relevance_from must be "token" or "prediction", got {relevance_from!r}')
         if num_nearest < 1:
             raise ValueError(f"num_nearest must be at least 1, got {num_nearest}")
-        self.visual_hidden_states = visual_hidden_states
+        self.reference = reference
         self.loose_ratio = check_number("loose_ratio", loose_ratio, 0, 1)
         self.num_nearest = num_nearest
         self.position_shift = position_shift
         self.protected_tokens = tuple(protected_tokens)
         self.relevance_from = relevance_from
+        self._reference: Tensor | None = None
+        self._directions = torch.empty(0)
 
     @property
     def exact(self) -> bool:
@@ -121,7 +128,10 @@ class LooseVerifier:
         length = there.shape[1]
         first = 1 if self.relevance_from == "token" else 0
         states = output.hidden_states[:, first : first + length]  # [B, L, dim]
-        relevance = visual_relevance(states, self.visual_hidden_states(), self.num_nearest)
+        reference = self.reference()
+        if reference is not self._reference:
+            self._reference, self._directions = reference, F.normalize(reference.float(), dim=-1)
+        relevance = _relevance(states, self._directions, self.num_nearest)
         rank = relevance.masked_fill(~there, torch.inf).argsort(dim=1, stable=True).argsort(dim=1)
         # A millionth keeps 0.7 * 10, which is 6.999..., at 7.
         count = (self.loose_ratio * there.sum(1) + 1e-6).floor()

@@ -27,7 +27,7 @@ from vargen.runs.progress import Progress
 from vargen.runs.records import Records
 from vargen.video.answering import Answer, VideoAnswerer
 from vargen.video.frames import VideoFrames
-from vargen.video.methods.catalogue import PlainConfig
+from vargen.video.methods.plain import PlainConfig
 from vargen.world.captions.video_captions import CLAIM_KINDS, caption_accuracy
 from vargen.world.scenes.renderer import SceneRenderer
 from vargen.world.scenes.video import VideoScene, sample_video

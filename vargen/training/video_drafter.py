@@ -42,7 +42,7 @@ from vargen.training.video_source import VideoSource
 from vargen.video.answering import VideoAnswerer
 from vargen.video.drafters.drafter_folder import new_drafter, save_drafter
 from vargen.video.drafters.feature_drafter import KINDS, VISUAL_INPUTS, FeatureDrafter, TargetStates
-from vargen.video.drafters.feature_head import feature_drafter
+from vargen.video.drafters.feature_head import FeatureHead
 from vargen.video.request import prepare_request
 from vargen.video.target import VideoTarget
 
@@ -305,7 +305,7 @@ class VideoDrafterTask:
             request = prepare_request(self.model, inputs)
             target = VideoTarget(self.model, request, capture_layers=self.network.config.capture_layers)
             sizer = FixedDraftSize(DraftSize(length + 1, length))
-            drafter: Drafter = feature_drafter(self.network, target, StaticTree.chain(length), sizer)
+            drafter: Drafter = FeatureHead(self.network, target).drafter(StaticTree.chain(length), sizer)
             trace = decode(
                 target,
                 max_new_tokens=self.config.max_answer_tokens,

@@ -1,7 +1,7 @@
-"""Answers about videos: a target, perhaps a smaller model, a processor, and any method of `methods.py`.
+"""Answers about videos: a target, perhaps a smaller model, a processor, and any method of `vargen.video.methods`.
 
-Belongs here: loading, one call, and the account of it. Does not belong here: reading video files (`frames.py`), making
-players (`players.py`), several methods side by side (`benchmark.py`).
+Belongs here: loading, one call, and the account of it. Does not belong here: reading video files (`frames.py`), what a
+method is built from (`prompt.py`), several methods side by side (`vargen.jobs.video_benchmark`).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,29 +20,21 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 from transformers.utils import logging as transformers_logging
 
 from metrics.speculation import CallRecord
-from specdecode.loop import DecodeResult, decode
+from specdecode.parallel.loop import chain_layout
 from specdecode.roles import DecodeState
-from specdecode.sampling import RandomStreams, SamplingConfig
+from specdecode.sampling import SamplingConfig
 from specdecode.trace import DecodeTrace, TokenOrigin
-from specdecode.verifiers.loose import visual_relevance
+from specdecode.verifiers.loose import relevance_to
 from vargen.errors import UserError
-from vargen.methods.catalogue import MethodConfig
+from vargen.methods.base import MethodConfig
 from vargen.resources import find_trained_drafters, find_video_model
 from vargen.video.drafters.drafter_folder import load_drafter
 from vargen.video.drafters.feature_drafter import FeatureDrafter
-from vargen.video.drafters.feature_head import FeatureHead
 from vargen.video.frames import QuestionWarning, VideoFrames, processor_inputs
-from vargen.video.methods.assisted import assisted_answer
-from vargen.video.methods.catalogue import (
-    AssistedConfig,
-    ParallelConfig,
-    SparrowConfig,
-    TrainedDrafterConfig,
-    resolve_video_method,
-)
-from vargen.video.methods.parallelvlm import ParallelPair
-from vargen.video.prompt import Prompt, build_players
-from vargen.video.target import VideoTarget
+from vargen.video.methods.base import VideoMethodConfig
+from vargen.video.methods.catalogue import resolve_video_method
+from vargen.video.players import Generation
+from vargen.video.prompt import Prompt
 
 
 @dataclass
@@ -71,7 +63,7 @@ class Answer:
     seconds: float
     prompt_tokens: int
     visual_tokens: int
-    method: MethodConfig
+    method: VideoMethodConfig
     run_lengths: tuple[int, ...] = ()
     draft_passes: int | None = None
     draft_flops: int | None = None
@@ -130,7 +122,7 @@ class VideoAnswerer:
         self.draft_model = None if draft_model is None else draft_model.eval().requires_grad_(False)
         self.drafters = dict(drafters or {})
         self._trained: dict[tuple[str, bool | None], FeatureDrafter] = {}
-        self._parallel: dict[str, ParallelPair] = {}
+        self._lasting: dict[Hashable, Any] = {}
 
     @classmethod
     def from_pretrained(
@@ -220,7 +212,7 @@ class VideoAnswerer:
     def answer_inputs(
         self,
         inputs: Mapping[str, Tensor],
-        config: MethodConfig,
+        config: VideoMethodConfig,
         *,
         max_new_tokens: int,
         temperature: float = 0.0,
@@ -236,72 +228,56 @@ class VideoAnswerer:
         except ValueError as error:
             raise UserError(str(error)) from error
         began = time.perf_counter()
-        special = tuple(self.processor.tokenizer.all_special_ids)
-        prompt = Prompt(self.model, inputs, self.draft_model, special, self.trained_drafter)
+        prompt, trace = self.prompt(inputs), DecodeTrace(1, self.model.device)
         show = _Streamer(self.processor.tokenizer, self.stop_tokens, on_text)
-        run_lengths: tuple[int, ...] = ()
-        network = None
-        if isinstance(config, AssistedConfig):
-            token_ids, trace = assisted_answer(prompt, config, sampling, max_new_tokens, seed)
-        else:
-            trace = DecodeTrace(1, self.model.device)
-            result: DecodeResult
-            settings: dict[str, Any] = {
-                "max_new_tokens": max_new_tokens,
-                "sampling": sampling,
-                "streams": RandomStreams.from_seeds([seed], device=self.model.device),
-                "stop_token": self.stop_tokens,
-                "on_step": show.step,
-                "trace": trace,
-            }
-            if isinstance(config, ParallelConfig):
-                parallel = self._pair(config).decode(prompt, config, **settings)
-                result, run_lengths = parallel, tuple(parallel.account.run_lengths)
-            else:
-                with trace.phase("encode"):
-                    players = build_players(config, prompt)
-                network = players.network
-                result = decode(
-                    players.target,
-                    drafter=players.drafter,
-                    verifier=players.verifier,
-                    profile=self.model.device.type == "cpu",  # where nobody has to wait for it
-                    **settings,
-                )
-            token_ids = result.tokens[0, : int(result.lengths[0])].tolist()
-        show.end(token_ids)
+        try:
+            with trace.phase("encode"):
+                players = config.build(prompt)
+        except ValueError as error:
+            raise UserError(f"{config.name}: {error}") from error
+        decoded = players.decode(Generation(max_new_tokens, sampling, seed, self.stop_tokens, trace, show.step))
+        show.end(decoded.token_ids)
         tokenizer = self.processor.tokenizer
         return Answer(
-            text=tokenizer.decode(token_ids, skip_special_tokens=True),
-            token_ids=token_ids,
-            tokens=[tokenizer.decode([token]) for token in token_ids],
+            text=tokenizer.decode(decoded.token_ids, skip_special_tokens=True),
+            token_ids=decoded.token_ids,
+            tokens=[tokenizer.decode([token]) for token in decoded.token_ids],
             trace=trace,
             seconds=time.perf_counter() - began,
             prompt_tokens=int(inputs["input_ids"].shape[1]),
             visual_tokens=prompt.request.num_visual,
             method=config,
-            run_lengths=run_lengths,
-            draft_passes=None if network is None else network.forward_passes,
-            draft_flops=network.flops if isinstance(network, FeatureHead) else None,
+            run_lengths=decoded.run_lengths,
+            draft_passes=decoded.draft_passes,
+            draft_flops=decoded.draft_flops,
         )
 
-    def trained_drafter(self, config: TrainedDrafterConfig) -> FeatureDrafter:
-        """The network of a method with a trained drafter, read once for all answers.
+    def prompt(self, inputs: Mapping[str, Tensor]) -> Prompt:
+        """What the processor has made, as methods take it."""
+        special = tuple(self.processor.tokenizer.all_special_ids)
+        return Prompt(self.model, inputs, self.draft_model, special, self.trained_drafter, self._lasting)
+
+    def trained_drafter(self, kind: str, folder: str | None = None, text_only: bool | None = None) -> FeatureDrafter:
+        """A network that drafts for the target, read once for all answers.
+
+        Args:
+            kind: which one of those that came with the model.
+            folder: another one.
+            text_only: whether the video has no rows when drafting; None: as it was trained to.
 
         Raises:
             UserError: there is none, or it was trained for something else.
         """
-        folder = config.drafter or self.drafters.get(config.name)
-        if folder is None:
+        found = folder or self.drafters.get(kind)
+        if found is None:
             raise UserError(
                 f"drafter must be given: none came with this model; make one by "
-                f"`vargen train video-drafter --kind {config.name}`"
+                f"`vargen train video-drafter --kind {kind}`"
             )
-        text_only = config.text_only if isinstance(config, SparrowConfig) else None
-        key = (os.fspath(folder), text_only)
+        key = (os.fspath(found), text_only)
         if key not in self._trained:
             try:
-                self._trained[key] = load_drafter(folder, self.model, text_only=text_only)
+                self._trained[key] = load_drafter(found, self.model, text_only=text_only)
             except ValueError as error:
                 raise UserError(str(error)) from error
         return self._trained[key]
@@ -312,28 +288,19 @@ class VideoAnswerer:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", QuestionWarning)  # has been said when the question was answered
             inputs = processor_inputs(self.processor, frames, question)
-        prompt = Prompt(self.model, {name: value.to(self.model.device) for name, value in inputs.items()}, None)
-        target = VideoTarget(self.model, prompt.request)
+        target = self.prompt({name: value.to(self.model.device) for name, value in inputs.items()}).target()
         target.prefill()
         tokens = torch.tensor([answer.token_ids], device=self.model.device)
-        count = tokens.shape[1]
-        mask = torch.ones(1, count, count, dtype=torch.bool, device=tokens.device).tril()
-        output = target.forward(tokens, mask, torch.arange(count, device=tokens.device)[None])
+        places, mask = chain_layout(tokens)
+        output = target.forward(tokens, mask, places)
         assert output.hidden_states is not None and target.visual_hidden_states is not None
-        return visual_relevance(output.hidden_states, target.visual_hidden_states, num_nearest)[0].tolist()
-
-    def _pair(self, config: ParallelConfig) -> ParallelPair:
-        """The workers of parallel decoding, started once for all answers."""
-        key = f"{config.drafter}-{config.workers}"
-        if key not in self._parallel or self._parallel[key].failed:
-            self._parallel[key] = ParallelPair(self.model, self.draft_model, config)
-        return self._parallel[key]
+        return relevance_to(output.hidden_states, target.visual_hidden_states, num_nearest)[0].tolist()
 
     def close(self) -> None:
-        """End the workers of parallel decoding, if there are any."""
-        for pair in self._parallel.values():
-            pair.close()
-        self._parallel.clear()
+        """End what methods have started for several answers, such as the workers of parallel decoding."""
+        for lasting in self._lasting.values():
+            lasting.close()
+        self._lasting.clear()
 
     def __enter__(self) -> VideoAnswerer:
         return self

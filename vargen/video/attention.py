@@ -1,7 +1,7 @@
 """How much attention some tokens of a prompt pay, seen while the prompt is fed.
 
-Belongs here: reading attention off transformers' unmodified layers, and SpecVLM's score of visual tokens. Does not
-belong here: choosing tokens by it (`pruning.py`), caches and positions (`target.py`).
+Belongs here: reading attention off transformers' unmodified layers. Does not belong here: choosing tokens by it
+(`pruning.py`), caches and positions (`target.py`).
 
 The fast attention kernels return no weights, and a map of a whole video would not fit anyway. So a layer's attention
 module is watched: of its input the queries of a few rows are made once more, turned to their positions as the module
@@ -11,55 +11,12 @@ turns them, and multiplied with the keys that the cache holds. In float32 throug
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 from transformers import DynamicCache
-
-if TYPE_CHECKING:
-    from vargen.video.target import VideoTarget
-
-
-def video_attention(target: VideoTarget) -> Tensor:
-    """[m] float32: SpecVLM's score of each visual token (arXiv 2508.16201).
-
-    The attention weight that a token of the text after the video gives it, a mean over these tokens, all heads and all
-    layers.
-
-    Args:
-        target: after its prefill, made with `capture_attention=True`.
-
-    Raises:
-        ValueError: nothing was captured.
-    """
-    num_heads = int(target.model.config.get_text_config().num_attention_heads)
-    return torch.stack([layer.sum(0) for layer in captured_attention(target)]).mean(0) / num_heads
-
-
-def captured_attention(target: VideoTarget) -> tuple[Tensor, ...]:
-    """`target.visual_attention`, for each layer [kv_heads, m]. Raises ValueError where nothing was captured."""
-    if not target.visual_attention:
-        raise ValueError("target has captured no attention: make it with capture_attention=True, and prefill it")
-    return target.visual_attention
-
-
-def rows_after_video(is_visual: Tensor) -> Tensor:
-    """[n] int64: the places after the last visual token, whose attention says what the question asks for.
-
-    Args:
-        is_visual: [T] bool.
-
-    Raises:
-        ValueError: there are none.
-    """
-    last = int(is_visual.nonzero()[-1, 0])
-    if last + 1 == len(is_visual):
-        raise ValueError(
-            "request has no text after the video, so no attention says what matters; put the question last"
-        )
-    return torch.arange(last + 1, len(is_visual), device=is_visual.device)
 
 
 def watch_attention(

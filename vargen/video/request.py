@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vargen.video.pruning import token_budget
+from vargen.video.pruning import token_budget, visual_gain
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,17 @@ class VideoRequest:
     def num_visual(self) -> int:
         """m."""
         return int(self.is_visual.sum())
+
+    @property
+    def question_places(self) -> Tensor:
+        """[n] int64: places of the text after the video, which says what is asked for. Raises ValueError for none."""
+        last = int(self.is_visual.nonzero()[-1, 0])
+        length = len(self.is_visual)
+        if last + 1 == length:
+            raise ValueError(
+                "request has no text after the video, so nothing says what matters in it; put the question last"
+            )
+        return torch.arange(last + 1, length, device=self.is_visual.device)
 
 
 def encode_video(model: Any, inputs: Mapping[str, Tensor]) -> Tensor:
@@ -134,6 +145,17 @@ def keep_share(request: VideoRequest, keep_ratio: float, choose: Callable[[int, 
     kept = choose(shown, token_budget(shown, keep_ratio))
     separators = torch.arange(shown, request.num_visual, device=request.is_visual.device)
     return torch.cat((kept.to(separators.device), separators))
+
+
+def visual_gain_scorer(request: VideoRequest) -> Callable[[Tensor, Tensor], Tensor]:
+    """UV-Prune's score of each visual token by the text after the video; see `vargen.video.pruning.visual_gain`.
+
+    Returns:
+        A function of the prompt's hidden states [T, dim] at the embeddings and after a layer, which gives [m] and never
+        waits for the device: it may be called in the middle of a prefill.
+    """
+    visual, asks = request.is_visual.nonzero()[:, 0], request.question_places
+    return lambda before, after: visual_gain(before[visual], after[visual], before[asks], after[asks])
 
 
 def keep_visual(request: VideoRequest, kept: Tensor, compact: bool = False) -> VideoRequest:

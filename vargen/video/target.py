@@ -8,7 +8,7 @@ and not yet fed. After a forward the accepted nodes' entries are moved behind th
 off; cropping is by a negative number throughout, since a positive one changed its meaning between releases. One
 sequence at a time, and its length is known on the host: the library's cache asks for that.
 
-Layers may hold different parts of the prompt (`lossy_targets.py`, `sparse_draft.py`), so whatever is cut or moved is
+Layers may hold different parts of the prompt (`lossy_targets.py`, `sparse_cache.py`), so whatever is cut or moved is
 counted from the end, and positions are counted from the request, never from the cache.
 """
 
@@ -24,7 +24,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers import DynamicCache
 
 from specdecode.roles import TargetOutput
-from vargen.video.attention import rows_after_video, watch_attention
+from vargen.video.attention import watch_attention
 from vargen.video.request import VideoRequest
 
 
@@ -47,7 +47,7 @@ class VideoTarget:
         captured: by layer, [T, dim] of the prefill.
         visual_attention: for every layer [kv_heads, m] float32: how much attention the tokens after the video pay to
             each visual token, the mean over those tokens, summed over the heads that share a key. See
-            `vargen.video.attention.video_attention`.
+            `video_attention`.
         prompt_logits: [1, 1, V] of the prefill.
         prompt_places: for every layer [T'] int64, ascending: the tokens of the prompt that it has cached; here all T.
 
@@ -56,6 +56,8 @@ class VideoTarget:
     """
 
     batch_size = 1
+    flops: int | None = None
+    """Nobody counts them."""
 
     def __init__(
         self,
@@ -119,6 +121,24 @@ class VideoTarget:
         self.visual_hidden_states = hidden_states[0, request.is_visual[self.prompt_places[-1]]]
         self.prompt_logits = self._logits(hidden_states[:, -1:])
         return TargetOutput(self.prompt_logits, hidden_states)
+
+    def captured_attention(self) -> tuple[Tensor, ...]:
+        """`visual_attention`, for each layer [kv_heads, m]. Raises ValueError where nothing was captured."""
+        if not self.visual_attention:
+            raise ValueError("target has captured no attention: make it with capture_attention=True, and prefill it")
+        return self.visual_attention
+
+    def video_attention(self) -> Tensor:
+        """[m] float32: SpecVLM's score of each visual token (arXiv 2508.16201).
+
+        The attention weight that a token of the text after the video gives it, a mean over these tokens, all heads and
+        all layers.
+
+        Raises:
+            ValueError: nothing was captured.
+        """
+        num_heads = int(self.model.config.get_text_config().num_attention_heads)
+        return torch.stack([layer.sum(0) for layer in self.captured_attention()]).mean(0) / num_heads
 
     def prompt_cache(self) -> list[tuple[Tensor, Tensor]]:
         """For every layer, keys and values [1, kv_heads, T, head_dim] of the prompt.
@@ -201,7 +221,7 @@ class VideoTarget:
         handles = [layers[layer - 1].register_forward_hook(self._keeper(layer)) for layer in watched]
         if self.capture_attention:
             self.visual_attention = ()
-            rows = rows_after_video(self.request.is_visual)
+            rows = self.request.question_places
             handles += [
                 watch_attention(layer.self_attn, self._cache, lambda: rows, self._keep_attention) for layer in layers
             ]

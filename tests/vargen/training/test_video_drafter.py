@@ -32,7 +32,7 @@ from vargen.training.video_drafter import (
 from vargen.training.video_source import VideoBatch
 from vargen.video.drafters.drafter_folder import load_drafter, new_drafter
 from vargen.video.drafters.feature_drafter import KINDS, TargetStates
-from vargen.video.drafters.feature_head import feature_drafter
+from vargen.video.drafters.feature_head import FeatureHead
 from vargen.video.request import prepare_request
 from vargen.video.target import VideoTarget
 from vargen.world.models.architectures import (
@@ -357,7 +357,7 @@ def test_a_run_exports_a_drafter(folders: dict[str, Path], tmp_path: Path, kind:
         "streams": RandomStreams.from_seeds([0]),
     }
     plain = decode(VideoTarget(model, request), **settings)
-    drafter = feature_drafter(network, target, DynamicTree(4), FixedDraftSize(DraftSize(10, 3)))
+    drafter = FeatureHead(network, target).drafter(DynamicTree(4), FixedDraftSize(DraftSize(10, 3)))
     assert torch.equal(plain.tokens, decode(target, drafter=drafter, **settings).tokens)
 
 
@@ -425,7 +425,7 @@ def test_it_learns_to_be_accepted(qwen_folder: Path, tmp_path: Path, kind: str) 
         plain = decode(VideoTarget(model, request), **settings)
         for shape, size in ((StaticTree.chain(4), DraftSize(5, 4)), (DynamicTree(6), DraftSize(20, 4))):
             target = VideoTarget(model, request, capture_layers=network.config.capture_layers)
-            fast = decode(target, drafter=feature_drafter(network, target, shape, FixedDraftSize(size)), **settings)
+            fast = decode(target, drafter=FeatureHead(network, target).drafter(shape, FixedDraftSize(size)), **settings)
             assert torch.equal(fast.tokens, plain.tokens)
             if temperature == 0:
                 assert fast.trace.mean_accepted_length > 0.7

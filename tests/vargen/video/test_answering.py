@@ -17,19 +17,13 @@ from vargen.jobs.video_benchmark import VideoCase
 from vargen.methods.catalogue import MethodConfig
 from vargen.video.answering import VideoAnswerer
 from vargen.video.frames import processor_inputs, write_video
-from vargen.video.methods.catalogue import (
-    VIDEO_METHODS,
-    AssistedConfig,
-    FastVConfig,
-    FlashConfig,
-    LVSpecConfig,
-    ParallelConfig,
-    SparrowConfig,
-    SparseVLMConfig,
-    SpeculativeConfig,
-    TrainedDrafterConfig,
-    resolve_video_method,
-)
+from vargen.video.methods.assisted import AssistedConfig
+from vargen.video.methods.catalogue import VIDEO_METHODS, resolve_video_method
+from vargen.video.methods.lossy import FastVConfig, SparseVLMConfig
+from vargen.video.methods.lvspec import LVSpecConfig
+from vargen.video.methods.parallelvlm import ParallelConfig
+from vargen.video.methods.speculative import SpeculativeConfig
+from vargen.video.methods.trained import FlashConfig, SparrowConfig, TrainedDrafterConfig
 
 QUESTION = "describe the video in detail."
 EXACT = [method for method in VIDEO_METHODS if method.exact and method is not AssistedConfig]
@@ -98,7 +92,7 @@ def test_a_core_is_left_to_the_drafter(
     workers: str,
     threads: int,
 ) -> None:
-    import vargen.video.methods.parallelvlm as parallel
+    import vargen.video.parallel_pair as parallel
 
     seen, before = [], torch.get_num_threads()
     decode = parallel.decode_parallel
@@ -314,7 +308,7 @@ def test_a_drafter_that_dies_fails_the_answer_and_not_the_next(
     try:
         plain = answerer.answer(cases[0].frames, QUESTION, max_new_tokens=10)
         answerer.answer(cases[0].frames, QUESTION, config, max_new_tokens=10)
-        (pair,) = answerer._parallel.values()
+        (pair,) = answerer._lasting.values()
         os.kill(pair.channel.pid, signal.SIGKILL)
         with pytest.raises(UserError, match="SIGKILL"):
             answerer.answer(cases[0].frames, QUESTION, config, max_new_tokens=10)

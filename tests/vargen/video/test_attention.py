@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from vargen.video.attention import attention_of_rows, rows_after_video, video_attention, watch_attention
+from vargen.video.attention import attention_of_rows, watch_attention
 from vargen.video.pruning import keep_uniform
 from vargen.video.request import VideoRequest, keep_visual, prepare_request
 from vargen.video.target import VideoTarget
@@ -44,7 +44,7 @@ def test_scores_are_those_of_the_whole_maps(maps: tuple[Any, dict[str, Tensor], 
     visual = target.request.is_visual
     after = int(visual.nonzero()[-1]) + 1
     of_video = attentions[:, :, after:][..., visual].mean(2)  # [layers, heads, m]
-    torch.testing.assert_close(video_attention(target), of_video.mean((0, 1)), rtol=0, atol=1e-5)
+    torch.testing.assert_close(target.video_attention(), of_video.mean((0, 1)), rtol=0, atol=1e-5)
     assert len(target.visual_attention) == 3
     for number, scores in enumerate(target.visual_attention):
         assert scores.shape == (2, int(visual.sum())) and scores.dtype == torch.float32
@@ -59,7 +59,7 @@ def test_text_before_the_video_has_no_say(maps: tuple[Any, dict[str, Tensor], Te
     model, inputs, attentions = maps
     target = watched(model, inputs)
     visual = target.request.is_visual
-    scores = video_attention(target)
+    scores = target.video_attention()
     for rows in (~visual, torch.ones_like(visual)):
         assert not torch.allclose(scores, attentions[:, :, rows][..., visual].mean((0, 1, 2)), atol=1e-3)
 
@@ -121,8 +121,8 @@ def test_scores_of_a_half_precision_model_are_float32(architecture: str, models:
     model = deepcopy(models(architecture)).to(torch.bfloat16)
     target = watched(model, inputs_of(architecture, 2))
     assert target.visual_attention[0].dtype == torch.float32
-    exact = video_attention(watched(models(architecture), inputs_of(architecture, 2)))
-    assert torch.corrcoef(torch.stack((video_attention(target), exact)))[0, 1] > 0.9
+    exact = watched(models(architecture), inputs_of(architecture, 2)).video_attention()
+    assert torch.corrcoef(torch.stack((target.video_attention(), exact)))[0, 1] > 0.9
 
 
 def test_a_pruned_request_has_scores_of_what_is_left(architecture: str, models: Models, inputs_of: Inputs) -> None:
@@ -131,7 +131,7 @@ def test_a_pruned_request_has_scores_of_what_is_left(architecture: str, models: 
     request = keep_visual(whole, keep_uniform(whole.num_visual, 5))
     target = VideoTarget(model, request, capture_attention=True)
     target.prefill()
-    assert video_attention(target).shape == (5,)
+    assert target.video_attention().shape == (5,)
 
 
 def test_what_cannot_be_scored_is_named(architecture: str, models: Models, inputs_of: Inputs) -> None:
@@ -140,9 +140,9 @@ def test_what_cannot_be_scored_is_named(architecture: str, models: Models, input
     target = VideoTarget(model, request)
     target.prefill()
     with pytest.raises(ValueError, match="capture_attention=True"):
-        video_attention(target)
+        target.video_attention()
     with pytest.raises(ValueError, match="capture_attention=True"):
-        video_attention(VideoTarget(model, request, capture_attention=True))
+        VideoTarget(model, request, capture_attention=True).video_attention()
     end = int(request.is_visual.nonzero()[-1]) + 1
     cut = replace(
         request,
@@ -153,4 +153,4 @@ def test_what_cannot_be_scored_is_named(architecture: str, models: Models, input
     )
     with pytest.raises(ValueError, match="no text after the video"):
         VideoTarget(model, cut, capture_attention=True).prefill()
-    assert rows_after_video(request.is_visual).tolist() == list(range(end, request.input_ids.shape[1]))
+    assert request.question_places.tolist() == list(range(end, request.input_ids.shape[1]))

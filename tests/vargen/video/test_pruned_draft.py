@@ -16,7 +16,6 @@ from specdecode.drafters.tree_shapes import StaticTree
 from specdecode.loop import DecodeResult, decode
 from specdecode.roles import Drafter
 from specdecode.sampling import RandomStreams, SamplingConfig
-from vargen.video.attention import video_attention
 from vargen.video.pruned_draft import PrunedDraft
 from vargen.video.pruning import keep_by_attention, keep_uniform, token_budget
 from vargen.video.request import VideoRequest, keep_visual, prepare_request
@@ -40,7 +39,7 @@ def answer(target: VideoTarget, drafter: Drafter | None = None, sampling: Sampli
 
 def pruned_by_attention(target: VideoTarget, model: Any, request: VideoRequest, keep_ratio: float) -> PrunedDraft:
     budget = token_budget(request.num_visual, keep_ratio)
-    return PrunedDraft(model, request, lambda: keep_by_attention(video_attention(target), budget))
+    return PrunedDraft(model, request, lambda: keep_by_attention(target.video_attention(), budget))
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, DRAWN], ids=["greedy", "drawn"])

@@ -66,6 +66,17 @@ class FeatureHead:
         self._num_prompt = 0
         self._scene: Tensor | None = None
 
+    def drafter(
+        self, shape: DynamicTree | StaticTree, sizer: DraftSizer, children: Literal["top", "sampled"] = "top"
+    ) -> EagleDrafter:
+        """The Drafter role of this network; arguments as of `EagleDrafter`.
+
+        Raises:
+            ValueError: see `EagleDrafter` and `SemiAutoregressiveDrafter`.
+        """
+        drafter = EagleDrafter if self.draft_length == 1 else SemiAutoregressiveDrafter
+        return drafter(self, shape, sizer, children)
+
     @property
     def cache_length(self) -> int:
         """Rows whose keys and values are held."""
@@ -139,24 +150,3 @@ class FeatureHead:
         if count:
             self._cache.crop(-count)
             self._num_new -= count
-
-
-def feature_drafter(
-    network: FeatureDrafter,
-    target: VideoTarget,
-    shape: DynamicTree | StaticTree,
-    sizer: DraftSizer,
-    children: Literal["top", "sampled"] = "top",
-) -> EagleDrafter:
-    """The Drafter role of a trained network beside its target.
-
-    Args:
-        network, target: see `FeatureHead`; the target is made with `capture_layers=network.config.capture_layers`.
-        shape, sizer, children: see `EagleDrafter`.
-
-    Raises:
-        ValueError: see `FeatureHead`, `EagleDrafter` and `SemiAutoregressiveDrafter`.
-    """
-    head = FeatureHead(network, target)
-    drafter = EagleDrafter if network.config.draft_length == 1 else SemiAutoregressiveDrafter
-    return drafter(head, shape, sizer, children)

@@ -17,7 +17,7 @@ from specdecode.roles import TargetOutput
 from specdecode.sampling import RandomStreams, SamplingConfig
 from vargen.video.drafters.drafter_folder import new_drafter
 from vargen.video.drafters.feature_drafter import KINDS, FeatureDrafter, TargetStates
-from vargen.video.drafters.feature_head import FeatureHead, feature_drafter
+from vargen.video.drafters.feature_head import FeatureHead
 from vargen.video.drafters.visual_compressor import VisualCompressor
 from vargen.video.pruning import keep_uniform
 from vargen.video.request import VideoRequest, keep_visual, prepare_request
@@ -46,14 +46,16 @@ def answer(
     shape: tuple[Any, DraftSize] = CHAIN,
     sampling: SamplingConfig = GREEDY,
     count: int = 9,
+    head_of: type[FeatureHead] = FeatureHead,
 ) -> tuple[DecodeResult, FeatureHead | None]:
     layers = () if network is None else network.config.capture_layers
     target = VideoTarget(model, request, capture_layers=layers)
-    drafter = None if network is None else feature_drafter(network, target, shape[0], FixedDraftSize(shape[1]))
+    head = None if network is None else head_of(network, target)
+    drafter = None if head is None else head.drafter(shape[0], FixedDraftSize(shape[1]))
     result = decode(
         target, max_new_tokens=count, sampling=sampling, streams=RandomStreams.from_seeds([0]), drafter=drafter
     )
-    return result, None if drafter is None else drafter.head  # type: ignore[return-value]
+    return result, head
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -127,13 +129,11 @@ def test_cached_drafting_is_what_a_fresh_run_says(
     inputs_of: Inputs,
     kind: str,
     compact: bool,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("vargen.video.drafters.feature_head.FeatureHead", Remembering)
     model = models(architecture)
     request = prepare_request(model, inputs_of(architecture, 3))
     network = drafter_of(kind, model, compact=compact)
-    result, head = answer(network, model, request, TREE, count=8)
+    result, head = answer(network, model, request, TREE, count=8, head_of=Remembering)
     assert isinstance(head, Remembering) and head.checked >= 3
     if kind != "flash":
         assert head.deepest > 2
@@ -280,7 +280,7 @@ def test_what_a_head_cannot_do_is_refused(models: Models, inputs_of: Inputs) -> 
         FeatureHead(bridged, VideoTarget(model, request))
     flash = drafter_of("flash", model, draft_length=2)
     with pytest.raises(ValueError, match="draft_length must be at most 2"):
-        feature_drafter(flash, VideoTarget(model, request), *_sized(CHAIN))
+        FeatureHead(flash, VideoTarget(model, request)).drafter(*_sized(CHAIN))
     far = keep_visual(request, torch.arange(request.num_visual))
     object.__setattr__(far, "next_position", 4096)
     with pytest.raises(ValueError, match="video is too long: the prompt reaches position 4096"):

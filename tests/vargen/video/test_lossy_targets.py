@@ -20,9 +20,8 @@ from specdecode.loop import decode
 from specdecode.roles import Drafter
 from specdecode.sampling import RandomStreams, SamplingConfig
 from specdecode.tree import TokenTree
-from vargen.video.attention import video_attention
-from vargen.video.methods import lossy as lossy_targets
-from vargen.video.methods.lossy import (
+from vargen.video import lossy_targets
+from vargen.video.lossy_targets import (
     FastVTarget,
     PruningTarget,
     SparseVLMTarget,
@@ -418,7 +417,7 @@ def test_attention_keeps_a_sink_and_gain_does_not(architecture: str, models: Mod
     assert SINK_TOKEN in left(target)
     whole = VideoTarget(model, request, capture_attention=True)
     whole.prefill()
-    assert SINK_TOKEN in keep_by_attention(video_attention(whole), budget).tolist()
+    assert SINK_TOKEN in keep_by_attention(whole.video_attention(), budget).tolist()
     assert by_gain(model, request, budget) == SHOWN_TOKENS
 
 

@@ -18,8 +18,8 @@ from specdecode.loop import DecodeResult, decode
 from specdecode.roles import Drafter, TargetOutput
 from specdecode.sampling import RandomStreams, SamplingConfig
 from specdecode.tree import TokenTree
-from vargen.video.methods.sparse_draft import SparseDraft
 from vargen.video.request import VideoRequest, prepare_request
+from vargen.video.sparse_cache import SparseDraft
 from vargen.video.target import VideoTarget
 
 Models = Callable[..., Any]

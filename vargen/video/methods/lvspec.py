@@ -1,0 +1,60 @@
+"""LVSpec: settings and players; its rule is `specdecode.verifiers.loose`, measured against the visual tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from vargen.video.methods.speculative import SpeculativeConfig
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from specdecode.roles import Verifier
+    from vargen.video.prompt import Prompt
+    from vargen.video.target import VideoTarget
+
+
+@dataclass(frozen=True)
+class LVSpecConfig(SpeculativeConfig):
+    """LVSpec (arXiv 2604.05650): the drafted tokens that have least to do with what is seen need not be the target's.
+
+    Args:
+        loose_ratio: lambda, share of a window that is loosened; 0 is strict.
+        num_nearest: N, visual tokens whose cosines make a token's relevance.
+        position_shift: accept what the target says elsewhere in the window.
+        relevance_from: "token" or "prediction", see `specdecode.verifiers.loose`.
+    """
+
+    name: ClassVar[str] = "lvspec"
+    summary: ClassVar[str] = "LVSpec: tokens with little visual relevance are accepted as drafted"
+    exact: ClassVar[bool] = False
+
+    draft_length: int = 10
+    keep_ratio: float = 0.1
+    loose_ratio: float = 0.7
+    num_nearest: int = 10
+    position_shift: bool = True
+    relevance_from: str = "token"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._number("loose_ratio", 0, 1)
+        self._number("num_nearest", 1, whole=True)
+        self._one_of("relevance_from", ("token", "prediction"))
+
+    def _verifier(self, prompt: Prompt, target: VideoTarget) -> Verifier:
+        from specdecode.verifiers.loose import LooseVerifier
+
+        def reference() -> Tensor:
+            assert target.visual_hidden_states is not None
+            return target.visual_hidden_states
+
+        return LooseVerifier(
+            reference,
+            self.loose_ratio,
+            self.num_nearest,
+            self.position_shift,
+            prompt.protected_tokens,
+            self.relevance_from,
+        )

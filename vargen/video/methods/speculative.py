@@ -1,0 +1,157 @@
+"""Speculative decoding of answers about videos, naive and as SpecVLM does it.
+
+Belongs here: settings and players of methods whose drafter is a model that watches the video, whole or in part. Does
+not belong here: choosing by scores (`vargen.video.pruning`), drafting (`specdecode.drafters`), and such methods with a
+verifier (`fly.py`, `lvspec.py`) or a loop (`parallelvlm.py`) of their own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from vargen.errors import UserError
+from vargen.methods.catalogue import TREE_NAMES
+from vargen.video.methods.base import VideoMethodConfig
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from specdecode.drafters.draft_model import DraftModel
+    from specdecode.roles import Drafter, Verifier
+    from vargen.video.players import VideoDecoder
+    from vargen.video.prompt import Prompt
+    from vargen.video.target import VideoTarget
+
+DRAFTERS = ("pair", "self")
+PRUNINGS = ("uniform", "attention", "visual_gain")
+TREES = ("chain", *(name for name in TREE_NAMES if name != "dynamic"))
+
+
+@dataclass(frozen=True)
+class SpeculativeConfig(VideoMethodConfig):
+    """A smaller model, or the target itself, watches the same video and drafts a chain.
+
+    Args:
+        drafter: "pair" for the smaller model, "self" for the target's own weights.
+        draft_length: tokens of a chain.
+        keep_ratio: share of visual tokens that the drafter is shown.
+        pruning: which ones: "uniform"; "attention" (SpecVLM); "visual_gain" (ParallelVLM's UV-Prune).
+        pruning_layer: of "visual_gain": the layer that is compared with the embeddings; null for a quarter of them.
+        compact: give what is left consecutive positions instead of its own.
+    """
+
+    name: ClassVar[str] = "sd"
+    summary: ClassVar[str] = "naive speculative decoding: the drafter watches the whole video"
+    exact: ClassVar[bool] = True
+
+    drafter: str = "pair"
+    draft_length: int = 5
+    keep_ratio: float = 1.0
+    pruning: str = "uniform"
+    pruning_layer: int | None = None
+    compact: bool = False
+
+    def __post_init__(self) -> None:
+        self._one_of("drafter", DRAFTERS)
+        self._number("draft_length", 1, whole=True)
+        self._share("keep_ratio")
+        self._one_of("pruning", PRUNINGS)
+        if self.pruning_layer is not None:
+            self._number("pruning_layer", 1, whole=True)
+
+    def build(self, prompt: Prompt) -> VideoDecoder:
+        """The target, a model that is shown what this method keeps of the video, and who judges it."""
+        from vargen.video.players import Players
+        from vargen.video.pruned_draft import PrunedDraft
+
+        prunes_by = self.pruning if self.keep_ratio < 1 else "nothing"
+        layer = self.compared_layer(prompt.model)
+        target = prompt.target(
+            capture_attention=prunes_by == "attention",
+            capture_layers=(0, layer) if prunes_by == "visual_gain" else (),
+        )
+        model, request = prompt.draft_request(self.drafter)
+        choose = partial(self._choose, target, layer)
+        draft = PrunedDraft(model, request, choose, compact=self.compact, vocab_size=prompt.vocab_size)
+        return Players(target, self._drafter(draft), self._verifier(prompt, target), draft)
+
+    def _drafter(self, draft: DraftModel) -> Drafter:
+        from vargen.video.players import likeliest_chain
+
+        return likeliest_chain(draft, self.draft_length)
+
+    def _verifier(self, prompt: Prompt, target: VideoTarget) -> Verifier | None:
+        """Who judges; None: the exact one."""
+        return None
+
+    def compared_layer(self, model: Any) -> int:
+        """The layer that UV-Prune compares with the embeddings. The paper gives no rule; a quarter of them is ours.
+
+        Raises:
+            UserError: a layer that the model has not.
+        """
+        num_layers = len(model.model.language_model.layers)
+        if self.pruning_layer is None:
+            return max(1, num_layers // 4)
+        if self.pruning_layer > num_layers:
+            raise UserError(f"{self.name}.pruning_layer must be at most the model's {num_layers}")
+        return self.pruning_layer
+
+    def _choose(self, target: VideoTarget, layer: int) -> Tensor:
+        """What the drafter is shown, when the target has seen everything."""
+        from vargen.video.pruning import keep_highest, keep_uniform
+        from vargen.video.request import keep_share, visual_gain_scorer
+
+        def chosen(shown: int, budget: int) -> Tensor:
+            if self.pruning == "uniform" or budget == shown:
+                return keep_uniform(shown, budget)
+            if self.pruning == "attention":
+                return self._by_attention(target.video_attention()[:shown], budget)
+            gain = visual_gain_scorer(target.request)(target.captured[0], target.captured[layer])
+            return keep_highest(gain[:shown], budget)
+
+        return keep_share(target.request, self.keep_ratio, chosen)
+
+    def _by_attention(self, scores: Tensor, budget: int) -> Tensor:
+        from vargen.video.pruning import keep_by_attention
+
+        return keep_by_attention(scores, budget)
+
+
+@dataclass(frozen=True)
+class SpecVLMConfig(SpeculativeConfig):
+    """SpecVLM (arXiv 2508.16201): a drafter that is shown the tenth of the video that the target attends to.
+
+    Args:
+        tree: shape of the draft: "chain", or a published tree's name.
+        attention_share: of the first stage of pruning; the rest of the budget is spread evenly.
+    """
+
+    name: ClassVar[str] = "specvlm"
+    summary: ClassVar[str] = "SpecVLM: the drafter sees what the target attends to, and drafts a tree"
+    exact: ClassVar[bool] = True
+
+    keep_ratio: float = 0.1
+    pruning: str = "attention"
+    tree: str = "mc_sim_7b_63"
+    attention_share: float = 0.4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._one_of("tree", TREES)
+        self._number("attention_share", 0, 1)
+
+    def _drafter(self, draft: DraftModel) -> Drafter:
+        if self.tree == "chain":
+            return super()._drafter(draft)
+        from specdecode.drafters.draft_model_tree import DraftModelTreeDrafter
+        from specdecode.drafters.tree_shapes import StaticTree
+
+        return DraftModelTreeDrafter(draft, StaticTree.published(self.tree))
+
+    def _by_attention(self, scores: Tensor, budget: int) -> Tensor:
+        from vargen.video.pruning import keep_by_attention
+
+        return keep_by_attention(scores, budget, self.attention_share)

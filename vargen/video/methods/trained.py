@@ -1,0 +1,129 @@
+"""Methods with a trained drafter: EAGLE, MSD, ViSpec, Sparrow, FLASH. Settings and players.
+
+Belongs here: what is drafted with such a network, and which. Does not belong here: the networks
+(`vargen.video.drafters`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from vargen.video.methods.base import VideoMethodConfig
+from vargen.video.methods.speculative import TREES
+
+if TYPE_CHECKING:
+    from specdecode.draft_size import DraftSizer
+    from specdecode.drafters.tree_shapes import DynamicTree, StaticTree
+    from vargen.video.drafters.feature_drafter import FeatureDrafter
+    from vargen.video.players import Players
+    from vargen.video.prompt import Prompt
+
+_DRAFT_LENGTH = 8  # of drafters that guess one place at a time
+
+
+@dataclass(frozen=True)
+class TrainedDrafterConfig(VideoMethodConfig):
+    """What methods with a trained drafter share; see `vargen.video.drafters.feature_drafter`.
+
+    Args:
+        drafter: folder that `vargen train video-drafter` exported; null for the one that came with the model.
+        tree: "chain"; "dynamic" (EAGLE-2: grown by confidence), which pays where a pass over many tokens costs no more
+            than over one, as on a GPU; or the name of a published fixed tree.
+        total_tokens: nodes of a dynamic tree, its root included.
+        depth: levels drafted below the root; null for eight, or, of a drafter that guesses several places at once, as
+            many as it guesses.
+        tree_top_k: nodes expanded per level of a dynamic tree, and children of each.
+    """
+
+    exact: ClassVar[bool] = True
+
+    drafter: str | None = None
+    tree: str = "chain"
+    total_tokens: int = 30
+    depth: int | None = None
+    tree_top_k: int = 4
+
+    def __post_init__(self) -> None:
+        self._one_of("tree", ("dynamic", *TREES))
+        self._number("total_tokens", 2, whole=True)
+        self._number("tree_top_k", 1, whole=True)
+        if self.depth is not None:
+            self._number("depth", 1, whole=True)
+
+    def build(self, prompt: Prompt) -> Players:
+        """The target, and the network beside it."""
+        from vargen.video.drafters.feature_head import FeatureHead
+        from vargen.video.players import Players
+
+        network = self._network(prompt)
+        target = prompt.target(capture_layers=network.config.capture_layers)
+        head = FeatureHead(network, target)
+        return Players(target, head.drafter(*self.shape(network.config.draft_length)), network=head)
+
+    def _network(self, prompt: Prompt) -> FeatureDrafter:
+        return prompt.trained_drafter(self.name, self.drafter)
+
+    def shape(self, guessed_at_once: int) -> tuple[DynamicTree | StaticTree, DraftSizer]:
+        """What is drafted by a network that guesses so many places at once: its shape, and how much of it."""
+        from specdecode.draft_size import DraftSize, FixedDraftSize
+        from specdecode.drafters.tree_shapes import DynamicTree, StaticTree
+
+        depth = self.depth
+        if depth is None:
+            depth = guessed_at_once if guessed_at_once > 1 else _DRAFT_LENGTH
+        if self.tree == "dynamic":
+            most = 1 + self.tree_top_k + max(depth - 1, 0) * self.tree_top_k**2  # candidates that there are at all
+            size = DraftSize(min(self.total_tokens, most), min(depth, self.total_tokens - 1))
+            return DynamicTree(self.tree_top_k), FixedDraftSize(size)
+        shape = StaticTree.chain(depth) if self.tree == "chain" else StaticTree.published(self.tree)
+        return shape, FixedDraftSize(DraftSize(shape.num_nodes, min(depth, shape.max_depth)))
+
+
+@dataclass(frozen=True)
+class EagleHeadConfig(TrainedDrafterConfig):
+    """EAGLE (arXiv 2401.15077) as it is: visual tokens are rows like all others."""
+
+    name: ClassVar[str] = "eagle"
+    summary: ClassVar[str] = "EAGLE: a trained layer continues the target's features, the video's like the text's"
+
+
+@dataclass(frozen=True)
+class MSDConfig(TrainedDrafterConfig):
+    """MSD (arXiv 2505.14260): the drafter reads the video's embeddings."""
+
+    name: ClassVar[str] = "msd"
+    summary: ClassVar[str] = "MSD: a trained layer that reads the video's embeddings"
+
+
+@dataclass(frozen=True)
+class ViSpecConfig(TrainedDrafterConfig):
+    """ViSpec (arXiv 2509.15235): the drafter reads one learned mean of the video; another is mixed into features."""
+
+    name: ClassVar[str] = "vispec"
+    summary: ClassVar[str] = "ViSpec: a trained layer that reads the video compressed into a vector or two"
+
+
+@dataclass(frozen=True)
+class SparrowConfig(TrainedDrafterConfig):
+    """Sparrow (arXiv 2602.15318): the drafter keeps text alone, whose features have seen the video.
+
+    Args:
+        text_only: the video has no rows when drafting; null: as the drafter was trained to; for ablations.
+    """
+
+    name: ClassVar[str] = "sparrow"
+    summary: ClassVar[str] = "Sparrow: a trained layer over text alone, as cheap for an hour as for a second"
+
+    text_only: bool | None = None
+
+    def _network(self, prompt: Prompt) -> FeatureDrafter:
+        return prompt.trained_drafter(self.name, self.drafter, self.text_only)
+
+
+@dataclass(frozen=True)
+class FlashConfig(TrainedDrafterConfig):
+    """FLASH (arXiv 2505.12728): the drafter reads compressed features and guesses several places in one forward."""
+
+    name: ClassVar[str] = "flash"
+    summary: ClassVar[str] = "FLASH: a trained layer that guesses several tokens in one forward"

@@ -158,6 +158,21 @@ class StaticKVCache:
         among_new = new_token_mask.expand(batch_size, -1, -1).gather(2, which.expand(-1, num_queries, -1))  # [B, q, S]
         return (committed[:, None] | (is_new[:, None] & among_new))[:, None]
 
+    def distances(self, depths: Tensor, kv_length: int | None = None) -> Tensor:
+        """How many places each slot stands before each new token, for attention through windows.
+
+        Args:
+            depths: int64 `[B, n]`, the place of each of the tokens in `new_slots(n)`, after the row's committed ones.
+            kv_length: as in `attention_mask`.
+
+        Returns:
+            int64 `[B, n, kv_length or S]`; negative at tokens further on, and of no meaning where nothing lies.
+        """
+        slot_index = self._slot_index if kv_length is None else self._slot_index[:kv_length]
+        relative = slot_index - self.lengths[:, None]  # [B, S]: as in `attention_mask`; committed slots stand there
+        places = torch.where(relative < 0, relative, depths.gather(1, relative.clamp(0, depths.shape[1] - 1)))
+        return depths[:, :, None] - places[:, None, :]
+
     def advance(self, counts: Tensor | int) -> None:
         """Commit the first `counts` (`[B]`, or one number) tokens of the last forward, which need no moving."""
         self.lengths.add_(counts)

@@ -42,6 +42,11 @@ def columns_needed(mask: Tensor) -> int:
     return int(columns[-1]) + 1 if len(columns) else 0
 
 
+def at_most(counts: Tensor, bound: int) -> int:
+    """The greatest of int64 [B], where a CPU can tell; else what it is known not to exceed."""
+    return bound if counts.device.type != "cpu" else int(counts.max())
+
+
 def surely_none(flags: Tensor) -> bool:
     """Whether no flag is set, where that can be known without waiting for a device; False elsewhere."""
     return flags.device.type == "cpu" and not bool(flags.any())

@@ -1,0 +1,412 @@
+"""A causal language model of transformers, unmodified, in the roles of Target and of a draft model.
+
+Belongs here: its cache, its masks, its positions, and which architectures cannot be served. Does not belong here: what
+tokens stand for, prompts (`generate.py`), and guidance (a subclass feeds copies of the rows and combines them).
+
+How. The prompt goes through the model as in its own `generate`: the model makes the mask, from the prompt's padding
+alone. From then on it is handed what it would not make itself, since rows have lengths of their own and tokens stand
+in trees: a four-dimensional additive mask, which transformers passes on as it is, explicit `position_ids`, and a
+`Cache` whose layers write to the slots of one `StaticKVCache` and attend to it. Nothing waits for the device.
+
+Windows. Where layers attend to the last `sliding_window` tokens only, they get a mask of their own. A window counts
+places in the sequence, and a tree node's place is its depth, not its slot. All keys stay in the cache, so a window
+saves no memory here. An architecture that mixes kinds of layers takes its masks as a dictionary by kind, as `generate`
+gives them with a static cache.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import Cache
+
+from specdecode import ragged
+from specdecode.kv_cache import StaticKVCache
+from specdecode.roles import TargetOutput
+
+_WINDOWS = {"full_attention": False, "sliding_attention": True}
+"""Kinds of layers that can be served, by transformers' names, and whether they attend through a window."""
+
+
+class TransformersTarget:
+    """`specdecode.roles.Target` over a batch of prompts; also `specdecode.drafters.draft_model.DraftModel`.
+
+    Where not only token ids go in and logits come out of the model's own forward, it is taken apart: `embed` turns
+    tokens into the decoder's inputs, `decoder` those into hidden states, and `output_head` these into logits.
+
+    A subclass that feeds several rows for each sequence (guidance: a conditional and a null row) sets
+    `rows_per_sequence` and overrides `combine`; its prompt has all rows of the first kind first.
+
+    Args:
+        model: transformers' `...ForCausalLM`, or a model that contains one; in evaluation mode.
+        input_ids: [R, T] int64, the prompts, padded on the left; R = B * `rows_per_sequence`.
+        attention_mask: [R, T] bool or int64, 0 at padding; None: nothing is padded.
+        inputs_embeds: [R, T, dim] instead of `input_ids`.
+        max_new_tokens: tokens of a complete row, of which all but the last are fed.
+        max_draft_nodes: the most tokens `forward` is given at once, roots and pending tokens included.
+        position_ids: [R, T], or [A, R, T] for architectures of several axes: of the prompts. None: places after the
+            padding, counted from 0.
+        positions: from places [R, n] int64 after the prompt, counted from 0, to position ids [R, n] or [A, R, n]. None:
+            onwards from the prompt's tokens.
+        vocab_size: V, of the logits that are compared; None: the model's own. Fewer cut off the last, which are padding
+            in models of one family; more get logits of minus infinity, as if the model never said them.
+        decoder: takes `inputs_embeds` or `input_ids`, `attention_mask`, `position_ids`, `past_key_values` and
+            `use_cache`, and returns an output with `last_hidden_state`; None: `model` itself does everything.
+        output_head: from hidden states [R, n, dim] to logits; given if and only if `decoder` is.
+        embed: from tokens [R, n] to embeddings [R, n, dim]; None: the model is given tokens.
+        kv_cache: one to use again, of a target that is done; None: a new one, made in the prefill.
+        static_shapes: attend over the whole cache at every step instead of the part that can be in use. Shapes then
+            never change, as compiled code and CUDA graphs want; eagerly it only costs time.
+
+    Attributes:
+        kv_cache: None before the first prefill if none was given.
+
+    Raises:
+        ValueError: an architecture that cannot be served, by name; or arguments that do not belong together.
+    """
+
+    rows_per_sequence = 1
+
+    def __init__(
+        self,
+        model: Any,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        *,
+        inputs_embeds: Tensor | None = None,
+        max_new_tokens: int,
+        max_draft_nodes: int = 1,
+        position_ids: Tensor | None = None,
+        positions: Callable[[Tensor], Tensor] | None = None,
+        vocab_size: int | None = None,
+        decoder: Callable[..., Any] | None = None,
+        output_head: Callable[[Tensor], Tensor] | None = None,
+        embed: Callable[[Tensor], Tensor] | None = None,
+        kv_cache: StaticKVCache | None = None,
+        static_shapes: bool = False,
+    ) -> None:
+        prompt = inputs_embeds if input_ids is None else input_ids
+        if prompt is None or (input_ids is not None and inputs_embeds is not None):
+            raise ValueError("give the prompts as input_ids or as inputs_embeds, one of them")
+        if (decoder is None) != (output_head is None):
+            raise ValueError("decoder and output_head belong together; give both or none")
+        for name, count in (("max_new_tokens", max_new_tokens), ("max_draft_nodes", max_draft_nodes)):
+            if count < 1:
+                raise ValueError(f"{name} must be at least 1, got {count}")
+        num_rows, length = prompt.shape[:2]
+        if num_rows % self.rows_per_sequence:
+            raise ValueError(f"prompts must come in {self.rows_per_sequence} rows a sequence, got {num_rows} rows")
+        self.model = model
+        self._config = model.config.get_text_config()
+        _check_model(model, self._config, decoder)
+        _check_rotation(model, self._config, length, length + max_new_tokens + max_draft_nodes)
+        self._layer_kinds = _layer_kinds(model, self._config)
+        self._prompt = {"inputs_embeds" if input_ids is None else "input_ids": prompt}
+        self._attention_mask = _left_padded(attention_mask, num_rows, length)
+        if position_ids is None:
+            counted = torch.ones(num_rows, length, device=prompt.device).long()
+            counted = counted if self._attention_mask is None else self._attention_mask.long()
+            position_ids = (counted.cumsum(1) - 1).clamp(min=0)
+        self._position_ids = position_ids
+        self._positions = positions or _onwards(position_ids)
+        self._own_vocab_size = int(self._config.vocab_size)
+        self.vocab_size = self._own_vocab_size if vocab_size is None else vocab_size
+        self.batch_size = num_rows // self.rows_per_sequence
+        self.device = prompt.device
+        self.decoder, self.output_head, self.embed = decoder, output_head, embed
+        self.static_shapes = static_shapes
+        self.prompt_length = length
+        self._max_committed = length + max_new_tokens - 1
+        self._max_draft_nodes = max_draft_nodes
+        self._cache = _SlotCache(
+            type(model).__name__, int(self._config.num_hidden_layers), self._max_committed + max_draft_nodes, kv_cache
+        )
+        # No row can have committed more than this many tokens. Counts of tokens live on the device; this number lives
+        # on the host, grows by the most a commit can keep, and spares every step the empty end of the cache.
+        self._most_committed = 0
+        self._num_new = 0  # tokens of the last forward
+
+    @property
+    def kv_cache(self) -> StaticKVCache | None:
+        """Where keys and values lie."""
+        return self._cache.static
+
+    @torch.no_grad()
+    def prefill(self) -> TargetOutput:
+        """Feed the prompts to an empty cache.
+
+        Returns:
+            Logits [B, 1, V] of the first token. Hidden states [B, T, dim] of the prompts, rubbish at padding, where
+            there is a `decoder`; else None.
+
+        Raises:
+            ValueError: layers whose keys and values cannot lie in one cache, or a `kv_cache` that does not fit.
+        """
+        self._cache.start_prompt(self.prompt_length)
+        mask = None if self._attention_mask is None else self._attention_mask.long()
+        output = self.run(self._prompt, mask, self._position_ids, last_only=True)
+        self._cache.finish_prompt(self.prompt_length, self._attention_mask)
+        self._most_committed, self._num_new = self.prompt_length, 0
+        return self.combine(output)
+
+    @torch.no_grad()
+    def forward(self, tokens: Tensor, mask: Tensor, depths: Tensor) -> TargetOutput:
+        """Judge new tokens; see `specdecode.roles.Target.forward`.
+
+        Raises:
+            ValueError: more tokens than `max_draft_nodes`, for which the cache has room.
+        """
+        num_new = self._num_new = tokens.shape[1]
+        if num_new > self._max_draft_nodes:
+            raise ValueError(f"tokens must be at most max_draft_nodes ({self._max_draft_nodes}) per row, got {num_new}")
+        tokens, mask, depths = (self._for_all_rows(value) for value in (tokens, mask, depths))
+        if self.embed is None:
+            inputs = {"input_ids": tokens.clamp(max=self._own_vocab_size - 1)}
+        else:
+            inputs = {"inputs_embeds": self.embed(tokens)}
+        static = self._cache.allocated()
+        reach = ragged.at_most(static.lengths, self._most_committed) + num_new
+        kv_length = None if self.static_shapes else min(reach, static.max_length)
+        self._cache.start_tokens(num_new, kv_length)
+        places = static.lengths[:, None] - self.prompt_length + depths  # [R, n]
+        return self.combine(self.run(inputs, self._masks(static, mask, depths, kv_length), self._positions(places)))
+
+    def commit(self, node_indices: Tensor | None, counts: Tensor) -> None:
+        """Keep tokens of the last forward; see `specdecode.roles.Target.commit`."""
+        static, counts = self._cache.allocated(), self._for_all_rows(counts)
+        if node_indices is None:
+            static.advance(counts)
+        else:
+            static.keep(self._for_all_rows(node_indices), counts)
+        num_kept = self._num_new if node_indices is None else node_indices.shape[1]
+        self._most_committed = min(self._most_committed + num_kept, self._max_committed)
+
+    def rewind(self, counts: Tensor) -> None:
+        """Forget the last `counts[b]` committed tokens of row b; [B] int64."""
+        self._cache.allocated().advance(-self._for_all_rows(counts))
+
+    def run(self, inputs: dict[str, Tensor], mask: Any, positions: Tensor, last_only: bool = False) -> TargetOutput:
+        """One pass of the model, for subclasses that look into it.
+
+        Args:
+            inputs: "input_ids" [R, n] or "inputs_embeds" [R, n, dim].
+            mask: what the model takes for `attention_mask`: of a prompt [R, n] or None, else additive.
+            positions: [R, n] or [A, R, n].
+            last_only: logits of the last token only.
+
+        Returns:
+            Logits [R, n or 1, V], and hidden states [R, n, dim] where there is a `decoder`.
+        """
+        arguments = {"attention_mask": mask, "position_ids": positions, "past_key_values": self._cache}
+        hidden_states = None
+        if self.decoder is None or self.output_head is None:
+            kept = {"logits_to_keep": 1} if last_only and _takes(self.model, "logits_to_keep") else {}
+            logits = self.model(**inputs, **arguments, **kept, use_cache=True).logits
+            logits = logits[:, -1:] if last_only else logits
+        else:
+            hidden_states = self.decoder(**inputs, **arguments, use_cache=True).last_hidden_state
+            logits = self.output_head(hidden_states[:, -1:] if last_only else hidden_states)
+        if missing := self.vocab_size - logits.shape[-1]:
+            logits = F.pad(logits, (0, missing), value=-torch.inf)  # a negative number cuts off
+        return TargetOutput(logits.float(), hidden_states)
+
+    def combine(self, output: TargetOutput) -> TargetOutput:
+        """From what the model says of all R rows to what the target says of B sequences."""
+        return output
+
+    def _for_all_rows(self, value: Tensor) -> Tensor:
+        """From [B, ...] to [R, ...]: every row of a sequence is fed the same."""
+        return value if self.rows_per_sequence == 1 else torch.cat([value] * self.rows_per_sequence)
+
+    def _masks(
+        self, static: StaticKVCache, mask: Tensor, depths: Tensor, kv_length: int | None
+    ) -> Tensor | dict[str, Tensor]:
+        """What the layers see: [R, 1, n, S] additive; several by their kind, where there are several kinds."""
+        visible = static.attention_mask(mask, kv_length)
+        masks = {}
+        for kind in self._layer_kinds:
+            seen = visible
+            if _WINDOWS[kind]:
+                near = static.distances(depths, kv_length) < self._config.sliding_window
+                seen = visible & near[:, None]
+            nothing = torch.zeros_like(seen, dtype=static.dtype)
+            masks[kind] = nothing.masked_fill_(~seen, torch.finfo(nothing.dtype).min)
+        return masks if len(masks) > 1 else masks[self._layer_kinds[0]]
+
+
+class _SlotCache(Cache):
+    """What the model's attention layers write to and read from: slots of a `StaticKVCache`.
+
+    That is allocated at the first write of the first prefill, where the sizes of keys and values can be seen.
+    """
+
+    def __init__(self, model_name: str, num_layers: int, num_slots: int, static: StaticKVCache | None) -> None:
+        super().__init__(layers=[])
+        self._model_name, self._num_layers, self._num_slots = model_name, num_layers, num_slots
+        self.static = static
+        self._slots: Tensor | None = None  # [R * n], where the tokens of this pass are written
+        self._kv_length: int | None = None  # how many slots attention reads; None: all
+        self._num_before = 0  # of those, the ones before this pass
+        self._is_prompt = True
+
+    def allocated(self) -> StaticKVCache:
+        """Where keys and values lie. Raises ValueError before the prefill."""
+        if self.static is None or self._is_prompt:
+            raise ValueError("the target must have been prefilled first: its cache is empty")
+        return self.static
+
+    def start_prompt(self, length: int) -> None:
+        """A prompt of so many tokens comes next, to an empty cache."""
+        if self.static is not None:
+            self.static.reset()
+        self._slots, self._kv_length, self._num_before, self._is_prompt = None, length, 0, True
+
+    def finish_prompt(self, length: int, attention_mask: Tensor | None) -> None:
+        """The prompt has been written: [R, T] bool, False at padding."""
+        self._is_prompt = False
+        static = self.allocated()
+        static.advance(length)
+        if attention_mask is not None:
+            static.starts = length - attention_mask.sum(1)
+
+    def start_tokens(self, num_new: int, kv_length: int | None) -> None:
+        """So many new tokens per row come next, and attention reads so many slots."""
+        static = self.allocated()
+        self._slots, self._kv_length = static.flatten_slots(static.new_slots(num_new)), kv_length
+        self._num_before = (static.max_length if kv_length is None else kv_length) - num_new
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Called by every attention layer: new keys and values [R, H, n, D]. Returns those to read, [R, H, S, D]."""
+        if self._is_prompt:
+            self._check(key_states, value_states, layer_idx)
+        assert self.static is not None and self._slots is not None
+        width = value_states.shape[-1]
+        if width < key_states.shape[-1]:  # latent attention: keys carry positions beside what values carry
+            value_states = F.pad(value_states, (0, key_states.shape[-1] - width))
+        keys, values = self.static.update(layer_idx, key_states, value_states, self._slots, self._kv_length)
+        return keys, values[..., :width]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Slots before this pass; none before a prompt."""
+        return self._num_before
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
+        """How many slots attention reads, and the first of them."""
+        return self._num_before + query_length, 0
+
+    def _check(self, key: Tensor, value: Tensor, layer: int) -> None:
+        """Allocate for the first layer of a prompt; the others must be like it."""
+        num_rows, num_heads, length, head_dim = key.shape
+        if self.static is None:
+            self.static = StaticKVCache(
+                self._num_layers, num_rows, num_heads, self._num_slots, head_dim, device=key.device, dtype=key.dtype
+            )
+        static = self.static
+        is_alike = (num_rows, num_heads, head_dim, key.dtype, key.device) == (
+            static.batch_size, static.num_heads, static.head_dim, static.dtype, static.device
+        )  # fmt: skip
+        has_room = static.num_layers >= self._num_layers and static.max_length >= self._num_slots
+        if layer == 0 and not (is_alike and has_room):
+            raise ValueError(
+                f"kv_cache must fit {self._num_layers} layers and {num_rows} rows of {self._num_slots} slots, with "
+                f"{num_heads} heads of {head_dim} in {key.dtype} on {key.device}; leave it out for a new one"
+            )
+        if not is_alike or value.shape[:3] != key.shape[:3] or value.shape[3] > head_dim:
+            raise ValueError(
+                f"{self._model_name} cannot be served: layer {layer} makes keys {list(key.shape)} and values "
+                f"{list(value.shape)} on {key.device}; one cache holds layers alike, here with {static.num_heads} "
+                f"heads of {static.head_dim} on {static.device}"
+            )
+        if self._slots is None:
+            self._slots = static.flatten_slots(static.new_slots(length))
+
+
+def _check_model(model: Any, config: Any, decoder: Callable[..., Any] | None) -> None:
+    """Raises ValueError for an architecture whose tokens cannot be judged in trees, with its name and the reason."""
+    name = type(model).__name__
+    reasons = {
+        "it is an encoder-decoder": bool(getattr(config, "is_encoder_decoder", False)),
+        "its layers keep a running state instead of keys and values": bool(getattr(model, "_is_stateful", False)),
+        "its forward takes no position_ids": not _takes(decoder or model, "position_ids"),
+        "its attention is in chunks": getattr(config, "attention_chunk_size", None) is not None,
+        "its layers hide keys by their order in the cache, where drafted tokens stand in trees": any(
+            buffer.dtype == torch.bool and buffer.ndim == 4 for buffer in model.buffers()
+        ),
+    }
+    for kind in dict.fromkeys(getattr(config, "layer_types", None) or ()):
+        reasons[f"its layers of kind {kind!r} are none of {', '.join(_WINDOWS)}"] = kind not in _WINDOWS
+    for reason, holds in reasons.items():
+        if holds:
+            raise ValueError(f"{name} cannot be served: {reason}")
+    if (kernel := getattr(config, "_attn_implementation", "eager")) not in ("eager", "sdpa"):
+        raise ValueError(
+            f"{name} must attend by 'sdpa' or 'eager', which read masks of trees, not by {kernel!r}; call "
+            f"model.set_attn_implementation('sdpa')"
+        )
+    if getattr(model, "training", False):
+        raise ValueError(f"{name} must be in evaluation mode; call model.eval()")
+
+
+def _check_rotation(model: Any, config: Any, prompt_length: int, end: int) -> None:
+    """Raises ValueError where the frequencies of rotary positions would change while rows of `end` places grow.
+
+    They are chosen by the greatest position of a pass, which a draft would move.
+    """
+    given = getattr(config, "rope_parameters", None) or {}
+    for parameters in (given, *(value for value in given.values() if isinstance(value, dict))):
+        kind = parameters.get("rope_type")
+        limit = parameters.get("original_max_position_embeddings") or config.max_position_embeddings
+        changes = kind == "dynamic" or (kind == "longrope" and prompt_length <= limit)
+        if changes and end > limit:
+            raise ValueError(
+                f"{type(model).__name__} cannot be served beyond {limit} tokens, got up to {end}: the frequencies of "
+                f"its {kind!r} positions change on the way; shorten the prompt or max_new_tokens"
+            )
+
+
+def _layer_kinds(model: Any, config: Any) -> tuple[str, ...]:
+    """The kinds of layers a model has."""
+    if kinds := getattr(config, "layer_types", None):
+        return tuple(dict.fromkeys(kinds))
+    return ("full_attention",) if getattr(config, "sliding_window", None) is None else ("sliding_attention",)
+
+
+def _onwards(position_ids: Tensor) -> Callable[[Tensor], Tensor]:
+    """Position ids behind a prompt's [R, T] or [A, R, T]: from its greatest on, alike on all axes."""
+    next_position = position_ids.reshape(-1, *position_ids.shape[-2:]).amax((0, 2))[:, None] + 1  # [R, 1]
+    axes = position_ids.shape[:-2]
+    return lambda places: (next_position + places).expand(*axes, -1, -1)
+
+
+def _takes(function: Any, argument: str) -> bool:
+    """Whether a module, compiled or not, or a function takes an argument by name."""
+    function = getattr(function, "_orig_mod", function)
+    return argument in inspect.signature(getattr(function, "forward", function)).parameters
+
+
+def _left_padded(attention_mask: Tensor | None, num_rows: int, length: int) -> Tensor | None:
+    """[R, T] bool; None where nothing is padded. Waits for the device, once a batch.
+
+    Raises:
+        ValueError: another shape, an empty row, or padding that is not on the left.
+    """
+    if attention_mask is None:
+        return None
+    if attention_mask.shape != (num_rows, length):
+        raise ValueError(f"attention_mask must be [{num_rows}, {length}], got {list(attention_mask.shape)}")
+    mask = attention_mask.bool()
+    if bool(mask.all()):
+        return None
+    if not bool(mask[:, -1].all()) or bool((mask[:, :-1] & ~mask[:, 1:]).any()):
+        raise ValueError(
+            "attention_mask must be 0 at padding on the left and 1 at every token after it; pad with "
+            "tokenizer.padding_side = 'left'"
+        )
+    return mask

@@ -1,0 +1,136 @@
+"""Small causal language models of transformers with random weights, and what they say without a cache."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+VOCAB_SIZE, PAD = 48, 0
+WINDOW = 5  # shorter than every prompt
+
+_SIZES: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "vocab_size": VOCAB_SIZE,
+    "max_position_embeddings": 128,
+    "pad_token_id": PAD,
+    "eos_token_id": None,
+    "bos_token_id": None,
+    "tie_word_embeddings": False,  # tied ones of random weights say the same token again and again
+}
+
+
+def _llama(sizes: dict[str, Any]) -> PreTrainedModel:
+    return LlamaForCausalLM(LlamaConfig(**sizes))
+
+
+def _qwen3(sizes: dict[str, Any]) -> PreTrainedModel:
+    """Layers of two kinds, which take their masks as a dictionary."""
+    config = Qwen3Config(**sizes, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1)
+    assert len(set(config.layer_types)) == 2 or sizes["num_hidden_layers"] == 1
+    return Qwen3ForCausalLM(config)
+
+
+def _gemma3(sizes: dict[str, Any]) -> PreTrainedModel:
+    """Two kinds of layers with rotary frequencies of their own, and logits that are capped behind the head."""
+    kinds = ["sliding_attention", "full_attention", "sliding_attention"][: sizes["num_hidden_layers"]]
+    config = Gemma3TextConfig(
+        **sizes, sliding_window=WINDOW, layer_types=kinds, query_pre_attn_scalar=8, final_logit_softcapping=20.0
+    )
+    return Gemma3ForCausalLM(config)
+
+
+def _mistral(sizes: dict[str, Any]) -> PreTrainedModel:
+    """Every layer sees a window, and there is one mask."""
+    return MistralForCausalLM(MistralConfig(**sizes, sliding_window=WINDOW))
+
+
+def _gpt2(sizes: dict[str, Any]) -> PreTrainedModel:
+    """Positions are learned vectors."""
+    return GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=sizes["vocab_size"],
+            n_embd=32,
+            n_layer=sizes["num_hidden_layers"],
+            n_head=4,
+            n_positions=128,
+            pad_token_id=PAD,
+            eos_token_id=None,
+            bos_token_id=None,
+            tie_word_embeddings=False,
+        )
+    )
+
+
+_MAKERS = {"llama": _llama, "qwen3": _qwen3, "gemma3": _gemma3, "mistral": _mistral, "gpt2": _gpt2}
+ARCHITECTURES = tuple(_MAKERS)
+
+
+def make(architecture: str, seed: int = 0, dtype: torch.dtype = torch.float64, **sizes: Any) -> PreTrainedModel:
+    """A model whose answers are neither constant nor near a tie."""
+    generator = torch.Generator().manual_seed(seed)
+    model = _MAKERS[architecture]({**_SIZES, **sizes}).to(dtype).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * 0.25)
+    return model
+
+
+def disturbed(model: PreTrainedModel, scale: float, seed: int = 1) -> PreTrainedModel:
+    """A drafter for `model`: the same with noise on its weights, so that it is often right and often wrong."""
+    from copy import deepcopy
+
+    generator, other = torch.Generator().manual_seed(seed), deepcopy(model)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            if parameter.ndim > 1:
+                parameter.add_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * scale)
+    return other
+
+
+def ragged_prompts(seed: int = 0, length: int = 9, vocab_size: int = VOCAB_SIZE) -> tuple[Tensor, Tensor]:
+    """[3, length] tokens of three rows padded on the left, and their attention mask."""
+    input_ids = torch.randint(1, vocab_size, (3, length), generator=torch.Generator().manual_seed(seed))
+    mask = torch.ones_like(input_ids)
+    mask[1, :3], mask[2, :1] = 0, 0
+    return input_ids.masked_fill(mask == 0, PAD), mask
+
+
+@torch.no_grad()
+def fresh_logits(model: PreTrainedModel, tokens: list[int]) -> Tensor:
+    """[V] float32 after the last of one row's tokens, without a cache."""
+    return model(torch.tensor([tokens]), use_cache=False).logits[0, -1].float()
+
+
+def by_generate(model: PreTrainedModel, prompts: tuple[Tensor, Tensor], count: int, end: list[int]) -> Tensor:
+    """transformers' own greedy decoding: [B, T + n]."""
+    output = model.generate(
+        input_ids=prompts[0],
+        attention_mask=prompts[1],
+        max_new_tokens=count,
+        do_sample=False,
+        eos_token_id=end or [-1],
+        pad_token_id=PAD,
+    )
+    assert isinstance(output, Tensor)
+    return output

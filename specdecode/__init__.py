@@ -1,34 +1,114 @@
 """The speculative core: tokens, trees, caches, and one decode loop with four roles.
 
-What a token stands for is unknown here.
+What a token stands for is unknown here. `generate` is one call for a plain language model; everything else is for those
+who choose the players themselves, and `README.md` says what a player must promise.
 """
 
+from typing import TYPE_CHECKING, Any
+
+from specdecode.draft_size import AdaptiveDraftSize, DraftSize, DraftSizer, FixedDraftSize, StepCosts
+from specdecode.drafters import (
+    DraftModelDrafter,
+    DraftModelTreeDrafter,
+    DynamicTree,
+    EagleDrafter,
+    JacobiDrafter,
+    PromptLookupDrafter,
+    SemiAutoregressiveDrafter,
+    StaticTree,
+)
+from specdecode.drafters.draft_model import DraftModel
+from specdecode.drafters.eagle import DraftHead, FeatureReuse
+from specdecode.drafters.semi_autoregressive import SemiAutoregressiveHead
+from specdecode.drafters.tree_growth import DraftHeadOutput
+from specdecode.generate import GenerateResult, generate
 from specdecode.kv_cache import StaticKVCache
 from specdecode.loop import DecodeResult, decode
-from specdecode.roles import DecodeState, Draft, Drafter, Target, TargetOutput, Verdict, Verifier
+from specdecode.roles import (
+    DecodeState,
+    Draft,
+    Drafter,
+    Schedule,
+    Selection,
+    SkippingDrafter,
+    Target,
+    TargetOutput,
+    Verdict,
+    Verifier,
+)
 from specdecode.sampling import RandomStreams, SamplingConfig, Tag, apply_guidance, logits_to_probabilities
+from specdecode.step_costs import measure_step_costs
 from specdecode.trace import DecodeTrace, StepRecord
 from specdecode.tree import TokenTree
-from specdecode.verifiers import ExactVerifier
+from specdecode.verifiers import (
+    AnnealedVerifier,
+    ExactVerifier,
+    GroupedVerifier,
+    LanternVerifier,
+    LooseVerifier,
+    WindowedVerifier,
+)
+
+if TYPE_CHECKING:
+    from specdecode.targets.transformers import TransformersTarget
 
 __all__ = [
+    "AdaptiveDraftSize",
+    "AnnealedVerifier",
     "DecodeResult",
     "DecodeState",
     "DecodeTrace",
     "Draft",
+    "DraftHead",
+    "DraftHeadOutput",
+    "DraftModel",
+    "DraftModelDrafter",
+    "DraftModelTreeDrafter",
+    "DraftSize",
+    "DraftSizer",
     "Drafter",
+    "DynamicTree",
+    "EagleDrafter",
     "ExactVerifier",
+    "FeatureReuse",
+    "FixedDraftSize",
+    "GenerateResult",
+    "GroupedVerifier",
+    "JacobiDrafter",
+    "LanternVerifier",
+    "LooseVerifier",
+    "PromptLookupDrafter",
     "RandomStreams",
     "SamplingConfig",
+    "Schedule",
+    "Selection",
+    "SemiAutoregressiveDrafter",
+    "SemiAutoregressiveHead",
+    "SkippingDrafter",
     "StaticKVCache",
+    "StaticTree",
+    "StepCosts",
     "StepRecord",
     "Tag",
     "Target",
     "TargetOutput",
     "TokenTree",
+    "TransformersTarget",
     "Verdict",
     "Verifier",
+    "WindowedVerifier",
     "apply_guidance",
     "decode",
+    "generate",
     "logits_to_probabilities",
+    "measure_step_costs",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """`TransformersTarget`, once it is used: transformers takes seconds to import."""
+    if name == "TransformersTarget":
+        from specdecode.targets.transformers import TransformersTarget
+
+        return TransformersTarget
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -55,10 +55,21 @@ def sequence_p_value(tokens: Tensor, table: Tensor, prompt: Tensor, sampling: Sa
     Args:
         tokens: [draws, length]. table: [V, V, V] logits of a `MarkovTarget`. prompt: [2]. sampling: as decoded.
     """
-    (draws, length), vocab_size = tokens.shape, table.shape[0]
+    probabilities = sequence_probabilities(table, prompt, tokens.shape[1], sampling)
+    return chi_square_p_value(tokens, probabilities, table.shape[0])
+
+
+def chi_square_p_value(tokens: Tensor, probabilities: Tensor, vocab_size: int) -> float:
+    """P-value of a chi-square test of many decoded rows.
+
+    Args:
+        tokens: [draws, length] int64. probabilities: [V ** length] float64, in the order of `sequence_probabilities`.
+        vocab_size: V.
+    """
+    draws, length = tokens.shape
     index = (tokens * vocab_size ** torch.arange(length - 1, -1, -1)).sum(1)
     observed = index.bincount(minlength=vocab_size**length).double()
-    expected = sequence_probabilities(table, prompt, length, sampling) * draws
+    expected = probabilities * draws
     if bool((observed[expected == 0] > 0).any()):
         return 0.0  # an impossible sequence was decoded
     # Cells too small for the chi-square approximation are counted together.

@@ -4,6 +4,7 @@ from specdecode.drafters.draft_model import DraftModelDrafter
 from specdecode.drafters.draft_model_tree import DraftModelTreeDrafter
 from specdecode.drafters.eagle import EagleDrafter
 from specdecode.drafters.jacobi import JacobiDrafter
+from specdecode.drafters.prompt_lookup import PromptLookupDrafter
 from specdecode.drafters.semi_autoregressive import SemiAutoregressiveDrafter
 from specdecode.drafters.tree_shapes import DynamicTree, StaticTree
 
@@ -13,6 +14,7 @@ __all__ = [
     "DynamicTree",
     "EagleDrafter",
     "JacobiDrafter",
+    "PromptLookupDrafter",
     "SemiAutoregressiveDrafter",
     "StaticTree",
 ]

@@ -1,0 +1,91 @@
+"""Prompt lookup: what followed the newest tokens the last time they were said, is drafted again.
+
+Belongs here: finding the last few tokens of a row further up in it. Does not belong here: tokens that came from
+elsewhere, and any model.
+
+The longest suffix of a row, up to `max_ngram_size` tokens, that occurs further up is looked for; of several occurrences
+the latest is taken. The tokens behind it are the draft, a deterministic choice. A draft that runs into the end of the
+row goes on with itself: what has repeated with a period is drafted to go on so. Rows without an occurrence draft
+nothing.
+
+Source: Saxena 2023, "Prompt lookup decoding" (github.com/apoorvumang/prompt-lookup-decoding), which is transformers'
+`prompt_lookup_num_tokens`. Both take the earliest occurrence and stop at the end of the row.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from specdecode import ragged
+from specdecode.draft_size import DraftSize, DraftSizer
+from specdecode.roles import DecodeState, Draft, Drafter, TargetOutput, Verdict
+from specdecode.tree import TokenTree
+
+
+class PromptLookupDrafter(Drafter):
+    """The Drafter role without a model: chains copied from the row itself.
+
+    Args:
+        prompt: [B, T] int64, padded on the left; T may be 0.
+        sizer: the length of the chain is its depth; drafting costs next to nothing.
+        attention_mask: [B, T] bool or int64, 0 at padding; None: nothing is padded.
+        max_ngram_size: tokens of a suffix that is looked for, at most.
+
+    Raises:
+        ValueError: `max_ngram_size` < 1, or a mask of another shape than the prompt.
+    """
+
+    def __init__(
+        self, prompt: Tensor, sizer: DraftSizer, attention_mask: Tensor | None = None, max_ngram_size: int = 3
+    ) -> None:
+        if max_ngram_size < 1:
+            raise ValueError(f"max_ngram_size must be at least 1, got {max_ngram_size}")
+        if attention_mask is not None and attention_mask.shape != prompt.shape:
+            raise ValueError(
+                f"attention_mask must have the prompt's shape {list(prompt.shape)}, got {list(attention_mask.shape)}"
+            )
+        # No token is negative, so padding is like nothing.
+        self.prompt = prompt if attention_mask is None else prompt.masked_fill(attention_mask == 0, -1)
+        self.sizer = sizer
+        self.max_ngram_size = max_ngram_size
+        self._size = DraftSize(1, 0)
+
+    def start(self, prompt: TargetOutput, state: DecodeState) -> None:
+        """Nothing to prepare. Raises ValueError for a prompt of other rows than are decoded."""
+        if len(self.prompt) != len(state.tokens):
+            raise ValueError(f"prompt must have the target's {len(state.tokens)} rows, got {len(self.prompt)}")
+
+    def propose(self, state: DecodeState) -> Draft:
+        """A chain behind each row's newest token."""
+        self._size = self.sizer.choose()
+        root = state.last_tokens()[:, None]
+        if self._size.depth < 1:
+            return Draft(TokenTree.chain(root))
+        row = torch.cat([self.prompt, state.tokens], 1)  # [B, S]
+        last = self.prompt.shape[1] + state.lengths[:, None] - 1  # [B, 1] place of the newest token
+        occurrence, found = self._last_occurrence(row, last)
+        places = torch.arange(self._size.depth, device=row.device)
+        tokens = row.gather(1, occurrence + 1 + places % (last - occurrence))  # [B, depth]
+        valid = (found & state.active[:, None]).expand_as(tokens)
+        depth = ragged.columns_needed(valid)
+        chain = TokenTree.chain(torch.cat([root, tokens[:, :depth]], 1))
+        return Draft(chain.clip(torch.where(found[:, 0], depth, 0)))
+
+    def observe(self, draft: Draft, output: TargetOutput, verdict: Verdict, state: DecodeState) -> None:
+        """The tokens in `state` are all this drafter reads."""
+        self.sizer.observe(self._size, verdict.accepted, draft.tree.valid[:, 0])
+
+    def _last_occurrence(self, row: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
+        """Where the suffix that ends at `last` [B, 1] ended before: [B, 1] int64, and whether it did, [B, 1] bool."""
+        place = torch.arange(row.shape[1], device=row.device)
+        alike = place < last  # [B, S]
+        length = torch.zeros_like(row)  # how many tokens up to each place are those up to `last`
+        for back in range(self.max_ngram_size):
+            token = row.gather(1, (last - back).clamp(min=0))
+            alike = alike & (row.roll(back, 1) == token) & (token >= 0) & (place >= back)
+            length = length + alike
+        # The longest, and of several the latest.
+        best = (length * row.shape[1] + place).argmax(1, keepdim=True)
+        found = length.gather(1, best) > 0
+        return torch.where(found, best, last - 1), found

@@ -1,0 +1,155 @@
+"""One call for a plain language model: text goes on as in transformers' `generate`, in fewer passes.
+
+Belongs here: which players a word stands for, checks of a user's arguments, and padding the result. Does not belong
+here: any of the players.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from specdecode.draft_size import DraftSize, FixedDraftSize
+from specdecode.drafters.draft_model import MOST_WAITING, DraftModelDrafter
+from specdecode.drafters.jacobi import JacobiDrafter
+from specdecode.drafters.prompt_lookup import PromptLookupDrafter
+from specdecode.loop import decode
+from specdecode.roles import Drafter
+from specdecode.sampling import RandomStreams, SamplingConfig
+from specdecode.trace import DecodeTrace
+
+Method = Literal["ar", "jacobi", "prompt-lookup"]
+
+_DRAFT_LENGTHS = {"jacobi": 8, "prompt-lookup": 8, "draft-model": 4}
+
+
+@dataclass
+class GenerateResult:
+    """What `generate` gives back.
+
+    Args:
+        sequences: [B, T + N] int64, the prompts and the tokens after them; N is that of the longest row, and shorter
+            ones are filled up with the pad token.
+        lengths: [B] int64, new tokens of each row, its end of sequence included.
+        trace: passes, accepted tokens and seconds.
+    """
+
+    sequences: Tensor
+    lengths: Tensor
+    trace: DecodeTrace
+
+
+def generate(
+    model: Any,
+    input_ids: Tensor,
+    *,
+    attention_mask: Tensor | None = None,
+    method: Method | None = None,
+    draft_model: Any = None,
+    max_new_tokens: int = 128,
+    temperature: float = 0.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    generator: torch.Generator | Sequence[torch.Generator] | None = None,
+    eos_token_id: int | Sequence[int] | None = None,
+    pad_token_id: int | None = None,
+    draft_length: int | None = None,
+) -> GenerateResult:
+    """Go on with a batch of prompts. Every method gives the model's own tokens: exactly those of plain decoding when
+    greedy, and of the same distribution when sampling.
+
+    Of the model's `generation_config` only the tokens that end and pad a row are read, no penalties or processors.
+
+    Args:
+        model: a causal language model of transformers, in evaluation mode; see `TransformersTarget` for which.
+        input_ids: [B, T] int64, padded on the left.
+        attention_mask: [B, T] bool or int64, 0 at padding; None: nothing is padded.
+        method: "prompt-lookup" copies what followed the newest tokens before; "jacobi" redraws a window of guesses
+            until the model agrees with them; "ar" decodes plainly. None: the draft model if there is one, else
+            "prompt-lookup".
+        draft_model: a smaller model of the same tokenizer. It may have a few tokens more or fewer.
+        max_new_tokens: of a row, at most.
+        temperature, top_k, top_p: see `SamplingConfig`; temperature 0 is greedy.
+        generator: one for all rows, or one per row, which makes a row's tokens independent of its batch; None: torch's
+            default generator.
+        eos_token_id: a row ends after this token, or any of these; None: the model's own; an empty list: none does.
+        pad_token_id: fills up rows that ended; None: the model's own, else the first that ends a row, else 0.
+        draft_length: tokens drafted in a step (Jacobi: the window); None: 8 without a draft model, 4 with one.
+
+    Raises:
+        ValueError: an argument that cannot be served, by name.
+    """
+    # Not on top: whoever decodes other models need not wait for transformers.
+    from specdecode.targets.transformers import TransformersTarget
+
+    name = _method(method, draft_model)
+    if input_ids.ndim != 2 or 0 in input_ids.shape or input_ids.dtype != torch.int64:
+        raise ValueError(
+            f"input_ids must be int64 of shape [batch, length], got {input_ids.dtype} of {list(input_ids.shape)}"
+        )
+    if draft_length is not None and (draft_length < 1 or name == "ar"):
+        raise ValueError(f"draft_length must be at least 1 and goes with a method that drafts, got {draft_length}")
+    length = _DRAFT_LENGTHS.get(name, 0) if draft_length is None else draft_length
+    streams = _streams(generator, input_ids)
+    sampling = SamplingConfig(temperature, top_k, top_p)
+    target = TransformersTarget(
+        model, input_ids, attention_mask, max_new_tokens=max_new_tokens, max_draft_nodes=length + 1
+    )
+    if int(input_ids.min()) < 0 or int(input_ids.max()) >= target.vocab_size:
+        raise ValueError(f"input_ids must lie in [0, {target.vocab_size}), the model's vocabulary")
+    own = getattr(model, "generation_config", None)
+    ends = _as_list(getattr(own, "eos_token_id", None) if eos_token_id is None else eos_token_id)
+    if not all(0 <= token < target.vocab_size for token in ends):
+        raise ValueError(f"eos_token_id must lie in [0, {target.vocab_size}), the model's vocabulary, got {ends}")
+    sizer = FixedDraftSize(DraftSize(length + 1, length))
+    drafter: Drafter | None = None
+    if name == "jacobi":
+        drafter = JacobiDrafter(target.vocab_size, sizer)
+    elif name == "prompt-lookup":
+        drafter = PromptLookupDrafter(input_ids, sizer, attention_mask)
+    elif name == "draft-model":
+        smaller = TransformersTarget(
+            draft_model,
+            input_ids,
+            attention_mask,
+            max_new_tokens=max_new_tokens,
+            max_draft_nodes=MOST_WAITING + 2,
+            vocab_size=target.vocab_size,
+        )
+        drafter = DraftModelDrafter(smaller, sizer)
+
+    result = decode(
+        target, max_new_tokens=max_new_tokens, sampling=sampling, streams=streams, drafter=drafter, stop_token=ends
+    )
+    pads = [pad_token_id, getattr(own, "pad_token_id", None), *ends, 0]
+    pad = next(token for token in pads if token is not None)
+    new = result.tokens[:, : int(result.lengths.max())]
+    is_over = torch.arange(new.shape[1], device=new.device) >= result.lengths[:, None]
+    return GenerateResult(torch.cat([input_ids, new.masked_fill(is_over, pad)], 1), result.lengths, result.trace)
+
+
+def _method(method: str | None, draft_model: Any) -> str:
+    """The method that is meant. Raises ValueError for an unknown one, or two."""
+    if method is not None and method not in get_args(Method):
+        raise ValueError(f"method must be one of {', '.join(get_args(Method))}, got {method!r}")
+    if method is not None and draft_model is not None:
+        raise ValueError(f"draft_model is a method of its own; leave out method={method!r}, or draft_model")
+    return method or ("prompt-lookup" if draft_model is None else "draft-model")
+
+
+def _streams(generator: torch.Generator | Sequence[torch.Generator] | None, input_ids: Tensor) -> RandomStreams:
+    """One random stream per row. Raises ValueError for another number of generators."""
+    batch_size = len(input_ids)
+    several = isinstance(generator, Sequence)
+    generators = list(generator) if isinstance(generator, Sequence) else [generator] * batch_size
+    if several and len(generators) != batch_size:
+        raise ValueError(f"generator must be one, or one for each of {batch_size} rows, got {len(generators)}")
+    return RandomStreams.from_generators(generators, input_ids.device)
+
+
+def _as_list(tokens: int | Sequence[int] | None) -> list[int]:
+    return [] if tokens is None else [tokens] if isinstance(tokens, int) else list(tokens)

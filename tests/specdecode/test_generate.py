@@ -1,0 +1,163 @@
+"""`specdecode.generate` gives what transformers' own `generate` gives, in fewer passes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import language_models
+import pytest
+import torch
+from language_models import PAD, ragged_prompts
+from torch import Tensor
+from transformers import PreTrainedModel
+
+import specdecode
+from specdecode.sampling import SamplingConfig, logits_to_probabilities
+from specdecode.synthetic import chi_square_p_value
+
+ARCHITECTURES = ("llama", "qwen3", "gemma3")
+METHODS = ("ar", "jacobi", "prompt-lookup", "draft-model")
+
+
+def speculate(model: PreTrainedModel, method: str, prompts: tuple[Tensor, Tensor], **options: Any) -> Any:
+    if method == "draft-model":
+        options["draft_model"] = language_models.disturbed(model, 0.02)
+    else:
+        options["method"] = method
+    return specdecode.generate(model, prompts[0], attention_mask=prompts[1], pad_token_id=PAD, **options)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_greedy_tokens_are_those_of_transformers(architecture: str, method: str) -> None:
+    model, prompts = language_models.make(architecture), ragged_prompts(2)
+    result = speculate(model, method, prompts, max_new_tokens=24)
+    assert torch.equal(result.sequences, language_models.by_generate(model, prompts, 24, []))
+    assert result.lengths.tolist() == [24] * 3
+    if method in ("prompt-lookup", "draft-model"):
+        assert result.trace.target_passes < 24, "drafting must have been of use here"
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_rows_end_where_those_of_transformers_end(method: str) -> None:
+    model, prompts = language_models.make("qwen3"), ragged_prompts(1)
+    whole = language_models.by_generate(model, prompts, 14, [])[:, 9:]
+    ends = {(int(whole[row, offset]),) for row, offset in ((0, 0), (0, 3), (1, 4), (1, 13), (2, 1), (2, 7))}
+    ends.add((int(whole[0, 5]), int(whole[1, 2])))
+    several_lengths = False
+    for end in ends:
+        wanted = language_models.by_generate(model, prompts, 14, list(end))
+        result = speculate(model, method, prompts, max_new_tokens=14, eos_token_id=list(end))
+        assert torch.equal(result.sequences, wanted)
+        several_lengths |= len(set(result.lengths.tolist())) > 1
+    assert several_lengths
+
+
+@pytest.mark.parametrize("draft_length", [1, 3, 11])
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_rows_have_exactly_as_many_tokens_as_asked(count: int, draft_length: int) -> None:
+    model, prompts = language_models.make("llama"), ragged_prompts(2)
+    wanted = language_models.by_generate(model, prompts, count, [])
+    for method in METHODS[1:]:
+        result = speculate(model, method, prompts, max_new_tokens=count, draft_length=draft_length)
+        assert torch.equal(result.sequences, wanted)
+
+
+def test_the_models_own_tokens_end_and_pad_rows() -> None:
+    model, prompts = language_models.make("llama"), ragged_prompts(1)
+    end = int(language_models.by_generate(model, prompts, 8, [])[0, 9 + 3])
+    model.generation_config.eos_token_id, model.generation_config.pad_token_id = end, 3
+    result = specdecode.generate(model, prompts[0], attention_mask=prompts[1], max_new_tokens=8)
+    theirs = model.generate(input_ids=prompts[0], attention_mask=prompts[1], max_new_tokens=8, do_sample=False)
+    assert torch.equal(result.sequences, theirs) and int(result.sequences[0, -1]) == 3
+    assert specdecode.generate(model, prompts[0], max_new_tokens=8, eos_token_id=[]).lengths.tolist() == [8] * 3
+
+
+VOCAB, LENGTH, DRAWS = 5, 4, 8_000
+
+
+@torch.no_grad()
+def true_distribution(model: PreTrainedModel, prompt: Tensor, sampling: SamplingConfig) -> Tensor:
+    """[V ** LENGTH] float64, from passes without a cache."""
+    sequences = torch.cartesian_prod(*[torch.arange(VOCAB)] * LENGTH)
+    ids = torch.cat([prompt.expand(len(sequences), -1), sequences], 1)
+    logits = model(ids, use_cache=False).logits[:, len(prompt) - 1 : -1]
+    each = logits_to_probabilities(logits, sampling).double()
+    each = each / each.sum(-1, keepdim=True)
+    return each.gather(2, sequences[..., None])[..., 0].prod(1)
+
+
+@pytest.mark.parametrize("sampling", [SamplingConfig(1.5), SamplingConfig(2.0, 4, 0.9)], ids=str)
+@pytest.mark.parametrize("method", METHODS[1:])
+def test_sampled_tokens_are_distributed_as_the_model_says(method: str, sampling: SamplingConfig) -> None:
+    sizes: dict[str, Any] = {"vocab_size": VOCAB, "num_hidden_layers": 1, "dtype": torch.float32}
+    model, prompt = language_models.make("gemma3", **sizes), torch.tensor([1, 3, 2, 1, 3, 4, 1])
+    prompts = prompt.expand(DRAWS, -1), torch.ones(DRAWS, len(prompt), dtype=torch.int64)
+    result = speculate(
+        model,
+        method,
+        prompts,
+        max_new_tokens=LENGTH,
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        generator=torch.Generator().manual_seed(0),
+        draft_length=3,
+    )
+    expected, tokens = true_distribution(model, prompt, sampling), result.sequences[:, len(prompt) :]
+    assert result.trace.mean_accepted_length > 0.05
+    assert chi_square_p_value(tokens, expected, VOCAB) > 1e-3
+    # The test would notice: of a model that is a little different it says no.
+    other = true_distribution(language_models.disturbed(model, 0.1), prompt, sampling)
+    assert chi_square_p_value(tokens, other, VOCAB) < 1e-6
+
+
+def test_a_row_of_its_own_generator_does_not_depend_on_its_batch() -> None:
+    model, (input_ids, mask) = language_models.make("llama"), ragged_prompts()
+    options: dict[str, Any] = {"temperature": 1.0, "max_new_tokens": 12, "method": "prompt-lookup"}
+
+    def seeded(*seeds: int) -> list[torch.Generator]:
+        return [torch.Generator().manual_seed(seed) for seed in seeds]
+
+    together = specdecode.generate(model, input_ids, attention_mask=mask, generator=seeded(4, 5, 6), **options)
+    alone = specdecode.generate(model, input_ids[1:2, 3:], generator=seeded(5), **options)
+    assert together.sequences[1, 9:].tolist() == alone.sequences[0, 6:].tolist()
+    other = specdecode.generate(model, input_ids[1:2, 3:], generator=seeded(6), **options)
+    assert other.sequences.tolist() != alone.sequences.tolist()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"method": "medusa"}, "method must be one of ar, jacobi, prompt-lookup, got 'medusa'"),
+        ({"method": "ar", "draft_model": object()}, "draft_model is a method of its own; leave out method='ar'"),
+        ({"method": "ar", "draft_length": 3}, "draft_length must be at least 1 and goes with a method that drafts"),
+        ({"draft_length": 0}, "draft_length must be at least 1"),
+        ({"max_new_tokens": 0}, "max_new_tokens must be at least 1"),
+        ({"temperature": -1.0}, "temperature must be"),
+        ({"generator": [torch.Generator()]}, "generator must be one, or one for each of 3 rows, got 1"),
+        ({"eos_token_id": 99}, "eos_token_id must lie in"),
+        ({"attention_mask": torch.ones(3, 4)}, "attention_mask must be"),
+        ({"input_ids": torch.ones(3)}, "input_ids must be int64 of shape"),
+        ({"input_ids": torch.full((3, 4), 77)}, "input_ids must lie in"),
+    ],
+)
+def test_arguments_that_cannot_be_used_are_named(options: dict[str, Any], message: str) -> None:
+    given = {"input_ids": ragged_prompts()[0], **options}
+    with pytest.raises(ValueError, match=message):
+        specdecode.generate(language_models.make("llama"), given.pop("input_ids"), **given)
+
+
+def test_the_core_is_light_and_exports_what_it_says() -> None:
+    code = (
+        "import sys, specdecode; heavy = {'transformers', 'diffusers', 'vargen', 'metrics', 'scipy'} & {*sys.modules};"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    assert all(hasattr(specdecode, name) for name in specdecode.__all__)
+    packages = (specdecode.drafters, specdecode.verifiers)  # type: ignore[attr-defined]
+    assert {name for package in packages for name in package.__all__} <= {*specdecode.__all__}
+    with pytest.raises(AttributeError, match="Decoder"):
+        specdecode.Decoder  # noqa: B018

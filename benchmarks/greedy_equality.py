@@ -25,7 +25,7 @@ from vargen.models.llamagen.target import LlamaGenTarget
 from vargen.pipelines.llamagen import LlamaGenPipeline
 from vargen.resources import find_model
 from vargen.runs.files import append_jsonl, read_jsonl
-from vargen.world.judge.report import sample_prompts
+from vargen.world.cases import sample_prompts
 
 RESULTS = Path(__file__).resolve().parent / "results"
 NEAR_TIE = 1e-3

@@ -27,14 +27,13 @@ from vargen.drawing.sheet import to_pil
 from vargen.errors import UserError
 from vargen.resources import find_model
 from vargen.runs.files import append_jsonl, save_image_atomic
+from vargen.world.cases import PromptCase, sample_prompts
 from vargen.world.judge.judge import load_judge
 from vargen.world.judge.report import (
-    PromptCase,
     PromptReport,
     draw_prompt_sheet,
     evaluate_judge,
     evaluate_prompts,
-    sample_prompts,
 )
 from vargen.world.judge.verdict import Tally, verdict_table
 

@@ -26,13 +26,14 @@ from specdecode.sampling import RandomStreams, SamplingConfig
 from specdecode.trace import TokenOrigin
 from specdecode.verifiers.loose import LooseVerifier
 from specdecode.verifiers.windowed import WindowedVerifier
-from vargen.jobs.video_benchmark import VideoCase, scene_video_cases
+from vargen.jobs.cases import VideoCase
 from vargen.runs.progress import progress
 from vargen.video.answering import VideoAnswerer
 from vargen.video.frames import CAPTION_PROMPTS, processor_inputs
 from vargen.video.methods.lvspec import LVSpecConfig
 from vargen.video.players import Players
 from vargen.world.captions.video_captions import caption_accuracy
+from vargen.world.cases import scene_video_cases
 from vargen.world.scenes.scene import COLOURS, GROUNDS, MATERIALS, SHAPES, SIZES, SKIES
 
 RESULTS = Path(__file__).resolve().parent / "results"

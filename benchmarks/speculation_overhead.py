@@ -28,7 +28,7 @@ from specdecode.roles import Drafter
 from vargen.methods.catalogue import resolve_method
 from vargen.pipelines.llamagen import LlamaGenPipeline
 from vargen.resources import find_model
-from vargen.world.judge.report import sample_prompts
+from vargen.world.cases import sample_prompts
 
 RESULTS = Path(__file__).resolve().parent / "results"
 

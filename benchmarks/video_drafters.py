@@ -26,7 +26,7 @@ import torch
 from metrics.provenance import provenance, write_result
 from specdecode.loop import decode
 from specdecode.sampling import RandomStreams, SamplingConfig
-from vargen.jobs.video_benchmark import VideoCase, scene_video_cases
+from vargen.jobs.cases import VideoCase
 from vargen.runs.progress import Progress, progress
 from vargen.video.answering import VideoAnswerer
 from vargen.video.drafters.drafter_folder import load_drafter, new_drafter
@@ -36,6 +36,7 @@ from vargen.video.methods.trained import FlashConfig, MSDConfig, SparrowConfig, 
 from vargen.video.request import prepare_request
 from vargen.video.target import VideoTarget
 from vargen.world.captions.video_captions import caption_accuracy
+from vargen.world.cases import scene_video_cases
 
 RESULTS = Path(__file__).resolve().parent / "results"
 LENGTHS = (4, 8, 16, 32, 64)  # frames

@@ -26,12 +26,12 @@ from torch import Tensor
 
 from metrics.bootstrap import mean_interval
 from metrics.provenance import write_result
-from vargen.jobs.video_benchmark import scene_video_cases
 from vargen.resources import find_video_model
 from vargen.training.video_answers import generate_batch
 from vargen.video.answering import VideoAnswerer
 from vargen.video.frames import CAPTION_PROMPTS, VideoFrames, processor_inputs
 from vargen.world.captions.video_captions import CLAIM_KINDS, caption_accuracy, compose_video_caption, order_answers
+from vargen.world.cases import scene_video_cases
 from vargen.world.scenes.video import VideoScene, backwards
 
 RESULTS = Path(__file__).resolve().parent / "results"

@@ -11,7 +11,6 @@ import statistics
 from collections.abc import Callable
 
 import torch
-from scipy.stats import binomtest
 from torch import Tensor
 
 Interval = tuple[float, float]
@@ -43,14 +42,3 @@ def mean_interval(values: Tensor, draws: int = 200, seed: int = 0) -> Interval |
     return bootstrap_interval(
         float(values.nanmean()), len(values), lambda chosen: float(values[chosen].nanmean()), draws, seed
     )
-
-
-def share_interval(right: int, total: int) -> Interval:
-    """A 95 % interval of a share (Wilson, 1927): sound near 0 and 1 and for few cases; (0, 1) for none at all.
-
-    The cases of one picture hang together, so over many claims a picture it is somewhat too narrow.
-    """
-    if not total:
-        return 0.0, 1.0
-    interval = binomtest(right, total).proportion_ci(method="wilson")
-    return float(interval.low), float(interval.high)

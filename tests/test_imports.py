@@ -131,26 +131,6 @@ RULES: dict[Callable[[Imports], set[Edge]], Edge] = {
 """Every rule about single imports, with one that breaks it."""
 
 KNOWN: dict[str, set[Edge]] = {
-    "world_below_the_world": {
-        ("vargen.jobs.video_benchmark", "vargen.world.seeds"),
-        ("vargen.jobs.quality", "vargen.world.seeds"),
-        ("vargen.jobs.benchmark", "vargen.world.captions.caption_parser"),
-        ("vargen.jobs.benchmark", "vargen.world.captions.captions"),
-        ("vargen.jobs.benchmark", "vargen.world.judge.judge"),
-        ("vargen.jobs.benchmark", "vargen.world.judge.report"),
-        ("vargen.jobs.benchmark", "vargen.world.judge.verdict"),
-        ("vargen.jobs.evaluation", "vargen.world.judge.judge"),
-        ("vargen.jobs.quality", "vargen.world.judge.judge"),
-        ("vargen.jobs.quality", "vargen.world.judge.verdict"),
-        ("vargen.jobs.quality", "vargen.world.scenes.renderer"),
-        ("vargen.jobs.quality", "vargen.world.scenes.scene"),
-        ("vargen.jobs.ranking", "vargen.world.captions.caption_parser"),
-        ("vargen.jobs.ranking", "vargen.world.judge.judge"),
-        ("vargen.jobs.ranking", "vargen.world.judge.verdict"),
-        ("vargen.jobs.video_benchmark", "vargen.world.captions.video_captions"),
-        ("vargen.jobs.video_benchmark", "vargen.world.scenes.renderer"),
-        ("vargen.jobs.video_benchmark", "vargen.world.scenes.video"),
-    },
     "models_in_methods": {
         ("vargen.methods.sizing", "vargen.models.llamagen.draft_head"),
         ("vargen.methods.sizing", "vargen.models.llamagen.drafter"),

@@ -8,11 +8,12 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-from metrics.bootstrap import bootstrap_interval, mean_interval, share_interval
+from metrics.bootstrap import bootstrap_interval, mean_interval
 from metrics.clip_score import clip_scores, retrieval_accuracy
 from metrics.diversity import distances_to_others, mean_pairwise_distance
 from metrics.errors import DataError
 from metrics.feature_bank import FeatureBank
+from metrics.proportion import Proportion
 
 
 def test_clip_score_scales_and_clips() -> None:
@@ -78,7 +79,7 @@ def test_the_bank_refuses_missing_and_double_pictures(indices: list[int]) -> Non
 
 def test_interval_of_a_share_is_wilsons() -> None:
     """The bounds are the shares p whose distance from the observed one is z standard errors under p itself."""
-    for bound in share_interval(97, 100):
+    for bound in Proportion(97, 100).interval():
         assert abs(0.97 - bound) == pytest.approx(1.959964 * (bound * (1 - bound) / 100) ** 0.5, rel=1e-6)
-    assert share_interval(0, 0) == (0.0, 1.0)
-    assert share_interval(5, 5)[1] == 1.0 and share_interval(0, 5)[0] == 0.0
+    assert Proportion(0, 0).interval() == (0.0, 1.0)
+    assert Proportion(5, 5).interval()[1] == 1.0 and Proportion(0, 5).interval()[0] == 0.0

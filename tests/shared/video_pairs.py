@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from vargen.jobs.video_benchmark import VideoCase, scene_video_cases
+from vargen.jobs.cases import VideoCase
 from vargen.video.drafters.drafter_folder import new_drafter, save_drafter
 from vargen.video.drafters.feature_drafter import KINDS
+from vargen.world.cases import scene_video_cases
 from vargen.world.models.architectures import (
     ARCHITECTURES,
     TextModelConfig,

@@ -143,7 +143,8 @@ def run(arguments: Sequence[str]) -> int:
     methods = config.contenders()
     model_folder = find_model(config.model)
 
-    from vargen.jobs.benchmark import Contender, describe_run, run_benchmark
+    from vargen.jobs.benchmark import describe_run, run_benchmark
+    from vargen.jobs.cases import Contender
     from vargen.pipelines.loading import load_pipeline
     from vargen.runs.records import Records
 
@@ -152,10 +153,10 @@ def run(arguments: Sequence[str]) -> int:
     pipeline, _, dtype = load_pipeline(model_folder, config.device, config.dtype)
     judge = None
     if config.judge and any(case.claims is not None for case in cases):
-        from vargen.world.judge.judge import load_judge
+        from vargen.world.judge.judging import ClaimJudge
 
-        judge = load_judge(None, "cpu")
-        if judge.config.image_size != pipeline.image_size:
+        judge = ClaimJudge()
+        if judge.image_size != pipeline.image_size:
             judge = None
     generation = {name: getattr(config, name) for name in ("guidance_scale", "temperature", "top_k", "top_p")}
     settings = describe_run(
@@ -232,7 +233,8 @@ def _report(config: BenchConfig, rows: list[dict[str, Any]]) -> None:
 
 
 def _cases(config: BenchConfig, model_folder: Path) -> list[Any]:
-    from vargen.jobs.benchmark import BenchmarkCase, file_cases, scene_cases
+    from vargen.jobs.cases import BenchmarkCase
+    from vargen.world.cases import file_cases, scene_cases
 
     if read_json(model_folder / "transformer" / "config.json").get("condition_type") == "class":
         if not config.class_labels:

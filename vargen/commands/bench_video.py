@@ -103,10 +103,12 @@ def run(arguments: Sequence[str]) -> int:
     contenders = config.contenders()
     folder = find_video_model(config.model)
 
-    from vargen.jobs.video_benchmark import describe_video_run, run_video_benchmark, scene_video_cases
+    from vargen.jobs.video_benchmark import describe_video_run, run_video_benchmark
     from vargen.pipelines.loading import place_and_precision
     from vargen.runs.records import Records
     from vargen.video.answering import VideoAnswerer
+    from vargen.world.cases import scene_video_cases
+    from vargen.world.judge.judging import judge_answer
 
     device, dtype = place_and_precision(config.device, config.dtype)
     generation = {name: getattr(config, name) for name in ("max_new_tokens", "temperature", "top_p", "seed")}
@@ -133,6 +135,7 @@ def run(arguments: Sequence[str]) -> int:
                 cases,
                 config.question,
                 warm_up=config.warm_up,
+                judge=judge_answer,
                 records=records,
                 progress=shown,
                 **generation,

@@ -114,14 +114,18 @@ def run(arguments: Sequence[str]) -> int:
     protocol = load_protocol(config.preset)
     methods = {} if config.images is not None else config.methods()
 
+    from vargen.jobs.cases import World
     from vargen.jobs.evaluation import evaluate_quality
     from vargen.runs.processes import Processes
+    from vargen.world.cases import RenderedReference, file_cases, scene_cases
+    from vargen.world.judge.judging import ClaimJudge
 
+    world = World(scene_cases, file_cases, RenderedReference, ClaimJudge)
     processes = Processes.start(config.device)
     quiet = values.quiet or not processes.is_main
     try:
         with exclusive(Path(config.output)) if processes.is_main else nullcontext():
-            rows = evaluate_quality(config, protocol, methods, processes, quiet)
+            rows = evaluate_quality(config, protocol, methods, world, processes, quiet)
             processes.wait()
         if processes.is_main:
             _report(config, rows, values.json)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from vargen.commands.options import build_parser, fill, parse
 from vargen.errors import UserError
 from vargen.jobs.options import check_sampling
-from vargen.jobs.ranking import RANKERS, ClipRanker, JudgeRanker, Ranker, best, candidate_seed
+from vargen.jobs.ranking import RANKERS, ClipRanker, Ranker, best, candidate_seed
 from vargen.methods.catalogue import resolve_method
 from vargen.models.model_folder import read_json, weights_fingerprint
 from vargen.prompts import gather_prompts
@@ -260,6 +260,8 @@ def _load_ranker(config: GenerateConfig, pipeline: LlamaGenPipeline, requests: S
     if not prompts:
         raise UserError("num_candidates must be 1 for a class-conditional model: there is no prompt to rank by")
     if config.ranker == "judge":
+        from vargen.world.judge.judging import JudgeRanker
+
         ranker: Ranker = JudgeRanker(pipeline.image_size)
     else:
         ranker = ClipRanker(shipped_clip() if config.clip is None else Path(config.clip))

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from optuna.study import Study
 
     from metrics.speculation import CallRecord
-    from vargen.jobs.benchmark import BenchmarkCase
+    from vargen.jobs.cases import BenchmarkCase, Judge
 
 PLAIN, CANDIDATE = "ar", "candidate"
 _DRAFTERS = ("drafter", "draft_model")
@@ -122,13 +122,14 @@ class Evaluation:
     def __init__(
         self,
         pipeline: Any,
-        judge: Any,
+        judge: Judge,
         cases: Sequence[BenchmarkCase],
         config: TuneConfig,
         plain_file: Path,
         settings: dict[str, Any],
     ) -> None:
-        from vargen.jobs.benchmark import Contender, run_benchmark
+        from vargen.jobs.benchmark import run_benchmark
+        from vargen.jobs.cases import Contender
         from vargen.runs.records import Records
 
         self.pipeline, self.judge, self.cases, self.config = pipeline, judge, cases, config
@@ -155,7 +156,8 @@ class Evaluation:
             UserError: the settings do not fit the model or each other.
         """
         from metrics.speculation import summarise
-        from vargen.jobs.benchmark import Contender, run_benchmark
+        from vargen.jobs.benchmark import run_benchmark
+        from vargen.jobs.cases import Contender
         from vargen.runs.records import Records
 
         records = Records(None, {})
@@ -197,15 +199,17 @@ def run(arguments: Sequence[str]) -> int:
     if read_json(model_folder / "transformer" / "config.json").get("condition_type") == "class":
         raise UserError("model: a class-conditional one has no prompts to judge; name a text-conditional model")
 
-    from vargen.jobs.benchmark import Contender, describe_run, scene_cases
+    from vargen.jobs.benchmark import describe_run
+    from vargen.jobs.cases import Contender
     from vargen.pipelines.loading import load_pipeline
-    from vargen.world.judge.judge import load_judge
+    from vargen.world.cases import scene_cases
+    from vargen.world.judge.judging import ClaimJudge
 
     pipeline, _, dtype = load_pipeline(model_folder, config.device, config.dtype)
-    judge = load_judge(None, "cpu")
-    if judge.config.image_size != pipeline.image_size:
+    judge = ClaimJudge()
+    if judge.image_size != pipeline.image_size:
         raise UserError(
-            f"quality: the judge reads pictures of {judge.config.image_size} pixels, this model makes "
+            f"quality: the judge reads pictures of {judge.image_size} pixels, this model makes "
             f"{pipeline.image_size}; name another model"
         )
     cases = scene_cases(config.prompts, config.seed)
@@ -253,7 +257,8 @@ def _check_method(pipeline: Any, cases: Sequence[BenchmarkCase], config: TuneCon
     Raises:
         UserError: the method's defaults and the fixed settings do not fit this model.
     """
-    from vargen.jobs.benchmark import Contender, run_benchmark
+    from vargen.jobs.benchmark import run_benchmark
+    from vargen.jobs.cases import Contender
 
     try:
         method = resolve_method(config.method, config.fixed)

@@ -1,8 +1,8 @@
 """Decoding methods side by side: the same prompts and seeds, interleaved, in one process.
 
 Belongs here: what is run in which order, what is kept of each call, and rows out of what was kept. Does not belong
-here: the definitions of the figures (`metrics.speculation`), judging (`vargen.world.judge.verdict`), options and
-printing (`vargen.commands.bench`).
+here: the definitions of the figures (`metrics.speculation`), judging (a `Judge`), options and printing
+(`vargen.commands.bench`).
 
 For every batch of prompts all methods make their pictures before the next batch begins, in an order that rotates, so
 that a machine that warms up or slows down does so for all of them. What is kept of a call is one line of JSON, written
@@ -14,28 +14,22 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from metrics.bootstrap import share_interval
 from metrics.provenance import provenance
 from metrics.speculation import CallRecord, summarise
 from vargen.drawing.sheet import to_pil
 from vargen.errors import UserError
+from vargen.jobs.cases import BenchmarkCase, Contender, Judge
+from vargen.jobs.quality import count_claims, judge_figures
 from vargen.methods.catalogue import AutoregressiveConfig, MethodConfig
-from vargen.prompts import gather_prompts
 from vargen.runs.files import save_image_atomic
 from vargen.runs.identity import machine
 from vargen.runs.progress import Progress
 from vargen.runs.records import Records
-from vargen.world.captions.caption_parser import CaptionError, parse_caption
-from vargen.world.captions.captions import Claims
-from vargen.world.judge.judge import SceneJudge, read_images
-from vargen.world.judge.report import sample_prompts
-from vargen.world.judge.verdict import Check, Tally, Verdict, judge_claims
 
 try:
     import resource
@@ -47,54 +41,6 @@ if TYPE_CHECKING:
     from vargen.pipelines.output import LlamaGenPipelineOutput
 
 
-@dataclass(frozen=True)
-class Contender:
-    """A method under the name that its row gets."""
-
-    label: str
-    method: MethodConfig
-
-
-@dataclass(frozen=True)
-class BenchmarkCase:
-    """One picture to make.
-
-    Args:
-        prompt: for a text-conditional model.
-        class_label: for a class-conditional one.
-        claims: what the prompt says of the scene, for the judge; None where nobody can say.
-        object_count: as `vargen.world.judge.verdict.judge_claims` takes it.
-    """
-
-    prompt: str | None = None
-    class_label: int | None = None
-    claims: Claims | None = None
-    object_count: int | None = None
-
-
-def scene_cases(count: int, seed: int = 0, split: str = "heldout") -> list[BenchmarkCase]:
-    """Captions of scenes that training never showed, as `report.sample_prompts`, with what they claim."""
-    return [
-        BenchmarkCase(case.caption.text, claims=case.caption.claims, object_count=case.object_count)
-        for case in sample_prompts(count, seed, split)
-    ]
-
-
-def file_cases(path: str) -> list[BenchmarkCase]:
-    """The prompts of a file as `vargen.prompts` reads it, with what they claim where they speak of scenes.
-
-    Raises:
-        UserError: the file cannot be read.
-    """
-    cases = []
-    for prompt in gather_prompts([], path):
-        try:
-            cases.append(BenchmarkCase(prompt, claims=parse_caption(prompt)))
-        except CaptionError:
-            cases.append(BenchmarkCase(prompt))  # made and timed, but nobody can judge it
-    return cases
-
-
 def run_benchmark(
     pipeline: LlamaGenPipeline,
     contenders: Sequence[Contender],
@@ -103,7 +49,7 @@ def run_benchmark(
     batch_size: int = 1,
     seed: int = 0,
     warm_up: int = 1,
-    judge: SceneJudge | None = None,
+    judge: Judge | None = None,
     records: Records | None = None,
     images: Path | None = None,
     progress: Progress | None = None,
@@ -146,8 +92,8 @@ def run_benchmark(
                 pictures, call = _call(pipeline, contender.method, chosen, seed + batch[0], generation)
                 if images is not None:
                     _save(pictures, images / contender.label, batch[0])
-                verdicts = [] if judge is None else _judge(judge, pictures, chosen)
-                records.add({"method": contender.label, "batch": number, "call": call.to_dict(), "verdicts": verdicts})
+                claims = {} if judge is None else count_claims(judge, pictures, chosen)
+                records.add({"method": contender.label, "batch": number, "call": call.to_dict(), "claims": claims})
             if progress is not None:
                 progress.update()
     return build_rows(contenders, records, len(batches))
@@ -160,35 +106,18 @@ def build_rows(contenders: Sequence[Contender], records: Records, num_batches: i
     origin = provenance()
     rows = []
     for contender in contenders:
-        verdicts = [
-            Verdict(tuple(Check(kind, right) for kind, right in verdict["checks"]), tuple(verdict["match"]))
-            for number in range(num_batches)
-            for verdict in records.calls[contender.label, number]["verdicts"]
-        ]
+        claims = [records.calls[contender.label, number]["claims"] for number in range(num_batches)]
         rows.append(
             {
                 "method": contender.label,
                 "exact": contender.method.exact,
                 **summarise(calls[contender.label], None if plain is None else calls[plain]),
-                **judge_figures(verdicts),
+                **judge_figures(claims),
                 "settings": contender.method.to_dict(),
                 "provenance": origin,
             }
         )
     return rows
-
-
-def judge_figures(verdicts: Sequence[Verdict]) -> dict[str, Any]:
-    """The share of right claims over all prompts with its 95 % interval, and the shares by kind; None where nobody
-    judged."""
-    if not verdicts:
-        return {"judge_accuracy": None, "judge_accuracy_interval": None, "judge": None}
-    claims = [check.right for verdict in verdicts for check in verdict.checks if check.kind != "object_count"]
-    return {
-        "judge_accuracy": sum(claims) / max(len(claims), 1),
-        "judge_accuracy_interval": list(share_interval(sum(claims), len(claims))),
-        "judge": Tally.of(verdicts).to_dict()["all"],
-    }
 
 
 def describe_run(
@@ -248,16 +177,6 @@ def _call(
     """Pictures [B, 3, H, W] in [0, 1] of consecutive seeds, and what they cost."""
     output, record = call_pipeline(pipeline, method, cases, seed, output_type="pt", **generation)
     return torch.as_tensor(output.images).float(), record
-
-
-def _judge(judge: SceneJudge, pictures: torch.Tensor, cases: Sequence[BenchmarkCase]) -> list[dict[str, Any]]:
-    verdicts = []
-    for reading, case in zip(read_images(judge, pictures), cases, strict=True):
-        if case.claims is not None:
-            verdict = judge_claims(reading, case.claims, case.object_count)
-            checks = [[check.kind, check.right] for check in verdict.checks]
-            verdicts.append({"checks": checks, "match": list(verdict.match)})
-    return verdicts
 
 
 def _save(pictures: torch.Tensor, folder: Path, first: int) -> None:

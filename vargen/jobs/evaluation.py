@@ -26,11 +26,11 @@ from metrics.provenance import provenance
 from metrics.quality import Reference
 from metrics.speculation import CallRecord, summarise
 from vargen.errors import UserError
-from vargen.jobs.benchmark import BenchmarkCase, call_pipeline, file_cases, scene_cases
+from vargen.jobs.benchmark import call_pipeline
+from vargen.jobs.cases import BenchmarkCase, ReferencePictures, World
 from vargen.jobs.quality import (
     MEASURE_BATCH,
     Networks,
-    RenderedReference,
     against_plain,
     gather,
     load_networks,
@@ -51,7 +51,6 @@ from vargen.runs.batches import BatchStore, PictureBatches, Share
 from vargen.runs.identity import digest
 from vargen.runs.processes import Processes
 from vargen.runs.progress import Progress, progress
-from vargen.world.judge.judge import load_judge
 
 if TYPE_CHECKING:
     from vargen.commands.evaluate import EvaluateConfig
@@ -89,6 +88,7 @@ def evaluate_quality(
     config: EvaluateConfig,
     protocol: Protocol,
     methods: Mapping[str, MethodConfig],
+    world: World,
     processes: Processes,
     quiet: bool,
 ) -> list[dict[str, Any]]:
@@ -98,8 +98,8 @@ def evaluate_quality(
         UserError: data that does not fit the protocol, a network that is missing, a folder of other pictures.
     """
     model_folder = None if config.images is not None else find_model(config.model)
-    cases = _cases(config, protocol, model_folder)
-    run = _Run(config, protocol, cases, _networks(config, protocol, processes), processes, quiet)
+    cases = _cases(config, protocol, model_folder, world)
+    run = _Run(config, protocol, cases, _networks(config, protocol, processes, world), processes, quiet)
     path = None if config.reference is None else Path(config.reference)
     given = open_reference(protocol, path)  # before anything is made, so that a wrong one costs nothing
 
@@ -115,7 +115,7 @@ def evaluate_quality(
     if given is None and path is not None:
         reference, notes = _stored_reference(run, path)
     else:
-        rendered = RenderedReference(protocol.reference_count or 0, protocol.resolution or side)
+        rendered = world.reference(protocol.reference_count or 0, protocol.resolution or side)
         reference, notes = _measured_reference(run, given or rendered), []
     if not processes.is_main:
         return []
@@ -123,6 +123,7 @@ def evaluate_quality(
     dimensions = run.networks.extractors[protocol.extractor].num_features
     notes += protocol.warnings(len(cases), dimensions, reference.statistics.count)
     calls = {label: [CallRecord(**record) for record in job.call_records()] for label, job in jobs.items()}
+    kinds = () if run.networks.judge is None else run.networks.judge.kinds
     rows = []
     for label in sources:
         row = {
@@ -131,12 +132,12 @@ def evaluate_quality(
             "protocol": protocol.to_dict(),
             "resolution": protocol.resolution or side,
             "reference": {"source": config.reference or protocol.reference, "count": reference.statistics.count},
-            **score(protocol, measured[label], reference, config.bootstrap),
+            **score(protocol, measured[label], reference, kinds, config.bootstrap),
             "networks": run.networks.identity(),
             "warnings": notes,
         }
         if "ar" in measured and label != "ar":
-            row["against_plain"] = against_plain(measured[label], measured["ar"], protocol, config.bootstrap)
+            row["against_plain"] = against_plain(measured[label], measured["ar"], protocol, kinds, config.bootstrap)
         if label in jobs:
             row["exact"] = methods[label].exact
             row["decoding"] = summarise(calls[label], calls.get("ar"))
@@ -147,19 +148,19 @@ def evaluate_quality(
     return rows
 
 
-def _cases(config: EvaluateConfig, protocol: Protocol, model_folder: Path | None) -> list[BenchmarkCase]:
+def _cases(config: EvaluateConfig, protocol: Protocol, model_folder: Path | None, world: World) -> list[BenchmarkCase]:
     """What each picture shows. Raises UserError where the protocol asks for others."""
     count = config.count or protocol.count
     if protocol.captions == "scenes":
         if config.captions_file is not None:
             raise UserError(f"captions_file: {protocol.name} composes its own captions; use another preset for a file")
-        cases = scene_cases(count or (len(_open_given(config)) if config.images else 2000), config.seed)
+        cases = world.sample_cases(count or (len(_open_given(config)) if config.images else 2000), config.seed)
     elif protocol.captions == "class_labels":
         cases = _class_cases(config, count)
     else:
         if config.captions_file is None:
             raise UserError(f"captions_file: {protocol.name} needs captions; name a .txt, .csv, .tsv or .jsonl file")
-        cases = file_cases(config.captions_file)
+        cases = world.read_cases(config.captions_file)
         if count is not None and len(cases) < count:
             raise UserError(f"captions_file: {config.captions_file} holds {len(cases):,} captions, {count:,} are asked")
         cases = cases[:count]
@@ -193,8 +194,7 @@ def _class_cases(config: EvaluateConfig, count: int | None) -> list[BenchmarkCas
     return [BenchmarkCase(class_label=label) for label in labels]
 
 
-def _networks(config: EvaluateConfig, protocol: Protocol, processes: Processes) -> Networks:
-    judge = load_judge(None, "cpu") if protocol.judge else None
+def _networks(config: EvaluateConfig, protocol: Protocol, processes: Processes, world: World) -> Networks:
     clip = None if config.clip is None else Path(config.clip)
     if clip is None and protocol.captions == "scenes":
         clip = shipped_clip()
@@ -204,7 +204,7 @@ def _networks(config: EvaluateConfig, protocol: Protocol, processes: Processes) 
         clip=clip,
         inception_weights=None if config.inception_weights is None else Path(config.inception_weights),
         vgg_weights=None if config.vgg_weights is None else Path(config.vgg_weights),
-        judge=judge,
+        judge=world.judge() if protocol.judge else None,
     )
 
 
@@ -351,7 +351,7 @@ def _stored_reference(run: _Run, path: Path) -> tuple[Reference, list[str]]:
     return Reference(statistics, None), notes
 
 
-def _measured_reference(run: _Run, pictures: ImageFolder | ImageArray | RenderedReference) -> Reference:
+def _measured_reference(run: _Run, pictures: ReferencePictures) -> Reference:
     """The reference of pictures; its statistics are kept beside the scores."""
     protocol, networks, processes = run.protocol, run.networks, run.processes
     with run.progress(-(-len(pictures) // MEASURE_BATCH), "batches of the reference") as shown:

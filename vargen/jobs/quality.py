@@ -8,7 +8,7 @@ what all processes measured. Does not belong here: the figures' formulas (`metri
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,19 +24,15 @@ from metrics.extractors import INCEPTION_RESIZINGS, CLIPFeatures, FeatureExtract
 from metrics.feature_bank import FeatureBank
 from metrics.frechet import GaussianStatistics
 from metrics.images import ImageArray, ImageFolder, open_images, open_npz, resize
+from metrics.proportion import Proportion
 from metrics.protocol import Protocol
 from metrics.quality import Reference, figure, mean_figure, score_pictures
 from vargen.errors import UserError
-from vargen.jobs.benchmark import BenchmarkCase
+from vargen.jobs.cases import BenchmarkCase, Judge, ReferencePictures
 from vargen.methods.step_costs import cache_folder
 from vargen.runs.batches import Arrays, BatchStore, Share
 from vargen.runs.files import atomic_path
 from vargen.runs.identity import check_identity, digest
-from vargen.world.judge.judge import SceneJudge, read_images
-from vargen.world.judge.verdict import KINDS, judge_claims
-from vargen.world.scenes.renderer import SceneRenderer
-from vargen.world.scenes.scene import sample_scene
-from vargen.world.seeds import REFERENCE_SEED
 
 MEASURE_BATCH = 64
 """Pictures measured together; fixed, since the last bits of a feature depend on it."""
@@ -48,11 +44,11 @@ class Networks:
 
     Args:
         extractors: by the names that protocols use.
-        judge: reads scenes; None where claims are not judged.
+        judge: reads claims; None where they are not judged.
     """
 
     extractors: dict[str, FeatureExtractor]
-    judge: SceneJudge | None
+    judge: Judge | None
 
     def identity(self) -> dict[str, str]:
         """What a result records, and what a cache depends on."""
@@ -66,7 +62,7 @@ def load_networks(
     clip: Path | None,
     inception_weights: Path | None,
     vgg_weights: Path | None,
-    judge: SceneJudge | None,
+    judge: Judge | None,
 ) -> Networks:
     """Every network the protocol needs.
 
@@ -108,22 +104,9 @@ def measure(
         assert isinstance(clip, CLIPFeatures)
         arrays["text"] = clip.encode_text([protocol.clip_score.prefix + (case.prompt or "") for case in cases]).numpy()
     if networks.judge is not None and cases:
-        readings = read_images(networks.judge, torch.stack(list(pictures)).float() / 255)
-        arrays["verdicts"] = np.stack(
-            [_count_claims(reading, case) for reading, case in zip(readings, cases, strict=True)]
-        )
+        counts = networks.judge(torch.stack(list(pictures)).float() / 255, cases)
+        arrays["verdicts"] = counts.flatten(1).numpy().astype(np.int16)
     return arrays
-
-
-def _count_claims(reading: Any, case: BenchmarkCase) -> np.ndarray:
-    """Right and made, by kind; zeros for a caption that nobody can judge."""
-    counts = np.zeros((len(KINDS), 2), dtype=np.int16)
-    if case.claims is not None:
-        verdict = judge_claims(reading, case.claims, case.object_count)
-        for check in verdict.checks:
-            counts[KINDS.index(check.kind)] += (check.right, 1)
-        counts[KINDS.index("prompt")] += (verdict.right, 1)
-    return counts.reshape(-1)
 
 
 def gather(store: BatchStore, share: Share, num_items: int, device: torch.device) -> dict[str, Tensor]:
@@ -146,30 +129,6 @@ def gather(store: BatchStore, share: Share, num_items: int, device: torch.device
         except DataError as error:
             raise UserError(str(error)) from error
     return gathered
-
-
-@dataclass(frozen=True)
-class RenderedReference:
-    """Renders of held-out scenes.
-
-    Args:
-        count: how many.
-        side: in pixels.
-    """
-
-    count: int
-    side: int
-
-    def __len__(self) -> int:
-        return self.count
-
-    def read(self, indices: Sequence[int]) -> list[Tensor]:
-        """Pictures by number, uint8 `[3, side, side]`."""
-        scenes = [sample_scene(REFERENCE_SEED + index, "heldout") for index in indices]
-        return list((SceneRenderer(self.side)(scenes).images.clamp(0, 1) * 255).round().to(torch.uint8))
-
-    def digest(self) -> str:
-        return digest(["renders", self.count, self.side, REFERENCE_SEED])
 
 
 def open_reference(protocol: Protocol, path: Path | None) -> ImageFolder | ImageArray | None:
@@ -195,7 +154,7 @@ def open_reference(protocol: Protocol, path: Path | None) -> ImageFolder | Image
 
 
 def reference_features(
-    pictures: ImageFolder | ImageArray | RenderedReference,
+    pictures: ReferencePictures,
     protocol: Protocol,
     networks: Networks,
     share: Share,
@@ -267,8 +226,10 @@ def save_statistics(path: Path, statistics: GaussianStatistics, protocol: Protoc
         np.savez(file, **{"count": np.array(statistics.count or 0), **arrays})  # type: ignore[arg-type]  # numpy names one keyword
 
 
-def score(protocol: Protocol, measured: dict[str, Tensor], reference: Reference | None, draws: int) -> dict[str, Any]:
-    """Figures of one set of pictures from what `measure` read off them.
+def score(
+    protocol: Protocol, measured: dict[str, Tensor], reference: Reference | None, kinds: Sequence[str], draws: int
+) -> dict[str, Any]:
+    """Figures of one set of pictures from what `measure` read off them; `kinds` are those of the judge.
 
     Raises:
         UserError: too few pictures.
@@ -279,39 +240,39 @@ def score(protocol: Protocol, measured: dict[str, Tensor], reference: Reference 
     except DataError as error:
         raise UserError(str(error)) from error
     if "verdicts" in measured:
-        scores |= judge_scores(measured["verdicts"], draws)
+        scores |= judge_scores(measured["verdicts"], kinds, draws)
     return scores
 
 
-def judge_scores(verdicts: Tensor, draws: int) -> dict[str, Any]:
+def judge_scores(verdicts: Tensor, kinds: Sequence[str], draws: int) -> dict[str, Any]:
     """`judge_accuracy` (share of claims), `judge_prompts` (share of prompts) and `judge` (share by kind).
 
     Claims of one picture stand or fall together, so the intervals draw pictures, not claims.
     """
 
-    def share_of(kinds: Sequence[int]) -> dict[str, Any] | None:
-        if not _claims(verdicts, kinds)[1].sum():
+    def share_of(chosen: Sequence[str]) -> dict[str, Any] | None:
+        shares = _Shares(verdicts, kinds, chosen)
+        if not shares.made.sum():
             return None
-        shares = _Shares(verdicts, kinds)
         value = shares(torch.arange(len(verdicts)))
         return figure(value, bootstrap_interval(value, len(verdicts), shares, draws))
 
-    by_kind = {kind: share_of([number]) for number, kind in enumerate(KINDS)}
+    by_kind = {kind: share_of([kind]) for kind in kinds}
     return {
-        "judge_accuracy": share_of(_SAID),
+        "judge_accuracy": share_of(_claimed(kinds)),
         "judge_prompts": by_kind["prompt"],
         "judge": {kind: value for kind, value in by_kind.items() if value is not None},
     }
 
 
 def against_plain(
-    measured: dict[str, Tensor], plain: dict[str, Tensor], protocol: Protocol, draws: int
+    measured: dict[str, Tensor], plain: dict[str, Tensor], protocol: Protocol, kinds: Sequence[str], draws: int
 ) -> dict[str, Any]:
     """How much more a method's pictures have than plain decoding's of the same captions: `judge_accuracy` (share of
     claims) and `clip_score`. Captions are drawn in pairs, so how hard they are cancels out of the interval."""
     differences: dict[str, Any] = {}
     if "verdicts" in measured:
-        ours, theirs = (_Shares(each["verdicts"], _SAID) for each in (measured, plain))
+        ours, theirs = (_Shares(each["verdicts"], kinds, _claimed(kinds)) for each in (measured, plain))
         count = len(measured["verdicts"])
 
         def over(chosen: Tensor) -> float:
@@ -329,21 +290,48 @@ def against_plain(
     return differences
 
 
-_SAID = tuple(number for number, kind in enumerate(KINDS) if kind not in ("object_count", "prompt"))
-"""The kinds of claims that captions make."""
+def count_claims(judge: Judge, pictures: Tensor, cases: Sequence[BenchmarkCase]) -> dict[str, list[int]]:
+    """By kind, how many claims all pictures together bear out, and how many were made."""
+    return dict(zip(judge.kinds, judge(pictures, cases).sum(0).tolist(), strict=True))
 
 
-def _claims(verdicts: Tensor, kinds: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Claims of these kinds borne out and made, `[N]` each."""
-    counts = verdicts.double().reshape(len(verdicts), len(KINDS), 2)[:, list(kinds)].sum(1)
-    return counts[:, 0], counts[:, 1]
+def judge_figures(claims: Sequence[Mapping[str, Sequence[int]]]) -> dict[str, Any]:
+    """Of what `count_claims` gave, the share of right claims with its 95 % interval, and the shares by kind.
+
+    All are None where nothing was judged.
+    """
+    shares = {
+        kind: Proportion(sum(each[kind][0] for each in claims), sum(each[kind][1] for each in claims))
+        for kind in next(iter(claims), ())
+    }
+    said = [shares[kind] for kind in _claimed(shares)]
+    share = Proportion(sum(each.right for each in said), sum(each.total for each in said))
+    if not share.total:
+        return {"judge_accuracy": None, "judge_accuracy_interval": None, "judge": None}
+    return {
+        "judge_accuracy": share.accuracy,
+        "judge_accuracy_interval": list(share.interval()),
+        "judge": {kind: each.to_dict() for kind, each in shares.items() if each.total},
+    }
+
+
+def _claimed(kinds: Iterable[str]) -> list[str]:
+    """The kinds of claims that prompts make."""
+    return [kind for kind in kinds if kind not in ("object_count", "prompt")]
 
 
 class _Shares:
-    """The share of claims of some kinds that the pictures chosen bear out."""
+    """The share of claims of some kinds that the pictures chosen bear out.
 
-    def __init__(self, verdicts: Tensor, kinds: Sequence[int]) -> None:
-        self.right, self.made = _claims(verdicts, kinds)
+    Args:
+        verdicts: `[N, 2 * kinds]`, as `measure` gives them.
+        kinds: of the judge.
+        chosen: those that count.
+    """
+
+    def __init__(self, verdicts: Tensor, kinds: Sequence[str], chosen: Sequence[str]) -> None:
+        places = [kinds.index(kind) for kind in chosen]
+        self.right, self.made = verdicts.double().reshape(len(verdicts), len(kinds), 2)[:, places].sum(1).T
 
     def __call__(self, chosen: Tensor) -> float:
         return float(self.right[chosen].sum() / self.made[chosen].sum().clamp_min(1))

@@ -40,59 +40,6 @@ class Ranker(Protocol):
         ...
 
 
-class JudgeRanker:
-    """The share of what a prompt says about a scene that a recogniser of scenes finds in the picture.
-
-    Where a prompt gives no count, as many objects as it names are expected: who asks for a red sphere wants one. Of
-    pictures with equal shares the one whose objects are plainest comes first: up to half a claim is taken off for the
-    probability that the recogniser leaves to other shapes, colours, materials and sizes, or to there being no object.
-
-    Args:
-        image_size: of the pictures to come.
-
-    Raises:
-        UserError: the shipped recogniser reads pictures of another size.
-    """
-
-    def __init__(self, image_size: int) -> None:
-        from vargen.world.judge.judge import load_judge
-
-        self.judge = load_judge(None, "cpu")
-        if self.judge.config.image_size != image_size:
-            raise UserError(
-                f"ranker: the judge reads pictures of {self.judge.config.image_size} pixels, the model makes "
-                f"{image_size}; use clip"
-            )
-
-    def check(self, prompts: Sequence[str]) -> None:
-        from vargen.world.captions.caption_parser import CaptionError, parse_caption
-
-        for prompt in prompts:
-            try:
-                parse_caption(prompt)
-            except CaptionError as error:
-                raise UserError(f"ranker: the judge cannot tell what {prompt!r} claims ({error}); use clip") from error
-
-    def score(self, images: Sequence[Image], prompts: Sequence[str]) -> list[float]:
-        import numpy as np
-        import torch
-
-        from vargen.world.captions.caption_parser import parse_caption
-        from vargen.world.judge.judge import read_images
-        from vargen.world.judge.verdict import judge_claims
-
-        pixels = torch.stack([torch.from_numpy(np.array(image.convert("RGB"))) for image in images])
-        readings = read_images(self.judge, pixels.permute(0, 3, 1, 2).float() / 255)
-        scores = []
-        for reading, prompt in zip(readings, prompts, strict=True):
-            claims = parse_caption(prompt)
-            verdict = judge_claims(reading, claims, object_count=len(claims.objects))
-            found = [reading.objects[index] for index in verdict.match if index is not None]
-            doubt = 1 - min((item.confidence * item.certainty for item in found), default=0.0)
-            scores.append((sum(check.right for check in verdict.checks) - doubt / 2) / max(len(verdict.checks), 1))
-        return scores
-
-
 class ClipRanker:
     """CLIP score of picture and prompt.
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,37 +20,13 @@ import torch
 from metrics.bootstrap import mean_interval
 from metrics.provenance import provenance
 from metrics.speculation import CallRecord, percentile, summarise
+from vargen.jobs.cases import VideoCase, VideoJudge
 from vargen.methods.catalogue import MethodConfig
 from vargen.runs.identity import machine
 from vargen.runs.progress import Progress
 from vargen.runs.records import Records
 from vargen.video.answering import Answer, VideoAnswerer
-from vargen.video.frames import VideoFrames
 from vargen.video.methods.plain import PlainConfig
-from vargen.world.captions.video_captions import CLAIM_KINDS, caption_accuracy
-from vargen.world.scenes.renderer import SceneRenderer
-from vargen.world.scenes.video import VideoScene, sample_video
-from vargen.world.seeds import VIDEO_SEED
-
-
-@dataclass(frozen=True)
-class VideoCase:
-    """One video to describe.
-
-    Args:
-        frames: to look at.
-        truth: to judge by; None where nobody can.
-    """
-
-    frames: VideoFrames
-    truth: VideoScene | None
-
-
-def scene_video_cases(count: int, split: str, num_frames: int, image_size: int, seed: int = 0) -> list[VideoCase]:
-    """Videos of the scene world that training never showed."""
-    renderer = SceneRenderer(image_size)
-    videos = [sample_video(VIDEO_SEED + seed + number, num_frames, split) for number in range(count)]
-    return [VideoCase(VideoFrames.from_frames(renderer(list(video.frames)).images), video) for video in videos]
 
 
 def run_video_benchmark(
@@ -61,6 +36,7 @@ def run_video_benchmark(
     question: str,
     *,
     warm_up: int = 1,
+    judge: VideoJudge | None = None,
     records: Records | None = None,
     progress: Progress | None = None,
     seed: int = 0,
@@ -74,6 +50,7 @@ def run_video_benchmark(
         cases: the videos; the answer about case i is drawn with the seed `seed + i`.
         question: asked about each.
         warm_up: answers of each method before the first that counts.
+        judge: rates the answers; None: nobody does.
         records: where answers are kept, and those that are there already; None: in memory.
         progress: counts answers.
         **generation: further arguments of `VideoAnswerer.answer`.
@@ -95,17 +72,13 @@ def run_video_benchmark(
         for label in [*labels[turn:], *labels[:turn]]:
             if (label, number) not in records:
                 answer = answerer.answer(case.frames, question, contenders[label], seed=seed + number, **generation)
-                records.add({"method": label, "batch": number, **_kept(answer, case)})
+                records.add({"method": label, "batch": number, **_kept(answer, case, judge)})
             if progress is not None:
                 progress.update()
     return build_video_rows(contenders, records, len(cases))
 
 
-def _kept(answer: Answer, case: VideoCase) -> dict[str, Any]:
-    accuracies = None
-    if case.truth is not None:
-        kinds = ("all", *CLAIM_KINDS)
-        accuracies = {kind: caption_accuracy(case.truth, answer.text, kind) for kind in kinds}
+def _kept(answer: Answer, case: VideoCase, judge: VideoJudge | None) -> dict[str, Any]:
     return {
         "call": answer.record.to_dict(),
         "token_ids": answer.token_ids,
@@ -113,7 +86,7 @@ def _kept(answer: Answer, case: VideoCase) -> dict[str, Any]:
         "run_lengths": list(answer.run_lengths),
         "draft_passes": answer.draft_passes,
         "draft_flops": answer.draft_flops,
-        "accuracies": accuracies,
+        "accuracies": None if judge is None or case.truth is None else judge(case.truth, answer.text),
     }
 
 
@@ -167,7 +140,7 @@ def _figures(answers: Sequence[dict[str, Any]], plain: Sequence[dict[str, Any]] 
         summary["caption_accuracy"] = float(accuracies.mean())
         summary["caption_accuracy_interval"] = mean_interval(accuracies)
         summary["caption_accuracy_by_kind"] = {
-            kind: statistics.fmean(each[kind] for each in judged) for kind in CLAIM_KINDS
+            kind: statistics.fmean(each[kind] for each in judged) for kind in judged[0] if kind != "all"
         }
         of_plain = statistics.fmean(answer["accuracies"]["all"] for answer in plain) if plain is not None else 0.0
         if of_plain:

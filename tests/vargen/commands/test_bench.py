@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from vargen.cli import main
 from vargen.commands.bench import BenchConfig
 from vargen.commands.options import build_parser, fill, parse
 from vargen.errors import UserError
 from vargen.jobs import benchmark
-from vargen.jobs.benchmark import BenchmarkCase, Contender, build_rows, run_benchmark
+from vargen.jobs.benchmark import build_rows, run_benchmark
+from vargen.jobs.cases import BenchmarkCase, Contender
 from vargen.methods.catalogue import resolve_method
 from vargen.pipelines.llamagen import LlamaGenPipeline
 from vargen.runs.files import read_jsonl
 from vargen.runs.records import Records
 from vargen.world.captions.captions import Claims, ObjectClaim
+from vargen.world.judge import judging
+from vargen.world.judge.judging import ClaimJudge
+from vargen.world.judge.reading import Reading
 
 CASES = [BenchmarkCase(prompt) for prompt in ("a red cube", "two cones", "a blue sphere on grass", "a cone", "a ball")]
 FIELDS = {
@@ -107,19 +111,17 @@ def test_a_killed_run_goes_on_with_the_calls_it_had(
         Records(path, {"seed": 1})
 
 
-def test_pictures_are_judged_and_kept(drafting_pipeline: LlamaGenPipeline, tmp_path: Path) -> None:
-    class Reader(torch.nn.Module):
-        """Stands in for the judge's reading of 8 x 8 pixels, which no recogniser was trained for."""
-
+def test_pictures_are_judged_and_kept(
+    drafting_pipeline: LlamaGenPipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     claims = Claims((ObjectClaim("cube", "red", None, None),), (), None, "grass", None)
     cases = [BenchmarkCase("a red cube on grass", claims=claims), BenchmarkCase("something else")]
-    with pytest.MonkeyPatch.context() as patch:
-        from vargen.world.judge.reading import Reading
-
-        patch.setattr(benchmark, "read_images", lambda judge, pictures: [Reading((), "grass", "clear")] * len(pictures))
-        (row,) = run_benchmark(
-            drafting_pipeline, contenders("ar"), cases, judge=Reader(), images=tmp_path / "pictures", batch_size=2
-        )
+    # A reading stands in: no recogniser was trained for 8 x 8 pixels.
+    monkeypatch.setattr(judging, "read_images", lambda judge, pictures: [Reading((), "grass", "clear")] * len(pictures))
+    judge = ClaimJudge(SimpleNamespace(config=SimpleNamespace(image_size=8)))  # type: ignore[arg-type]
+    (row,) = run_benchmark(
+        drafting_pipeline, contenders("ar"), cases, judge=judge, images=tmp_path / "pictures", batch_size=2
+    )
     assert row["judge_accuracy"] == pytest.approx(1 / 3)  # shape and colour wrong, the ground right
     assert row["judge"]["ground"]["n"] == 1
     assert sorted(path.name for path in (tmp_path / "pictures" / "ar").iterdir()) == ["000000.png", "000001.png"]

@@ -177,14 +177,13 @@ def test_what_a_kill_left_in_the_journal_does_no_harm(tmp_path: Path, monkeypatc
 @pytest.fixture
 def arguments(tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A search over the window of Jacobi decoding. The tiny model's pictures are no scenes: a reading stands in."""
+    from vargen.world.judge import judging
     from vargen.world.judge.reading import Reading
 
     monkeypatch.setenv("VARGEN_CACHE", str(tmp_path))
-    monkeypatch.setattr(
-        benchmark, "read_images", lambda judge, pictures: [Reading((), "grass", "clear")] * len(pictures)
-    )
+    monkeypatch.setattr(judging, "read_images", lambda judge, pictures: [Reading((), "grass", "clear")] * len(pictures))
     judge = SimpleNamespace(config=SimpleNamespace(image_size=8))
-    monkeypatch.setattr("vargen.world.judge.judge.load_judge", lambda *arguments: judge)
+    monkeypatch.setattr("vargen.world.judge.judging.load_judge", lambda *arguments: judge)
     output = ["--output", str(tmp_path / "tuning"), "--model", str(tiny_model_folder), "--quiet"]
     return ["tune", "--method", "sjd", "--prompts", "2", "--speed", "pass_reduction", *output]
 
@@ -324,7 +323,7 @@ def test_models_whose_pictures_cannot_be_judged_are_refused(
     assert main([*arguments, str(tiny_class_model_folder)]) == 2
     assert "model: a class-conditional one has no prompts to judge" in capsys.readouterr().err
     judge = SimpleNamespace(config=SimpleNamespace(image_size=128))
-    monkeypatch.setattr("vargen.world.judge.judge.load_judge", lambda *arguments: judge)
+    monkeypatch.setattr("vargen.world.judge.judging.load_judge", lambda *arguments: judge)
     assert main([*arguments, str(tiny_model_folder)]) == 2
     assert "quality: the judge reads pictures of 128 pixels, this model makes 8" in capsys.readouterr().err
     assert not (tmp_path / "tuning").exists()

@@ -28,7 +28,7 @@ def test_shares_are_of_claims_and_nobody_claims_the_number_of_objects() -> None:
             {},  # a caption that nobody can judge
         ]
     )
-    scores = judge_scores(table, draws=20)
+    scores = judge_scores(table, KINDS, draws=20)
     assert scores["judge_accuracy"]["value"] == pytest.approx(2 / 4)
     assert scores["judge_prompts"]["value"] == pytest.approx(1 / 2)
     assert scores["judge"].keys() == {"colour", "prompt", "object_count"}
@@ -42,9 +42,9 @@ def test_pairs_cancel_what_captions_differ_in() -> None:
     ours = plain.clone().reshape(400, len(KINDS), 2)
     ours[1:400:20, COLOUR, 0] = 0  # odd numbers: right before
     difference = against_plain(
-        {"verdicts": ours.reshape(400, -1)}, {"verdicts": plain}, Protocol("mine", clip_score=None), draws=100
+        {"verdicts": ours.reshape(400, -1)}, {"verdicts": plain}, Protocol("mine", clip_score=None), KINDS, draws=100
     )["judge_accuracy"]
     assert difference["value"] == pytest.approx(-0.05)
     low, high = difference["interval"]
-    alone = judge_scores(plain, draws=100)["judge_accuracy"]["interval"]
+    alone = judge_scores(plain, KINDS, draws=100)["judge_accuracy"]["interval"]
     assert high < 0 and high - low < 0.6 * (alone[1] - alone[0])

@@ -13,7 +13,7 @@ from metrics.frechet import GaussianStatistics
 from metrics.protocol import Protocol
 from metrics.quality import Reference, score_pictures
 from vargen.resources import shipped_clip
-from vargen.world.judge.report import PromptCase, sample_prompts
+from vargen.world.cases import PromptCase, sample_prompts
 from vargen.world.scenes.renderer import SceneRenderer
 from vargen.world.training.judge import gaussian_blur
 

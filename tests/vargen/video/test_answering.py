@@ -13,7 +13,7 @@ import torch
 from specdecode.trace import TokenOrigin
 from vargen.cli import main
 from vargen.errors import UserError
-from vargen.jobs.video_benchmark import VideoCase
+from vargen.jobs.cases import VideoCase
 from vargen.methods.catalogue import MethodConfig
 from vargen.video.answering import VideoAnswerer
 from vargen.video.frames import processor_inputs, write_video

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from vargen.jobs.video_benchmark import scene_video_cases
 from vargen.video.answering import Answer, VideoAnswerer
 from vargen.world.captions.video_captions import caption_accuracy, order_answers
+from vargen.world.cases import scene_video_cases
 
 QUESTION = "describe the video in detail."
 

@@ -1,6 +1,6 @@
 """How often generated pictures show what their prompts say, by the judge's verdict, beside what is reachable.
 
-Belongs here: prompts with known truth, generating for them, and judging the same sentences on generated pictures, on
+Belongs here: generating for prompts with known truth, and judging the same sentences on generated pictures, on
 renders of the scenes behind the sentences, and on the tokenizer's reconstructions of those. Only the first is the
 model's doing: what the third loses is lost by the tokenizer, what the second loses by the judge. Reading pictures is
 in `vargen.world.judge.judge`, judging claims in `vargen.world.judge.verdict`.
@@ -23,7 +23,7 @@ from vargen.drawing.sheet import contact_sheet, to_pil
 from vargen.errors import UserError
 from vargen.models.llamagen.vq import decode_codes, encode_images
 from vargen.runs.files import save_image_atomic
-from vargen.world.captions.captions import Caption, compose_caption
+from vargen.world.cases import PromptCase
 from vargen.world.judge.judge import SceneJudge, read_images
 from vargen.world.judge.verdict import Tally, Verdict, claims_from_scene, judge_claims
 from vargen.world.scenes.renderer import SceneRenderer
@@ -49,49 +49,6 @@ SHEET_PROMPTS = (
     "two orange cones left of a blue cylinder under a clear sky",
 )
 """Prompts of the contact sheet in the documentation, chosen for variety before any picture was seen."""
-
-
-@dataclass(frozen=True)
-class PromptCase:
-    """A prompt whose truth is known: a scene and one of its captions."""
-
-    scene: Scene
-    caption: Caption
-
-    @property
-    def object_count(self) -> int | None:
-        """How many objects the picture should show by common sense: all those named, if the scene has no others."""
-        named = len(self.caption.claims.objects)
-        return named if named == len(self.scene.objects) else None
-
-
-def sample_prompts(
-    count: int, seed: int = 0, split: str = "heldout", num_objects: int | None = None
-) -> list[PromptCase]:
-    """Captions of scenes that no training run has seen.
-
-    Args:
-        count: how many.
-        seed: which ones; sets of different seeds may overlap, the same seed gives the same set.
-        split: "heldout" for combinations that training never shows, "all" for any.
-        num_objects: keep only scenes with so many objects, named by their captions one and all.
-
-    Raises:
-        UserError: for a count or seed out of range.
-    """
-    if count < 1:
-        raise UserError(f"count: {count} prompts cannot be judged; give 1 or more")
-    if seed < 0:
-        raise UserError(f"seed: {seed} must not be negative")
-    cases: list[PromptCase] = []
-    scene_seed = PROMPT_SEED + seed
-    while len(cases) < count:
-        scene = sample_scene(scene_seed, split)
-        case = PromptCase(scene, compose_caption(scene, scene_seed))
-        if num_objects is None or case.object_count == len(scene.objects) == num_objects:
-            cases.append(case)
-        scene_seed += 1
-    return cases
 
 
 @dataclass
@@ -167,7 +124,7 @@ def evaluate_judge(
     Args:
         judge: the reader.
         vqvae: the tokenizer of the reconstructions, a `diffusers.VQModel`; None for renders alone.
-        count, seed, split: which scenes, as for `sample_prompts`.
+        count, seed, split: which scenes, as for `vargen.world.cases.sample_prompts`.
         batch_size: pictures at a time.
 
     Returns:

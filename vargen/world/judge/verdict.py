@@ -5,13 +5,12 @@ Pictures and networks are unknown here; a reading is data (`reading.py`), and so
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import permutations
 from typing import Any
 
-from metrics.bootstrap import share_interval
+from metrics.proportion import Proportion
 from metrics.tables import markdown_table
 from vargen.world.captions.captions import Claims, ObjectClaim, RelationClaim
 from vargen.world.judge.reading import JudgedObject, Reading
@@ -139,33 +138,10 @@ def _counterparts(reading: Reading, match: tuple[int | None, ...]) -> Counterpar
 
 
 @dataclass
-class Share:
-    """How many of `total` were `right`."""
-
-    right: int = 0
-    total: int = 0
-
-    @property
-    def accuracy(self) -> float:
-        """The share that was right, nan for none at all."""
-        return self.right / self.total if self.total else math.nan
-
-    def interval(self) -> tuple[float, float]:
-        """95 % interval of the accuracy; (0, 1) for none at all."""
-        return share_interval(self.right, self.total)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Accuracy, interval and counts as plain JSON-ready values."""
-        low, high = self.interval()
-        accuracy = round(self.accuracy, 4) if self.total else None
-        return {"accuracy": accuracy, "n": self.total, "interval": [round(low, 4), round(high, 4)]}
-
-
-@dataclass
 class Tally:
     """Verdicts counted by kind and by the number of objects that the sentence names."""
 
-    shares: dict[tuple[str, int], Share] = field(default_factory=dict)
+    shares: dict[tuple[str, int], Proportion] = field(default_factory=dict)
 
     @classmethod
     def of(cls, verdicts: Iterable[Verdict]) -> Tally:
@@ -179,11 +155,11 @@ class Tally:
         """Count one verdict: each of its checks, and the prompt as a whole."""
         named = len(verdict.match)
         for check in (*verdict.checks, Check("prompt", verdict.right)):
-            share = self.shares.setdefault((check.kind, named), Share())
+            share = self.shares.setdefault((check.kind, named), Proportion())
             share.right += check.right
             share.total += 1
 
-    def share(self, kind: str, named_objects: int | None = None) -> Share:
+    def share(self, kind: str, named_objects: int | None = None) -> Proportion:
         """The share of one kind, over all sentences or over those that name so many objects.
 
         Raises:
@@ -194,7 +170,7 @@ class Tally:
         chosen = [
             share for (name, named), share in self.shares.items() if name == kind and named_objects in (None, named)
         ]
-        return Share(sum(share.right for share in chosen), sum(share.total for share in chosen))
+        return Proportion(sum(share.right for share in chosen), sum(share.total for share in chosen))
 
     def named_objects(self) -> list[int]:
         """The numbers of objects that counted sentences named, ascending."""
@@ -219,7 +195,7 @@ def verdict_table(tallies: Mapping[str, Tally], named_objects: int | None = None
     return markdown_table(("kind", *tallies), rows)
 
 
-def _cell(share: Share) -> str:
+def _cell(share: Proportion) -> str:
     if not share.total:
         return "-"
     low, high = share.interval()

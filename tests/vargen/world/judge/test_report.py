@@ -16,17 +16,16 @@ from torch import Tensor
 from vargen.errors import UserError
 from vargen.models.llamagen.vq import vq_config
 from vargen.world.captions.caption_parser import parse_caption
+from vargen.world.cases import PromptCase, sample_prompts
 from vargen.world.judge import report as evaluation
 from vargen.world.judge.judge import SceneJudge
 from vargen.world.judge.reading import Reading, reading_from_scene
 from vargen.world.judge.report import (
     SHEET_PROMPTS,
-    PromptCase,
     draw_prompt_sheet,
     evaluate_judge,
     evaluate_prompts,
     reconstruct,
-    sample_prompts,
 )
 from vargen.world.scenes.renderer import SceneRenderer
 from vargen.world.scenes.scene import is_heldout_combination

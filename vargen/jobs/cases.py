@@ -1,0 +1,113 @@
+"""What jobs work on, and what they ask of a world that knows what prompts mean: cases, references, a judge.
+
+Belongs here: data that passes between a job and such a world, and the protocols of the world's side. Does not belong
+here: any world. `vargen.commands` hands this project's own to the jobs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from vargen.methods.base import MethodConfig
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from vargen.video.frames import VideoFrames
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A method under the name that its row gets."""
+
+    label: str
+    method: MethodConfig
+
+
+@dataclass(frozen=True)
+class BenchmarkCase:
+    """One picture to make.
+
+    Args:
+        prompt: for a text-conditional model.
+        class_label: for a class-conditional one.
+        claims: what the prompt says, in whatever form the judge takes it; None where nobody can say.
+        object_count: how many objects the picture ought to show though the prompt does not say so, for the judge.
+    """
+
+    prompt: str | None = None
+    class_label: int | None = None
+    claims: Any = None
+    object_count: int | None = None
+
+
+@dataclass(frozen=True)
+class VideoCase:
+    """One video to describe.
+
+    Args:
+        frames: to look at.
+        truth: to judge by, in whatever form the judge takes it; None where nobody can.
+    """
+
+    frames: VideoFrames
+    truth: Any
+
+
+class Judge(Protocol):
+    """Says which claims of their prompts pictures bear out.
+
+    Attributes:
+        kinds: what is judged. "prompt" is right where everything that a prompt says is; "object_count", which not every
+            judge has, is what a prompt leaves open. All others are what prompts claim.
+        image_size: side of the pictures it was made for, in pixels.
+    """
+
+    @property
+    def kinds(self) -> tuple[str, ...]: ...
+    @property
+    def image_size(self) -> int: ...
+
+    def __call__(self, pictures: Tensor, cases: Sequence[BenchmarkCase]) -> Tensor:
+        """Claims borne out and made, int64 `[B, kinds, 2]`, of pictures `[B, 3, H, W]` in [0, 1].
+
+        All are 0 for a case without claims.
+        """
+        ...
+
+
+VideoJudge = Callable[[Any, str], Mapping[str, float]]
+"""How right an answer is about a truth, 0 to 1: under "all" as a whole, and by kind."""
+
+
+class ReferencePictures(Protocol):
+    """Pictures that others are compared with, read when they are needed."""
+
+    def __len__(self) -> int: ...
+
+    def read(self, indices: Sequence[int]) -> list[Tensor]:
+        """Pictures by number, uint8 `[3, H, W]`."""
+        ...
+
+    def digest(self) -> str:
+        """The same pictures, the same digest."""
+        ...
+
+
+@dataclass(frozen=True)
+class World:
+    """What an evaluation is given by whoever knows what prompts mean.
+
+    Args:
+        sample_cases: so many prompts and what they claim, by count and seed.
+        read_cases: the prompts of a file, with what they claim where that can be told.
+        reference: so many pictures of so many pixels a side.
+        judge: reads pictures of this world; called where a protocol asks for it.
+    """
+
+    sample_cases: Callable[[int, int], list[BenchmarkCase]]
+    read_cases: Callable[[str], list[BenchmarkCase]]
+    reference: Callable[[int, int], ReferencePictures]
+    judge: Callable[[], Judge]

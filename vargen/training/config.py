@@ -54,6 +54,8 @@ class RunConfig:
         learning_rate: the highest rate, reached after the warm-up.
         warmup_steps: steps over which the rate rises linearly.
         final_learning_rate: the rate at the end, as a fraction of `learning_rate`.
+        decay_start: share of the run from which the rate falls, along half a cosine. Before it the rate is constant, so
+            a run that was stopped there may be given more steps or less.
         optimizer: "adamw", or "muon" (hidden matrices by Muon, everything else by AdamW).
         muon_learning_rate: the highest rate of the Muon group; in units of AdamW's (`match_rms_adamw`).
         weight_decay: decoupled weight decay of matrices and filters; vectors have none.
@@ -79,6 +81,7 @@ class RunConfig:
     learning_rate: float = 1e-3
     warmup_steps: int = 100
     final_learning_rate: float = 0.0
+    decay_start: float = 0.0
     optimizer: str = "adamw"
     muon_learning_rate: float = 2e-3
     weight_decay: float = 0.01
@@ -108,6 +111,7 @@ class RunConfig:
         for name in ("warmup_steps", "weight_decay", "gradient_clip", "num_threads"):
             check(getattr(self, name) >= 0, name, getattr(self, name), "must not be negative")
         check_fraction(self, "final_learning_rate")
+        check(0 <= self.decay_start < 1, "decay_start", self.decay_start, "must be at least 0 and below 1")
         check(0 <= self.ema_decay < 1, "ema_decay", self.ema_decay, "must be at least 0 and below 1")
         check(self.device in DEVICES, "device", self.device, f"is not one of {', '.join(DEVICES)}")
         check(self.optimizer in OPTIMIZERS, "optimizer", self.optimizer, f"is not one of {', '.join(OPTIMIZERS)}")

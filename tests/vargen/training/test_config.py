@@ -24,6 +24,7 @@ REPOSITORY = Path(__file__).parents[3]
         ("learning_rate", 0.0),
         ("warmup_steps", -1),
         ("final_learning_rate", 1.5),
+        ("decay_start", 1.0),
         ("optimizer", "sgd"),
         ("ema_decay", 1.0),
         ("device", "tpu"),

@@ -33,6 +33,11 @@ def test_warm_up_is_linear_and_the_end_is_reached() -> None:
     assert learning_rate_factor(10, 4, 0.5, 0.0) == pytest.approx(0.5)
 
 
+def test_the_rate_may_stay_before_it_falls() -> None:
+    factors = [learning_rate_factor(10, 4, progress, 0.1, decay_start=0.6) for progress in (0.0, 0.3, 0.6, 0.8, 1.0)]
+    assert factors == pytest.approx([1.0, 1.0, 1.0, 0.55, 0.1])
+
+
 def test_average_equals_the_written_out_recursion() -> None:
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))

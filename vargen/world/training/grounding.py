@@ -91,7 +91,7 @@ def grounding_loss(read: dict[str, Tensor], truth: dict[str, Tensor], told: Tens
     """
     losses, right = [], []
     for name, logits in read.items():
-        each = F.cross_entropy(logits.mT, truth[name], reduction="none")  # [B, N]
+        each = F.cross_entropy(logits.flatten(0, 1), truth[name].flatten(), reduction="none").view_as(truth[name])
         covered = (truth[name] > 0) & told[:, None]
         bare = (truth[name] == 0) & told[:, None]
         losses.append((_mean(each, covered) + _mean(each, bare)) / 2)

@@ -49,6 +49,7 @@ from vargen.world.training.text_encoder import (
 )
 from vargen.world.training.tokenizer import exported_copy
 
+_HIDDEN_STREAM = 1 << 40  # the random numbers of hidden tokens, apart from those of null captions
 SAMPLE_PROMPTS = (
     "a shiny red sphere left of a small blue cube",
     "a large green cylinder on sand",
@@ -121,6 +122,9 @@ class TransformerTrainingConfig(RunConfig):
         text_encoder: shape of the text encoder if it is trained.
         null_caption_probability: share of the captions replaced by the null caption.
         complete_caption_share: share of the other captions that say everything, see `compose_training_caption`.
+        hidden_rows: share of the pictures of which some tokens are hidden from those after them.
+        hidden_tokens: the largest share of tokens hidden in such a picture; each draws its own between none and that.
+            Whoever sees a red token beside it needs no caption to be red; who does not has to read.
         caption_alignment_weight: weight of a helping loss, see `caption_alignment_loss`; it fades out by the end.
         object_loss_weight: weight of tokens on objects and their edges at the start. A caption tells little about a
             picture's other tokens, so it is learned sooner if these count more. The weight depends on the picture that
@@ -148,6 +152,8 @@ class TransformerTrainingConfig(RunConfig):
     text_encoder: TextEncoderConfig = field(default_factory=TextEncoderConfig)
     null_caption_probability: float = 0.1
     complete_caption_share: float = 0.7
+    hidden_rows: float = 0.0
+    hidden_tokens: float = 0.7
     caption_alignment_weight: float = 0.0
     object_loss_weight: float = 1.0
     object_loss_until: float = 0.7
@@ -170,7 +176,9 @@ class TransformerTrainingConfig(RunConfig):
         check(self.detail >= 0, "detail", self.detail, "must not be negative")
         check_positive(self, "object_loss_weight", "first_token_weight")
         check_fraction(
-            self, "null_caption_probability", "complete_caption_share", "object_loss_until", "grounding_until"
+            self,
+            *("null_caption_probability", "complete_caption_share", "hidden_rows", "hidden_tokens"),
+            *("object_loss_until", "grounding_until"),
         )
         for name in ("caption_alignment_weight", "grounding_weight", "contrast_weight"):
             check(getattr(self, name) >= 0, name, getattr(self, name), "must not be negative")
@@ -307,10 +315,18 @@ class TransformerTask:
         )
         return self.transformer.embed_condition(caption_embeds=features, drop=drop), mask
 
-    def _run(self, condition: Tensor, mask: Tensor, codes: Tensor) -> tuple[Tensor, Tensor]:
-        """Losses [B, N] of all tokens in nats, and states half-way up; compiled if the config asks for it."""
-        logits, half_way = self.training_run(*self.transformer.training_inputs(condition, mask, codes))
-        return F.cross_entropy(logits.mT, codes, reduction="none"), half_way
+    def _run(self, condition: Tensor, mask: Tensor, codes: Tensor, hidden: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Losses [B, N] of all tokens in nats, and states half-way up; compiled if the config asks for it.
+
+        Tokens marked in `hidden`, bool [B, N], are to be predicted as all others but tell later ones nothing.
+        """
+        embeds, *rest = self.transformer.training_inputs(condition, mask, codes)
+        if hidden is not None:
+            # An embedding of zeros; its key and value are zero in the first layer.
+            embeds = embeds * ~F.pad(hidden[:, :-1], (condition.shape[1], 0))[..., None]
+        logits, half_way = self.training_run(embeds, *rest)
+        losses = F.cross_entropy(logits.flatten(0, 1), codes.flatten(), reduction="none")
+        return losses.view_as(codes), half_way
 
     def _logits(self, batch: CodedBatch, drop: Tensor | None) -> Tensor:
         """fp32 logits [B, N, V] of every image token given captions as prompts have them, without gradients."""
@@ -323,20 +339,20 @@ class TransformerTask:
         config = self.config
         batch = self.codes(config.base_seed + step * config.batch_size, config.batch_size)
         codes, places = batch.codes.to(self.device), batch.places.to(self.device)
-        drop = self._null_rows(step)
+        drop, hidden = self._null_rows(step), self._hidden(step)
         pairs = zip(batch.scenes, batch.caption_seeds, strict=True)
         captions = [self._compose(scene, seed).text for scene, seed in pairs]
         if config.contrast_weight:
             # Each picture stands there twice: with its own caption, and with one that is nearly true.
             others, told = self._nearly_true(batch, captions, drop)
             condition, mask = self._embed_texts(captions + others, torch.cat((drop, torch.zeros_like(drop))))
-            both = self._run(condition, mask, codes.repeat(2, 1))
+            both = self._run(condition, mask, codes.repeat(2, 1), None if hidden is None else hidden.repeat(2, 1))
             losses, half_way, condition, mask = (each[: config.batch_size] for each in (*both, condition, mask))
             own, nearly = (-both[0].sum(1)).chunk(2)  # log-likelihoods
             contrast, told_apart = contrast_loss(own, nearly, told)
         else:
             condition, mask = self._embed_texts(captions, drop)
-            losses, half_way = self._run(condition, mask, codes)
+            losses, half_way = self._run(condition, mask, codes, hidden)
         weights = self._token_weights(places, progress)
         loss = (losses * weights).sum() / weights.sum()
         parts = {"tokens": losses.detach().mean()}
@@ -377,6 +393,17 @@ class TransformerTask:
         generator = torch.Generator().manual_seed(self.config.base_seed + step)
         rows = torch.rand(self.config.batch_size, generator=generator) < self.config.null_caption_probability
         return rows.to(self.device)
+
+    def _hidden(self, step: int) -> Tensor | None:
+        """Tokens of the batch of `step` that are hidden from later ones, bool [B, N]; None if none are to be."""
+        config = self.config
+        if not config.hidden_rows:
+            return None
+        generator = torch.Generator().manual_seed(_HIDDEN_STREAM + config.base_seed + step)
+        rows = torch.rand(config.batch_size, 1, generator=generator) < config.hidden_rows
+        shares = torch.rand(config.batch_size, 1, generator=generator) * config.hidden_tokens
+        tokens = torch.rand(config.batch_size, self.grid_size**2, generator=generator) < shares
+        return (rows & tokens).to(self.device)
 
     def _token_weights(self, places: Tensor, progress: float) -> Tensor:
         """Weights [B, N] of the tokens' losses: more on objects and edges at first, and on the first token always."""

@@ -86,6 +86,29 @@ def test_the_share_of_null_captions_is_as_asked(transformer_config, cheap_scenes
     assert torch.equal(task._null_rows(7), rows[7])  # a function of the step, so a resumed run drops the same ones
 
 
+def test_hidden_tokens_tell_later_ones_nothing(transformer_config, cheap_scenes) -> None:
+    config = replace(transformer_config, hidden_rows=0.5, hidden_tokens=0.8, batch_size=6)
+    task = TransformerTask(config, cheap_scenes, CPU)
+    torch.nn.init.normal_(task.transformer.lm_head.weight)
+    step = next(step for step in range(99) if 0 < (task._hidden(step).sum(1) == 0).sum() < 6)
+    hidden = task._hidden(step)
+    assert torch.equal(hidden, task._hidden(step))
+    shares = torch.cat([task._hidden(step) for step in range(400)]).float().mean(1)
+    assert 0.45 < (shares > 0).float().mean() < 0.55 and 0.18 < shares.mean() < 0.22 and shares.max() < 0.95
+    assert TransformerTask(transformer_config, cheap_scenes, CPU)._hidden(3) is None
+
+    codes = task.heldout.codes
+    condition, mask = task._embed_texts(["a red cube"] * len(codes), None)
+    other = torch.where(hidden, (codes + 1) % task.transformer.config.vocab_size, codes)
+    with torch.no_grad():
+        losses, others = (task._run(condition, mask, tokens, hidden)[0] for tokens in (codes, other))
+        seen, seen_others = (task._run(condition, mask, tokens, None)[0] for tokens in (codes, other))
+    assert hidden.any() and torch.equal(losses[~hidden], others[~hidden])
+    assert not torch.equal(seen[~hidden], seen_others[~hidden])
+    plain = hidden.sum(1) == 0
+    assert torch.equal(losses[plain], seen[plain])
+
+
 def test_evaluation_starts_from_uniform_distributions(transformer_config, cheap_scenes) -> None:
     task = TransformerTask(transformer_config, cheap_scenes, CPU)
     task.module.eval()

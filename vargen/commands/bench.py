@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from metrics.tables import format_table
-from vargen.commands.options import build_parser, fill, parse
+from vargen.commands.options import COMPARED_SPLITS, build_parser, check_place, fill, parse
 from vargen.errors import UserError
 from vargen.jobs.options import check_sampling
 from vargen.methods.catalogue import MethodConfig, resolve_method
@@ -23,7 +23,6 @@ from vargen.resources import find_model
 from vargen.runs.files import write_atomic
 from vargen.runs.progress import progress
 
-SPLITS = ("heldout", "all")
 TASKS = ("image", "video")
 
 
@@ -86,8 +85,8 @@ class BenchConfig:
                 raise UserError(f"{name} must be at least {lowest}, got {getattr(self, name)}")
         if self.ablate not in (None, *ABLATIONS):
             raise UserError(f"ablate must be one of {', '.join(ABLATIONS)}, got {self.ablate!r}")
-        if self.split not in SPLITS:
-            raise UserError(f"split must be one of {', '.join(SPLITS)}, got {self.split!r}")
+        if self.split not in COMPARED_SPLITS:
+            raise UserError(f"split must be one of {', '.join(COMPARED_SPLITS)}, got {self.split!r}")
         check_sampling(self)
         for name in ("json", "plot", "images"):
             check_place(name, getattr(self, name))
@@ -245,16 +244,3 @@ def _cases(config: BenchConfig, model_folder: Path) -> list[Any]:
     if config.prompts_file is None:
         return scene_cases(config.prompts, config.seed, config.split)
     return file_cases(config.prompts_file)
-
-
-def check_place(name: str, place: str | None) -> None:
-    """Refuse what could not be written at the end of a long run."""
-    if place is None or place == "-":
-        return
-    path = Path(place)
-    if path.is_dir() and name != "images":
-        raise UserError(f"{name}: {path} is a folder; name a file")
-    if path.is_file() and name == "images":
-        raise UserError(f"images: {path} is a file; name a folder")
-    if name != "images" and not path.absolute().parent.is_dir():
-        raise UserError(f"{name}: there is no folder {path.absolute().parent}; make it first")

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from metrics.tables import format_video_table
-from vargen.commands.bench import SPLITS, check_place
 from vargen.commands.caption import DEFAULT_QUESTION
-from vargen.commands.options import build_parser, fill, parse
+from vargen.commands.options import COMPARED_SPLITS, build_parser, check_place, fill, parse
 from vargen.errors import UserError
 from vargen.jobs.options import check_dtype
 from vargen.methods.catalogue import MethodConfig
@@ -72,8 +71,8 @@ class BenchVideoConfig:
         for name, lowest in (("videos", 1), ("num_frames", 4), ("warm_up", 0), ("seed", 0), ("max_new_tokens", 1)):
             if getattr(self, name) < lowest:
                 raise UserError(f"{name} must be at least {lowest}, got {getattr(self, name)}")
-        if self.split not in SPLITS:
-            raise UserError(f"split must be one of {', '.join(SPLITS)}, got {self.split!r}")
+        if self.split not in COMPARED_SPLITS:
+            raise UserError(f"split must be one of {', '.join(COMPARED_SPLITS)}, got {self.split!r}")
         check_dtype(self.dtype)
         check_place("json", self.json)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from pathlib import Path
 from typing import Any, TypeVar
 
 from jsonargparse import ArgumentError, ArgumentParser, DefaultHelpFormatter, Namespace
@@ -17,6 +18,9 @@ from vargen.errors import UserError
 from vargen.resources import find_config
 
 Options = TypeVar("Options")
+
+COMPARED_SPLITS = ("heldout", "all")
+"""Of what comparisons draw their prompts and videos from; training never shows the former."""
 
 
 class _HelpFormatter(DefaultHelpFormatter):
@@ -104,6 +108,19 @@ def _holds_a_dict(parser: ArgumentParser, field: str) -> bool:
 def fill(options: type[Options], values: Namespace) -> Options:
     """An instance of the dataclass from parsed values. Raises what its checks raise."""
     return options(**{field.name: getattr(values, field.name) for field in fields(options)})  # type: ignore[arg-type]
+
+
+def check_place(name: str, place: str | None) -> None:
+    """Refuse what could not be written at the end of a long run."""
+    if place is None or place == "-":
+        return
+    path = Path(place)
+    if path.is_dir() and name != "images":
+        raise UserError(f"{name}: {path} is a folder; name a file")
+    if path.is_file() and name == "images":
+        raise UserError(f"images: {path} is a file; name a folder")
+    if name != "images" and not path.absolute().parent.is_dir():
+        raise UserError(f"{name}: there is no folder {path.absolute().parent}; make it first")
 
 
 def _normalised(arguments: Sequence[str]) -> list[tuple[str, str]]:

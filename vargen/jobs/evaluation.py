@@ -1,5 +1,9 @@
 """The run behind `vargen evaluate`: make, measure, score, each in shares that any number of processes take.
 
+The order of work: refuse what can be refused; make the pictures of every method; measure them and the reference; score.
+Every step is cut into batches that one process makes whole (`vargen.runs.batches`), so that a run can be killed at any
+moment and begun again, under any number of processes, and ends in the same scores.
+
 Belongs here: the order of work and what a run's folder holds. Does not belong here: options and reports
 (`vargen.commands.evaluate`), measuring and the reference (`vargen.jobs.quality`), files (`vargen.runs.batches`).
 """
@@ -9,10 +13,10 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,6 +32,7 @@ from metrics.speculation import CallRecord, summarise
 from vargen.errors import UserError
 from vargen.jobs.benchmark import call_pipeline
 from vargen.jobs.cases import BenchmarkCase, ReferencePictures, World
+from vargen.jobs.options import EvaluateConfig
 from vargen.jobs.quality import (
     MEASURE_BATCH,
     Networks,
@@ -48,12 +53,10 @@ from vargen.pipelines.loading import load_pipeline
 from vargen.prompts import read_column
 from vargen.resources import find_model, shipped_clip
 from vargen.runs.batches import BatchStore, PictureBatches, Share
+from vargen.runs.files import exclusive
 from vargen.runs.identity import digest
 from vargen.runs.processes import Processes
 from vargen.runs.progress import Progress, progress
-
-if TYPE_CHECKING:
-    from vargen.commands.evaluate import EvaluateConfig
 
 GIVEN = "given"
 """The label of pictures that were not made here."""
@@ -89,14 +92,38 @@ def evaluate_quality(
     protocol: Protocol,
     methods: Mapping[str, MethodConfig],
     world: World,
-    processes: Processes,
-    quiet: bool,
+    quiet: bool = False,
 ) -> list[dict[str, Any]]:
     """One row a method, on the main process; none on the others.
+
+    Args:
+        config: what to evaluate, and where.
+        protocol: how.
+        methods: by label; of given pictures there are none.
+        world: what the protocol's captions, references and claims come from.
+        quiet: show no progress.
 
     Raises:
         UserError: data that does not fit the protocol, a network that is missing, a folder of other pictures.
     """
+    processes = Processes.start(config.device)
+    try:
+        with exclusive(Path(config.output)) if processes.is_main else nullcontext():
+            rows = _evaluate(config, protocol, methods, world, processes, quiet or not processes.is_main)
+            processes.wait()
+        return rows
+    finally:
+        processes.leave()
+
+
+def _evaluate(
+    config: EvaluateConfig,
+    protocol: Protocol,
+    methods: Mapping[str, MethodConfig],
+    world: World,
+    processes: Processes,
+    quiet: bool,
+) -> list[dict[str, Any]]:
     model_folder = None if config.images is not None else find_model(config.model)
     cases = _cases(config, protocol, model_folder, world)
     run = _Run(config, protocol, cases, _networks(config, protocol, processes, world), processes, quiet)

@@ -1,11 +1,24 @@
-"""Checks that every command which draws tokens shares: guidance, temperature, filters, precision."""
+"""Options of jobs, and the checks that all which draw tokens share: guidance, temperature, filters, precision.
+
+Nothing here imports torch: a command reads its options, and refuses them, before it needs any model.
+"""
 
 from __future__ import annotations
 
 import math
-from typing import Protocol
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import yaml
 
 from vargen.errors import UserError
+from vargen.methods.base import MethodConfig
+from vargen.methods.lists import read_method_list
+from vargen.resources import find_config
+
+if TYPE_CHECKING:
+    import metrics.protocol
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
@@ -46,3 +59,96 @@ def check_dtype(dtype: str) -> None:
     """Refuse an unknown precision. Raises UserError."""
     if dtype not in DTYPES:
         raise UserError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+
+
+@dataclass(frozen=True)
+class EvaluateConfig:
+    """What to evaluate, and how.
+
+    Args:
+        output: folder for the pictures, what is read off them, scores.json, table.md, table.tex and plot.png. The same
+            command goes on where it was stopped.
+        preset: protocol, by the name of a shipped one (scenes, coco2014-30k, coco2017-5k-longest, imagenet-50k) or a
+            YAML file of the same fields.
+        method: decoding method or preset; several, separated by commas, are evaluated one after the other.
+        method_options: settings that differ from the defaults, by method, such as `--method_options.eagle.depth 3`.
+        count: how many pictures; null for the protocol's, or 2000 where it leaves that open.
+        images: evaluate these pictures, a folder or an .npz of them, instead of making any.
+        captions_file: captions, one a picture: .txt, .csv, .tsv or .jsonl. With `images`, in the order of the pictures.
+        reference: folder of pictures, .npz of pictures (arr_0) or of statistics (mu, sigma), where the protocol does
+            not render its own.
+        clip: folder of a CLIP model; null for the one that came with vargen (scenes only).
+        inception_weights: file of torch-fidelity's Inception weights; null lets torch-fidelity download them.
+        vgg_weights: file of torchvision's VGG16 weights, where the protocol uses it.
+        model: model folder, or the name of a shipped one; null for the shipped default.
+        seed: of the first picture; picture i is made with `seed + i`.
+        batch_size: pictures per call. It belongs to the identity of a run, since costs are recorded by call.
+        guidance_scale: null for the model's own.
+        temperature: of sampling.
+        top_k: null for the model's own; 0 for all tokens.
+        top_p: of sampling.
+        bootstrap: draws for the 95 % intervals; 0 for none.
+        device: "cpu", "cuda"; "auto" takes each process's own GPU if there is one.
+        dtype: float32, bfloat16, float16; "auto" is bfloat16 on a GPU and float32 on a CPU.
+    """
+
+    output: str = "evaluation"
+    preset: str = "scenes"
+    method: str = "ar"
+    method_options: dict[str, Any] = field(default_factory=dict)
+    count: int | None = None
+    images: str | None = None
+    captions_file: str | None = None
+    reference: str | None = None
+    clip: str | None = None
+    inception_weights: str | None = None
+    vgg_weights: str | None = None
+    model: str | None = None
+    seed: int = 0
+    batch_size: int = 32
+    guidance_scale: float | None = None
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float = 1.0
+    bootstrap: int = 200
+    device: str = "auto"
+    dtype: str = "auto"
+
+    def __post_init__(self) -> None:
+        for name, lowest in (("batch_size", 1), ("seed", 0), ("bootstrap", 0)):
+            if getattr(self, name) < lowest:
+                raise UserError(f"{name} must be at least {lowest}, got {getattr(self, name)}")
+        if self.count is not None and self.count < 2:
+            raise UserError(f"count must be at least 2, got {self.count}")
+        check_sampling(self)
+        if Path(self.output).is_file():
+            raise UserError(f"output: {self.output} is a file; name a folder")
+
+    def methods(self) -> dict[str, MethodConfig]:
+        """By label. Raises UserError for an unknown method or options of one that is not evaluated."""
+        return read_method_list(self.method, self.method_options, "method")
+
+
+def load_protocol(preset: str) -> metrics.protocol.Protocol:
+    """A shipped protocol by name, or one of a YAML file.
+
+    Raises:
+        UserError: there is none, or a field is unknown or wrong.
+    """
+    from metrics.errors import DataError
+    from metrics.protocol import Protocol as QualityProtocol
+
+    given = preset.endswith((".yaml", ".yml"))
+    path = Path(preset) if given else find_config(f"evaluate/{preset}")
+    try:
+        content = yaml.safe_load(path.read_text())
+    except FileNotFoundError:
+        raise UserError(f"preset: {path} does not exist") from None
+    except yaml.YAMLError as error:
+        raise UserError(f"preset: {path} is not YAML ({' '.join(str(error).split())})") from error
+    if not isinstance(content, dict):
+        raise UserError(f"preset: {path} must hold the fields of a protocol")
+    try:
+        return QualityProtocol.from_dict({"name": path.stem, **content})
+    except (DataError, TypeError) as error:
+        raise UserError(f"preset: {path}: {error}") from error

@@ -22,9 +22,9 @@ from PIL import Image
 
 from metrics.images import ImageFolder
 from vargen.cli import main
-from vargen.commands.evaluate import load_protocol
 from vargen.errors import UserError
 from vargen.jobs import evaluation as quality_evaluation
+from vargen.jobs.options import load_protocol
 from vargen.runs.batches import BatchStore, Share
 
 WORKER = Path(__file__).with_name("evaluate_worker.py")

@@ -337,7 +337,7 @@ def _check_model(model: Any, config: Any, decoder: Callable[..., Any] | None) ->
         "its forward takes no position_ids": not _takes(decoder or model, "position_ids"),
         "its attention is in chunks": getattr(config, "attention_chunk_size", None) is not None,
         "its layers hide keys by their order in the cache, where drafted tokens stand in trees": any(
-            buffer.dtype == torch.bool and buffer.ndim == 4 for buffer in model.buffers()
+            buffer.dtype == torch.bool and buffer.ndim == 4 for buffer in getattr(decoder or model, "buffers", tuple)()
         ),
     }
     for kind in dict.fromkeys(getattr(config, "layer_types", None) or ()):

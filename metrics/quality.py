@@ -6,7 +6,9 @@ pictures, and what a figure's formula is (`frechet`, `manifold`, `clip_score`, `
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor
@@ -36,49 +38,96 @@ class Reference:
     manifold_features: Tensor | None
 
 
+@dataclass(frozen=True)
+class Measured:
+    """What a score may be made of.
+
+    Args:
+        protocol: says which features and settings.
+        features: by extractor, `[N, D]` in the order of the pictures.
+        reference: None: there is nothing to compare with.
+        text_features: of the captions, `[N, D]`; None where there are none.
+        draws: of the bootstrap.
+    """
+
+    protocol: Protocol
+    features: Mapping[str, Tensor]
+    reference: Reference | None
+    text_features: Tensor | None
+    draws: int
+
+    @property
+    def own(self) -> Tensor:
+        """Features `[N, D]` of the protocol's extractor."""
+        return self.features[self.protocol.extractor]
+
+    @cached_property
+    def manifold(self) -> tuple[Tensor, Tensor] | None:
+        """Per picture precision, per reference recall; None without a reference that has features."""
+        protocol, reference = self.protocol, self.reference
+        if protocol.manifold_extractor is None or reference is None or reference.manifold_features is None:
+            return None
+        features = self.features[protocol.manifold_extractor]
+        return precision_and_recall(reference.manifold_features, features, protocol.manifold_neighbours)
+
+
+Figure = dict[str, Any]
+
+
+def _frechet_distance(measured: Measured) -> Figure | None:
+    return None if measured.reference is None else _frechet(measured.own, measured.reference.statistics, measured.draws)
+
+
+def _clip_score(measured: Measured) -> Figure | None:
+    clip = measured.protocol.clip_score
+    if clip is None:
+        return None
+    if measured.text_features is None:
+        raise DataError("clip_score needs captions; give them or set clip_score to null")
+    scores = clip_scores(measured.features["clip"], measured.text_features, clip.scale, clip.clip_at_zero)
+    return mean_figure(scores, measured.draws)
+
+
+def _precision(measured: Measured) -> Figure | None:
+    return None if measured.manifold is None else mean_figure(measured.manifold[0], measured.draws)
+
+
+def _recall(measured: Measured) -> Figure | None:
+    return None if measured.manifold is None else mean_figure(measured.manifold[1], measured.draws)
+
+
+def _diversity(measured: Measured) -> Figure | None:
+    return mean_figure(distances_to_others(measured.own), measured.draws)
+
+
+SCORES: dict[str, Callable[[Measured], Figure | None]] = {
+    "frechet_distance": _frechet_distance,
+    "clip_score": _clip_score,
+    "precision": _precision,
+    "recall": _recall,
+    "diversity": _diversity,
+}
+"""Every score of a set of pictures, as results name it. A new one is a function and a line here."""
+
+
 def score_pictures(
     protocol: Protocol,
-    features: dict[str, Tensor],
+    features: Mapping[str, Tensor],
     reference: Reference | None,
     text_features: Tensor | None = None,
     draws: int = 200,
-) -> dict[str, Any]:
-    """Every figure of the protocol.
-
-    Args:
-        protocol: says which.
-        features: by extractor, `[N, D]` in the order of the pictures.
-        reference: None leaves out what needs one.
-        text_features: of the captions, `[N, D]`, for CLIP score.
-        draws: of the bootstrap.
+) -> dict[str, Figure | None]:
+    """Every score of `SCORES`; arguments as for `Measured`.
 
     Returns:
-        `frechet_distance`, `precision`, `recall`, `clip_score`, `diversity`: each `{"value": float, "interval": [low,
-        high] or None}`, or None where it could not be computed. The bootstrap of precision holds the reference's
-        neighbourhoods fixed, that of recall the pictures'.
+        By name `{"value": float, "interval": [low, high] or None}`, or None where it could not be computed. The
+        bootstrap of precision holds the reference's neighbourhoods fixed, that of recall the pictures'.
 
     Raises:
         DataError: too few pictures, or features that do not fit each other.
     """
-    scores: dict[str, Any] = dict.fromkeys(("frechet_distance", "clip_score", "precision", "recall", "diversity"))
-    own = features[protocol.extractor]
-    if reference is not None:
-        scores["frechet_distance"] = _frechet(own, reference.statistics, draws)
-        if protocol.manifold_extractor is not None and reference.manifold_features is not None:
-            precise, recalled = precision_and_recall(
-                reference.manifold_features, features[protocol.manifold_extractor], protocol.manifold_neighbours
-            )
-            scores["precision"] = mean_figure(precise, draws)
-            scores["recall"] = mean_figure(recalled, draws)
-    if protocol.clip_score is not None:
-        if text_features is None:
-            raise DataError("clip_score needs captions; give them or set clip_score to null")
-        clip = protocol.clip_score
-        scores["clip_score"] = mean_figure(
-            clip_scores(features["clip"], text_features, clip.scale, clip.clip_at_zero), draws
-        )
-    scores["diversity"] = mean_figure(distances_to_others(own), draws)
-    return scores
+    measured = Measured(protocol, features, reference, text_features, draws)
+    return {name: score(measured) for name, score in SCORES.items()}
 
 
 def mean_figure(values: Tensor, draws: int) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """`vargen generate`: pictures from prompts into a folder, resumable.
 
-The order of things is deliberate. Everything that can be refused is refused before torch is imported, and the folder is
-made after the model has been loaded, so that a failed start leaves nothing behind. Picture i is made with the seed
+The order of things is deliberate. Everything that can be refused is refused before torch is imported, and nothing stays
+in the folder before there is a picture, so that a failed start leaves it as it was. Picture i is made with the seed
 `seed + i` by a generator of its own: it does not depend on the batch size, nor on where a run was interrupted. Of
 several candidates the first has that seed, too.
 """
@@ -24,6 +24,7 @@ from vargen.methods.catalogue import resolve_method
 from vargen.models.model_folder import read_json, weights_fingerprint
 from vargen.prompts import gather_prompts
 from vargen.resources import find_model, shipped_clip
+from vargen.runs.files import own_folder
 from vargen.runs.progress import Progress, progress
 from vargen.runs.records import ImageRequest, PictureFolder
 
@@ -149,6 +150,14 @@ def run(arguments: Sequence[str]) -> int:
 
     model_folder = find_model(config.model)
     requests = _build_requests(config, _read_conditions(config, values.prompts, model_folder))
+    with own_folder(config.output, PictureFolder.INSIDE):
+        _fill_folder(config, requests, model_folder, values.quiet, values.json)
+    return 0
+
+
+def _fill_folder(
+    config: GenerateConfig, requests: Sequence[ImageRequest], model_folder: Path, quiet: bool, as_json: bool
+) -> None:
     results = PictureFolder(config.output, requests)
     earlier = results.earlier_settings()
     settings = _settings(config, requests, model_folder)
@@ -168,19 +177,17 @@ def run(arguments: Sequence[str]) -> int:
         load_seconds = time.perf_counter() - began
         _warn_about_prompts(pipeline, requests)
         ranker = _load_ranker(config, pipeline, requests)
-        with results.open_for_writing(_describe_run(settings, config, model_folder, device)):
-            try:
-                _generate(pipeline, results, config, settings, totals, ranker, quiet=values.quiet)
-            except KeyboardInterrupt:
-                done = num_missing - len(results.missing)
-                raise KeyboardInterrupt(
-                    f"{done} of {num_missing} new images are finished; the same command makes the rest"
-                ) from None
+        results.begin(_describe_run(settings, config, model_folder, device))
+        try:
+            _generate(pipeline, results, config, settings, totals, ranker, quiet=quiet)
+        except KeyboardInterrupt:
+            done = num_missing - len(results.missing)
+            raise KeyboardInterrupt(
+                f"{done} of {num_missing} new images are finished; the same command makes the rest"
+            ) from None
     else:
-        with results.open_for_writing({}):  # bring result.jsonl up to date
-            pass
-    _report(results, num_missing, totals, load_seconds, as_json=values.json)
-    return 0
+        results.begin({})
+    _report(results, num_missing, totals, load_seconds, as_json=as_json)
 
 
 def _read_conditions(config: GenerateConfig, prompts: Sequence[str], model_folder: Path) -> list[str] | list[int]:
@@ -337,9 +344,8 @@ def _generate(
                         "candidate_seed": candidate_seed(request.seed, number),
                         "scores": [round(score, 4) for score in scores],
                     }
-                if config.trace_image:  # before the picture, whose file says that all is done
-                    results.add_trace_image(request, draw_trace(chosen.image, chosen.trace, chosen.row, grid_size))
-                results.add(request, chosen.image, measured)
+                drawn = draw_trace(chosen.image, chosen.trace, chosen.row, grid_size) if config.trace_image else None
+                results.add(request, chosen.image, measured, drawn)
             totals.add_seconds("save" if ranker is None else "rank_and_save", time.perf_counter() - began)
         count.begin(len(missing) * tokens_of_one)
 

@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from glob import escape
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ from vargen.pipelines.loading import load_pipeline
 from vargen.prompts import read_column
 from vargen.resources import find_model, shipped_clip
 from vargen.runs.batches import BatchStore, PictureBatches, Share
-from vargen.runs.files import exclusive
+from vargen.runs.files import own_folder
 from vargen.runs.identity import digest
 from vargen.runs.processes import Processes
 from vargen.runs.progress import Progress, progress
@@ -106,9 +107,10 @@ def evaluate_quality(
     Raises:
         UserError: data that does not fit the protocol, a network that is missing, a folder of other pictures.
     """
+    inside = [f"{escape(label)}{rest}" for label in (methods or (GIVEN,)) for rest in PictureBatches.INSIDE]
     processes = Processes.start(config.device)
     try:
-        with exclusive(Path(config.output)) if processes.is_main else nullcontext():
+        with own_folder(config.output, inside) if processes.is_main else nullcontext():
             rows = _evaluate(config, protocol, methods, world, processes, quiet or not processes.is_main)
             processes.wait()
         return rows
@@ -263,8 +265,6 @@ def _make_pictures(
     }
     for job in jobs.values():
         job.check_identity()
-        if processes.is_main:
-            job.begin()
     processes.wait()
 
     batches = sum(len(job.tokens.batches) for job in jobs.values())
@@ -297,7 +297,7 @@ def _make_share(
     def decode(tokens: Any) -> Any:
         return pipeline.decode_tokens(torch.from_numpy(tokens).long()[None].to(pipeline.device))[0]
 
-    job.tokens.work(run.share, make, shown.update)
+    job.work(run.share, make, shown.update)
     for batch in run.share.of(range(len(job.tokens.batches))):
         job.save_pictures(batch, decode)
 

@@ -15,15 +15,17 @@ from __future__ import annotations
 
 import io
 import json
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from zipfile import BadZipFile
 
 import numpy as np
 
 from vargen.errors import UserError
-from vargen.runs.files import remove_leftovers, save_image_atomic, write_atomic, write_json_atomic
+from vargen.runs.files import save_image_atomic, write_atomic, write_json_atomic
 from vargen.runs.identity import check_identity_file
 
 if TYPE_CHECKING:
@@ -83,9 +85,9 @@ class BatchStore:
             with np.load(path, allow_pickle=False) as content:
                 arrays = {name: content[name] for name in content.files}
             record = json.loads(arrays.pop("record").tobytes())
-        except (OSError, ValueError, KeyError, EOFError) as error:
+        except (OSError, ValueError, KeyError, EOFError, BadZipFile, zlib.error) as error:
             raise UserError(f"{path} is damaged ({error}); delete it and run the same command again") from error
-        if any(len(array) != len(self.batches[batch]) for array in arrays.values()):
+        if any(array.shape[:1] != (len(self.batches[batch]),) for array in arrays.values()):
             raise UserError(f"{path} holds another number of pictures; delete it and run the same command again")
         return arrays, record
 
@@ -111,6 +113,9 @@ class PictureBatches:
         batch_size: made at once.
     """
 
+    INSIDE = ("", "/batches", "/images", "/measured", "/measured/*")
+    """The folders of one, by pattern, for `vargen.runs.files.own_folder`."""
+
     def __init__(self, path: Path, settings: Mapping[str, Any], count: int, batch_size: int) -> None:
         self.path = path
         self.settings = {"count": count, "batch_size": batch_size, **settings}
@@ -121,13 +126,19 @@ class PictureBatches:
         """Refuse a folder that holds other pictures. Raises UserError naming what differs."""
         check_identity_file(self.path / "config.json", self.settings, holds="pictures")
 
-    def begin(self) -> None:
-        """Make the folder and say what it is for; delete what a kill left half-written. One process does it."""
-        (self.path / "images").mkdir(parents=True, exist_ok=True)
-        for folder in (self.path, *(each for each in self.path.rglob("*") if each.is_dir())):
-            remove_leftovers(folder)
-        if not (self.path / "config.json").exists():
-            write_json_atomic(self.path / "config.json", self.settings)
+    def work(
+        self, share: Share, make: Callable[[range], tuple[Arrays, dict[str, Any]]], advance: Callable[[], object]
+    ) -> None:
+        """`BatchStore.work` for the tokens. The first batch of all says in config.json what the folder is for."""
+
+        def make_first(indices: range) -> tuple[Arrays, dict[str, Any]]:
+            made = make(indices)
+            if not (self.path / "config.json").exists():  # not before: a start that fails must leave nothing
+                self.path.mkdir(parents=True, exist_ok=True)
+                write_json_atomic(self.path / "config.json", self.settings)
+            return made
+
+        self.tokens.work(share, make_first, advance)
 
     def image_path(self, index: int) -> Path:
         return self.path / "images" / f"{index:06d}.png"
@@ -141,6 +152,7 @@ class PictureBatches:
         from metrics.images import unreadable
 
         indices = self.tokens.batches[batch]
+        (self.path / "images").mkdir(exist_ok=True)
         broken = [place for place, index in enumerate(indices) if unreadable([self.image_path(index)])]
         if broken:
             tokens = self.tokens.read(batch)[0]["tokens"]

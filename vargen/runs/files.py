@@ -1,49 +1,101 @@
-"""Files that are either whole or absent.
+"""Files that are either whole or absent, and folders that one run at a time writes to.
 
 Every file this project writes goes through a temporary file beside its target and one `os.replace`, so a kill, a full
-disk or an exception leaves the old content or the new, never half of either. Nothing here knows what the files mean,
-and nothing here imports torch: the command line uses this module before it knows whether it will need a model.
+disk or an exception leaves the old content or the new, never half of either. Temporary files are created exclusively,
+under names that nobody can guess, and are locked as long as their writer lives: what no living process holds, the next
+run clears away. Nothing is written to or in place of a link, a device or a pipe. Nothing here knows what the files
+mean, and nothing here imports torch: the command line uses this before it knows whether it will need a model.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
+import secrets
 import shutil
-from collections.abc import Iterator
+import stat
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vargen.errors import UserError
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
 if TYPE_CHECKING:
     from PIL.Image import Image
     from PIL.PngImagePlugin import PngInfo
 
 TEMPORARY_SUFFIX = ".vargen-tmp"
+_REPLACED = re.compile(rf"\.(?P<name>.+)\.[0-9a-f]{{16}}\.replaced{re.escape(TEMPORARY_SUFFIX)}")
+"""The name of a folder that is about to give way to a new one."""
 
 
-def _temporary_name(path: Path) -> Path:
-    """A hidden name, private to this process, in the same folder: `os.replace` is atomic within one file system."""
-    return path.with_name(f".{path.name}.{os.getpid()}{TEMPORARY_SUFFIX}")
+def _temporary_name(kind: str = "") -> str:
+    """A hidden name for something beside its target: `os.replace` is atomic within one file system."""
+    return f".{secrets.token_hex(8)}{kind}{TEMPORARY_SUFFIX}"
 
 
 @contextmanager
-def atomic_path(path: str | os.PathLike[str], *, sync: bool = False) -> Iterator[Path]:
+def _locked(path: Path) -> Iterator[bool | None]:
+    """Hold a lock on a file or folder that is there while the block lasts; a kill ends it, too.
+
+    Yields:
+        False where another process holds it, None where there are no locks (Windows, some network file systems).
+    """
+    if fcntl is None:
+        yield None
+        return
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # not waiting for a writer to a pipe
+    try:
+        held: bool | None = True
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            held = False
+        except OSError:
+            held = None
+        yield held
+    finally:
+        os.close(descriptor)
+
+
+def check_replaceable(path: str | os.PathLike[str], argument: str = "output", folder: bool = False) -> None:
+    """Refuse to write where there is something else than a regular file, or than a folder if that is to be written.
+
+    Raises:
+        UserError: there is a link, a device, a pipe, ...
+    """
+    try:
+        mode = os.lstat(path).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    if not (stat.S_ISDIR(mode) if folder else stat.S_ISREG(mode)):
+        kinds = {stat.S_IFLNK: "a link", stat.S_IFDIR: "a folder", stat.S_IFREG: "a file"}
+        found = kinds.get(stat.S_IFMT(mode), "a device or a pipe")
+        raise UserError(f"{argument}: {path} is {found}, not a {'folder' if folder else 'file'}; choose another name")
+
+
+@contextmanager
+def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield a temporary path to write to; it becomes `path` when the block ends well and is removed when it does not.
 
-    `sync=True` also flushes the file to the disk before the swap, which a power failure can need and a killed process
-    cannot. Raises what the block raises, and OSError where the folder cannot be written.
+    Raises what the block raises, OSError where the folder cannot be written, and UserError as `check_replaceable`.
     """
     path = Path(path)
-    temporary = _temporary_name(path)
+    check_replaceable(path)
+    temporary = path.with_name(_temporary_name())
+    temporary.touch(exist_ok=False)
     try:
-        yield temporary
-        if sync:
-            with open(temporary, "rb") as file:
-                os.fsync(file.fileno())
-        os.replace(temporary, path)
+        with _locked(temporary):
+            yield temporary
+            os.replace(temporary, path)
     except BaseException:  # KeyboardInterrupt too: a stopped run must not leave a temporary file behind
         temporary.unlink(missing_ok=True)
         raise
@@ -54,34 +106,35 @@ def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield a new, empty temporary folder; it takes the place of `path` (whatever was there before) when the block
     ends well.
 
-    A kill between the two renames at the end can leave `path` absent with the complete new folder under its temporary
-    name; at no moment does `path` hold a mixture.
+    At no moment does `path` hold a mixture. After a kill between the two renames at the end it is absent, and
+    `remove_leftovers` brings back what was there.
     """
     path = Path(path)
-    temporary = _temporary_name(path)
-    replaced = temporary.with_name(temporary.name + ".old")
+    check_replaceable(path, folder=True)
     path.parent.mkdir(parents=True, exist_ok=True)
-    for leftover in (temporary, replaced):
-        shutil.rmtree(leftover, ignore_errors=True)
+    remove_leftovers(path.parent)
+    temporary = path.with_name(_temporary_name())
+    replaced = path.with_name(f".{path.name}{_temporary_name('.replaced')}")
     temporary.mkdir()
     try:
-        yield temporary
-        if path.exists():
-            os.replace(path, replaced)
-        os.replace(temporary, path)
+        with _locked(temporary), contextlib.ExitStack() as stack:
+            yield temporary
+            if path.exists():
+                stack.enter_context(_locked(path))
+                os.replace(path, replaced)
+            os.replace(temporary, path)
+            shutil.rmtree(replaced, ignore_errors=True)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         if replaced.exists() and not path.exists():
             os.replace(replaced, path)
         raise
-    shutil.rmtree(replaced, ignore_errors=True)
 
 
-def write_atomic(path: str | os.PathLike[str], data: bytes | str, *, sync: bool = False) -> None:
+def write_atomic(path: str | os.PathLike[str], data: bytes | str) -> None:
     """Write `data` (text as UTF-8) to `path`, whole or not at all. The folder must exist. Raises OSError."""
-    payload = data.encode("utf-8") if isinstance(data, str) else data
-    with atomic_path(path, sync=sync) as temporary:
-        temporary.write_bytes(payload)
+    with atomic_path(path) as temporary:
+        temporary.write_bytes(data.encode("utf-8") if isinstance(data, str) else data)
 
 
 def write_json_atomic(path: str | os.PathLike[str], value: Any) -> None:
@@ -102,6 +155,7 @@ def append_jsonl(path: str | os.PathLike[str], record: dict[str, Any]) -> None:
     written only through this function always parses. If the write itself fails, the file is cut back to what it was.
     """
     line = json.dumps(record, ensure_ascii=False).encode("utf-8") + b"\n"
+    check_replaceable(path)
     with open(path, "ab+", buffering=0) as file:
         end = _end_of_complete_lines(file)
         file.truncate(end)
@@ -131,7 +185,7 @@ def read_jsonl(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """The records of a JSON-lines file but for a half-written last line; none of an absent file.
 
     Raises:
-        UserError: another line is not JSON.
+        UserError: another line is no JSON object.
     """
     try:
         content = Path(path).read_bytes()
@@ -142,40 +196,87 @@ def read_jsonl(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
         if not line.strip():
             continue
         try:
-            records.append(json.loads(line))
+            record = json.loads(line)
         except ValueError as error:
             raise UserError(f"{path}: line {number} is not JSON ({error}); repair or delete the file") from error
+        if not isinstance(record, dict):
+            raise UserError(f"{path}: line {number} is no record; repair or delete the file")
+        records.append(record)
     return records
 
 
-def remove_leftovers(folder: str | os.PathLike[str]) -> None:
-    """Delete temporary files that killed runs left in `folder`. Call it only while no other process writes there."""
-    for leftover in Path(folder).glob(f".*{TEMPORARY_SUFFIX}"):
-        leftover.unlink(missing_ok=True)
+def remove_leftovers(folder: Path) -> None:
+    """Delete what killed writers left in `folder`, and bring back a folder that one was about to replace.
+
+    What a living process still writes is left alone, so this may be called at any time.
+    """
+    for leftover in folder.glob(f".*{TEMPORARY_SUFFIX}"):
+        with contextlib.suppress(OSError), _locked(leftover) as held:  # OSError: gone meanwhile, or a link, never ours
+            if not held:
+                continue
+            if not leftover.is_dir():
+                leftover.unlink()
+            elif (replaced := _REPLACED.fullmatch(leftover.name)) and not (folder / replaced["name"]).exists():
+                os.replace(leftover, folder / replaced["name"])
+            else:
+                shutil.rmtree(leftover)
 
 
 @contextmanager
-def exclusive(folder: Path) -> Iterator[None]:
-    """Make `folder`, and hold a lock on it that ends with the process, however that ends; no lock where there are none
-    (Windows).
+def own_folder(folder: str | os.PathLike[str], inside: Iterable[str] = (), argument: str = "output") -> Iterator[None]:
+    """Make `folder` where it is missing, clear it of what killed writers left, and keep other runs out of it.
+
+    The lock ends with the process, however that ends; where there are no locks nobody is kept out. Folders that were
+    made here and are still empty at the end are removed, so that a start that fails leaves nothing.
+
+    Args:
+        folder: where a run writes.
+        inside: folders in it to which the run writes as well, by pattern, such as "*/images".
+        argument: which argument named the folder.
 
     Raises:
-        UserError: another run holds it.
+        UserError: another run is writing there, it cannot be written, a file is in the way, or a link is `inside`.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = Path(folder)
+    places = (folder, *folder.absolute().parents)
+    existing = next(place for place in places if os.path.lexists(place))
+    if not existing.is_dir():
+        raise UserError(f"{argument}: {existing} is a file; name a folder")
+    if not os.access(existing, os.W_OK):
+        raise UserError(f"{argument}: {existing} cannot be written; name another folder")
+    made = [place for place in places if not place.exists()]
+    remove_leftovers(folder.parent)  # this very folder may have been about to be replaced
     try:
-        import fcntl
-    except ImportError:
-        yield
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(f"output: another run is writing to {folder}; wait for it or name another") from None
-        except OSError:
-            pass  # a file system without locks
-        yield
+        folder.mkdir(parents=True, exist_ok=True)
+        with _locked(folder.resolve()) as held:
+            if held is False:
+                raise UserError(f"{argument}: another run is writing to {folder}; wait for it or name another")
+            remove_leftovers(folder)
+            for place in (place for pattern in inside for place in folder.glob(pattern)):
+                check_replaceable(place, argument, folder=True)
+                remove_leftovers(place)
+            yield
     finally:
-        os.close(descriptor)
+        for place in made:
+            with contextlib.suppress(OSError):  # something was kept
+                place.rmdir()
+
+
+@contextmanager
+def own_file(path: Path, argument: str = "output") -> Iterator[None]:
+    """Make the file `path` where it is missing and keep other runs out of it; still empty, it is removed at the end.
+
+    Raises:
+        UserError: another run is writing to it, or it is no regular file.
+    """
+    check_replaceable(path, argument)
+    remove_leftovers(path.parent)
+    path.touch()
+    with _locked(path) as held:
+        if held is False or not path.exists():  # locked just before its last owner removed it
+            raise UserError(f"{argument}: another run is writing to {path}; wait for it or name another")
+        try:
+            yield
+        finally:
+            if path.exists() and not path.stat().st_size:
+                path.unlink()

@@ -10,10 +10,9 @@ figures out of them. Nothing here imports torch.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,9 +21,7 @@ from metrics.speculation import CallRecord
 from vargen.errors import UserError
 from vargen.runs.files import (
     append_jsonl,
-    exclusive,
     read_jsonl,
-    remove_leftovers,
     save_image_atomic,
     write_atomic,
     write_json_atomic,
@@ -35,6 +32,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 RECORD_CHUNK = "vargen"
+_ANOTHER_FILE = "delete it or name another file"
 _ANOTHER_FOLDER = "choose another --output or delete that one"
 
 
@@ -50,17 +48,19 @@ class Records:
     """
 
     def __init__(self, path: Path | None, settings: dict[str, Any]) -> None:
-        self.path = path
+        self.path, self._settings = path, settings
         self.calls: dict[tuple[str, int], dict[str, Any]] = {}
         lines = [] if path is None else read_jsonl(path)
+        self._begun = bool(lines)
         if path is not None and lines:
-            earlier, remedy = lines[0].get("settings"), "delete it or name another file"
-            check_identity(path, earlier, settings, holds="calls of a run", argument="json", remedy=remedy)
+            earlier = lines[0].get("settings")
+            check_identity(path, earlier, settings, holds="calls of a run", argument="json", remedy=_ANOTHER_FILE)
         for line in lines[1:]:
-            self.calls[line["method"], line["batch"]] = line
-        if path is not None and not lines:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            append_jsonl(path, {"settings": settings})
+            try:
+                CallRecord(**line["call"])
+                self.calls[line["method"], line["batch"]] = line
+            except (KeyError, TypeError) as error:
+                raise UserError(f"json: {path} holds a line that is no call ({error}); {_ANOTHER_FILE}") from error
 
     def __contains__(self, key: tuple[str, int]) -> bool:
         return key in self.calls
@@ -72,9 +72,12 @@ class Records:
 
     def add(self, call: dict[str, Any]) -> None:
         """Keep a call."""
-        self.calls[call["method"], call["batch"]] = call
         if self.path is not None:
+            if not self._begun:  # not before: a start that fails must leave nothing
+                append_jsonl(self.path, {"settings": self._settings})
+                self._begun = True
             append_jsonl(self.path, call)
+        self.calls[call["method"], call["batch"]] = call
 
 
 @dataclass(frozen=True)
@@ -108,22 +111,18 @@ class PictureFolder:
     """The pictures of one run on disk.
 
     Args:
-        path: the folder; made by `open_for_writing`, not before.
+        path: the folder, which nobody else writes to (`vargen.runs.files.own_folder`).
         requests: every picture of the run, in order of index.
-
-    Raises:
-        UserError: the path is a file, lies below one, or may not be written.
     """
+
+    INSIDE = ("images", "traces")
+    """The folders in it."""
 
     def __init__(self, path: str | os.PathLike[str], requests: Sequence[ImageRequest]) -> None:
         self.path = Path(path)
         self.requests = requests
         self.records: dict[int, dict[str, Any]] = {}
-        existing = next(place for place in (self.path, *self.path.absolute().parents) if os.path.lexists(place))
-        if not existing.is_dir():
-            raise UserError(f"output: {existing} is a file; name a folder")
-        if not os.access(existing, os.W_OK):
-            raise UserError(f"output: {existing} cannot be written; name another folder")
+        self._config: Mapping[str, Any] = {}
 
     @property
     def missing(self) -> list[ImageRequest]:
@@ -172,27 +171,31 @@ class PictureFolder:
             if record is not None and record.items() >= request.to_record().items():
                 self.records[request.index] = record
 
-    @contextlib.contextmanager
-    def open_for_writing(self, config: Mapping[str, Any]) -> Iterator[None]:
-        """Make the folder, write `config.json` if there is none, and keep other runs out until the block ends.
+    def begin(self, config: Mapping[str, Any]) -> None:
+        """Bring `result.jsonl` up to date. A new folder's `config.json` will hold `config` as soon as there is a
+        picture, not before: a start that fails must leave nothing."""
+        self._config = config
+        self._write_results()
 
-        Raises:
-            UserError: another run is writing there.
-            OSError: the disk is full, ...
+    def add(
+        self, request: ImageRequest, image: Image, measured: Mapping[str, Any], trace_image: Image | None = None
+    ) -> None:
+        """Save a finished picture and add its line.
+
+        Args:
+            request: which picture.
+            image: itself.
+            measured: completes the record.
+            trace_image: how the picture came about, for `traces/`.
         """
-        (self.path / "images").mkdir(parents=True, exist_ok=True)
-        with exclusive(self.path):
-            remove_leftovers(self.path)
-            remove_leftovers(self.path / "images")
-            if not (self.path / "config.json").exists():
-                write_json_atomic(self.path / "config.json", config)
-            self._write_results()
-            yield
-
-    def add(self, request: ImageRequest, image: Image, measured: Mapping[str, Any]) -> None:
-        """Save a finished picture and add its line; `measured` completes the record."""
         from PIL.PngImagePlugin import PngInfo
 
+        if not (self.path / "config.json").exists():
+            write_json_atomic(self.path / "config.json", self._config)
+        for name in self.INSIDE[: 1 if trace_image is None else 2]:
+            (self.path / name).mkdir(exist_ok=True)
+        if trace_image is not None:  # before the picture, whose file says that all is done
+            save_image_atomic(trace_image, self.path / "traces" / Path(request.image_path).name)
         record = {**request.to_record(), **measured}
         chunk = PngInfo()
         chunk.add_itxt(RECORD_CHUNK, json.dumps(record, ensure_ascii=False))
@@ -204,17 +207,11 @@ class PictureFolder:
         else:  # a gap in a resumed run
             self._write_results()
 
-    def add_trace_image(self, request: ImageRequest, image: Image) -> None:
-        """Save the picture of how a picture came about, `traces/000000.png`."""
-        folder = self.path / "traces"
-        folder.mkdir(exist_ok=True)
-        save_image_atomic(image, folder / f"{request.index:06d}.png")
-
     def _write_results(self) -> None:
         """Rebuild `result.jsonl`, in order, if it does not say what the pictures say."""
         content = "".join(json.dumps(self.records[i], ensure_ascii=False) + "\n" for i in sorted(self.records))
         path = self.path / "result.jsonl"
-        if not path.exists() or path.read_bytes() != content.encode():
+        if (path.read_bytes() if path.exists() else b"") != content.encode():
             write_atomic(path, content)
 
 

@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from vargen.drawing.sheet import contact_sheet, to_pil
 from vargen.errors import UserError
-from vargen.runs.files import read_jsonl, save_image_atomic, write_atomic
+from vargen.runs.files import own_folder, read_jsonl, save_image_atomic, write_atomic
 from vargen.world.captions.captions import compose_caption
 from vargen.world.captions.video_captions import compose_questions, compose_video_caption
 from vargen.world.scenes.renderer import SceneRenderer
@@ -147,30 +147,26 @@ def _write(
     columns: int | None = None,
 ) -> Path:
     """Write samples as they come, then the sheet, the captions, and last the record of everything."""
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"output: {folder} is a file; name a folder")
-    try:
-        (folder / subfolder).mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError) as error:
-        raise UserError(f"output: {error.filename} is in the way; name another folder") from error
-    earlier = _earlier_files(folder)
-    (folder / METADATA_NAME).unlink(missing_ok=True)
+    with own_folder(folder, (subfolder,)):
+        (folder / subfolder).mkdir(exist_ok=True)
+        earlier = _earlier_files(folder)
+        (folder / METADATA_NAME).unlink(missing_ok=True)
 
-    records: list[dict[str, Any]] = []
-    shown: list[Image.Image] = []
-    with tqdm(total=count, unit=subfolder.removesuffix("s"), disable=not progress) as bar:
-        for sample in samples:
-            sample.save(folder / sample.record["file_name"])
-            records.append(sample.record)
-            if len(shown) < max_shown:
-                shown.append(sample.shown)
-            bar.update()
-    texts = [record["text"] for record in records]
-    for name in earlier - {record["file_name"] for record in records}:
-        (folder / name).unlink(missing_ok=True)
-    save_image_atomic(contact_sheet(shown, texts[: len(shown)], columns), folder / "contact_sheet.png")
-    write_atomic(folder / "captions.txt", "".join(text + "\n" for text in texts))
-    write_atomic(folder / METADATA_NAME, "".join(json.dumps(record) + "\n" for record in records))
+        records: list[dict[str, Any]] = []
+        shown: list[Image.Image] = []
+        with tqdm(total=count, unit=subfolder.removesuffix("s"), disable=not progress) as bar:
+            for sample in samples:
+                sample.save(folder / sample.record["file_name"])
+                records.append(sample.record)
+                if len(shown) < max_shown:
+                    shown.append(sample.shown)
+                bar.update()
+        texts = [record["text"] for record in records]
+        for name in earlier - {record["file_name"] for record in records}:
+            (folder / name).unlink(missing_ok=True)
+        save_image_atomic(contact_sheet(shown, texts[: len(shown)], columns), folder / "contact_sheet.png")
+        write_atomic(folder / "captions.txt", "".join(text + "\n" for text in texts))
+        write_atomic(folder / METADATA_NAME, "".join(json.dumps(record) + "\n" for record in records))
     return folder
 
 

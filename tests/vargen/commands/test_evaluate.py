@@ -409,8 +409,8 @@ def test_kills_at_random_moments_change_nothing(arguments: list[str], tmp_path: 
 def test_a_second_run_in_the_same_folder_is_refused(
     arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from vargen.runs.files import exclusive
+    from vargen.runs.files import own_folder
 
-    with exclusive(tmp_path / "out"):
+    with own_folder(tmp_path / "out"):
         assert main(arguments) == 2
     assert "another run" in capsys.readouterr().err

@@ -78,10 +78,10 @@ def test_an_interrupt_keeps_what_is_finished(
 ) -> None:
     add = vargen.runs.records.PictureFolder.add
 
-    def interrupted(self, request, image, measured):
+    def interrupted(self, request, *arguments):
         if request.index == 1:
             raise KeyboardInterrupt
-        return add(self, request, image, measured)
+        return add(self, request, *arguments)
 
     monkeypatch.setattr(vargen.runs.records.PictureFolder, "add", interrupted)
     assert generate(tiny_model_folder, tmp_path / "out", *PROMPTS) == 130

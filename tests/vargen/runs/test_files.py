@@ -1,0 +1,278 @@
+"""Files whole or absent, folders of one run at a time: kills at every rename, links and pipes, locks, what is left."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import multiprocessing
+import os
+import signal
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vargen.errors import UserError
+from vargen.runs import files
+from vargen.runs.files import (
+    append_jsonl,
+    atomic_folder,
+    atomic_path,
+    own_file,
+    own_folder,
+    read_jsonl,
+    remove_leftovers,
+    write_atomic,
+)
+
+fork = multiprocessing.get_context("fork")  # a bare file or two: nothing here has started a thread
+
+
+def hidden(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.name.startswith("."))
+
+
+def killed_at_rename(work: Callable[[], object], number: int, after: bool) -> bool:
+    """Do `work` in a process that is killed just before or after its rename `number`; whether it came so far."""
+
+    def run() -> None:
+        replace, left = os.replace, [number]
+
+        def deadly(*arguments: Any) -> None:
+            left[0] -= 1
+            if left[0] < 0 and not after:
+                os.kill(os.getpid(), signal.SIGKILL)
+            replace(*arguments)
+            if left[0] < 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        files.os.replace = deadly  # type: ignore[attr-defined]
+        work()
+
+    process = fork.Process(target=run)
+    process.start()
+    process.join(60)
+    assert process.exitcode in (0, -signal.SIGKILL)
+    return process.exitcode != 0
+
+
+@contextlib.contextmanager
+def another_process(hold: Callable[[], contextlib.AbstractContextManager[object]]) -> Iterator[None]:
+    """One that has entered a context."""
+    entered, leave = fork.Event(), fork.Event()
+
+    def run() -> None:
+        with hold():
+            entered.set()
+            leave.wait(60)
+
+    process = fork.Process(target=run)
+    process.start()
+    try:
+        assert entered.wait(60)
+        yield
+    finally:
+        leave.set()
+        process.join(60)
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_a_kill_at_the_rename_of_a_file_leaves_the_old_or_the_new(tmp_path: Path, after: bool) -> None:
+    write_atomic(tmp_path / "a", "old")
+    assert killed_at_rename(lambda: write_atomic(tmp_path / "a", "new"), 0, after)
+    assert (tmp_path / "a").read_text() == ("new" if after else "old")
+    remove_leftovers(tmp_path)
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def replace_folder(path: Path, content: str) -> None:
+    with atomic_folder(path) as temporary:
+        for name in ("one", "two"):
+            (temporary / name).write_text(content)
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_kill_at_either_rename_of_a_folder_leaves_the_old_or_the_new(
+    tmp_path: Path, number: int, after: bool
+) -> None:
+    path = tmp_path / "some.folder"
+    replace_folder(path, "old")
+    assert killed_at_rename(lambda: replace_folder(path, "new"), number, after)
+    remove_leftovers(tmp_path)
+    whole = "new" if (number, after) == (1, True) else "old"
+    assert os.listdir(tmp_path) == ["some.folder"]
+    assert {name: (path / name).read_text() for name in os.listdir(path)} == {"one": whole, "two": whole}
+
+
+def test_a_folder_that_a_kill_took_away_is_there_again_for_the_next_run(tmp_path: Path) -> None:
+    replace_folder(tmp_path / "out", "old")
+    assert killed_at_rename(lambda: replace_folder(tmp_path / "out", "new"), 0, after=True)
+    assert not (tmp_path / "out").exists()
+    with own_folder(tmp_path / "out"):
+        assert (tmp_path / "out" / "one").read_text() == "old"
+    assert os.listdir(tmp_path) == ["out"]
+
+
+def test_an_exception_leaves_what_was_there(tmp_path: Path) -> None:
+    replace_folder(tmp_path / "folder", "old")
+    write_atomic(tmp_path / "file", "old")
+    for context in (atomic_path(tmp_path / "file"), atomic_folder(tmp_path / "folder")):
+        with pytest.raises(KeyboardInterrupt), context:
+            raise KeyboardInterrupt
+    assert (tmp_path / "folder" / "one").read_text() == (tmp_path / "file").read_text() == "old"
+    assert sorted(os.listdir(tmp_path)) == ["file", "folder"]
+
+
+def test_temporary_names_cannot_be_guessed_and_files_are_readable_as_others_are(tmp_path: Path) -> None:
+    seen = set()
+    for _ in range(3):
+        with atomic_path(tmp_path / "a") as temporary:
+            seen.add(temporary.name)
+    assert len(seen) == 3 and all(len(name) >= 16 for name in seen)
+    (tmp_path / "plain").touch()
+    modes = [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("a", "plain")]
+    assert modes[0] == modes[1]
+
+
+def test_what_a_living_process_writes_is_not_cleared_away(tmp_path: Path) -> None:
+    with another_process(lambda: atomic_path(tmp_path / "a")), another_process(lambda: atomic_folder(tmp_path / "b")):
+        assert len(hidden(tmp_path)) == 2
+        remove_leftovers(tmp_path)
+        assert len(hidden(tmp_path)) == 2
+    assert sorted(os.listdir(tmp_path)) == ["a", "b"]
+
+
+@pytest.fixture(params=["link", "dangling link", "folder", "pipe", "device"])
+def obstacle(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    path, outside = tmp_path / "inside" / "a", tmp_path / "outside"
+    path.parent.mkdir()
+    if request.param == "link":
+        outside.write_text("mine")
+    if "link" in request.param:
+        path.symlink_to(outside)
+    elif request.param == "folder":
+        path.mkdir()
+    elif request.param == "pipe":
+        os.mkfifo(path)
+    else:
+        return Path("/dev/full")
+    return path
+
+
+def test_what_is_no_file_is_neither_replaced_nor_written_to(obstacle: Path, tmp_path: Path) -> None:
+    before = os.lstat(obstacle)
+    writers: list[Callable[[], Any]] = [
+        lambda: write_atomic(obstacle, "new"),
+        lambda: append_jsonl(obstacle, {}),
+        lambda: own_file(obstacle).__enter__(),
+    ]
+    for write in writers:
+        with pytest.raises(UserError, match=r"output: .* is (a link|a folder|a device or a pipe), not a file"):
+            write()
+    after = os.lstat(obstacle)
+    assert (before.st_ino, before.st_mode) == (after.st_ino, after.st_mode)
+    outside = tmp_path / "outside"
+    assert not outside.exists() or outside.read_text() == "mine"
+    assert not hidden(obstacle.parent) if obstacle.parent != Path("/dev") else True
+
+
+def test_planted_leftovers_harm_nobody(tmp_path: Path) -> None:
+    """A link, a pipe and a name that leads out of the folder, called as a killed writer's would be."""
+    (tmp_path / "mine").write_text("mine")
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    (inside / ".0123456789abcdef.vargen-tmp").symlink_to(tmp_path / "mine")
+    os.mkfifo(inside / ".1123456789abcdef.vargen-tmp")
+    remove_leftovers(inside)
+    assert (tmp_path / "mine").read_text() == "mine"
+    assert os.listdir(inside) == [".0123456789abcdef.vargen-tmp"]
+
+
+def test_one_run_at_a_time_in_a_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "out"
+    with another_process(lambda: own_folder(folder)):
+        with pytest.raises(UserError, match="another run is writing to"), own_folder(folder):
+            pass
+        assert folder.is_dir()
+    with own_folder(folder):
+        (folder / "kept").touch()
+    with own_folder(folder):
+        assert (folder / "kept").exists()
+
+
+def test_a_folder_in_which_nothing_was_kept_is_gone_again(tmp_path: Path) -> None:
+    with pytest.raises(ValueError), own_folder(tmp_path / "new" / "out"):
+        raise ValueError
+    assert os.listdir(tmp_path) == []
+    (tmp_path / "was there").mkdir()
+    with own_folder(tmp_path / "was there"):
+        pass
+    assert os.listdir(tmp_path) == ["was there"]
+
+
+def test_a_killed_runs_leftovers_are_cleared_where_the_next_one_writes(tmp_path: Path) -> None:
+    for place in (tmp_path, tmp_path / "a" / "images", tmp_path / "other"):
+        place.mkdir(parents=True, exist_ok=True)
+        (place / ".0123456789abcdef.vargen-tmp").write_bytes(b"torn")
+    with own_folder(tmp_path, ("*/images",)):
+        pass
+    assert [path.parent.name for path in tmp_path.rglob(".*")] == ["other"]
+
+
+@pytest.mark.parametrize("kind", ["link", "file"])
+def test_a_link_or_a_file_where_a_folder_inside_should_be_is_refused(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "out" / "a").mkdir(parents=True)
+    (tmp_path / "outside").mkdir()
+    images = tmp_path / "out" / "a" / "images"
+    images.symlink_to(tmp_path / "outside") if kind == "link" else images.touch()
+    with (
+        pytest.raises(UserError, match=rf"images is a {kind}, not a folder"),
+        own_folder(tmp_path / "out", ("*/images",)),
+    ):
+        pass
+
+
+def test_files_in_the_way_of_a_folder_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file", tmp_path / "file" / "below"):
+        refused = pytest.raises(UserError, match=r"^output_dir: .*file is a file; name a folder")
+        with refused, own_folder(path, argument="output_dir"):
+            pass
+
+
+def test_one_run_at_a_time_in_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "calls.jsonl"
+    refused = pytest.raises(UserError, match="another run is writing to")
+    with another_process(lambda: own_file(path)), refused, own_file(path):
+        pass
+    assert not path.exists()
+    with own_file(path):
+        append_jsonl(path, {"a": 1})
+    with own_file(path):
+        assert read_jsonl(path) == [{"a": 1}]
+        path.unlink()
+    assert not path.exists()
+
+
+@given(st.binary(max_size=60), st.binary(max_size=20))
+def test_whatever_was_torn_off_a_file_of_records_the_next_one_is_whole(before: bytes, torn: bytes) -> None:
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "a.jsonl"
+        lines = b"".join(json.dumps({"n": byte}).encode() + b"\n" for byte in before)
+        path.write_bytes(lines + torn.replace(b"\n", b""))
+        append_jsonl(path, {"last": "ä"})
+        assert read_jsonl(path) == [{"n": byte} for byte in before] + [{"last": "ä"}]
+
+
+@pytest.mark.parametrize("line", ["3", "[]", "null", '{"a"', '"text"'])
+def test_lines_that_are_no_records_are_named(tmp_path: Path, line: str) -> None:
+    (tmp_path / "a.jsonl").write_text('{"a": 1}\n' + line + "\n")
+    with pytest.raises(UserError, match=r"a\.jsonl: line 2 is (no record|not JSON)"):
+        read_jsonl(tmp_path / "a.jsonl")

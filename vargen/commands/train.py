@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any
@@ -12,6 +13,7 @@ from jsonargparse import DefaultHelpFormatter
 from vargen.commands.options import parse
 from vargen.errors import UserError
 from vargen.resources import find_config
+from vargen.runs.files import own_folder
 
 TRAINERS = {
     "tokenizer": ("TokenizerTrainingConfig", "train_tokenizer", "the VQ model that turns pictures into tokens"),
@@ -44,6 +46,9 @@ TRAINERS = {
 """What can be trained: names of the configuration and the function in the module of that
 name (see `load_trainer`), dashes as underscores."""
 
+_INSIDE = ("samples", "export", "generated", "answers")
+"""Folders of a run."""
+
 
 def run(arguments: Sequence[str]) -> int:
     """Train until the configured end; the same command resumes a run that was stopped."""
@@ -68,7 +73,11 @@ def run(arguments: Sequence[str]) -> int:
     parser.prog, parser.exit_on_error, parser.formatter_class = f"vargen train {name}", False, DefaultHelpFormatter
     values = parser.instantiate_classes(parse(parser, rest))
     config = config_type(**{field.name: getattr(values, field.name) for field in fields(config_type)})
-    result = train(config, *_data(name, config))
+    with own_folder(config.output_dir, _INSIDE, "output_dir"):
+        result: Any = train(config, *_data(name, config))
+    if signal_number := getattr(result, "stopped_by", None):  # not of a store of codes
+        print(f"vargen: interrupted at step {result.step}; the same command goes on", file=sys.stderr)
+        return 128 + signal_number
     print(f"training of the {name} is over: {result}")
     return 0
 

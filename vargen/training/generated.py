@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from tqdm import tqdm
 
-from vargen.runs.files import atomic_path, write_json_atomic
+from vargen.runs.files import atomic_path, own_folder, write_json_atomic
 from vargen.runs.identity import check_identity_file
 
 
@@ -47,14 +47,11 @@ def generate_codes(
     Raises:
         UserError: the folder was made with other settings.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     described = {**settings, "seed": seed, "batch_size": batch_size}
     check_identity_file(folder / "settings.json", described, holds="pictures", argument="output_dir")
-    write_json_atomic(folder / "settings.json", described)
     shards = []
-    with tqdm(
-        total=len(prompts), unit="image", desc="pictures to learn from", disable=not show_progress or None
-    ) as bar:
+    bar = tqdm(total=len(prompts), unit="image", desc="pictures to learn from", disable=not show_progress or None)
+    with own_folder(folder, argument="output_dir"), bar:
         for start in range(0, len(prompts), batch_size):
             batch = prompts[start : start + batch_size]
             path = folder / f"{start:07d}.safetensors"
@@ -66,6 +63,8 @@ def generate_codes(
                     output_type="latent",
                 )
                 codes = output.tokens.to(torch.int32).cpu()
+                if not (folder / "settings.json").exists():  # not before: a start that fails must leave nothing
+                    write_json_atomic(folder / "settings.json", described)
                 with atomic_path(path) as temporary:
                     save_file({"codes": codes}, temporary)
             shards.append(codes[: len(batch)].long())

@@ -12,7 +12,7 @@ import json
 import signal
 import sys
 import time
-from collections import defaultdict
+import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -68,12 +68,18 @@ class Task(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class RunResult:
-    """How a run ended: its last step, seconds of training, whether it reached its end, and the last evaluation."""
+    """How a run ended: its last step, seconds of training, the last evaluation, and which signal stopped it before its
+    end."""
 
     step: int
     elapsed: float
-    finished: bool
     evaluation: dict[str, float]
+    stopped_by: int | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Whether it reached its end."""
+        return self.stopped_by is None
 
 
 def prepare(config: RunConfig) -> torch.device:
@@ -137,10 +143,10 @@ def train(config: RunConfig, task: Task, identity: dict[str, Any] | None = None)
         with _averaged(task, average, config.ema_decay):
             task.draw_samples(folder / "samples" / f"{state.step:07d}.png")
 
-    with _stop_requests() as stop_requested, log:
+    with _stop_requests() as stopped_by, log:
         last_saved = time.monotonic()
         progress = schedule_progress(state.step, config.steps, state.elapsed, config.max_seconds)
-        while progress < 1.0 and not stop_requested():
+        while progress < 1.0 and not stopped_by():
             started = time.monotonic()
             factor = learning_rate_factor(
                 state.step, config.warmup_steps, progress, config.final_learning_rate, config.decay_start
@@ -173,7 +179,7 @@ def train(config: RunConfig, task: Task, identity: dict[str, Any] | None = None)
             with _averaged(task, average, config.ema_decay), atomic_folder(folder / "export") as temporary:
                 task.export(temporary)
         state.save(checkpoint)
-    return RunResult(state.step, state.elapsed, finished, state.evaluation)
+    return RunResult(state.step, state.elapsed, state.evaluation, None if finished else stopped_by())
 
 
 @contextmanager
@@ -222,34 +228,43 @@ class _State:
             "evaluation": self.evaluation,
             "random_states": random_states,
         }
-        with atomic_path(path) as temporary:
-            torch.save(content, temporary)
+        with atomic_path(path) as temporary, open(temporary, "wb") as file:  # a file says when the disk is full
+            torch.save(content, file)
 
     def resume(self, path: Path) -> None:
-        """Take up the checkpoint at `path` if there is one."""
+        """Take up the checkpoint at `path` if there is one.
+
+        Raises:
+            UserError: it is damaged, or of another run.
+        """
         if not path.exists():
             return
+        remedy = "remove it to start anew"
         try:
+            with zipfile.ZipFile(path) as content:  # torch loads garbled numbers without a word
+                if garbled := content.testzip():
+                    raise ValueError(f"{garbled} is garbled")
             saved = torch.load(path, map_location=self.config.device, weights_only=True)
-        except (RuntimeError, OSError, EOFError, ValueError) as error:
-            reason = str(error).split("\n")[0]
-            raise UserError(f"output_dir: {path} cannot be read ({reason}); remove it to start anew") from error
-        check_identity(
-            path,
-            json.loads(saved["architecture"]),
-            self.identity,
-            holds="a run",
-            argument="output_dir",
-            remedy="change it back or choose another output_dir",
-        )
-        self.task.module.load_state_dict(saved["module"])
-        self.task.extra_modules.load_state_dict(saved["extra_modules"])
-        self.average.load_state_dict(saved["average"])
-        self.optimizer.load_state_dict(saved["optimizer"])
-        self.step, self.elapsed, self.evaluation = saved["step"], saved["elapsed"], saved["evaluation"]
-        torch.set_rng_state(saved["random_states"]["cpu"].cpu())
-        if self.config.device == "cuda" and "cuda" in saved["random_states"]:
-            torch.cuda.set_rng_state(saved["random_states"]["cuda"].cpu())
+            identity = json.loads(saved["architecture"])
+        except Exception as error:  # a damaged file can raise anything
+            raise UserError(f"output_dir: {path} cannot be read ({_first_line(error)}); {remedy}") from error
+        remedy_of_another = "change it back or choose another output_dir"
+        check_identity(path, identity, self.identity, holds="a run", argument="output_dir", remedy=remedy_of_another)
+        try:
+            self.task.module.load_state_dict(saved["module"])
+            self.task.extra_modules.load_state_dict(saved["extra_modules"])
+            self.average.load_state_dict(saved["average"])
+            self.optimizer.load_state_dict(saved["optimizer"])
+            self.step, self.elapsed, self.evaluation = saved["step"], saved["elapsed"], saved["evaluation"]
+            torch.set_rng_state(saved["random_states"]["cpu"].cpu())
+            if self.config.device == "cuda" and "cuda" in saved["random_states"]:
+                torch.cuda.set_rng_state(saved["random_states"]["cuda"].cpu())
+        except Exception as error:
+            raise UserError(f"output_dir: {path} is of another run ({_first_line(error)}); {remedy}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).split("\n")[0][:120]
 
 
 class _Log:
@@ -335,13 +350,13 @@ def _clock(seconds: float) -> str:
 
 
 @contextmanager
-def _stop_requests() -> Iterator[Callable[[], bool]]:
-    """Catch SIGTERM and the first Ctrl-C; gives a function that says whether one came."""
-    received: dict[str, int] = defaultdict(int)
+def _stop_requests() -> Iterator[Callable[[], int | None]]:
+    """Catch SIGTERM and the first Ctrl-C; gives a function that says which came first, if one did."""
+    received: list[int] = []
 
     def handle(number: int, _frame: FrameType | None) -> None:
-        received["count"] += 1
-        if number == signal.SIGINT and received["count"] > 1:
+        received.append(number)
+        if number == signal.SIGINT and len(received) > 1:
             raise KeyboardInterrupt
 
     try:
@@ -349,7 +364,7 @@ def _stop_requests() -> Iterator[Callable[[], bool]]:
     except ValueError:  # not the main thread: there signals cannot be caught, and nobody sends them
         before = {}
     try:
-        yield lambda: received["count"] > 0
+        yield lambda: int(received[0]) if received else None
     finally:
         for number, previous in before.items():
             signal.signal(number, previous)

@@ -20,7 +20,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from vargen.errors import UserError
-from vargen.runs.files import atomic_path
+from vargen.runs.files import atomic_path, own_folder
 from vargen.runs.identity import check_identity
 from vargen.training.video_source import VideoSource
 from vargen.video.drafters.feature_drafter import TargetStates
@@ -93,7 +93,6 @@ def generate_answers(
     Raises:
         UserError: the folder holds other answers.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     described = {
         **settings,
         "first_seed": questions.first_seed,
@@ -103,7 +102,8 @@ def generate_answers(
         "max_answer_tokens": max_new_tokens,
     }
     answers: list[list[int]] = []
-    with tqdm(total=count, unit="answer", desc=f"{questions.split} answers to learn from", disable=None) as bar:
+    bar = tqdm(total=count, unit="answer", desc=f"{questions.split} answers to learn from", disable=None)
+    with own_folder(folder, argument="answers"), bar:
         for start in range(0, count, questions.batch_size):
             size = min(questions.batch_size, count - start)
             path = folder / f"{questions.split}-{start:07d}.safetensors"

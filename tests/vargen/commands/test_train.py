@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
 
 from vargen.cli import main
 from vargen.commands.train import TRAINERS
-from vargen.runs.files import read_jsonl
+from vargen.runs.files import own_folder, read_jsonl
 
 
 def test_it_says_what_can_be_trained(capsys: pytest.CaptureFixture[str]) -> None:
@@ -17,13 +19,18 @@ def test_it_says_what_can_be_trained(capsys: pytest.CaptureFixture[str]) -> None
     assert all(name in out for name in TRAINERS)
 
 
+def judge_arguments(output: Path) -> list[str]:
+    arguments = ["train", "judge", "--output-dir", str(output), "--steps", "2", "--batch-size", "2"]
+    arguments += ["--evaluation-size", "2", "--warmup-steps", "1", "--log-every", "1", "--max-seconds", "null"]
+    arguments += ["--num-threads", "1", "--autocast", "false", "--sample-every", "1000", "--evaluate-every", "1000"]
+    return arguments
+
+
 def test_a_run_leaves_an_export_and_a_log_and_is_over_the_second_time(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "judge"
-    arguments = ["train", "judge", "--output-dir", str(output), "--steps", "2", "--batch-size", "2"]
-    arguments += ["--evaluation-size", "2", "--warmup-steps", "1", "--log-every", "1", "--max-seconds", "null"]
-    arguments += ["--num-threads", "1", "--autocast", "false", "--sample-every", "1000", "--evaluate-every", "1000"]
+    arguments = judge_arguments(output)
     assert main(arguments) == 0
     assert "training of the judge is over" in capsys.readouterr().out
     assert (output / "export" / "config.json").is_file()
@@ -32,6 +39,36 @@ def test_a_run_leaves_an_export_and_a_log_and_is_over_the_second_time(
     assert main(arguments) == 0
     assert read_jsonl(output / "log.jsonl")[: len(log)] == log
     assert (output / "export" / "diffusion_pytorch_model.safetensors").read_bytes() == weights
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_run_that_was_stopped_says_so_by_its_exit_code(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    number: signal.Signals,
+    code: int,
+) -> None:
+    from vargen.world.training.judge import JudgeTask
+
+    loss = JudgeTask.loss
+
+    def interrupted(self: JudgeTask, step: int, progress: float) -> object:
+        os.kill(os.getpid(), number)
+        return loss(self, step, progress)
+
+    monkeypatch.setattr(JudgeTask, "loss", interrupted)
+    assert main(judge_arguments(tmp_path / "judge")) == code
+    assert "interrupted at step 1; the same command goes on" in capsys.readouterr().err
+    assert not (tmp_path / "judge" / "export").exists()
+    monkeypatch.undo()
+    assert main(judge_arguments(tmp_path / "judge")) == 0
+
+
+def test_a_second_run_in_the_same_folder_is_refused_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with own_folder(tmp_path / "judge"):
+        assert main(judge_arguments(tmp_path / "judge")) == 2
+    assert "another run is writing to" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 from collections.abc import Callable, Iterable
@@ -121,7 +122,7 @@ def test_a_signal_saves_and_stops_after_the_step(tmp_path: Path, number: signal.
 
     interrupted = LineTask(interrupt)
     result = train(make_config(tmp_path / "b"), interrupted)
-    assert (result.step, result.finished) == (13, False)
+    assert (result.step, result.finished, result.stopped_by) == (13, False, number)
     assert not (tmp_path / "b" / "export").exists()
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == handlers
     resumed = LineTask()
@@ -187,14 +188,33 @@ def test_a_run_of_another_shape_names_the_field(tmp_path: Path) -> None:
         train(make_config(tmp_path, steps=2), LineTask(), {"model.dim": 4})
 
 
+class Harm:
+    """Does something where it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Callable[[Path], None], tuple[Path]]:
+        return Path.touch, (self.path,)
+
+
 def test_a_damaged_checkpoint_and_a_file_for_a_folder_are_reported(tmp_path: Path) -> None:
     from vargen.training.run import prepare
 
     train(make_config(tmp_path / "run", steps=1), LineTask())
     checkpoint = tmp_path / "run" / CHECKPOINT_NAME
-    checkpoint.write_bytes(checkpoint.read_bytes()[:100])
-    with pytest.raises(UserError, match=r"^output_dir: "):
-        train(make_config(tmp_path / "run"), LineTask())
+    whole = checkpoint.read_bytes()
+    foreign = io.BytesIO()
+    torch.save({"architecture": "{}", "module": {}}, foreign)
+    harmful = io.BytesIO()
+    torch.save({"architecture": Harm(tmp_path / "done")}, harmful)
+    middle = len(whole) // 2
+    garbled = whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :]
+    for content in (whole[:100], b"", b"junk", garbled, foreign.getvalue(), harmful.getvalue()):
+        checkpoint.write_bytes(content)
+        with pytest.raises(UserError, match=r"^output_dir: .*checkpoint\.pt .*; remove it to start anew"):
+            train(make_config(tmp_path / "run"), LineTask())
+    assert not (tmp_path / "done").exists()
     with pytest.raises(UserError, match=r"^output_dir: "):
         prepare(make_config(checkpoint))
 

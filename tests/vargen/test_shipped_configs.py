@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from vargen.commands.bench import BenchConfig
-from vargen.commands.generate import GenerateConfig
 from vargen.commands.options import build_parser, fill, parse
+from vargen.jobs.generation import GenerateConfig
 from vargen.jobs.tuning import settings_of
 from vargen.methods.catalogue import find_presets, resolve_method
 from vargen.resources import configs_folder

@@ -1,136 +1,14 @@
-"""`vargen generate`: pictures from prompts into a folder, resumable.
-
-The order of things is deliberate. Everything that can be refused is refused before torch is imported, and nothing stays
-in the folder before there is a picture, so that a failed start leaves it as it was. Picture i is made with the seed
-`seed + i` by a generator of its own: it does not depend on the batch size, nor on where a run was interrupted. Of
-several candidates the first has that seed, too.
-"""
+"""`vargen generate`: pictures from prompts into a folder, resumable."""
 
 from __future__ import annotations
 
 import json
-import time
-import warnings
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from vargen.commands.options import build_parser, fill, parse
-from vargen.errors import UserError
-from vargen.jobs.options import check_sampling
-from vargen.jobs.ranking import RANKERS, ClipRanker, Ranker, best, candidate_seed
-from vargen.methods.catalogue import resolve_method
-from vargen.models.model_folder import read_json, weights_fingerprint
-from vargen.prompts import gather_prompts
-from vargen.resources import find_model, shipped_clip
-from vargen.runs.files import own_folder
-from vargen.runs.progress import Progress, progress
-from vargen.runs.records import ImageRequest, PictureFolder
-
-if TYPE_CHECKING:
-    from PIL import Image
-    from torch import Tensor
-
-    from specdecode.trace import DecodeTrace
-    from vargen.pipelines.llamagen import LlamaGenPipeline
-
-MAX_SEED = 2**63 - 1
-
-
-@dataclass(frozen=True)
-class GenerateConfig:
-    """How to make pictures.
-
-    Args:
-        output: folder for images/000000.png, ..., result.jsonl and config.json. A folder of the same run is continued:
-            finished pictures stay.
-        model: model folder, or the name of a shipped one; null for the shipped default.
-        prompts_file: more prompts: a .txt (one a line), .csv, .tsv (with a column "prompt") or .jsonl file; "-" reads
-            lines from standard input.
-        class_labels: for a class-conditional model, instead of prompts, such as "[207, 360]".
-        num_images_per_prompt: pictures for every prompt.
-        num_candidates: make so many of each picture and keep the best; 1 keeps what comes.
-        ranker: what says which is best: "judge", a recogniser of the shipped model's scenes, or "clip".
-        clip: folder of the CLIP model that ranks; null for the one that came with vargen (scenes only).
-        seed: of the first picture; picture i is made with `seed + i`, and so is its first candidate.
-        guidance_scale: how closely to follow the prompt, at the cost of variety; 1 is off; null for the model's own.
-        temperature: below 1 for more likely, above 1 for more varied pictures; 0 always takes the likeliest token.
-        top_k: choose among so many of the likeliest tokens only; 0 for all; null for the model's own.
-        top_p: choose among the likeliest tokens that together have this probability; 1 for all.
-        method: decoding method; `vargen methods` lists them.
-        method_options: settings of the method that differ from its defaults, such as
-            `--method_options.total_tokens 30`; `vargen methods --json` shows them all.
-        batch_size: pictures made at once. It changes speed and memory, not the pictures.
-        device: "cpu", "cuda", "cuda:1", "mps"; "auto" takes a GPU if there is one.
-        trace_image: beside each picture, also write traces/000000.png: where each of its tokens came from, and the
-            passes in time.
-        dtype: precision of the transformer: float32, bfloat16 or float16. "auto" is what a continued run was begun
-            with, else bfloat16 on a GPU and float32 on a CPU. The image decoder always works in float32.
-    """
-
-    output: str = "out"
-    model: str | None = None
-    prompts_file: str | None = None
-    class_labels: list[int] = field(default_factory=list)
-    num_images_per_prompt: int = 1
-    num_candidates: int = 1
-    ranker: str = "judge"
-    clip: str | None = None
-    seed: int = 0
-    guidance_scale: float | None = None
-    temperature: float = 1.0
-    top_k: int | None = None
-    top_p: float = 1.0
-    method: str = "ar"
-    method_options: dict[str, Any] = field(default_factory=dict)
-    batch_size: int = 8
-    device: str = "auto"
-    dtype: str = "auto"
-    trace_image: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("num_images_per_prompt", "num_candidates", "batch_size"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if not 0 <= self.seed <= MAX_SEED:
-            raise UserError(f"seed must lie between 0 and 2**63 - 1, got {self.seed}")
-        if self.ranker not in RANKERS:
-            raise UserError(f"ranker must be one of {', '.join(RANKERS)}, got {self.ranker!r}")
-        check_sampling(self)
-        resolve_method(self.method, self.method_options)
-
-
-@dataclass
-class RunTotals:
-    """What the new pictures of a run cost.
-
-    Args:
-        tokens: image tokens, all pictures together.
-        forward_passes: passes of the transformer over a batch, prefills included.
-        seconds: by phase: encode_prompt, prefill, decode, decode_images, and save.
-    """
-
-    tokens: int = 0
-    forward_passes: int = 0
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def ms_per_token(self) -> float | None:
-        """Milliseconds of prefill and decoding per token, all pictures of a batch together; None without tokens."""
-        decoding = self.seconds.get("prefill", 0.0) + self.seconds.get("decode", 0.0)
-        return 1000 * decoding / self.tokens if self.tokens else None
-
-    def add(self, trace: DecodeTrace) -> None:
-        """Count one batch."""
-        self.tokens += trace.tokens
-        self.forward_passes += trace.target_passes
-        for phase, seconds in trace.phase_seconds.items():
-            self.add_seconds(phase, seconds)
-
-    def add_seconds(self, phase: str, seconds: float) -> None:
-        """Add to a phase."""
-        self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
+from vargen.jobs.generation import GenerateConfig, RunTotals, generate
+from vargen.jobs.ranking import Ranker
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -148,314 +26,39 @@ def run(arguments: Sequence[str]) -> int:
     values = parse(parser, arguments)
     config = fill(GenerateConfig, values)
 
-    model_folder = find_model(config.model)
-    requests = _build_requests(config, _read_conditions(config, values.prompts, model_folder))
-    with own_folder(config.output, PictureFolder.INSIDE):
-        _fill_folder(config, requests, model_folder, values.quiet, values.json)
+    totals = generate(config, values.prompts, _judge_ranker, values.quiet)
+    _report(Path(config.output), totals, values.json)
     return 0
 
 
-def _fill_folder(
-    config: GenerateConfig, requests: Sequence[ImageRequest], model_folder: Path, quiet: bool, as_json: bool
-) -> None:
-    results = PictureFolder(config.output, requests)
-    earlier = results.earlier_settings()
-    settings = _settings(config, requests, model_folder)
-    if config.dtype == "auto" and earlier is not None:
-        settings["dtype"] = earlier.get("dtype")
-    if settings["dtype"] != "auto":
-        results.check_identity(settings)
-    results.scan()
+def _judge_ranker(image_size: int) -> Ranker:
+    from vargen.world.judge.judging import JudgeRanker
 
-    totals, load_seconds = RunTotals(), 0.0
-    num_missing = len(results.missing)
-    if num_missing:
-        from vargen.pipelines.loading import load_pipeline
-
-        began = time.perf_counter()
-        pipeline, device, settings["dtype"] = load_pipeline(model_folder, config.device, settings["dtype"])
-        load_seconds = time.perf_counter() - began
-        _warn_about_prompts(pipeline, requests)
-        ranker = _load_ranker(config, pipeline, requests)
-        results.begin(_describe_run(settings, config, model_folder, device))
-        try:
-            _generate(pipeline, results, config, settings, totals, ranker, quiet=quiet)
-        except KeyboardInterrupt:
-            done = num_missing - len(results.missing)
-            raise KeyboardInterrupt(
-                f"{done} of {num_missing} new images are finished; the same command makes the rest"
-            ) from None
-    else:
-        results.begin({})
-    _report(results, num_missing, totals, load_seconds, as_json=as_json)
+    return JudgeRanker(image_size)
 
 
-def _read_conditions(config: GenerateConfig, prompts: Sequence[str], model_folder: Path) -> list[str] | list[int]:
-    """Prompts or class labels, whichever the model takes."""
-    transformer = read_json(model_folder / "transformer" / "config.json")
-    if transformer.get("condition_type") == "class":
-        if prompts or config.prompts_file is not None:
-            raise UserError("prompts cannot be used: the model is class-conditional; give --class_labels")
-        if not config.class_labels:
-            raise UserError("class_labels must be given: the model is class-conditional")
-        num_classes = transformer.get("num_classes", 1000)
-        wrong = [label for label in config.class_labels if not 0 <= label < num_classes]
-        if wrong:
-            raise UserError(f"class_labels must lie between 0 and {num_classes - 1}, got {wrong[0]}")
-        return config.class_labels
-    if config.class_labels:
-        raise UserError("class_labels cannot be used: the model is text-conditional; give prompts")
-    gathered = gather_prompts(prompts, config.prompts_file)
-    if not gathered:
-        raise UserError("a prompt must be given, in quotes, or a file of them with --prompts_file")
-    return gathered
-
-
-def _build_requests(config: GenerateConfig, conditions: list[str] | list[int]) -> list[ImageRequest]:
-    repeated = [condition for condition in conditions for _ in range(config.num_images_per_prompt)]
-    if config.seed + len(repeated) > MAX_SEED:
-        raise UserError(f"seed must leave room for {len(repeated)} pictures below 2**63, got {config.seed}")
-    return [
-        ImageRequest(index, config.seed + index, text=condition)
-        if isinstance(condition, str)
-        else ImageRequest(index, config.seed + index, class_label=condition)
-        for index, condition in enumerate(repeated)
-    ]
-
-
-def _settings(config: GenerateConfig, requests: Sequence[ImageRequest], model_folder: Path) -> dict[str, Any]:
-    """Everything that decides the pictures, with the model's defaults filled in: what a continued run must share."""
-    defaults = read_json(model_folder / "model_index.json")
-    first_of_each = requests[:: config.num_images_per_prompt]
-    conditions: dict[str, Any] = (
-        {"prompts": [request.text for request in first_of_each]}
-        if requests[0].class_label is None
-        else {"class_labels": [request.class_label for request in first_of_each]}
-    )
-    guidance_scale = defaults.get("default_guidance_scale") if config.guidance_scale is None else config.guidance_scale
-    return {
-        "weights": weights_fingerprint(model_folder),
-        "method": resolve_method(config.method, config.method_options).to_dict(),
-        "guidance_scale": guidance_scale,
-        "temperature": config.temperature,
-        "top_k": defaults.get("default_top_k") if config.top_k is None else config.top_k,
-        "top_p": config.top_p,
-        "dtype": config.dtype,
-        "seed": config.seed,
-        "num_images_per_prompt": config.num_images_per_prompt,
-        **_ranking(config),
-        **conditions,
-    }
-
-
-def _ranking(config: GenerateConfig) -> dict[str, Any]:
-    """How the best of several candidates is chosen; nothing where there is one."""
-    if config.num_candidates == 1:
-        return {}
-    return {"num_candidates": config.num_candidates, "ranker": config.ranker, "clip": config.clip}
-
-
-def _load_ranker(config: GenerateConfig, pipeline: LlamaGenPipeline, requests: Sequence[ImageRequest]) -> Ranker | None:
-    """What chooses among candidates; None where there is nothing to choose.
-
-    Raises:
-        UserError: it cannot score these pictures or prompts.
-    """
-    if config.num_candidates == 1:
-        return None
-    prompts = list(dict.fromkeys(request.text for request in requests if request.text is not None))
-    if not prompts:
-        raise UserError("num_candidates must be 1 for a class-conditional model: there is no prompt to rank by")
-    if config.ranker == "judge":
-        from vargen.world.judge.judging import JudgeRanker
-
-        ranker: Ranker = JudgeRanker(pipeline.image_size)
-    else:
-        ranker = ClipRanker(shipped_clip() if config.clip is None else Path(config.clip))
-    ranker.check(prompts)
-    return ranker
-
-
-def _warn_about_prompts(pipeline: LlamaGenPipeline, requests: Sequence[ImageRequest]) -> None:
-    from vargen.pipelines.llamagen import PromptWarning
-
-    prompts = list(dict.fromkeys(request.text for request in requests if request.text is not None))
-    for problem in pipeline.prompt_problems(prompts) if prompts else ():
-        warnings.warn(problem, PromptWarning, stacklevel=2)
-
-
-def _describe_run(settings: dict[str, Any], config: GenerateConfig, model_folder: Path, device: str) -> dict[str, Any]:
-    """What config.json holds."""
-    import diffusers
-    import torch
-    import transformers
-
-    import vargen
-
-    libraries = {module.__name__: module.__version__ for module in (vargen, torch, diffusers, transformers)}
-    return {
-        "settings": settings,
-        "options": asdict(config),
-        "model_folder": str(model_folder.resolve()),
-        "device": device,
-        "versions": libraries,
-    }
-
-
-def _generate(
-    pipeline: LlamaGenPipeline,
-    results: PictureFolder,
-    config: GenerateConfig,
-    settings: dict[str, Any],
-    totals: RunTotals,
-    ranker: Ranker | None,
-    quiet: bool,
-) -> None:
-    """Make and save every missing picture, batch by batch."""
-    from vargen.drawing.trace_image import draw_trace
-    from vargen.pipelines.llamagen import PromptWarning
-
-    missing = results.missing
-    grid_size = pipeline.transformer.config.grid_size
-    tokens_of_one = pipeline.transformer.num_image_tokens * config.num_candidates
-    with progress(len(missing) * tokens_of_one, "tokens", quiet) as shown, warnings.catch_warnings():
-        count = _TokenCount(shown)
-        warnings.simplefilter("ignore", PromptWarning)  # said once, for all prompts
-        size = max(1, config.batch_size // config.num_candidates)  # pictures whose candidates fit into a batch
-        for start in range(0, len(missing), size):
-            batch = missing[start : start + size]
-            candidates = [(request, place) for request in batch for place in range(config.num_candidates)]
-            made: list[_Made] = []
-            for first in range(0, len(candidates), config.batch_size):
-                count.begin(start * tokens_of_one + first * pipeline.transformer.num_image_tokens)
-                made += _make(pipeline, candidates[first : first + config.batch_size], config, settings, totals, count)
-            began = time.perf_counter()
-            for place, request in enumerate(batch):
-                own = made[place * config.num_candidates : (place + 1) * config.num_candidates]
-                chosen, measured = own[0], own[0].measured
-                if ranker is not None:
-                    assert request.text is not None
-                    scores = ranker.score([each.image for each in own], [request.text] * len(own))
-                    number = best(scores)
-                    chosen = own[number]
-                    measured = {
-                        **chosen.measured,
-                        "candidate": number,
-                        "candidate_seed": candidate_seed(request.seed, number),
-                        "scores": [round(score, 4) for score in scores],
-                    }
-                drawn = draw_trace(chosen.image, chosen.trace, chosen.row, grid_size) if config.trace_image else None
-                results.add(request, chosen.image, measured, drawn)
-            totals.add_seconds("save" if ranker is None else "rank_and_save", time.perf_counter() - began)
-        count.begin(len(missing) * tokens_of_one)
-
-
-@dataclass(frozen=True)
-class _Made:
-    """A picture, where it stands in the trace of its batch, and what it cost."""
-
-    image: Image.Image
-    trace: DecodeTrace
-    row: int
-    measured: dict[str, Any]
-
-
-def _make(
-    pipeline: LlamaGenPipeline,
-    candidates: Sequence[tuple[ImageRequest, int]],
-    config: GenerateConfig,
-    settings: dict[str, Any],
-    totals: RunTotals,
-    count: _TokenCount,
-) -> list[_Made]:
-    """One batch: a candidate of each of these requests."""
-    import torch
-
-    requests = [request for request, _ in candidates]
-    condition: dict[str, Any] = (
-        {"prompt": [request.text for request in requests]}
-        if requests[0].class_label is None
-        else {"class_labels": [request.class_label for request in requests]}
-    )
-    began = time.perf_counter()
-    try:
-        output = pipeline(
-            **condition,
-            guidance_scale=settings["guidance_scale"],
-            temperature=config.temperature,
-            top_k=settings["top_k"],
-            top_p=config.top_p,
-            generator=[
-                torch.Generator().manual_seed(candidate_seed(request.seed, number)) for request, number in candidates
-            ],
-            method=resolve_method(config.method, config.method_options),
-            callback_on_step_end=count.step,
-        )
-    except torch.OutOfMemoryError as error:
-        raise UserError(
-            f"batch_size {config.batch_size} needs more memory than {config.device} has; give a smaller one"
-        ) from error
-    seconds, trace = time.perf_counter() - began, output.trace
-    totals.add(trace)
-    return [
-        _Made(
-            image,
-            trace,
-            row,
-            {
-                "tokens": trace.row_tokens[row],
-                "forward_passes": trace.row_passes[row],
-                "seconds": round(seconds / len(candidates), 4),
-                "batch_size": len(candidates),
-            },
-        )
-        for row, image in enumerate(output.images)
-    ]
-
-
-class _TokenCount:
-    """Progress in tokens over all batches, which reads the device only a few times a second."""
-
-    def __init__(self, shown: Progress) -> None:
-        self.shown = shown
-        self.before = 0
-        self.read_at = 0.0
-
-    def begin(self, tokens: int) -> None:
-        """A batch begins, after so many tokens of others."""
-        self.before = tokens
-        self.shown.update(tokens - self.shown.n)
-
-    def step(self, pipeline: Any, step: int, lengths: Tensor, tensors: dict[str, Tensor]) -> None:
-        """`callback_on_step_end` of the pipeline."""
-        if self.shown.disable or time.perf_counter() - self.read_at < 0.2:
-            return
-        self.shown.update(self.before + int(lengths.sum()) - self.shown.n)
-        self.read_at = time.perf_counter()
-
-
-def _report(results: PictureFolder, num_new: int, totals: RunTotals, load_seconds: float, as_json: bool) -> None:
-    images = len(results.records)
+def _report(output: Path, totals: RunTotals, as_json: bool) -> None:
     ms_per_token = totals.ms_per_token
-    summary = {
-        "output": str(results.path),
-        "images": images,
-        "new_images": num_new,
-        "tokens": totals.tokens,
-        "forward_passes": totals.forward_passes,
-        "ms_per_token": None if ms_per_token is None else round(ms_per_token, 3),
-        "seconds": {phase: round(value, 3) for phase, value in {"load": load_seconds, **totals.seconds}.items()},
-    }
     if as_json:
+        summary = {
+            "output": str(output),
+            "images": totals.images,
+            "new_images": totals.new_images,
+            "tokens": totals.tokens,
+            "forward_passes": totals.forward_passes,
+            "ms_per_token": None if ms_per_token is None else round(ms_per_token, 3),
+            "seconds": {phase: round(value, 3) for phase, value in totals.seconds.items()},
+        }
         print(json.dumps(summary))
         return
-    place = results.path / "images"
-    if not num_new:
-        print(f"{_count(images, 'image')} in {place}, all there already")
+    place = output / "images"
+    if not totals.new_images:
+        print(f"{_count(totals.images, 'image')} in {place}, all there already")
         return
-    there = f", {images - num_new} more already there" if images > num_new else ""
+    earlier = totals.images - totals.new_images
+    there = f", {earlier} more already there" if earlier else ""
     print(
-        f"{_count(num_new, 'image')} in {place}{there}: {totals.tokens:,} tokens, "
+        f"{_count(totals.new_images, 'image')} in {place}{there}: {totals.tokens:,} tokens, "
         f"{_count(totals.forward_passes, 'forward pass', 'es')}, {ms_per_token:.2f} ms per token"
     )
 

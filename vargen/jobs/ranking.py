@@ -1,7 +1,7 @@
 """The best of several pictures of one prompt, by something that reads pictures.
 
 Belongs here: scores, and which picture has the highest. Does not belong here: making candidates
-(`vargen.commands.generate`), and judging a method: pictures that were chosen by a reader flatter every figure by it.
+(`vargen.jobs.generation`), and judging a method: pictures that were chosen by a reader flatter every figure by it.
 
 Ramesh et al. 2021 ("Zero-shot text-to-image generation", arXiv 2102.12092) draw 512 candidates a caption and keep the
 one that CLIP likes best. Seeds of candidates are far apart, so that each can be made again alone by its own.

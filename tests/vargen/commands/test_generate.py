@@ -126,6 +126,11 @@ def test_class_labels(tiny_class_model_folder: Path, tmp_path: Path) -> None:
         (["a", "--method", "nonsense"], "nonsense"),
         (["a", "--batch_size", "0"], "batch_size"),
         (["a", "--num_images_per_prompt", "-1"], "num_images_per_prompt"),
+        (
+            ["a", "--num_images_per_prompt", "1000000000"],
+            "1,000,000 that a run can hold; at one a second they take 31.7 years",
+        ),
+        (["a", "--num_candidates", "1000000000"], "num_candidates must be at most 10,000"),
         (["a", "--temperature", "-1"], "temperature"),
         (["a", "--top_p", "2"], "top_p"),
         (["a", "--no_such_option", "1"], "no_such_option"),

@@ -81,7 +81,7 @@ def _convert_llamagen(arguments: Sequence[str]) -> int:
 
     import torch
 
-    from vargen.models.llamagen.convert import convert_llamagen
+    from vargen.jobs.conversion import convert_llamagen
 
     result = convert_llamagen(
         config.transformer,

@@ -1,7 +1,7 @@
-"""Official LlamaGen weights to a diffusers folder.
+"""Official LlamaGen weights as models of this project.
 
-What belongs here: reading the authors' files, and every name that only they use. What does not: the models themselves;
-no other module knows an official key.
+What belongs here: reading the authors' files, and every name that only they use. What does not: the models themselves,
+and writing a pipeline's folder (`vargen.jobs.conversion`); no other module knows an official key.
 
 Source: github.com/FoundationVision/LlamaGen, `autoregressive/models/gpt.py`, `tokenizer/tokenizer_image/vq_model.py`
 and the loaders of its samplers. Two things in its files cannot be checked, because the shapes agree: the image size
@@ -16,7 +16,6 @@ import os
 import pickle
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,138 +26,40 @@ from torch import Tensor, nn
 
 from vargen.errors import UserError
 from vargen.models.llamagen.transformer import LLAMAGEN_SIZES, LlamaGenTransformer
-from vargen.models.llamagen.vq import downsampling_factor, vq_config
-from vargen.runs.files import atomic_folder
+from vargen.models.llamagen.vq import vq_config
 
 StateDict = dict[str, Tensor]
 
-_TRANSFORMER_MARKER = "tok_embeddings.weight"
-_VQ_MARKER = "quantize.embedding.weight"
+_MARKERS = {"transformer": "tok_embeddings.weight", "vqvae": "quantize.embedding.weight"}
+"""A key that only weights of that kind have; kinds are named as the options of `vargen convert llamagen`."""
 _CONTAINERS = ("model", "module", "state_dict")
 """Where trainers put the weights: DDP, DeepSpeed, others. FSDP files are the bare weights."""
 
 
-@dataclass(frozen=True)
-class LlamaGenConversion:
-    """What was converted.
-
-    Attributes:
-        output: the folder written.
-        size: the published name, such as "XL"; None for other geometry.
-        condition_type: "class" or "text".
-        grid_size: side of the token grid.
-        num_parameters: of the transformer.
-    """
-
-    output: Path
-    size: str | None
-    condition_type: str
-    grid_size: int
-    num_parameters: int
-
-
-def convert_llamagen(
-    transformer_path: str | os.PathLike[str],
-    vqvae_path: str | os.PathLike[str],
-    text_encoder_path: str | os.PathLike[str] | None = None,
-    output: str | os.PathLike[str] | None = None,
-    *,
-    image_size: int | None = None,
-    num_attention_heads: int | None = None,
-    dtype: torch.dtype | None = None,
-    overwrite: bool = False,
-) -> LlamaGenConversion:
-    """Convert official files and write a folder for `LlamaGenPipeline.from_pretrained`.
-
-    Args:
-        transformer_path: a transformer's .pt file, as released (`c2i_*.pt`, `t2i_*.pt`) or as the trainers save it.
-        vqvae_path: the tokenizer's file that was released with it.
-        text_encoder_path: a transformers folder with google/flan-t5-xl and its tokenizer. Needed for text, refused
-            for classes.
-        output: the folder to write; it appears only when all went well.
-        image_size: pixels of a side. No file holds it: 256 for `*_256.pt`, 384 for `*_384.pt`, 512 for `*_512.pt`.
-        num_attention_heads: needed only for a geometry that was never published; no file holds it either.
-        dtype: precision in which the transformer is stored; None keeps the file's. The tokenizer always keeps its own.
-        overwrite: replace a folder that exists.
-
-    Raises:
-        UserError (a ValueError): an argument is missing, a file is missing, truncated or of the wrong kind, or the
-            parts do not belong together.
-    """
-    if output is None:
-        raise UserError("output must be given: the folder to write the converted pipeline to.")
-    output = Path(output)
-    if output.exists() and not output.is_dir():
-        raise UserError(f"output must be a folder to create, but {output} is a file; choose another path.")
-    if output.is_dir() and any(output.iterdir()) and not overwrite:
-        raise UserError(f"output must not exist yet, but {output} is not empty; choose another path or overwrite it.")
-    if image_size is None:
-        raise UserError(
-            "image_size must be given, no file holds it: 256 for files named *_256.pt, 384 for *_384.pt, 512 for "
-            "*_512.pt."
-        )
-
-    official_vq = read_checkpoint(vqvae_path, _VQ_MARKER, "vqvae_path")
-    vqvae = load_vq_model(official_vq, vqvae_path)
-    factor = downsampling_factor(vqvae)
-    if image_size <= 0 or image_size % factor:
-        raise UserError(f"image_size must be a positive multiple of {factor}, a token's side, got {image_size}.")
-
-    official = read_checkpoint(transformer_path, _TRANSFORMER_MARKER, "transformer_path")
-    config = infer_transformer_config(official, num_attention_heads)
-    config["grid_size"] = image_size // factor
-    num_codes = vqvae.config["num_vq_embeddings"]
-    if config["vocab_size"] != num_codes:
-        raise UserError(
-            f"vqvae_path must hold the tokenizer of transformer_path: it has {num_codes} codes, the transformer "
-            f"{config['vocab_size']}."
-        )
-    transformer = load_transformer(official, config, transformer_path)
-    if dtype is not None:
-        transformer.to(dtype)  # type: ignore[arg-type]
-    tokenizer, text_encoder = _load_text_encoder(text_encoder_path, config)
-
-    # Only here: the pipeline imports the models, and conversion without writing needs no pipeline.
-    from vargen.pipelines.llamagen import LlamaGenPipeline
-
-    pipeline = LlamaGenPipeline(transformer=transformer, vqvae=vqvae, text_encoder=text_encoder, tokenizer=tokenizer)
-    with atomic_folder(output) as folder:
-        pipeline.save_pretrained(folder, safe_serialization=True)
-    return LlamaGenConversion(
-        output=output,
-        size=_published_size(config["dim"], config["num_layers"]),
-        condition_type=config["condition_type"],
-        grid_size=config["grid_size"],
-        num_parameters=sum(parameter.numel() for parameter in transformer.parameters()),
-    )
-
-
-def read_checkpoint(path: str | os.PathLike[str], marker: str, argument: str) -> StateDict:
+def read_checkpoint(path: str | os.PathLike[str], kind: str) -> StateDict:
     """The weights in an official file, whichever container they are in.
 
     Args:
         path: the file.
-        marker: a key that only weights of the wanted kind have.
-        argument: the argument that named the file, for messages.
+        kind: "transformer" or "vqvae".
 
     Raises:
         UserError: the file is missing, unreadable, or holds something else.
     """
     path = Path(path)
     if not path.is_file():
-        raise UserError(f"{argument} must be an official .pt file, but {path} {_absence(path)}.")
-    checkpoint = load_weights_only(path, argument)
+        raise UserError(f"{kind} must be an official .pt file, but {path} {_absence(path)}.")
+    checkpoint = load_weights_only(path, kind)
     candidates = [checkpoint]
     if isinstance(checkpoint, Mapping):
         candidates += [checkpoint[name] for name in _CONTAINERS if name in checkpoint]
     for candidate in candidates:
-        if isinstance(candidate, Mapping) and marker in candidate:
+        if isinstance(candidate, Mapping) and _MARKERS[kind] in candidate:
             return {key: value for key, value in candidate.items() if isinstance(value, Tensor)}
-    other_marker = _VQ_MARKER if marker == _TRANSFORMER_MARKER else _TRANSFORMER_MARKER
-    wanted, other = ("transformer", "tokenizer") if marker == _TRANSFORMER_MARKER else ("tokenizer", "transformer")
-    if any(isinstance(candidate, Mapping) and other_marker in candidate for candidate in candidates):
-        raise UserError(f"{argument} must be a LlamaGen {wanted}, but {path} holds a {other}; swap the two arguments.")
-    raise UserError(f"{argument} must be a LlamaGen {wanted}, but {path} holds no {marker!r}; download it again.")
+    (other,) = _MARKERS.keys() - {kind}
+    if any(isinstance(candidate, Mapping) and _MARKERS[other] in candidate for candidate in candidates):
+        raise UserError(f"{kind} must be a LlamaGen {kind}, but {path} holds a {other}; swap the two files.")
+    raise UserError(f"{kind} must be a LlamaGen {kind}, but {path} holds no {_MARKERS[kind]!r}; download it again.")
 
 
 def _absence(path: Path) -> str:
@@ -186,7 +87,8 @@ def load_weights_only(path: Path, argument: str) -> Any:
 # Transformer
 
 
-def _published_size(dim: int, num_layers: int) -> str | None:
+def published_size(dim: int, num_layers: int) -> str | None:
+    """The published name of a geometry, such as "XL"; None for another one."""
     for name, geometry in LLAMAGEN_SIZES.items():
         if (geometry["dim"], geometry["num_layers"]) == (dim, num_layers):
             return name
@@ -203,13 +105,13 @@ def infer_transformer_config(official: StateDict, num_attention_heads: int | Non
     Raises:
         UserError: the number of heads is unknown, or the shapes contradict each other.
     """
-    vocab_size, dim = official[_TRANSFORMER_MARKER].shape
+    vocab_size, dim = official[_MARKERS["transformer"]].shape
     layers = {int(found[1]) for key in official if (found := re.match(r"layers\.(\d+)\.", key))}
     num_layers = max(layers, default=-1) + 1
     for key in ("layers.0.attention.wqkv.weight", "layers.0.feed_forward.w1.weight"):
         if key not in official:
-            raise UserError(f"transformer_path lacks {key}; the file is incomplete, download it again.")
-    size = _published_size(dim, num_layers)
+            raise UserError(f"transformer lacks {key}; the file is incomplete, download it again.")
+    size = published_size(dim, num_layers)
     if num_attention_heads is None:
         if size is None:
             raise UserError(
@@ -241,7 +143,7 @@ def infer_transformer_config(official: StateDict, num_attention_heads: int | Non
         # One row more than classes: all official models were trained with condition dropout, so have the null class.
         config |= {"condition_type": "class", "condition_length": 1, "num_classes": classes.shape[0] - 1}
     else:
-        raise UserError("transformer_path holds neither class nor caption embeddings; download it again.")
+        raise UserError("transformer holds neither class nor caption embeddings; download it again.")
     return config
 
 
@@ -289,7 +191,7 @@ def convert_transformer_state_dict(official: StateDict) -> StateDict:
 
 
 def load_transformer(
-    official: StateDict, config: dict[str, Any], source: str | os.PathLike[str] = "transformer_path"
+    official: StateDict, config: dict[str, Any], source: str | os.PathLike[str] = "transformer"
 ) -> LlamaGenTransformer:
     """A `LlamaGenTransformer` with official weights, in eval mode. Raises UserError unless every tensor fits."""
     with torch.device("meta"):
@@ -307,12 +209,12 @@ def infer_vq_config(official: StateDict) -> dict[str, Any]:
 
     def channels(key: str) -> int:
         if key not in official:
-            raise UserError(f"vqvae_path lacks {key}; the file is incomplete, download it again.")
+            raise UserError(f"vqvae lacks {key}; the file is incomplete, download it again.")
         return official[key].shape[0]
 
     levels = {int(found[1]) for key in official if (found := re.match(r"encoder\.conv_blocks\.(\d+)\.", key))}
     blocks = {int(found[1]) for key in official if (found := re.match(r"encoder\.conv_blocks\.0\.res\.(\d+)\.", key))}
-    num_codes, code_dim = official[_VQ_MARKER].shape
+    num_codes, code_dim = official[_MARKERS["vqvae"]].shape
     return vq_config(
         tuple(channels(f"encoder.conv_blocks.{level}.res.0.conv1.weight") for level in range(len(levels))),
         layers_per_block=len(blocks),
@@ -357,13 +259,13 @@ def convert_vq_state_dict(official: StateDict) -> StateDict:
         name = _convert_vq_key(key)
         if ".attentions." in name and tensor.ndim == 4:
             tensor = tensor[:, :, 0, 0]
-        elif name == _VQ_MARKER:
+        elif name == _MARKERS["vqvae"]:
             tensor = F.normalize(tensor.float(), dim=-1)
         converted[name] = tensor.contiguous()
     return converted
 
 
-def load_vq_model(official: StateDict, source: str | os.PathLike[str] = "vqvae_path") -> VQModel:
+def load_vq_model(official: StateDict, source: str | os.PathLike[str] = "vqvae") -> VQModel:
     """A `VQModel` with official weights, in eval mode. Raises UserError unless every tensor fits."""
     config = infer_vq_config(official)
     with torch.device("meta"):
@@ -396,17 +298,25 @@ def load_strictly(model: nn.Module, state_dict: StateDict, source: str | os.Path
     model.load_state_dict(state_dict, strict=True, assign=True)
 
 
-def _load_text_encoder(path: str | os.PathLike[str] | None, config: dict[str, Any]) -> tuple[Any, Any]:
-    """The tokenizer and encoder for a text-conditional transformer; neither for a class-conditional one."""
+def load_text_encoder(path: str | os.PathLike[str] | None, config: dict[str, Any]) -> tuple[Any, Any]:
+    """The tokenizer and encoder for a text-conditional transformer; neither for a class-conditional one.
+
+    Args:
+        path: a transformers folder with google/flan-t5-xl and its tokenizer.
+        config: of the transformer.
+
+    Raises:
+        UserError: it is needed and not given, given and not needed, damaged, or of another width.
+    """
     if config["condition_type"] == "class":
         if path is not None:
-            raise UserError("text_encoder_path must not be given: transformer_path is class-conditional.")
+            raise UserError("text_encoder must not be given: transformer is class-conditional.")
         return None, None
     if path is None:
-        raise UserError("text_encoder_path must be given for a text-conditional transformer: a folder with flan-t5-xl.")
+        raise UserError("text_encoder must be given for a text-conditional transformer: a folder with flan-t5-xl.")
     folder = Path(path)
     if not (folder / "config.json").is_file():
-        raise UserError(f"text_encoder_path must be a transformers folder, but {folder / 'config.json'} is missing.")
+        raise UserError(f"text_encoder must be a transformers folder, but {folder / 'config.json'} is missing.")
 
     from safetensors import SafetensorError
     from transformers import AutoTokenizer, T5EncoderModel
@@ -419,12 +329,12 @@ def _load_text_encoder(path: str | os.PathLike[str] | None, config: dict[str, An
         text_encoder, loading = loaded
     except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise UserError(f"text_encoder_path: {folder} cannot be loaded ({reason}); download it again.") from error
+        raise UserError(f"text_encoder: {folder} cannot be loaded ({reason}); download it again.") from error
     if missing := sorted(loading["missing_keys"]):  # transformers would go on with random numbers
-        raise UserError(f"text_encoder_path: {folder} lacks weights, such as {missing[0]}; download it again.")
+        raise UserError(f"text_encoder: {folder} lacks weights, such as {missing[0]}; download it again.")
     if text_encoder.config.d_model != config["caption_dim"]:
         raise UserError(
-            f"text_encoder_path must give features of size {config['caption_dim']}, but {folder} gives "
+            f"text_encoder must give features of size {config['caption_dim']}, but {folder} gives "
             f"{text_encoder.config.d_model}; the official weights need flan-t5-xl."
         )
     tokenizer.model_max_length = config["condition_length"]

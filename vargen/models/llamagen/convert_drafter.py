@@ -87,7 +87,7 @@ def convert_lantern_drafter(
     dtype: torch.dtype | None = None,
     overwrite: bool = False,
 ) -> LlamaGenDrafter:
-    """Read a published drafter's folder and write one for `--method_options drafter=FOLDER`.
+    """Read a published drafter's folder and write one for `--method_options.drafter FOLDER`.
 
     Args:
         source: folder with `config.json` and `pytorch_model.bin` or `model.safetensors`.

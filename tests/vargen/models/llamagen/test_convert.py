@@ -1,9 +1,8 @@
-"""Conversion of official files: containers, inference from shapes, strictness, and what is refused."""
+"""Conversion of official official_files: containers, inference from shapes, strictness, and what is refused."""
 
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from torch import Tensor
 
 from vargen.errors import UserError
 from vargen.models.llamagen.convert import (
-    convert_llamagen,
     convert_transformer_state_dict,
     convert_vq_state_dict,
     infer_transformer_config,
@@ -26,35 +24,9 @@ from vargen.models.llamagen.convert import (
 from vargen.models.llamagen.transformer import LLAMAGEN_SIZES, LlamaGenTransformer, default_intermediate_size
 from vargen.models.llamagen.vq import build_vq_model, decode_codes, downsampling_factor, encode_images, unit_codebook
 
-SMALL_CHANNELS = [32, 32, 64]  # three levels: a factor of 4
-
 
 def on_meta(shapes: dict[str, list[int]]) -> dict[str, Tensor]:
     return {key: torch.empty(shape, device="meta") for key, shape in shapes.items()}
-
-
-@pytest.fixture
-def small_class_weights(fill_by_rule, official_transformer_shapes) -> dict[str, Tensor]:
-    return fill_by_rule(official_transformer_shapes(32, 2, 48, 40, num_classes=6))
-
-
-@pytest.fixture
-def small_text_weights(fill_by_rule, official_transformer_shapes) -> dict[str, Tensor]:
-    return fill_by_rule(official_transformer_shapes(32, 2, 48, 40, caption=(9, 16)))
-
-
-@pytest.fixture
-def small_vq_weights(fill_by_rule, official_vq_shapes) -> dict[str, Tensor]:
-    return fill_by_rule(official_vq_shapes(SMALL_CHANNELS, num_codes=40, code_dim=4, latent_channels=16))
-
-
-@pytest.fixture
-def files(tmp_path, small_class_weights, small_text_weights, small_vq_weights) -> dict[str, Path]:
-    paths = {name: tmp_path / f"{name}.pt" for name in ("class", "text", "vq")}
-    torch.save({"model": small_class_weights, "steps": 3, "args": argparse.Namespace(lr=1.0)}, paths["class"])
-    torch.save(small_text_weights, paths["text"])
-    torch.save({"model": small_vq_weights, "ema": {}, "optimizer": {}}, paths["vq"])
-    return paths
 
 
 # Containers -----------------------------------------------------------------------------------------------------------
@@ -74,7 +46,7 @@ def files(tmp_path, small_class_weights, small_text_weights, small_vq_weights) -
 def test_containers(tmp_path, small_class_weights, wrap, zipped: bool) -> None:
     path = tmp_path / "weights.pt"
     torch.save(wrap(small_class_weights), path, _use_new_zipfile_serialization=zipped)
-    read = read_checkpoint(path, "tok_embeddings.weight", "transformer_path")
+    read = read_checkpoint(path, "transformer")
     assert read.keys() == small_class_weights.keys()
     assert all(torch.equal(read[key], value) for key, value in small_class_weights.items())
 
@@ -83,15 +55,15 @@ class Anything:
     """Not a weight."""
 
 
-def test_files_that_are_not_weights(tmp_path, files, small_class_weights) -> None:
-    def read(path: Path, marker: str = "tok_embeddings.weight") -> None:
-        read_checkpoint(path, marker, "transformer_path")
+def test_files_that_are_not_weights(tmp_path, official_files, small_class_weights) -> None:
+    def read(path: Path, kind: str = "transformer") -> None:
+        read_checkpoint(path, kind)
 
-    with pytest.raises(UserError, match=r"transformer_path .* does not exist"):
+    with pytest.raises(UserError, match=r"transformer .* does not exist"):
         read(tmp_path / "absent.pt")
     with pytest.raises(UserError, match="is a folder"):
         read(tmp_path)
-    whole = files["class"].read_bytes()
+    whole = official_files["class"].read_bytes()
     for length in (0, 3, 200, len(whole) // 2, len(whole) - 100):
         (tmp_path / "cut.pt").write_bytes(whole[:length])
         with pytest.raises(UserError, match=r"truncated or no .pt file"):
@@ -103,9 +75,9 @@ def test_files_that_are_not_weights(tmp_path, files, small_class_weights) -> Non
     with pytest.raises(UserError, match="other objects"):
         read(tmp_path / "objects.pt")
     with pytest.raises(UserError, match="swap"):
-        read(files["vq"])
+        read(official_files["vq"])
     with pytest.raises(UserError, match="swap"):
-        read(files["text"], "quantize.embedding.weight")
+        read(official_files["text"], "vqvae")
     torch.save([1, 2], tmp_path / "list.pt")
     with pytest.raises(UserError, match=r"holds no 'tok_embeddings.weight'"):
         read(tmp_path / "list.pt")
@@ -235,103 +207,3 @@ def test_incomplete_tokenizers_are_refused(small_vq_weights) -> None:
         incomplete = {name: value for name, value in small_vq_weights.items() if name != key}
         with pytest.raises(UserError, match="lacks"):
             load_vq_model(incomplete)
-
-
-# Whole folders --------------------------------------------------------------------------------------------------------
-
-
-def test_class_conditional_folder(files, tmp_path, small_class_weights) -> None:
-    from vargen.pipelines.llamagen import LlamaGenPipeline
-
-    output = tmp_path / "converted"
-    result = convert_llamagen(
-        files["class"], files["vq"], output=output, image_size=16, num_attention_heads=4, dtype=torch.bfloat16
-    )
-    assert (result.output, result.size, result.condition_type, result.grid_size) == (output, None, "class", 4)
-    config = json.loads((output / "transformer" / "config.json").read_text())
-    assert config["grid_size"] == 4 and config["num_classes"] == 6
-    pipeline = LlamaGenPipeline.from_pretrained(output)
-    assert pipeline.text_encoder is None
-    assert torch.equal(
-        pipeline.transformer.class_embedding.weight.float(),
-        small_class_weights["cls_embedding.embedding_table.weight"].bfloat16().float(),
-    )
-    assert pipeline.vqvae.dtype == torch.float32
-
-    with pytest.raises(UserError, match=r"output .* not empty"):
-        convert_llamagen(files["class"], files["vq"], output=output, image_size=16, num_attention_heads=4)
-    convert_llamagen(files["class"], files["vq"], output=output, image_size=32, num_attention_heads=4, overwrite=True)
-    assert json.loads((output / "transformer" / "config.json").read_text())["grid_size"] == 8
-
-
-def make_text_encoder(folder: Path, d_model: int) -> Path:
-    from transformers import T5Config, T5EncoderModel
-
-    from vargen.world.captions.text_tokenizer import build_tokenizer
-
-    tokenizer = build_tokenizer()
-    config = T5Config(vocab_size=len(tokenizer), d_model=d_model, d_kv=8, d_ff=8, num_layers=1, num_heads=2)
-    T5EncoderModel(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
-
-
-def test_text_conditional_folder(files, tmp_path) -> None:
-    from vargen.pipelines.llamagen import LlamaGenPipeline
-
-    output = tmp_path / "converted"
-    encoder = make_text_encoder(tmp_path / "t5", 16)
-    convert_llamagen(files["text"], files["vq"], encoder, output, image_size=16, num_attention_heads=4)
-    pipeline = LlamaGenPipeline.from_pretrained(output)
-    assert pipeline.text_encoder.config.clean_caption is True
-    assert pipeline.tokenizer.model_max_length == 9
-    assert pipeline.transformer.config.condition_length == 9
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"image_size": None}, "image_size must be given"),
-        ({"image_size": 18}, "image_size must be a positive multiple of 4"),
-        ({"image_size": -16}, "image_size must be a positive multiple"),
-        ({"output": None}, "output must be given"),
-        ({"output": "vq.pt"}, "is a file"),
-        ({"num_attention_heads": None}, "num_attention_heads must be given"),
-        ({"transformer_path": "vq.pt"}, "swap"),
-        ({"vqvae_path": "class.pt"}, "swap"),
-        ({"vqvae_path": "absent.pt"}, "vqvae_path .* does not exist"),
-        ({"transformer_path": "text.pt"}, "text_encoder_path must be given"),
-        ({"text_encoder_path": "t5"}, "text_encoder_path must not be given"),
-        ({"transformer_path": "text.pt", "text_encoder_path": "absent"}, "config.json is missing"),
-        ({"transformer_path": "text.pt", "text_encoder_path": "t5"}, "features of size 16"),
-        ({"transformer_path": "text.pt", "text_encoder_path": "broken"}, "cannot be loaded"),
-        ({"vqvae_path": "other_vq.pt"}, "41 codes, the transformer 40"),
-    ],
-)
-def test_refusals_leave_nothing_behind(
-    files, tmp_path, fill_by_rule, official_vq_shapes, changes: dict[str, Any], message: str
-) -> None:
-    if changes.get("text_encoder_path") == "t5":
-        make_text_encoder(tmp_path / "t5", 24)
-    if changes.get("text_encoder_path") == "broken":
-        make_text_encoder(tmp_path / "broken", 16)
-        weights = tmp_path / "broken" / "model.safetensors"
-        weights.write_bytes(weights.read_bytes()[:-300])
-    if changes.get("vqvae_path") == "other_vq.pt":
-        shapes = official_vq_shapes(SMALL_CHANNELS, num_codes=41, code_dim=4, latent_channels=16)
-        torch.save(fill_by_rule(shapes), tmp_path / "other_vq.pt")
-    arguments: dict[str, Any] = {
-        "transformer_path": "class.pt",
-        "vqvae_path": "vq.pt",
-        "output": "converted",
-        "image_size": 16,
-        "num_attention_heads": 4,
-    } | changes
-    for name in ("transformer_path", "vqvae_path", "text_encoder_path", "output"):
-        if arguments.get(name) is not None:
-            arguments[name] = tmp_path / arguments[name]
-    before = sorted(tmp_path.iterdir())
-    with pytest.raises(UserError, match=message) as refusal:
-        convert_llamagen(**arguments)
-    assert "\n" not in str(refusal.value)
-    assert sorted(tmp_path.iterdir()) == before

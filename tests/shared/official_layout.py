@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import zlib
 from collections.abc import Callable
@@ -13,7 +14,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-GOLDEN = Path(__file__).parents[3] / "golden"
+SMALL_CHANNELS = [32, 32, 64]  # three levels: a factor of 4
+GOLDEN = Path(__file__).parents[1] / "golden"
 
 
 def fill_by_rule(shapes: dict[str, list[int]], salt: str = "dev") -> dict[str, Tensor]:
@@ -139,3 +141,33 @@ def official_transformer_shapes_fixture() -> Callable[..., dict[str, list[int]]]
 @pytest.fixture(name="official_vq_shapes")
 def official_vq_shapes_fixture() -> Callable[..., dict[str, list[int]]]:
     return official_vq_shapes
+
+
+@pytest.fixture
+def small_class_weights() -> dict[str, Tensor]:
+    return fill_by_rule(official_transformer_shapes(32, 2, 48, 40, num_classes=6))
+
+
+@pytest.fixture
+def small_text_weights() -> dict[str, Tensor]:
+    return fill_by_rule(official_transformer_shapes(32, 2, 48, 40, caption=(9, 16)))
+
+
+@pytest.fixture
+def small_vq_weights() -> dict[str, Tensor]:
+    return fill_by_rule(official_vq_shapes(SMALL_CHANNELS, num_codes=40, code_dim=4, latent_channels=16))
+
+
+@pytest.fixture
+def official_files(
+    tmp_path: Path,
+    small_class_weights: dict[str, Tensor],
+    small_text_weights: dict[str, Tensor],
+    small_vq_weights: dict[str, Tensor],
+) -> dict[str, Path]:
+    """A class-conditional and a text-conditional transformer, and their tokenizer, of a size never published."""
+    paths = {name: tmp_path / f"{name}.pt" for name in ("class", "text", "vq")}
+    torch.save({"model": small_class_weights, "steps": 3, "args": argparse.Namespace(lr=1.0)}, paths["class"])
+    torch.save(small_text_weights, paths["text"])
+    torch.save({"model": small_vq_weights, "ema": {}, "optimizer": {}}, paths["vq"])
+    return paths

@@ -29,7 +29,7 @@ class CaptionConfig:
         model: folder of a Qwen2.5-VL or LLaVA-OneVision with its processor, or the name of a shipped one; null for the
             shipped default, which knows only this project's own little world.
         draft_model: likewise, the smaller one of a pair; null for the one shipped with the default model.
-        num_frames: frames to look at, evenly spread; null for what the processor does.
+        num_frames: frames to look at, evenly spread; null for all, at most as many as the model's processor takes.
         max_new_tokens: at most so many.
         temperature: 0 always takes the likeliest token.
         top_p: of sampling.

@@ -172,7 +172,7 @@ class LlamaGenPipeline(DiffusionPipeline):
         dtype = kwargs.pop("torch_dtype", None) or kwargs.pop("dtype", None) or torch.float32
         dtypes = dtype if isinstance(dtype, dict) else {"default": dtype}
         kwargs["dtype"] = {"vqvae": torch.float32, **dtypes}
-        return super().from_pretrained(pretrained_model_name_or_path, **kwargs)
+        return super().from_pretrained(os.fspath(pretrained_model_name_or_path), **kwargs)
 
     def check_inputs(
         self,

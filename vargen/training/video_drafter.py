@@ -341,7 +341,7 @@ def train_video_drafter(
     prepare(config)
     folder = find_video_model(config.model or None)
     on_gpu = config.device == "cuda" and config.autocast
-    answerer = VideoAnswerer.from_pretrained(str(folder), None, config.device, "bfloat16" if on_gpu else "float32")
+    answerer = VideoAnswerer.from_pretrained(folder, None, config.device, "bfloat16" if on_gpu else "float32")
     model, processor = answerer.model, answerer.processor
     network = config.new_drafter(model)  # what does not fit is said before answers are made
     fingerprint = weights_fingerprint(folder)

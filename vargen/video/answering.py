@@ -127,8 +127,8 @@ class VideoAnswerer:
     @classmethod
     def from_pretrained(
         cls,
-        model: str | None = None,
-        draft_model: str | None = None,
+        model: str | os.PathLike[str] | None = None,
+        draft_model: str | os.PathLike[str] | None = None,
         device: str = "cpu",
         dtype: str = "float32",
         processor: Any | None = None,

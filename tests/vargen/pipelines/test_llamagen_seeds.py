@@ -95,3 +95,11 @@ def test_the_callback_sees_every_pass(tiny_pipeline: LlamaGenPipeline) -> None:
 def test_bad_arguments_are_named(tiny_pipeline: LlamaGenPipeline, arguments: dict, named: str) -> None:
     with pytest.raises(UserError, match=named):
         tiny_pipeline(**arguments)
+
+
+def test_a_place_may_be_a_path_or_a_string(tiny_model_folder: Path, tmp_path: Path) -> None:
+    for place in (tiny_model_folder, str(tiny_model_folder)):
+        assert LlamaGenPipeline.from_pretrained(place).image_size == 8
+    for place in (tmp_path / "nowhere", str(tmp_path / "nowhere")):
+        with pytest.raises(OSError, match="nowhere"):
+            LlamaGenPipeline.from_pretrained(place)

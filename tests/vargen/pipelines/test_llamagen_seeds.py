@@ -101,5 +101,5 @@ def test_a_place_may_be_a_path_or_a_string(tiny_model_folder: Path, tmp_path: Pa
     for place in (tiny_model_folder, str(tiny_model_folder)):
         assert LlamaGenPipeline.from_pretrained(place).image_size == 8
     for place in (tmp_path / "nowhere", str(tmp_path / "nowhere")):
-        with pytest.raises(OSError, match="nowhere"):
+        with pytest.raises(ValueError, match="neither a valid local path nor"):
             LlamaGenPipeline.from_pretrained(place)

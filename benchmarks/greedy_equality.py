@@ -20,7 +20,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from metrics.provenance import write_result
-from vargen.methods.catalogue import MethodConfig, resolve_method
+from vargen.methods.base import ImageMethodConfig
+from vargen.methods.catalogue import resolve_method
 from vargen.models.llamagen.target import LlamaGenTarget
 from vargen.pipelines.llamagen import LlamaGenPipeline
 from vargen.resources import find_model
@@ -41,7 +42,7 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
 """Of fixed sizes, so that every machine compares the same. Greedily, "scd" is "sjd"."""
 
 
-def decode(pipeline: LlamaGenPipeline, prompts: list[str], method: MethodConfig) -> Tensor:
+def decode(pipeline: LlamaGenPipeline, prompts: list[str], method: ImageMethodConfig) -> Tensor:
     """Greedy tokens [B, N]."""
     return pipeline(prompts, temperature=0.0, method=method, output_type="latent").tokens
 
@@ -66,7 +67,9 @@ def margins(pipeline: LlamaGenPipeline, prompts: list[str], tokens: Tensor) -> T
     return best[..., 0] - best[..., 1]
 
 
-def compare(pipeline: LlamaGenPipeline, prompts: list[str], methods: dict[str, MethodConfig]) -> dict[str, list[int]]:
+def compare(
+    pipeline: LlamaGenPipeline, prompts: list[str], methods: dict[str, ImageMethodConfig]
+) -> dict[str, list[int]]:
     """By method, how many of the prompts' pictures are equal, differ first at a near tie, or differ elsewhere."""
     plain = decode(pipeline, prompts, resolve_method("ar"))
     lead = None

@@ -25,6 +25,7 @@ import specdecode.loop
 import vargen.pipelines.llamagen
 from metrics.provenance import write_result
 from specdecode.roles import Drafter
+from vargen.methods.base import ImageMethodConfig
 from vargen.methods.catalogue import resolve_method
 from vargen.pipelines.llamagen import LlamaGenPipeline
 from vargen.resources import find_model
@@ -68,14 +69,14 @@ class Stopwatch:
 def measure(pipeline: LlamaGenPipeline, name: str, options: dict[str, Any], prompts: list[str]) -> dict[str, Any]:
     """Seconds of each part over all prompts, one picture at a time."""
     method = resolve_method(name, options)
-    build = vargen.pipelines.llamagen.build_method
+    build = ImageMethodConfig.build
     forwards = Stopwatch()
 
     def build_timed(*arguments: Any, **keywords: Any) -> Any:
         players = build(*arguments, **keywords)
         drafter: Drafter | None = players.drafter
         head = getattr(drafter, "head", None)
-        smaller = getattr(drafter, "target", None)
+        smaller = getattr(drafter, "model", None)
         if head is not None:
             head.forward = forwards.around(head.forward)
         elif smaller is not None:
@@ -84,7 +85,7 @@ def measure(pipeline: LlamaGenPipeline, name: str, options: dict[str, Any], prom
 
     phases: dict[str, float] = {}
     steps = 0
-    vargen.pipelines.llamagen.build_method = build_timed
+    ImageMethodConfig.build = build_timed  # type: ignore[method-assign]
     try:
         with profiled_decoding():
             for number, prompt in enumerate([prompts[0], *prompts]):
@@ -97,7 +98,7 @@ def measure(pipeline: LlamaGenPipeline, name: str, options: dict[str, Any], prom
                 for phase, seconds in output.trace.phase_seconds.items():
                     phases[phase] = phases.get(phase, 0.0) + seconds
     finally:
-        vargen.pipelines.llamagen.build_method = build
+        ImageMethodConfig.build = build  # type: ignore[method-assign]
     parts = {
         "target_forward": phases["target"],
         "drafter_forward": forwards.seconds,

@@ -17,6 +17,13 @@ DEFAULT_MODEL = "scenes-128"
 _PACKAGE = Path(__file__).resolve().parent
 
 
+def cache_folder() -> Path:
+    """What can be made again: `$VARGEN_CACHE`, else `vargen` in the user's cache directory."""
+    if folder := os.environ.get("VARGEN_CACHE"):
+        return Path(folder)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vargen"
+
+
 def weights_folder() -> Path:
     """The folder of shipped weights, one folder per model. It need not exist in a checkout that has none yet."""
     return _PACKAGE / "weights"

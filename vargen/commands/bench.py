@@ -6,7 +6,7 @@ import importlib.util
 import json
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,10 @@ from metrics.tables import format_table
 from vargen.commands.options import COMPARED_SPLITS, build_parser, check_place, fill, parse
 from vargen.errors import UserError
 from vargen.jobs.options import check_sampling
-from vargen.methods.catalogue import MethodConfig, resolve_method
-from vargen.methods.lists import options_by_method, read_method_list
+from vargen.methods.base import MethodConfig
+from vargen.methods.catalogue import options_by_method, read_method_list, resolve_method
 from vargen.methods.vvs.ablations import ABLATIONS, SHARED
-from vargen.models.model_folder import read_json, weights_fingerprint
+from vargen.models.model_folder import method_resolver, read_json, weights_fingerprint
 from vargen.resources import find_model
 from vargen.runs.files import write_atomic
 from vargen.runs.progress import progress
@@ -93,15 +93,21 @@ class BenchConfig:
         if self.plot is not None and importlib.util.find_spec("matplotlib") is None:
             raise UserError('plot: matplotlib is not installed; run pip install "vargen[eval]"')
 
-    def contenders(self) -> dict[str, MethodConfig]:
+    def contenders(
+        self, resolve: Callable[[str, Mapping[str, Any] | None], MethodConfig] = resolve_method
+    ) -> dict[str, MethodConfig]:
         """The methods by label, plain decoding first.
+
+        Args:
+            resolve: what knows the names, such as a model's `method_resolver`. What is ablated starts from the method's
+                own defaults, whatever the model prefers.
 
         Raises:
             UserError: an unknown method, or options for one that is not compared.
         """
         if self.ablate is not None:
             return {"ar": resolve_method("ar"), **self._ablations(self.ablate)}
-        return {"ar": resolve_method("ar"), **read_method_list(self.methods, self.method_options, "methods")}
+        return {"ar": resolve_method("ar"), **read_method_list(self.methods, self.method_options, "methods", resolve)}
 
     def studies(self) -> dict[str, list[str]]:
         """Which methods stand in one table, by its title; plain decoding stands in each."""
@@ -139,8 +145,8 @@ def run(arguments: Sequence[str]) -> int:
     parser.add_argument("--quiet", action="store_true", help="show no progress")
     values = parse(parser, arguments)
     config = fill(BenchConfig, values)
-    methods = config.contenders()
     model_folder = find_model(config.model)
+    methods = config.contenders(method_resolver(model_folder))
 
     from vargen.jobs.benchmark import describe_run, run_benchmark
     from vargen.jobs.cases import Contender

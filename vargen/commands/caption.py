@@ -12,7 +12,7 @@ from typing import Any
 from vargen.commands.options import build_parser, fill, parse
 from vargen.errors import UserError
 from vargen.jobs.options import check_dtype
-from vargen.methods.lists import read_options
+from vargen.methods.catalogue import read_options
 from vargen.runs.files import save_image_atomic
 from vargen.video.methods.catalogue import VIDEO_METHODS, resolve_video_method
 

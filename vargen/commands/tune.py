@@ -7,7 +7,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,6 @@ from vargen.errors import UserError
 from vargen.jobs.options import DTYPES
 from vargen.jobs.tuning import (
     QUALITIES,
-    SEARCH_SPACES,
     SPEEDS,
     Point,
     Suggestions,
@@ -30,7 +29,8 @@ from vargen.jobs.tuning import (
     settings_of,
     starting_points,
 )
-from vargen.methods.catalogue import MethodConfig, resolve_method
+from vargen.methods.base import ImageMethodConfig
+from vargen.methods.catalogue import resolve_method
 from vargen.models.model_folder import read_json, weights_fingerprint
 from vargen.resources import find_model
 from vargen.runs.files import write_atomic, write_json_atomic
@@ -44,8 +44,6 @@ if TYPE_CHECKING:
     from vargen.jobs.cases import BenchmarkCase, Judge
 
 PLAIN, CANDIDATE = "ar", "candidate"
-_DRAFTERS = ("drafter", "draft_model")
-"""Settings that name a folder of weights."""
 _PATIENCE = 64
 """So many suggestions in a row that are refused or were measured before end a search: its space is used up."""
 
@@ -149,7 +147,7 @@ class Evaluation:
         self.plain_calls: list[CallRecord] = records.call_records(PLAIN)
         self.plain_seconds = sum(call.seconds for call in self.plain_calls)
 
-    def measure(self, method: MethodConfig) -> Point:
+    def measure(self, method: ImageMethodConfig) -> Point:
         """One setting's speed against plain decoding, and quality.
 
         Raises:
@@ -227,13 +225,15 @@ def run(arguments: Sequence[str]) -> int:
     left_out = ("output", "max_seconds", "max_quality_loss", "model", "device", "dtype")
     identity = {name: value for name, value in asdict(config).items() if name not in left_out}
     drafters = {
-        name: weights_fingerprint(str(path)) for name, path in config.fixed.items() if name in _DRAFTERS and path
+        name: weights_fingerprint(str(path))
+        for name, path in config.fixed.items()
+        if name in resolve_method(config.method).weights and path
     }
     identity |= {**described, "drafters": drafters}
     folder.mkdir(parents=True, exist_ok=True)
     check_identity_file(folder / "settings.json", identity, holds="a search")
     write_json_atomic(folder / "settings.json", identity)
-    study = _open_study(folder / "study.log", config)
+    study = _open_study(folder / "study.log", config, pipeline.resolve_method)
     if not _points(study):
         _check_method(pipeline, cases[:1], config)
     evaluation = None
@@ -261,13 +261,15 @@ def _check_method(pipeline: Any, cases: Sequence[BenchmarkCase], config: TuneCon
     from vargen.jobs.cases import Contender
 
     try:
-        method = resolve_method(config.method, config.fixed)
+        method = pipeline.resolve_method(config.method, config.fixed)
         run_benchmark(pipeline, [Contender(CANDIDATE, method)], cases, seed=config.seed, warm_up=0)
     except UserError as error:
         raise UserError(f"method {config.method!r} cannot be tuned with this model: {error}") from error
 
 
-def _open_study(path: Path, config: TuneConfig) -> Study:
+def _open_study(
+    path: Path, config: TuneConfig, resolve: Callable[[str, Mapping[str, Any] | None], ImageMethodConfig]
+) -> Study:
     """The study in a file, with the starting points that were not measured yet first in its queue."""
     import numpy as np
     import optuna
@@ -290,7 +292,7 @@ def _open_study(path: Path, config: TuneConfig) -> Study:
     seed = int(np.random.SeedSequence([config.seed, len(study.trials)]).generate_state(1)[0])
     study.sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=8)
     settled = study.get_trials(states=(TrialState.COMPLETE, TrialState.PRUNED, TrialState.WAITING))
-    for start in starting_points(config.method, config.fixed):
+    for start in starting_points(config.method, config.fixed, resolve):
         if dict(start.settings) not in [trial.user_attrs.get("start") for trial in settled]:
             study.enqueue_trial(dict(start.parameters), user_attrs={"start": dict(start.settings)})
     return study
@@ -320,9 +322,10 @@ def _search(study: Study, evaluation: Evaluation, config: TuneConfig, shown: Pro
         shown.update(min(round(spent), round(config.max_seconds)) - shown.n)
         trial = study.ask()
         try:
-            drawn = SEARCH_SPACES[config.method](Suggestions(trial, config.fixed))
+            drawn = resolve_method(config.method).search(Suggestions(trial, config.fixed))
             start = trial.user_attrs.get("start", {})
-            method = resolve_method(config.method, {**drawn, **start, **config.fixed})
+            settings = resolve_method(config.method, {**drawn, **start, **config.fixed})
+            method = evaluation.pipeline.resolve_method(settings)
             key = _key(settings_of(method))
             repeated = key in known
             point = known[key] if repeated else evaluation.measure(method)

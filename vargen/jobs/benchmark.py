@@ -25,7 +25,7 @@ from vargen.drawing.sheet import to_pil
 from vargen.errors import UserError
 from vargen.jobs.cases import BenchmarkCase, Contender, Judge
 from vargen.jobs.quality import count_claims, judge_figures
-from vargen.methods.catalogue import AutoregressiveConfig, MethodConfig
+from vargen.methods.base import MethodConfig
 from vargen.runs.files import save_image_atomic
 from vargen.runs.identity import machine
 from vargen.runs.progress import Progress
@@ -102,7 +102,7 @@ def run_benchmark(
 def build_rows(contenders: Sequence[Contender], records: Records, num_batches: int) -> list[dict[str, Any]]:
     """One JSON-ready row a method: the figures of `metrics.speculation.summarise`, the judge's, and their origin."""
     calls = {contender.label: records.call_records(contender.label) for contender in contenders}
-    plain = next((each.label for each in contenders if isinstance(each.method, AutoregressiveConfig)), None)
+    plain = next((each.label for each in contenders if each.method.name == "ar"), None)
     origin = provenance()
     rows = []
     for contender in contenders:

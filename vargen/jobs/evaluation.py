@@ -47,7 +47,7 @@ from vargen.jobs.quality import (
     score,
     stored_statistics,
 )
-from vargen.methods.catalogue import MethodConfig
+from vargen.methods.base import MethodConfig
 from vargen.models.model_folder import read_json, weights_fingerprint
 from vargen.pipelines.llamagen import LlamaGenPipeline, PromptWarning
 from vargen.pipelines.loading import load_pipeline

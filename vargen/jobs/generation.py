@@ -22,7 +22,7 @@ from vargen.errors import UserError
 from vargen.jobs.options import check_sampling
 from vargen.jobs.ranking import RANKERS, ClipRanker, Ranker, best, candidate_seed
 from vargen.methods.catalogue import resolve_method
-from vargen.models.model_folder import read_json, weights_fingerprint
+from vargen.models.model_folder import method_resolver, read_json, weights_fingerprint
 from vargen.prompts import gather_prompts
 from vargen.resources import find_model, shipped_clip
 from vargen.runs.files import own_folder
@@ -268,7 +268,7 @@ def _settings(config: GenerateConfig, requests: Sequence[ImageRequest], model_fo
     guidance_scale = defaults.get("default_guidance_scale") if config.guidance_scale is None else config.guidance_scale
     return {
         "weights": weights_fingerprint(model_folder),
-        "method": resolve_method(config.method, config.method_options).to_dict(),
+        "method": method_resolver(model_folder)(config.method, config.method_options).to_dict(),
         "guidance_scale": guidance_scale,
         "temperature": config.temperature,
         "top_k": defaults.get("default_top_k") if config.top_k is None else config.top_k,
@@ -424,7 +424,7 @@ def _make(
             generator=[
                 torch.Generator().manual_seed(candidate_seed(request.seed, number)) for request, number in candidates
             ],
-            method=resolve_method(config.method, config.method_options),
+            method=pipeline.resolve_method(config.method, config.method_options),
             callback_on_step_end=count.step,
         )
     except torch.OutOfMemoryError as error:

@@ -14,8 +14,9 @@ import yaml
 
 from vargen.errors import UserError
 from vargen.methods.base import MethodConfig
-from vargen.methods.lists import read_method_list
-from vargen.resources import find_config
+from vargen.methods.catalogue import read_method_list
+from vargen.models.model_folder import method_resolver
+from vargen.resources import find_config, find_model
 
 if TYPE_CHECKING:
     import metrics.protocol
@@ -125,8 +126,9 @@ class EvaluateConfig:
             raise UserError(f"output: {self.output} is a file; name a folder")
 
     def methods(self) -> dict[str, MethodConfig]:
-        """By label. Raises UserError for an unknown method or options of one that is not evaluated."""
-        return read_method_list(self.method, self.method_options, "method")
+        """By label, as the model means them. Raises UserError for an unknown one, or options of one not evaluated."""
+        resolve = method_resolver(find_model(self.model))
+        return read_method_list(self.method, self.method_options, "method", resolve)
 
 
 def load_protocol(preset: str) -> metrics.protocol.Protocol:

@@ -29,7 +29,7 @@ from metrics.protocol import Protocol
 from metrics.quality import Reference, figure, mean_figure, score_pictures
 from vargen.errors import UserError
 from vargen.jobs.cases import BenchmarkCase, Judge, ReferencePictures
-from vargen.methods.step_costs import cache_folder
+from vargen.resources import cache_folder
 from vargen.runs.batches import Arrays, BatchStore, Share
 from vargen.runs.files import atomic_path
 from vargen.runs.identity import check_identity, digest

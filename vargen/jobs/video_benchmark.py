@@ -21,12 +21,11 @@ from metrics.bootstrap import mean_interval
 from metrics.provenance import provenance
 from metrics.speculation import CallRecord, percentile, summarise
 from vargen.jobs.cases import VideoCase, VideoJudge
-from vargen.methods.catalogue import MethodConfig
+from vargen.methods.base import MethodConfig
 from vargen.runs.identity import machine
 from vargen.runs.progress import Progress
 from vargen.runs.records import Records
 from vargen.video.answering import Answer, VideoAnswerer
-from vargen.video.methods.plain import PlainConfig
 
 
 def run_video_benchmark(
@@ -92,7 +91,7 @@ def _kept(answer: Answer, case: VideoCase, judge: VideoJudge | None) -> dict[str
 
 def build_video_rows(contenders: Mapping[str, MethodConfig], records: Records, num_cases: int) -> list[dict[str, Any]]:
     """One JSON-ready row a method."""
-    plain = next((label for label, method in contenders.items() if isinstance(method, PlainConfig)), None)
+    plain = next((label for label, method in contenders.items() if method.name == "ar"), None)
     kept = {label: [records.calls[label, number] for number in range(num_cases)] for label in contenders}
     origin = provenance()
     return [

@@ -9,8 +9,8 @@ built.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, Self, TypeVar
 
 from vargen.errors import UserError
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 Auto = Literal["auto"]
 AUTO: Auto = "auto"
-"""The default of every draft size; `ImageMethodConfig.sizes` says what it stands for."""
+"""The default of every draft size; `ImageMethodConfig` says what it stands for."""
 
 AnyConfig = TypeVar("AnyConfig", bound="MethodConfig")
-Network = TypeVar("Network")
+Network = TypeVar("Network", covariant=True)
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class Method:
     schedule: Schedule | None = None
 
 
-@dataclass
+@dataclass(frozen=True)
 class DraftNetwork(Generic[Network]):
     """A network that drafts, and what its draft sizes can be chosen by.
 
@@ -202,35 +202,44 @@ class Suggestions(Protocol):
 
 @dataclass(frozen=True)
 class ImageMethodConfig(MethodConfig, ABC):
-    """Settings of a method that makes pictures, or anything else of a known number of tokens."""
+    """Settings of a method that makes pictures, or anything else of a known number of tokens.
+
+    Timing never decides a picture. So "auto" as a size stands for the most expected tokens a second on this machine
+    only where no picture depends on it; elsewhere it stands for one size, which is the method's own.
+    """
 
     @abstractmethod
     def sizes(self, num_tokens: int) -> tuple[DraftSize, ...]:
-        """The sizes a method may draft in a picture of so many tokens.
-
-        Timing never decides a picture. So there are several to choose from only where no picture depends on the choice:
-        "auto" then stands for the size with the most expected tokens a second on this machine. Elsewhere "auto" stands
-        for one size, which is the method's.
+        """What the method may draft in a picture of so many tokens; several sizes where seconds choose among them.
 
         Raises:
             UserError: a draft longer than the picture.
         """
 
     @abstractmethod
+    def _players(self, components: Components) -> Method:
+        """As `build`, with ValueErrors of the players as they come."""
+
+    def resolved(self, num_tokens: int) -> Self:
+        """The same with every size that pictures depend on in numbers, for records and identities."""
+        return self
+
+    def max_draft_nodes(self, num_tokens: int) -> int:
+        """The most nodes the target is fed at once: the largest tree, its root included, and what was skipped."""
+        return max(size.total_tokens for size in self.sizes(num_tokens))
+
     def build(self, components: Components) -> Method:
         """The players for one batch.
 
         Raises:
             UserError: the settings do not fit this model, or something the method needs is missing.
         """
-
-    def resolved(self, num_tokens: int) -> Self:
-        """The same with every size in numbers that pictures depend on, for records and identities."""
-        return self
-
-    def max_draft_nodes(self, num_tokens: int) -> int:
-        """The most nodes the target is fed at once: the largest tree, its root included, and what was skipped."""
-        return max(size.total_tokens for size in self.sizes(num_tokens))
+        try:
+            return self._players(components)
+        except UserError:
+            raise
+        except ValueError as error:
+            raise UserError(f"method {self.name}: {error}") from error
 
     @classmethod
     def search(cls, suggest: Suggestions) -> dict[str, Any]:
@@ -238,12 +247,12 @@ class ImageMethodConfig(MethodConfig, ABC):
         return {}
 
     def search_terms(self) -> dict[str, Any]:
-        """The settings as `search` would have asked for them, so that a search can begin with them."""
+        """The settings under the names by which `search` asks for them, so that a search can begin with them."""
         return asdict(self)
 
-    def _fitting(self, sizes: Iterable[DraftSize], field: str, num_tokens: int) -> tuple[DraftSize, ...]:
+    def _fitting(self, sizes: Sequence[DraftSize], field: str, num_tokens: int) -> tuple[DraftSize, ...]:
         """Those of some sizes that a picture has room for. Raises UserError, naming the field, where none is."""
-        sizes, longest = tuple(sizes), num_tokens - 1
+        longest = num_tokens - 1
         fitting = tuple(size for size in sizes if size.depth <= longest)
         if not fitting:
             raise UserError(
@@ -251,3 +260,31 @@ class ImageMethodConfig(MethodConfig, ABC):
                 f"{min(size.depth for size in sizes)}"
             )
         return fitting
+
+
+@dataclass(frozen=True)
+class ChainMethodConfig(ImageMethodConfig):
+    """Settings of a method that drafts a chain.
+
+    Attributes:
+        length_setting: which setting is its length.
+        usual_length: what "auto" stands for.
+    """
+
+    length_setting: ClassVar[str] = "draft_length"
+    usual_length: ClassVar[int] = 4
+
+    def resolved(self, num_tokens: int) -> Self:
+        """See `ImageMethodConfig.resolved`."""
+        if getattr(self, self.length_setting) != AUTO:
+            return self
+        return replace(self, **{self.length_setting: min(self.usual_length, num_tokens - 1)})
+
+    def sizes(self, num_tokens: int) -> tuple[DraftSize, ...]:
+        """See `ImageMethodConfig.sizes`."""
+        return self._chains([getattr(self.resolved(num_tokens), self.length_setting)], num_tokens)
+
+    def _chains(self, lengths: Sequence[int], num_tokens: int) -> tuple[DraftSize, ...]:
+        from specdecode.draft_size import DraftSize
+
+        return self._fitting([DraftSize(length + 1, length) for length in lengths], self.length_setting, num_tokens)

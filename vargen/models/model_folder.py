@@ -11,13 +11,15 @@ import hashlib
 import importlib
 import json
 import os
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
 from vargen.errors import UserError
+from vargen.methods.base import ImageMethodConfig
+from vargen.methods.catalogue import check_own_settings, resolve_method
 
 if TYPE_CHECKING:
     import torch
@@ -57,6 +59,21 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise UserError(f"{path} must hold a JSON object; copy it again")
     return value
+
+
+def method_resolver(
+    folder: str | os.PathLike[str],
+) -> Callable[[str, Mapping[str, Any] | None], ImageMethodConfig]:
+    """What a method's name and options stand for with the model in a folder, as its pipeline's `resolve_method` says.
+
+    Raises:
+        UserError: a file is missing, or the model's own settings of methods are none.
+    """
+    folder = Path(folder)
+    own = read_json(folder / "model_index.json").get("methods") or {}
+    check_own_settings(own, f"methods in {folder / 'model_index.json'}")
+    num_tokens = read_json(folder / "transformer" / "config.json").get("grid_size", 16) ** 2
+    return lambda name, options: resolve_method(name, options, own).resolved(num_tokens)
 
 
 def read_tensor_shapes(path: Path) -> dict[str, tuple[int, ...]]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 import torch
@@ -22,23 +22,20 @@ from diffusers.utils import replace_example_docstring
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase, T5EncoderModel
 
-from specdecode.drafters.draft_model import MOST_WAITING
-from specdecode.kv_cache import StaticKVCache
 from specdecode.loop import decode
-from specdecode.neighbours import nearest_neighbours
 from specdecode.roles import DecodeState
 from specdecode.sampling import RandomStreams, SamplingConfig
 from specdecode.trace import DecodeTrace
 from vargen.errors import UserError
-from vargen.methods.catalogue import CoolSDConfig, EagleConfig, MethodConfig, resolve_method
-from vargen.methods.sizing import Components, build_method, max_draft_nodes
+from vargen.methods.base import ImageMethodConfig
+from vargen.methods.catalogue import check_own_settings, resolve_method
+from vargen.models.llamagen.components import KeptBetweenBatches, LlamaGenComponents, check_draft_transformer
 from vargen.models.llamagen.draft_head import check_drafter
 from vargen.models.llamagen.drafter import LlamaGenDrafter
-from vargen.models.llamagen.target import LlamaGenTarget, allocate_cache, cache_fits, cache_length
 from vargen.models.llamagen.text_encoder import clean_captions, encode_text
 from vargen.models.llamagen.transformer import LlamaGenTransformer
-from vargen.models.llamagen.vq import decode_codes, downsampling_factor, unit_codebook
-from vargen.models.model_folder import check_component_folder, check_model_folder
+from vargen.models.llamagen.vq import decode_codes, downsampling_factor
+from vargen.models.model_folder import check_model_folder
 from vargen.pipelines.output import LlamaGenPipelineOutput
 from vargen.prompts import unknown_words
 
@@ -86,9 +83,11 @@ class LlamaGenPipeline(DiffusionPipeline):
             most, and by default, the transformer's `condition_length`.
         image_size: side of a picture in pixels. It follows from the grid and the tokenizer; where it is given (it is
             in a saved pipeline) it must agree with them, because weights alone fit any grid.
+        methods: by name of a method, settings that are better on this model than the method's defaults; a name without
+            options stands for them.
 
     Raises:
-        UserError: the components do not belong together.
+        UserError: the components do not belong together, or `methods` holds what is no setting.
     """
 
     model_cpu_offload_seq = "text_encoder->transformer->vqvae"  # type: ignore[assignment]
@@ -107,6 +106,7 @@ class LlamaGenPipeline(DiffusionPipeline):
         default_top_k: int | None = None,
         max_sequence_length: int = 120,
         image_size: int | None = None,
+        methods: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
         super().__init__()
         self.register_modules(
@@ -120,16 +120,17 @@ class LlamaGenPipeline(DiffusionPipeline):
         self.vae_scale_factor = downsampling_factor(vqvae)
         self.image_size = transformer.config.grid_size * self.vae_scale_factor
         self._check_components(image_size)
+        check_own_settings(methods or {}, "methods of model_index.json")
         usual_scale, usual_top_k = _USUAL_SETTINGS[transformer.config.condition_type]
         self.register_to_config(
             default_guidance_scale=usual_scale if default_guidance_scale is None else default_guidance_scale,
             default_top_k=usual_top_k if default_top_k is None else default_top_k,
             max_sequence_length=min(max_sequence_length, transformer.config.condition_length),
             image_size=self.image_size,
+            methods={name: dict(settings) for name, settings in (methods or {}).items()},
         )
         self.image_processor = VaeImageProcessor(vae_scale_factor=self.vae_scale_factor)
-        self._kv_cache: StaticKVCache | None = None
-        self._loaded: dict[str, Any] = {}  # what methods asked for, such as drafters from folders
+        self._kept = KeptBetweenBatches()
 
     def _check_components(self, image_size: int | None) -> None:
         transformer, vqvae = self.transformer.config, self.vqvae.config
@@ -148,7 +149,7 @@ class LlamaGenPipeline(DiffusionPipeline):
         if self.drafter is not None:
             check_drafter(self.drafter, self.transformer)
         if self.draft_transformer is not None:
-            _check_draft_transformer(self.draft_transformer, self.transformer)
+            check_draft_transformer(self.draft_transformer, self.transformer)
         if image_size not in (None, self.image_size):
             raise UserError(
                 f"transformer has another image grid than this model's: {transformer.grid_size} x "
@@ -323,6 +324,20 @@ class LlamaGenPipeline(DiffusionPipeline):
             mask.to(device).repeat_interleave(num_images_per_prompt, dim=0),
         )
 
+    def resolve_method(
+        self, method: str | ImageMethodConfig, options: Mapping[str, Any] | None = None
+    ) -> ImageMethodConfig:
+        """The settings of a method on this model, every size that pictures depend on in numbers.
+
+        Args:
+            method: a name, in the model's own settings; a preset; or settings.
+            options: settings that differ; only with a name or a preset.
+
+        Raises:
+            UserError: an unknown name or option, or one out of range.
+        """
+        return resolve_method(method, options, self.config["methods"]).resolved(self.transformer.num_image_tokens)
+
     @torch.no_grad()
     def decode_tokens(self, tokens: Tensor, output_type: str = "pil") -> Any:
         """Pictures from codes [B, grid * grid] (or [B, grid, grid]), as `output_type` asks.
@@ -355,7 +370,7 @@ class LlamaGenPipeline(DiffusionPipeline):
         prompt_embeds: Tensor | None = None,
         prompt_attention_mask: Tensor | None = None,
         max_sequence_length: int | None = None,
-        method: str | MethodConfig = "ar",
+        method: str | ImageMethodConfig = "ar",
         output_type: str = "pil",
         return_dict: bool = True,
         callback_on_step_end: Callable[[Any, int, Tensor, dict[str, Tensor]], Any] | None = None,
@@ -378,7 +393,8 @@ class LlamaGenPipeline(DiffusionPipeline):
             prompt_embeds: [B, T, caption_dim] text features instead of `prompt`, padded on the left.
             prompt_attention_mask: [B, T] for `prompt_embeds`, 0 at padding.
             max_sequence_length: cut prompts to so many tokens, with a warning.
-            method: how to decode: a name that `vargen methods` lists, or its settings.
+            method: how to decode: a name that `vargen methods` lists, in the settings that this model's `methods` gives
+                it; a preset; or settings.
             output_type: "pil", "np", "pt", or "latent" for the codes.
             return_dict: an output object instead of a tuple.
             callback_on_step_end: called as `callback(pipeline, step, lengths, tensors)` after every target pass, which
@@ -408,7 +424,7 @@ class LlamaGenPipeline(DiffusionPipeline):
             output_type,
             callback_on_step_end_tensor_inputs,
         )
-        method = resolve_method(method)
+        method = self.resolve_method(method)
         try:
             sampling = SamplingConfig(temperature, self.config["default_top_k"] if top_k is None else top_k, top_p)
         except ValueError as error:
@@ -418,6 +434,10 @@ class LlamaGenPipeline(DiffusionPipeline):
         batch_size = self._count_prompts(prompt, class_labels, prompt_embeds) * num_images_per_prompt
         streams = self._random_streams(generator, batch_size, device)
         trace = DecodeTrace(batch_size, device)
+        components = LlamaGenComponents(
+            self.transformer, self.vqvae, self.drafter, self.draft_transformer, device, self._kept
+        )
+        num_tokens = self.transformer.num_image_tokens
 
         with trace.phase("encode_prompt"):
             condition, condition_mask = self._encode_condition(
@@ -427,27 +447,10 @@ class LlamaGenPipeline(DiffusionPipeline):
                 prompt_embeds,
                 prompt_attention_mask,
                 max_sequence_length,
-                trim=not self._wants_full_prompt(method),
+                trim=not components.wants_full_prompt(method),
             )
-            condition_embeds = self.transformer.embed_condition(**condition)
-        draft_nodes = max_draft_nodes(method, self.transformer.num_image_tokens)
-        target = self._build_target(condition_embeds, condition_mask, guidance_scale, draft_nodes)
-
-        def draft_target(folder: str | None) -> LlamaGenTarget:
-            smaller = self._draft_transformer(folder)
-            embeds = smaller.embed_condition(**condition)
-            return LlamaGenTarget(
-                smaller,
-                embeds,
-                condition_mask,
-                guidance_scale=guidance_scale,
-                max_draft_nodes=MOST_WAITING + 2,
-            )
-
-        players = build_method(
-            method, target, Components(self._drafter, draft_target, self._codebook, self._nearest_codes)
-        )
-        num_tokens = self.transformer.num_image_tokens
+            target = components.start(condition, condition_mask, guidance_scale, method.max_draft_nodes(num_tokens))
+        players = method.build(components)
         with self.progress_bar(total=num_tokens) as progress:
 
             def on_step(step: int, state: DecodeState) -> None:
@@ -529,92 +532,3 @@ class LlamaGenPipeline(DiffusionPipeline):
         if hook is not None:
             hook.pre_forward(self.transformer)
         return {"caption_embeds": embeds}, mask
-
-    def _drafter(self, folder: str | None) -> LlamaGenDrafter:
-        """The drafter in a folder, or the pipeline's own, beside the transformer."""
-        if folder is None:
-            if self.drafter is None:
-                raise UserError(
-                    "drafter: this model came without one; name a folder in the method's settings, or train one with "
-                    "`vargen train drafter`"
-                )
-            return self.drafter
-        if folder not in self._loaded:
-            check_component_folder(folder, LlamaGenDrafter)
-            drafter = LlamaGenDrafter.from_pretrained(folder, torch_dtype=self.transformer.dtype)
-            check_drafter(drafter, self.transformer)
-            self._loaded[folder] = drafter.eval()
-        return self._loaded[folder].to(self._execution_device)
-
-    def _draft_transformer(self, folder: str | None) -> LlamaGenTransformer:
-        """The smaller transformer in a folder (or in `transformer/` there), or the pipeline's own."""
-        if folder is None:
-            if self.draft_transformer is None:
-                raise UserError("draft_model: this model came without one; name a folder in the method's settings")
-            return self.draft_transformer
-        if folder not in self._loaded:
-            inner = os.path.join(folder, "transformer")
-            path = inner if os.path.isdir(inner) else folder
-            check_component_folder(path, LlamaGenTransformer)
-            smaller = LlamaGenTransformer.from_pretrained(path, torch_dtype=self.transformer.dtype)
-            _check_draft_transformer(smaller, self.transformer)
-            self._loaded[folder] = smaller.eval()
-        return self._loaded[folder].to(self._execution_device)
-
-    def _codebook(self) -> Tensor:
-        """The tokens' unit vectors [V, d], beside the transformer."""
-        if self.vqvae is None:
-            raise UserError(
-                "this method compares the codes of the image tokenizer, and this pipeline has none (vqvae); use an "
-                "exact one such as eagle"
-            )
-        return unit_codebook(self.vqvae).to(self._execution_device)
-
-    def _nearest_codes(self, num_neighbours: int) -> Tensor:
-        """The nearest codes [V, k] of each code; computed once, for a large codebook takes a second."""
-        key = f"nearest {num_neighbours} codes"
-        if key not in self._loaded:
-            self._loaded[key] = nearest_neighbours(self._codebook(), num_neighbours)
-        return self._loaded[key].to(self._execution_device)
-
-    def _wants_full_prompt(self, method: MethodConfig) -> bool:
-        """Whether the method's drafter was trained on prompts in their full length, padding included."""
-        if not isinstance(method, EagleConfig | CoolSDConfig) or (method.drafter is None and self.drafter is None):
-            return False
-        return self._drafter(method.drafter).config.attend_to_padding
-
-    def _build_target(
-        self, condition_embeds: Tensor, condition_mask: Tensor | None, guidance_scale: float, draft_nodes: int
-    ) -> LlamaGenTarget:
-        """A target on the cache of the last call, or on a new one where that does not fit."""
-        rows = condition_embeds.shape[0] * (2 if guidance_scale > 1 else 1)
-        if self._kv_cache is None or not cache_fits(
-            self._kv_cache,
-            self.transformer,
-            rows,
-            cache_length(self.transformer, condition_embeds.shape[1], draft_nodes),
-        ):
-            self._kv_cache = None  # free the old one first
-            # For the longest condition, so that the next prompts, of another length, fit as well.
-            longest = self.transformer.config.condition_length
-            num_slots = cache_length(self.transformer, longest, draft_nodes)
-            self._kv_cache = allocate_cache(self.transformer, rows, num_slots)
-        return LlamaGenTarget(
-            self.transformer,
-            condition_embeds,
-            condition_mask,
-            guidance_scale=guidance_scale,
-            max_draft_nodes=draft_nodes,
-            kv_cache=self._kv_cache,
-        )
-
-
-def _check_draft_transformer(smaller: LlamaGenTransformer, transformer: LlamaGenTransformer) -> None:
-    """Refuse a smaller model that does not speak the same tokens or read the same prompts, naming what differs."""
-    kind = "caption_dim" if transformer.config.condition_type == "text" else "num_classes"
-    for name in ("vocab_size", "grid_size", "condition_type", kind):
-        if smaller.config[name] != transformer.config[name]:
-            raise UserError(
-                f"draft_model was made for another model: its {name} is {smaller.config[name]!r}, this model has "
-                f"{transformer.config[name]!r}"
-            )

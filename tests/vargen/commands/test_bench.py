@@ -138,7 +138,7 @@ def test_the_command_prints_a_table_and_writes_a_list(
     assert main([*arguments, "--json", str(file), "--plot", str(plot)]) == 0
     rows = json.loads(file.read_text())
     assert [row["method"] for row in rows] == ["ar", "sjd", "scd"]
-    assert rows[1]["settings"]["window"] == 3 and rows[2]["settings"]["window"] == "auto"
+    assert rows[1]["settings"]["window"] == 3 and rows[2]["settings"]["window"] == 15
     assert all(row["provenance"]["hardware"]["cores"] for row in rows)
     assert [path.name for path in tmp_path.glob("*.jsonl")] == []
     out, err = capsys.readouterr()

@@ -20,7 +20,6 @@ from vargen.commands.tune import TuneConfig  # noqa: E402
 from vargen.errors import UserError  # noqa: E402
 from vargen.jobs import benchmark, tuning  # noqa: E402
 from vargen.jobs.tuning import (  # noqa: E402
-    SEARCH_SPACES,
     Point,
     Suggestions,
     fastest_within,
@@ -28,8 +27,17 @@ from vargen.jobs.tuning import (  # noqa: E402
     settings_of,
     starting_points,
 )
+from vargen.methods.base import ImageMethodConfig  # noqa: E402
 from vargen.methods.catalogue import METHODS, resolve_method  # noqa: E402
 from vargen.pipelines.llamagen import LlamaGenPipeline  # noqa: E402
+
+TUNABLE = [config.name for config in METHODS if config.name != "ar"]
+
+
+def resolve(name: str, options: Any = None) -> ImageMethodConfig:
+    """What a name stands for with a model of 256 tokens that prefers nothing."""
+    return resolve_method(name, options).resolved(256)
+
 
 numbers = st.integers(0, 6).map(float)
 points = st.lists(st.tuples(numbers, numbers).map(lambda pair: Point({}, *pair)), max_size=12)
@@ -68,12 +76,12 @@ def test_a_loss_of_just_the_budget_is_within_it() -> None:
     assert fastest_within(measured, 0.4 - 0.1) == measured[0]
 
 
-@pytest.mark.parametrize("name", SEARCH_SPACES)
+@pytest.mark.parametrize("name", TUNABLE)
 def test_search_spaces_name_settings_of_their_method(name: str) -> None:
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
     config = next(method for method in METHODS if method.name == name)
     for _ in range(30):
-        settings = SEARCH_SPACES[name](Suggestions(study.ask(), {}))
+        settings = resolve_method(name).search(Suggestions(study.ask(), {}))
         assert settings.keys() <= config.__dataclass_fields__.keys()
         try:
             resolve_method(name, settings)
@@ -85,15 +93,15 @@ def test_search_spaces_name_settings_of_their_method(name: str) -> None:
 def test_what_is_fixed_is_not_searched() -> None:
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
     trial = study.ask()
-    settings = SEARCH_SPACES["vvs"](Suggestions(trial, {"schedule": "likeness", "threshold": 0.5}))
+    settings = resolve_method("vvs").search(Suggestions(trial, {"schedule": "likeness", "threshold": 0.5}))
     assert settings["schedule"] == "likeness" and settings["threshold"] == 0.5 and "interval" not in settings
     assert not {"schedule", "threshold"} & trial.params.keys()
 
 
-@pytest.mark.parametrize("name", SEARCH_SPACES)
+@pytest.mark.parametrize("name", TUNABLE)
 def test_a_search_begins_with_the_defaults(name: str) -> None:
-    start = starting_points(name, {})[0]
-    assert {"method": name, **start.settings} == settings_of(resolve_method(name))
+    start = starting_points(name, {}, resolve)[0]
+    assert {"method": name, **start.settings} == settings_of(resolve(name))
 
 
 def test_presets_come_next_in_the_terms_of_the_search_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,28 +113,27 @@ def test_presets_come_next_in_the_terms_of_the_search_space(tmp_path: Path, monk
     paths = {name: tmp_path / f"{name}.yaml" for name in presets}
     resolved = {name: resolve_method("vvs", options) for name, options in presets.items()}
     monkeypatch.setattr(tuning, "find_presets", lambda: paths)
-    monkeypatch.setattr(
-        tuning, "resolve_method", lambda name, *options: resolved.get(name) or resolve_method(name, *options)
+    default, inside, outside = starting_points(
+        "vvs", {"truncate": False}, lambda name, options: (resolved.get(name) or resolve_method(name)).resolved(256)
     )
-    default, inside, outside = starting_points("vvs", {"truncate": False})
     assert all("truncate" not in (start.settings | start.parameters) for start in (default, inside, outside))
-    drawn = SEARCH_SPACES["vvs"](Suggestions(optuna.trial.FixedTrial(inside.parameters), {"truncate": False}))
+    drawn = resolve_method("vvs").search(Suggestions(optuna.trial.FixedTrial(inside.parameters), {"truncate": False}))
     assert drawn.items() <= {**inside.settings, "truncate": False}.items()
     assert drawn["num_neighbours"] == 128 and "interval" not in drawn
-    drawn = SEARCH_SPACES["vvs"](Suggestions(optuna.trial.FixedTrial(default.parameters), {"truncate": False}))
-    assert drawn["total_tokens"] == drawn["depth"] == "auto" and drawn["interval"] == 3
+    drawn = resolve_method("vvs").search(Suggestions(optuna.trial.FixedTrial(default.parameters), {"truncate": False}))
+    assert (drawn["total_tokens"], drawn["depth"], drawn["interval"]) == (60, 5, 3)
     assert outside.settings["min_tokens"] == 9 and outside.parameters["total_tokens"] == 12
     assert not {"depth", "delta", "num_neighbours"} & outside.parameters.keys()
 
 
 def test_chains_of_drawn_tokens_are_in_the_space_and_presets_of_them_are_retraced() -> None:
     for name in ("eagle", "vvs"):
-        chains = [start for start in starting_points(name, {}) if start.parameters.get("draft") == "chain"]
+        chains = [start for start in starting_points(name, {}, resolve) if start.parameters.get("draft") == "chain"]
         assert chains, f"no shipped preset of {name} drafts a chain"
         for start in chains:
             fixed = {key: value for key, value in start.settings.items() if key not in ("tree", "depth", "children")}
             del fixed["total_tokens"], fixed["tree_top_k"]
-            drawn = SEARCH_SPACES[name](Suggestions(optuna.trial.FixedTrial(dict(start.parameters)), fixed))
+            drawn = resolve_method(name).search(Suggestions(optuna.trial.FixedTrial(dict(start.parameters)), fixed))
             assert drawn["tree"] == start.settings["tree"] and drawn["children"] == "sampled"
             assert drawn["depth"] == len(drawn["tree"]) == start.parameters["chain_length"]
 
@@ -135,28 +142,28 @@ def test_a_fixed_shape_is_not_replaced_by_a_chain() -> None:
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
     for _ in range(10):
         trial = study.ask()
-        settings = SEARCH_SPACES["vvs"](Suggestions(trial, {"tree": [[0], [1]]}))
+        settings = resolve_method("vvs").search(Suggestions(trial, {"tree": [[0], [1]]}))
         assert "tree" not in settings and "draft" not in trial.params
 
 
 def test_a_study_that_goes_on_does_not_draw_the_same_again(tmp_path: Path) -> None:
     draws = []
     for _ in range(3):
-        study = tune._open_study(tmp_path / "study.log", TuneConfig(method="gsd"))
+        study = tune._open_study(tmp_path / "study.log", TuneConfig(method="gsd"), resolve)
         while (trial := study.ask()).user_attrs.get("start"):
             study.tell(trial, [1.0, 1.0])
-        draws.append(str(SEARCH_SPACES["gsd"](Suggestions(trial, {}))))
+        draws.append(str(resolve_method("gsd").search(Suggestions(trial, {}))))
         study.tell(trial, [1.0, 1.0])
     assert len(set(draws)) == 3
 
 
 def test_a_starting_point_whose_process_was_killed_is_measured_again(tmp_path: Path) -> None:
     for _ in range(2):  # asked for, never told
-        study = tune._open_study(tmp_path / "study.log", TuneConfig(method="sjd"))
-        assert study.ask().user_attrs["start"] == starting_points("sjd", {})[0].settings
-    study = tune._open_study(tmp_path / "study.log", TuneConfig(method="sjd"))
+        study = tune._open_study(tmp_path / "study.log", TuneConfig(method="sjd"), resolve)
+        assert study.ask().user_attrs["start"] == starting_points("sjd", {}, resolve)[0].settings
+    study = tune._open_study(tmp_path / "study.log", TuneConfig(method="sjd"), resolve)
     study.tell(study.ask(), [1.0, 1.0])
-    study = tune._open_study(tmp_path / "study.log", TuneConfig(method="sjd"))
+    study = tune._open_study(tmp_path / "study.log", TuneConfig(method="sjd"), resolve)
     assert "start" not in study.ask().user_attrs
 
 
@@ -164,14 +171,14 @@ def test_what_a_kill_left_in_the_journal_does_no_harm(tmp_path: Path, monkeypatc
     monkeypatch.chdir(tmp_path)
     path = Path("tuning/study.log")  # relative: Optuna's own lock would lead nowhere, and be waited for without end
     path.parent.mkdir()
-    study = tune._open_study(path, TuneConfig(method="sjd"))
+    study = tune._open_study(path, TuneConfig(method="sjd"), resolve)
     study.tell(study.ask(), [1.0, 1.0])
     with path.open("ab") as file:
         file.write(b'{"op_code":')
     os.symlink(path.absolute(), "tuning/study.log.lock")
-    study = tune._open_study(path, TuneConfig(method="sjd"))
+    study = tune._open_study(path, TuneConfig(method="sjd"), resolve)
     study.tell(study.ask(), [2.0, 2.0])
-    assert len(tune._open_study(path, TuneConfig(method="sjd")).trials) == 2
+    assert len(tune._open_study(path, TuneConfig(method="sjd"), resolve).trials) == 2
 
 
 @pytest.fixture
@@ -216,7 +223,7 @@ def test_a_search_writes_the_front_and_settings_that_generate_reads(
     folder = tmp_path / "tuning"
     best = resolve_method(str(folder / "best.yaml"))
     assert best in measured and "3 settings measured" in out
-    assert measured[0] == resolve_method("sjd")
+    assert measured[0] == resolve_method("sjd", {"window": 15}), "auto, in a picture of 16 tokens"
     written = json.loads((folder / "pareto.json").read_text())
     assert written["trials"] == 3 and written["provenance"]["hardware"]["cores"]
     speeds = [point["speed"] for point in written["front"]]
@@ -376,5 +383,6 @@ def test_skipping_methods_are_tuned_within_what_is_fixed(
     fixed = ["--fixed.schedule", "dynamic", "--fixed.num_neighbours", "4"]
     assert main([*arguments, "--method", "vvs", *fixed, "--model", str(folder), "--max_quality_loss", "1"]) == 0
     assert [(method.schedule, method.num_neighbours) for method in measured] == [("dynamic", 4)] * 4
-    assert measured[0] == resolve_method("vvs", {"schedule": "dynamic", "num_neighbours": 4})
+    options = {"schedule": "dynamic", "num_neighbours": 4}
+    assert measured[0] == resolve_method("vvs", options).resolved(16)
     assert resolve_method(str(tmp_path / "tuning" / "best.yaml")) in measured

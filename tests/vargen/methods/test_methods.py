@@ -12,8 +12,9 @@ from PIL import Image
 
 from vargen.cli import main
 from vargen.errors import UserError
-from vargen.methods.catalogue import METHODS, TREE_NAMES, MethodConfig, find_presets, resolve_method
-from vargen.methods.sizing import draft_sizes, max_draft_nodes
+from vargen.methods.base import MethodConfig
+from vargen.methods.catalogue import METHODS, find_presets, resolve_method
+from vargen.methods.eagle import TREE_NAMES
 from vargen.models.llamagen.drafter import LlamaGenDrafter
 from vargen.pipelines.llamagen import LlamaGenPipeline
 
@@ -185,15 +186,50 @@ def test_drafters_and_smaller_models_are_saved_and_loaded_with_the_pipeline(
         LlamaGenPipeline.from_pretrained(tmp_path / "model", transformer=drafting_pipeline.draft_transformer)
 
 
+def sizes_of(name: str, num_tokens: int = 256, **options: Any) -> tuple[tuple[int, int], ...]:
+    sizes = resolve_method(name, options).sizes(num_tokens)
+    return tuple((size.total_tokens, size.depth) for size in sizes)
+
+
 def test_sizes_follow_the_settings() -> None:
-    assert max_draft_nodes(resolve_method("ar"), 256) == 1
-    assert max_draft_nodes(resolve_method("eagle", {"total_tokens": 30, "depth": 4}), 256) == 30
-    assert max_draft_nodes(resolve_method("eagle", {"tree": "naive_extend_57"}), 256) == 58
-    assert max_draft_nodes(resolve_method("sjd", {"window": 16}), 256) == 17
-    assert len(draft_sizes(resolve_method("eagle"), 256)) > 10
-    assert all(size.depth < 16 for size in draft_sizes(resolve_method("sjd"), 16))
+    assert resolve_method("ar").max_draft_nodes(256) == 1
+    assert resolve_method("eagle", {"total_tokens": 30, "depth": 4}).max_draft_nodes(256) == 30
+    assert resolve_method("eagle", {"tree": "naive_extend_57"}).max_draft_nodes(256) == 58
+    assert resolve_method("sjd", {"window": 16}).max_draft_nodes(256) == 17
+    vvs = resolve_method("vvs", {"total_tokens": 30, "depth": 4})
+    assert vvs.max_draft_nodes(256) == 34, "skipped tokens are fed with the next tree"
     for name in TREE_NAMES:
-        assert draft_sizes(resolve_method("eagle", {"tree": name}), 256)
+        assert sizes_of("eagle", tree=name)
+
+
+def test_seconds_choose_a_size_only_where_no_picture_depends_on_it() -> None:
+    measured = {"eagle": {}, "draft-model": {"children": "top"}}
+    for config in METHODS:
+        sizes = sizes_of(config.name, **measured.get(config.name, {}))
+        assert (len(sizes) > 1) == (config.name in measured)
+    assert len(sizes_of("eagle", tree="mc_sim_7b_63")) == 5
+    assert len(sizes_of("eagle", tree="mc_sim_7b_63", children="sampled")) == 1
+    assert len(sizes_of("draft-model")) == 1
+
+
+def test_auto_stands_for_the_methods_own_size_in_records() -> None:
+    for name, options, size in (
+        ("lantern", {}, {"total_tokens": 60, "depth": 5}),
+        ("lantern", {"depth": 3}, {"total_tokens": 60, "depth": 3}),
+        ("vvs", {"total_tokens": 4}, {"total_tokens": 4, "depth": 3}),
+        ("vvs", {"tree": "mc_sim_7b_63"}, {"depth": 5}),
+        ("eagle", {"tree": [[0], [0, 0]], "children": "sampled"}, {"depth": 2}),
+        ("scd", {}, {"window": 16}),
+        ("coolsd", {}, {"draft_length": 4}),
+        ("draft-model", {}, {"draft_length": 4}),
+        ("eagle", {}, {"total_tokens": "auto", "depth": "auto"}),  # no picture depends on it
+        ("sjd", {"window": 3}, {"window": 3}),
+    ):
+        method = resolve_method(name, options)
+        resolved = method.resolved(256)
+        assert resolved.to_dict().items() >= size.items()
+        assert resolved.sizes(256) == method.sizes(256) and resolved.resolved(256) == resolved
+    assert sizes_of("sjd", 9) == ((9, 8),) and sizes_of("lantern", 4) == ((60, 3),), "a small picture has room for less"
 
 
 def test_the_command_line_lists_methods_and_takes_their_options(
@@ -236,7 +272,6 @@ def test_the_command_line_lists_methods_and_takes_their_options(
 def test_methods_that_compare_codes_need_a_codebook(
     drafting_pipeline: LlamaGenPipeline, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(drafting_pipeline, "_loaded", {})  # tables that other tests have left
     monkeypatch.setattr(drafting_pipeline, "vqvae", None)
     with pytest.raises(UserError, match="compares the codes of the image tokenizer, and this pipeline has none"):
         make(drafting_pipeline, name, [0])

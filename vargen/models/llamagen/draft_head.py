@@ -146,6 +146,17 @@ class LlamaGenDraftHead:
         guided = apply_guidance(conditional, unconditional, self.target.guidance_scale)
         return DraftHeadOutput(guided, torch.cat(hidden_states.chunk(2), dim=-1))
 
+    @torch.no_grad()
+    def draft_once(self, num_pairs: int) -> None:
+        """One level of drafting over so many pairs a row, none of which join the sequence; for the clock."""
+        rows, device = self.target.batch_size, self.target.device
+        tokens = torch.zeros(rows, num_pairs, dtype=torch.long, device=device)
+        features = torch.zeros(
+            rows, num_pairs, self.drafter.config.dim * self._halves, dtype=self.drafter.dtype, device=device
+        )
+        mask = torch.eye(num_pairs, dtype=torch.bool, device=device)[None]
+        self.forward(tokens, features, mask, tokens[:1]).logits.topk(min(num_pairs, self.vocab_size))
+
     def advance(self, counts: Tensor) -> None:
         """The first `counts[b]` new pairs of row b join the sequence."""
         self.kv_cache.advance(torch.cat([counts] * self._halves))

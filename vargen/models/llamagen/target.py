@@ -202,6 +202,21 @@ class LlamaGenTarget:
         most = self.condition_length + self.transformer.num_image_tokens - 1
         self._most_committed = min(self._most_committed + num_kept, most)
 
+    @torch.no_grad()
+    def half_way(self, max_draft_nodes: int) -> LlamaGenTarget:
+        """A target of the same shape with a cache of its own, in the middle of a picture of nothing; for the clock."""
+        transformer, device = self.transformer, self.device
+        shape = (self.batch_size, self.condition_length, transformer.config.dim)
+        embeds = torch.zeros(shape, device=device, dtype=transformer.dtype)
+        target = LlamaGenTarget(
+            transformer, embeds, guidance_scale=self.guidance_scale, max_draft_nodes=max_draft_nodes
+        )
+        target.prefill()
+        half = transformer.num_image_tokens // 2
+        target.kv_cache.advance(half)  # what the slots hold does not matter to the clock
+        target._most_committed += half
+        return target
+
     def _combine(self, logits: Tensor, hidden_states: Tensor) -> LlamaGenTargetOutput:
         """Apply guidance to the logits and separate the halves."""
         if not self.is_guided:

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vargen.errors import UserError
-from vargen.methods.catalogue import TREE_NAMES
+from vargen.methods.eagle import TREE_NAMES
 from vargen.video.methods.base import VideoMethodConfig
 
 if TYPE_CHECKING:

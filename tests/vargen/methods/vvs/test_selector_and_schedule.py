@@ -13,8 +13,15 @@ from torch import Tensor
 from specdecode.roles import DecodeState, Draft
 from specdecode.sampling import RandomStreams, SamplingConfig
 from specdecode.tree import TokenTree
-from vargen.methods.vvs import DynamicSchedule, FeatureCache, LikenessSchedule, PathSelector, UniformSchedule
-from vargen.methods.vvs.schedule import path_likeness, tree_similarity
+from vargen.methods.vvs.feature_cache import FeatureCache
+from vargen.methods.vvs.schedule import (
+    DynamicSchedule,
+    LikenessSchedule,
+    UniformSchedule,
+    path_likeness,
+    tree_similarity,
+)
+from vargen.methods.vvs.selector import PathSelector
 
 VOCAB = 9
 CODEBOOK = torch.nn.functional.normalize(torch.randn(VOCAB, 4, generator=torch.Generator().manual_seed(0)), dim=1)

@@ -1,0 +1,57 @@
+"""Cool-SD: an EAGLE chain under an acceptance ratio that is relaxed most at its start.
+
+The rule is `specdecode.verifiers.annealed`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from vargen.methods.base import AUTO, Auto, ChainMethodConfig, Components, Method, Suggestions
+from vargen.methods.eagle import eagle_drafter
+
+
+@dataclass(frozen=True)
+class CoolSDConfig(ChainMethodConfig):
+    """An EAGLE chain, accepted by a ratio that is relaxed most for the first drafted tokens (Cool-SD).
+
+    Args:
+        drafter: as for "eagle".
+        draft_length: tokens drafted.
+        delta: mean factor on the acceptance ratio; 1 with decay 0 is exact.
+        decay: how quickly the relaxation cools along the draft (the paper's nu).
+    """
+
+    name: ClassVar[str] = "coolsd"
+    summary: ClassVar[str] = "an EAGLE chain with Cool-SD's relaxed acceptance, cooling along the draft"
+    exact: ClassVar[bool] = False
+    weights: ClassVar[tuple[str, ...]] = ("drafter",)
+    draft_settings: ClassVar[tuple[str, ...]] = ("draft_length",)
+
+    drafter: str | None = None
+    draft_length: int | Auto = AUTO
+    delta: float = 1.1
+    decay: float = 0.7
+
+    def __post_init__(self) -> None:
+        self._size("draft_length")
+        self._number("delta", 1)
+        self._number("decay", 0)
+
+    def _players(self, components: Components) -> Method:
+        from specdecode.drafters.tree_shapes import StaticTree
+        from specdecode.verifiers import AnnealedVerifier
+
+        sizes = self.sizes(components.num_tokens)
+        drafter = eagle_drafter(components, self.drafter, StaticTree.chain(sizes[0].depth), sizes, "sampled")
+        return Method(drafter, AnnealedVerifier(self.delta, self.decay))
+
+    @classmethod
+    def search(cls, suggest: Suggestions) -> dict[str, Any]:
+        """The chain's length, and the relaxation."""
+        return {
+            "draft_length": suggest.integer("draft_length", 1, 8, log=True),
+            "delta": suggest.number("delta", 1.0, 2.0),
+            "decay": suggest.number("decay", 0.0, 2.0),
+        }

@@ -1,0 +1,65 @@
+"""A smaller model drafts a chain: speculative decoding as it began. The drafter: `specdecode.drafters.draft_model`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from vargen.methods.base import AUTO, Auto, ChainMethodConfig, Components, Method, Suggestions
+from vargen.methods.eagle import CHILDREN
+
+if TYPE_CHECKING:
+    from specdecode.draft_size import DraftSize
+
+_LENGTHS = (1, 2, 3, 4, 5, 6, 8)
+_RATE = 0.5
+"""How often a drafted token is taken to be accepted before anything is known."""
+
+
+@dataclass(frozen=True)
+class DraftModelConfig(ChainMethodConfig):
+    """A smaller model of the same vocabulary drafts a chain.
+
+    Args:
+        draft_model: folder of the smaller pipeline; null for the one that came with the model.
+        draft_length: tokens drafted.
+        children: "sampled" from its distribution, or "top" for its likeliest.
+    """
+
+    name: ClassVar[str] = "draft-model"
+    summary: ClassVar[str] = "a smaller model of the same vocabulary drafts a chain"
+    exact: ClassVar[bool] = True
+    weights: ClassVar[tuple[str, ...]] = ("draft_model",)
+    draft_settings: ClassVar[tuple[str, ...]] = ("draft_length", "children")
+
+    draft_model: str | None = None
+    draft_length: int | Auto = AUTO
+    children: str = "sampled"
+
+    def __post_init__(self) -> None:
+        self._size("draft_length")
+        self._one_of("children", CHILDREN)
+
+    def resolved(self, num_tokens: int) -> Self:
+        """See `ImageMethodConfig.resolved`: a seed's picture depends on drawn tokens, not on the likeliest ones."""
+        return self if self.children == "top" else super().resolved(num_tokens)
+
+    def sizes(self, num_tokens: int) -> tuple[DraftSize, ...]:
+        """See `ImageMethodConfig.sizes`."""
+        if self.children == "top" and self.draft_length == AUTO:
+            return self._chains(_LENGTHS, num_tokens)
+        return super().sizes(num_tokens)
+
+    def _players(self, components: Components) -> Method:
+        from specdecode.drafters.draft_model import DraftModelDrafter
+        from specdecode.verifiers import ExactVerifier
+
+        smaller = components.draft_target(self.draft_model)
+        sizes = self.sizes(components.num_tokens)
+        sizer = components.draft_sizer(sizes, smaller.kind, lambda: smaller.draft_once(1), _RATE)
+        return Method(DraftModelDrafter(smaller.network, sizer, children=self.children), ExactVerifier())
+
+    @classmethod
+    def search(cls, suggest: Suggestions) -> dict[str, Any]:
+        """The chain's length."""
+        return {"draft_length": suggest.integer("draft_length", 1, 8, log=True)}

@@ -1,0 +1,103 @@
+"""Draft sizes chosen by measured seconds: what steps cost on this machine, and what earlier batches taught.
+
+Belongs here: the memory that a pipeline keeps of both, and the file behind the costs. Does not belong here: the clock
+(`specdecode.step_costs`), the choice (`specdecode.draft_size`), and how a model of some kind is made to stand where
+costs are typical: whoever asks brings that along.
+
+Costs depend on the machine, torch, the model's geometry and precision and the rows of a batch, never on weights or
+prompts; these make the key. A file that is damaged or cannot be written only means that costs are measured again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from metrics.provenance import describe_hardware
+from specdecode.draft_size import AdaptiveDraftSize, DraftSize, DraftSizer, FixedDraftSize, StepCosts
+from specdecode.roles import Target
+from specdecode.step_costs import measure_step_costs
+from vargen.resources import cache_folder
+from vargen.runs.files import write_atomic
+from vargen.runs.identity import digest
+
+
+class MeasuredDraftSizes:
+    """Sizers for the batches of one pipeline."""
+
+    def __init__(self) -> None:
+        self._costs: dict[str, StepCosts] = {}
+        self._learned: dict[tuple[str, tuple[DraftSize, ...]], AdaptiveDraftSize] = {}
+
+    def sizer(
+        self,
+        sizes: Sequence[DraftSize],
+        geometry: Mapping[str, Any],
+        probe: Callable[[int], Target],
+        draft_step: Callable[[], object],
+        prior_rate: float,
+    ) -> DraftSizer:
+        """What chooses among sizes; see `vargen.methods.base.Components.draft_sizer`.
+
+        Args:
+            geometry: all that costs depend on beside the machine, such as the model's sizes and the rows of a batch.
+            probe: gives a target of this geometry in the middle of a picture, with room for so many nodes.
+        """
+        if len(sizes) == 1:
+            return FixedDraftSize(sizes[0])
+        most_nodes = max(size.total_tokens for size in sizes)
+        identity = _identity({**geometry, "most_nodes": most_nodes})
+        key = (identity, tuple(sizes))
+        if key not in self._learned:
+            costs = self._step_costs(identity, lambda: measure_step_costs(probe(most_nodes), most_nodes, draft_step))
+            self._learned[key] = AdaptiveDraftSize(sizes, costs, prior_rate=min(max(prior_rate, 0.05), 0.95))
+        # What one picture taught serves the next: no picture depends on it, and each would pay for learning it again.
+        self._learned[key].start()
+        return self._learned[key]
+
+    def _step_costs(self, identity: str, measure: Callable[[], StepCosts]) -> StepCosts:
+        """From memory, from the file, or measured now (a second or two)."""
+        if identity not in self._costs:
+            path = cache_folder() / "step_costs" / f"{identity}.json"
+            costs = _read(path)
+            if costs is None:
+                costs = measure()
+                _write(path, costs)
+            self._costs[identity] = costs
+        return self._costs[identity]
+
+
+def _identity(geometry: Mapping[str, Any]) -> str:
+    hardware = describe_hardware()
+    parts = {
+        "processor": hardware["processor"],
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        **geometry,
+    }
+    return digest(parts, 24)
+
+
+def _read(path: Path) -> StepCosts | None:
+    try:
+        values = json.loads(path.read_bytes())
+        return StepCosts(
+            tuple(int(count) for count in values["nodes"]),
+            tuple(float(seconds) for seconds in values["target_seconds"]),
+            float(values["drafting_step_seconds"]),
+            float(values["overhead_seconds"]),
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _write(path: Path, costs: StepCosts) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, json.dumps(vars(costs)) + "\n")
+    except OSError:
+        pass  # an unwritable place costs a second at every start, nothing more

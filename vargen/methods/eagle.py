@@ -1,0 +1,223 @@
+"""EAGLE: a one-layer head on the target's features drafts a tree, and the exact verifier judges it.
+
+Belongs here: EAGLE's settings and what every method that drafts with such a head shares. How a tree grows and what the
+head is fed is `specdecode.drafters.eagle`; which head a model has, its `Components` say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from vargen.errors import UserError
+from vargen.methods.base import AUTO, Auto, Components, ImageMethodConfig, Method, Suggestions
+
+if TYPE_CHECKING:
+    from specdecode.draft_size import DraftSize
+    from specdecode.drafters.eagle import EagleDrafter
+    from specdecode.drafters.tree_shapes import DynamicTree, StaticTree
+    from specdecode.roles import Schedule, Verifier
+
+TREE_NAMES = (
+    "dynamic",
+    "naive_extend_57",
+    "mc_sim_7b_63",
+    "mc_sim_7b_63_balanced",
+    "reverse_balanced_25",
+    "medusa_2_7b_63",
+)
+CHILDREN = ("top", "sampled")
+
+_TOTAL_TOKENS, _DEPTH = 60, 5
+"""Of a dynamic tree whose size is the method's own: that of EAGLE-2 and of LANTERN's released code."""
+_TREE_NODES = (4, 8, 12, 16, 24, 32, 48, 64)
+_TREE_DEPTHS = (1, 2, 3, 4, 5, 6)
+_RATE = 0.4
+"""How often a drafted token is taken to be accepted, where nobody measured it for the head."""
+
+
+@dataclass(frozen=True)
+class EagleConfig(ImageMethodConfig):
+    """A one-layer head on the target's features drafts a token tree; see `specdecode.drafters.eagle`.
+
+    Args:
+        drafter: folder of a trained head; null for the one that came with the model.
+        tree: "dynamic" (EAGLE-2: grown by confidence), the name of a published fixed tree, or a list of nodes, each a
+            list of ranks, such as [[0], [1], [0, 0]].
+        total_tokens: nodes of a dynamic tree, its root included.
+        depth: levels drafted below the root; of a fixed tree, at most its own.
+        tree_top_k: nodes expanded per level of a dynamic tree, and children of each.
+        children: "top" for the likeliest tokens, "sampled" for draws without replacement (fixed trees only).
+    """
+
+    name: ClassVar[str] = "eagle"
+    summary: ClassVar[str] = "EAGLE: a one-layer head on the target's features drafts a tree (EAGLE-2 or fixed)"
+    exact: ClassVar[bool] = True
+    weights: ClassVar[tuple[str, ...]] = ("drafter",)
+    draft_settings: ClassVar[tuple[str, ...]] = ("tree", "total_tokens", "depth", "tree_top_k", "children")
+
+    drafter: str | None = None
+    tree: str | tuple[tuple[int, ...], ...] = "dynamic"
+    total_tokens: int | Auto = AUTO
+    depth: int | Auto = AUTO
+    tree_top_k: int = 10
+    children: str = "top"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.tree, str):
+            self._one_of("tree", TREE_NAMES)
+        else:
+            try:
+                object.__setattr__(self, "tree", tuple(tuple(int(rank) for rank in node) for node in self.tree))
+            except TypeError as error:
+                raise UserError(f"{self.name}.tree must be a name or a list of nodes, got {self.tree!r}") from error
+        self._size("total_tokens", lowest=2)
+        self._size("depth")
+        self._number("tree_top_k", 1, whole=True)
+        self._one_of("children", CHILDREN)
+        if self.children == "sampled" and self.tree == "dynamic":
+            raise UserError(f"{self.name}.children: sampled children need a fixed tree; name one of {TREE_NAMES[1:]}")
+        if self.total_tokens != AUTO and self.depth != AUTO and self.depth >= self.total_tokens:
+            raise UserError(
+                f"{self.name}.depth must be below total_tokens ({self.total_tokens}), got {self.depth}: every level "
+                f"needs a node"
+            )
+
+    def resolved(self, num_tokens: int) -> Self:
+        """See `ImageMethodConfig.resolved`."""
+        if self._is_measured or (self.tree != "dynamic" and self.depth != AUTO):
+            return self
+        if self.tree != "dynamic":
+            return replace(self, depth=min(self._levels, num_tokens - 1))
+        depth = None if self.depth == AUTO else self.depth
+        nodes = max(_TOTAL_TOKENS, (depth or 0) + 1) if self.total_tokens == AUTO else self.total_tokens
+        return replace(self, total_tokens=nodes, depth=depth or min(_DEPTH, nodes - 1, num_tokens - 1))
+
+    def sizes(self, num_tokens: int) -> tuple[DraftSize, ...]:
+        """See `ImageMethodConfig.sizes`."""
+        from specdecode.draft_size import DraftSize
+        from specdecode.drafters.tree_shapes import StaticTree
+
+        shape, settled = self._shape(), self.resolved(num_tokens)
+        depths: Sequence[int] = _TREE_DEPTHS if settled.depth == AUTO else (settled.depth,)
+        if isinstance(shape, StaticTree):
+            if settled.depth == AUTO:
+                depths = range(1, shape.max_depth + 1)
+            elif settled.depth > shape.max_depth:
+                raise UserError(f"{self.name}.depth must be at most {shape.max_depth} with this tree, got {self.depth}")
+            sizes = [DraftSize(sum(at <= depth for at in shape.depths), depth) for depth in depths]
+        else:
+            nodes = [count for count in _TREE_NODES if count > min(depths)] or [min(depths) + 1]
+            if settled.total_tokens != AUTO:
+                nodes = [settled.total_tokens]
+            sizes = [DraftSize(count, depth) for count in nodes for depth in depths if depth < count]
+        return self._fitting(sizes, "depth", num_tokens)
+
+    @property
+    def _is_measured(self) -> bool:
+        """Whether seconds may choose the size: where a seed's picture is that of plain decoding, whatever is drafted.
+
+        Only the likeliest children leave it so, and only under exact verification.
+        """
+        return self.exact and self.children == "top"
+
+    @property
+    def _levels(self) -> int:
+        """Of a fixed tree, below its root."""
+        if not isinstance(self.tree, str):
+            return max(map(len, self.tree))
+        from specdecode.drafters.tree_shapes import StaticTree
+
+        return StaticTree.published(self.tree).max_depth
+
+    def _shape(self) -> DynamicTree | StaticTree:
+        from specdecode.drafters.tree_shapes import DynamicTree, StaticTree
+
+        try:
+            if not isinstance(self.tree, str):
+                return StaticTree.from_paths(self.tree)
+            return DynamicTree(self.tree_top_k) if self.tree == "dynamic" else StaticTree.published(self.tree)
+        except ValueError as error:
+            raise UserError(f"{self.name}.tree: {error}") from error
+
+    def _players(self, components: Components) -> Method:
+        return Method(self._drafter(components), self._verifier(components), self._schedule(components))
+
+    def _drafter(self, components: Components) -> EagleDrafter:
+        sizes = self.sizes(components.num_tokens)
+        return eagle_drafter(components, self.drafter, self._shape(), sizes, self.children)
+
+    def _verifier(self, components: Components) -> Verifier:
+        from specdecode.verifiers import ExactVerifier
+
+        return ExactVerifier()
+
+    def _schedule(self, components: Components) -> Schedule | None:
+        return None
+
+    @classmethod
+    def search(cls, suggest: Suggestions) -> dict[str, Any]:
+        """A dynamic tree, or a chain of drawn tokens."""
+        # Where distributions are flat, a few drawn tokens are accepted more often than many likely ones.
+        if not {"tree", "children"} & suggest.fixed.keys() and suggest.choice("draft", ["tree", "chain"]) == "chain":
+            length = suggest.integer("chain_length", 1, 8)
+            return {"tree": _chain(length), "depth": length, "children": "sampled"}
+        return {
+            "total_tokens": cls._search_size(suggest, "total_tokens", 4, 64),
+            "depth": cls._search_size(suggest, "depth", 1, 6),
+            "tree_top_k": suggest.integer("tree_top_k", 2, 12),
+        }
+
+    @classmethod
+    def _search_size(cls, suggest: Suggestions, name: str, low: int, high: int) -> Any:
+        """A size, or "auto" where that is measured."""
+        if cls.exact and name not in suggest.fixed and suggest.choice(f"{name}_is_auto", [True, False]):
+            return AUTO
+        return suggest.integer(name, low, high, log=True)
+
+    def search_terms(self) -> dict[str, Any]:
+        """See `ImageMethodConfig.search_terms`."""
+        terms = super().search_terms()
+        terms |= {f"{name}_is_auto": terms[name] == AUTO for name in ("total_tokens", "depth")}
+        if self.tree == "dynamic":
+            terms["draft"] = "tree"
+        elif self.children == "sampled" and [list(node) for node in self.tree] == _chain(len(self.tree)):
+            terms |= {"draft": "chain", "chain_length": len(self.tree)}
+        return terms
+
+
+def eagle_drafter(
+    components: Components,
+    folder: str | None,
+    shape: DynamicTree | StaticTree,
+    sizes: Sequence[DraftSize],
+    children: str,
+    **reuse: Any,
+) -> EagleDrafter:
+    """The drafter over a model's head.
+
+    Args:
+        folder: of the head; None for the model's own.
+        sizes: more than one only where seconds may choose.
+        reuse: of `EagleDrafter`, where steps are skipped.
+    """
+    from specdecode.draft_size import DraftSize
+    from specdecode.drafters.eagle import EagleDrafter
+    from specdecode.drafters.tree_shapes import DynamicTree
+
+    largest = DraftSize(max(size.total_tokens for size in sizes), max(size.depth for size in sizes))
+    head = components.draft_head(folder, EagleDrafter.most_new_pairs(shape, largest))
+    expanded = shape.top_k if isinstance(shape, DynamicTree) else 1
+    sizer = components.draft_sizer(
+        sizes,
+        f"{head.kind}-{children}-{shape}",
+        lambda: head.draft_once(expanded),
+        head.acceptance_rates.get(children) or _RATE,
+    )
+    return EagleDrafter(head.network, shape, sizer, children, **reuse)  # type: ignore[arg-type]
+
+
+def _chain(length: int) -> list[list[int]]:
+    """A chain as a preset's `tree` holds it."""
+    return [[0] * depth for depth in range(1, length + 1)]

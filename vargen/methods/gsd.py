@@ -1,0 +1,57 @@
+"""GSD: Jacobi decoding accepted by groups of tokens that look alike. The rule is `specdecode.verifiers.grouped`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from vargen.methods.base import Components, Suggestions
+from vargen.methods.jacobi import JacobiConfig
+
+if TYPE_CHECKING:
+    from specdecode.roles import Verifier
+
+
+@dataclass(frozen=True)
+class GroupedConfig(JacobiConfig):
+    """Jacobi decoding, accepted by the ratio of whole groups of look-alike tokens (GSD).
+
+    Args:
+        group_size: tokens in a group at most; 1 is exact.
+        max_probability_difference: of members from the drafted token.
+        max_distance: squared distance of members' codes from the drafted one's.
+    """
+
+    name: ClassVar[str] = "gsd"
+    summary: ClassVar[str] = "Jacobi decoding accepted by groups of look-alike tokens (GSD)"
+    exact: ClassVar[bool] = False
+
+    group_size: int = 15
+    max_probability_difference: float = 0.15
+    max_distance: float = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._number("group_size", 1, whole=True)
+        self._number("max_probability_difference", 0, 1)
+        self._number("max_distance", 0)
+
+    def _verifier(self, components: Components) -> Verifier:
+        from specdecode.verifiers import GroupedVerifier
+
+        return GroupedVerifier(
+            components.codebook(),
+            self.group_size,
+            max_probability_difference=self.max_probability_difference,
+            max_distance=self.max_distance,
+        )
+
+    @classmethod
+    def search(cls, suggest: Suggestions) -> dict[str, Any]:
+        """The window, and what makes a group."""
+        return {
+            **super().search(suggest),
+            "group_size": suggest.integer("group_size", 1, 63),
+            "max_probability_difference": suggest.number("max_probability_difference", 0.01, 0.5),
+            "max_distance": suggest.number("max_distance", 0.05, 2.0),
+        }

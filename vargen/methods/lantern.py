@@ -1,0 +1,70 @@
+"""LANTERN: EAGLE's draft, accepted also where the target prefers a token that looks alike.
+
+Jang et al., "LANTERN: accelerating visual autoregressive models with relaxed speculative decoding", arXiv 2410.03355;
+"LANTERN++", arXiv 2502.06352. The rule is `specdecode.verifiers.lantern`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from vargen.methods.base import AUTO, Auto, Components, Suggestions
+from vargen.methods.eagle import EagleConfig
+
+if TYPE_CHECKING:
+    from specdecode.roles import Verifier
+
+MODES = ("exact_at_zero", "release")
+
+
+@dataclass(frozen=True)
+class LanternConfig(EagleConfig):
+    """EAGLE's draft, accepted also where the target prefers a token that looks alike; `specdecode.verifiers.lantern`.
+
+    Args:
+        delta: LANTERN: the most probability that may move to drafted tokens, a total-variation budget, 0 to 1.
+        multiplier: LANTERN++ instead (its lambda): as many times its own probability may a drafted token have, 1 or
+            more; null for LANTERN.
+        num_neighbours: how many nearest codes may lend their probability; "auto" for a sixteenth of the vocabulary,
+            as LANTERN's 1000 of 16384.
+        mode: "exact_at_zero" or "release" (the released code's rule, which is not exact at zero relaxation).
+    """
+
+    name: ClassVar[str] = "lantern"
+    summary: ClassVar[str] = "EAGLE with LANTERN's relaxed acceptance: look-alike codes count together"
+    exact: ClassVar[bool] = False
+
+    delta: float = 0.1
+    multiplier: float | None = None
+    num_neighbours: int | Auto = AUTO
+    mode: str = "exact_at_zero"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._number("delta", 0, 1)
+        if self.multiplier is not None:
+            self._number("multiplier", 1)
+        self._size("num_neighbours")
+        self._one_of("mode", MODES)
+
+    def _verifier(self, components: Components) -> Verifier:
+        from specdecode.verifiers import LanternVerifier
+
+        automatic = max(1, components.target.vocab_size // 16)
+        num_neighbours = automatic if self.num_neighbours == AUTO else self.num_neighbours
+        # The released code removes one neighbour more than it merges, and the verifier reads that one off the table.
+        neighbours = components.neighbours(num_neighbours + (self.mode == "release"))
+        if self.multiplier is None:
+            return LanternVerifier(neighbours, mode=self.mode, delta=self.delta)  # type: ignore[arg-type]
+        return LanternVerifier(neighbours, mode=self.mode, multiplier=self.multiplier)  # type: ignore[arg-type]
+
+    @classmethod
+    def search(cls, suggest: Suggestions) -> dict[str, Any]:
+        """EAGLE's, and the relaxation."""
+        return {
+            **super().search(suggest),
+            "delta": suggest.number("delta", 0.0, 0.5),
+            # A few values, not a range: a model keeps a table [vocabulary, neighbours] for each it was asked for.
+            "num_neighbours": suggest.choice("num_neighbours", [AUTO, 8, 32, 128, 512]),
+        }

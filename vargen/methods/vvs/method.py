@@ -1,0 +1,131 @@
+"""VVS: LANTERN's draft and acceptance, and target passes left out altogether (arXiv 2511.13587).
+
+Belongs here: the settings, and how schedule, selector and feature cache beside this file come together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from vargen.errors import UserError
+from vargen.methods.base import Components, Suggestions
+from vargen.methods.eagle import eagle_drafter
+from vargen.methods.lantern import LanternConfig
+
+if TYPE_CHECKING:
+    from specdecode.drafters.eagle import EagleDrafter
+    from specdecode.roles import Schedule
+
+SCHEDULES = ("uniform", "dynamic", "likeness")
+PATH_CHOICES = ("sample", "confidence", "central", "drafter")
+
+
+@dataclass(frozen=True)
+class VVSConfig(LanternConfig):
+    """LANTERN's draft and acceptance, and target passes left out altogether; see docs/methods.md.
+
+    Args:
+        schedule: "uniform" (VVS-U: every so many steps), "dynamic" (VVS-D: where the tree's paths look alike) or
+            "likeness" (as far as what the drafter believes in looks like what is taken).
+        interval: VVS-U: of so many iterations one is skipped, 2 or more.
+        threshold: VVS-D: likeness of paths above which a step is skipped, -1 to 1; "likeness": the least likeness of
+            a token that is taken, 0 to 1.
+        choice: the path that a skip takes: "sample" (uniformly), "central", "confidence" (the likeliest) or "drafter"
+            (drawn as the drafter would). "confidence" needs a dynamic tree, "drafter" and the schedule "likeness" that
+            or sampled children.
+        truncate: cut the path at the paths' mean length.
+        min_tokens: nothing is skipped before a picture has more tokens than this.
+        staleness: positions by which the reused features are older than the newest.
+        verified_staleness: -1, fresh features after verified steps; 0 and more for the paper's staleness study.
+        refresh: let the drafter read skipped tokens again once their own features are known.
+        depth_behind_skip: levels drafted behind skipped tokens, which are certainly judged; null for `depth`.
+    """
+
+    name: ClassVar[str] = "vvs"
+    summary: ClassVar[str] = "VVS: verification skipped at some steps, LANTERN's acceptance at the others"
+    draft_settings: ClassVar[tuple[str, ...]] = (*LanternConfig.draft_settings, "depth_behind_skip")
+
+    schedule: str = "uniform"
+    interval: int = 3
+    threshold: float = 0.65
+    choice: str = "sample"
+    truncate: bool = True
+    min_tokens: int = 5
+    staleness: int = 0
+    verified_staleness: int = -1
+    refresh: bool = False
+    depth_behind_skip: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._one_of("schedule", SCHEDULES)
+        if self.depth_behind_skip is not None:
+            self._number("depth_behind_skip", 1, whole=True)
+        self._number("interval", 2, whole=True)
+        self._number("threshold", -1, 1)
+        self._one_of("choice", PATH_CHOICES)
+        if self.schedule == "likeness":
+            self._number("threshold", 0, 1)
+        if self.choice == "confidence" and self.tree != "dynamic":
+            raise UserError(f'{self.name}.choice: "confidence" needs tree "dynamic", whose nodes have confidences')
+        if self.tree != "dynamic" and self.children == "top":
+            for field, value in (("choice", "drafter"), ("schedule", "likeness")):
+                if getattr(self, field) == value:
+                    raise UserError(
+                        f'{self.name}.{field}: "{value}" needs tree "dynamic" or children "sampled": it reads how '
+                        f"probable the drafter finds each token"
+                    )
+        self._number("min_tokens", 1, whole=True)
+        self._number("staleness", 0, whole=True)
+        self._number("verified_staleness", -1, whole=True)
+        for field in ("truncate", "refresh"):
+            if not isinstance(getattr(self, field), bool):
+                raise UserError(f"{self.name}.{field} must be true or false, got {getattr(self, field)!r}")
+
+    def max_draft_nodes(self, num_tokens: int) -> int:
+        """Skipped tokens are fed together with the next tree."""
+        return super().max_draft_nodes(num_tokens) + max(size.depth for size in self.sizes(num_tokens))
+
+    def _drafter(self, components: Components) -> EagleDrafter:
+        from vargen.methods.vvs.feature_cache import FeatureCache
+
+        return eagle_drafter(
+            components,
+            self.drafter,
+            self._shape(),
+            self.sizes(components.num_tokens),
+            self.children,
+            feature_reuse=FeatureCache(components.num_tokens, self.staleness, self.verified_staleness),
+            refresh=self.refresh,
+            depth_behind_skip=self.depth_behind_skip,
+        )
+
+    def _schedule(self, components: Components) -> Schedule:
+        from vargen.methods.vvs.schedule import DynamicSchedule, LikenessSchedule, UniformSchedule
+        from vargen.methods.vvs.selector import PathSelector
+
+        codebook = components.codebook()
+        selector = PathSelector(self.choice, self.truncate, codebook)  # type: ignore[arg-type]
+        if self.schedule == "uniform":
+            return UniformSchedule(self.interval, selector, self.min_tokens)
+        if self.schedule == "likeness":
+            return LikenessSchedule(self.threshold, selector, codebook, self.min_tokens)
+        return DynamicSchedule(self.threshold, selector, codebook, min_tokens=self.min_tokens)
+
+    @classmethod
+    def search(cls, suggest: Suggestions) -> dict[str, Any]:
+        """LANTERN's, and what is skipped."""
+        settings = {
+            **super().search(suggest),
+            "schedule": suggest.choice("schedule", SCHEDULES),
+            "choice": suggest.choice("choice", PATH_CHOICES),
+            "truncate": suggest.choice("truncate", [True, False]),
+            "refresh": suggest.choice("refresh", [True, False]),
+            "depth_behind_skip": suggest.choice("depth_behind_skip", [None, 1, 2]),
+        }
+        if settings["schedule"] == "uniform":
+            settings["interval"] = suggest.integer("interval", 2, 6)
+        else:
+            settings["threshold"] = suggest.number("threshold", 0.1, 0.95)
+        return settings

@@ -1,0 +1,220 @@
+"""What LlamaGen offers methods: plays `vargen.methods.base.Components`.
+
+Belongs here: finding and loading what a method asks for, and what is worth keeping between two batches. Does not belong
+here: any method, and how prompts become features.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+from diffusers.models.autoencoders.vq_model import VQModel
+from torch import Tensor
+
+from specdecode.draft_size import DraftSize, DraftSizer
+from specdecode.drafters.draft_model import MOST_WAITING
+from specdecode.kv_cache import StaticKVCache
+from specdecode.neighbours import nearest_neighbours
+from vargen.errors import UserError
+from vargen.methods.base import DraftNetwork, MethodConfig
+from vargen.methods.draft_sizes import MeasuredDraftSizes
+from vargen.models.llamagen.draft_head import LlamaGenDraftHead, check_drafter
+from vargen.models.llamagen.drafter import LlamaGenDrafter
+from vargen.models.llamagen.target import LlamaGenTarget, allocate_cache, cache_fits, cache_length
+from vargen.models.llamagen.transformer import LlamaGenTransformer
+from vargen.models.llamagen.vq import unit_codebook
+from vargen.models.model_folder import check_component_folder
+
+Model = TypeVar("Model", LlamaGenDrafter, LlamaGenTransformer)
+
+
+@dataclass
+class KeptBetweenBatches:
+    """What a pipeline keeps from one batch for the next. No picture depends on it.
+
+    Args:
+        kv_cache: of the target.
+        models: drafters and smaller transformers that methods named, by folder.
+        neighbours: the nearest codes [V, k] of each code, by k.
+        draft_sizes: measured costs, and what sizes turned out to be worth.
+    """
+
+    kv_cache: StaticKVCache | None = None
+    models: dict[str, Any] = field(default_factory=dict)
+    neighbours: dict[int, Tensor] = field(default_factory=dict)
+    draft_sizes: MeasuredDraftSizes = field(default_factory=MeasuredDraftSizes)
+
+
+class LlamaGenComponents:
+    """Plays `Components` for one batch of pictures. The target is there once `start` has been called.
+
+    Args:
+        transformer, vqvae, drafter, draft_transformer: as the pipeline has them; any but the first may be missing.
+        device: where everything computes.
+        kept: the pipeline's.
+    """
+
+    def __init__(
+        self,
+        transformer: LlamaGenTransformer,
+        vqvae: VQModel | None,
+        drafter: LlamaGenDrafter | None,
+        draft_transformer: LlamaGenTransformer | None,
+        device: torch.device,
+        kept: KeptBetweenBatches,
+    ) -> None:
+        self.transformer = transformer
+        self.vqvae = vqvae
+        self.drafter = drafter
+        self.draft_transformer = draft_transformer
+        self.device = device
+        self.kept = kept
+
+    def wants_full_prompt(self, method: MethodConfig) -> bool:
+        """Whether the method's drafter was trained on prompts in their full length, padding included."""
+        if "drafter" not in method.weights:
+            return False
+        folder = method.to_dict()["drafter"]
+        return (folder or self.drafter) is not None and self._drafter(folder).config.attend_to_padding
+
+    def start(
+        self, condition: Mapping[str, Tensor], mask: Tensor | None, guidance_scale: float, max_draft_nodes: int
+    ) -> LlamaGenTarget:
+        """A batch begins; its target, on the cache of the last batch, or on a new one where that does not fit.
+
+        Args:
+            condition: what `LlamaGenTransformer.embed_condition` takes.
+            mask: [B, T] bool of a prompt, None for classes.
+            guidance_scale: as for `LlamaGenTarget`.
+            max_draft_nodes: of the method.
+        """
+        transformer = self.transformer
+        self._condition, self._mask, self._guidance_scale = condition, mask, guidance_scale
+        embeds = transformer.embed_condition(**condition)
+        rows = embeds.shape[0] * (2 if guidance_scale > 1 else 1)
+        num_slots = cache_length(transformer, embeds.shape[1], max_draft_nodes)
+        if self.kept.kv_cache is None or not cache_fits(self.kept.kv_cache, transformer, rows, num_slots):
+            self.kept.kv_cache = None  # free the old one first
+            # For the longest condition, so that the next prompts, of another length, fit as well.
+            num_slots = cache_length(transformer, transformer.config.condition_length, max_draft_nodes)
+            self.kept.kv_cache = allocate_cache(transformer, rows, num_slots)
+        self._target = LlamaGenTarget(
+            transformer,
+            embeds,
+            mask,
+            guidance_scale=guidance_scale,
+            max_draft_nodes=max_draft_nodes,
+            kv_cache=self.kept.kv_cache,
+        )
+        return self._target
+
+    @property
+    def target(self) -> LlamaGenTarget:
+        """The transformer, fed with the condition."""
+        return self._target
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of a picture."""
+        return self.transformer.num_image_tokens
+
+    def draft_head(self, folder: str | None, most_new_pairs: int) -> DraftNetwork[LlamaGenDraftHead]:
+        """The drafter in a folder, or the pipeline's own, beside the target."""
+        drafter = self._drafter(folder)
+        head = LlamaGenDraftHead(drafter, self.target, most_new_pairs)
+        rates = {"top": drafter.config.acceptance_rate, "sampled": drafter.config.sampled_acceptance_rate}
+        return DraftNetwork(head, f"eagle-{drafter.config.dim}", head.draft_once, rates)
+
+    def draft_target(self, folder: str | None) -> DraftNetwork[LlamaGenTarget]:
+        """The smaller transformer in a folder (or in `transformer/` there), or the pipeline's own."""
+        transformer = self._draft_transformer(folder)
+        smaller = LlamaGenTarget(
+            transformer,
+            transformer.embed_condition(**self._condition),
+            self._mask,
+            guidance_scale=self._guidance_scale,
+            max_draft_nodes=MOST_WAITING + 2,
+        )
+
+        def draft_once(num_tokens: int) -> None:
+            tokens = torch.zeros(smaller.batch_size, num_tokens, dtype=torch.long, device=smaller.device)
+            mask = torch.eye(num_tokens, dtype=torch.bool, device=smaller.device).expand(len(tokens), -1, -1)
+            smaller.forward(tokens, mask, torch.zeros_like(tokens))
+
+        kind = f"transformer-{transformer.config.num_layers}-{transformer.config.dim}"
+        return DraftNetwork(smaller, kind, draft_once)
+
+    def codebook(self) -> Tensor:
+        """The tokens' unit vectors [V, d], beside the transformer."""
+        if self.vqvae is None:
+            raise UserError(
+                "this method compares the codes of the image tokenizer, and this pipeline has none (vqvae); use an "
+                "exact one such as eagle"
+            )
+        return unit_codebook(self.vqvae).to(self.device)
+
+    def neighbours(self, num_neighbours: int) -> Tensor:
+        """The nearest codes [V, k] of each code; computed once, for a large codebook takes a second."""
+        codebook = self.codebook()
+        if num_neighbours not in self.kept.neighbours:
+            self.kept.neighbours[num_neighbours] = nearest_neighbours(codebook, num_neighbours)
+        return self.kept.neighbours[num_neighbours].to(self.device)
+
+    def draft_sizer(
+        self, sizes: Sequence[DraftSize], drafter: str, draft_step: Callable[[], object], prior_rate: float
+    ) -> DraftSizer:
+        """See `Components.draft_sizer`."""
+        target, transformer = self.target, self.transformer
+        is_cuda = self.device.type == "cuda"
+        geometry = {
+            "device": torch.cuda.get_device_name(self.device) if is_cuda else self.device.type,
+            "model": {name: value for name, value in transformer.config.items() if not name.startswith("_")},
+            "dtype": str(transformer.dtype),
+            "rows": target.kv_cache.batch_size,
+            "drafter": drafter,
+        }
+        return self.kept.draft_sizes.sizer(sizes, geometry, target.half_way, draft_step, prior_rate)
+
+    def _drafter(self, folder: str | None) -> LlamaGenDrafter:
+        if folder is None:
+            if self.drafter is None:
+                raise UserError(
+                    "drafter: this model came without one; name a folder in the method's settings, or train one with "
+                    "`vargen train drafter`"
+                )
+            return self.drafter
+        return self._loaded(folder, folder, LlamaGenDrafter, check_drafter)
+
+    def _draft_transformer(self, folder: str | None) -> LlamaGenTransformer:
+        if folder is None:
+            if self.draft_transformer is None:
+                raise UserError("draft_model: this model came without one; name a folder in the method's settings")
+            return self.draft_transformer
+        inner = os.path.join(folder, "transformer")
+        path = inner if os.path.isdir(inner) else folder
+        return self._loaded(folder, path, LlamaGenTransformer, check_draft_transformer)
+
+    def _loaded(
+        self, folder: str, path: str, kind: type[Model], check: Callable[[Model, LlamaGenTransformer], None]
+    ) -> Model:
+        if folder not in self.kept.models:
+            check_component_folder(path, kind)
+            model = kind.from_pretrained(path, torch_dtype=self.transformer.dtype)
+            check(model, self.transformer)
+            self.kept.models[folder] = model.eval()
+        return self.kept.models[folder].to(self.device)
+
+
+def check_draft_transformer(smaller: LlamaGenTransformer, transformer: LlamaGenTransformer) -> None:
+    """Refuse a smaller model that does not speak the same tokens or read the same prompts, naming what differs."""
+    kind = "caption_dim" if transformer.config.condition_type == "text" else "num_classes"
+    for name in ("vocab_size", "grid_size", "condition_type", kind):
+        if smaller.config[name] != transformer.config[name]:
+            raise UserError(
+                f"draft_model was made for another model: its {name} is {smaller.config[name]!r}, this model has "
+                f"{transformer.config[name]!r}"
+            )

@@ -137,20 +137,20 @@ class StepCosts:
 
 
 class AdaptiveDraftSize:
-    """The size with the most expected tokens per second, no draft at all among them.
+    """The size with the most expected tokens per second, following what is accepted.
+
+    Only for drafts that no token depends on: what is accepted depends on all rows of a batch, and seconds on the
+    machine.
 
     Args:
-        candidates: sizes to choose from; `NO_DRAFT` is added.
+        candidates: sizes to choose from. With `NO_DRAFT` among them nothing is drafted where drafting does not pay.
         costs: of this machine and model.
-        adapt: follow what is accepted. Without, the choice is made once, from the costs and `prior_rate`: for methods
-            whose tokens depend on the draft, because what is accepted depends on all rows of a batch, and a row must
-            not depend on what else is in its batch.
         prior_rate: how often one drafted token is taken to be accepted before anything is known.
         interval: steps between two looks at what was accepted; only then the host waits for the device.
         clock: seconds; None: costs are taken as they are given.
 
     Raises:
-        ValueError: no candidate, or `prior_rate` outside (0, 1).
+        ValueError: no candidate drafts, or `prior_rate` outside (0, 1).
     """
 
     def __init__(
@@ -158,18 +158,16 @@ class AdaptiveDraftSize:
         candidates: Sequence[DraftSize],
         costs: StepCosts,
         *,
-        adapt: bool = True,
         prior_rate: float = 0.4,
         interval: int = 8,
         clock: Callable[[], float] | None = time.perf_counter,
     ) -> None:
-        if not candidates:
-            raise ValueError("candidates must hold at least one size")
+        if not any(size.depth for size in candidates):
+            raise ValueError("candidates must hold at least one size that drafts")
         if not 0 < prior_rate < 1:
             raise ValueError(f"prior_rate must lie between 0 and 1, got {prior_rate}")
-        self.candidates = tuple(dict.fromkeys((NO_DRAFT, *candidates)))
+        self.candidates = tuple(dict.fromkeys(candidates))
         self.costs = costs
-        self.adapt = adapt
         self.prior_rate = prior_rate
         self.interval = interval
         deepest = self.largest.depth
@@ -198,13 +196,13 @@ class AdaptiveDraftSize:
 
     def choose(self) -> DraftSize:
         """The size of the next draft."""
-        if self.adapt and self._current == NO_DRAFT:
+        if self._current == NO_DRAFT:
             # Without drafts nothing is learned, so now and then one is made, ever more rarely as they do not pay.
             self._until_probe -= 1
             if self._until_probe <= 0:
                 self._probing = True
                 self._current = self._best(drafting=True)
-        if self.adapt and self._clock is not None:
+        if self._clock is not None:
             if self._current == NO_DRAFT:
                 self._looked = None
             elif self._looked is None:
@@ -213,7 +211,7 @@ class AdaptiveDraftSize:
 
     def observe(self, size: DraftSize, accepted: Tensor, active: Tensor, predicted: Tensor | None = None) -> None:
         """Keep the step; every `interval` steps, learn from those kept."""
-        if not self.adapt or size == NO_DRAFT:
+        if size == NO_DRAFT:
             return
         self._pending.append((size, accepted, active, predicted))
         if len(self._pending) >= self.interval:

@@ -71,7 +71,7 @@ def method_resolver(
     """
     folder = Path(folder)
     own = read_json(folder / "model_index.json").get("methods") or {}
-    check_own_settings(own, f"methods in {folder / 'model_index.json'}")
+    check_own_settings(own, f"{folder / 'model_index.json'}: methods")
     num_tokens = read_json(folder / "transformer" / "config.json").get("grid_size", 16) ** 2
     return lambda name, options: resolve_method(name, options, own).resolved(num_tokens)
 

@@ -120,7 +120,7 @@ class LlamaGenPipeline(DiffusionPipeline):
         self.vae_scale_factor = downsampling_factor(vqvae)
         self.image_size = transformer.config.grid_size * self.vae_scale_factor
         self._check_components(image_size)
-        check_own_settings(methods or {}, "methods of model_index.json")
+        check_own_settings(methods or {}, "model_index.json: methods")
         usual_scale, usual_top_k = _USUAL_SETTINGS[transformer.config.condition_type]
         self.register_to_config(
             default_guidance_scale=usual_scale if default_guidance_scale is None else default_guidance_scale,

@@ -1,0 +1,107 @@
+"""What a model prefers: the `methods` part of its configuration, what overrides it, and how it is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from vargen.cli import main
+from vargen.errors import UserError
+from vargen.methods.catalogue import resolve_method
+from vargen.models.model_folder import method_resolver
+from vargen.pipelines.llamagen import LlamaGenPipeline
+
+CHAIN = [[0], [0, 0]]
+OWN: dict[str, Any] = {
+    "eagle": {"tree": CHAIN, "depth": 2, "children": "sampled"},
+    "vvs": {"tree": CHAIN, "children": "sampled", "depth_behind_skip": 1, "schedule": "likeness", "delta": 0.0},
+    "scd": {"window": 5, "initial_guess": "repeat"},
+}
+
+
+@pytest.fixture(scope="module")
+def own_folder(drafting_pipeline: LlamaGenPipeline, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("own") / "model"
+    usual = {name: drafting_pipeline.config[name] for name in ("default_guidance_scale", "default_top_k")}
+    LlamaGenPipeline(**drafting_pipeline.components, **usual, methods=OWN).save_pretrained(folder)
+    return folder
+
+
+def test_a_name_stands_for_what_the_model_prefers(own_folder: Path, drafting_pipeline: LlamaGenPipeline) -> None:
+    pipeline = LlamaGenPipeline.from_pretrained(own_folder)
+    pipeline.set_progress_bar_config(disable=True)
+    for name, settings in OWN.items():
+        explicit = resolve_method(name, settings)
+        tokens = [
+            model("two cones", method=method, generator=torch.Generator().manual_seed(3), output_type="latent").tokens
+            for model, method in ((pipeline, name), (pipeline, explicit), (drafting_pipeline, explicit))
+        ]
+        assert torch.equal(tokens[0], tokens[1]) and torch.equal(tokens[1], tokens[2])
+
+
+def test_options_come_on_top_and_another_draft_replaces_the_models_own() -> None:
+    def resolve(name: str, **options: Any) -> Any:
+        return resolve_method(name, options, OWN)
+
+    assert resolve("vvs", delta=0.1) == resolve_method("vvs", {**OWN["vvs"], "delta": 0.1})
+    other = resolve("vvs", total_tokens=8, depth=3)
+    assert (other.tree, other.children, other.depth_behind_skip) == ("dynamic", "top", None)
+    assert (other.schedule, other.delta) == ("likeness", 0.0), "what is not about the draft stays"
+    assert resolve("scd", window=7).initial_guess == "random"
+    assert resolve("lantern") == resolve_method("lantern"), "nothing is preferred for it"
+    assert resolve("eagle-tree") == resolve_method("eagle-tree"), "a preset starts from the method's defaults"
+    with pytest.raises(UserError, match="no option 'dept'"):
+        resolve("eagle", dept=3)
+
+
+def test_commands_resolve_as_the_pipeline_does(own_folder: Path) -> None:
+    pipeline, resolve = LlamaGenPipeline.from_pretrained(own_folder), method_resolver(own_folder)
+    for name, options in (
+        ("eagle", None),
+        ("vvs", {"threshold": 0.2}),
+        ("sjd", {}),
+        ("lantern", {"depth": 2}),
+        ("ar", {}),
+    ):
+        assert resolve(name, options) == pipeline.resolve_method(name, options)
+    assert resolve("sjd", None).to_dict()["window"] == 15, "sixteen do not fit a picture of sixteen tokens"
+
+
+def test_records_hold_the_sizes_and_other_sizes_are_another_run(
+    own_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["generate", "two cones", "--model", str(own_folder), "--quiet", "--output", str(tmp_path / "out")]
+    assert main([*command, "--method", "scd"]) == 0
+    settings = json.loads((tmp_path / "out" / "config.json").read_text())["settings"]
+    assert settings["method"]["window"] == 5 and settings["method"]["initial_guess"] == "repeat"
+    assert main([*command, "--method", "scd"]) == 0
+    assert main([*command, "--method", "scd", "--method_options.window", "6"]) == 2
+    assert "method" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("methods", "message"),
+    [
+        ({"beagle": {}}, "model_index.json: methods: 'beagle' is no method; known: ar, eagle"),
+        ({"eagle": 3}, "model_index.json: methods.eagle must hold settings by name, got 3"),
+        ({"eagle": {"dept": 3}}, "model_index.json: methods.eagle: method 'eagle' has no option 'dept'"),
+        ({"scd": {"window": 0}}, "model_index.json: methods.scd: scd.window must be an integer"),
+    ],
+)
+def test_settings_that_are_none_are_named(own_folder: Path, tmp_path: Path, methods: Any, message: str) -> None:
+    index = json.loads((own_folder / "model_index.json").read_text())
+    other = tmp_path / "model"
+    other.mkdir()
+    for entry in own_folder.iterdir():
+        (other / entry.name).symlink_to(entry)
+    (other / "model_index.json").unlink()
+    (other / "model_index.json").write_text(json.dumps({**index, "methods": methods}))
+    with pytest.raises(UserError) as caught:
+        LlamaGenPipeline.from_pretrained(other)
+    assert message in str(caught.value)
+    with pytest.raises(UserError, match=r"model_index\.json: methods"):
+        method_resolver(other)

@@ -202,7 +202,7 @@ class CLIPFeatures:
         if not (folder / "config.json").is_file():
             raise DataError(f"{folder} holds no CLIP model (config.json is missing); name the folder of one")
         try:
-            model: Any = CLIPModel.from_pretrained(folder, dtype=torch.float32)
+            model: Any = CLIPModel.from_pretrained(folder, dtype=torch.float32, use_safetensors=True)
             self.tokenizer = AutoTokenizer.from_pretrained(folder)
             # PIL's resizing is what CLIP was trained with.
             self.image_processor = AutoImageProcessor.from_pretrained(folder, backend="pil")

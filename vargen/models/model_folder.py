@@ -1,7 +1,8 @@
 """Is this pipeline folder whole, and do its weights fit its configuration? Asked before anything is loaded.
 
 diffusers fills missing weights with random numbers and only logs it, and a truncated file ends in a message that
-names no file. So the headers of the weight files (a few kilobytes) are compared with the models the configurations
+names no file. It also imports whatever module a model folder names. So the components come from a closed list of
+libraries, and the headers of the weight files (a few kilobytes) are compared with the models the configurations
 describe, built without memory on the meta device. Nothing here loads a weight.
 """
 
@@ -24,26 +25,45 @@ from vargen.methods.catalogue import check_own_settings, resolve_method
 if TYPE_CHECKING:
     import torch
 
+_LIBRARIES = ("diffusers", "transformers")
+_OUR_MODELS = "vargen.models."
+_PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 _WEIGHT_NAMES = ("diffusion_pytorch_model", "model")
 _TIED_NAMES = ({"shared.weight", "encoder.embed_tokens.weight"},)
 """Names of one tensor, of which a file needs only one (T5's token embedding)."""
 
 
-def check_model_folder(folder: str | os.PathLike[str], skip: Collection[str] = ()) -> None:
-    """Check every component that `model_index.json` names, except those in `skip` (given by the caller as objects).
+def check_model_folder(
+    folder: str | os.PathLike[str], skip: Collection[str] = (), required: Collection[str] = ()
+) -> None:
+    """Check every component that `model_index.json` names.
+
+    Args:
+        folder: of the pipeline.
+        skip: components that the caller gives as objects.
+        required: components without which there is no pipeline.
 
     Raises:
-        UserError: a file is missing, truncated or unreadable, or weights do not fit their configuration.
+        UserError: a file is missing, truncated or unreadable, weights do not fit their configuration, or a component
+            is of a class that a model folder may not name.
     """
     folder = Path(folder)
-    for component, value in read_json(folder / "model_index.json").items():
-        if component in skip or not isinstance(value, list) or len(value) != 2 or value[0] is None:
-            continue
+    components = read_json(folder / "model_index.json")
+    for component in sorted({*components, *required} - {*skip}):
+        value = components.get(component)
+        if component not in required and (not isinstance(value, list) or value == [None, None]):
+            continue  # a setting of the pipeline, or an optional component that is not there
+        names = value if isinstance(value, list) else []
+        if len(names) != 2 or not all(isinstance(name, str) for name in names) or not component.isidentifier():
+            raise UserError(
+                f"{folder / 'model_index.json'} must name a library and a class for {component!r}, not "
+                f"{json.dumps(value)}; copy it again"
+            )
         if not (folder / component).is_dir():
             raise UserError(
                 f"{folder / component} is missing, but model_index.json names it; copy the whole folder again"
             )
-        model_class = _component_class(*value)
+        model_class = _component_class(*names)
         if model_class is not None:
             _check_component(folder / component, model_class)
 
@@ -54,7 +74,7 @@ def read_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_bytes())
     except FileNotFoundError:
         raise UserError(f"{path} is missing; copy the whole model folder again") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not valid JSON ({error}); copy it again") from error
     if not isinstance(value, dict):
         raise UserError(f"{path} must hold a JSON object; copy it again")
@@ -93,16 +113,24 @@ def read_tensor_shapes(path: Path) -> dict[str, tuple[int, ...]]:
 
 
 def _component_class(library: str, class_name: str) -> type[torch.nn.Module] | None:
-    """The model class of a component, None for what holds no weights, such as a tokenizer."""
-    import torch
+    """The model class of a component, None for what holds no weights, such as a tokenizer.
 
+    Importing runs a module's code, so the libraries are a closed list: this project's models, diffusers, transformers.
+    """
+    import torch
+    from diffusers import DiffusionPipeline  # whose folder would name classes of its own
+
+    is_known = library in _LIBRARIES or library.startswith(_OUR_MODELS)
     try:
-        found = getattr(importlib.import_module(library), class_name, None)
-    except ImportError as error:
+        found = getattr(importlib.import_module(library), class_name, None) if is_known else None
+    except ImportError:
+        found = None
+    if not (isinstance(found, type) and hasattr(found, "from_pretrained")) or issubclass(found, DiffusionPipeline):
         raise UserError(
-            f"model_index.json names {library}.{class_name}, which cannot be imported ({error}); install it"
-        ) from error
-    return found if isinstance(found, type) and issubclass(found, torch.nn.Module) else None
+            f"model_index.json names {library}.{class_name}, which is no part of a pipeline that vargen, diffusers or "
+            "transformers has; name one of theirs or update them"
+        )
+    return found if issubclass(found, torch.nn.Module) else None
 
 
 def _weight_files(folder: Path) -> list[Path]:
@@ -110,11 +138,17 @@ def _weight_files(folder: Path) -> list[Path]:
     for name in _WEIGHT_NAMES:
         index = folder / f"{name}.safetensors.index.json"
         if index.is_file():
-            return sorted({folder / shard for shard in read_json(index).get("weight_map", {}).values()})
+            shards = read_json(index).get("weight_map")
+            if not isinstance(shards, dict) or any(Path(str(shard)).name != shard for shard in shards.values()):
+                raise UserError(f"{index} must name files beside it in its weight_map; copy it again")
+            return sorted({folder / shard for shard in shards.values()})
         if (folder / f"{name}.safetensors").is_file():
             return [folder / f"{name}.safetensors"]
-    if any(folder.glob("*.bin")) or any(folder.glob("*.safetensors")):
-        return []  # a variant or pickled weights: from_pretrained knows what to do with them
+    if any(folder.glob("*.safetensors")):
+        return []  # a variant: from_pretrained knows what to do with it
+    for path in sorted(folder.iterdir()):
+        if path.suffix in _PICKLED:
+            raise UserError(f"{path} holds pickled weights, which may run code when loaded; save them as safetensors")
     raise UserError(f"{folder / (_WEIGHT_NAMES[0] + '.safetensors')} is missing; copy or download the weights again")
 
 

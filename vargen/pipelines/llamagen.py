@@ -162,14 +162,17 @@ class LlamaGenPipeline(DiffusionPipeline):
         """Load a pipeline as `DiffusionPipeline.from_pretrained` does, with two differences.
 
         A local folder is checked first: missing, truncated or ill-fitting weights are an error, where diffusers would
-        put random numbers in their place. And the vqvae is kept in fp32 whatever `dtype` says.
+        put random numbers in their place, and so are pickled ones and classes of other libraries. And the vqvae is
+        kept in fp32 whatever `dtype` says.
 
         Raises:
             UserError: a local folder is incomplete, damaged or inconsistent.
         """
         if os.path.isdir(pretrained_model_name_or_path):
             passed = {name for name, value in kwargs.items() if isinstance(value, torch.nn.Module)}
-            check_model_folder(pretrained_model_name_or_path, skip=passed)
+            required = {*cls._get_signature_keys(cls)[0]} - {*cls._optional_components}
+            check_model_folder(pretrained_model_name_or_path, skip=passed, required=required)
+            kwargs.setdefault("use_safetensors", True)
         dtype = kwargs.pop("torch_dtype", None) or kwargs.pop("dtype", None) or torch.float32
         dtypes = dtype if isinstance(dtype, dict) else {"default": dtype}
         kwargs["dtype"] = {"vqvae": torch.float32, **dtypes}

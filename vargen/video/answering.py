@@ -360,7 +360,9 @@ def check_same_words(tokenizer: Any, draft_tokenizer: Any) -> None:
 def _load(folder: Path, device: str, dtype: str) -> Any:
     transformers_logging.disable_progress_bar()
     try:
-        model: Any = AutoModelForImageTextToText.from_pretrained(folder, dtype=getattr(torch, dtype))
+        model: Any = AutoModelForImageTextToText.from_pretrained(
+            folder, dtype=getattr(torch, dtype), use_safetensors=True
+        )
         return model.to(device)
     except (OSError, ValueError) as error:
         raise UserError(f"model: {folder} cannot be loaded ({str(error).splitlines()[0]})") from error

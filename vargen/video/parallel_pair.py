@@ -182,7 +182,7 @@ class ParallelPlayers:
 def _load_source(folder: str, device: str, dtype: str) -> DraftSource:
     """In the drafter's process: load the weights."""
     transformers_logging.disable_progress_bar()
-    model: Any = AutoModelForImageTextToText.from_pretrained(folder, dtype=getattr(torch, dtype))
+    model: Any = AutoModelForImageTextToText.from_pretrained(folder, dtype=getattr(torch, dtype), use_safetensors=True)
     return _source_of(model.to(device).eval().requires_grad_(False))
 
 

@@ -23,6 +23,7 @@ from diffusers.utils import BaseOutput
 from torch import Tensor, nn
 
 from vargen.errors import UserError
+from vargen.models.model_folder import check_component_folder
 from vargen.resources import weights_folder
 from vargen.world.judge.reading import JudgedObject, Reading
 from vargen.world.scenes.scene import COLOURS, GROUNDS, MATERIALS, SHAPES, SIZES, SKIES
@@ -167,6 +168,7 @@ def load_judge(folder: str | PathLike[str] | None = None, device: str | torch.de
     place = weights_folder() / JUDGE_NAME if folder is None else Path(folder)
     if not (place / "config.json").is_file():
         raise UserError(f"judge: {place} holds none; train it with `vargen train judge` and name its export folder")
+    check_component_folder(place, SceneJudge)
     judge = SceneJudge.from_pretrained(place, torch_dtype=torch.float32)
     return judge.to(device).eval()
 

@@ -1,0 +1,128 @@
+"""Model folders from strangers: what they name is from a closed list, and what is damaged ends in one line."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from vargen.errors import UserError
+from vargen.models.model_folder import read_tensor_shapes
+from vargen.pipelines.llamagen import LlamaGenPipeline
+
+
+def refusal(folder: Path) -> str:
+    with pytest.raises(UserError) as caught:
+        LlamaGenPipeline.from_pretrained(folder)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def change_index(folder: Path, **changes: Any) -> None:
+    path = folder / "model_index.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        ["antigravity", "X"],
+        ["planted", "Model"],
+        ["os", "system"],
+        ["torch.nn", "Linear"],
+        ["vargen.commands.generate", "GenerateConfig"],
+        ["vargen.models.llamagen.transformer", "annotations"],
+        ["vargen.models.nothing", "Model"],
+        ["diffusers", "DiffusionPipeline"],
+        ["diffusers", "StableDiffusionPipeline"],
+        ["diffusers.pipelines", "Model"],
+        ["transformers", "pipeline"],
+        ["transformers", "Trainer"],
+    ],
+)
+def test_a_folder_names_no_classes_but_those_of_models(
+    tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: list[Any]
+) -> None:
+    planted = tmp_path / "planted.py"
+    planted.write_text(f"open({str(tmp_path / 'executed')!r}, 'w')\nclass Model: pass\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["", *sys.path])  # as under `python -m`
+    (tiny_model_folder / "extra").mkdir()
+    change_index(tiny_model_folder, extra=named)
+    assert f"{named[0]}.{named[1]}, which is no part of a pipeline" in refusal(tiny_model_folder)
+    assert not (tmp_path / "executed").exists() and not {"antigravity", "planted"} & sys.modules.keys()
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"vqvae": "text"}, "for 'vqvae', not \"text\""),
+        ({"vqvae": [None, None]}, "'vqvae', not [null, null]"),
+        ({"vqvae": None}, "'vqvae', not null"),
+        ({"vqvae": ["diffusers"]}, "for 'vqvae'"),
+        ({"extra": [3, "X"]}, "for 'extra'"),
+        ({"../outside": ["diffusers", "VQModel"]}, "for '../outside'"),
+    ],
+)
+def test_components_that_are_none_are_named(tiny_model_folder: Path, changes: dict[str, Any], named: str) -> None:
+    change_index(tiny_model_folder, **changes)
+    assert named in refusal(tiny_model_folder)
+
+
+class Harm:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Callable[[Path], None], tuple[Path]]:
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize("name", ["diffusion_pytorch_model.bin", "pytorch_model.bin", "weights.pt", "model.ckpt"])
+def test_pickled_weights_are_refused_by_name(tiny_model_folder: Path, tmp_path: Path, name: str) -> None:
+    weights = tiny_model_folder / "transformer" / "diffusion_pytorch_model.safetensors"
+    weights.unlink()
+    weights.with_name(name).write_bytes(pickle.dumps(Harm(tmp_path / "executed")))
+    assert f"{name} holds pickled weights" in refusal(tiny_model_folder)
+    assert not (tmp_path / "executed").exists()
+
+
+@pytest.mark.parametrize("shard", ["../vqvae/diffusion_pytorch_model.safetensors", "/etc/passwd", 3, None])
+def test_shards_lie_beside_their_index(tiny_model_folder: Path, shard: Any) -> None:
+    index = tiny_model_folder / "transformer" / "diffusion_pytorch_model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": shard}}))
+    assert "must name files beside it" in refusal(tiny_model_folder)
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, "{", "[]", "\ud800"])
+def test_an_index_that_is_none_is_named(tiny_model_folder: Path, content: str) -> None:
+    (tiny_model_folder / "model_index.json").write_bytes(content.encode("utf-8", "surrogatepass"))
+    assert "model_index.json" in refusal(tiny_model_folder)
+
+
+def test_headers_are_read_and_every_damage_to_them_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    save_file({"a": torch.zeros(3, 2, dtype=torch.bfloat16), "b": torch.zeros(()), "c": torch.zeros(0, 4)}, path)
+    assert read_tensor_shapes(path) == {"a": (3, 2), "b": (), "c": (0, 4)}
+    whole = path.read_bytes()
+
+    def header(value: Any, data: bytes = b"1234") -> bytes:
+        text = json.dumps(value).encode()
+        return len(text).to_bytes(8, "little") + text + data
+
+    one = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
+    assert (path.write_bytes(header({"a": one})), read_tensor_shapes(path))[1] == {"a": (1,)}
+    damaged = [whole[:end] for end in range(len(whole))]
+    damaged += [whole + b"x", b"\0" * 100, (2**63).to_bytes(8, "little") + b"{}"]
+    damaged += [header({"a": 3}), header([1]), header({"a": {"dtype": "F32", "shape": [1]}})]
+    damaged += [header({"a": one | {"shape": [2]}}), header({"a": one, "b": one}), header({"a": one | {"dtype": "F"}})]
+    for content in damaged:
+        path.write_bytes(content)
+        with pytest.raises(UserError, match=r"a\.safetensors is truncated or no safetensors file \(.*; copy"):
+            read_tensor_shapes(path)

@@ -33,13 +33,10 @@ def run(arguments: Sequence[str]) -> int:
     protocol = load_protocol(config.preset)
     methods = {} if config.images is not None else config.methods()
 
-    from vargen.jobs.cases import World
     from vargen.jobs.evaluation import evaluate_quality
-    from vargen.world.cases import RenderedReference, file_cases, scene_cases
-    from vargen.world.judge.judging import ClaimJudge
+    from vargen.world.judge.judging import SCENE_WORLD
 
-    world = World(scene_cases, file_cases, RenderedReference, ClaimJudge)
-    rows = evaluate_quality(config, protocol, methods, world, values.quiet)
+    rows = evaluate_quality(config, protocol, methods, SCENE_WORLD, values.quiet)
     if rows:  # none but on the main process
         _report(config, rows, values.json)
     return 0

@@ -15,13 +15,12 @@ from hypothesis import strategies as st
 optuna = pytest.importorskip("optuna", reason="tuning needs the tune extra")
 
 from vargen.cli import main  # noqa: E402
-from vargen.commands import tune  # noqa: E402
-from vargen.commands.tune import TuneConfig  # noqa: E402
 from vargen.errors import UserError  # noqa: E402
 from vargen.jobs import benchmark, tuning  # noqa: E402
 from vargen.jobs.tuning import (  # noqa: E402
     Point,
     Suggestions,
+    TuneConfig,
     fastest_within,
     pareto_front,
     settings_of,
@@ -149,7 +148,7 @@ def test_a_fixed_shape_is_not_replaced_by_a_chain() -> None:
 def test_a_study_that_goes_on_does_not_draw_the_same_again(tmp_path: Path) -> None:
     draws = []
     for _ in range(3):
-        study = tune._open_study(tmp_path / "study.log", TuneConfig(method="gsd"), resolve)
+        study = tuning._open_study(tmp_path / "study.log", TuneConfig(method="gsd"), resolve)
         while (trial := study.ask()).user_attrs.get("start"):
             study.tell(trial, [1.0, 1.0])
         draws.append(str(resolve_method("gsd").search(Suggestions(trial, {}))))
@@ -159,11 +158,11 @@ def test_a_study_that_goes_on_does_not_draw_the_same_again(tmp_path: Path) -> No
 
 def test_a_starting_point_whose_process_was_killed_is_measured_again(tmp_path: Path) -> None:
     for _ in range(2):  # asked for, never told
-        study = tune._open_study(tmp_path / "study.log", TuneConfig(method="sjd"), resolve)
+        study = tuning._open_study(tmp_path / "study.log", TuneConfig(method="sjd"), resolve)
         assert study.ask().user_attrs["start"] == starting_points("sjd", {}, resolve)[0].settings
-    study = tune._open_study(tmp_path / "study.log", TuneConfig(method="sjd"), resolve)
+    study = tuning._open_study(tmp_path / "study.log", TuneConfig(method="sjd"), resolve)
     study.tell(study.ask(), [1.0, 1.0])
-    study = tune._open_study(tmp_path / "study.log", TuneConfig(method="sjd"), resolve)
+    study = tuning._open_study(tmp_path / "study.log", TuneConfig(method="sjd"), resolve)
     assert "start" not in study.ask().user_attrs
 
 
@@ -171,14 +170,14 @@ def test_what_a_kill_left_in_the_journal_does_no_harm(tmp_path: Path, monkeypatc
     monkeypatch.chdir(tmp_path)
     path = Path("tuning/study.log")  # relative: Optuna's own lock would lead nowhere, and be waited for without end
     path.parent.mkdir()
-    study = tune._open_study(path, TuneConfig(method="sjd"), resolve)
+    study = tuning._open_study(path, TuneConfig(method="sjd"), resolve)
     study.tell(study.ask(), [1.0, 1.0])
     with path.open("ab") as file:
         file.write(b'{"op_code":')
     os.symlink(path.absolute(), "tuning/study.log.lock")
-    study = tune._open_study(path, TuneConfig(method="sjd"), resolve)
+    study = tuning._open_study(path, TuneConfig(method="sjd"), resolve)
     study.tell(study.ask(), [2.0, 2.0])
-    assert len(tune._open_study(path, TuneConfig(method="sjd"), resolve).trials) == 2
+    assert len(tuning._open_study(path, TuneConfig(method="sjd"), resolve).trials) == 2
 
 
 @pytest.fixture
@@ -198,9 +197,9 @@ def arguments(tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.Monke
 def limit_trials(monkeypatch: pytest.MonkeyPatch, count: int, end: type[BaseException] | None = None) -> list[Any]:
     """Let the clock run out, or the process be stopped, after so many measurements."""
     measured: list[Any] = []
-    measure = tune.Evaluation.measure
+    measure = tuning.Evaluation.measure
 
-    def counted(self: tune.Evaluation, method: Any) -> Point:
+    def counted(self: tuning.Evaluation, method: Any) -> Point:
         if len(measured) == count:
             assert end is not None
             raise end
@@ -210,7 +209,7 @@ def limit_trials(monkeypatch: pytest.MonkeyPatch, count: int, end: type[BaseExce
             object.__setattr__(self.config, "max_seconds", 0.0)
         return point
 
-    monkeypatch.setattr(tune.Evaluation, "measure", counted)
+    monkeypatch.setattr(tuning.Evaluation, "measure", counted)
     return measured
 
 
@@ -254,16 +253,16 @@ def test_a_stopped_search_goes_on_and_measures_plain_decoding_once(
 def test_settings_that_exclude_each_other_are_left_out(
     arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    measure, calls = tune.Evaluation.measure, []
+    measure, calls = tuning.Evaluation.measure, []
 
-    def refusing(self: tune.Evaluation, method: Any) -> Point:
+    def refusing(self: tuning.Evaluation, method: Any) -> Point:
         calls.append(method)
         if len(calls) == 1:
             raise UserError("these do not fit")
         object.__setattr__(self.config, "max_seconds", 0.0)
         return measure(self, method)
 
-    monkeypatch.setattr(tune.Evaluation, "measure", refusing)
+    monkeypatch.setattr(tuning.Evaluation, "measure", refusing)
     assert main(arguments) == 0
     assert len(calls) == 2 and json.loads((tmp_path / "tuning" / "pareto.json").read_text())["trials"] == 1
 
@@ -279,7 +278,7 @@ def test_time_that_was_spent_counts_and_a_smaller_budget_takes_the_best_away(
         measured = limit_trials(patch, 1)
         assert main([*arguments, "--max_seconds", "0.0001"]) == 0
         assert measured == [] and (folder / "best.yaml").exists()
-        patch.setattr(tune, "fastest_within", lambda points, least: None)
+        patch.setattr(tuning, "fastest_within", lambda points, least: None)
         assert main([*arguments, "--max_seconds", "0.0001", "--max_quality_loss", "0.01"]) == 1
     assert not (folder / "best.yaml").exists()
     assert json.loads((folder / "pareto.json").read_text())["best"] is None
@@ -316,7 +315,7 @@ def test_a_model_that_the_method_does_not_fit_is_refused_at_once(
 ) -> None:
     assert main([*arguments, "--method", "eagle"]) == 2
     assert "method 'eagle' cannot be tuned with this model: drafter: " in capsys.readouterr().err
-    assert not (tmp_path / "tuning" / "plain.jsonl").exists()
+    assert not (tmp_path / "tuning").exists()
 
 
 def test_models_whose_pictures_cannot_be_judged_are_refused(
@@ -339,7 +338,7 @@ def test_models_whose_pictures_cannot_be_judged_are_refused(
 def test_without_optuna_the_extra_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(tune.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(tuning.importlib.util, "find_spec", lambda name: None)
     assert main(["tune", "--output", str(tmp_path / "tuning")]) == 2
     assert 'pip install "vargen[tune]"' in capsys.readouterr().err
 

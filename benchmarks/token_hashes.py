@@ -1,0 +1,440 @@
+"""Hashes of the tokens that every method makes, so that anyone can check that a rebuild of the code changed none.
+
+    python benchmarks/token_hashes.py --check benchmarks/results/token_hashes.json     # exit 1, and every difference
+    python benchmarks/token_hashes.py --check benchmarks/results/token_hashes.json --only vvs
+    python benchmarks/token_hashes.py --record benchmarks/results/token_hashes.json
+
+Every image method and preset on 8 prompts with the seeds 0 to 7 in one batch, further settings and greedy decoding on
+two of these; every video method on 2 videos, greedily and sampled; float32, one thread, sizes fixed. A check runs what
+the record says, with the settings that it says, so a method keeps its tokens where its defaults change. Only what users
+have is called: `LlamaGenPipeline` with a method by name, preset or YAML file, and `vargen caption`. Takes ten minutes
+of processor time beside other work.
+
+Sums in float32 depend on the processor and the version of torch, and a near tie on such a sum. On another machine
+record anew with the old code, then check with the new.
+
+The methods in `WITHOUT_DRAFTER` are missing: no drafter of theirs is shipped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import io
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from metrics.provenance import provenance, write_result
+from vargen import LlamaGenPipeline
+from vargen.cli import main as vargen
+from vargen.resources import find_model
+
+ROOT = Path(__file__).resolve().parent.parent
+
+PROMPTS = (
+    "a large shiny red sphere",
+    "a small matte blue cube on sand",
+    "a checkered green cone under a cloudy sky",
+    "two cyan cubes",
+    "a red cube left of a blue sphere",
+    "a striped orange sphere in front of a green cylinder",
+    "three objects: a red sphere, a green cube and a blue cone",
+    "a small cyan sphere, a large yellow cube and a small red cylinder from left to right",
+)
+VIDEOS = [0, 1]
+VIDEO_TOKENS = 64
+
+ALL, TWO = list(range(len(PROMPTS))), [3, 7]
+"""Prompts by number: every one; the shortest and the longest, for settings beside a method's first."""
+
+Case = dict[str, Any]
+"""What is run: "method", "settings", "call" for what else the call is given, and the "rows" that are made: pictures by
+the number of their prompt and seed, or answers by the number of their video and seed."""
+
+CHAIN = [[0], [0, 0], [0, 0, 0], [0, 0, 0, 0]]
+BUSH = [[0], [1], [2], [0, 0], [0, 1], [1, 0], [0, 0, 0]]
+TREE = {"total_tokens": 16, "depth": 4}
+SMALL_TREE = {"total_tokens": 8, "depth": 3}
+SAMPLED_CHAIN = {"tree": CHAIN, "depth": 4, "children": "sampled"}
+PRESETS = (
+    "eagle-chain", "eagle-tree", "lantern-tree", "vvs-balanced", "vvs-dynamic-tree", "vvs-fast", "vvs-quality",
+    "vvs-uniform-tree",
+)  # fmt: skip
+
+IMAGE_SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
+    "ar": {"": {}},
+    "eagle": {
+        "dynamic 16/4": TREE,
+        "dynamic 12/3, 3 wide": {"total_tokens": 12, "depth": 3, "tree_top_k": 3},
+        "chain": {"tree": CHAIN, "depth": 4},
+        "bush": {"tree": BUSH, "depth": 3},
+        "part of a published tree": {"tree": "mc_sim_7b_63", "depth": 2},
+        "sampled chain": SAMPLED_CHAIN,
+        "sampled bush": {"tree": BUSH, "depth": 3, "children": "sampled"},
+        "sampled tree": {"tree": "mc_sim_7b_63_balanced", "depth": 5, "children": "sampled"},
+    },
+    "lantern": {
+        "exact at zero": TREE,
+        "release": {**TREE, "mode": "release"},
+        "no relaxation": {**SMALL_TREE, "delta": 0.0},
+        "multiplier": {**SMALL_TREE, "multiplier": 3.0},
+        "few neighbours": {**SMALL_TREE, "num_neighbours": 20, "delta": 0.3},
+        "sampled chain, release": {**SAMPLED_CHAIN, "mode": "release", "delta": 0.02},
+    },
+    "vvs": {
+        "uniform": {**SMALL_TREE, "schedule": "uniform", "interval": 3},
+        "uniform, interval 2": {**TREE, "schedule": "uniform", "interval": 2, "mode": "release"},
+        "dynamic": {**SMALL_TREE, "schedule": "dynamic", "threshold": 0.65},
+        "dynamic, low threshold": {**SMALL_TREE, "schedule": "dynamic", "threshold": 0.2},
+        "likeness": {**SMALL_TREE, "schedule": "likeness", "threshold": 0.5},
+        "likeness, sampled bush": {
+            "tree": BUSH, "depth": 3, "children": "sampled", "delta": 0.0, "schedule": "likeness", "threshold": 0.7,
+        },
+        "choice confidence": {**SMALL_TREE, "choice": "confidence"},
+        "choice central": {**SMALL_TREE, "choice": "central"},
+        "choice drafter": {**SMALL_TREE, "choice": "drafter"},
+        "choice drafter, sampled chain": {**SAMPLED_CHAIN, "choice": "drafter", "delta": 0.0},
+        "choice central, bush": {"tree": BUSH, "depth": 3, "choice": "central"},
+        "not truncated": {**SMALL_TREE, "truncate": False},
+        "refresh": {**SMALL_TREE, "truncate": False, "refresh": True},
+        "stale features": {**SMALL_TREE, "truncate": False, "staleness": 2},
+        "stale features after verification": {**SMALL_TREE, "truncate": False, "verified_staleness": 1},
+        "shallow behind a skip": {**SMALL_TREE, "truncate": False, "depth_behind_skip": 1},
+        "late": {**SMALL_TREE, "interval": 2, "min_tokens": 100},
+    },
+    "coolsd": {
+        "4": {"draft_length": 4},
+        "4, warmer": {"draft_length": 4, "delta": 1.5, "decay": 0.1},
+        "4, exact": {"draft_length": 4, "delta": 1.0, "decay": 0.0},
+    },
+    "sjd": {
+        "8": {"window": 8},
+        "16": {"window": 16},
+        "16, repeat": {"window": 16, "initial_guess": "repeat"},
+    },
+    "scd": {
+        "gumbel 16": {"window": 16, "coupling": "gumbel"},
+        "maximal 16": {"window": 16, "coupling": "maximal"},
+        "gumbel 16, repeat": {"window": 16, "coupling": "gumbel", "initial_guess": "repeat"},
+    },
+    "gsd": {
+        "8": {"window": 8},
+        "8, looser": {"window": 8, "group_size": 40, "max_probability_difference": 0.5, "max_distance": 1.0},
+    },
+    "draft-model": {
+        "4, sampled": {"draft_length": 4, "children": "sampled"},
+        "4, top": {"draft_length": 4, "children": "top"},
+    },
+}  # fmt: skip
+"""Sampled; the first settings of each method greedily too."""
+
+CALLS: dict[str, dict[str, Any]] = {
+    "no guidance": {"guidance_scale": 1.0},
+    "filtered": {"temperature": 0.8, "top_k": 50, "top_p": 0.9},
+}
+"""Of plain decoding and "eagle" beside the model's own."""
+
+PAIR = {"draft_length": 5}
+VIDEO_SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
+    "ar": {"": {}},
+    "sd": {
+        "5": PAIR,
+        "5, a quarter by visual gain, compact": {
+            **PAIR, "keep_ratio": 0.25, "pruning": "visual_gain", "pruning_layer": 2, "compact": True,
+        },
+        "5, its own weights, half the video": {**PAIR, "drafter": "self", "keep_ratio": 0.5},
+    },
+    "specvlm": {
+        "chain": {**PAIR, "tree": "chain", "keep_ratio": 0.1, "attention_share": 0.4},
+        "tree": {"tree": "mc_sim_7b_63", "keep_ratio": 0.1, "attention_share": 0.4},
+    },
+    "std": {"9": {"draft_length": 9, "keep_ratio": 0.25}},
+    "sparrow": {
+        "chain 8": {"tree": "chain", "depth": 8},
+        "dynamic 16/4": {"tree": "dynamic", **TREE, "tree_top_k": 4},
+        "part of a published tree": {"tree": "mc_sim_7b_63", "depth": 2},
+    },
+    "flash": {"chain 4": {"tree": "chain", "depth": 4}, "chain 2": {"tree": "chain", "depth": 2}},
+    "parallelvlm": {
+        "5, in turn": {**PAIR, "keep_ratio": 0.1, "workers": "in_turn"},
+        "5, threads, uniform": {**PAIR, "keep_ratio": 0.5, "pruning": "uniform", "workers": "threads"},
+        "5, processes": {**PAIR, "keep_ratio": 0.1, "workers": "processes"},
+    },
+    "fly": {
+        "10": {"draft_length": 10, "keep_ratio": 0.1, "threshold": 0.3, "window": 4, "mode": "paper"},
+        "10, release": {"draft_length": 10, "keep_ratio": 0.1, "threshold": 0.03, "window": 4, "mode": "release"},
+        "10, entropy alone": {"draft_length": 10, "keep_ratio": 0.1, "threshold": 0.03, "window": None},
+    },
+    "lvspec": {
+        "10": {"draft_length": 10, "keep_ratio": 0.1, "loose_ratio": 0.7},
+        "10, by predictions, no shift": {
+            "draft_length": 10, "keep_ratio": 0.1, "loose_ratio": 0.5, "num_nearest": 3, "position_shift": False,
+            "relevance_from": "prediction",
+        },
+    },
+    "fastv": {"half": {"layer": 2, "drop_ratio": 0.5}},
+    "sparsevlm": {"a quarter": {"keep_ratio": 0.25}},
+    "assisted": {"5": PAIR},
+}  # fmt: skip
+"""Greedily; the first settings of each method sampled too."""
+
+WITHOUT_DRAFTER = {"image": set(), "video": {"eagle", "msd", "vispec"}}
+
+
+def image_cases() -> dict[str, Case]:
+    """What pictures are made by, by name."""
+    cases: dict[str, Case] = {}
+    for method, variants in IMAGE_SETTINGS.items():
+        first, settings = next(iter(variants.items()))
+        for label, others in variants.items():
+            cases[_name(method, label)] = _case(method, others, {}, ALL if label == first else TWO)
+        cases[_name(method, first, "greedy")] = _case(method, settings, {"temperature": 0.0}, TWO)
+        if method in ("ar", "eagle"):
+            cases |= {_name(method, first, label): _case(method, settings, call, TWO) for label, call in CALLS.items()}
+    return cases | {f"preset {name}": _case(name, {}, {}, ALL) for name in PRESETS}
+
+
+def video_cases() -> dict[str, Case]:
+    """What answers are made by, by name."""
+    cases: dict[str, Case] = {}
+    for method, variants in VIDEO_SETTINGS.items():
+        for label, others in variants.items():
+            # A process of its own is long in starting, and starts anew for every call.
+            rows = VIDEOS[:1] if others.get("workers") == "processes" else VIDEOS
+            cases[_name(method, label)] = _case(method, others, {"temperature": 0.0}, rows)
+        first, settings = next(iter(variants.items()))
+        cases[_name(method, first, "sampled")] = _case(method, settings, {"temperature": 1.0, "top_p": 0.95}, VIDEOS)
+    return cases
+
+
+def _case(method: str, settings: dict[str, Any], call: dict[str, Any], rows: list[int]) -> Case:
+    return {"method": method, "settings": settings, "call": call, "rows": rows}
+
+
+def _name(*parts: str) -> str:
+    return ", ".join(part for part in parts if part)
+
+
+def token_hash(tokens: Sequence[int]) -> str:
+    """SHA-256 of the tokens as little-endian int64."""
+    return hashlib.sha256(b"".join(int(token).to_bytes(8, "little", signed=True) for token in tokens)).hexdigest()
+
+
+def counts(trace: Mapping[str, Any]) -> dict[str, int]:
+    """What the account of a run says, over all rows, that no clock decides."""
+    return {
+        "passes": sum(trace["row_passes"]),
+        "accepted": sum(map(sum, trace["accepted_lengths"])),
+        "relaxed": trace["relaxed_tokens"],
+        "skipped": trace["skipped_tokens"],
+    }
+
+
+def draw(pipeline: LlamaGenPipeline, case: Case, folder: Path, reverse: bool) -> Case:
+    """The hashes of the pictures, in the order of the case's rows, and what they took."""
+    method = case["method"]
+    if case["settings"]:  # a YAML file is the one way to give settings that needs no name of a class
+        path = folder / "method.yaml"
+        path.write_text(json.dumps({"method": method, **case["settings"]}))
+        method = str(path)
+    turn = -1 if reverse else 1
+    rows = case["rows"][::turn]
+    output = pipeline(
+        [PROMPTS[row] for row in rows],
+        method=method,
+        generator=[torch.Generator().manual_seed(row) for row in rows],
+        output_type="latent",
+        **case["call"],
+    )
+    hashes = [token_hash(tokens) for tokens in output.tokens.tolist()]
+    return {"tokens": hashes[::turn], **counts(output.trace.to_dict())}
+
+
+def answer(videos: Sequence[Path], case: Case) -> Case:
+    """The hashes of the answers about the videos, and what they took."""
+    options = {f"method_options.{name}": value for name, value in case["settings"].items()}
+    options |= {"max_new_tokens": VIDEO_TOKENS, "device": "cpu", "dtype": "float32", **case["call"]}
+    written = [f"--{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in options.items()]
+    hashes, totals = [], dict.fromkeys(("passes", "accepted", "relaxed", "skipped"), 0)
+    for row in case["rows"]:
+        asked = ("caption", str(videos[row]), f"--method={case['method']}", f"--seed={row}", "--json")
+        said = json.loads(command(*asked, *written))
+        hashes.append(token_hash(said["token_ids"]))
+        totals = {name: totals[name] + count for name, count in counts(said).items()}
+    return {"tokens": hashes, **totals}
+
+
+def command(*arguments: str) -> str:
+    """What `vargen ...` prints.
+
+    Raises:
+        RuntimeError: it failed, with what it said.
+    """
+    output, errors = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
+        code = vargen(arguments)
+    if code:
+        raise RuntimeError(errors.getvalue().strip().splitlines()[-1])
+    return output.getvalue()
+
+
+def run(cases: Mapping[str, Case], make: Callable[[Case], Case]) -> dict[str, Case]:
+    """Each case with what came of it."""
+    found: dict[str, Case] = {}
+    for number, (name, case) in enumerate(cases.items(), 1):
+        began = time.perf_counter()
+        asked = {key: case[key] for key in ("method", "settings", "call", "rows")}
+        found[name] = {**asked, **make(case)}
+        print(f"{number:3}/{len(cases)}  {name}  {time.perf_counter() - began:.1f} s", file=sys.stderr, flush=True)
+    return found
+
+
+def attempt(make: Callable[[Case], Case]) -> Callable[[Case], Case]:
+    """The same, but what fails comes as "error": the other cases can still be compared."""
+
+    def made(case: Case) -> Case:
+        try:
+            return make(case)
+        except Exception as error:
+            return {"error": f"{type(error).__name__}: {error}"}
+
+    return made
+
+
+def differences(recorded: Mapping[str, Case], found: Mapping[str, Case]) -> list[str]:
+    """One line for each thing that is not as recorded, by the case's name."""
+    lines = []
+    for name, now in found.items():
+        then = recorded[name]
+        if "error" in now:
+            lines.append(f"{name}: cannot be run: {now['error']}")
+            continue
+        hashes = zip(now["rows"], then["tokens"], now["tokens"], strict=True)
+        lines += [f"{name}: row {row}: other tokens" for row, old, new in hashes if old != new]
+        lines += [
+            f"{name}: {count} {now[count]}, recorded {then[count]}"
+            for count in ("passes", "accepted", "relaxed", "skipped")
+            if now[count] != then[count]
+        ]
+    return lines
+
+
+def describe_house() -> dict[str, Any]:
+    """Lines of source (this file aside), and what importing the core and listing the methods take here, best of 3."""
+    lines = {
+        package: sum(
+            len(path.read_text().splitlines())
+            for path in (ROOT / package).rglob("*.py")
+            if path != Path(__file__).resolve()
+        )
+        for package in ("vargen", "specdecode", "metrics", "benchmarks")
+    }
+    modules = "import json, sys; print(json.dumps([name for name in sys.modules if '.' not in name]), file=sys.stderr)"
+    loaded = {
+        "specdecode": f"import specdecode; {modules}",
+        "vargen methods": f"from vargen.cli import main; main(['methods']); {modules}",
+    }
+    roots = {name: set(json.loads(_python("-c", code).splitlines()[-1])) for name, code in loaded.items()}
+    importing, listing = [], []
+    for _ in range(3):
+        timings = [line.split("|") for line in _python("-X", "importtime", "-c", "import specdecode").splitlines()]
+        importing += [int(columns[1]) / 1e6 for columns in timings if columns[-1].strip() == "specdecode"]
+        began = time.perf_counter()
+        _python("-c", "from vargen.cli import main; main(['methods'])")
+        listing.append(time.perf_counter() - began)
+    heavy = ("torch", "diffusers", "transformers", "vargen")
+    return {
+        "source_lines": {**lines, "all": sum(lines.values())},
+        "import_specdecode": {
+            "seconds": min(importing),
+            "imports": [name for name in heavy if name in roots["specdecode"]],
+        },
+        "vargen_methods": {
+            "seconds": min(listing),
+            "imports": [name for name in heavy if name in roots["vargen methods"]],
+        },
+    }
+
+
+def _python(*arguments: str) -> str:
+    """What another interpreter says on its standard error."""
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=ROOT, check=True, capture_output=True, text=True, timeout=120
+    ).stderr
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    task = parser.add_mutually_exclusive_group(required=True)
+    task.add_argument("--record", type=Path, metavar="FILE", help="write the hashes, and a description of the source")
+    task.add_argument("--check", type=Path, metavar="FILE", help="compare with the hashes there")
+    parser.add_argument("--only", default="", help="with --check: cases whose name holds this")
+    parser.add_argument("--reverse", action="store_true", help="the pictures of a batch the other way round")
+    options = parser.parse_args()
+    if options.record and (options.only or options.reverse):
+        parser.error("--only and --reverse go with --check")
+
+    os.environ["OMP_NUM_THREADS"] = "1"  # for the drafter's process
+    torch.set_num_threads(1)
+    recorded = json.loads(options.check.read_text()) if options.check else {}
+    chosen = {
+        kind: {name: case for name, case in cases.items() if options.only in name}
+        for kind, cases in (recorded or {"images": image_cases(), "videos": video_cases()}).items()
+        if kind in ("images", "videos")
+    }
+    if not any(chosen.values()):
+        parser.error(f"--only: no case has {options.only!r} in its name")
+    pipeline = LlamaGenPipeline.from_pretrained(find_model())
+    pipeline.set_progress_bar_config(disable=True)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        scenes = (f"--output={folder / 'scenes'}", f"--count={len(VIDEOS)}", "--split=heldout", "--seed=0")
+        command("scenes", "--videos", "--quiet", *scenes)
+        videos = sorted(folder.glob("scenes/videos/*.mp4"))
+        makers: dict[str, Callable[[Case], Case]] = {
+            "images": lambda case: draw(pipeline, case, folder, options.reverse),
+            "videos": lambda case: answer(videos, case),
+        }
+        found: dict[str, Any] = {
+            "video_files": [hashlib.sha256(video.read_bytes()).hexdigest() for video in videos],
+            **{kind: run(chosen[kind], attempt(make) if options.check else make) for kind, make in makers.items()},
+        }
+    if options.record:
+        write_result(options.record, {"prompts": PROMPTS, **found, "before": describe_house()})
+        return 0
+    return report(recorded, found)
+
+
+def report(recorded: Mapping[str, Any], found: Mapping[str, Any]) -> int:
+    """Print every difference, then the source then and now; exit code 1 if a token or a count differs."""
+    lines = [f"{kind}: {line}" for kind in ("images", "videos") for line in differences(recorded[kind], found[kind])]
+    if found["video_files"] != recorded["video_files"]:
+        print("note: the videos are other files than recorded, so answers may differ for that reason alone")
+    then, now = recorded["provenance"], provenance()
+    for what, old, new in (
+        ("processor", then["hardware"]["processor"], now["hardware"]["processor"]),
+        *((name, then["libraries"][name], now["libraries"][name]) for name in ("torch", "transformers")),
+    ):
+        if old != new:
+            print(f"note: {what} is {new}, recorded with {old}; near ties may fall otherwise")
+    print(*lines, sep="\n", end="\n" if lines else "")
+    cases = len(found["images"]) + len(found["videos"])
+    print(f"{len(lines)} differences in {cases} cases, recorded at {then['commit']}")
+    house = describe_house()
+    for name, old in recorded["before"].items():
+        print(f"{name}: before {json.dumps(old)}, now {json.dumps(house[name])}")
+    return 1 if lines else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

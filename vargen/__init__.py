@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from vargen.models.llamagen.transformer import LlamaGenTransformer
+    from vargen.pipelines.common import AutoregressivePipelineOutput
     from vargen.pipelines.llamagen import LlamaGenPipeline
-    from vargen.pipelines.output import LlamaGenPipelineOutput
 
-__all__ = ["LlamaGenPipeline", "LlamaGenPipelineOutput", "LlamaGenTransformer"]
+__all__ = ["AutoregressivePipelineOutput", "LlamaGenPipeline", "LlamaGenTransformer"]
 __version__ = "0.1.0"
 
 _HOMES = {
     "LlamaGenPipeline": "vargen.pipelines.llamagen",
-    "LlamaGenPipelineOutput": "vargen.pipelines.output",
+    "AutoregressivePipelineOutput": "vargen.pipelines.common",
     "LlamaGenTransformer": "vargen.models.llamagen.transformer",
 }
 

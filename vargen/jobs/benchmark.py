@@ -37,8 +37,8 @@ except ImportError:  # Windows
     resource = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:
+    from vargen.pipelines.common import AutoregressivePipelineOutput
     from vargen.pipelines.llamagen import LlamaGenPipeline
-    from vargen.pipelines.output import LlamaGenPipelineOutput
 
 
 def run_benchmark(
@@ -139,7 +139,7 @@ def call_pipeline(
     cases: Sequence[BenchmarkCase],
     seed: int,
     **arguments: Any,
-) -> tuple[LlamaGenPipelineOutput, CallRecord]:
+) -> tuple[AutoregressivePipelineOutput, CallRecord]:
     """One call for cases of consecutive seeds, and what it cost; `arguments` go to the pipeline."""
     condition: dict[str, Any] = (
         {"prompt": [case.prompt for case in cases]}

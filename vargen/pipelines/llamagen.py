@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import torch
@@ -22,9 +22,6 @@ from diffusers.utils import replace_example_docstring
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase, T5EncoderModel
 
-from specdecode.loop import decode
-from specdecode.roles import DecodeState
-from specdecode.sampling import RandomStreams, SamplingConfig
 from specdecode.trace import DecodeTrace
 from vargen.errors import UserError
 from vargen.methods.base import ImageMethodConfig
@@ -36,10 +33,20 @@ from vargen.models.llamagen.text_encoder import clean_captions, encode_text
 from vargen.models.llamagen.transformer import LlamaGenTransformer
 from vargen.models.llamagen.vq import decode_codes, downsampling_factor
 from vargen.models.model_folder import check_model_folder
-from vargen.pipelines.output import LlamaGenPipelineOutput
+from vargen.pipelines.common import (
+    CALLBACK_TENSORS,
+    AutoregressivePipelineOutput,
+    StepCallback,
+    StepReport,
+    check_picture_arguments,
+    check_prompts,
+    check_sampling,
+    decode_pictures,
+    move_offloaded,
+    random_streams,
+)
 from vargen.prompts import unknown_words
 
-OUTPUT_TYPES = ("pil", "np", "pt", "latent")
 _USUAL_SETTINGS = {
     "text": (7.5, 1000),
     "class": (4.0, 2000),
@@ -92,7 +99,7 @@ class LlamaGenPipeline(DiffusionPipeline):
 
     model_cpu_offload_seq = "text_encoder->transformer->vqvae"  # type: ignore[assignment]
     _optional_components = ["text_encoder", "tokenizer", "drafter", "draft_transformer"]  # noqa: RUF012 (a diffusers convention)
-    _callback_tensor_inputs = ["tokens", "lengths"]  # noqa: RUF012
+    _callback_tensor_inputs = list(CALLBACK_TENSORS)  # noqa: RUF012
 
     def __init__(
         self,
@@ -188,21 +195,9 @@ class LlamaGenPipeline(DiffusionPipeline):
         prompt_embeds: Tensor | None,
         prompt_attention_mask: Tensor | None,
         output_type: str,
-        callback_on_step_end_tensor_inputs: Sequence[str],
     ) -> None:
         """Refuse what cannot be done, naming the argument. Raises UserError."""
-        for name, size in (("height", height), ("width", width)):
-            if size is not None and size != self.image_size:
-                raise UserError(f"{name} must be {self.image_size}, the only size this model makes, got {size}")
-        if num_images_per_prompt < 1:
-            raise UserError(f"num_images_per_prompt must be at least 1, got {num_images_per_prompt}")
-        if output_type not in OUTPUT_TYPES:
-            raise UserError(f"output_type must be one of {', '.join(OUTPUT_TYPES)}, got {output_type!r}")
-        unknown = [name for name in callback_on_step_end_tensor_inputs if name not in self._callback_tensor_inputs]
-        if unknown:
-            raise UserError(
-                f"callback_on_step_end_tensor_inputs must be among {self._callback_tensor_inputs}, got {unknown}"
-            )
+        check_picture_arguments(height, width, self.image_size, num_images_per_prompt, output_type)
         if self.transformer.config.condition_type == "class":
             self._check_class_labels(class_labels)
             if prompt is not None or prompt_embeds is not None:
@@ -217,15 +212,7 @@ class LlamaGenPipeline(DiffusionPipeline):
             return
         if self.text_encoder is None or self.tokenizer is None:
             raise UserError("prompt needs a pipeline with text_encoder and tokenizer; give prompt_embeds instead")
-        prompts = [prompt] if isinstance(prompt, str) else list(prompt or ())
-        if not prompts:
-            raise UserError("prompt must hold at least one prompt, got an empty list")
-        for index, text in enumerate(prompts):
-            if not isinstance(text, str):
-                raise UserError(f"prompt must be a string or a list of strings, got {type(text).__name__}")
-            if not text.strip():
-                which = "prompt" if isinstance(prompt, str) else f"prompt {index + 1}"
-                raise UserError(f"{which} is empty; describe the picture in words")
+        check_prompts(prompt)
 
     def _check_class_labels(self, class_labels: int | Sequence[int] | Tensor | None) -> None:
         num_classes = self.transformer.config.num_classes
@@ -376,9 +363,9 @@ class LlamaGenPipeline(DiffusionPipeline):
         method: str | ImageMethodConfig = "ar",
         output_type: str = "pil",
         return_dict: bool = True,
-        callback_on_step_end: Callable[[Any, int, Tensor, dict[str, Tensor]], Any] | None = None,
+        callback_on_step_end: StepCallback | None = None,
         callback_on_step_end_tensor_inputs: Sequence[str] = ("tokens",),
-    ) -> LlamaGenPipelineOutput | tuple[Any, Tensor, DecodeTrace]:
+    ) -> AutoregressivePipelineOutput | tuple[Any, Tensor, DecodeTrace]:
         """Make pictures.
 
         Args:
@@ -409,13 +396,12 @@ class LlamaGenPipeline(DiffusionPipeline):
         Examples:
 
         Returns:
-            `LlamaGenPipelineOutput`, or the tuple (images, tokens, trace).
+            `AutoregressivePipelineOutput`, or the tuple (images, tokens, trace).
 
         Raises:
             UserError: an argument cannot be used with this model; the message says which, and what can.
         """
-        if callback_on_step_end is not None and hasattr(callback_on_step_end, "tensor_inputs"):
-            callback_on_step_end_tensor_inputs = callback_on_step_end.tensor_inputs
+        report = StepReport(callback_on_step_end, callback_on_step_end_tensor_inputs)
         self.check_inputs(
             prompt,
             class_labels,
@@ -425,17 +411,13 @@ class LlamaGenPipeline(DiffusionPipeline):
             prompt_embeds,
             prompt_attention_mask,
             output_type,
-            callback_on_step_end_tensor_inputs,
         )
         method = self.resolve_method(method)
-        try:
-            sampling = SamplingConfig(temperature, self.config["default_top_k"] if top_k is None else top_k, top_p)
-        except ValueError as error:
-            raise UserError(str(error)) from error
+        sampling = check_sampling(temperature, self.config["default_top_k"] if top_k is None else top_k, top_p)
         guidance_scale = self.config["default_guidance_scale"] if guidance_scale is None else guidance_scale
         device = self._execution_device
         batch_size = self._count_prompts(prompt, class_labels, prompt_embeds) * num_images_per_prompt
-        streams = self._random_streams(generator, batch_size, device)
+        streams = random_streams(generator, batch_size, device)
         trace = DecodeTrace(batch_size, device)
         components = LlamaGenComponents(
             self.transformer, self.vqvae, self.drafter, self.draft_transformer, device, self._kept
@@ -454,34 +436,13 @@ class LlamaGenPipeline(DiffusionPipeline):
             )
             target = components.start(condition, condition_mask, guidance_scale, method.max_draft_nodes(num_tokens))
         players = method.build(components)
-        with self.progress_bar(total=num_tokens) as progress:
-
-            def on_step(step: int, state: DecodeState) -> None:
-                if players.drafter is None:
-                    progress.update(1)
-                elif not progress.disable:  # the slowest picture's tokens; reading them waits for the device
-                    progress.update(int(state.lengths.min()) - progress.n)
-                if callback_on_step_end is not None:
-                    tensors = {name: getattr(state, name) for name in callback_on_step_end_tensor_inputs}
-                    callback_on_step_end(self, step, state.lengths, tensors)
-
-            result = decode(
-                target,
-                max_new_tokens=num_tokens,
-                sampling=sampling,
-                streams=streams,
-                drafter=players.drafter,
-                verifier=players.verifier,
-                schedule=players.schedule,
-                on_step=on_step,
-                trace=trace,
-            )
+        result = decode_pictures(self, target, players, num_tokens, sampling, streams, trace, report)
         with trace.phase("decode_images"):
             images = self.decode_tokens(result.tokens, output_type)
         self.maybe_free_model_hooks()
         if not return_dict:
             return images, result.tokens, trace
-        return LlamaGenPipelineOutput(images=images, tokens=result.tokens, trace=trace)
+        return AutoregressivePipelineOutput(images=images, tokens=result.tokens, trace=trace)
 
     def _count_prompts(self, prompt: Any, class_labels: Any, prompt_embeds: Tensor | None) -> int:
         if prompt_embeds is not None:
@@ -489,19 +450,6 @@ class LlamaGenPipeline(DiffusionPipeline):
         if prompt is not None:
             return 1 if isinstance(prompt, str) else len(prompt)
         return torch.as_tensor(class_labels).numel()
-
-    def _random_streams(
-        self, generator: torch.Generator | Sequence[torch.Generator] | None, batch_size: int, device: torch.device
-    ) -> RandomStreams:
-        """One stream per picture; see `__call__` for what a single generator means."""
-        if generator is None or isinstance(generator, torch.Generator):
-            return RandomStreams.from_generators([generator] * batch_size, device)
-        generators = list(generator)
-        if len(generators) != batch_size:
-            raise UserError(
-                f"generator must be one per picture, {batch_size} here, or a single one; got {len(generators)}"
-            )
-        return RandomStreams.from_generators(generators, device)
 
     def _encode_condition(
         self,
@@ -515,13 +463,10 @@ class LlamaGenPipeline(DiffusionPipeline):
     ) -> tuple[dict[str, Tensor], Tensor | None]:
         """What `LlamaGenTransformer.embed_condition` takes, and the mask [B, T] of a prompt (None for classes)."""
         device = self._execution_device
-        # With `enable_model_cpu_offload` a model moves when its forward is called, but it is asked other things first.
-        hook = getattr(self.transformer, "_hf_hook", None)
         if self.transformer.config.condition_type == "class":
             labels = torch.as_tensor(class_labels, device=device).long().reshape(-1)
             labels = labels.repeat_interleave(num_images_per_prompt)
-            if hook is not None:
-                hook.pre_forward(self.transformer)
+            move_offloaded(self.transformer)
             return {"class_labels": labels}, None
         embeds, mask = self.encode_prompt(
             prompt,
@@ -532,6 +477,5 @@ class LlamaGenPipeline(DiffusionPipeline):
             device,
             trim=trim,
         )
-        if hook is not None:
-            hook.pre_forward(self.transformer)
+        move_offloaded(self.transformer)
         return {"caption_embeds": embeds}, mask

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from diffusers.models.autoencoders.vq_model import VQModel
@@ -17,11 +16,9 @@ from torch import Tensor
 
 from specdecode.draft_size import DraftSize, DraftSizer
 from specdecode.drafters.draft_model import MOST_WAITING
-from specdecode.kv_cache import StaticKVCache
-from specdecode.neighbours import nearest_neighbours
 from vargen.errors import UserError
 from vargen.methods.base import DraftNetwork, MethodConfig
-from vargen.methods.draft_sizes import MeasuredDraftSizes
+from vargen.models.components import KeptBetweenBatches, ModelComponents
 from vargen.models.llamagen.draft_head import LlamaGenDraftHead, check_drafter
 from vargen.models.llamagen.drafter import LlamaGenDrafter
 from vargen.models.llamagen.target import LlamaGenTarget, allocate_cache, cache_fits, cache_length
@@ -32,24 +29,7 @@ from vargen.models.model_folder import check_component_folder
 Model = TypeVar("Model", LlamaGenDrafter, LlamaGenTransformer)
 
 
-@dataclass
-class KeptBetweenBatches:
-    """What a pipeline keeps from one batch for the next. No picture depends on it.
-
-    Args:
-        kv_cache: of the target.
-        models: drafters and smaller transformers that methods named, by folder.
-        neighbours: the nearest codes [V, k] of each code, by k.
-        draft_sizes: measured costs, and what sizes turned out to be worth.
-    """
-
-    kv_cache: StaticKVCache | None = None
-    models: dict[str, Any] = field(default_factory=dict)
-    neighbours: dict[int, Tensor] = field(default_factory=dict)
-    draft_sizes: MeasuredDraftSizes = field(default_factory=MeasuredDraftSizes)
-
-
-class LlamaGenComponents:
+class LlamaGenComponents(ModelComponents):
     """Plays `Components` for one batch of pictures. The target is there once `start` has been called.
 
     Args:
@@ -71,8 +51,7 @@ class LlamaGenComponents:
         self.vqvae = vqvae
         self.drafter = drafter
         self.draft_transformer = draft_transformer
-        self.device = device
-        self.kept = kept
+        super().__init__(device, kept)
 
     def wants_full_prompt(self, method: MethodConfig) -> bool:
         """Whether the method's drafter was trained on prompts in their full length, padding included."""
@@ -156,13 +135,6 @@ class LlamaGenComponents:
                 "exact one such as eagle"
             )
         return unit_codebook(self.vqvae).to(self.device)
-
-    def neighbours(self, num_neighbours: int) -> Tensor:
-        """The nearest codes [V, k] of each code; computed once, for a large codebook takes a second."""
-        codebook = self.codebook()
-        if num_neighbours not in self.kept.neighbours:
-            self.kept.neighbours[num_neighbours] = nearest_neighbours(codebook, num_neighbours)
-        return self.kept.neighbours[num_neighbours].to(self.device)
 
     def draft_sizer(
         self, sizes: Sequence[DraftSize], drafter: str, draft_step: Callable[[], object], prior_rate: float

@@ -1,0 +1,88 @@
+"""What models offer methods: the parts of `vargen.methods.base.Components` that are alike for every family.
+
+Belongs here: what is worth keeping between two batches, and the refusal of what a family has not got. Does not belong
+here: a model (each family has its `components.py`), and any method.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from specdecode.draft_size import DraftSize, DraftSizer
+from specdecode.drafters.draft_model import DraftModel
+from specdecode.drafters.eagle import DraftHead
+from specdecode.kv_cache import StaticKVCache
+from specdecode.neighbours import nearest_neighbours
+from vargen.errors import UserError
+from vargen.methods.base import DraftNetwork
+from vargen.methods.draft_sizes import MeasuredDraftSizes
+
+
+@dataclass
+class KeptBetweenBatches:
+    """What a pipeline keeps from one batch for the next. No picture depends on it.
+
+    Args:
+        kv_cache: of the target.
+        models: drafters and smaller transformers that methods named, by folder.
+        neighbours: the nearest codes [V, k] of each code, by k.
+        draft_sizes: measured costs, and what sizes turned out to be worth.
+    """
+
+    kv_cache: StaticKVCache | None = None
+    models: dict[str, Any] = field(default_factory=dict)
+    neighbours: dict[int, Tensor] = field(default_factory=dict)
+    draft_sizes: MeasuredDraftSizes = field(default_factory=MeasuredDraftSizes)
+
+
+class ModelComponents:
+    """Plays `vargen.methods.base.Components`, but for `target` and `num_tokens`, which every family adds.
+
+    A family overrides what it has; whatever else a method asks for is refused in one line.
+
+    Args:
+        device: where everything computes.
+        kept: the pipeline's.
+    """
+
+    family: ClassVar[str] = "this model"
+    """What refusals call it."""
+
+    def __init__(self, device: torch.device, kept: KeptBetweenBatches) -> None:
+        self.device = device
+        self.kept = kept
+
+    def draft_head(self, folder: str | None, most_new_pairs: int) -> DraftNetwork[DraftHead]:
+        """None."""
+        raise self._nothing("trained drafter")
+
+    def draft_target(self, folder: str | None) -> DraftNetwork[DraftModel]:
+        """None."""
+        raise self._nothing("smaller model that drafts")
+
+    def codebook(self) -> Tensor:
+        """None."""
+        raise self._nothing("codebook to compare tokens by")
+
+    def neighbours(self, num_neighbours: int) -> Tensor:
+        """The nearest codes [V, k] of each code; computed once, for a large codebook takes a second."""
+        codebook = self.codebook()
+        if num_neighbours not in self.kept.neighbours:
+            self.kept.neighbours[num_neighbours] = nearest_neighbours(codebook, num_neighbours)
+        return self.kept.neighbours[num_neighbours].to(self.device)
+
+    def draft_sizer(
+        self, sizes: Sequence[DraftSize], drafter: str, draft_step: Callable[[], object], prior_rate: float
+    ) -> DraftSizer:
+        """None: only trained drafters are sized by the clock."""
+        raise self._nothing("trained drafter")
+
+    def _nothing(self, what: str) -> UserError:
+        return UserError(
+            f"method must be one that needs no {what}, because there is none for {self.family}: ar, sjd or scd"
+        )

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from vargen.models.llamagen.transformer import LlamaGenTransformer
     from vargen.pipelines.common import AutoregressivePipelineOutput
+    from vargen.pipelines.janus import JanusPipeline
     from vargen.pipelines.llamagen import LlamaGenPipeline
 
-__all__ = ["AutoregressivePipelineOutput", "LlamaGenPipeline", "LlamaGenTransformer"]
+__all__ = ["AutoregressivePipelineOutput", "JanusPipeline", "LlamaGenPipeline", "LlamaGenTransformer"]
 __version__ = "0.1.0"
 
 _HOMES = {
+    "JanusPipeline": "vargen.pipelines.janus",
     "LlamaGenPipeline": "vargen.pipelines.llamagen",
     "AutoregressivePipelineOutput": "vargen.pipelines.common",
     "LlamaGenTransformer": "vargen.models.llamagen.transformer",

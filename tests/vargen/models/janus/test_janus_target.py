@@ -1,0 +1,219 @@
+"""Janus in the loop draws what transformers draws with it: greedy token for token, sampled in distribution."""
+
+from __future__ import annotations
+
+import itertools
+
+import janus_models
+import pytest
+import torch
+from janus_models import BOI, BOS, PAD, PROMPTS
+from torch import Tensor
+from transformers import JanusForConditionalGeneration
+from transformers.generation import (
+    ClassifierFreeGuidanceLogitsProcessor,
+    LogitsProcessorList,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from specdecode.drafters.draft_model_tree import DraftModelTreeDrafter
+from specdecode.drafters.tree_shapes import StaticTree
+from specdecode.loop import DecodeResult, decode
+from specdecode.roles import Drafter, TargetOutput
+from specdecode.sampling import RandomStreams, SamplingConfig
+from specdecode.synthetic import chi_square_p_value
+from vargen.errors import UserError
+from vargen.methods.catalogue import resolve_method
+from vargen.models.components import KeptBetweenBatches
+from vargen.models.janus.components import JanusComponents
+from vargen.models.janus.target import JanusTarget, SpecialTokens, num_image_tokens
+
+GREEDY = SamplingConfig(temperature=0)
+NODES = 8
+
+
+@pytest.fixture(scope="module")
+def model() -> JanusForConditionalGeneration:
+    return janus_models.make()
+
+
+@pytest.fixture(scope="module", params=[5.0, 1.0], ids=["guided", "unguided"])
+def drawn(request: pytest.FixtureRequest, model: JanusForConditionalGeneration) -> tuple[float, Tensor]:
+    """A guidance scale, and what the model draws with it."""
+    if request.param > 1:
+        return request.param, janus_models.by_generate(model, *janus_models.prompts(), request.param)
+    return request.param, janus_models.without_guidance(model, *janus_models.prompts())
+
+
+def run(target: JanusTarget, drafter: Drafter | None = None) -> DecodeResult:
+    streams = RandomStreams.from_seeds(range(target.batch_size))
+    return decode(
+        target, max_new_tokens=num_image_tokens(target.model), sampling=GREEDY, streams=streams, drafter=drafter
+    )
+
+
+def test_prompts_of_different_lengths_in_one_batch(
+    model: JanusForConditionalGeneration, drawn: tuple[float, Tensor]
+) -> None:
+    scale, wanted = drawn
+    assert len(set(wanted.flatten().tolist())) > 8, "or the comparison says little"
+    target = JanusTarget(model, *janus_models.prompts(), guidance_scale=scale)
+    assert torch.equal(run(target).tokens, wanted)
+    assert target.kv_cache is not None and target.kv_cache.batch_size == (6 if scale > 1 else 3)
+    assert target.prefill().hidden_states.shape == (3, 6, 32)
+
+
+@pytest.mark.parametrize("shape", ["3 / 2 1 / 1", "1 / 1 / 1"])
+def test_a_tree_with_wrong_siblings_changes_no_token(
+    model: JanusForConditionalGeneration, drawn: tuple[float, Tensor], shape: str
+) -> None:
+    scale, wanted = drawn
+    tree = StaticTree.from_child_counts(shape)
+    smaller = janus_models.disturbed(model, 0.01)
+    options = {"guidance_scale": scale, "max_draft_nodes": tree.num_nodes}
+    target = JanusTarget(model, *janus_models.prompts(), **options)
+    result = run(target, DraftModelTreeDrafter(JanusTarget(smaller, *janus_models.prompts(), **options), tree))
+    assert torch.equal(result.tokens, wanted)
+    assert result.trace.mean_accepted_length > 0 and result.trace.target_passes < 16
+
+
+def test_the_null_prompt_keeps_the_beginnings_of_text_and_image() -> None:
+    special = SpecialTokens(BOS, BOI, PAD)
+    input_ids = torch.tensor([[PAD, BOS, 9, 8, BOI], [BOS, 7, 7, 7, BOI]])
+    assert special.null_prompt(input_ids).tolist() == [[PAD, BOS, PAD, PAD, BOI], [BOS, PAD, PAD, PAD, BOI]]
+
+
+def test_guidance_needs_every_token_of_a_null_prompt() -> None:
+    model = janus_models.make()
+    model.generation_config.generation_kwargs = {}
+    with pytest.raises(UserError, match=r"guidance_scale must be at most 1 .* lacks generation_kwargs.boi_token_id"):
+        JanusTarget(model, *janus_models.prompts(), guidance_scale=3.0)
+    JanusTarget(model, *janus_models.prompts(), guidance_scale=1.0)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Sampling: sequences of four tokens, each of which has a known probability
+
+LIBRARY = LogitsProcessorList([TemperatureLogitsWarper(1.3), TopKLogitsWarper(5), TopPLogitsWarper(0.9)])
+SAMPLING = SamplingConfig(temperature=1.3, top_k=5, top_p=0.9)
+PROMPT, SCALE, CODES, DRAWS = [BOS, 8, 9, BOI], 2.0, 6, 3000
+
+
+@pytest.fixture(scope="module")
+def small_model() -> JanusForConditionalGeneration:
+    model = janus_models.make(3, codes=CODES, grid=2)
+    with torch.no_grad():
+        model.model.generation_head.vision_head.weight.mul_(0.2)  # no token is sure
+    return model
+
+
+@pytest.fixture(scope="module")
+def probabilities(small_model: JanusForConditionalGeneration) -> Tensor:
+    """[V ** 4] float64 of every picture, with guidance and filters as transformers applies them."""
+    null = [BOS, PAD, PAD, BOI]
+    guide = ClassifierFreeGuidanceLogitsProcessor(SCALE)
+    joint = torch.ones(1, dtype=torch.float64)
+    for length in range(4):
+        before = torch.tensor(list(itertools.product(range(CODES), repeat=length))).view(CODES**length, length).long()
+        both = torch.cat([janus_models.fresh_logits(small_model, ids, before) for ids in (PROMPT, null)])
+        each = LIBRARY(before, guide(before, both)).softmax(-1)  # [V ** length, V]
+        joint = (joint[:, None] * each).flatten()
+    return joint
+
+
+def p_value(target: JanusTarget, method: str, probabilities: Tensor, options: dict[str, object]) -> float:
+    resolved = resolve_method(method, options)
+    players = resolved.build(JanusComponents(target.model, target, KeptBetweenBatches()))
+    result = decode(
+        target,
+        max_new_tokens=4,
+        sampling=SAMPLING,
+        streams=RandomStreams.from_seeds(range(DRAWS)),
+        drafter=players.drafter,
+        verifier=players.verifier,
+    )
+    return chi_square_p_value(result.tokens, probabilities, CODES)
+
+
+def many(
+    model: JanusForConditionalGeneration, kind: type[JanusTarget] = JanusTarget, scale: float = SCALE
+) -> JanusTarget:
+    return kind(model, torch.tensor([PROMPT] * DRAWS), guidance_scale=scale, max_draft_nodes=NODES)
+
+
+METHODS = [("ar", {}), ("sjd", {"window": 3}), ("scd", {"window": 3}), ("scd", {"window": 2, "coupling": "maximal"})]
+
+
+@pytest.mark.parametrize(("method", "options"), METHODS)
+def test_pictures_come_as_often_as_they_should(
+    small_model: JanusForConditionalGeneration, probabilities: Tensor, method: str, options: dict[str, object]
+) -> None:
+    assert p_value(many(small_model), method, probabilities, options) > 1e-3
+
+
+def test_another_guidance_is_noticed(small_model: JanusForConditionalGeneration, probabilities: Tensor) -> None:
+    assert p_value(many(small_model, scale=3.0), "ar", probabilities, {}) < 1e-6
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Faults
+
+
+class _GuidesTheOtherWay(JanusTarget):
+    """Away from the prompt."""
+
+    def combine(self, output: TargetOutput) -> TargetOutput:
+        return super().combine(TargetOutput(torch.cat(output.logits.chunk(2)[::-1]), output.hidden_states))
+
+
+class _ReadsTheWordsTable(JanusTarget):
+    """Image tokens are embedded as if they were words."""
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+        self.embed = lambda tokens: self.model.get_input_embeddings()(tokens % len(janus_models.WORDS))
+
+
+class _NullMissesThePadding(JanusTarget):
+    """Null rows see padding, and so one place off."""
+
+    def __init__(self, model: JanusForConditionalGeneration, ids: Tensor, mask: Tensor, **options: float) -> None:
+        super().__init__(model, ids, mask, **options)  # type: ignore[arg-type]
+        assert self._attention_mask is not None
+        self._attention_mask[3:] = True
+
+
+@pytest.mark.parametrize("fault", [_GuidesTheOtherWay, _ReadsTheWordsTable, _NullMissesThePadding])
+def test_planted_faults_change_tokens(model: JanusForConditionalGeneration, fault: type[JanusTarget]) -> None:
+    wanted = janus_models.by_generate(model, *janus_models.prompts(), 5.0)
+    assert not torch.equal(run(fault(model, *janus_models.prompts(), guidance_scale=5.0)).tokens, wanted)
+
+
+def test_words_that_are_left_in_the_null_prompt_are_noticed(
+    model: JanusForConditionalGeneration, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = janus_models.by_generate(model, *janus_models.prompts(), 5.0)
+    monkeypatch.setattr(SpecialTokens, "null_prompt", lambda self, ids: torch.full_like(ids, self.padding))
+    assert not torch.equal(run(JanusTarget(model, *janus_models.prompts(), guidance_scale=5.0)).tokens, wanted)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What Janus offers methods
+
+
+def test_what_there_is_none_of_is_refused_in_one_line(model: JanusForConditionalGeneration) -> None:
+    components = JanusComponents(model, JanusTarget(model, *janus_models.prompts()), KeptBetweenBatches())
+    assert components.num_tokens == 16 and len(PROMPTS) == components.target.batch_size
+    with pytest.raises(UserError, match="needs no trained drafter, because there is none for Janus"):
+        resolve_method("eagle").build(components)
+    with pytest.raises(UserError, match="needs no smaller model that drafts"):
+        resolve_method("draft-model").build(components)
+
+
+def test_codes_are_compared_as_the_decoder_looks_them_up(model: JanusForConditionalGeneration) -> None:
+    components = JanusComponents(model, JanusTarget(model, *janus_models.prompts()), KeptBetweenBatches())
+    grid = model.model.vqmodel.quantize.get_codebook_entry(torch.arange(16)[None])  # [1, d, 4, 4]
+    torch.testing.assert_close(components.codebook()[:16], grid.flatten(2)[0].T.float())
+    assert components.neighbours(3).shape == (40, 3) and components.neighbours(3) is components.neighbours(3)

@@ -1,0 +1,272 @@
+"""From text to pictures with Janus: those of transformers by every method, and one line for what cannot be done."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import janus_models
+import numpy as np
+import pytest
+import torch
+from janus_models import PROMPTS
+from torch import Tensor
+from transformers import JanusForConditionalGeneration, JanusProcessor
+
+from vargen.errors import UserError
+from vargen.pipelines.janus import JanusPipeline
+
+
+def build() -> JanusPipeline:
+    pipeline = JanusPipeline(janus_models.make(), janus_models.processor())
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
+
+
+@pytest.fixture(scope="module")
+def pipeline() -> JanusPipeline:
+    """With a processor; tests must leave it as it is."""
+    return build()
+
+
+@pytest.fixture(scope="module")
+def tokens_of_prompts(pipeline: JanusPipeline) -> dict[str, Tensor]:
+    """`PROMPTS` as a user of transformers makes tokens of them."""
+    chats = [[{"role": "user", "content": [{"type": "text", "text": text}]}] for text in PROMPTS]
+    texts = pipeline.processor.apply_chat_template(chats, add_generation_prompt=True)
+    return dict(pipeline.processor(text=texts, generation_mode="image", padding=True, return_tensors="pt"))
+
+
+@pytest.fixture(scope="module")
+def by_transformers(pipeline: JanusPipeline, tokens_of_prompts: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Guided greedy codes [3, 16] and pictures [3, 16, 16, 3] uint8, by transformers alone."""
+    ids, mask = tokens_of_prompts["input_ids"], tokens_of_prompts["attention_mask"]
+    assert len(set(mask.sum(1).tolist())) > 1, "prompts of different lengths"
+    codes = janus_models.by_generate(pipeline.model, ids, mask, 5.0)
+    with torch.no_grad():
+        pictures = list(pipeline.model.decode_image_tokens(codes).float())
+    return codes, pipeline.processor.postprocess(pictures, return_tensors="pt")["pixel_values"].permute(0, 2, 3, 1)
+
+
+def seeded(*seeds: int) -> list[torch.Generator]:
+    return [torch.Generator().manual_seed(seed) for seed in seeds]
+
+
+def codes(pipeline: JanusPipeline, prompt: str | list[str], seeds: list[int], **arguments: Any) -> Tensor:
+    return pipeline(prompt, generator=seeded(*seeds), output_type="latent", **arguments).images.flatten(1)
+
+
+@pytest.mark.parametrize("method", ["ar", "sjd", "scd", "gsd"])
+def test_text_becomes_the_tokens_and_pixels_of_transformers(
+    pipeline: JanusPipeline, by_transformers: tuple[Tensor, Tensor], method: str
+) -> None:
+    output = pipeline(PROMPTS, temperature=0, method=method)  # gsd is exact when greedy
+    assert torch.equal(output.tokens, by_transformers[0])
+    for made, wanted in zip(output.images, by_transformers[1], strict=True):
+        assert made.size == (16, 16) and np.array_equal(made, wanted)
+
+
+@pytest.mark.parametrize("method", ["ar", "sjd", "scd"])
+def test_guidance_may_be_off(pipeline: JanusPipeline, tokens_of_prompts: dict[str, Tensor], method: str) -> None:
+    wanted = janus_models.without_guidance(
+        pipeline.model, tokens_of_prompts["input_ids"], tokens_of_prompts["attention_mask"]
+    )
+    output = pipeline(PROMPTS, temperature=0, guidance_scale=1.0, method=method, output_type="latent")
+    assert torch.equal(output.tokens, wanted)
+
+
+def test_tokens_may_be_given_instead_of_prompts(
+    pipeline: JanusPipeline, tokens_of_prompts: dict[str, Tensor], by_transformers: tuple[Tensor, Tensor]
+) -> None:
+    bare = JanusPipeline(pipeline.model)
+    bare.set_progress_bar_config(disable=True)
+    images, tokens, _ = bare(**tokens_of_prompts, temperature=0, return_dict=False)
+    assert torch.equal(tokens, by_transformers[0])
+    assert all(np.array_equal(made, wanted) for made, wanted in zip(images, by_transformers[1], strict=True))
+    with pytest.raises(UserError, match="prompt needs a pipeline with a processor; give input_ids"):
+        bare(PROMPTS)
+
+
+@pytest.mark.parametrize("settings", [{}, {"method": "sjd"}, {"guidance_scale": 1.0}, {"method": "scd", "top_p": 0.9}])
+def test_a_seed_gives_the_same_picture_in_any_batch(pipeline: JanusPipeline, settings: dict[str, Any]) -> None:
+    together = codes(pipeline, PROMPTS, [1, 2, 3], **settings)
+    for row, (prompt, seed) in enumerate(zip(PROMPTS, (1, 2, 3), strict=True)):
+        assert torch.equal(codes(pipeline, prompt, [seed], **settings)[0], together[row])
+    assert not torch.equal(codes(pipeline, PROMPTS[0], [9], **settings)[0], together[0])
+
+
+def test_images_per_prompt_follow_each_other(pipeline: JanusPipeline) -> None:
+    repeated = codes(pipeline, PROMPTS[:2], [1, 2, 3, 4], num_images_per_prompt=2)
+    assert torch.equal(repeated, codes(pipeline, [PROMPTS[0]] * 2 + [PROMPTS[1]] * 2, [1, 2, 3, 4]))
+
+
+def test_what_a_call_does_not_say_is_as_generate_takes_it() -> None:
+    pipeline = build()
+    assert torch.equal(
+        codes(pipeline, PROMPTS, [1, 2, 3]),
+        codes(pipeline, PROMPTS, [1, 2, 3], guidance_scale=5.0, temperature=1.0, top_k=50, top_p=1.0),
+    )
+    plain = codes(pipeline, PROMPTS, [1, 2, 3])
+    pipeline.model.generation_config.top_k = 2
+    assert not torch.equal(codes(pipeline, PROMPTS, [1, 2, 3]), plain)
+    assert torch.equal(codes(pipeline, PROMPTS, [1, 2, 3], top_k=50), plain)
+
+
+def test_types_of_output_show_the_same_picture(pipeline: JanusPipeline) -> None:
+    tokens = codes(pipeline, PROMPTS[:2], [1, 2])
+    images = pipeline.decode_tokens(tokens)
+    array, tensor = pipeline.decode_tokens(tokens, "np"), pipeline.decode_tokens(tokens, "pt")
+    assert array.shape == (2, 16, 16, 3) and tensor.shape == (2, 3, 16, 16) and 0 <= array.min() <= array.max() <= 1
+    assert np.array_equal(tensor.permute(0, 2, 3, 1).numpy(), array)
+    for image, each in zip(images, array, strict=True):
+        assert np.abs(np.asarray(image) - each * 255).max() <= 1
+    assert torch.equal(pipeline.decode_tokens(tokens, "latent").flatten(1), tokens)
+
+
+def test_the_trace_and_the_callback_see_every_pass(pipeline: JanusPipeline) -> None:
+    calls, seen = [], []
+    hook = pipeline.model.model.language_model.register_forward_hook(lambda *_: calls.append(1))
+    try:
+        output = pipeline(
+            PROMPTS,
+            generator=seeded(1, 2, 3),
+            method="scd",
+            callback_on_step_end=lambda made_by, step, lengths, tensors: seen.append((step, lengths.tolist(), tensors)),
+            callback_on_step_end_tensor_inputs=["tokens", "lengths"],
+        )
+    finally:
+        hook.remove()
+    assert output.trace.target_passes == len(calls) == len(seen) and output.trace.row_tokens == [16, 16, 16]
+    assert seen[0][1] == [1, 1, 1] and seen[-1][1] == [16, 16, 16] and set(seen[0][2]) == {"tokens", "lengths"}
+    assert torch.equal(seen[-1][2]["tokens"], output.tokens)
+    assert {"encode_prompt", "prefill", "decode", "decode_images"} <= set(output.trace.phase_seconds)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Files
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in the layout of transformers, as the hub has it; tests must leave it as it is."""
+    folder = tmp_path_factory.mktemp("janus")
+    janus_models.make().save_pretrained(folder)
+    janus_models.processor().save_pretrained(folder)
+    return folder
+
+
+def test_a_folder_is_loaded_and_saved_in_the_layout_of_transformers(
+    pipeline: JanusPipeline, saved: Path, tmp_path: Path
+) -> None:
+    loaded = JanusPipeline.from_pretrained(saved, dtype=torch.float64)
+    loaded.save_pretrained(tmp_path)
+    again = JanusPipeline.from_pretrained(tmp_path, dtype=torch.float64)
+    for each in (loaded, again):
+        each.set_progress_bar_config(disable=True)
+        assert isinstance(each.processor, JanusProcessor) and not each.model.training
+        assert torch.equal(codes(each, PROMPTS, [1, 2, 3]), codes(pipeline, PROMPTS, [1, 2, 3]))
+    assert JanusForConditionalGeneration.from_pretrained(tmp_path).config.model_type == "janus"
+
+
+def copied(saved: Path, folder: Path) -> Path:
+    for path in saved.iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    return folder
+
+
+def test_a_folder_without_a_processor_serves_tokens(saved: Path, tmp_path: Path) -> None:
+    for name in ("config.json", "generation_config.json", "model.safetensors"):
+        (tmp_path / name).write_bytes((saved / name).read_bytes())
+    assert JanusPipeline.from_pretrained(tmp_path).processor is None
+
+
+def test_folders_that_cannot_draw_are_refused(saved: Path, tmp_path: Path, tiny_model_folder: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    def refused(folder: Path | str, match: str) -> None:
+        with pytest.raises(UserError, match=match) as error:
+            JanusPipeline.from_pretrained(folder)
+        assert "\n" not in str(error.value)
+
+    folder = copied(saved, tmp_path)
+    refused(tiny_model_folder, "config.json is missing; name a folder that holds a model of transformers")
+    weights = load_file(folder / "model.safetensors")
+    text_only = {name: value for name, value in weights.items() if "generation" not in name and "vqmodel" not in name}
+    save_file(text_only, folder / "model.safetensors", {"format": "pt"})
+    refused(folder, r"lacks \d+ weights of a JanusForConditionalGeneration, such as model.generation_aligner")
+    (folder / "model.safetensors").write_bytes((saved / "model.safetensors").read_bytes()[:-1000])
+    refused(folder, r"cannot be loaded \(.*\); copy or download it again")
+    (folder / "model.safetensors").unlink()
+    refused(folder, r"cannot be loaded \(.*no file named.*\); copy or download it again")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "model_type": "emu3"}))
+    refused(folder, "holds a model of type 'emu3', where one of type 'janus' is needed")
+    (folder / "config.json").write_text("{")
+    refused(folder, "cannot be loaded")
+
+
+def test_a_name_that_cannot_be_reached_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match=r"cannot be loaded .*; name a folder, or try again with a network") as error:
+        JanusPipeline.from_pretrained("nobody/no-such-janus", local_files_only=True)
+    assert "\n" not in str(error.value)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Arguments
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ({}, "prompt or input_ids must be given, and not both"),
+        ({"prompt": "a dog", "input_ids": torch.ones(1, 3).long()}, "prompt or input_ids must be given, and not both"),
+        ({"prompt": []}, "prompt must hold at least one prompt"),
+        ({"prompt": ["a dog", " "]}, "prompt 2 is empty"),
+        (
+            {"prompt": " ".join(["dog"] * 60)},
+            r"prompt has \d+ tokens; in the model's context of 64 there is room for 48",
+        ),
+        ({"input_ids": torch.ones(2, 3)}, "input_ids must be int64"),
+        ({"input_ids": torch.full((1, 3), 99)}, "input_ids must lie between 0 and 19, got 99"),
+        (
+            {"input_ids": torch.ones(1, 3).long(), "attention_mask": torch.ones(1, 4)},
+            r"attention_mask must be \[1, 3\], got \[1, 4\]",
+        ),
+        (
+            {"input_ids": torch.ones(1, 3).long(), "attention_mask": torch.tensor([[1, 1, 0]])},
+            "attention_mask must be 0 at padding on the left",
+        ),
+        ({"prompt": "a dog", "height": 512}, "height must be 16, the only size this model makes, got 512"),
+        ({"prompt": "a dog", "num_images_per_prompt": 0}, "num_images_per_prompt must be at least 1"),
+        ({"prompt": "a dog", "output_type": "gif"}, "output_type must be one of pil, np, pt, latent"),
+        ({"prompt": "a dog", "temperature": -1}, "temperature must be a finite number"),
+        ({"prompt": PROMPTS, "generator": seeded(1)}, "generator must be one per picture, 3 here"),
+        ({"prompt": "a dog", "method": "eagle"}, "method must be one that needs no trained drafter"),
+        ({"prompt": "a dog", "method": "nothing"}, "nothing"),
+        ({"prompt": "a dog", "callback_on_step_end_tensor_inputs": ["logits"]}, "tensor_inputs must be among"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_in_one_line(
+    pipeline: JanusPipeline, arguments: dict[str, Any], match: str
+) -> None:
+    with pytest.raises(UserError, match=match) as error:
+        pipeline(**arguments)
+    assert "\n" not in str(error.value)
+
+
+def test_a_model_that_cannot_be_served_is_refused(pipeline: JanusPipeline) -> None:
+    broken = build()
+    broken.processor.chat_template = None
+    with pytest.raises(UserError, match="prompt needs a processor with a chat template"):
+        broken(PROMPTS)
+    broken = build()
+    broken.model.train()
+    with pytest.raises(UserError, match=r"must be in evaluation mode; call model.eval\(\)"):
+        broken(PROMPTS)
+    broken = build()
+    broken.model.generation_config.pad_token_id = None
+    with pytest.raises(UserError, match=r"guidance_scale must be at most 1 .* lacks pad_token_id"):
+        broken(PROMPTS)
+    with pytest.raises(UserError, match="model must be a JanusForConditionalGeneration, got Linear"):
+        JanusPipeline(torch.nn.Linear(2, 2))  # type: ignore[arg-type]

@@ -1,0 +1,120 @@
+"""Janus as the Target of the speculative loop: prompts of text, image tokens with an embedding and a head of their own.
+
+Belongs here: the null prompt of guidance, and how image tokens become a forward of `JanusForConditionalGeneration`.
+Does not belong here: the cache, masks and positions (`specdecode.targets.transformers`), sampling, and pixels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, JanusForConditionalGeneration
+
+from specdecode.roles import TargetOutput
+from specdecode.sampling import apply_guidance
+from specdecode.targets.transformers import TransformersTarget
+from vargen.errors import UserError
+
+
+@dataclass(frozen=True)
+class SpecialTokens:
+    """Text tokens that stand in a null prompt: what begins a text, what begins an image, and padding for the rest."""
+
+    beginning: int
+    image_beginning: int
+    padding: int
+
+    @classmethod
+    def of(cls, generation_config: GenerationConfig) -> SpecialTokens:
+        """As `generate` takes them.
+
+        Raises:
+            UserError: one is not named, so that there is no null prompt.
+        """
+        kwargs = getattr(generation_config, "generation_kwargs", None) or {}
+        tokens = {
+            "bos_token_id": generation_config.bos_token_id,
+            "generation_kwargs.boi_token_id": kwargs.get("boi_token_id"),
+            "pad_token_id": generation_config.pad_token_id,
+        }
+        if missing := [name for name, token in tokens.items() if token is None]:
+            raise UserError(
+                f"guidance_scale must be at most 1 (off): the model's generation_config.json lacks {missing[0]}, "
+                f"without which there is no null prompt"
+            )
+        return cls(*tokens.values())
+
+    def null_prompt(self, input_ids: Tensor) -> Tensor:
+        """The unconditional prompts [B, T] beside these: only the beginnings of text and image stay."""
+        kept = (input_ids == self.beginning) | (input_ids == self.image_beginning)
+        return input_ids.where(kept, self.padding)
+
+
+class JanusTarget(TransformersTarget):
+    """The Target role for one batch of pictures.
+
+    With guidance the language model runs on 2B rows, conditional ones first; a null prompt has the mask of its prompt,
+    as in `generate`. Off, it runs on B.
+
+    Args:
+        model: in evaluation mode.
+        input_ids: [B, T] int64, prompts padded on the left, ending with the beginning of an image.
+        attention_mask: [B, T], 0 at padding; None: nothing is padded.
+        guidance_scale: classifier-free guidance on raw logits; off at values <= 1.
+        max_draft_nodes: nodes of the largest tree `forward` will be given, the root included.
+
+    Raises:
+        ValueError: the shapes do not belong together, or the model cannot be served; see `TransformersTarget`.
+        UserError: guidance without a null prompt; see `SpecialTokens.of`.
+    """
+
+    def __init__(
+        self,
+        model: JanusForConditionalGeneration,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        *,
+        guidance_scale: float = 1.0,
+        max_draft_nodes: int = 1,
+    ) -> None:
+        self.guidance_scale = guidance_scale
+        self.rows_per_sequence = 2 if self.is_guided else 1
+        if self.is_guided:
+            null = SpecialTokens.of(model.generation_config).null_prompt(input_ids)
+            input_ids = torch.cat((input_ids, null))
+            attention_mask = None if attention_mask is None else torch.cat((attention_mask, attention_mask))
+        with torch.no_grad():
+            embeds = model.get_input_embeddings()(input_ids)
+        super().__init__(
+            model,
+            attention_mask=attention_mask,
+            inputs_embeds=embeds,
+            max_new_tokens=num_image_tokens(model),
+            max_draft_nodes=max_draft_nodes,
+            vocab_size=model.model.vqmodel.config.num_embeddings,
+            decoder=model.model.language_model,
+            output_head=model.model.generation_head,
+            embed=model.prepare_embeddings_for_image_generation,
+        )
+
+    @property
+    def is_guided(self) -> bool:
+        """Whether null rows are computed."""
+        return self.guidance_scale > 1
+
+    def combine(self, output: TargetOutput) -> TargetOutput:
+        """Guided logits, and the hidden states of conditional rows."""
+        if not self.is_guided:
+            return output
+        conditional, null = output.logits.chunk(2)
+        hidden_states = None if output.hidden_states is None else output.hidden_states.chunk(2)[0]
+        return TargetOutput(apply_guidance(conditional, null, self.guidance_scale), hidden_states)
+
+
+def num_image_tokens(model: JanusForConditionalGeneration) -> int:
+    """Tokens of a picture, which is square."""
+    vision: Any = model.config.vision_config
+    return int(vision.num_image_tokens)

@@ -1,0 +1,99 @@
+"""Loading a model of transformers whole or not at all, from a folder or the hub, with one line where it fails.
+
+Belongs here: what every family of transformers asks of its files. Does not belong here: folders in the layout of
+diffusers (`vargen.models.model_folder`), and any family.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, TypeVar
+
+from safetensors import SafetensorError
+from transformers import PreTrainedConfig, PreTrainedModel, ProcessorMixin
+
+from vargen.errors import UserError
+
+Model = TypeVar("Model", bound=PreTrainedModel)
+Processor = TypeVar("Processor", bound=ProcessorMixin)
+
+_HUB_ARGUMENTS = ("revision", "token", "cache_dir", "local_files_only", "subfolder")
+
+
+def load_model(source: str | os.PathLike[str], model_class: type[Model], model_type: str, **kwargs: Any) -> Model:
+    """A model with all of its weights; transformers itself fills missing ones with random numbers and only logs it.
+
+    Args:
+        source: a folder, or a name on the hub.
+        model_class: of transformers.
+        model_type: what its config.json calls the family.
+        **kwargs: for `from_pretrained`, such as dtype, device_map, quantization_config, attn_implementation, revision.
+
+    Raises:
+        UserError: nothing can be loaded, another family lies there, or weights are missing.
+    """
+    check_family(source, model_type, **kwargs)
+    try:
+        loaded: Any = model_class.from_pretrained(source, output_loading_info=True, **kwargs)
+    except (OSError, SafetensorError, RuntimeError, ValueError) as error:
+        raise _unloadable(source, error) from error
+    model, report = loaded
+    if missing := sorted(report["missing_keys"]):
+        raise UserError(
+            f"{source} lacks {len(missing)} weights of a {model_class.__name__}, such as {missing[0]}; it was cut down "
+            f"or not copied whole"
+        )
+    return model.eval()
+
+
+def load_processor(source: str | os.PathLike[str], processor_class: type[Processor], **kwargs: Any) -> Processor | None:
+    """The processor beside a model, or None where a folder has none; `kwargs` as for `load_model`.
+
+    Raises:
+        UserError: it is damaged or cannot be reached.
+    """
+    names = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json", "tokenizer.json")
+    if Path(source).is_dir() and not any((Path(source) / name).is_file() for name in names):
+        return None
+    try:
+        return processor_class.from_pretrained(source, **_of_the_hub(kwargs))
+    except (OSError, ValueError, TypeError, AttributeError, KeyError, ImportError) as error:
+        raise UserError(
+            f"{source}: its processor cannot be loaded ({_first_line(error)}); copy its files again"
+        ) from error
+
+
+def read_family(source: str | os.PathLike[str], **kwargs: Any) -> str | None:
+    """What config.json calls a model's family; None where it does not say.
+
+    Raises:
+        UserError: there is no readable config.json.
+    """
+    if Path(source).is_dir() and not (Path(source) / "config.json").is_file():
+        raise UserError(f"{Path(source) / 'config.json'} is missing; name a folder that holds a model of transformers")
+    try:
+        config, _ = PreTrainedConfig.get_config_dict(source, **_of_the_hub(kwargs))
+    except (OSError, ValueError) as error:
+        raise _unloadable(source, error) from error
+    return config.get("model_type")
+
+
+def check_family(source: str | os.PathLike[str], model_type: str, **kwargs: Any) -> None:
+    """Refuse a model of another family, and what is none. Raises UserError."""
+    found = read_family(source, **kwargs)
+    if found != model_type:
+        raise UserError(f"{source} holds a model of type {found!r}, where one of type {model_type!r} is needed")
+
+
+def _of_the_hub(kwargs: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in kwargs.items() if name in _HUB_ARGUMENTS}
+
+
+def _unloadable(source: str | os.PathLike[str], error: Exception) -> UserError:
+    remedy = "copy or download it again" if Path(source).is_dir() else "name a folder, or try again with a network"
+    return UserError(f"{source} cannot be loaded ({_first_line(error)}); {remedy}")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".:")

@@ -1,0 +1,313 @@
+"""Text to pictures with Janus and Janus-Pro as transformers has them, with the conventions of diffusers.
+
+Belongs here: from prompts to pictures, for one batch. Does not belong here: how a picture becomes forwards
+(`vargen.models.janus.target`), the decode loop (`specdecode.loop`), methods, files of many pictures.
+
+It draws what `JanusForConditionalGeneration.generate(generation_mode="image")` draws: its prompt, null prompt, guidance
+and sampling. Beside that, guidance can be off, and every picture has a random stream of its own.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+import numpy as np
+import PIL.Image
+import torch
+from diffusers.pipelines.pipeline_utils import DiffusionPipeline
+from diffusers.utils import replace_example_docstring
+from torch import Tensor
+from transformers import JanusForConditionalGeneration, JanusProcessor
+
+from specdecode.trace import DecodeTrace
+from vargen.errors import UserError
+from vargen.methods.base import ImageMethodConfig
+from vargen.methods.catalogue import resolve_method
+from vargen.models.components import KeptBetweenBatches
+from vargen.models.janus.components import JanusComponents
+from vargen.models.janus.target import JanusTarget, num_image_tokens
+from vargen.models.janus.vq import decode_codes, intensities
+from vargen.models.transformers_folder import load_model, load_processor
+from vargen.pipelines.common import (
+    CALLBACK_TENSORS,
+    AutoregressivePipelineOutput,
+    StepCallback,
+    StepReport,
+    check_picture_arguments,
+    check_prompts,
+    check_sampling,
+    decode_pictures,
+    move_offloaded,
+    random_streams,
+)
+
+_GENERATE_DEFAULTS = {"guidance_scale": 5.0, "temperature": 1.0, "top_k": 50, "top_p": 1.0}
+"""What transformers' `generate` takes where neither the call nor generation_config.json says."""
+_USUAL_NORMALISATION = (0.5, 0.5, 0.5)
+"""Mean and deviation of the image processors of every published Janus."""
+
+EXAMPLE_DOC_STRING = """
+    Examples:
+        ```py
+        >>> import torch
+        >>> from vargen import JanusPipeline
+
+        >>> pipeline = JanusPipeline.from_pretrained("deepseek-community/Janus-Pro-1B", dtype=torch.bfloat16).to("cuda")
+        >>> output = pipeline("a dog running under the rain", method="scd", generator=torch.Generator().manual_seed(0))
+        >>> output.images[0].save("dog.png")
+        ```
+"""
+
+
+class JanusPipeline(DiffusionPipeline):
+    """Pictures from sentences, one token after another.
+
+    Args:
+        model: of transformers, unmodified, in evaluation mode.
+        processor: makes tokens of prompts, by its chat template. Without it, prompts must come as `input_ids`.
+
+    Raises:
+        UserError: the model cannot draw.
+    """
+
+    model_cpu_offload_seq = "model"  # type: ignore[assignment]
+    _optional_components = ["processor"]  # noqa: RUF012 (a diffusers convention)
+    _callback_tensor_inputs = list(CALLBACK_TENSORS)  # noqa: RUF012
+
+    def __init__(self, model: JanusForConditionalGeneration, processor: JanusProcessor | None = None) -> None:
+        super().__init__()
+        if not isinstance(model, JanusForConditionalGeneration):
+            raise UserError(f"model must be a JanusForConditionalGeneration, got {type(model).__name__}")
+        self.register_modules(model=model, processor=processor)
+        decoder: Any = model.config.vq_config
+        self.grid_size = decoder.num_patches
+        if self.grid_size**2 != num_image_tokens(model):
+            raise UserError(
+                f"model must draw square grids: its config.json has {num_image_tokens(model)} image tokens, and a "
+                f"decoder of {self.grid_size} x {self.grid_size}"
+            )
+        self.image_size = self.grid_size * 2 ** (len(decoder.channel_multiplier) - 1)
+        self._kept = KeptBetweenBatches()
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: str | os.PathLike[str], **kwargs: Any) -> Self:
+        """Load from a folder or a name on the hub, in the layout of transformers.
+
+        Args:
+            pretrained_model_name_or_path: such as "deepseek-community/Janus-Pro-1B".
+            **kwargs: for transformers' `from_pretrained`: dtype, device_map, quantization_config, attn_implementation,
+                revision, token, ...; `processor` to bring one along.
+
+        Raises:
+            UserError: there is no such model, it is of another family, or weights are missing, as in one for text.
+        """
+        own = {"processor": kwargs.pop("processor")} if "processor" in kwargs else {}
+        model = load_model(pretrained_model_name_or_path, JanusForConditionalGeneration, "janus", **kwargs)
+        if "processor" not in own:
+            own["processor"] = load_processor(pretrained_model_name_or_path, JanusProcessor, **kwargs)
+        return cls(model, **own)
+
+    def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
+        """Save in the layout of transformers, which `from_pretrained` reads; the rest is for the model's."""
+        self.model.save_pretrained(save_directory, *args, **kwargs)
+        if self.processor is not None:
+            self.processor.save_pretrained(save_directory)
+
+    def encode_prompt(
+        self,
+        prompt: str | Sequence[str] | None = None,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        num_images_per_prompt: int = 1,
+    ) -> tuple[Tensor, Tensor]:
+        """Tokens [B * num_images_per_prompt, T] int64 of prompts, padded on the left, and their mask.
+
+        Raises:
+            UserError: there is no processor, or the prompts cannot be drawn from.
+        """
+        self._count_prompts(prompt, input_ids)
+        if prompt is not None:
+            input_ids, attention_mask = self._tokenize(check_prompts(prompt))
+        assert input_ids is not None
+        self._check_input_ids(input_ids, attention_mask)
+        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        self._check_context(mask)
+        device = self._execution_device
+        return (
+            input_ids.to(device).repeat_interleave(num_images_per_prompt, dim=0),
+            mask.to(device).repeat_interleave(num_images_per_prompt, dim=0),
+        )
+
+    def _count_prompts(self, prompt: str | Sequence[str] | None, input_ids: Tensor | None) -> int:
+        if (prompt is None) == (input_ids is None):
+            raise UserError("prompt or input_ids must be given, and not both")
+        return len(check_prompts(prompt)) if input_ids is None else len(input_ids)
+
+    def _tokenize(self, prompts: list[str]) -> tuple[Tensor, Tensor]:
+        if self.processor is None:
+            raise UserError("prompt needs a pipeline with a processor; give input_ids and attention_mask instead")
+        if self.processor.chat_template is None:
+            raise UserError(
+                "prompt needs a processor with a chat template, without which the model reads something else than it "
+                "was trained on; copy chat_template.jinja beside the model, or give input_ids"
+            )
+        chats = [[{"role": "user", "content": [{"type": "text", "text": text}]}] for text in prompts]
+        texts = self.processor.apply_chat_template(chats, add_generation_prompt=True)
+        tokens = self.processor(
+            text=texts, generation_mode="image", padding=True, padding_side="left", return_tensors="pt"
+        )
+        return tokens["input_ids"], tokens["attention_mask"]
+
+    def _check_input_ids(self, input_ids: Tensor, attention_mask: Tensor | None) -> None:
+        most = self.model.config.get_text_config().vocab_size
+        if input_ids.ndim != 2 or input_ids.is_floating_point() or 0 in input_ids.shape:
+            raise UserError(f"input_ids must be int64 [batch, length], got {input_ids.dtype} {list(input_ids.shape)}")
+        if int(input_ids.min()) < 0 or int(input_ids.max()) >= most:
+            raise UserError(f"input_ids must lie between 0 and {most - 1}, got {int(input_ids.max())}")
+        if attention_mask is not None and attention_mask.shape != input_ids.shape:
+            raise UserError(f"attention_mask must be {list(input_ids.shape)}, got {list(attention_mask.shape)}")
+
+    def _check_context(self, mask: Tensor) -> None:
+        context, longest = self.model.config.get_text_config().max_position_embeddings, int(mask.sum(1).max())
+        room = context - num_image_tokens(self.model)
+        if longest > room:
+            raise UserError(
+                f"prompt has {longest} tokens; in the model's context of {context} there is room for {room} beside the "
+                f"{num_image_tokens(self.model)} of a picture"
+            )
+
+    def resolve_method(
+        self, method: str | ImageMethodConfig, options: Mapping[str, Any] | None = None
+    ) -> ImageMethodConfig:
+        """The settings of a method on this model, every size that pictures depend on in numbers.
+
+        Args:
+            method: a name, a preset, or settings.
+            options: settings that differ; only with a name or a preset.
+
+        Raises:
+            UserError: an unknown name or option, or one out of range.
+        """
+        return resolve_method(method, options).resolved(num_image_tokens(self.model))
+
+    def decode_tokens(self, tokens: Tensor, output_type: str = "pil") -> Any:
+        """Pictures from codes [B, grid * grid] (or [B, grid, grid]), as `output_type` asks.
+
+        As images they are those of `JanusProcessor.postprocess`, which drops what follows the point of an intensity.
+        """
+        codes = tokens.reshape(-1, self.grid_size**2)
+        if output_type == "latent":
+            return codes.view(-1, self.grid_size, self.grid_size)
+        image_processor = getattr(self.processor, "image_processor", None)
+        mean = getattr(image_processor, "image_mean", None) or _USUAL_NORMALISATION
+        std = getattr(image_processor, "image_std", None) or _USUAL_NORMALISATION
+        pictures = intensities(decode_codes(self.model, codes), mean, std)
+        if output_type == "pt":
+            return (pictures / 255).permute(0, 3, 1, 2)
+        if output_type == "np":
+            return (pictures / 255).cpu().numpy()
+        return [PIL.Image.fromarray(picture) for picture in pictures.cpu().numpy().astype(np.uint8)]
+
+    @torch.no_grad()
+    @replace_example_docstring(EXAMPLE_DOC_STRING)
+    def __call__(
+        self,
+        prompt: str | Sequence[str] | None = None,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        height: int | None = None,
+        width: int | None = None,
+        guidance_scale: float | None = None,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        num_images_per_prompt: int = 1,
+        generator: torch.Generator | Sequence[torch.Generator] | None = None,
+        method: str | ImageMethodConfig = "ar",
+        output_type: str = "pil",
+        return_dict: bool = True,
+        callback_on_step_end: StepCallback | None = None,
+        callback_on_step_end_tensor_inputs: Sequence[str] = ("tokens",),
+    ) -> AutoregressivePipelineOutput | tuple[Any, Tensor, DecodeTrace]:
+        """Make pictures.
+
+        Args:
+            prompt: what to draw, one sentence or several.
+            input_ids: [B, T] int64 instead of `prompt`, padded on the left, ending with the beginning of an image.
+            attention_mask: [B, T] for `input_ids`, 0 at padding; None: nothing is padded.
+            height, width: may be given, but only as what the model makes.
+            guidance_scale: classifier-free guidance; off at values <= 1, at half the cost. None: what the model's
+                generation_config.json says, else 5, as in `generate`.
+            temperature: divides the logits; 0 takes the most probable token always. None: the model's, else 1.
+            top_k: keep this many of the most probable tokens; 0 keeps all. None: the model's, else 50.
+            top_p: then keep the most probable ones that together exceed this probability; 1 keeps all. None: the
+                model's, else 1.
+            num_images_per_prompt: pictures for every prompt; they follow each other in the output.
+            generator: one per picture: the same seed then gives the same picture whatever else is in the batch (up to
+                what rounding of another batch size can change in a near tie). A single one for several pictures gives
+                each its own stream, in order. Only one number is drawn from a generator per picture.
+            method: how to decode: a name that `vargen methods` lists, a preset, or settings. Those that need trained
+                drafters are refused.
+            output_type: "pil", "np", "pt", or "latent" for the codes.
+            return_dict: an output object instead of a tuple.
+            callback_on_step_end: called as `callback(pipeline, step, lengths, tensors)` after every target pass, which
+                is what a step is here, not a token; step 0 is the prefill, which gives the first token. `lengths` [B]
+                says how many tokens each picture has. It may look, not change: what it returns is ignored.
+            callback_on_step_end_tensor_inputs: which of "tokens" (int64 [B, grid * grid], valid up to `lengths`) and
+                "lengths" the callback gets in `tensors`. Reading their values makes a GPU wait.
+
+        Examples:
+
+        Returns:
+            `AutoregressivePipelineOutput`, or the tuple (images, tokens, trace).
+
+        Raises:
+            UserError: an argument cannot be used with this model; the message says which, and what can.
+        """
+        report = StepReport(callback_on_step_end, callback_on_step_end_tensor_inputs)
+        check_picture_arguments(height, width, self.image_size, num_images_per_prompt, output_type)
+        method = self.resolve_method(method)
+        sampling = check_sampling(
+            self._default("temperature", temperature), self._default("top_k", top_k), self._default("top_p", top_p)
+        )
+        num_tokens = num_image_tokens(self.model)
+        batch_size, device = self._count_prompts(prompt, input_ids) * num_images_per_prompt, self._execution_device
+        streams = random_streams(generator, batch_size, device)
+        trace = DecodeTrace(batch_size, device)
+        guidance_scale = self._default("guidance_scale", guidance_scale)
+        with trace.phase("encode_prompt"):
+            input_ids, attention_mask = self.encode_prompt(prompt, input_ids, attention_mask, num_images_per_prompt)
+            move_offloaded(self.model)
+            target = self._target(input_ids, attention_mask, guidance_scale, method.max_draft_nodes(num_tokens))
+        players = method.build(JanusComponents(self.model, target, self._kept))
+        result = decode_pictures(self, target, players, num_tokens, sampling, streams, trace, report)
+        with trace.phase("decode_images"):
+            images = self.decode_tokens(result.tokens, output_type)
+        self.maybe_free_model_hooks()
+        if not return_dict:
+            return images, result.tokens, trace
+        return AutoregressivePipelineOutput(images=images, tokens=result.tokens, trace=trace)
+
+    def _default(self, name: str, value: Any) -> Any:
+        """A setting of sampling: as called, else the model's own, else what `generate` takes."""
+        if value is None:
+            value = getattr(self.model.generation_config, name, None)
+        return _GENERATE_DEFAULTS[name] if value is None else value
+
+    def _target(
+        self, input_ids: Tensor, attention_mask: Tensor, guidance_scale: float, max_draft_nodes: int
+    ) -> JanusTarget:
+        try:
+            return JanusTarget(
+                self.model,
+                input_ids,
+                attention_mask,
+                guidance_scale=guidance_scale,
+                max_draft_nodes=max_draft_nodes,
+            )
+        except UserError:
+            raise
+        except ValueError as error:
+            raise UserError(str(error)) from error

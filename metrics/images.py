@@ -111,7 +111,7 @@ def read_image(path: Path) -> Tensor:
     try:
         with Image.open(path) as image:
             return to_bytes(image.convert("RGB"))
-    except (OSError, SyntaxError, ValueError) as error:  # SyntaxError: what PIL calls a broken PNG
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # SyntaxError: a broken PNG
         raise DataError(f"{path} cannot be read ({error}); make or copy it again") from error
 
 

@@ -7,7 +7,9 @@ import json
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from glob import escape
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +22,9 @@ from vargen.methods.catalogue import options_by_method, read_method_list, resolv
 from vargen.methods.vvs.ablations import ABLATIONS, SHARED
 from vargen.models.model_folder import method_resolver, read_json, weights_fingerprint
 from vargen.resources import find_model
-from vargen.runs.files import write_atomic
+from vargen.runs.files import own_folder, write_atomic
 from vargen.runs.progress import progress
+from vargen.runs.records import Records, own_calls
 
 TASKS = ("image", "video")
 
@@ -88,7 +91,7 @@ class BenchConfig:
         if self.split not in COMPARED_SPLITS:
             raise UserError(f"split must be one of {', '.join(COMPARED_SPLITS)}, got {self.split!r}")
         check_sampling(self)
-        for name in ("json", "plot", "images"):
+        for name in ("json", "plot"):
             check_place(name, getattr(self, name))
         if self.plot is not None and importlib.util.find_spec("matplotlib") is None:
             raise UserError('plot: matplotlib is not installed; run pip install "vargen[eval]"')
@@ -146,12 +149,25 @@ def run(arguments: Sequence[str]) -> int:
     values = parse(parser, arguments)
     config = fill(BenchConfig, values)
     model_folder = find_model(config.model)
+    with own_calls(config.json) as calls, _own_images(config):
+        rows = _measure(config, model_folder, calls, values.quiet)
+        _report(config, rows)
+    return 0
+
+
+def _own_images(config: BenchConfig) -> AbstractContextManager[None]:
+    if config.images is None:
+        return nullcontext()
+    return own_folder(config.images, map(escape, config.contenders()), "images")
+
+
+def _measure(config: BenchConfig, model_folder: Path, calls: Path | None, quiet: bool) -> list[dict[str, Any]]:
+    """One row a method."""
     methods = config.contenders(method_resolver(model_folder))
 
     from vargen.jobs.benchmark import describe_run, run_benchmark
     from vargen.jobs.cases import Contender
     from vargen.pipelines.loading import load_pipeline
-    from vargen.runs.records import Records
 
     cases = _cases(config, model_folder)
     contenders = [Contender(label, method) for label, method in methods.items()]
@@ -175,10 +191,9 @@ def run(arguments: Sequence[str]) -> int:
         judged=judge is not None,
         **generation,
     )
-    calls_path = None if config.json in (None, "-") else Path(f"{config.json}.calls.jsonl")
-    records = Records(calls_path, settings)
+    records = Records(calls, settings)
     num_batches = math.ceil(len(cases) / config.batch_size)
-    with progress(num_batches * len(contenders), "calls", values.quiet) as shown:
+    with progress(num_batches * len(contenders), "calls", quiet) as shown:
         rows = run_benchmark(
             pipeline,
             contenders,
@@ -194,10 +209,7 @@ def run(arguments: Sequence[str]) -> int:
         )
     for row in rows:
         row.update(batch_size=config.batch_size, dtype=dtype, model=model_folder.name)
-    _report(config, rows)
-    if calls_path is not None:
-        calls_path.unlink()
-    return 0
+    return rows
 
 
 def _take_task(arguments: Sequence[str]) -> tuple[list[str], str]:

@@ -19,6 +19,7 @@ from vargen.models.model_folder import weights_fingerprint
 from vargen.resources import find_video_model
 from vargen.runs.files import write_atomic
 from vargen.runs.progress import progress
+from vargen.runs.records import Records, own_calls
 from vargen.video.methods.catalogue import resolve_video_method
 
 
@@ -99,19 +100,31 @@ def run(arguments: Sequence[str]) -> int:
     parser.add_argument("--quiet", action="store_true", help="show no progress")
     values = parse(parser, arguments)
     config = fill(BenchVideoConfig, values)
+    with own_calls(config.json) as calls:
+        rows = _measure(config, calls, values.quiet)
+        text = json.dumps(rows, indent=1) + "\n"
+        if config.json == "-":
+            print(text, end="")
+        else:
+            print(format_video_table(rows))
+            if config.json is not None:
+                write_atomic(config.json, text)
+    return 0
+
+
+def _measure(config: BenchVideoConfig, calls: Path | None, quiet: bool) -> list[dict[str, Any]]:
+    """One row a method."""
     contenders = config.contenders()
     folder = find_video_model(config.model)
 
     from vargen.jobs.video_benchmark import describe_video_run, run_video_benchmark
     from vargen.pipelines.loading import place_and_precision
-    from vargen.runs.records import Records
     from vargen.video.answering import VideoAnswerer
     from vargen.world.cases import scene_video_cases
     from vargen.world.judge.judging import judge_answer
 
     device, dtype = place_and_precision(config.device, config.dtype)
     generation = {name: getattr(config, name) for name in ("max_new_tokens", "temperature", "top_p", "seed")}
-    calls_path = None if config.json in (None, "-") else Path(f"{config.json}.calls.jsonl")
     with VideoAnswerer.from_pretrained(config.model, config.draft_model, device, dtype) as answerer:
         settings = describe_video_run(
             contenders,
@@ -125,9 +138,9 @@ def run(arguments: Sequence[str]) -> int:
             dtype=dtype,
             **generation,
         )
-        records = Records(calls_path, settings)
+        records = Records(calls, settings)
         cases = scene_video_cases(config.videos, config.split, config.num_frames, config.image_size, config.seed)
-        with progress(len(cases) * len(contenders), "answers", values.quiet) as shown:
+        with progress(len(cases) * len(contenders), "answers", quiet) as shown:
             rows = run_video_benchmark(
                 answerer,
                 contenders,
@@ -141,13 +154,4 @@ def run(arguments: Sequence[str]) -> int:
             )
     for row in rows:
         row.update(dtype=dtype, model=folder.name, temperature=config.temperature, split=config.split)
-    text = json.dumps(rows, indent=1) + "\n"
-    if config.json == "-":
-        print(text, end="")
-    else:
-        print(format_video_table(rows))
-        if config.json is not None:
-            write_atomic(config.json, text)
-    if calls_path is not None:
-        calls_path.unlink()
-    return 0
+    return rows

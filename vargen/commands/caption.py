@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vargen.commands.options import build_parser, fill, parse
+from vargen.commands.options import build_parser, check_place, fill, parse
 from vargen.errors import UserError
 from vargen.jobs.options import check_dtype
 from vargen.methods.catalogue import read_options
@@ -59,8 +59,7 @@ class CaptionConfig:
         if self.num_frames is not None and self.num_frames < 1:
             raise UserError(f"num_frames must be at least 1, got {self.num_frames}")
         check_dtype(self.dtype)
-        if self.picture is not None and not Path(self.picture).absolute().parent.is_dir():
-            raise UserError(f"picture: there is no folder {Path(self.picture).absolute().parent}; make it first")
+        check_place("picture", self.picture)
 
 
 def run(arguments: Sequence[str]) -> int:

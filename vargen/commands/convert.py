@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from vargen.commands.options import build_parser, fill, parse
 from vargen.errors import UserError
+from vargen.runs.files import own_folder
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -83,16 +84,17 @@ def _convert_llamagen(arguments: Sequence[str]) -> int:
 
     from vargen.jobs.conversion import convert_llamagen
 
-    result = convert_llamagen(
-        config.transformer,
-        config.vqvae,
-        config.text_encoder,
-        config.output,
-        image_size=config.image_size,
-        num_attention_heads=config.num_attention_heads,
-        dtype=None if config.dtype is None else getattr(torch, config.dtype),
-        overwrite=config.overwrite,
-    )
+    with own_folder(config.output):
+        result = convert_llamagen(
+            config.transformer,
+            config.vqvae,
+            config.text_encoder,
+            config.output,
+            image_size=config.image_size,
+            num_attention_heads=config.num_attention_heads,
+            dtype=None if config.dtype is None else getattr(torch, config.dtype),
+            overwrite=config.overwrite,
+        )
     summary = {
         "output": str(result.output),
         "size": result.size,
@@ -127,12 +129,13 @@ def _convert_lantern_drafter(arguments: Sequence[str]) -> int:
 
     from vargen.models.llamagen.convert_drafter import convert_lantern_drafter
 
-    drafter = convert_lantern_drafter(
-        config.drafter,
-        config.output,
-        dtype=None if config.dtype is None else getattr(torch, config.dtype),
-        overwrite=config.overwrite,
-    )
+    with own_folder(config.output):
+        drafter = convert_lantern_drafter(
+            config.drafter,
+            config.output,
+            dtype=None if config.dtype is None else getattr(torch, config.dtype),
+            overwrite=config.overwrite,
+        )
     summary = {
         "output": config.output,
         "grid_size": drafter.config.grid_size,

@@ -7,10 +7,11 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from vargen.commands.options import build_parser, fill, parse
 from vargen.errors import UserError
-from vargen.runs.files import read_jsonl, write_json_atomic
+from vargen.runs.files import inside, own_folder, read_jsonl, write_json_atomic
 
 
 @dataclass(frozen=True)
@@ -47,11 +48,25 @@ def run(arguments: Sequence[str]) -> int:
     results = folder / "result.jsonl"
     if not results.is_file():
         raise UserError(f"folder: {folder} has no result.jsonl; name the output folder of vargen generate")
+    with own_folder(folder, argument="folder"):
+        summary, table = _judge(config, folder, read_jsonl(results))
+    for case in summary["unreadable_prompts"]:
+        print(f"vargen: warning: prompt {case['index']} left out: {case['reason']}", file=sys.stderr)
+    if values.json:
+        print(json.dumps(summary))
+    else:
+        left_out = len(summary["unreadable_prompts"])
+        print(f"{summary['images']} pictures judged, {left_out} prompts left out; written to {folder / 'judge.json'}\n")
+        print(table)
+    return 0
 
-    import numpy
+
+def _judge(config: JudgeConfig, folder: Path, records: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], str]:
+    """Write judge.json; the summary of it, and a table for people."""
     import torch
-    from PIL import Image
 
+    from metrics.errors import DataError
+    from metrics.images import read_image
     from vargen.world.captions.caption_parser import CaptionError, parse_caption
     from vargen.world.judge.judge import load_judge, read_images
     from vargen.world.judge.verdict import Tally, judge_claims, verdict_table
@@ -60,17 +75,25 @@ def run(arguments: Sequence[str]) -> int:
         raise UserError(f"device: {config.device!r} is not available here; use cpu")
     judge = load_judge(config.judge, config.device)
     cases, unreadable = [], []
-    for record in read_jsonl(results):
+    for record in records:
+        text, index = record.get("text") or "", record.get("index")
+        if not isinstance(text, str) or not isinstance(index, int):
+            raise UserError(f"folder: {folder / 'result.jsonl'} has a record without an index or text; repair it")
         try:
-            cases.append((record, parse_caption(record.get("text") or "")))
+            cases.append((record, parse_caption(text)))
         except CaptionError as error:
-            unreadable.append({"index": record["index"], "text": record.get("text"), "reason": str(error)})
+            unreadable.append({"index": index, "text": record.get("text"), "reason": str(error)})
 
     tally, verdicts = Tally(), []
     for start in range(0, len(cases), config.batch_size):
         batch = cases[start : start + config.batch_size]
-        pictures = [numpy.asarray(Image.open(folder / record["image_path"]).convert("RGB")) for record, _ in batch]
-        images = torch.from_numpy(numpy.stack(pictures)).permute(0, 3, 1, 2).float().div(255).to(config.device)
+        try:
+            pictures = [read_image(inside(folder, record.get("image_path"))) for record, _ in batch]
+        except DataError as error:
+            raise UserError(f"folder: {error}") from error
+        if len({picture.shape for picture in pictures}) > 1:
+            raise UserError(f"folder: {folder} holds pictures of several sizes; judge them one by one: --batch_size 1")
+        images = torch.stack(pictures).float().div(255).to(config.device)
         for reading, (record, claims) in zip(read_images(judge, images), batch, strict=True):
             verdict = judge_claims(reading, claims)
             tally.add(verdict)
@@ -79,11 +102,4 @@ def run(arguments: Sequence[str]) -> int:
 
     summary = {"images": len(cases), "unreadable_prompts": unreadable, "accuracy": tally.to_dict()}
     write_json_atomic(folder / "judge.json", {**summary, "verdicts": verdicts})
-    for case in unreadable:
-        print(f"vargen: warning: prompt {case['index']} left out: {case['reason']}", file=sys.stderr)
-    if values.json:
-        print(json.dumps(summary))
-    else:
-        print(f"{len(cases)} pictures judged, {len(unreadable)} prompts left out; written to {folder / 'judge.json'}\n")
-        print(verdict_table({"pictures": tally}))
-    return 0
+    return summary, verdict_table({"pictures": tally})

@@ -16,6 +16,7 @@ from jsonargparse import ArgumentError, ArgumentParser, DefaultHelpFormatter, Na
 
 from vargen.errors import UserError
 from vargen.resources import find_config
+from vargen.runs.files import check_replaceable
 
 Options = TypeVar("Options")
 
@@ -115,11 +116,8 @@ def check_place(name: str, place: str | None) -> None:
     if place is None or place == "-":
         return
     path = Path(place)
-    if path.is_dir() and name != "images":
-        raise UserError(f"{name}: {path} is a folder; name a file")
-    if path.is_file() and name == "images":
-        raise UserError(f"images: {path} is a file; name a folder")
-    if name != "images" and not path.absolute().parent.is_dir():
+    check_replaceable(path, name)
+    if not path.absolute().parent.is_dir():
         raise UserError(f"{name}: there is no folder {path.absolute().parent}; make it first")
 
 

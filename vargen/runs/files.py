@@ -79,7 +79,7 @@ def check_replaceable(path: str | os.PathLike[str], argument: str = "output", fo
     if not (stat.S_ISDIR(mode) if folder else stat.S_ISREG(mode)):
         kinds = {stat.S_IFLNK: "a link", stat.S_IFDIR: "a folder", stat.S_IFREG: "a file"}
         found = kinds.get(stat.S_IFMT(mode), "a device or a pipe")
-        raise UserError(f"{argument}: {path} is {found}, not a {'folder' if folder else 'file'}; choose another name")
+        raise UserError(f"{argument}: {path} is {found}; name a {'folder' if folder else 'file'}")
 
 
 @contextmanager
@@ -203,6 +203,17 @@ def read_jsonl(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
             raise UserError(f"{path}: line {number} is no record; repair or delete the file")
         records.append(record)
     return records
+
+
+def inside(folder: Path, name: object) -> Path:
+    """The place that a record calls `name`, in the folder it belongs to.
+
+    Raises:
+        UserError: it is no name, or one that leads out of the folder.
+    """
+    if isinstance(name, str) and "\0" not in name and (folder / name).resolve().is_relative_to(folder.resolve()):
+        return folder / name
+    raise UserError(f"{folder}: {name!r} is not the name of something in it; repair or delete the record")
 
 
 def remove_leftovers(folder: Path) -> None:

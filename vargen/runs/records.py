@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ from metrics.speculation import CallRecord
 from vargen.errors import UserError
 from vargen.runs.files import (
     append_jsonl,
+    own_file,
     read_jsonl,
     save_image_atomic,
     write_atomic,
@@ -78,6 +80,23 @@ class Records:
                 self._begun = True
             append_jsonl(self.path, call)
         self.calls[call["method"], call["batch"]] = call
+
+
+@contextmanager
+def own_calls(json_file: str | None) -> Iterator[Path | None]:
+    """The file beside `json_file` in which the calls of a comparison are kept until its rows are written: no other run
+    writes to it, and it is gone when the block ends well. None where there is no file of rows.
+
+    Raises:
+        UserError: another run is writing there.
+    """
+    if json_file in (None, "-"):
+        yield None
+        return
+    path = Path(f"{json_file}.calls.jsonl")
+    with own_file(path, "json"):
+        yield path
+        path.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
@@ -223,7 +242,13 @@ def _read_image_record(path: Path) -> tuple[bool, dict[str, Any] | None]:
         with Image.open(path) as image:
             image.load()  # decodes every pixel, so a truncated file fails here
             text = image.text.get(RECORD_CHUNK)  # type: ignore[attr-defined]  # PNG images have it
-    except (OSError, SyntaxError, ValueError, AttributeError):  # SyntaxError: what PIL calls a broken PNG
+    except (
+        OSError,
+        SyntaxError,
+        ValueError,
+        AttributeError,
+        Image.DecompressionBombError,
+    ):  # SyntaxError: a broken PNG
         return False, None
     try:
         record = json.loads(text) if text is not None else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +20,7 @@ from vargen.jobs.cases import BenchmarkCase, Contender
 from vargen.methods.catalogue import resolve_method
 from vargen.pipelines.llamagen import LlamaGenPipeline
 from vargen.runs.files import read_jsonl
-from vargen.runs.records import Records
+from vargen.runs.records import Records, own_calls
 from vargen.world.captions.captions import Claims, ObjectClaim
 from vargen.world.judge import judging
 from vargen.world.judge.judging import ClaimJudge
@@ -206,3 +207,26 @@ def test_several_options_of_one_method_all_count() -> None:
         parse(build_parser("bench", "", BenchConfig), ["--method_options.eagle.depth"])
     with pytest.raises(UserError, match="nothing"):
         parse(build_parser("bench", "", BenchConfig), ["--nothing.eagle.depth", "3"])
+
+
+def test_one_run_at_a_time_writes_to_a_file_of_rows_and_a_failed_one_leaves_nothing(
+    tiny_model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = tmp_path / "rows.json"
+    arguments = ["bench", "--methods", "ar", "--model", str(tiny_model_folder), "--json", str(rows), "--quiet"]
+    with own_calls(str(rows)):
+        assert main(arguments) == 2
+    assert "another run is writing to" in capsys.readouterr().err
+    arguments += ["--images", str(tmp_path / "pictures"), "--class_labels", "[1]"]  # refused when the model is known
+    assert main(arguments) == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == [tiny_model_folder.name]
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_what_is_no_file_is_not_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str) -> None:
+    place = tmp_path / "rows.json"
+    place.symlink_to(tmp_path / "mine") if kind == "link" else os.mkfifo(place)
+    for option in ("json", "plot"):
+        assert main(["bench", f"--{option}", str(place)]) == 2
+        assert f"{option}: {place} is a " in capsys.readouterr().err
+    assert place.is_symlink() or place.is_fifo()

@@ -64,3 +64,35 @@ def test_a_prompt_it_cannot_read_is_named_and_left_out(tmp_path: Path, capsys: p
 def test_a_folder_without_results_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["judge", str(tmp_path)]) == 2
     assert "result.jsonl" in capsys.readouterr().err
+
+
+@needs_judge
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"image_path": "../../../../etc/passwd"},
+        {"image_path": "/etc/passwd"},
+        {"image_path": "images/link.png"},
+        {"image_path": "images/broken.png"},
+        {"image_path": "images/\0.png"},
+        {"image_path": 3},
+        {"image_path": None},
+        {"index": "0"},
+        {"index": None},
+        {"text": ["a red cube"]},
+    ],
+)
+def test_records_that_lead_elsewhere_or_are_none_are_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict
+) -> None:
+    folder = tmp_path / "run"
+    (folder / "images").mkdir(parents=True)
+    to_pil(SceneRenderer()([sample_scene(0)]).images)[0].save(tmp_path / "outside.png")
+    (folder / "images" / "link.png").symlink_to(tmp_path / "outside.png")
+    (folder / "images" / "broken.png").write_bytes((tmp_path / "outside.png").read_bytes()[:99])
+    record = {"index": 0, "text": "a red cube", "image_path": "images/000000.png", "seed": 0}
+    append_jsonl(folder / "result.jsonl", record | changes)
+    assert main(["judge", str(folder)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("vargen: error: folder: ") or "is not the name of something in it" in error
+    assert error.count("\n") == 1 and not (folder / "judge.json").exists()

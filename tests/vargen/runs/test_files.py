@@ -172,7 +172,7 @@ def test_what_is_no_file_is_neither_replaced_nor_written_to(obstacle: Path, tmp_
         lambda: own_file(obstacle).__enter__(),
     ]
     for write in writers:
-        with pytest.raises(UserError, match=r"output: .* is (a link|a folder|a device or a pipe), not a file"):
+        with pytest.raises(UserError, match=r"output: .* is (a link|a folder|a device or a pipe); name a file"):
             write()
     after = os.lstat(obstacle)
     assert (before.st_ino, before.st_mode) == (after.st_ino, after.st_mode)
@@ -231,7 +231,7 @@ def test_a_link_or_a_file_where_a_folder_inside_should_be_is_refused(tmp_path: P
     images = tmp_path / "out" / "a" / "images"
     images.symlink_to(tmp_path / "outside") if kind == "link" else images.touch()
     with (
-        pytest.raises(UserError, match=rf"images is a {kind}, not a folder"),
+        pytest.raises(UserError, match=rf"images is a {kind}; name a folder"),
         own_folder(tmp_path / "out", ("*/images",)),
     ):
         pass

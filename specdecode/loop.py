@@ -135,9 +135,12 @@ def decode(
                     draft = drafter.propose(state)
                 if drafter is not None or stops is not None:
                     draft = _clip(draft, state)
-                active, pending = state.active, None
+                pending, skipped = None, no_tokens
                 if schedule is not None and skipping is not None:
-                    draft, pending = _skip(draft, schedule, skipping, state, buffer, stops)
+                    draft, pending, skipped = _skip(draft, schedule, skipping, state, buffer, stops)
+                    if stops is not None and not bool(state.active.any()):
+                        trace.record_unverified(skipped)
+                        break
                 tree = draft.tree
                 if pending is not None:
                     tokens, mask, depths = pending.join(tree)
@@ -158,11 +161,11 @@ def decode(
                 emitted = _append(state, buffer, _new_tokens(tree, verdict), accepted + going_on, stops)
             trace.record_step(
                 StepRecord(
-                    active=active,
+                    active=going_on,
                     drafted=tree.valid[:, 1:].sum(1),
                     accepted=torch.minimum(accepted, emitted),
                     emitted=emitted,
-                    skipped=before,
+                    skipped=skipped,
                     relaxed=verdict.relaxed,
                 )
             )
@@ -211,24 +214,25 @@ def _skip(
     state: DecodeState,
     buffer: Tensor,
     stops: Tensor | None,
-) -> tuple[Draft, PendingChain | None]:
+) -> tuple[Draft, PendingChain | None, Tensor]:
     """Take tokens of a draft unverified where the schedule says so, and draft on behind them.
 
     Returns:
-        The draft to be judged, and the tokens to be fed before it; None if no row skips.
+        The draft to be judged; the tokens to be fed before it, None if no row has any; and how many tokens each row
+        took, [B] int64. A row that a stop token ended took tokens and has none to be fed.
     """
     selection = schedule.select(draft, state) if draft.tree.max_depth > 0 else None
     if selection is None:
-        return draft, None
+        return draft, None, torch.zeros_like(state.lengths)
     taken = draft.tree.tokens.gather(1, selection.path[:, 1:])  # [B, depth]
     chain = torch.cat([state.last_tokens()[:, None], taken[:, :-1]], dim=1)
-    counts = _append(state, buffer, taken, selection.counts * state.active, stops)
-    counts = counts * state.active  # a row that a stop token ended has nothing left to verify
+    skipped = _append(state, buffer, taken, selection.counts * state.active, stops)
+    counts = skipped * state.active  # a row that a stop token ended has nothing left to verify
     if ragged.surely_none(counts):
-        return draft, None
+        return draft if stops is None else _clip(draft, state), None, skipped
     drafter.observe_skipped(draft, replace(selection, counts=counts), state)
     behind = _clip(drafter.propose(state), state)
-    return _choose(counts > 0, behind, draft, state), PendingChain(chain, counts)
+    return _choose(counts > 0, behind, draft, state), PendingChain(chain, counts), skipped
 
 
 def _choose(rows: Tensor, behind: Draft, draft: Draft, state: DecodeState) -> Draft:

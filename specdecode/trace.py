@@ -28,7 +28,7 @@ class StepRecord:
     """One step of the loop, for every row.
 
     Args:
-        active: [B] bool, rows that took part.
+        active: [B] bool, rows that took part in the pass.
         drafted: [B] int64, drafted tokens the target was asked about (clipped at the end of the row).
         accepted: [B] int64, drafted tokens that stayed.
         emitted: [B] int64, tokens added to the row by the pass: the accepted ones and the target's own.
@@ -102,6 +102,12 @@ class DecodeTrace:
         self._steps.append(step)
         self._columns = self._origins = None
 
+    def record_unverified(self, skipped: Tensor) -> None:
+        """The rows took tokens unverified, [B] int64, and no pass follows, as every row has ended."""
+        nothing = torch.zeros_like(skipped)
+        self._steps.append(StepRecord(nothing.bool(), nothing, nothing, nothing, skipped))
+        self._columns = self._origins = None
+
     def _column(self, name: str) -> Tensor:
         """[steps, B] on the CPU."""
         if self._columns is None:
@@ -165,7 +171,7 @@ class DecodeTrace:
 
     @property
     def steps(self) -> list[dict[str, list[Any]]]:
-        """Of each verified step, the fields of its `StepRecord` as lists over rows."""
+        """Of each step, the fields of its `StepRecord` as lists over rows. All are verified but one that ends a run."""
         columns = {name: self._column(name).tolist() for name in _COUNTS}
         return [
             {

@@ -6,13 +6,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 from torch import Tensor
 
-from specdecode.loop import decode
+from specdecode.loop import DecodeResult, decode
 from specdecode.pending import PendingChain
 from specdecode.roles import DecodeState, Draft, Selection, TargetOutput, Verdict
-from specdecode.sampling import RandomStreams, SamplingConfig
+from specdecode.sampling import RandomStreams, SamplingConfig, Tag, logits_to_probabilities
 from specdecode.synthetic import MarkovDrafter, MarkovTarget, random_table
+from specdecode.trace import TokenOrigin
 from specdecode.tree import TokenTree
 
 VOCAB, LENGTH = 12, 30
@@ -62,9 +64,19 @@ class Pattern:
         return Selection(path.clamp(min=0), counts)
 
 
+class CountingTarget(MarkovTarget):
+    """Knows how often it was asked."""
+
+    passes = 1
+
+    def forward(self, tokens: Tensor, mask: Tensor, depths: Tensor) -> TargetOutput:
+        self.passes += 1
+        return super().forward(tokens, mask, depths)
+
+
 def run(pattern: Pattern | None, batch_size: int = 3, stop_token: int | None = None):
     prompts = torch.randint(0, VOCAB, (batch_size, 2), generator=torch.Generator().manual_seed(4))
-    target = MarkovTarget(TABLE, prompts, LENGTH - 1)
+    target = CountingTarget(TABLE, prompts, LENGTH - 1)
     result = decode(
         target,
         max_new_tokens=LENGTH,
@@ -99,6 +111,7 @@ def test_every_token_is_taken_unverified_or_is_the_targets_own(steps: list[list[
     trace = result.trace
     assert trace.skipped_tokens == len(unverified)
     assert trace.row_tokens == [LENGTH] * 3
+    assert trace.target_passes == target.passes == max(trace.row_passes), "no pass without a live row"
     assert all(position < LENGTH - 1 for _, position in unverified), "a skip must not complete a row"
 
 
@@ -133,6 +146,135 @@ def test_a_stop_token_inside_a_skip_ends_the_row() -> None:
         end = tokens.index(stop) + 1 if stop in tokens else LENGTH
         assert int(result.lengths[row]) == end
         assert result.tokens[row, :end].tolist() == tokens[:end]
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(skips, min_size=1, max_size=6), st.integers(0, VOCAB - 1))
+def test_books_are_right_where_stop_tokens_end_rows_inside_and_outside_skips(
+    steps: list[list[int] | None], stop: int
+) -> None:
+    result, target, _ = run(Pattern(steps), stop_token=stop)
+    trace = result.trace
+    assert trace.row_tokens == result.lengths.tolist() == [len(origins) for origins in trace.token_origins]
+    assert trace.target_passes == target.passes == max(trace.row_passes), "no pass without a live row"
+    for step in trace.steps:
+        for active, accepted, emitted, drafted in zip(
+            *(step[name] for name in ("active", "accepted", "emitted", "drafted")), strict=True
+        ):
+            assert 0 <= accepted <= emitted <= accepted + 1 and accepted <= drafted
+            assert active == (emitted > 0), "a row that has ended takes no part"
+            assert active or drafted == 0, "a row that has ended is asked about nothing"
+
+
+def test_rows_that_a_skip_ends_are_booked_with_and_without_rows_that_go_on() -> None:
+    """Only row 0 skips, three tokens a step; a token in the middle of its second skip is made its stop token."""
+    everything = run(Pattern([[3, 0, 0]]))[0]
+    stop = int(everything.tokens[0, 1 + everything.trace.steps[0]["emitted"][0] + 3 + 1])
+    for batch_size in (3, 1):
+        result, target, _ = run(Pattern([[3, 0, 0][:batch_size]]), batch_size, stop)
+        trace, length = result.trace, int(result.lengths[0])
+        assert result.tokens[0, length - 1] == stop and trace.token_origins[0][-1] == TokenOrigin.UNVERIFIED
+        assert trace.row_tokens == result.lengths.tolist()
+        last = next(step for step in trace.steps if step["skipped"][0] and not step["active"][0])
+        assert last["emitted"][0] == last["accepted"][0] == last["drafted"][0] == 0
+        assert trace.target_passes == target.passes == max(trace.row_passes)
+
+
+class TwoFacedDrafter(SkippingMarkovDrafter):
+    """Behind a skip it draws from another distribution with other numbers, for all rows; it keeps its proposals."""
+
+    tables: tuple[Tensor, Tensor]
+
+    def start(self, prompt: TargetOutput, state: DecodeState) -> None:
+        self.proposed: list[Draft] = []
+        self.judged: list[tuple[Draft, Tensor]] = []  # a draft as it was judged, and which rows had skipped
+        self.skipped = torch.zeros(state.tokens.shape[0], dtype=torch.bool)
+
+    def propose(self, state: DecodeState) -> Draft:
+        behind = bool(self.skipped.any())
+        self.table, self.tag = self.tables[behind], Tag.COUPLE if behind else Tag.DRAFT
+        self.proposed.append(super().propose(state))
+        return self.proposed[-1]
+
+    def observe_skipped(self, draft: Draft, selection: Selection, state: DecodeState) -> None:
+        self.skipped = selection.counts > 0
+
+    def observe(self, draft: Draft, output: TargetOutput, verdict: Verdict, state: DecodeState) -> None:
+        self.judged.append((draft, self.skipped))
+        self.skipped = torch.zeros_like(self.skipped)
+
+
+SMALL, DRAWS = 5, 40_000
+SMALL_TABLE = random_table(SMALL, seed=3, scale=1.2)
+DRAFTED_FROM = (random_table(SMALL, seed=4, scale=1.0), random_table(SMALL, seed=5, scale=1.0))
+
+
+def skip_in_every_second_row(children: str, draws: int = DRAWS) -> tuple[DecodeResult, TwoFacedDrafter]:
+    """Four tokens a row; every second row takes its second one unverified."""
+    prompts = torch.tensor([1, 3]).expand(draws, 2)
+    drafter = TwoFacedDrafter(DRAFTED_FROM[0], prompts, [-1, 0, 0, 1], children)  # type: ignore[arg-type]
+    drafter.tables = DRAFTED_FROM
+
+    class EverySecondRowOnce:
+        def start(self, state: DecodeState) -> None:
+            self.due = True
+
+        def select(self, draft: Draft, state: DecodeState) -> Selection | None:
+            if not self.due:
+                return None
+            self.due = False
+            path = torch.tensor([0, 1, 3]).expand(draws, -1)
+            return Selection(path, torch.arange(draws) % 2)
+
+    result = decode(
+        MarkovTarget(SMALL_TABLE, prompts, 3),
+        max_new_tokens=4,
+        sampling=SamplingConfig(0.9),
+        streams=RandomStreams.from_seeds(range(draws)),
+        drafter=drafter,
+        schedule=EverySecondRowOnce(),
+    )
+    return result, drafter
+
+
+@pytest.mark.parametrize("children", ["sampled", "without replacement"])
+def test_what_is_verified_beside_and_behind_a_skip_has_the_targets_distribution(children: str) -> None:
+    """The unverified token has the drafter's distribution, all others the target's."""
+    tokens = skip_in_every_second_row(children)[0].tokens
+    sampling = SamplingConfig(0.9)
+    for first, tables in (
+        (0, [SMALL_TABLE] * 4),
+        (1, [SMALL_TABLE, DRAFTED_FROM[0], SMALL_TABLE, SMALL_TABLE]),
+    ):
+        steps = [logits_to_probabilities(table, sampling).double() for table in tables]
+        expected, context = torch.ones(1, dtype=torch.float64), [(1, 3)]
+        for step in steps:
+            rows = torch.stack([step[a, b] for a, b in context])
+            expected = (expected[:, None] * rows).flatten()
+            context = [(b, token) for _, b in context for token in range(SMALL)]
+        index = (tokens[first::2] * SMALL ** torch.arange(3, -1, -1)).sum(1)
+        observed = index.bincount(minlength=SMALL**4).double()
+        expected = expected / expected.sum() * len(index)
+        kept = expected >= 5
+        rest = (~kept).any()
+        pooled = [
+            torch.cat([counts[kept], counts[~kept].sum()[None]]) if rest else counts for counts in (observed, expected)
+        ]
+        assert stats.chisquare(pooled[0].numpy(), pooled[1].numpy()).pvalue > 1e-3, "skips" if first else "stays"
+
+
+def test_a_row_that_does_not_skip_is_judged_on_its_first_draft() -> None:
+    _, drafter = skip_in_every_second_row("sampled", 50)
+    draft, skipped = drafter.judged[0]
+    before, behind = drafter.proposed[:2]
+    assert skipped.tolist() == [False, True] * 25
+    assert draft.probabilities is not None and before.probabilities is not None and behind.probabilities is not None
+    assert not torch.equal(before.tree.tokens[::2], behind.tree.tokens[::2]), "or nothing could be told"
+    for rows, mine in ((~skipped, before), (skipped, behind)):
+        there = draft.tree.valid[rows]
+        assert there[:, 1].all(), "something is judged"
+        assert torch.equal(draft.tree.tokens[rows][there], mine.tree.tokens[rows][there])
+        assert torch.equal(draft.probabilities[rows][there], mine.probabilities[rows][there])
 
 
 def test_a_drafter_that_cannot_skip_is_refused() -> None:

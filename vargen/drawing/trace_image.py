@@ -91,8 +91,8 @@ def _bars(trace: DecodeTrace, row: int, origins: list[TokenOrigin]) -> list[list
     """The origins of the tokens that each pass of the row added, the prefill's one first."""
     bars, taken = [origins[:1]], 1
     for step in trace.steps:
-        if step["active"][row]:
-            count = step["skipped"][row] + step["emitted"][row]
+        count = step["skipped"][row] + step["emitted"][row]
+        if count:
             bars.append(origins[taken : taken + count])
             taken += count
     return bars

@@ -31,6 +31,17 @@ def test_retrieval_finds_the_own_text_and_only_that() -> None:
     assert retrieval_accuracy(features, features.roll(1, 0), candidates=16) < 0.3
 
 
+def test_retrieval_asks_every_picture_of_every_whole_group_for_its_text() -> None:
+    images = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [1.0, 0.0], [0.6, 0.8]])
+    texts = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0], [0.8, 0.6], [0.0, 1.0]])
+    # Both pictures of the first pair find theirs (.96 to .8 the second), and of the second; the fifth has no group.
+    assert retrieval_accuracy(images, texts, candidates=2) == 1.0
+    # Both pictures like the first text better, but each text is liked best by its own picture.
+    texts[1] = torch.tensor([0.0, 1.0])
+    assert retrieval_accuracy(images[:4], texts[:4], candidates=2) == 0.75
+    assert retrieval_accuracy(images[:1], texts[:1], candidates=2) == 0.0
+
+
 def test_pairwise_distance_is_the_mean_over_pairs() -> None:
     features = torch.randn(7, 3, generator=torch.Generator().manual_seed(0)).double()
     pairs = [float((features[i] - features[j]).norm()) for i in range(7) for j in range(i)]

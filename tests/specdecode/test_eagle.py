@@ -17,7 +17,7 @@ from specdecode.drafters.eagle import EagleDrafter
 from specdecode.drafters.tree_growth import DraftHeadOutput
 from specdecode.drafters.tree_shapes import DynamicTree, StaticTree
 from specdecode.loop import decode
-from specdecode.roles import DecodeState, TargetOutput
+from specdecode.roles import DecodeState, TargetOutput, Verdict
 from specdecode.sampling import RandomStreams, SamplingConfig
 from specdecode.synthetic import FeatureTarget, random_table
 from specdecode.trace import DecodeTrace
@@ -180,6 +180,37 @@ def test_confidence_is_reported_for_every_candidate() -> None:
     for _, predicted in sizer.observed:
         nothing, few, more, deeper = predicted.tolist()
         assert nothing == 0 and 0 <= few <= more + 1e-5 and deeper >= more - 1e-5
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0, 2.0])
+def test_predicted_acceptance_is_the_mass_of_the_best_nodes_that_fit(temperature: float) -> None:
+    """Each size's nodes and levels count; the confidences are those of the sampling temperature."""
+    table = random_table(25, seed=4, scale=2.0)
+    prompts, first = torch.tensor([[1, 2], [7, 0], [3, 3]]), torch.tensor([5, 11, 24])
+    active = torch.tensor([True, True, False])
+    sizer = Alternating(DraftSize(30, 3))
+    sizer.candidates = tuple(DraftSize(n, d) for n, d in ((1, 0), (2, 1), (3, 2), (9, 1), (9, 3), (30, 3)))  # type: ignore[attr-defined]
+    drafter = EagleDrafter(TableHead(table), DynamicTree(4), sizer)
+    state = DecodeState(
+        first[:, None], torch.ones(3, dtype=torch.int64), active, 40, SamplingConfig(temperature),
+        RandomStreams.from_seeds(range(3)),
+    )  # fmt: skip
+    drafter.start(TargetOutput(table[prompts[:, 0], prompts[:, 1]][:, None], F.one_hot(prompts, 25).float()), state)
+    draft = drafter.propose(state)
+    verdict = Verdict(torch.zeros(3, 4, dtype=torch.int64), torch.zeros(3, dtype=torch.int64), first)
+    states = TargetOutput(torch.zeros(3, 30, 25), F.one_hot(draft.tree.tokens, 25).float())
+    drafter.observe(draft, states, verdict, state)
+    (_, predicted), expected = sizer.observed[0], []
+    for size in sizer.candidates:  # type: ignore[attr-defined]
+        masses = []
+        for row in (0, 1):
+            # All nodes that were seen; of those at most so deep, the best so many.
+            seen = slow_dynamic_tree(table / temperature, int(prompts[row, 1]), int(first[row]), 4, 3, 10**6)
+            fitting = sorted((score for path, score in seen.items() if len(path) <= size.depth), reverse=True)
+            masses.append(sum(math.exp(score) for score in fitting[: size.total_tokens - 1]))
+        expected.append(sum(masses) / 2)
+    assert predicted.tolist() == pytest.approx(expected, rel=2e-3)
+    assert len({round(mass, 3) for mass in expected}) == len(expected), "every size promises something else"
 
 
 def slow_dynamic_tree(

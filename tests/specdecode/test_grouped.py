@@ -36,19 +36,29 @@ def slow_group(p: list[float], x: int, size: int, max_difference: float, max_dis
     ]
 
 
+def judged_token(
+    draft: Draft, output: TargetOutput, state: DecodeState, row: int, place: int
+) -> tuple[float, int, list[float], list[float]]:
+    """Its random number, the drafted token after a node, and the target's and the drafter's distribution of it."""
+    assert draft.probabilities is not None
+    counter = (state.lengths[row] + place).expand(draft.tree.batch_size)
+    return (
+        float(state.streams.uniform(Tag.ACCEPT, counter)[row]),
+        int(draft.tree.tokens[row, place + 1]),
+        logits_to_probabilities(output.logits[row, place], state.sampling).tolist(),
+        draft.probabilities[row, place + 1].tolist(),
+    )
+
+
 def slow_accepted(
     draft: Draft, output: TargetOutput, state: DecodeState, size: int, max_difference: float, max_distance: float
 ) -> list[int]:
     counts = []
     for row in range(draft.tree.batch_size):
-        accepted, tokens, valid = 0, draft.tree.tokens[row].tolist(), draft.tree.valid[row].tolist()
+        accepted, valid = 0, draft.tree.valid[row].tolist()
         while accepted < draft.tree.max_depth and valid[accepted + 1]:
-            p = logits_to_probabilities(output.logits[row, accepted], state.sampling).tolist()
-            assert draft.probabilities is not None
-            q = draft.probabilities[row, accepted + 1].tolist()
-            group = slow_group(p, tokens[accepted + 1], size, max_difference, max_distance)
-            counter = (state.lengths[row] + accepted).expand(draft.tree.batch_size)
-            threshold = float(state.streams.uniform(Tag.ACCEPT, counter)[row])
+            threshold, x, p, q = judged_token(draft, output, state, row, accepted)
+            group = slow_group(p, x, size, max_difference, max_distance)
             if threshold >= sum(p[y] for y in group) / sum(q[y] for y in group):
                 break
             accepted += 1
@@ -72,6 +82,10 @@ def test_accepts_what_the_slow_form_accepts(
     state = state_for(lengths, sampling)
     verdict = GroupedVerifier(VECTORS, size, max_difference, max_distance).accept(draft, output, state)
     assert verdict.accepted.tolist() == slow_accepted(draft, output, state, size, max_difference, max_distance)
+    assert verdict.relaxed is not None and verdict.relaxed.shape == (10, draft.tree.max_depth)
+    for row, accepted in enumerate(verdict.accepted.tolist()):
+        tested = [judged_token(draft, output, state, row, place) for place in range(accepted)]
+        assert verdict.relaxed[row, :accepted].tolist() == [threshold >= p[x] / q[x] for threshold, x, p, q in tested]
 
 
 NO_RELAXATION = [

@@ -307,6 +307,16 @@ def test_greedy_takes_the_most_probable_after_moving(
     assert emitted.tolist() == [moved.index(max(moved))] * VOCAB_SIZE
 
 
+def test_greedy_gives_a_shared_neighbour_to_the_first_child_that_reaches_it() -> None:
+    """Tokens 0 and 1 are children, 2 is near both; whoever gets it beats token 3."""
+    near = torch.tensor([[2, 3], [2, 3], [0, 1], [0, 1]])
+    logits = torch.tensor([0.2, 0.25, 0.25, 0.3]).log()
+    for children in ([0, 1], [1, 0], [0, 1, 0]):
+        for how in ({"delta": 0.26}, {"multiplier": 2.3}):
+            emitted = emitted_tokens(LanternVerifier(near, **how), logits, children, SamplingConfig(0))
+            assert emitted.tolist() == [children[0]] * 4
+
+
 def slow_walk(
     tree: TokenTree, logits: Tensor, delta: float | None, multiplier: float | None, state: DecodeState
 ) -> list[tuple[list[int], int]]:

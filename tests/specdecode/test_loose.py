@@ -96,6 +96,19 @@ def test_the_rule_against_its_definition(
     assert torch.equal(relaxed, draft.tree.tokens[0, 1 : count + 1] != wanted[:count])
 
 
+def test_padding_is_not_elsewhere() -> None:
+    """Token 0 is wanted, and padding behind the end of the row has token 0."""
+    tokens, wanted = [4, 3, 0, 0], [0, 1, 1, 1]
+    chain = TokenTree.chain(torch.tensor([tokens]))
+    logits = torch.nn.functional.one_hot(torch.tensor([wanted]), VOCAB).float() * 9
+    output = TargetOutput(logits, torch.randn(1, 4, DIM, generator=torch.Generator().manual_seed(0)))
+    verifier = LooseVerifier(lambda: torch.ones(2, DIM), loose_ratio=0.01)  # too little to loosen anything
+    assert verifier.accept(Draft(chain), output, state_of()).accepted.tolist() == [1], "0 stands elsewhere"
+    short = chain.clip(torch.tensor([1]))
+    assert short.tokens[0].tolist() == [4, 3, 0, 0]
+    assert verifier.accept(Draft(short), output, state_of()).accepted.tolist() == [0], "padding says nothing"
+
+
 @settings(max_examples=60, deadline=None)
 @given(windows())
 def test_lambda_zero_is_the_exact_walk(window: tuple[Draft, TargetOutput, Tensor]) -> None:

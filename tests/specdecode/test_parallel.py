@@ -325,7 +325,12 @@ def test_a_full_round_takes_as_long_as_the_slower_side(target_seconds: float, dr
 
 
 def test_the_draft_length_is_the_ratio_of_measured_times() -> None:
-    assert [draft_length_of(*each) for each in ((0.420, 0.078), (0.420, 0.0466), (1.0, 3.0))] == [5, 9, 1]
+    assert [draft_length_of(*each) for each in ((0.420, 0.078), (0.420, 0.0466), (5.9, 1.0), (1.0, 3.0))] == [
+        5,
+        9,
+        6,
+        1,
+    ]
     for seconds in ((0.0, 1.0), (1.0, -1.0)):
         with pytest.raises(ValueError, match="seconds must be positive"):
             draft_length_of(*seconds)

@@ -113,9 +113,20 @@ def test_a_row_ends_at_its_first_stop_token_or_is_complete(
     account = RunAccount(gamma)
     for _, _, each in run(rounds, truth, guesses(truth, matches)):
         account.rounds.append(each)
+        assert each.accepted <= each.emitted <= each.accepted + 1 and each.accepted <= each.judged
     assert rounds.tokens == plain(truth, stops)
     assert sum(each.emitted for each in account.rounds) == len(rounds.tokens)
     assert sum(account.run_lengths) + sum(each.rejected for each in account.rounds) == len(rounds.tokens)
+
+
+def test_tokens_accepted_past_a_stop_token_are_not_counted() -> None:
+    """All five guesses are right, the second ends the row."""
+    rounds = Rounds(9, 5, {7})
+    rounds.settle([1], [1, 2, 7, 4, 5])
+    assert rounds.fed == [1, 2, 7, 4, 5]
+    last = rounds.settle([2, 7, 4, 5, 6], [6, 8])
+    assert (last.judged, last.accepted, last.emitted, last.rejected) == (5, 2, 2, False)
+    assert rounds.finished and rounds.tokens == [1, 2, 7]
 
 
 @settings(max_examples=100, deadline=None)

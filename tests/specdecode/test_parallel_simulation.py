@@ -97,6 +97,17 @@ def test_known_totals_of_decoding_in_turn_and_plainly() -> None:
     assert simulate_in_turn([True], costs, 2) == 120
 
 
+def test_every_further_token_of_a_pass_is_paid_for() -> None:
+    costs = Costs(target=10, draft=2, target_prefill=100, draft_prefill=20, target_token=3)
+    assert [costs.target_pass(count) for count in (1, 2, 4)] == [10, 13, 19]
+    # The first of the prefill; passes over 3 tokens (two right, a bonus), 3 (a wrong one), and 2, where one is left.
+    assert simulate_in_turn([True, True, True, True, False, True, True], costs, 2) == 120 + 3 * 4 + 16 + 16 + 13
+    account = simulate_parallel([True] * 8, costs, 3)
+    assert [each.fed for each in account.rounds] == [0, 3, 3, 1]
+    assert [each.target for each in account.seconds] == [100, 16, 16, 10]
+    assert simulate_plain(5, costs) == 140
+
+
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.booleans(), min_size=1, max_size=40), st.integers(1, 6))
 def test_overlapping_a_free_drafter_still_costs_no_more_than_plain_decoding(matches: list[bool], gamma: int) -> None:

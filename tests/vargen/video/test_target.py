@@ -19,7 +19,7 @@ from specdecode.roles import DecodeState, Draft, TargetOutput, Verdict, Verifier
 from specdecode.sampling import RandomStreams, SamplingConfig
 from specdecode.tree import TokenTree
 from vargen.video.pruning import keep_uniform, token_budget
-from vargen.video.request import VideoRequest, encode_video, keep_visual, prepare_request
+from vargen.video.request import VideoRequest, encode_video, keep_share, keep_visual, prepare_request
 from vargen.video.target import VideoTarget
 
 Models = Callable[..., Any]
@@ -286,6 +286,26 @@ def test_pruning_keeps_text_order_and_positions(architecture: str, models: Model
     compact = keep_visual(request, kept, compact=True)
     assert compact.next_position == compact.input_ids.shape[1]
     assert torch.equal(compact.position_ids[0, 0], torch.arange(compact.next_position))
+
+
+def test_a_share_is_of_what_shows_something_and_separators_stay(
+    architecture: str, models: Models, inputs_of: Inputs
+) -> None:
+    request = prepare_request(models(architecture), inputs_of(architecture, 1))
+    assert request.num_separators == (1 if architecture == "llava_onevision" else 0)
+    shown, asked = request.num_visual - request.num_separators, []
+
+    def first(count: int, budget: int) -> Tensor:
+        asked.append((count, budget))
+        return torch.arange(budget)
+
+    kept = keep_share(request, 0.5, first)
+    assert asked == [(shown, token_budget(shown, 0.5))]
+    assert kept.tolist() == [*range(asked[0][1]), *range(shown, request.num_visual)]
+    pruned = keep_visual(request, kept)
+    if request.num_separators:
+        last = request.is_visual.nonzero()[-1, 0]
+        assert torch.equal(pruned.inputs_embeds[0, pruned.is_visual][-1], request.inputs_embeds[0, last])
 
 
 @pytest.mark.parametrize("kept", [[3, 1], [1, 1], [-1], [999]])

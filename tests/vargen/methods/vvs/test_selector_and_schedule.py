@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from specdecode.roles import DecodeState, Draft
-from specdecode.sampling import RandomStreams, SamplingConfig
+from specdecode.sampling import RandomStreams, SamplingConfig, Tag
 from specdecode.tree import TokenTree
 from vargen.methods.vvs.feature_cache import FeatureCache
 from vargen.methods.vvs.schedule import (
@@ -114,6 +115,24 @@ def test_the_drafters_choice_follows_its_probabilities() -> None:
     shares = (last.bincount(minlength=5) / rows).tolist()
     for share, wanted in zip(shares, [0, 3 / 4, 0, 1 / 4 * 3 / 4, 1 / 4 * 1 / 4], strict=True):
         assert share == pytest.approx(wanted, abs=0.03 if wanted else 0)
+
+
+@pytest.mark.parametrize("choice", ["sample", "drafter"])
+def test_paths_are_drawn_with_numbers_of_their_own(choice: str) -> None:
+    """The same numbers as the drafter's or the target's would tie which path is taken to what was drafted."""
+    draft, used = simple_draft([[0, 1, 2]] * 2), set()
+    draft.confidence = torch.tensor([[1.0, 0.5, 0.4]] * 2).log()
+    state = state_of([7, 9])
+    for name in ("uniform", "exponential"):
+        ask = getattr(state.streams, name)
+
+        def noted(tag: int, counters: Tensor, *rest: int, ask: Callable[..., Tensor] = ask) -> Tensor:
+            used.add((tag, tuple(counters.flatten().tolist())))
+            return ask(tag, counters, *rest)
+
+        setattr(state.streams, name, noted)
+    PathSelector(choice)(draft, state)  # type: ignore[arg-type]
+    assert used == {(Tag.SKIP, (7, 9))}
 
 
 def slow_likeness(draft: Draft, row: int, path: list[int]) -> list[float]:

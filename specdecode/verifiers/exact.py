@@ -227,7 +227,13 @@ def chain_path(tree: TokenTree) -> Tensor:
     return path.clamp_(max=tree.num_nodes - 1).expand(tree.batch_size, -1)
 
 
-def multi_round_walk(tree: TokenTree, probabilities: Tensor, logits: Tensor, state: DecodeState) -> Verdict:
+def multi_round_walk(
+    tree: TokenTree,
+    probabilities: Tensor,
+    logits: Tensor,
+    state: DecodeState,
+    relax: Callable[[Tensor, Tensor], Tensor] | None = None,
+) -> Verdict:
     """Test the children of each node in order, against what the earlier rejections have left of the target.
 
     Args:
@@ -235,16 +241,20 @@ def multi_round_walk(tree: TokenTree, probabilities: Tensor, logits: Tensor, sta
         probabilities: [B, n, V] the distribution each node was drawn from.
         logits: [B, n, V] of the target.
         state: Lengths, sampling and random streams.
+        relax: `relax(p [B, V], q [B, V]) -> [B, V]`: another distribution in place of the target's p at a node whose
+            first child was drawn from q; it is what is emitted there. It must lie between p and q at every token, so
+            that a first child which p accepts is accepted in any case, and need not be asked for then. None: p.
     """
     rows = torch.arange(tree.batch_size, device=tree.device)
     node = torch.zeros_like(tree.tokens[:, 0])
     next_tokens, accepted = torch.zeros_like(node), torch.zeros_like(node)
     descending = torch.ones_like(node, dtype=torch.bool)
-    path = [node]
+    path, lent_by_level = [node], []
     for level in range(tree.max_depth + 1):
         counters = state.lengths + level
-        target = logits_to_probabilities(logits[rows, node], state.sampling)  # [B, V]
+        target = own = logits_to_probabilities(logits[rows, node], state.sampling)  # [B, V]; own is never relaxed
         found, chosen = torch.zeros_like(descending), node
+        lent = torch.zeros_like(descending)
         if level < tree.max_depth:
             is_child = tree.parents == node[:, None]  # [B, n]
             rank = is_child.cumsum(1)
@@ -254,7 +264,15 @@ def multi_round_walk(tree: TokenTree, probabilities: Tensor, logits: Tensor, sta
                 token = tree.tokens.gather(1, child[:, None])  # [B, 1]
                 drawn_from = probabilities[rows, child]  # [B, V]
                 tested = exists & ~found
-                passes = thresholds[:, child_rank] * drawn_from.gather(1, token)[:, 0] < target.gather(1, token)[:, 0]
+                compared = thresholds[:, child_rank] * drawn_from.gather(1, token)[:, 0]
+                passes = compared < target.gather(1, token)[:, 0]
+                if relax is not None:
+                    by_itself = compared < own.gather(1, token)[:, 0]
+                    if child_rank == 0 and not ragged.surely_none(descending & tested & ~by_itself):
+                        target = torch.where(exists[:, None], relax(own, drawn_from), own)
+                        passes = by_itself | (compared < target.gather(1, token)[:, 0])
+                    lent = lent | (tested & passes & ~by_itself)
+                    own = torch.where((tested & ~passes)[:, None], _residual(own, drawn_from), own)
                 chosen = torch.where(tested & passes, child, chosen)
                 found = found | (tested & passes)
                 target = torch.where((tested & ~passes)[:, None], _residual(target, drawn_from), target)
@@ -267,10 +285,14 @@ def multi_round_walk(tree: TokenTree, probabilities: Tensor, logits: Tensor, sta
             node = torch.where(descending, chosen, node)
             accepted = accepted + descending
             path.append(node)
+            lent_by_level.append(lent)
             if ragged.surely_none(descending):
                 path += [node] * (tree.max_depth - level - 1)
                 break
-    return Verdict(torch.stack(path, dim=1), accepted, next_tokens)
+    relaxed = None
+    if relax is not None and lent_by_level:
+        relaxed = F.pad(torch.stack(lent_by_level, dim=1), (0, tree.max_depth - len(lent_by_level)))
+    return Verdict(torch.stack(path, dim=1), accepted, next_tokens, relaxed)
 
 
 def _residual(target: Tensor, drawn_from: Tensor) -> Tensor:

@@ -1,12 +1,15 @@
 """LANTERN: a drafted token is also accepted where the target prefers one that looks like it.
 
 Belongs here: relaxed acceptance by moving probability from look-alike tokens to drafted ones, within a budget.
-Does not belong here: how neighbours are found (`specdecode.neighbours`), and the rule of the released code, which is
-another one (`lantern_release`).
+Does not belong here: how neighbours are found (`specdecode.neighbours`), what moves where children were drawn at random
+(`lantern_drawn`), and the rule of the released code, which is another one (`lantern_release`).
 
 The idea (LANTERN, arXiv 2410.03355; LANTERN++, arXiv 2502.06352): tokens are interchangeable with those of nearby
 codes, so at a node with target distribution p each child x may take over the probability of its nearest neighbours, the
 nearest first, as far as the budget goes.
+
+Children drawn at random from known distributions are tested against those: `lantern_drawn` says how, and what comes
+out. What follows is for all others.
 
 The one-draw form. Draw y from p with the very number plain decoding uses. If y is a child, descend to it; if a child x
 has taken y over, descend to x; else emit y and stop. The emitted distribution is p with the taken probability moved,
@@ -20,12 +23,11 @@ whose total variation from p is the mass moved. Rules that keep this true and fa
   cumulative sum over all of them, and only single numbers pass from one child to the next.
 * Nothing is renormalised between siblings: there is one draw, not a sequence of tests.
 
-Any children will do, deterministic or drawn at random, and with or without replacement; how they were drawn is not
-read. The bound holds for every set of children, and a mixture of distributions within delta of p is within delta of p.
-(It needs children that do not depend on the numbers of this draw, as `roles.Drafter` demands.)
+The bound holds for every set of children, and a mixture of distributions within delta of p is within delta of p. (It
+needs children that do not depend on the numbers of this draw, as `roles.Drafter` demands.)
 
-Greedy decoding: p is the filtered softmax at temperature 1, the masses are moved in the same way, and the most probable
-token afterwards is chosen.
+Greedy decoding, however children were chosen: p is the filtered softmax at temperature 1, the masses are moved in the
+same way, and the most probable token afterwards is chosen.
 
 A child can be accepted although the filters (top-k, top-p) removed it, on the mass of neighbours they kept.
 """
@@ -44,7 +46,8 @@ from specdecode.roles import DecodeState, Draft, TargetOutput, Verdict
 from specdecode.sampling import Tag, logits_to_probabilities, sample
 from specdecode.tree import TokenTree
 from specdecode.verifiers.arguments import check_number, check_vocabulary
-from specdecode.verifiers.exact import ExactVerifier, walk_by_token
+from specdecode.verifiers.exact import ExactVerifier, multi_round_walk, walk_by_token
+from specdecode.verifiers.lantern_drawn import NeighbourSums, relaxed_target
 from specdecode.verifiers.lantern_release import release_greedy_walk, release_walk
 
 MODES = ("exact_at_zero", "release")
@@ -65,9 +68,9 @@ class LanternVerifier:
             variation between the emitted and the target's distribution there.
         multiplier: LANTERN++'s multiplicative bound, its lambda, >= 1: the neighbours taken by a child x may have
             (multiplier - 1) p(x) between them.
-        mode: "exact_at_zero": the one-draw form of this module; at zero relaxation (delta 0, multiplier 1 or k = 0) it
-            *is* `ExactVerifier`. "release": the released code's sequential tests (`lantern_release`), for comparison
-            with published figures; not exact at zero relaxation.
+        mode: "exact_at_zero": the rules of this module and of `lantern_drawn`; at zero relaxation (delta 0, multiplier
+            1 or k = 0) it *is* `ExactVerifier`. "release": the released code's sequential tests (`lantern_release`),
+            for comparison with published figures; not exact at zero relaxation.
 
     Raises:
         ValueError: An argument is out of range, both or neither of `delta` and `multiplier` are given, or `neighbours`
@@ -91,6 +94,7 @@ class LanternVerifier:
         self.multiplier = None if multiplier is None else check_number("multiplier", multiplier, 1)
         self.mode = mode
         self.neighbours = _checked_table(neighbours)
+        self._sums: NeighbourSums | None = None
         if mode == "release" and self.neighbours.shape[1] == 0:
             raise ValueError('neighbours must have a column at least in mode "release", where the last is only zeroed')
 
@@ -105,7 +109,7 @@ class LanternVerifier:
         """Walk the tree; see the module's description.
 
         Args:
-            draft: Any tree of n nodes. `probabilities` are read in mode "release" only, and at zero relaxation.
+            draft: Any tree of n nodes, with `probabilities` [B, n, V] where its children were drawn at random.
             output: `logits` [B, n, V].
             state: Lengths, sampling and random streams.
 
@@ -118,10 +122,18 @@ class LanternVerifier:
         if self.neighbours.device != output.logits.device:
             self.neighbours = self.neighbours.to(output.logits.device)
         if self.mode == "exact_at_zero":
-            return self._one_draw_walk(draft.tree, output.logits, state)
+            if draft.probabilities is None or state.sampling.is_greedy:
+                return self._one_draw_walk(draft.tree, output.logits, state)
+            return multi_round_walk(draft.tree, draft.probabilities, output.logits, state, self._relaxed)
         if state.sampling.is_greedy:
             return release_greedy_walk(draft.tree, output.logits, self.neighbours, self._bound)
         return release_walk(draft, output.logits, self.neighbours, self._bound, state)
+
+    def _relaxed(self, target: Tensor, drawn_from: Tensor) -> Tensor:
+        """[B, V]: see `lantern_drawn.relaxed_target`."""
+        if self._sums is None or self._sums.device != target.device:
+            self._sums = NeighbourSums(self.neighbours)
+        return relaxed_target(target, drawn_from, self._sums, delta=self.delta, multiplier=self.multiplier)
 
     def _bound(self, mass: Tensor) -> Tensor:
         """How much the neighbours of a token of this probability may have, if it were its node's only child."""

@@ -33,10 +33,10 @@ children there are, with or without replacement. Hence, for the additive rule,
   delta;
 * the first child is accepted with probability sum min(p', q) = (1 - total variation of p and q) + the probability
   moved: continuous in delta and never falling. No rule within delta of p can add more than delta, so this one is the
-  best there is as long as look-alikes have enough to spare. Later siblings are tested against what is left of p' and
-  gain less, or a little less than nothing: relaxation pays with chains first.
+  best there is as long as look-alikes have enough to spare. Later siblings are tested against what is left of p', so
+  all children together gain less.
 
-A child that the exact rule accepts is accepted here with the same random number. At zero relaxation p' is p.
+A first child that the exact rule accepts is accepted here with the same random number. At zero relaxation p' is p.
 """
 
 from __future__ import annotations

@@ -134,6 +134,120 @@ def test_a_new_batch_keeps_what_was_learned_and_drops_what_was_not() -> None:
     simulate(sizer, 0.0, rows=2)  # rows of another number would not stack with those left over
 
 
+def test_a_step_costs_its_pass_its_levels_and_what_comes_with_drafting() -> None:
+    costs = StepCosts((1, 10), (1.0, 10.0), drafting_step_seconds=0.5, overhead_seconds=0.25)
+    assert costs.step(NO_DRAFT) == 1.0
+    assert costs.step(DraftSize(6, 3)) == pytest.approx(6 + 3 * 0.5 + 0.25)
+
+
+def test_before_anything_is_known_wider_levels_are_expected_to_survive_more_often() -> None:
+    sizer = AdaptiveDraftSize(CHAINS, FLAT, prior_rate=0.4, clock=None)
+    assert sizer.expected_accepted(NO_DRAFT) == 0
+    assert sizer.expected_accepted(DraftSize(3, 2)) == pytest.approx(0.4 + 0.4**2)
+    wide = 1 - 0.6 ** (4**0.5)  # four nodes a level
+    assert sizer.expected_accepted(DraftSize(9, 2)) == pytest.approx(wide + wide**2)
+
+
+def test_it_learns_every_so_many_steps() -> None:
+    sizer = AdaptiveDraftSize(CHAINS, LINEAR, interval=5, clock=None)
+    before = sizer.expected_accepted(CHAINS[2])
+    for step in range(1, 11):
+        sizer.observe(CHAINS[2], torch.tensor([3]), torch.tensor([True]))
+        after = sizer.expected_accepted(CHAINS[2])
+        assert (after > before) == (step % 5 == 0), step
+        before = after
+
+
+def test_the_first_prediction_counts_whole_and_later_ones_are_smoothed() -> None:
+    sizer = AdaptiveDraftSize(CHAINS[:2], FLAT, interval=1, clock=None)
+    ones, size = torch.ones(1, dtype=torch.bool), CHAINS[1]
+
+    def see(accepted: int, predicted: float) -> float:
+        sizer.observe(size, torch.tensor([accepted]), ones, torch.tensor([0.0, 0.0, predicted]))
+        return sizer.expected_accepted(size)
+
+    assert see(2, 2.0) == pytest.approx(2.0)
+    assert see(1, 1.0) == pytest.approx(0.95 * 2 + 0.05 * 1)
+
+
+def test_steps_without_a_prediction_among_others_are_learned_from_by_level() -> None:
+    sizer = AdaptiveDraftSize(CHAINS[:2], FLAT, interval=2, clock=None)
+    before, ones = sizer.expected_accepted(CHAINS[1]), torch.ones(1, dtype=torch.bool)
+    sizer.observe(CHAINS[1], torch.tensor([2]), ones, torch.tensor([0.0, 0.5, 0.9]))
+    sizer.observe(CHAINS[1], torch.tensor([2]), ones)
+    assert sizer.expected_accepted(CHAINS[1]) > before
+
+
+def gaps(sizer: AdaptiveDraftSize, steps: int, accepts: bool) -> list[int]:
+    """Steps without a draft before each time that one is tried again."""
+    found, without = [], 0
+    for _ in range(steps):
+        size = sizer.choose()
+        if size == NO_DRAFT:
+            without += 1
+        elif without:
+            found.append(without)
+            without = 0
+        accepted = torch.tensor([size.depth if accepts else 0])
+        sizer.observe(size, accepted, torch.ones(1, dtype=torch.bool))
+    return found
+
+
+def test_it_tries_again_ever_more_rarely_up_to_a_bound_and_starts_over_once_drafts_have_paid() -> None:
+    sizer = AdaptiveDraftSize(CHAINS, DEAR, clock=None)
+    assert sizer.choose() == NO_DRAFT
+    sizer = AdaptiveDraftSize(CHAINS, LINEAR, clock=None)
+    waits = gaps(sizer, 1300, accepts=False)
+    assert waits == [15, 31, 63, 127, 255, 255, 255][: len(waits)] and len(waits) >= 6
+    gaps(sizer, 600, accepts=True)
+    assert sizer.choose() != NO_DRAFT, "drafts pay by now"
+    assert gaps(sizer, 300, accepts=False)[:3] == [15, 31, 63]
+
+
+class Clocked:
+    """A sizer by a clock that is moved by hand; every draft is accepted, and its steps take what they should."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.sizer = AdaptiveDraftSize(CHAINS, LINEAR, interval=4, clock=lambda: self.now)
+
+    def steps(self, count: int, slower: float = 1.0) -> None:
+        for _ in range(count):
+            size = self.sizer.choose()
+            self.now += LINEAR.step(size) * slower
+            self.sizer.observe(size, torch.tensor([size.depth]), torch.tensor([True]))
+
+    @property
+    def value(self) -> float:
+        """Tokens a second that drafting a chain of three promises, over what costs and acceptance promise."""
+        expected = (1 + self.sizer.expected_accepted(CHAINS[2])) / LINEAR.step(CHAINS[2])
+        return self.sizer.tokens_per_second(CHAINS[2]) / expected
+
+
+def test_one_hiccup_is_not_the_price_of_drafting() -> None:
+    clocked = Clocked()
+    clocked.steps(40)
+    assert clocked.value == pytest.approx(1.0)
+    clocked.steps(4, slower=1000.0)
+    assert clocked.value == pytest.approx(1 / 2.5)  # half of what was known, half of four times as dear
+    clocked.steps(40)
+    assert clocked.value == pytest.approx(1.0, rel=0.05)
+
+
+def test_time_between_batches_and_without_drafts_is_not_the_price_of_drafting() -> None:
+    clocked = Clocked()
+    clocked.steps(40)
+    clocked.now += 1e6
+    clocked.sizer.start()
+    clocked.steps(8)
+    assert clocked.value == pytest.approx(1.0)
+    for _ in range(400):  # nothing is accepted, so nothing is drafted most of the time
+        size = clocked.sizer.choose()
+        clocked.now += LINEAR.step(size) if size.depth else 1e3
+        clocked.sizer.observe(size, torch.tensor([0]), torch.tensor([True]))
+    assert clocked.value == pytest.approx(1.0)
+
+
 def test_fixed_sizes_stay() -> None:
     sizer = FixedDraftSize(DraftSize(5, 2))
     assert sizer.choose() == sizer.largest == DraftSize(5, 2)

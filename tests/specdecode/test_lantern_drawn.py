@@ -240,7 +240,7 @@ def random_draft(seed: int, batch_size: int = 12) -> tuple[Draft, TargetOutput, 
     logits = 2 * torch.randn(batch_size, num_nodes, VOCAB, generator=generator)
     said = (logits + torch.randn(logits.shape, generator=generator)).softmax(-1)
     tokens = torch.zeros(batch_size, num_nodes, dtype=torch.int64)
-    drawn_from = torch.zeros_like(logits)
+    drawn_from = said.roll(1, dims=0)  # the root's row is not to be read, so it holds something
     for row, node in itertools.product(range(batch_size), range(1, num_nodes)):
         above = parents[row][node]
         given = said[row, above].clone()

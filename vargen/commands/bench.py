@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from glob import escape
 from pathlib import Path
@@ -20,13 +19,13 @@ from vargen.jobs.options import check_sampling
 from vargen.methods.base import MethodConfig
 from vargen.methods.catalogue import options_by_method, read_method_list, resolve_method
 from vargen.methods.vvs.ablations import ABLATIONS, SHARED
-from vargen.models.model_folder import method_resolver, read_json, weights_fingerprint
+from vargen.models.model_folder import method_resolver, read_json
 from vargen.resources import find_model
 from vargen.runs.files import own_folder, write_atomic
-from vargen.runs.progress import progress
-from vargen.runs.records import Records, own_calls
+from vargen.runs.records import own_calls
 
 TASKS = ("image", "video")
+_PASSED_ON = ("device", "dtype", "batch_size", "seed", "warm_up", "guidance_scale", "temperature", "top_k", "top_p")
 
 
 @dataclass(frozen=True)
@@ -149,67 +148,28 @@ def run(arguments: Sequence[str]) -> int:
     values = parse(parser, arguments)
     config = fill(BenchConfig, values)
     model_folder = find_model(config.model)
-    with own_calls(config.json) as calls, _own_images(config):
-        rows = _measure(config, model_folder, calls, values.quiet)
-        _report(config, rows)
-    return 0
-
-
-def _own_images(config: BenchConfig) -> AbstractContextManager[None]:
-    if config.images is None:
-        return nullcontext()
-    return own_folder(config.images, map(escape, config.contenders()), "images")
-
-
-def _measure(config: BenchConfig, model_folder: Path, calls: Path | None, quiet: bool) -> list[dict[str, Any]]:
-    """One row a method."""
     methods = config.contenders(method_resolver(model_folder))
 
-    from vargen.jobs.benchmark import describe_run, run_benchmark
-    from vargen.jobs.cases import Contender
-    from vargen.pipelines.loading import load_pipeline
+    from vargen.jobs.benchmark import benchmark_model
+    from vargen.world.judge.judging import ClaimJudge
 
-    cases = _cases(config, model_folder)
-    contenders = [Contender(label, method) for label, method in methods.items()]
-    pipeline, _, dtype = load_pipeline(model_folder, config.device, config.dtype)
-    judge = None
-    if config.judge and any(case.claims is not None for case in cases):
-        from vargen.world.judge.judging import ClaimJudge
-
-        judge = ClaimJudge()
-        if judge.image_size != pipeline.image_size:
-            judge = None
-    generation = {name: getattr(config, name) for name in ("guidance_scale", "temperature", "top_k", "top_p")}
-    settings = describe_run(
-        contenders,
-        cases,
-        weights_fingerprint(model_folder),
-        dtype=dtype,
-        device=str(pipeline.device),
-        batch_size=config.batch_size,
-        seed=config.seed,
-        judged=judge is not None,
-        **generation,
-    )
-    records = Records(calls, settings)
-    num_batches = math.ceil(len(cases) / config.batch_size)
-    with progress(num_batches * len(contenders), "calls", quiet) as shown:
-        rows = run_benchmark(
-            pipeline,
-            contenders,
-            cases,
-            batch_size=config.batch_size,
-            seed=config.seed,
-            warm_up=config.warm_up,
-            judge=judge,
-            records=records,
-            images=None if config.images is None else Path(config.images),
-            progress=shown,
-            **generation,
+    images = None if config.images is None else Path(config.images)
+    with (
+        own_calls(config.json) as calls,
+        own_folder(images, map(escape, methods), "images") if images else nullcontext(),
+    ):
+        rows = benchmark_model(
+            model_folder,
+            methods,
+            _cases(config, model_folder),
+            judge=ClaimJudge if config.judge else None,
+            calls=calls,
+            images=images,
+            quiet=values.quiet,
+            **{name: getattr(config, name) for name in _PASSED_ON},
         )
-    for row in rows:
-        row.update(batch_size=config.batch_size, dtype=dtype, model=model_folder.name)
-    return rows
+        _report(config, rows)
+    return 0
 
 
 def _take_task(arguments: Sequence[str]) -> tuple[list[str], str]:

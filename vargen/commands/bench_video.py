@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from metrics.tables import format_video_table
@@ -15,12 +14,12 @@ from vargen.errors import UserError
 from vargen.jobs.options import check_dtype
 from vargen.methods.base import MethodConfig
 from vargen.methods.catalogue import read_method_list
-from vargen.models.model_folder import weights_fingerprint
 from vargen.resources import find_video_model
 from vargen.runs.files import write_atomic
-from vargen.runs.progress import progress
-from vargen.runs.records import Records, own_calls
+from vargen.runs.records import own_calls
 from vargen.video.methods.catalogue import resolve_video_method
+
+_PASSED_ON = ("device", "dtype", "warm_up", "max_new_tokens", "temperature", "top_p", "seed")
 
 
 @dataclass(frozen=True)
@@ -100,8 +99,28 @@ def run(arguments: Sequence[str]) -> int:
     parser.add_argument("--quiet", action="store_true", help="show no progress")
     values = parse(parser, arguments)
     config = fill(BenchVideoConfig, values)
+    contenders = config.contenders()
+    find_video_model(config.model)  # before anything slow
+
+    from vargen.jobs.video_benchmark import benchmark_video_model
+    from vargen.world.cases import scene_video_cases
+    from vargen.world.judge.judging import judge_answer
+
     with own_calls(config.json) as calls:
-        rows = _measure(config, calls, values.quiet)
+        rows = benchmark_video_model(
+            config.model,
+            config.draft_model,
+            contenders,
+            scene_video_cases(config.videos, config.split, config.num_frames, config.image_size, config.seed),
+            config.question,
+            described={"split": config.split, "frames": [config.num_frames, config.image_size]},
+            judge=judge_answer,
+            calls=calls,
+            quiet=values.quiet,
+            **{name: getattr(config, name) for name in _PASSED_ON},
+        )
+        for row in rows:
+            row.update(temperature=config.temperature, split=config.split)
         text = json.dumps(rows, indent=1) + "\n"
         if config.json == "-":
             print(text, end="")
@@ -110,48 +129,3 @@ def run(arguments: Sequence[str]) -> int:
             if config.json is not None:
                 write_atomic(config.json, text)
     return 0
-
-
-def _measure(config: BenchVideoConfig, calls: Path | None, quiet: bool) -> list[dict[str, Any]]:
-    """One row a method."""
-    contenders = config.contenders()
-    folder = find_video_model(config.model)
-
-    from vargen.jobs.video_benchmark import describe_video_run, run_video_benchmark
-    from vargen.pipelines.loading import place_and_precision
-    from vargen.video.answering import VideoAnswerer
-    from vargen.world.cases import scene_video_cases
-    from vargen.world.judge.judging import judge_answer
-
-    device, dtype = place_and_precision(config.device, config.dtype)
-    generation = {name: getattr(config, name) for name in ("max_new_tokens", "temperature", "top_p", "seed")}
-    with VideoAnswerer.from_pretrained(config.model, config.draft_model, device, dtype) as answerer:
-        settings = describe_video_run(
-            contenders,
-            weights_fingerprint(folder),
-            drafters={kind: weights_fingerprint(path) for kind, path in sorted(answerer.drafters.items())},
-            videos=config.videos,
-            split=config.split,
-            frames=[config.num_frames, config.image_size],
-            question=config.question,
-            device=device,
-            dtype=dtype,
-            **generation,
-        )
-        records = Records(calls, settings)
-        cases = scene_video_cases(config.videos, config.split, config.num_frames, config.image_size, config.seed)
-        with progress(len(cases) * len(contenders), "answers", quiet) as shown:
-            rows = run_video_benchmark(
-                answerer,
-                contenders,
-                cases,
-                config.question,
-                warm_up=config.warm_up,
-                judge=judge_answer,
-                records=records,
-                progress=shown,
-                **generation,
-            )
-    for row in rows:
-        row.update(dtype=dtype, model=folder.name, temperature=config.temperature, split=config.split)
-    return rows

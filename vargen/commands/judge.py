@@ -7,11 +7,10 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from vargen.commands.options import build_parser, fill, parse
 from vargen.errors import UserError
-from vargen.runs.files import inside, own_folder, read_jsonl, write_json_atomic
+from vargen.runs.files import own_folder, write_json_atomic
 
 
 @dataclass(frozen=True)
@@ -48,58 +47,26 @@ def run(arguments: Sequence[str]) -> int:
     results = folder / "result.jsonl"
     if not results.is_file():
         raise UserError(f"folder: {folder} has no result.jsonl; name the output folder of vargen generate")
+
+    import torch
+
+    from vargen.world.judge.judge import load_judge
+    from vargen.world.judge.report import judge_folder
+    from vargen.world.judge.verdict import verdict_table
+
+    if config.device != "cpu" and not torch.cuda.is_available():
+        raise UserError(f"device: {config.device!r} is not available here; use cpu")
     with own_folder(folder, argument="folder"):
-        summary, table = _judge(config, folder, read_jsonl(results))
-    for case in summary["unreadable_prompts"]:
+        result, tally = judge_folder(load_judge(config.judge, config.device), folder, config.batch_size)
+        write_json_atomic(folder / "judge.json", result)
+    summary = {name: value for name, value in result.items() if name != "verdicts"}
+    unreadable = summary["unreadable_prompts"]
+    for case in unreadable:
         print(f"vargen: warning: prompt {case['index']} left out: {case['reason']}", file=sys.stderr)
     if values.json:
         print(json.dumps(summary))
     else:
-        left_out = len(summary["unreadable_prompts"])
-        print(f"{summary['images']} pictures judged, {left_out} prompts left out; written to {folder / 'judge.json'}\n")
-        print(table)
+        place = folder / "judge.json"
+        print(f"{summary['images']} pictures judged, {len(unreadable)} prompts left out; written to {place}\n")
+        print(verdict_table({"pictures": tally}))
     return 0
-
-
-def _judge(config: JudgeConfig, folder: Path, records: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], str]:
-    """Write judge.json; the summary of it, and a table for people."""
-    import torch
-
-    from metrics.errors import DataError
-    from metrics.images import read_image
-    from vargen.world.captions.caption_parser import CaptionError, parse_caption
-    from vargen.world.judge.judge import load_judge, read_images
-    from vargen.world.judge.verdict import Tally, judge_claims, verdict_table
-
-    if config.device != "cpu" and not torch.cuda.is_available():
-        raise UserError(f"device: {config.device!r} is not available here; use cpu")
-    judge = load_judge(config.judge, config.device)
-    cases, unreadable = [], []
-    for record in records:
-        text, index = record.get("text") or "", record.get("index")
-        if not isinstance(text, str) or not isinstance(index, int):
-            raise UserError(f"folder: {folder / 'result.jsonl'} has a record without an index or text; repair it")
-        try:
-            cases.append((record, parse_caption(text)))
-        except CaptionError as error:
-            unreadable.append({"index": index, "text": record.get("text"), "reason": str(error)})
-
-    tally, verdicts = Tally(), []
-    for start in range(0, len(cases), config.batch_size):
-        batch = cases[start : start + config.batch_size]
-        try:
-            pictures = [read_image(inside(folder, record.get("image_path"))) for record, _ in batch]
-        except DataError as error:
-            raise UserError(f"folder: {error}") from error
-        if len({picture.shape for picture in pictures}) > 1:
-            raise UserError(f"folder: {folder} holds pictures of several sizes; judge them one by one: --batch_size 1")
-        images = torch.stack(pictures).float().div(255).to(config.device)
-        for reading, (record, claims) in zip(read_images(judge, images), batch, strict=True):
-            verdict = judge_claims(reading, claims)
-            tally.add(verdict)
-            wrong = [check.kind for check in verdict.checks if not check.right]
-            verdicts.append({"index": record["index"], "text": record["text"], "right": verdict.right, "wrong": wrong})
-
-    summary = {"images": len(cases), "unreadable_prompts": unreadable, "accuracy": tally.to_dict()}
-    write_json_atomic(folder / "judge.json", {**summary, "verdicts": verdicts})
-    return summary, verdict_table({"pictures": tally})

@@ -11,9 +11,10 @@ when the call is over; a run that was killed goes on behind the last line.
 
 from __future__ import annotations
 
+import math
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,9 +27,11 @@ from vargen.errors import UserError
 from vargen.jobs.cases import BenchmarkCase, Contender, Judge
 from vargen.jobs.quality import count_claims, judge_figures
 from vargen.methods.base import MethodConfig
+from vargen.models.model_folder import weights_fingerprint
+from vargen.pipelines.loading import load_pipeline
 from vargen.runs.files import save_image_atomic
 from vargen.runs.identity import machine
-from vargen.runs.progress import Progress
+from vargen.runs.progress import Progress, progress
 from vargen.runs.records import Records
 
 try:
@@ -39,6 +42,68 @@ except ImportError:  # Windows
 if TYPE_CHECKING:
     from vargen.pipelines.common import AutoregressivePipelineOutput
     from vargen.pipelines.llamagen import LlamaGenPipeline
+
+
+def benchmark_model(
+    model_folder: Path,
+    methods: Mapping[str, MethodConfig],
+    cases: Sequence[BenchmarkCase],
+    *,
+    judge: Callable[[], Judge] | None = None,
+    device: str = "auto",
+    dtype: str = "auto",
+    batch_size: int = 1,
+    seed: int = 0,
+    warm_up: int = 1,
+    calls: Path | None = None,
+    images: Path | None = None,
+    quiet: bool = False,
+    **generation: Any,
+) -> list[dict[str, Any]]:
+    """`run_benchmark` with a model from disk, going on where a run of the same calls was stopped.
+
+    Args:
+        model_folder: of a pipeline.
+        methods: by label; without plain decoding among them ratios are None.
+        cases: what to make.
+        judge: gives what reads the pictures, which counts where it was made for their size; None: nobody does.
+        device, dtype: as `vargen.pipelines.loading.place_and_precision` takes them.
+        batch_size, seed, warm_up, images, **generation: as for `run_benchmark`.
+        calls: file that keeps calls until somebody removes it; None: in memory.
+        quiet: show no progress.
+
+    Returns:
+        One row a method, as `build_rows`, with what it was run with.
+    """
+    pipeline, _, dtype = load_pipeline(model_folder, device, dtype)
+    reader = None if judge is None or all(case.claims is None for case in cases) else judge()
+    if reader is not None and reader.image_size != pipeline.image_size:
+        reader = None
+    contenders = [Contender(label, method) for label, method in methods.items()]
+    shared = {"batch_size": batch_size, "seed": seed, **generation}
+    settings = describe_run(
+        contenders,
+        cases,
+        weights_fingerprint(model_folder),
+        dtype=dtype,
+        device=str(pipeline.device),
+        judged=reader is not None,
+        **shared,
+    )
+    records = Records(calls, settings)
+    with progress(math.ceil(len(cases) / batch_size) * len(contenders), "calls", quiet) as shown:
+        rows = run_benchmark(
+            pipeline,
+            contenders,
+            cases,
+            warm_up=warm_up,
+            judge=reader,
+            records=records,
+            images=images,
+            shown=shown,
+            **shared,
+        )
+    return [{**row, "batch_size": batch_size, "dtype": dtype, "model": model_folder.name} for row in rows]
 
 
 def run_benchmark(
@@ -52,7 +117,7 @@ def run_benchmark(
     judge: Judge | None = None,
     records: Records | None = None,
     images: Path | None = None,
-    progress: Progress | None = None,
+    shown: Progress | None = None,
     **generation: Any,
 ) -> list[dict[str, Any]]:
     """Make every picture with every method, and say what that cost.
@@ -66,7 +131,7 @@ def run_benchmark(
         judge: reads the pictures; None: nobody does. Its time is not counted.
         records: where calls are kept, and those that are there already; None: in memory.
         images: folder that gets the pictures, LABEL/000000.png; None: they are not kept.
-        progress: counts calls.
+        shown: counts calls.
         **generation: further arguments of the pipeline's call.
 
     Returns:
@@ -94,8 +159,8 @@ def run_benchmark(
                     _save(pictures, images / contender.label, batch[0])
                 claims = {} if judge is None else count_claims(judge, pictures, chosen)
                 records.add({"method": contender.label, "batch": number, "call": call.to_dict(), "claims": claims})
-            if progress is not None:
-                progress.update()
+            if shown is not None:
+                shown.update()
     return build_rows(contenders, records, len(batches))
 
 

@@ -22,10 +22,72 @@ from metrics.provenance import provenance
 from metrics.speculation import CallRecord, percentile, summarise
 from vargen.jobs.cases import VideoCase, VideoJudge
 from vargen.methods.base import MethodConfig
+from vargen.models.model_folder import weights_fingerprint
+from vargen.pipelines.loading import place_and_precision
+from vargen.resources import find_video_model
 from vargen.runs.identity import machine
-from vargen.runs.progress import Progress
+from vargen.runs.progress import Progress, progress
 from vargen.runs.records import Records
 from vargen.video.answering import Answer, VideoAnswerer
+
+
+def benchmark_video_model(
+    model: str | None,
+    draft_model: str | None,
+    contenders: Mapping[str, MethodConfig],
+    cases: Sequence[VideoCase],
+    question: str,
+    *,
+    described: Mapping[str, Any],
+    judge: VideoJudge | None = None,
+    device: str = "auto",
+    dtype: str = "auto",
+    warm_up: int = 1,
+    calls: Path | None = None,
+    quiet: bool = False,
+    **generation: Any,
+) -> list[dict[str, Any]]:
+    """`run_video_benchmark` with models from disk, going on where a run of the same answers was stopped.
+
+    Args:
+        model, draft_model: as `VideoAnswerer.from_pretrained` takes them.
+        contenders, cases, question, judge, warm_up, **generation: as for `run_video_benchmark`.
+        described: what says which cases these are.
+        device, dtype: as `vargen.pipelines.loading.place_and_precision` takes them.
+        calls: file that keeps answers until somebody removes it; None: in memory.
+        quiet: show no progress.
+
+    Returns:
+        One row a method, as `build_video_rows`, with what it was run with.
+    """
+    device, dtype = place_and_precision(device, dtype)
+    folder = find_video_model(model)
+    with VideoAnswerer.from_pretrained(model, draft_model, device, dtype) as answerer:
+        settings = describe_video_run(
+            contenders,
+            weights_fingerprint(folder),
+            drafters={kind: weights_fingerprint(path) for kind, path in sorted(answerer.drafters.items())},
+            videos=len(cases),
+            question=question,
+            device=device,
+            dtype=dtype,
+            **described,
+            **generation,
+        )
+        records = Records(calls, settings)
+        with progress(len(cases) * len(contenders), "answers", quiet) as shown:
+            rows = run_video_benchmark(
+                answerer,
+                contenders,
+                cases,
+                question,
+                warm_up=warm_up,
+                judge=judge,
+                records=records,
+                shown=shown,
+                **generation,
+            )
+    return [{**row, "dtype": dtype, "model": folder.name} for row in rows]
 
 
 def run_video_benchmark(
@@ -37,7 +99,7 @@ def run_video_benchmark(
     warm_up: int = 1,
     judge: VideoJudge | None = None,
     records: Records | None = None,
-    progress: Progress | None = None,
+    shown: Progress | None = None,
     seed: int = 0,
     **generation: Any,
 ) -> list[dict[str, Any]]:
@@ -51,7 +113,7 @@ def run_video_benchmark(
         warm_up: answers of each method before the first that counts.
         judge: rates the answers; None: nobody does.
         records: where answers are kept, and those that are there already; None: in memory.
-        progress: counts answers.
+        shown: counts answers.
         **generation: further arguments of `VideoAnswerer.answer`.
 
     Returns:
@@ -72,8 +134,8 @@ def run_video_benchmark(
             if (label, number) not in records:
                 answer = answerer.answer(case.frames, question, contenders[label], seed=seed + number, **generation)
                 records.add({"method": label, "batch": number, **_kept(answer, case, judge)})
-            if progress is not None:
-                progress.update()
+            if shown is not None:
+                shown.update()
     return build_video_rows(contenders, records, len(cases))
 
 

@@ -86,7 +86,7 @@ def test_a_run_goes_on_where_it_was_killed(
     def run(progress: Any = None) -> list[dict[str, Any]]:
         records = Records(path, {"a": 1})
         return run_video_benchmark(
-            answerer, contenders, cases, "what?", records=records, progress=progress, warm_up=0, max_new_tokens=12
+            answerer, contenders, cases, "what?", records=records, shown=progress, warm_up=0, max_new_tokens=12
         )
 
     with pytest.raises(Killed):

@@ -19,10 +19,13 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from metrics.errors import DataError
+from metrics.images import read_image
 from vargen.drawing.sheet import contact_sheet, to_pil
 from vargen.errors import UserError
 from vargen.models.llamagen.vq import decode_codes, encode_images
-from vargen.runs.files import save_image_atomic
+from vargen.runs.files import inside, read_jsonl, save_image_atomic
+from vargen.world.captions.caption_parser import CaptionError, parse_caption
 from vargen.world.cases import PromptCase
 from vargen.world.judge.judge import SceneJudge, read_images
 from vargen.world.judge.verdict import Tally, Verdict, claims_from_scene, judge_claims
@@ -154,6 +157,51 @@ def judge_images(judge: SceneJudge, images: Tensor, cases: Sequence[PromptCase])
         judge_claims(reading, case.caption.claims, case.object_count)
         for reading, case in zip(read_images(judge, images), cases, strict=True)
     ]
+
+
+def judge_folder(judge: SceneJudge, folder: Path, batch_size: int = 32) -> tuple[dict[str, Any], Tally]:
+    """Judge the pictures of a `vargen generate` folder on what their prompts say.
+
+    Args:
+        judge: the reader; on its own device.
+        folder: with result.jsonl.
+        batch_size: pictures at a time.
+
+    Returns:
+        The number of images, the prompts that nobody can read, the accuracy and the verdicts, ready for JSON; and the
+        tally of the verdicts.
+
+    Raises:
+        UserError: a picture is missing, damaged or of another size, or a record is none.
+    """
+    cases, unreadable = [], []
+    for record in read_jsonl(folder / "result.jsonl"):
+        text, index = record.get("text") or "", record.get("index")
+        if not isinstance(text, str) or not isinstance(index, int):
+            raise UserError(f"folder: {folder / 'result.jsonl'} has a record without an index or text; repair it")
+        try:
+            cases.append((record, parse_caption(text)))
+        except CaptionError as error:
+            unreadable.append({"index": index, "text": record.get("text"), "reason": str(error)})
+
+    tally, verdicts = Tally(), []
+    for start in range(0, len(cases), batch_size):
+        batch = cases[start : start + batch_size]
+        try:
+            pictures = [read_image(inside(folder, record.get("image_path"))) for record, _ in batch]
+        except DataError as error:
+            raise UserError(f"folder: {error}") from error
+        if len({picture.shape for picture in pictures}) > 1:
+            raise UserError(f"folder: {folder} holds pictures of several sizes; judge them one by one: --batch_size 1")
+        readings = read_images(judge, torch.stack(pictures).float() / 255)
+        for reading, (record, claims) in zip(readings, batch, strict=True):
+            verdict = judge_claims(reading, claims)
+            tally.add(verdict)
+            wrong = [check.kind for check in verdict.checks if not check.right]
+            verdicts.append({"index": record["index"], "text": record["text"], "right": verdict.right, "wrong": wrong})
+    accuracy = tally.to_dict()
+    result = {"images": len(cases), "unreadable_prompts": unreadable, "accuracy": accuracy, "verdicts": verdicts}
+    return result, tally
 
 
 @torch.no_grad()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
+import sqlite3
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +27,7 @@ from vargen.methods.base import AUTO, ImageMethodConfig, MethodConfig
 from vargen.methods.catalogue import METHODS, find_presets, resolve_method
 from vargen.models.model_folder import read_json, weights_fingerprint
 from vargen.resources import find_model
-from vargen.runs.files import own_folder, write_atomic, write_json_atomic
+from vargen.runs.files import check_replaceable, own_folder, write_atomic, write_json_atomic
 from vargen.runs.identity import check_identity_file
 from vargen.runs.progress import Progress, progress
 from vargen.runs.records import Records
@@ -221,7 +222,7 @@ class TuneConfig:
     """What to tune, and how much it may cost.
 
     Args:
-        output: folder for settings.json, plain.jsonl, study.log, pareto.json and best.yaml; the same command goes on
+        output: folder for settings.json, plain.jsonl, study.db, pareto.json and best.yaml; the same command goes on
             with the search.
         method: which method's settings are searched.
         fixed: settings that are not varied, such as `--fixed.schedule likeness`.
@@ -292,6 +293,13 @@ def tune(config: TuneConfig, world: World, quiet: bool, report: Callable[[dict[s
         UserError: a model or method that cannot be tuned, or a folder of another search.
         KeyboardInterrupt: with a message that says what is kept.
     """
+    with own_folder(config.output):
+        record = _tune(config, world, quiet, report)
+    report(record)
+    return record
+
+
+def _tune(config: TuneConfig, world: World, quiet: bool, report: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     from vargen.jobs.benchmark import describe_run
     from vargen.pipelines.loading import load_pipeline
 
@@ -325,29 +333,24 @@ def tune(config: TuneConfig, world: World, quiet: bool, report: Callable[[dict[s
     }
     identity |= {**described, "drafters": drafters}
     folder = Path(config.output)
-    with own_folder(folder):
-        check_identity_file(folder / "settings.json", identity, holds="a search")
-        if not (folder / "study.log").exists():  # before anything is written, so that what does not fit leaves nothing
-            _check_method(pipeline, cases[:1], config)
-        write_json_atomic(folder / "settings.json", identity)
-        study = _open_study(folder / "study.log", config, pipeline.resolve_method)
-        evaluation = None
-        try:
-            with progress(round(config.max_seconds), "seconds", quiet) as shown:
-                evaluation = Evaluation(pipeline, judge, cases, config, folder / "plain.jsonl", described)
-                used_up = _search(study, evaluation, config, shown)
-        except KeyboardInterrupt:
-            if evaluation is None:
-                raise KeyboardInterrupt("plain decoding's calls so far are kept; the same command goes on") from None
-            report(_write_front(folder, study, evaluation, config))
-            raise KeyboardInterrupt("what was found so far is written; the same command goes on") from None
-        if used_up:
-            print(
-                "every new suggestion was refused or measured before; the search ended before its time", file=sys.stderr
-            )
-        record = _write_front(folder, study, evaluation, config)
-    report(record)
-    return record
+    check_identity_file(folder / "settings.json", identity, holds="a search")
+    if not (folder / "study.db").exists():  # before anything is written, so that what does not fit leaves nothing
+        _check_method(pipeline, cases[:1], config)
+    write_json_atomic(folder / "settings.json", identity)
+    study = _open_study(folder / "study.db", config, pipeline.resolve_method)
+    evaluation = None
+    try:
+        with progress(round(config.max_seconds), "seconds", quiet) as shown:
+            evaluation = Evaluation(pipeline, judge, cases, config, folder / "plain.jsonl", described)
+            used_up = _search(study, evaluation, config, shown)
+    except KeyboardInterrupt:
+        if evaluation is None:
+            raise KeyboardInterrupt("plain decoding's calls so far are kept; the same command goes on") from None
+        report(_write_front(folder, study, evaluation, config))
+        raise KeyboardInterrupt("what was found so far is written; the same command goes on") from None
+    if used_up:
+        print("every new suggestion was refused or measured before; the search ended before its time", file=sys.stderr)
+    return _write_front(folder, study, evaluation, config)
 
 
 class Evaluation:
@@ -436,21 +439,29 @@ def _open_study(
     """The study in a file, with the starting points that were not measured yet first in its queue."""
     import numpy as np
     import optuna
-    from optuna.storages import JournalStorage
-    from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
+    from optuna.exceptions import StorageInternalError
+    from optuna.storages import RDBStorage
     from optuna.trial import TrialState
+    from sqlalchemy.exc import SQLAlchemyError
+
+    def connect() -> sqlite3.Connection:  # by its path, since not every path survives a URL
+        connection = sqlite3.connect(path)
+        connection.execute("pragma synchronous = off")  # waiting for the disk helps against power failures alone
+        return connection
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    _cut_torn_line(path)
-    # Absolute: the lock is a link to this very path, and Optuna waits forever for a killed process's lock that leads
-    # nowhere. It is held for milliseconds, so that one of five seconds has lost its owner.
-    file = str(path.absolute())
-    study = optuna.create_study(
-        study_name="tune",
-        storage=JournalStorage(JournalFileBackend(file, JournalFileSymlinkLock(file, grace_period=5))),
-        directions=["maximize", "maximize"],
-        load_if_exists=True,
-    )
+    check_replaceable(path)
+    try:
+        storage = RDBStorage("sqlite://", engine_kwargs={"creator": connect})
+        study = optuna.create_study(
+            study_name="tune",
+            storage=storage,
+            directions=["maximize", "maximize"],
+            load_if_exists=True,
+        )
+    except (SQLAlchemyError, StorageInternalError, RuntimeError) as error:
+        reason = str(error).split("\n")[0]
+        raise UserError(f"output: {path} cannot be read ({reason}); delete it or choose another folder") from error
     # Not the seed alone: a search that goes on would draw again what it drew when it began.
     seed = int(np.random.SeedSequence([config.seed, len(study.trials)]).generate_state(1)[0])
     study.sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=8)
@@ -459,14 +470,6 @@ def _open_study(
         if dict(start.settings) not in [trial.user_attrs.get("start") for trial in settled]:
             study.enqueue_trial(dict(start.parameters), user_attrs={"start": dict(start.settings)})
     return study
-
-
-def _cut_torn_line(path: Path) -> None:
-    """Drop a last line without its end, which a killed or refused write left: Optuna would append to it."""
-    content = path.read_bytes() if path.exists() else b""
-    whole = content[: content.rfind(b"\n") + 1]
-    if whole != content:
-        write_atomic(path, whole)
 
 
 def _search(study: Study, evaluation: Evaluation, config: TuneConfig, shown: Progress) -> bool:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -148,7 +150,7 @@ def test_a_fixed_shape_is_not_replaced_by_a_chain() -> None:
 def test_a_study_that_goes_on_does_not_draw_the_same_again(tmp_path: Path) -> None:
     draws = []
     for _ in range(3):
-        study = tuning._open_study(tmp_path / "study.log", TuneConfig(method="gsd"), resolve)
+        study = tuning._open_study(tmp_path / "study.db", TuneConfig(method="gsd"), resolve)
         while (trial := study.ask()).user_attrs.get("start"):
             study.tell(trial, [1.0, 1.0])
         draws.append(str(resolve_method("gsd").search(Suggestions(trial, {}))))
@@ -158,26 +160,51 @@ def test_a_study_that_goes_on_does_not_draw_the_same_again(tmp_path: Path) -> No
 
 def test_a_starting_point_whose_process_was_killed_is_measured_again(tmp_path: Path) -> None:
     for _ in range(2):  # asked for, never told
-        study = tuning._open_study(tmp_path / "study.log", TuneConfig(method="sjd"), resolve)
+        study = tuning._open_study(tmp_path / "study.db", TuneConfig(method="sjd"), resolve)
         assert study.ask().user_attrs["start"] == starting_points("sjd", {}, resolve)[0].settings
-    study = tuning._open_study(tmp_path / "study.log", TuneConfig(method="sjd"), resolve)
+    study = tuning._open_study(tmp_path / "study.db", TuneConfig(method="sjd"), resolve)
     study.tell(study.ask(), [1.0, 1.0])
-    study = tuning._open_study(tmp_path / "study.log", TuneConfig(method="sjd"), resolve)
+    study = tuning._open_study(tmp_path / "study.db", TuneConfig(method="sjd"), resolve)
     assert "start" not in study.ask().user_attrs
 
 
-def test_what_a_kill_left_in_the_journal_does_no_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    path = Path("tuning/study.log")  # relative: Optuna's own lock would lead nowhere, and be waited for without end
+def test_a_kill_in_the_middle_of_a_write_does_no_harm(tmp_path: Path) -> None:
+    """Half a trial in the file, and its journal beside it: what sqlite rolls back."""
+    path = tmp_path / "a strange ?name #1 {of} 100%" / "study.db"
     path.parent.mkdir()
     study = tuning._open_study(path, TuneConfig(method="sjd"), resolve)
     study.tell(study.ask(), [1.0, 1.0])
-    with path.open("ab") as file:
-        file.write(b'{"op_code":')
-    os.symlink(path.absolute(), "tuning/study.log.lock")
+    script = (
+        "import os, signal, sqlite3, sys\n"
+        "connection = sqlite3.connect(sys.argv[1], isolation_level=None)\n"
+        "connection.execute('pragma cache_size = 1')\n"
+        "connection.execute('begin')\n"
+        "connection.execute('update trial_values set value = 7')\n"
+        "connection.execute('delete from trials')\n"
+        "connection.execute('create table filler as with recursive n(i) as"
+        " (select 1 union all select i + 1 from n where i < 20000) select i, hex(i) from n')\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", script, str(path)]).returncode == -signal.SIGKILL
+    assert sorted(place.name for place in path.parent.iterdir()) == ["study.db", "study.db-journal"]
     study = tuning._open_study(path, TuneConfig(method="sjd"), resolve)
+    assert [trial.values for trial in study.get_trials(states=[optuna.trial.TrialState.COMPLETE])] == [[1.0, 1.0]]
     study.tell(study.ask(), [2.0, 2.0])
-    assert len(tuning._open_study(path, TuneConfig(method="sjd"), resolve).trials) == 2
+    again = tuning._open_study(path, TuneConfig(method="sjd"), resolve)
+    assert len(again.get_trials(states=[optuna.trial.TrialState.COMPLETE])) == 2
+    assert [place.name for place in path.parent.iterdir()] == ["study.db"]
+
+
+@pytest.mark.parametrize("content", [b"junk", b"SQLite format 3\0" + b"\0" * 84, "link"])
+def test_a_study_that_is_none_is_one_line(tmp_path: Path, content: bytes | str) -> None:
+    path = tmp_path / "study.db"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        path.symlink_to(tmp_path / "outside")
+    with pytest.raises(UserError, match=r"output: .*study\.db (cannot be read \(|is a link)"):
+        tuning._open_study(path, TuneConfig(method="sjd"), resolve)
+    assert not (tmp_path / "outside").exists()
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@
     python benchmarks/build_results.py --check    # exit 1 if they are not what the records say
 
 No figure there is typed by hand. Text between `<!-- NAME:begin -->` and `<!-- NAME:end -->` is replaced, NAME being
-"results", "methods", "quality" or "video". The trade-off plot, docs/images/tradeoff.png, is drawn from the same records
-(with matplotlib); `--check` does not look at it.
+"methods" in the README and "results" in the model card. The trade-off plot, docs/images/tradeoff.png, is drawn from the
+same records (with matplotlib); `--check` does not look at it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from metrics.tables import format_figure, markdown_quality
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 MODEL = "scenes-128"
-SPEED_RUN, VIDEO_RUN = "bench_batch_1", "bench_video"
+SPEED_RUN, PICKS_RUN = "bench_batch_1", "bench_picks"
 DECODER_RUN = "training_scenes-128-decoder"
 PLOT = ROOT / "docs" / "images" / "tradeoff.png"
 SOURCES = {"generated": "generated", "renders": "real renders", "reconstructions": "tokenizer's reconstructions"}
@@ -151,31 +151,41 @@ def entropy_section(record: Record) -> str:
     )
 
 
-def headline(judged: Record | None, decoding: Record | None) -> str:
-    """The README's one table."""
-    rows = []
-    if judged:
-        for name, label in (("one_object", "one-object prompts"), ("heldout", "held-out prompts, 1-3 objects")):
-            verdicts = judged["verdicts"].get(name)
-            if verdicts:
-                for kind, text in (
-                    ("colour", "colour right"),
-                    ("shape", "shape right"),
-                    ("prompt", "whole prompt right"),
-                ):
-                    cells = [share(verdicts[source]["all"].get(kind)) for source in SOURCES]
-                    rows.append([f"{label}: {text}, %", *cells])
-    parts = [table(["", *SOURCES.values()], rows)] if rows else []
-    if judged:
-        parts.append(source_line(judged))
-    if decoding:
-        parts.append(
-            f"Plain decoding of the shipped model ({decoding['parameters'] / 1e6:.1f}M parameters, "
-            f"{decoding['dtype']}), one picture with guidance: {decoding['milliseconds_per_step']:.2f} ms per token, "
-            f"{decoding['ratio_to_streaming']:.1f} times what streaming its weights once would take."
+def picks_table(speed: Sequence[Record], evaluations: dict[str, list[Record]]) -> str:
+    """The README's one table: what a user would pick, its seconds, and its quality where somebody has measured that.
+
+    Args:
+        speed: rows of a bench at batch 1, in the order of the table.
+        evaluations: rows of every evaluation, the largest first; a method's quality stands beside plain decoding's own
+            of the same evaluation.
+    """
+    header = ["method", "exact", "fewer passes", "speed-up", "never verified", "judge, % of claims", "plain there"]
+    header += ["Frechet distance", "plain there", "captions"]
+    judged: dict[str, tuple[Record, Record]] = {}
+    for rows in evaluations.values():
+        plain = next((row for row in rows if row["method"] == "ar"), None)
+        for row in rows:
+            if plain is not None:
+                judged.setdefault(row["method"], (row, plain))
+    cells = []
+    for row in speed:
+        quality = ["-"] * 5
+        if row["method"] in judged:
+            pair = judged[row["method"]]
+            claims = [f"{100 * each['judge_accuracy']['value']:.1f}" for each in pair]
+            distances = [format_figure(each["frechet_distance"], 1, 3) for each in pair]
+            quality = [claims[0], claims[1], distances[0], distances[1], f"{pair[0]['count']:,}"]
+        cells.append(
+            [
+                f"`{row['method']}`",
+                "yes" if row["exact"] else "no",
+                f"{row['pass_reduction']:.2f}x",
+                f"{row['speedup']:.2f}x",
+                f"{100 * row['skipped_tokens'] / row['tokens']:.0f} %",
+                *quality,
+            ]
         )
-        parts.append(source_line(decoding))
-    return "\n\n".join(parts)
+    return table(header, cells)
 
 
 def bench_table(rows: Sequence[Record]) -> str:
@@ -646,20 +656,12 @@ def build() -> dict[Path, str]:
         sections.append(training_section(trained))
         card.append(training_section(trained))
     readme, model_card = ROOT / "README.md", ROOT / "vargen" / "weights" / MODEL / "README.md"
-    own = load(f"plain_decoding_{MODEL}_cpu_batch1")
     files = {
         ROOT / "docs" / "results.md": "\n\n".join(sections) + "\n",
-        readme: between_markers(readme.read_text(), headline(judged, own), "README.md"),
     }
-    if SPEED_RUN in benches:
-        content = bench_table(benches[SPEED_RUN]) + "\n\n" + bench_caption(benches[SPEED_RUN])
-        files[readme] = between_markers(files[readme], content, "README.md", "methods")
-    if evaluations:
-        rows = next(iter(evaluations.values()))
-        files[readme] = between_markers(files[readme], quality_table(rows), "README.md", "quality")
-    if VIDEO_RUN in videos:
-        content = video_table(videos[VIDEO_RUN]) + "\n\n" + video_caption(videos[VIDEO_RUN])
-        files[readme] = between_markers(files[readme], content, "README.md", "video")
+    if PICKS_RUN in benches:
+        content = picks_table(benches[PICKS_RUN], evaluations) + "\n\n" + bench_caption(benches[PICKS_RUN])
+        files[readme] = between_markers(readme.read_text(), content, "README.md", "methods")
     if model_card.is_file():
         files[model_card] = between_markers(model_card.read_text(), "\n\n".join(card), "the model card")
     return files

@@ -1,0 +1,68 @@
+"""The worked examples of docs/extending.md, as they are written: applied to a copy of the repository, and tested."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "extending.md"
+_BLOCK = re.compile(r'^```(python|diff)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
+
+
+def run(*command: str, folder: Path, **variables: str) -> str:
+    done = subprocess.run(command, cwd=folder, env={**os.environ, **variables}, capture_output=True, text=True)
+    assert not done.returncode, f"{' '.join(command)}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    return done.stdout
+
+
+def copy_repository(folder: Path) -> None:
+    """The sources and tests, with weights and configs by link."""
+    for name in ("metrics", "specdecode", "tests"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "vargen", folder / "vargen", ignore=shutil.ignore_patterns("__pycache__", "weights"))
+    (folder / "vargen" / "weights").symlink_to(ROOT / "vargen" / "weights")
+    (folder / "configs").symlink_to(ROOT / "configs")
+    shutil.copy(ROOT / "pyproject.toml", folder)
+
+
+def test_the_examples_work_as_written_and_touch_what_the_page_says(tmp_path: Path) -> None:
+    copy_repository(tmp_path)
+    git = ("git", "-c", "user.name=test", "-c", "user.email=test@localhost", "-c", "core.hooksPath=/dev/null")
+    run("git", "init", "-q", folder=tmp_path)
+    run("git", "add", "metrics", "specdecode", "vargen", "tests", folder=tmp_path)
+    run(*git, "commit", "-qm", "before", folder=tmp_path)
+
+    blocks = _BLOCK.findall(PAGE.read_text())
+    for kind, name, text in blocks:
+        if kind == "diff":
+            (tmp_path / "change.diff").write_text(text)
+            run("git", "apply", "--recount", "--unidiff-zero", "change.diff", folder=tmp_path)
+            (tmp_path / "change.diff").unlink()
+        else:
+            assert name and not (tmp_path / name).exists(), name
+            (tmp_path / name).write_text(text)
+
+    run("git", "add", "-A", "metrics", "specdecode", "vargen", "tests", folder=tmp_path)
+    changed = run("git", "diff", "--cached", "--name-status", folder=tmp_path).split()
+    assert changed.count("A") == 4 and changed.count("M") == 2, changed  # the page's table: twice 2 new, 1 changed
+
+    tests = [name for _, name, _ in blocks if name.startswith("tests/")]
+    assert len(tests) == 2
+    run(
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        *tests,
+        folder=tmp_path,
+        PYTHONPATH=str(tmp_path),
+    )
+    listed = run(sys.executable, "-m", "vargen.cli", "methods", folder=tmp_path, PYTHONPATH=str(tmp_path))
+    assert "prompt-lookup" in listed

@@ -105,13 +105,22 @@ def find_model(model: str | os.PathLike[str] | None = None) -> Path:
     Raises:
         UserError: no such model, or the folder holds no pipeline.
     """
+    return _find_model(model, ("model_index.json",))
+
+
+def find_model_of_any_family(model: str | os.PathLike[str] | None = None) -> Path:
+    """The same, where a folder in the layout of transformers, with a `config.json`, will do as well."""
+    return _find_model(model, ("model_index.json", "config.json"))
+
+
+def _find_model(model: str | os.PathLike[str] | None, files: tuple[str, ...]) -> Path:
     name = DEFAULT_MODEL if model is None else os.fspath(model)
     shipped = weights_folder() / name
     folder = shipped if model is None or name in shipped_models() else Path(name).expanduser()
-    if (folder / "model_index.json").is_file():
+    if any((folder / file).is_file() for file in files):
         return folder
     shipped_names = ", ".join(shipped_models()) or "(none shipped)"
     remedy = f"give a folder written by save_pretrained or `vargen convert`, or one of: {shipped_names}"
     if not folder.exists():
         raise UserError(f"model: {folder} does not exist; {remedy}")
-    raise UserError(f"model: {folder} has no model_index.json; {remedy}")
+    raise UserError(f"model: {folder} has no {' or '.join(files)}; {remedy}")

@@ -49,7 +49,8 @@ from vargen.jobs.quality import (
 )
 from vargen.methods.base import MethodConfig
 from vargen.models.model_folder import read_json, weights_fingerprint
-from vargen.pipelines.llamagen import LlamaGenPipeline, PromptWarning
+from vargen.pipelines.common import PromptWarning
+from vargen.pipelines.llamagen import LlamaGenPipeline
 from vargen.pipelines.loading import load_pipeline
 from vargen.prompts import read_column
 from vargen.resources import find_model, shipped_clip

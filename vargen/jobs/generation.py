@@ -22,9 +22,10 @@ from vargen.errors import UserError
 from vargen.jobs.options import check_sampling
 from vargen.jobs.ranking import RANKERS, ClipRanker, Ranker, best, candidate_seed
 from vargen.methods.catalogue import resolve_method
-from vargen.models.model_folder import method_resolver, read_json, weights_fingerprint
+from vargen.models.description import ModelDescription, describe_model
+from vargen.models.model_folder import weights_fingerprint
 from vargen.prompts import gather_prompts
-from vargen.resources import find_model, shipped_clip
+from vargen.resources import find_model_of_any_family, shipped_clip
 from vargen.runs.files import own_folder
 from vargen.runs.progress import Progress, progress
 from vargen.runs.records import ImageRequest, PictureFolder
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from specdecode.trace import DecodeTrace
-    from vargen.pipelines.llamagen import LlamaGenPipeline
+    from vargen.pipelines.loading import ImagePipeline
 
 MAX_SEED = 2**63 - 1
 MAX_IMAGES = 1_000_000
@@ -49,7 +50,8 @@ class GenerateConfig:
     Args:
         output: folder for images/000000.png, ..., result.jsonl and config.json. A folder of the same run is continued:
             finished pictures stay.
-        model: model folder, or the name of a shipped one; null for the shipped default.
+        model: model folder, in the layout of diffusers or (Janus) of transformers, or the name of a shipped one; null
+            for the shipped default.
         prompts_file: more prompts: a .txt (one a line), .csv, .tsv (with a column "prompt") or .jsonl file; "-" reads
             lines from standard input.
         class_labels: for a class-conditional model, instead of prompts, such as "[207, 360]".
@@ -165,23 +167,24 @@ def generate(
         UserError: what cannot be made, or a folder of other pictures. Nothing has been written then.
         KeyboardInterrupt: with a message that says how far the run came.
     """
-    model_folder = find_model(config.model)
-    image_size = read_json(model_folder / "model_index.json").get("image_size", 0)
-    requests = _build_requests(config, _read_conditions(config, prompts, model_folder), image_size)
+    model_folder = find_model_of_any_family(config.model)
+    model = describe_model(model_folder)
+    requests = _build_requests(config, _read_conditions(config, prompts, model), model.image_size)
     with own_folder(config.output, PictureFolder.INSIDE):
-        return _fill_folder(config, requests, model_folder, judge_ranker, quiet)
+        return _fill_folder(config, requests, model_folder, model, judge_ranker, quiet)
 
 
 def _fill_folder(
     config: GenerateConfig,
     requests: Sequence[ImageRequest],
     model_folder: Path,
+    model: ModelDescription,
     judge_ranker: Callable[[int], Ranker],
     quiet: bool,
 ) -> RunTotals:
     results = PictureFolder(config.output, requests)
     earlier = results.earlier_settings()
-    settings = _settings(config, requests, model_folder)
+    settings = _settings(config, requests, model_folder, model)
     if config.dtype == "auto" and earlier is not None:
         settings["dtype"] = earlier.get("dtype")
     if settings["dtype"] != "auto":
@@ -190,16 +193,16 @@ def _fill_folder(
 
     totals = RunTotals(new_images=len(results.missing), seconds={"load": 0.0})
     if totals.new_images:
-        from vargen.pipelines.loading import load_pipeline
+        from vargen.pipelines.loading import load_family
 
         began = time.perf_counter()
-        pipeline, device, settings["dtype"] = load_pipeline(model_folder, config.device, settings["dtype"])
+        pipeline, device, settings["dtype"] = load_family(model.family, model_folder, config.device, settings["dtype"])
         totals.add_seconds("load", time.perf_counter() - began)
         _warn_about_prompts(pipeline, requests)
-        ranker = _load_ranker(config, requests, pipeline.image_size, judge_ranker)
+        ranker = _load_ranker(config, requests, model.image_size, judge_ranker)
         results.begin(_describe_run(settings, config, model_folder, device))
         try:
-            _generate(pipeline, results, config, settings, totals, ranker, quiet)
+            _generate(pipeline, model, results, config, settings, totals, ranker, quiet)
         except KeyboardInterrupt:
             done = totals.new_images - len(results.missing)
             raise KeyboardInterrupt(
@@ -211,18 +214,16 @@ def _fill_folder(
     return totals
 
 
-def _read_conditions(config: GenerateConfig, prompts: Sequence[str], model_folder: Path) -> list[str] | list[int]:
+def _read_conditions(config: GenerateConfig, prompts: Sequence[str], model: ModelDescription) -> list[str] | list[int]:
     """Prompts or class labels, whichever the model takes. Raises UserError where there are none, or the others."""
-    transformer = read_json(model_folder / "transformer" / "config.json")
-    if transformer.get("condition_type") == "class":
+    if model.num_classes is not None:
         if prompts or config.prompts_file is not None:
             raise UserError("prompts cannot be used: the model is class-conditional; give --class_labels")
         if not config.class_labels:
             raise UserError("class_labels must be given: the model is class-conditional")
-        num_classes = transformer.get("num_classes", 1000)
-        wrong = [label for label in config.class_labels if not 0 <= label < num_classes]
+        wrong = [label for label in config.class_labels if not 0 <= label < model.num_classes]
         if wrong:
-            raise UserError(f"class_labels must lie between 0 and {num_classes - 1}, got {wrong[0]}")
+            raise UserError(f"class_labels must lie between 0 and {model.num_classes - 1}, got {wrong[0]}")
         return config.class_labels
     if config.class_labels:
         raise UserError("class_labels cannot be used: the model is text-conditional; give prompts")
@@ -256,22 +257,22 @@ def _build_requests(config: GenerateConfig, conditions: list[str] | list[int], i
     ]
 
 
-def _settings(config: GenerateConfig, requests: Sequence[ImageRequest], model_folder: Path) -> dict[str, Any]:
+def _settings(
+    config: GenerateConfig, requests: Sequence[ImageRequest], model_folder: Path, model: ModelDescription
+) -> dict[str, Any]:
     """Everything that decides the pictures, with the model's defaults filled in: what a continued run must share."""
-    defaults = read_json(model_folder / "model_index.json")
     first_of_each = requests[:: config.num_images_per_prompt]
     conditions: dict[str, Any] = (
         {"prompts": [request.text for request in first_of_each]}
         if requests[0].class_label is None
         else {"class_labels": [request.class_label for request in first_of_each]}
     )
-    guidance_scale = defaults.get("default_guidance_scale") if config.guidance_scale is None else config.guidance_scale
     return {
         "weights": weights_fingerprint(model_folder),
-        "method": method_resolver(model_folder)(config.method, config.method_options).to_dict(),
-        "guidance_scale": guidance_scale,
+        "method": model.resolve_method(config.method, config.method_options).to_dict(),
+        "guidance_scale": model.guidance_scale if config.guidance_scale is None else config.guidance_scale,
         "temperature": config.temperature,
-        "top_k": defaults.get("default_top_k") if config.top_k is None else config.top_k,
+        "top_k": model.top_k if config.top_k is None else config.top_k,
         "top_p": config.top_p,
         "dtype": config.dtype,
         "seed": config.seed,
@@ -312,8 +313,8 @@ def _load_ranker(
     return ranker
 
 
-def _warn_about_prompts(pipeline: LlamaGenPipeline, requests: Sequence[ImageRequest]) -> None:
-    from vargen.pipelines.llamagen import PromptWarning
+def _warn_about_prompts(pipeline: ImagePipeline, requests: Sequence[ImageRequest]) -> None:
+    from vargen.pipelines.common import PromptWarning
 
     prompts = list(dict.fromkeys(request.text for request in requests if request.text is not None))
     for problem in pipeline.prompt_problems(prompts) if prompts else ():
@@ -339,7 +340,8 @@ def _describe_run(settings: dict[str, Any], config: GenerateConfig, model_folder
 
 
 def _generate(
-    pipeline: LlamaGenPipeline,
+    pipeline: ImagePipeline,
+    model: ModelDescription,
     results: PictureFolder,
     config: GenerateConfig,
     settings: dict[str, Any],
@@ -349,11 +351,10 @@ def _generate(
 ) -> None:
     """Make and save every missing picture, batch by batch."""
     from vargen.drawing.trace_image import draw_trace
-    from vargen.pipelines.llamagen import PromptWarning
+    from vargen.pipelines.common import PromptWarning
 
     missing = results.missing
-    grid_size = pipeline.transformer.config.grid_size
-    tokens_of_one = pipeline.transformer.num_image_tokens * config.num_candidates
+    tokens_of_one = model.num_tokens * config.num_candidates
     with progress(len(missing) * tokens_of_one, "tokens", quiet) as shown, warnings.catch_warnings():
         count = _TokenCount(shown)
         warnings.simplefilter("ignore", PromptWarning)  # said once, for all prompts
@@ -363,7 +364,7 @@ def _generate(
             candidates = [(request, place) for request in batch for place in range(config.num_candidates)]
             made: list[_Made] = []
             for first in range(0, len(candidates), config.batch_size):
-                count.begin(start * tokens_of_one + first * pipeline.transformer.num_image_tokens)
+                count.begin(start * tokens_of_one + first * model.num_tokens)
                 made += _make(pipeline, candidates[first : first + config.batch_size], config, settings, totals, count)
             began = time.perf_counter()
             for place, request in enumerate(batch):
@@ -380,7 +381,9 @@ def _generate(
                         "candidate_seed": candidate_seed(request.seed, number),
                         "scores": [round(score, 4) for score in scores],
                     }
-                drawn = draw_trace(chosen.image, chosen.trace, chosen.row, grid_size) if config.trace_image else None
+                drawn = None
+                if config.trace_image:
+                    drawn = draw_trace(chosen.image, chosen.trace, chosen.row, model.grid_size)
                 results.add(request, chosen.image, measured, drawn)
             totals.add_seconds("save" if ranker is None else "rank_and_save", time.perf_counter() - began)
         count.begin(len(missing) * tokens_of_one)
@@ -397,7 +400,7 @@ class _Made:
 
 
 def _make(
-    pipeline: LlamaGenPipeline,
+    pipeline: ImagePipeline,
     candidates: Sequence[tuple[ImageRequest, int]],
     config: GenerateConfig,
     settings: dict[str, Any],

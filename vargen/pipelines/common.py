@@ -31,6 +31,10 @@ CALLBACK_TENSORS = ("tokens", "lengths")
 StepCallback = Callable[[Any, int, Tensor, dict[str, Tensor]], Any]
 
 
+class PromptWarning(UserWarning):
+    """A prompt of which the model will not read every word."""
+
+
 @dataclass
 class AutoregressivePipelineOutput(BaseOutput):
     """Pictures, the tokens they are made of, and what they cost.

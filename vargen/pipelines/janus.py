@@ -140,6 +140,11 @@ class JanusPipeline(DiffusionPipeline):
             mask.to(device).repeat_interleave(num_images_per_prompt, dim=0),
         )
 
+    def prompt_problems(self, prompt: str | Sequence[str]) -> list[str]:
+        """Nothing: every word of a prompt is read. Raises UserError for one that the context has no room for."""
+        self._check_context(self._tokenize(check_prompts(prompt))[1])
+        return []
+
     def _count_prompts(self, prompt: str | Sequence[str] | None, input_ids: Tensor | None) -> int:
         if (prompt is None) == (input_ids is None):
             raise UserError("prompt or input_ids must be given, and not both")

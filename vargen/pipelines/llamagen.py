@@ -36,6 +36,7 @@ from vargen.models.model_folder import check_model_folder
 from vargen.pipelines.common import (
     CALLBACK_TENSORS,
     AutoregressivePipelineOutput,
+    PromptWarning,
     StepCallback,
     StepReport,
     check_picture_arguments,
@@ -67,10 +68,6 @@ EXAMPLE_DOC_STRING = """
         256
         ```
 """
-
-
-class PromptWarning(UserWarning):
-    """A prompt of which the model will not read every word."""
 
 
 class LlamaGenPipeline(DiffusionPipeline):

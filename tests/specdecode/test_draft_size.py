@@ -159,7 +159,7 @@ def test_it_learns_every_so_many_steps() -> None:
 
 
 def test_the_first_prediction_counts_whole_and_later_ones_are_smoothed() -> None:
-    sizer = AdaptiveDraftSize(CHAINS[:2], FLAT, interval=1, clock=None)
+    sizer = AdaptiveDraftSize((NO_DRAFT, *CHAINS[:2]), FLAT, interval=1, clock=None)
     ones, size = torch.ones(1, dtype=torch.bool), CHAINS[1]
 
     def see(accepted: int, predicted: float) -> float:
@@ -194,9 +194,9 @@ def gaps(sizer: AdaptiveDraftSize, steps: int, accepts: bool) -> list[int]:
 
 
 def test_it_tries_again_ever_more_rarely_up_to_a_bound_and_starts_over_once_drafts_have_paid() -> None:
-    sizer = AdaptiveDraftSize(CHAINS, DEAR, clock=None)
+    sizer = AdaptiveDraftSize((NO_DRAFT, *CHAINS), DEAR, clock=None)
     assert sizer.choose() == NO_DRAFT
-    sizer = AdaptiveDraftSize(CHAINS, LINEAR, clock=None)
+    sizer = AdaptiveDraftSize((NO_DRAFT, *CHAINS), LINEAR, clock=None)
     waits = gaps(sizer, 1300, accepts=False)
     assert waits == [15, 31, 63, 127, 255, 255, 255][: len(waits)] and len(waits) >= 6
     gaps(sizer, 600, accepts=True)

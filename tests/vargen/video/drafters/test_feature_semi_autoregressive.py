@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,10 +17,9 @@ from specdecode.drafters.tree_shapes import DynamicTree, StaticTree
 from specdecode.loop import DecodeResult, decode
 from specdecode.roles import DecodeState, TargetOutput
 from specdecode.sampling import RandomStreams, SamplingConfig
-from specdecode.synthetic import FeatureTarget, random_table
+from specdecode.synthetic import FeatureTarget, random_table, sequence_p_value
 
 VOCAB, PLACES = 12, 3
-PValue = Callable[[Tensor, Tensor, Tensor, SamplingConfig], float]
 
 
 class TableHead:
@@ -122,7 +120,7 @@ def test_a_dynamic_tree_holds_the_likeliest_combinations() -> None:
     assert found == wanted
 
 
-def test_drawn_children_leave_the_distribution_exact(p_value: PValue) -> None:
+def test_drawn_children_leave_the_distribution_exact() -> None:
     table, prompt, draws = random_table(4, seed=5, scale=1.2), torch.tensor([1, 3]), 20_000
     guesses = torch.stack([random_table(4, seed=seed, scale=0.8) for seed in (6, 7)])
     shape = StaticTree.from_paths([[0], [1], [0, 0], [0, 1], [1, 0]])
@@ -135,7 +133,7 @@ def test_drawn_children_leave_the_distribution_exact(p_value: PValue) -> None:
         streams=RandomStreams.from_seeds(range(draws)),
         drafter=drafter,
     ).tokens
-    assert p_value(tokens, table, prompt, sampling) > 1e-3
+    assert sequence_p_value(tokens, table, prompt, sampling) > 1e-3
 
 
 def test_more_places_than_are_guessed_are_refused() -> None:

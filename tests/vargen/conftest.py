@@ -106,6 +106,12 @@ def tiny_pipeline() -> LlamaGenPipeline:
 
 
 @pytest.fixture(scope="module")
+def identity_pipeline() -> LlamaGenPipeline:
+    """The same, but its image tokens attend to words by content."""
+    return build_tiny_pipeline(condition_rotary="identity")
+
+
+@pytest.fixture(scope="module")
 def drafting_pipeline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlamaGenPipeline]:
     """A text-conditional pipeline with a random drafter and a random smaller transformer; measured costs stay here."""
     base = build_tiny_pipeline()

@@ -120,9 +120,11 @@ def test_a_resumed_run_ends_with_the_same_weights(config: DrafterTrainingConfig,
     assert read_jsonl(tmp_path / "b" / "log.jsonl")
 
 
+@pytest.mark.parametrize("name", ["tiny_pipeline", "identity_pipeline"])
 @torch.no_grad()
-def test_features_are_those_that_decoding_sees(tiny_pipeline: LlamaGenPipeline) -> None:
+def test_features_are_those_that_decoding_sees(request: pytest.FixtureRequest, name: str) -> None:
     """Hidden states of one teacher-forced pass against those of decoding with a cache, both halves."""
+    tiny_pipeline: LlamaGenPipeline = request.getfixturevalue(name)
     prompts = ["a red cube", "a small shiny blue sphere left of a large green cone"]
     from specdecode.loop import decode
     from specdecode.roles import TargetOutput
@@ -185,6 +187,15 @@ def test_wrong_fields_are_named(config: DrafterTrainingConfig, change: dict[str,
 def test_class_conditional_models_are_refused(config: DrafterTrainingConfig, tiny_class_model_folder: Path) -> None:
     with pytest.raises(UserError, match="not text-conditional"):
         train_drafter(replace(config, model=str(tiny_class_model_folder)), scene_prompts)
+
+
+def test_a_drafter_has_the_rotary_rows_of_its_target(
+    config: DrafterTrainingConfig, tiny_pipeline: LlamaGenPipeline, identity_pipeline: LlamaGenPipeline
+) -> None:
+    for pipeline, condition_rotary in ((tiny_pipeline, "zero"), (identity_pipeline, "identity")):
+        drafter = build_task(config, pipeline).drafter
+        assert drafter.config.condition_rotary == condition_rotary
+        assert drafter.rotary_rows(torch.tensor([[-1]])).any() == (condition_rotary == "identity")
 
 
 def build_task(config: DrafterTrainingConfig, pipeline: LlamaGenPipeline) -> DrafterTask:

@@ -1,12 +1,8 @@
-"""Decoding methods side by side: the same prompts and seeds, interleaved, in one process.
+"""Decoding methods side by side on pictures: the same prompts and seeds.
 
-Belongs here: what is run in which order, what is kept of each call, and rows out of what was kept. Does not belong
-here: the definitions of the figures (`metrics.speculation`), judging (a `Judge`), options and printing
-(`vargen.commands.bench`).
-
-For every batch of prompts all methods make their pictures before the next batch begins, in an order that rotates, so
-that a machine that warms up or slows down does so for all of them. What is kept of a call is one line of JSON, written
-when the call is over; a run that was killed goes on behind the last line.
+Belongs here: what is kept of each call, and rows out of what was kept. Does not belong here: who works when
+(`vargen.jobs.comparison`), the definitions of the figures (`metrics.speculation`), judging (a `Judge`), options and
+printing (`vargen.commands.bench`).
 """
 
 from __future__ import annotations
@@ -23,14 +19,13 @@ import torch
 from metrics.provenance import provenance
 from metrics.speculation import CallRecord, summarise
 from vargen.drawing.sheet import to_pil
-from vargen.errors import UserError
-from vargen.jobs.cases import BenchmarkCase, Contender, Judge
+from vargen.jobs.cases import BenchmarkCase, Judge, told_cases
+from vargen.jobs.comparison import compare, describe_run
 from vargen.jobs.quality import count_claims, judge_figures
 from vargen.methods.base import MethodConfig
 from vargen.models.model_folder import weights_fingerprint
 from vargen.pipelines.loading import load_pipeline
 from vargen.runs.files import save_image_atomic
-from vargen.runs.identity import machine
 from vargen.runs.progress import Progress, progress
 from vargen.runs.records import Records
 
@@ -64,11 +59,9 @@ def benchmark_model(
 
     Args:
         model_folder: of a pipeline.
-        methods: by label; without plain decoding among them ratios are None.
-        cases: what to make.
+        methods, cases, batch_size, seed, warm_up, images, **generation: as for `run_benchmark`.
         judge: gives what reads the pictures, which counts where it was made for their size; None: nobody does.
         device, dtype: as `vargen.pipelines.loading.place_and_precision` takes them.
-        batch_size, seed, warm_up, images, **generation: as for `run_benchmark`.
         calls: file that keeps calls until somebody removes it; None: in memory.
         quiet: show no progress.
 
@@ -79,22 +72,21 @@ def benchmark_model(
     reader = None if judge is None or all(case.claims is None for case in cases) else judge()
     if reader is not None and reader.image_size != pipeline.image_size:
         reader = None
-    contenders = [Contender(label, method) for label, method in methods.items()]
     shared = {"batch_size": batch_size, "seed": seed, **generation}
     settings = describe_run(
-        contenders,
-        cases,
+        methods,
         weights_fingerprint(model_folder),
+        cases=told_cases(cases),
         dtype=dtype,
         device=str(pipeline.device),
         judged=reader is not None,
         **shared,
     )
     records = Records(calls, settings)
-    with progress(math.ceil(len(cases) / batch_size) * len(contenders), "calls", quiet) as shown:
+    with progress(math.ceil(len(cases) / batch_size) * len(methods), "calls", quiet) as shown:
         rows = run_benchmark(
             pipeline,
-            contenders,
+            methods,
             cases,
             warm_up=warm_up,
             judge=reader,
@@ -108,7 +100,7 @@ def benchmark_model(
 
 def run_benchmark(
     pipeline: LlamaGenPipeline,
-    contenders: Sequence[Contender],
+    methods: Mapping[str, MethodConfig],
     cases: Sequence[BenchmarkCase],
     *,
     batch_size: int = 1,
@@ -124,7 +116,7 @@ def run_benchmark(
 
     Args:
         pipeline: the model.
-        contenders: labels must differ. Without plain decoding among them ratios are None.
+        methods: by label; without plain decoding among them ratios are None.
         cases: what to make; the picture of case i is made with the seed `seed + i`.
         batch_size: pictures per call.
         warm_up: calls of each method before the first that counts, over the first batch.
@@ -138,64 +130,42 @@ def run_benchmark(
         One row a method, as `build_rows`.
 
     Raises:
-        UserError: two contenders with one label, or a method that does not fit the model.
+        UserError: a method that does not fit the model.
     """
-    labels = [contender.label for contender in contenders]
-    if len(set(labels)) < len(labels):
-        raise UserError(f"methods: two of {', '.join(labels)} have the same name")
     records = Records(None, {}) if records is None else records
-    batches = [list(range(first, min(first + batch_size, len(cases)))) for first in range(0, len(cases), batch_size)]
-    missing = {label: any((label, number) not in records for number in range(len(batches))) for label in labels}
-    for contender in contenders:
-        for _ in range(warm_up if missing[contender.label] else 0):
-            _call(pipeline, contender.method, [cases[i] for i in batches[0]], seed, generation)
-    for number, batch in enumerate(batches):
-        turn = number % len(contenders)
-        for contender in [*contenders[turn:], *contenders[:turn]]:
-            if (contender.label, number) not in records:
-                chosen = [cases[i] for i in batch]
-                pictures, call = _call(pipeline, contender.method, chosen, seed + batch[0], generation)
-                if images is not None:
-                    _save(pictures, images / contender.label, batch[0])
-                claims = {} if judge is None else count_claims(judge, pictures, chosen)
-                records.add({"method": contender.label, "batch": number, "call": call.to_dict(), "claims": claims})
-            if shown is not None:
-                shown.update()
-    return build_rows(contenders, records, len(batches))
+    batches = [range(first, min(first + batch_size, len(cases))) for first in range(0, len(cases), batch_size)]
+
+    def call(method: MethodConfig, number: int) -> tuple[torch.Tensor, CallRecord]:
+        batch = batches[number]
+        return _call(pipeline, method, [cases[i] for i in batch], seed + batch[0], generation)
+
+    def keep(label: str, number: int, made: tuple[torch.Tensor, CallRecord]) -> dict[str, Any]:
+        pictures, record = made
+        if images is not None:
+            _save(pictures, images / label, batches[number][0])
+        chosen = [cases[i] for i in batches[number]]
+        return {"call": record.to_dict(), "claims": {} if judge is None else count_claims(judge, pictures, chosen)}
+
+    compare(methods, len(batches), call, keep, warm_up=warm_up, records=records, shown=shown)
+    return build_rows(methods, records, len(batches))
 
 
-def build_rows(contenders: Sequence[Contender], records: Records, num_batches: int) -> list[dict[str, Any]]:
+def build_rows(methods: Mapping[str, MethodConfig], records: Records, num_batches: int) -> list[dict[str, Any]]:
     """One JSON-ready row a method: the figures of `metrics.speculation.summarise`, the judge's, and their origin."""
-    calls = {contender.label: records.call_records(contender.label) for contender in contenders}
-    plain = next((each.label for each in contenders if each.method.name == "ar"), None)
+    calls = {label: records.call_records(label) for label in methods}
+    plain = next((label for label, method in methods.items() if method.name == "ar"), None)
     origin = provenance()
-    rows = []
-    for contender in contenders:
-        claims = [records.calls[contender.label, number]["claims"] for number in range(num_batches)]
-        rows.append(
-            {
-                "method": contender.label,
-                "exact": contender.method.exact,
-                **summarise(calls[contender.label], None if plain is None else calls[plain]),
-                **judge_figures(claims),
-                "settings": contender.method.to_dict(),
-                "provenance": origin,
-            }
-        )
-    return rows
-
-
-def describe_run(
-    contenders: Sequence[Contender], cases: Sequence[BenchmarkCase], weights: str, **options: Any
-) -> dict[str, Any]:
-    """Everything that decides the calls of a run, this machine included, for `Records`."""
-    return {
-        "methods": {contender.label: contender.method.to_dict() for contender in contenders},
-        "cases": [case.prompt if case.class_label is None else case.class_label for case in cases],
-        "weights": weights,
-        **machine(),
-        **options,
-    }
+    return [
+        {
+            "method": label,
+            "exact": method.exact,
+            **summarise(calls[label], None if plain is None else calls[plain]),
+            **judge_figures([records.calls[label, number]["claims"] for number in range(num_batches)]),
+            "settings": method.to_dict(),
+            "provenance": origin,
+        }
+        for label, method in methods.items()
+    ]
 
 
 def call_pipeline(

@@ -10,20 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from vargen.methods.base import MethodConfig
-
 if TYPE_CHECKING:
     from torch import Tensor
 
     from vargen.video.frames import VideoFrames
-
-
-@dataclass(frozen=True)
-class Contender:
-    """A method under the name that its row gets."""
-
-    label: str
-    method: MethodConfig
 
 
 @dataclass(frozen=True)
@@ -41,6 +31,11 @@ class BenchmarkCase:
     class_label: int | None = None
     claims: Any = None
     object_count: int | None = None
+
+
+def told_cases(cases: Sequence[BenchmarkCase]) -> list[str | int | None]:
+    """What each picture is made from, as identities hold it."""
+    return [case.prompt if case.class_label is None else case.class_label for case in cases]
 
 
 @dataclass(frozen=True)

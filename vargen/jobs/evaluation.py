@@ -32,7 +32,7 @@ from metrics.quality import Reference
 from metrics.speculation import CallRecord, summarise
 from vargen.errors import UserError
 from vargen.jobs.benchmark import call_pipeline
-from vargen.jobs.cases import BenchmarkCase, ReferencePictures, World
+from vargen.jobs.cases import BenchmarkCase, ReferencePictures, World, told_cases
 from vargen.jobs.options import EvaluateConfig
 from vargen.jobs.quality import (
     MEASURE_BATCH,
@@ -78,11 +78,6 @@ class _Run:
     @property
     def share(self) -> Share:
         return Share(self.processes.rank, self.processes.count)
-
-    @property
-    def captions(self) -> list[str | int | None]:
-        """What each picture was made from."""
-        return [case.prompt if case.class_label is None else case.class_label for case in self.cases]
 
     def progress(self, batches: int, unit: str) -> AbstractContextManager[Progress]:
         """Counts this process's share of so many batches."""
@@ -256,7 +251,7 @@ def _make_pictures(
         },
         "temperature": config.temperature,
         "top_p": config.top_p,
-        "captions": run.captions,
+        "captions": told_cases(run.cases),
     }
     jobs = {
         label: PictureBatches(
@@ -356,7 +351,7 @@ def _open_given(config: EvaluateConfig) -> ImageFolder | ImageArray:
 def _measure(run: _Run, label: str, source: _MadePictures | _GivenPictures) -> dict[str, Tensor]:
     """Everything read off one method's pictures, in their order."""
     protocol, networks = run.protocol, run.networks
-    how = [protocol.to_dict(), networks.identity(), run.captions, networks.judge is not None]
+    how = [protocol.to_dict(), networks.identity(), told_cases(run.cases), networks.judge is not None]
     store = source.store(digest(how), MEASURE_BATCH)
 
     def make(indices: range) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from vargen.errors import UserError
-from vargen.jobs.cases import BenchmarkCase, Contender, Judge, World
+from vargen.jobs.cases import BenchmarkCase, Judge, World, told_cases
+from vargen.jobs.comparison import describe_run
 from vargen.jobs.options import check_dtype
 from vargen.methods.base import AUTO, ImageMethodConfig, MethodConfig
 from vargen.methods.catalogue import METHODS, find_presets, resolve_method
@@ -300,7 +301,6 @@ def tune(config: TuneConfig, world: World, quiet: bool, report: Callable[[dict[s
 
 
 def _tune(config: TuneConfig, world: World, quiet: bool, report: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
-    from vargen.jobs.benchmark import describe_run
     from vargen.pipelines.loading import load_pipeline
 
     model_folder = find_model(config.model)
@@ -315,9 +315,9 @@ def _tune(config: TuneConfig, world: World, quiet: bool, report: Callable[[dict[
         )
     cases = world.sample_cases(config.prompts, config.seed)
     described = describe_run(
-        [Contender(PLAIN, resolve_method(PLAIN))],
-        cases,
+        {PLAIN: resolve_method(PLAIN)},
         weights_fingerprint(model_folder),
+        cases=told_cases(cases),
         dtype=dtype,
         device=str(pipeline.device),
         batch_size=config.batch_size,
@@ -379,7 +379,7 @@ class Evaluation:
         records = Records(plain_file, settings)
         (row,) = run_benchmark(
             pipeline,
-            [Contender(PLAIN, resolve_method(PLAIN))],
+            {PLAIN: resolve_method(PLAIN)},
             cases,
             batch_size=config.batch_size,
             seed=config.seed,
@@ -403,7 +403,7 @@ class Evaluation:
         records = Records(None, {})
         (row,) = run_benchmark(
             self.pipeline,
-            [Contender(CANDIDATE, method)],
+            {CANDIDATE: method},
             self.cases,
             batch_size=self.config.batch_size,
             seed=self.config.seed,
@@ -428,7 +428,7 @@ def _check_method(pipeline: Any, cases: Sequence[BenchmarkCase], config: TuneCon
 
     try:
         method = pipeline.resolve_method(config.method, config.fixed)
-        run_benchmark(pipeline, [Contender(CANDIDATE, method)], cases, seed=config.seed, warm_up=0)
+        run_benchmark(pipeline, {CANDIDATE: method}, cases, seed=config.seed, warm_up=0)
     except UserError as error:
         raise UserError(f"method {config.method!r} cannot be tuned with this model: {error}") from error
 

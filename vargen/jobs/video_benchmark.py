@@ -1,7 +1,8 @@
-"""Methods side by side on the same videos: interleaved, in one process, and what each cost and said.
+"""Methods side by side on the same videos, and what each cost and said.
 
-Belongs here: the order of the calls, what is kept of each, rows out of what was kept. Does not belong here: an answer
-(`answering.py`), definitions that pictures share (`metrics.speculation`), options and printing.
+Belongs here: what is kept of each answer, rows out of what was kept. Does not belong here: who works when
+(`vargen.jobs.comparison`), an answer (`vargen.video.answering`), definitions that pictures share
+(`metrics.speculation`), options and printing.
 
 Speed-ups divide plain decoding's seconds per token by the method's, medians over answers: of decoding alone, both
 prefills left out, and from end to end, with processor and vision towers. *Retention* is the method's caption accuracy
@@ -21,11 +22,11 @@ from metrics.bootstrap import mean_interval
 from metrics.provenance import provenance
 from metrics.speculation import CallRecord, percentile, summarise
 from vargen.jobs.cases import VideoCase, VideoJudge
+from vargen.jobs.comparison import compare, describe_run
 from vargen.methods.base import MethodConfig
 from vargen.models.model_folder import weights_fingerprint
 from vargen.pipelines.loading import place_and_precision
 from vargen.resources import find_video_model
-from vargen.runs.identity import machine
 from vargen.runs.progress import Progress, progress
 from vargen.runs.records import Records
 from vargen.video.answering import Answer, VideoAnswerer
@@ -34,7 +35,7 @@ from vargen.video.answering import Answer, VideoAnswerer
 def benchmark_video_model(
     model: str | None,
     draft_model: str | None,
-    contenders: Mapping[str, MethodConfig],
+    methods: Mapping[str, MethodConfig],
     cases: Sequence[VideoCase],
     question: str,
     *,
@@ -51,7 +52,7 @@ def benchmark_video_model(
 
     Args:
         model, draft_model: as `VideoAnswerer.from_pretrained` takes them.
-        contenders, cases, question, judge, warm_up, **generation: as for `run_video_benchmark`.
+        methods, cases, question, judge, warm_up, **generation: as for `run_video_benchmark`.
         described: what says which cases these are.
         device, dtype: as `vargen.pipelines.loading.place_and_precision` takes them.
         calls: file that keeps answers until somebody removes it; None: in memory.
@@ -63,8 +64,8 @@ def benchmark_video_model(
     device, dtype = place_and_precision(device, dtype)
     folder = find_video_model(model)
     with VideoAnswerer.from_pretrained(model, draft_model, device, dtype) as answerer:
-        settings = describe_video_run(
-            contenders,
+        settings = describe_run(
+            methods,
             weights_fingerprint(folder),
             drafters={kind: weights_fingerprint(path) for kind, path in sorted(answerer.drafters.items())},
             videos=len(cases),
@@ -75,10 +76,10 @@ def benchmark_video_model(
             **generation,
         )
         records = Records(calls, settings)
-        with progress(len(cases) * len(contenders), "answers", quiet) as shown:
+        with progress(len(cases) * len(methods), "answers", quiet) as shown:
             rows = run_video_benchmark(
                 answerer,
-                contenders,
+                methods,
                 cases,
                 question,
                 warm_up=warm_up,
@@ -92,7 +93,7 @@ def benchmark_video_model(
 
 def run_video_benchmark(
     answerer: VideoAnswerer,
-    contenders: Mapping[str, MethodConfig],
+    methods: Mapping[str, MethodConfig],
     cases: Sequence[VideoCase],
     question: str,
     *,
@@ -107,7 +108,7 @@ def run_video_benchmark(
 
     Args:
         answerer: the models.
-        contenders: methods by label; plain decoding among them, or ratios are None.
+        methods: methods by label; plain decoding among them, or ratios are None.
         cases: the videos; the answer about case i is drawn with the seed `seed + i`.
         question: asked about each.
         warm_up: answers of each method before the first that counts.
@@ -123,20 +124,15 @@ def run_video_benchmark(
         UserError: a method that needs what is not there.
     """
     records = Records(None, {}) if records is None else records
-    labels = list(contenders)
-    for label, method in contenders.items():
-        if any((label, number) not in records for number in range(len(cases))):
-            for _ in range(warm_up):
-                answerer.answer(cases[0].frames, question, method, seed=seed, **generation)
-    for number, case in enumerate(cases):
-        turn = number % len(labels)
-        for label in [*labels[turn:], *labels[:turn]]:
-            if (label, number) not in records:
-                answer = answerer.answer(case.frames, question, contenders[label], seed=seed + number, **generation)
-                records.add({"method": label, "batch": number, **_kept(answer, case, judge)})
-            if shown is not None:
-                shown.update()
-    return build_video_rows(contenders, records, len(cases))
+
+    def call(method: MethodConfig, number: int) -> Answer:
+        return answerer.answer(cases[number].frames, question, method, seed=seed + number, **generation)
+
+    def keep(_label: str, number: int, answer: Answer) -> dict[str, Any]:
+        return _kept(answer, cases[number], judge)
+
+    compare(methods, len(cases), call, keep, warm_up=warm_up, records=records, shown=shown)
+    return build_video_rows(methods, records, len(cases))
 
 
 def _kept(answer: Answer, case: VideoCase, judge: VideoJudge | None) -> dict[str, Any]:
@@ -151,10 +147,10 @@ def _kept(answer: Answer, case: VideoCase, judge: VideoJudge | None) -> dict[str
     }
 
 
-def build_video_rows(contenders: Mapping[str, MethodConfig], records: Records, num_cases: int) -> list[dict[str, Any]]:
+def build_video_rows(methods: Mapping[str, MethodConfig], records: Records, num_cases: int) -> list[dict[str, Any]]:
     """One JSON-ready row a method."""
-    plain = next((label for label, method in contenders.items() if method.name == "ar"), None)
-    kept = {label: [records.calls[label, number] for number in range(num_cases)] for label in contenders}
+    plain = next((label for label, method in methods.items() if method.name == "ar"), None)
+    kept = {label: [records.calls[label, number] for number in range(num_cases)] for label in methods}
     origin = provenance()
     return [
         {
@@ -164,7 +160,7 @@ def build_video_rows(contenders: Mapping[str, MethodConfig], records: Records, n
             "settings": _without_places(method.to_dict()),
             "provenance": origin,
         }
-        for label, method in contenders.items()
+        for label, method in methods.items()
     ]
 
 
@@ -246,13 +242,3 @@ def _decode_seconds(call: CallRecord) -> float:
 
 def _all_seconds(call: CallRecord) -> float:
     return call.seconds
-
-
-def describe_video_run(contenders: Mapping[str, MethodConfig], weights: str, **options: Any) -> dict[str, Any]:
-    """Everything that decides the answers of a run, this machine included, for `Records`."""
-    return {
-        "methods": {label: method.to_dict() for label, method in contenders.items()},
-        "weights": weights,
-        **machine(),
-        **options,
-    }

@@ -16,7 +16,7 @@ from vargen.commands.options import build_parser, fill, parse
 from vargen.errors import UserError
 from vargen.jobs import benchmark
 from vargen.jobs.benchmark import build_rows, run_benchmark
-from vargen.jobs.cases import BenchmarkCase, Contender
+from vargen.jobs.cases import BenchmarkCase
 from vargen.methods.catalogue import resolve_method
 from vargen.pipelines.llamagen import LlamaGenPipeline
 from vargen.runs.files import read_jsonl
@@ -33,12 +33,12 @@ FIELDS = {
 }  # fmt: skip
 
 
-def contenders(*names: str) -> list[Contender]:
+def contenders(*names: str) -> dict[str, Any]:
     options: dict[str, dict[str, Any]] = {
         "eagle": {"total_tokens": 8, "depth": 3},
         "vvs": {"total_tokens": 8, "depth": 3, "interval": 2, "min_tokens": 2},
     }
-    return [Contender(name, resolve_method(name, options.get(name))) for name in names]
+    return {name: resolve_method(name, options.get(name)) for name in names}
 
 
 @pytest.mark.parametrize("batch_size", [1, 2])

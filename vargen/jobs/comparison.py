@@ -1,0 +1,64 @@
+"""Methods side by side in one process, whatever they make: who works when, and what identifies such a run.
+
+For every piece of work all methods do it before the next one begins, in an order that rotates, so that a machine that
+warms up or slows down does so for all of them. What is kept of a call is one line of JSON, written when the call is
+over; a run that was killed goes on behind the last line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from vargen.methods.base import MethodConfig
+from vargen.runs.identity import machine
+from vargen.runs.progress import Progress
+from vargen.runs.records import Records
+
+Made = TypeVar("Made")
+
+
+def compare(
+    methods: Mapping[str, MethodConfig],
+    count: int,
+    call: Callable[[MethodConfig, int], Made],
+    keep: Callable[[str, int, Made], Mapping[str, Any]],
+    *,
+    warm_up: int,
+    records: Records,
+    shown: Progress | None = None,
+) -> None:
+    """Have every method do every piece of work that is not among the records, and record it.
+
+    Args:
+        methods: by label.
+        count: pieces of work.
+        call: does a piece, by number, with a method.
+        keep: what is recorded of what a label's method made of a piece, ready for JSON.
+        warm_up: calls of each method before the first that counts, all with the first piece.
+        records: of this run.
+        shown: counts calls.
+    """
+    labels = list(methods)
+    for label in labels:
+        if any((label, number) not in records for number in range(count)):
+            for _ in range(warm_up):
+                call(methods[label], 0)
+    for number in range(count):
+        turn = number % len(labels)
+        for label in [*labels[turn:], *labels[:turn]]:
+            if (label, number) not in records:
+                kept = keep(label, number, call(methods[label], number))
+                records.add({"method": label, "batch": number, **kept})
+            if shown is not None:
+                shown.update()
+
+
+def describe_run(methods: Mapping[str, MethodConfig], weights: str, **options: Any) -> dict[str, Any]:
+    """Everything that decides the calls of a run, this machine included, for `Records`."""
+    return {
+        "methods": {label: method.to_dict() for label, method in methods.items()},
+        "weights": weights,
+        **machine(),
+        **options,
+    }

@@ -15,7 +15,7 @@ from typing import Any
 from metrics.tables import format_table
 from vargen.commands.options import COMPARED_SPLITS, build_parser, check_place, fill, parse
 from vargen.errors import UserError
-from vargen.jobs.options import check_sampling
+from vargen.jobs.options import SamplingOptions
 from vargen.methods.base import MethodConfig
 from vargen.methods.catalogue import options_by_method, read_method_list, resolve_method
 from vargen.methods.vvs.ablations import ABLATIONS, SHARED
@@ -29,7 +29,7 @@ _PASSED_ON = ("device", "dtype", "batch_size", "seed", "warm_up", "guidance_scal
 
 
 @dataclass(frozen=True)
-class BenchConfig:
+class BenchConfig(SamplingOptions):
     """What to compare, and on what.
 
     Args:
@@ -42,16 +42,8 @@ class BenchConfig:
         prompts_file: these prompts instead: a .txt (one a line), .csv, .tsv (with a column "prompt") or .jsonl file.
         split: of the sampled prompts: "heldout" for combinations that training never showed, "all" for any.
         class_labels: for a class-conditional model, instead of prompts.
-        model: model folder, or the name of a shipped one; null for the shipped default.
-        seed: of the first picture; picture i is made with `seed + i` by every method.
         batch_size: pictures per call.
         warm_up: calls of each method that do not count, before the first that does.
-        guidance_scale: null for the model's own.
-        temperature: of sampling; 0 always takes the likeliest token.
-        top_k: null for the model's own; 0 for all tokens.
-        top_p: of sampling.
-        device: "cpu", "cuda", "cuda:1"; "auto" takes a GPU if there is one.
-        dtype: float32, bfloat16, float16; "auto" is bfloat16 on a GPU and float32 on a CPU.
         judge: have a recogniser of scenes check the pictures against their prompts, where the model draws scenes.
         images: folder for the pictures, METHOD/000000.png; null keeps none.
         json: file for the rows; "-" prints them to standard output, and nothing else. What has been measured is kept
@@ -66,30 +58,22 @@ class BenchConfig:
     prompts_file: str | None = None
     split: str = "heldout"
     class_labels: list[int] = field(default_factory=list)
-    model: str | None = None
-    seed: int = 0
     batch_size: int = 1
     warm_up: int = 1
-    guidance_scale: float | None = None
-    temperature: float = 1.0
-    top_k: int | None = None
-    top_p: float = 1.0
-    device: str = "auto"
-    dtype: str = "auto"
     judge: bool = True
     images: str | None = None
     json: str | None = None
     plot: str | None = None
 
     def __post_init__(self) -> None:
-        for name, lowest in (("prompts", 1), ("batch_size", 1), ("warm_up", 0), ("seed", 0)):
+        super().__post_init__()
+        for name, lowest in (("prompts", 1), ("batch_size", 1), ("warm_up", 0)):
             if getattr(self, name) < lowest:
                 raise UserError(f"{name} must be at least {lowest}, got {getattr(self, name)}")
         if self.ablate not in (None, *ABLATIONS):
             raise UserError(f"ablate must be one of {', '.join(ABLATIONS)}, got {self.ablate!r}")
         if self.split not in COMPARED_SPLITS:
             raise UserError(f"split must be one of {', '.join(COMPARED_SPLITS)}, got {self.split!r}")
-        check_sampling(self)
         for name in ("json", "plot"):
             check_place(name, getattr(self, name))
         if self.plot is not None and importlib.util.find_spec("matplotlib") is None:

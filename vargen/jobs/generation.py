@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vargen.errors import UserError
-from vargen.jobs.options import check_sampling
+from vargen.jobs.options import MAX_SEED, SamplingOptions
 from vargen.jobs.ranking import RANKERS, ClipRanker, Ranker, best, candidate_seed
 from vargen.methods.catalogue import resolve_method
 from vargen.models.description import ModelDescription, describe_model
@@ -37,14 +37,13 @@ if TYPE_CHECKING:
     from specdecode.trace import DecodeTrace
     from vargen.pipelines.loading import ImagePipeline
 
-MAX_SEED = 2**63 - 1
 MAX_IMAGES = 1_000_000
 """Of one run: their names have six digits."""
 MAX_CANDIDATES = 10_000
 
 
 @dataclass(frozen=True)
-class GenerateConfig:
+class GenerateConfig(SamplingOptions):
     """How to make pictures.
 
     Args:
@@ -56,19 +55,13 @@ class GenerateConfig:
             lines from standard input.
         class_labels: for a class-conditional model, instead of prompts, such as "[207, 360]".
         num_images_per_prompt: pictures for every prompt.
-        num_candidates: make so many of each picture and keep the best; 1 keeps what comes.
+        num_candidates: make so many of each picture, the first with its seed, and keep the best; 1 keeps what comes.
         ranker: what says which is best: "judge", a recogniser of the shipped model's scenes, or "clip".
         clip: folder of the CLIP model that ranks; null for the one that came with vargen (scenes only).
-        seed: of the first picture; picture i is made with `seed + i`, and so is its first candidate.
-        guidance_scale: how closely to follow the prompt, at the cost of variety; 1 is off; null for the model's own.
-        temperature: below 1 for more likely, above 1 for more varied pictures; 0 always takes the likeliest token.
-        top_k: choose among so many of the likeliest tokens only; 0 for all; null for the model's own.
-        top_p: choose among the likeliest tokens that together have this probability; 1 for all.
         method: decoding method; `vargen methods` lists them.
         method_options: settings of the method that differ from its defaults, such as
             `--method_options.total_tokens 30`; `vargen methods --json` shows them all.
         batch_size: pictures made at once. It changes speed and memory, not the pictures.
-        device: "cpu", "cuda", "cuda:1", "mps"; "auto" takes a GPU if there is one.
         trace_image: beside each picture, also write traces/000000.png: where each of its tokens came from, and the
             passes in time.
         dtype: precision of the transformer: float32, bfloat16 or float16. "auto" is what a continued run was begun
@@ -76,26 +69,20 @@ class GenerateConfig:
     """
 
     output: str = "out"
-    model: str | None = None
     prompts_file: str | None = None
     class_labels: list[int] = field(default_factory=list)
     num_images_per_prompt: int = 1
     num_candidates: int = 1
     ranker: str = "judge"
     clip: str | None = None
-    seed: int = 0
-    guidance_scale: float | None = None
-    temperature: float = 1.0
-    top_k: int | None = None
-    top_p: float = 1.0
     method: str = "ar"
     method_options: dict[str, Any] = field(default_factory=dict)
     batch_size: int = 8
-    device: str = "auto"
     dtype: str = "auto"
     trace_image: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in ("num_images_per_prompt", "num_candidates", "batch_size"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name} must be at least 1, got {getattr(self, name)}")
@@ -104,11 +91,8 @@ class GenerateConfig:
                 f"num_candidates must be at most {MAX_CANDIDATES:,}, got {self.num_candidates:,}: all are kept in "
                 "memory until the best is chosen"
             )
-        if not 0 <= self.seed <= MAX_SEED:
-            raise UserError(f"seed must lie between 0 and 2**63 - 1, got {self.seed}")
         if self.ranker not in RANKERS:
             raise UserError(f"ranker must be one of {', '.join(RANKERS)}, got {self.ranker!r}")
-        check_sampling(self)
         resolve_method(self.method, self.method_options)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -21,39 +21,47 @@ from vargen.resources import find_config, find_model
 if TYPE_CHECKING:
     import metrics.protocol
 
+MAX_SEED = 2**63 - 1
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
-class SamplingOptions(Protocol):
-    """Options as `vargen generate` and `vargen bench` have them."""
+@dataclass(frozen=True)
+class SamplingOptions:
+    """What every job that draws pictures is told.
 
-    @property
-    def guidance_scale(self) -> float | None: ...
-    @property
-    def temperature(self) -> float: ...
-    @property
-    def top_k(self) -> int | None: ...
-    @property
-    def top_p(self) -> float: ...
-    @property
-    def dtype(self) -> str: ...
-
-
-def check_sampling(options: SamplingOptions) -> None:
-    """Refuse what no model can use, naming it.
-
-    Raises:
-        UserError: a number out of range, or an unknown precision.
+    Args:
+        model: model folder, or the name of a shipped one; null for the shipped default.
+        seed: of the first picture; picture i is made with `seed + i`, by every method.
+        guidance_scale: how closely to follow the prompt, at the cost of variety; 1 is off; null for the model's own.
+        temperature: below 1 for more likely, above 1 for more varied pictures; 0 always takes the likeliest token.
+        top_k: choose among so many of the likeliest tokens only; 0 for all; null for the model's own.
+        top_p: choose among the likeliest tokens that together have this probability; 1 for all.
+        device: "cpu", "cuda", "cuda:1", "mps"; "auto" takes a GPU if there is one, of several processes each its own.
+        dtype: precision of the transformer: float32, bfloat16 or float16; "auto" is bfloat16 on a GPU and float32 on a
+            CPU. The image decoder always works in float32.
     """
-    if options.guidance_scale is not None and not math.isfinite(options.guidance_scale):
-        raise UserError(f"guidance_scale must be a finite number, got {options.guidance_scale}")
-    if not (math.isfinite(options.temperature) and options.temperature >= 0):
-        raise UserError(f"temperature must be at least 0, got {options.temperature}")
-    if options.top_k is not None and options.top_k < 0:
-        raise UserError(f"top_k must be at least 0 (0 keeps every token), got {options.top_k}")
-    if not 0 < options.top_p <= 1:
-        raise UserError(f"top_p must lie above 0 and at most at 1, got {options.top_p}")
-    check_dtype(options.dtype)
+
+    model: str | None = None
+    seed: int = 0
+    guidance_scale: float | None = None
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float = 1.0
+    device: str = "auto"
+    dtype: str = "auto"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seed <= MAX_SEED:
+            raise UserError(f"seed must lie between 0 and 2**63 - 1, got {self.seed}")
+        if self.guidance_scale is not None and not math.isfinite(self.guidance_scale):
+            raise UserError(f"guidance_scale must be a finite number, got {self.guidance_scale}")
+        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+            raise UserError(f"temperature must be at least 0, got {self.temperature}")
+        if self.top_k is not None and self.top_k < 0:
+            raise UserError(f"top_k must be at least 0 (0 keeps every token), got {self.top_k}")
+        if not 0 < self.top_p <= 1:
+            raise UserError(f"top_p must lie above 0 and at most at 1, got {self.top_p}")
+        check_dtype(self.dtype)
 
 
 def check_dtype(dtype: str) -> None:
@@ -63,7 +71,7 @@ def check_dtype(dtype: str) -> None:
 
 
 @dataclass(frozen=True)
-class EvaluateConfig:
+class EvaluateConfig(SamplingOptions):
     """What to evaluate, and how.
 
     Args:
@@ -81,16 +89,8 @@ class EvaluateConfig:
         clip: folder of a CLIP model; null for the one that came with vargen (scenes only).
         inception_weights: file of torch-fidelity's Inception weights; null lets torch-fidelity download them.
         vgg_weights: file of torchvision's VGG16 weights, where the protocol uses it.
-        model: model folder, or the name of a shipped one; null for the shipped default.
-        seed: of the first picture; picture i is made with `seed + i`.
         batch_size: pictures per call. It belongs to the identity of a run, since costs are recorded by call.
-        guidance_scale: null for the model's own.
-        temperature: of sampling.
-        top_k: null for the model's own; 0 for all tokens.
-        top_p: of sampling.
         bootstrap: draws for the 95 % intervals; 0 for none.
-        device: "cpu", "cuda"; "auto" takes each process's own GPU if there is one.
-        dtype: float32, bfloat16, float16; "auto" is bfloat16 on a GPU and float32 on a CPU.
     """
 
     output: str = "evaluation"
@@ -104,24 +104,16 @@ class EvaluateConfig:
     clip: str | None = None
     inception_weights: str | None = None
     vgg_weights: str | None = None
-    model: str | None = None
-    seed: int = 0
     batch_size: int = 32
-    guidance_scale: float | None = None
-    temperature: float = 1.0
-    top_k: int | None = None
-    top_p: float = 1.0
     bootstrap: int = 200
-    device: str = "auto"
-    dtype: str = "auto"
 
     def __post_init__(self) -> None:
-        for name, lowest in (("batch_size", 1), ("seed", 0), ("bootstrap", 0)):
+        super().__post_init__()
+        for name, lowest in (("batch_size", 1), ("bootstrap", 0)):
             if getattr(self, name) < lowest:
                 raise UserError(f"{name} must be at least {lowest}, got {getattr(self, name)}")
         if self.count is not None and self.count < 2:
             raise UserError(f"count must be at least 2, got {self.count}")
-        check_sampling(self)
         if Path(self.output).is_file():
             raise UserError(f"output: {self.output} is a file; name a folder")
 

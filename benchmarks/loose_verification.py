@@ -120,7 +120,7 @@ def run(
 ) -> dict[str, float]:
     """One greedy answer with one verifier; windows of 10, a tenth of the video for the drafter, as in the paper."""
     config = LVSpecConfig(loose_ratio=dial if kind in ("lvspec", "random") else 0.0, position_shift=position_shift)
-    players = config.build(answerer.prompt(processor_inputs(answerer.processor, case.frames, CAPTION_PROMPTS[0])))
+    players = config.build(answerer.prompt([processor_inputs(answerer.processor, case.frames, CAPTION_PROMPTS[0])]))
     assert isinstance(players, Players)
     if kind == "random":
         players.verifier.__class__ = RandomVerifier

@@ -120,7 +120,8 @@ class ScriptedDraft(VideoTarget):
 
     def forward(self, tokens: Tensor, mask: Tensor, depths: Tensor) -> TargetOutput:
         """As `VideoTarget`."""
-        return self._scripted(super().forward(tokens, mask, depths), self.committed + 1)
+        committed = int(self.kv_cache.lengths) - self.prompt_length
+        return self._scripted(super().forward(tokens, mask, depths), committed + 1)
 
     def _scripted(self, output: TargetOutput, position: int) -> TargetOutput:
         for row in range(output.logits.shape[1]):

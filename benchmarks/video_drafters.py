@@ -62,7 +62,7 @@ TRAINED = {
 def answer(answerer: VideoAnswerer, case: VideoCase, config: TrainedDrafterConfig, max_new_tokens: int) -> dict:
     """One greedy answer, in figures."""
     inputs = processor_inputs(answerer.processor, case.frames, CAPTION_PROMPTS[0])
-    players = config.build(answerer.prompt(inputs))
+    players = config.build(answerer.prompt([inputs], max_new_tokens))
     head = players.network
     assert isinstance(head, FeatureHead)
     prompt: dict[str, int] = {}
@@ -87,7 +87,7 @@ def answer(answerer: VideoAnswerer, case: VideoCase, config: TrainedDrafterConfi
     text = answerer.processor.tokenizer.decode(tokens, skip_special_tokens=True)
     assert case.truth is not None
     return {
-        "visual_tokens": players.target.request.num_visual,
+        "visual_tokens": players.target.requests[0].num_visual,
         "accepted": sum(accepted),
         "steps": len(accepted),
         "drafting_passes": head.forward_passes - prompt["passes"],
@@ -197,9 +197,9 @@ class Studies:
         features = []
         for case in cases:
             request = prepare_request(model, processor_inputs(self.answerer.processor, case.frames, CAPTION_PROMPTS[0]))
-            states = VideoTarget(model, request).prefill().hidden_states
-            assert states is not None
-            features.append(states[:, request.is_visual])
+            target = VideoTarget(model, request)
+            target.prefill()
+            features.append(target.prompts[0].visual_hidden_states[None])
         rows = []
         for scale, name in ((False, "flash_k4"), (True, "flash_scaled")):
             torch.manual_seed(0)

@@ -108,6 +108,20 @@ class DecodeTrace:
         self._steps.append(StepRecord(nothing.bool(), nothing, nothing, nothing, skipped))
         self._columns = self._origins = None
 
+    def of_row(self, row: int) -> DecodeTrace:
+        """What one row took part in. Its seconds are those of the batch."""
+        if self.batch_size == 1:
+            return self
+        trace = DecodeTrace(1, self.device)
+        trace.phase_seconds, trace._first_tokens = self.phase_seconds, self._first_tokens
+        trace.target_passes = self.row_passes[row]
+        took_part = (self._column("active") + self._column("skipped"))[:, row] > 0
+        for step, took in zip(self._steps, took_part.tolist(), strict=True):
+            if took:
+                columns = {name: value[row : row + 1] for name, value in vars(step).items() if value is not None}
+                trace._steps.append(StepRecord(**columns))
+        return trace
+
     def _column(self, name: str) -> Tensor:
         """[steps, B] on the CPU."""
         if self._columns is None:

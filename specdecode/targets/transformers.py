@@ -17,7 +17,7 @@ gives them with a static cache.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -40,7 +40,8 @@ class TransformersTarget:
     tokens into the decoder's inputs, `decoder` those into hidden states, and `output_head` these into logits.
 
     A subclass that feeds several rows for each sequence (guidance: a conditional and a null row) sets
-    `rows_per_sequence` and overrides `combine`; its prompt has all rows of the first kind first.
+    `rows_per_sequence` and overrides `combine`; its prompt has all rows of the first kind first. One that feeds its
+    prompts otherwise, row by row or late, overrides `prefill`: `lay_out`, passes, `SlotCache.finish_prompt`.
 
     Args:
         model: transformers' `...ForCausalLM`, or a model that contains one; in evaluation mode.
@@ -120,21 +121,29 @@ class TransformersTarget:
         self.device = prompt.device
         self.decoder, self.output_head, self.embed = decoder, output_head, embed
         self.static_shapes = static_shapes
-        self.prompt_length = length
-        self._max_committed = length + max_new_tokens - 1
-        self._max_draft_nodes = max_draft_nodes
-        self._cache = _SlotCache(
-            type(model).__name__, int(self._config.num_hidden_layers), self._max_committed + max_draft_nodes, kv_cache
-        )
+        self.max_new_tokens, self._max_draft_nodes = max_new_tokens, max_draft_nodes
+        self._cache = SlotCache(type(model).__name__, int(self._config.num_hidden_layers), num_rows, kv_cache)
         # No row can have committed more than this many tokens. Counts of tokens live on the device; this number lives
         # on the host, grows by the most a commit can keep, and spares every step the empty end of the cache.
-        self._most_committed = 0
+        self._most_committed = self._max_committed = 0
         self._num_new = 0  # tokens of the last forward
+        self.prompt_length = length
 
     @property
     def kv_cache(self) -> StaticKVCache | None:
         """Where keys and values lie."""
         return self._cache.static
+
+    def lay_out(self, prompt_length: int) -> None:
+        """Empty the cache; prompts of at most so many tokens come next, the last token of each in the same slot."""
+        self.prompt_length = prompt_length
+        self._max_committed = prompt_length + self.max_new_tokens - 1
+        self._cache.start_prompt(prompt_length, self._max_committed + self._max_draft_nodes)
+
+    def finish_prompt(self, starts: Tensor | None) -> None:
+        """The prompts have been fed; slots of row b before `starts[b]`, [R] int64, are empty. None: no such slots."""
+        self._cache.finish_prompt(starts)
+        self._most_committed, self._num_new = self.prompt_length, 0
 
     @torch.no_grad()
     def prefill(self) -> TargetOutput:
@@ -147,11 +156,10 @@ class TransformersTarget:
         Raises:
             ValueError: layers whose keys and values cannot lie in one cache, or a `kv_cache` that does not fit.
         """
-        self._cache.start_prompt(self.prompt_length)
+        self.lay_out(self.prompt_length)
         mask = None if self._attention_mask is None else self._attention_mask.long()
         output = self.run(self._prompt, mask, self._position_ids, last_only=True)
-        self._cache.finish_prompt(self.prompt_length, self._attention_mask)
-        self._most_committed, self._num_new = self.prompt_length, 0
+        self.finish_prompt(None if mask is None else self.prompt_length - mask.sum(1))
         return self.combine(output)
 
     @torch.no_grad()
@@ -239,20 +247,33 @@ class TransformersTarget:
         return masks if len(masks) > 1 else masks[self._layer_kinds[0]]
 
 
-class _SlotCache(Cache):
-    """What the model's attention layers write to and read from: slots of a `StaticKVCache`.
+class SlotCache(Cache):
+    """What a model's attention layers write to and read from: slots of a `StaticKVCache`.
 
-    That is allocated at the first write of the first prefill, where the sizes of keys and values can be seen.
+    That is allocated at the first write of the first prompt, where the sizes of keys and values can be seen.
+
+    Attributes:
+        row: of which row alone the next pass is a part of the prompt; None: of all rows.
+        first_slots: for every layer the first slot that new tokens read, where some layers hold but the end of what
+            others hold; None: 0 for all.
+
+    Args:
+        name: of the model, for errors.
+        num_layers, num_rows: of the cache.
+        static: one to use again; None: a new one.
     """
 
-    def __init__(self, model_name: str, num_layers: int, num_slots: int, static: StaticKVCache | None) -> None:
+    def __init__(self, name: str, num_layers: int, num_rows: int, static: StaticKVCache | None = None) -> None:
         super().__init__(layers=[])
-        self._model_name, self._num_layers, self._num_slots = model_name, num_layers, num_slots
+        self._name, self._num_layers, self._num_rows = name, num_layers, num_rows
         self.static = static
+        self.row: int | None = None
+        self.first_slots: Sequence[int] | None = None
         self._slots: Tensor | None = None  # [R * n], where the tokens of this pass are written
         self._kv_length: int | None = None  # how many slots attention reads; None: all
         self._num_before = 0  # of those, the ones before this pass
         self._is_prompt = True
+        self._end = self._num_slots = 0
 
     def allocated(self) -> StaticKVCache:
         """Where keys and values lie. Raises ValueError before the prefill."""
@@ -260,25 +281,33 @@ class _SlotCache(Cache):
             raise ValueError("the target must have been prefilled first: its cache is empty")
         return self.static
 
-    def start_prompt(self, length: int) -> None:
-        """A prompt of so many tokens comes next, to an empty cache."""
+    def start_prompt(self, end: int, num_slots: int) -> None:
+        """Prompts come next, to an empty cache; their last tokens lie before slot `end` of `num_slots` per row."""
         if self.static is not None:
             self.static.reset()
-        self._slots, self._kv_length, self._num_before, self._is_prompt = None, length, 0, True
+        self.row = self.first_slots = None
+        self._end, self._num_slots = end, num_slots
+        self._num_before, self._is_prompt = 0, True
 
-    def finish_prompt(self, length: int, attention_mask: Tensor | None) -> None:
-        """The prompt has been written: [R, T] bool, False at padding."""
+    def finish_prompt(self, starts: Tensor | None) -> None:
+        """The prompts have been written; see `TransformersTarget.finish_prompt`."""
         self._is_prompt = False
         static = self.allocated()
-        static.advance(length)
-        if attention_mask is not None:
-            static.starts = length - attention_mask.sum(1)
+        static.advance(self._end)
+        static.starts = starts
 
-    def start_tokens(self, num_new: int, kv_length: int | None) -> None:
-        """So many new tokens per row come next, and attention reads so many slots."""
+    def start_tokens(self, num_new: int, kv_length: int | None, num_fed: int | None = None) -> None:
+        """New tokens come next, and attention reads so many slots.
+
+        Args:
+            num_new: per row, behind the committed ones.
+            kv_length: see `StaticKVCache.update`.
+            num_fed: how many of them are fed now, the last ones; None: all.
+        """
         static = self.allocated()
-        self._slots, self._kv_length = static.flatten_slots(static.new_slots(num_new)), kv_length
-        self._num_before = (static.max_length if kv_length is None else kv_length) - num_new
+        slots = static.new_slots(num_new)[:, num_new - (num_new if num_fed is None else num_fed) :]
+        self._slots, self._kv_length = static.flatten_slots(slots), kv_length
+        self._num_before = (static.max_length if kv_length is None else kv_length) - slots.shape[1]
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -286,12 +315,28 @@ class _SlotCache(Cache):
         """Called by every attention layer: new keys and values [R, H, n, D]. Returns those to read, [R, H, S, D]."""
         if self._is_prompt:
             self._check(key_states, value_states, layer_idx)
-        assert self.static is not None and self._slots is not None
-        width = value_states.shape[-1]
+        static, slots = self.static, self._slots
+        assert static is not None
+        width, padded = value_states.shape[-1], value_states
         if width < key_states.shape[-1]:  # latent attention: keys carry positions beside what values carry
-            value_states = F.pad(value_states, (0, key_states.shape[-1] - width))
-        keys, values = self.static.update(layer_idx, key_states, value_states, self._slots, self._kv_length)
-        return keys, values[..., :width]
+            padded = F.pad(value_states, (0, key_states.shape[-1] - width))
+        if self._is_prompt:  # it sees nothing but itself
+            static.update(layer_idx, key_states, padded, self._slots_of_prompt(static, key_states.shape[2]))
+            return key_states, value_states
+        assert slots is not None
+        keys, values = static.update(layer_idx, key_states, padded, slots, self._kv_length)
+        first = 0 if self.first_slots is None else self.first_slots[layer_idx]
+        return keys[:, :, first:], values[:, :, first:, :width]
+
+    def prompt_keys(self, layer: int, length: int) -> Tensor:
+        """[1, H, length, D]: what a layer has written of the prompt of one row."""
+        assert self.static is not None
+        return self.static.keys[layer][self.row, None, :, self._end - length : self._end]
+
+    def _slots_of_prompt(self, static: StaticKVCache, length: int) -> Tensor:
+        """The last `length` slots before the prompts' end, of one row or all."""
+        slots = static.flatten_slots(torch.arange(self._end - length, self._end, device=static.device)[None])
+        return slots if self.row is None else slots.view(-1, length)[self.row]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Slots before this pass; none before a prompt."""
@@ -303,7 +348,8 @@ class _SlotCache(Cache):
 
     def _check(self, key: Tensor, value: Tensor, layer: int) -> None:
         """Allocate for the first layer of a prompt; the others must be like it."""
-        num_rows, num_heads, length, head_dim = key.shape
+        num_heads, head_dim = key.shape[1], key.shape[3]
+        num_rows = len(key) if self.row is None else self._num_rows
         if self.static is None:
             self.static = StaticKVCache(
                 self._num_layers, num_rows, num_heads, self._num_slots, head_dim, device=key.device, dtype=key.dtype
@@ -320,12 +366,10 @@ class _SlotCache(Cache):
             )
         if not is_alike or value.shape[:3] != key.shape[:3] or value.shape[3] > head_dim:
             raise ValueError(
-                f"{self._model_name} cannot be served: layer {layer} makes keys {list(key.shape)} and values "
+                f"{self._name} cannot be served: layer {layer} makes keys {list(key.shape)} and values "
                 f"{list(value.shape)} on {key.device}; one cache holds layers alike, here with {static.num_heads} "
                 f"heads of {static.head_dim} on {static.device}"
             )
-        if self._slots is None:
-            self._slots = static.flatten_slots(static.new_slots(length))
 
 
 def _check_model(model: Any, config: Any, decoder: Callable[..., Any] | None) -> None:

@@ -25,11 +25,11 @@ from specdecode.verifiers.exact import chain_counters, chain_path, count_accepte
 
 
 def relevance_to(hidden_states: Tensor, reference: Tensor, num_nearest: int = 10) -> Tensor:
-    """[B, K] float32: the mean of each token's highest cosines to the reference's tokens.
+    """[K] float32: the mean of each token's highest cosines to the reference's tokens.
 
     Args:
-        hidden_states: [B, K, dim] final hidden states of drafted tokens.
-        reference: [B, m, dim] or [m, dim], of tokens of the prompt.
+        hidden_states: [K, dim] final hidden states of drafted tokens.
+        reference: [m, dim], of tokens of the prompt.
         num_nearest: how many cosines count; all, where there are fewer.
     """
     return _relevance(hidden_states, F.normalize(reference.float(), dim=-1), num_nearest)
@@ -37,7 +37,7 @@ def relevance_to(hidden_states: Tensor, reference: Tensor, num_nearest: int = 10
 
 def _relevance(hidden_states: Tensor, directions: Tensor, num_nearest: int) -> Tensor:
     """As `relevance_to`, of unit vectors float32."""
-    cosines = F.normalize(hidden_states.float(), dim=-1) @ directions.mT  # [B, K, m]
+    cosines = F.normalize(hidden_states.float(), dim=-1) @ directions.mT  # [K, m]
     return cosines.topk(min(num_nearest, cosines.shape[-1]), dim=-1).values.mean(-1)
 
 
@@ -45,7 +45,7 @@ class LooseVerifier:
     """LVSpec's acceptance of a chain.
 
     Args:
-        reference: gives [B, m, dim] or [m, dim] of the target's prefill. They are normalised once.
+        reference: gives for each row [m, dim] of the target's prefill. They are normalised once.
         loose_ratio: lambda, the share of a window that is loosened, 0 to 1, rounded down.
         num_nearest: N, tokens of the reference that a drafted token's relevance is the mean over.
         position_shift: accept a token also where the target's own stands elsewhere in the window; unless lambda is 0.
@@ -59,7 +59,7 @@ class LooseVerifier:
 
     def __init__(
         self,
-        reference: Callable[[], Tensor],
+        reference: Callable[[], Sequence[Tensor]],
         loose_ratio: float = 0.7,
         num_nearest: int = 10,
         position_shift: bool = True,
@@ -76,8 +76,7 @@ class LooseVerifier:
         self.position_shift = position_shift
         self.protected_tokens = tuple(protected_tokens)
         self.relevance_from = relevance_from
-        self._reference: Tensor | None = None
-        self._directions = torch.empty(0)
+        self._directions: dict[int, tuple[Tensor, Tensor]] = {}  # by row: of which reference, and its unit vectors
 
     @property
     def exact(self) -> bool:
@@ -128,11 +127,17 @@ class LooseVerifier:
         length = there.shape[1]
         first = 1 if self.relevance_from == "token" else 0
         states = output.hidden_states[:, first : first + length]  # [B, L, dim]
-        reference = self.reference()
-        if reference is not self._reference:
-            self._reference, self._directions = reference, F.normalize(reference.float(), dim=-1)
-        relevance = _relevance(states, self._directions, self.num_nearest)
+        pairs = zip(states, self._unit_vectors(), strict=True)
+        relevance = torch.stack([_relevance(of_row, directions, self.num_nearest) for of_row, directions in pairs])
         rank = relevance.masked_fill(~there, torch.inf).argsort(dim=1, stable=True).argsort(dim=1)
         # A millionth keeps 0.7 * 10, which is 6.999..., at 7.
         count = (self.loose_ratio * there.sum(1) + 1e-6).floor()
         return (rank < count[:, None]) & there
+
+    def _unit_vectors(self) -> list[Tensor]:
+        """Of each row's reference [m, dim] float32."""
+        references = self.reference()
+        for row, reference in enumerate(references):
+            if row not in self._directions or self._directions[row][0] is not reference:
+                self._directions[row] = reference, F.normalize(reference.float(), dim=-1)
+        return [self._directions[row][1] for row in range(len(references))]

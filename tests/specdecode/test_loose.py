@@ -84,7 +84,7 @@ def test_the_rule_against_its_definition(
     window: tuple[Draft, TargetOutput, Tensor], ratio: float, nearest: int, shift: bool, source: str
 ) -> None:
     draft, output, reference = window
-    verifier = LooseVerifier(lambda: reference, ratio, nearest, shift, [END], source)
+    verifier = LooseVerifier(lambda: [reference], ratio, nearest, shift, [END], source)
     verdict = verifier.accept(draft, output, state_of())
     accepted, following = slow_rule(draft, output, reference, ratio, nearest, shift, 1 if source == "token" else 0)
     count = int(verdict.accepted[0])
@@ -102,7 +102,7 @@ def test_padding_is_not_elsewhere() -> None:
     chain = TokenTree.chain(torch.tensor([tokens]))
     logits = torch.nn.functional.one_hot(torch.tensor([wanted]), VOCAB).float() * 9
     output = TargetOutput(logits, torch.randn(1, 4, DIM, generator=torch.Generator().manual_seed(0)))
-    verifier = LooseVerifier(lambda: torch.ones(2, DIM), loose_ratio=0.01)  # too little to loosen anything
+    verifier = LooseVerifier(lambda: [torch.ones(2, DIM)], loose_ratio=0.01)  # too little to loosen anything
     assert verifier.accept(Draft(chain), output, state_of()).accepted.tolist() == [1], "0 stands elsewhere"
     short = chain.clip(torch.tensor([1]))
     assert short.tokens[0].tolist() == [4, 3, 0, 0]
@@ -113,7 +113,7 @@ def test_padding_is_not_elsewhere() -> None:
 @given(windows())
 def test_lambda_zero_is_the_exact_walk(window: tuple[Draft, TargetOutput, Tensor]) -> None:
     draft, output, reference = window
-    verifier = LooseVerifier(lambda: reference, 0.0, position_shift=True)
+    verifier = LooseVerifier(lambda: [reference], 0.0, position_shift=True)
     assert verifier.exact
     ours, exact = (each.accept(draft, output, state_of()) for each in (verifier, ExactVerifier()))
     assert torch.equal(ours.accepted, exact.accepted) and torch.equal(ours.next_tokens, exact.next_tokens)
@@ -126,11 +126,11 @@ def test_lambda_one_accepts_all_but_protected_tokens_and_more_lambda_never_accep
 ) -> None:
     draft, output, reference = window
     counts = [
-        int(LooseVerifier(lambda: reference, ratio, 3, False).accept(draft, output, state_of()).accepted[0])
+        int(LooseVerifier(lambda: [reference], ratio, 3, False).accept(draft, output, state_of()).accepted[0])
         for ratio in (0.0, 0.2, 0.5, 0.8, 1.0)
     ]
     assert counts == sorted(counts) and counts[-1] == draft.tree.num_nodes - 1
-    protected = LooseVerifier(lambda: reference, 1.0, 3, True, protected_tokens=range(VOCAB))
+    protected = LooseVerifier(lambda: [reference], 1.0, 3, True, protected_tokens=range(VOCAB))
     exact = ExactVerifier().accept(draft, output, state_of())
     assert torch.equal(protected.accept(draft, output, state_of()).accepted, exact.accepted)
 
@@ -140,7 +140,7 @@ def test_relevance_tells_words_of_the_reference_from_fillers() -> None:
     reference = torch.randn(50, 32, generator=generator)
     words = reference[torch.randint(50, (30,), generator=generator)] + 0.8 * torch.randn(30, 32, generator=generator)
     fillers = torch.randn(30, 32, generator=generator)
-    scores = [relevance_to(each[None], reference, 3)[0] for each in (words, fillers)]
+    scores = [relevance_to(each, reference, 3) for each in (words, fillers)]
     area = float((scores[0][:, None] > scores[1][None]).double().mean())
     assert area > 0.95
 
@@ -149,7 +149,7 @@ def test_drafts_it_cannot_judge_are_refused() -> None:
     reference = torch.randn(3, DIM)
     chain = TokenTree.chain(torch.tensor([[1, 2]]))
     output = TargetOutput(torch.zeros(1, 2, VOCAB), torch.zeros(1, 2, DIM))
-    verifier = LooseVerifier(lambda: reference)
+    verifier = LooseVerifier(lambda: [reference])
     with pytest.raises(ValueError, match="were drawn"):
         verifier.accept(Draft(chain, torch.zeros(1, 2, VOCAB)), output, state_of())
     with pytest.raises(ValueError, match="hidden states"):
@@ -177,7 +177,7 @@ def test_drafts_it_cannot_judge_are_refused() -> None:
 )
 def test_settings_out_of_range_are_named(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        LooseVerifier(lambda: torch.zeros(1, 1), **options)
+        LooseVerifier(lambda: [torch.zeros(1, 1)], **options)
 
 
 def test_a_reference_that_changes_is_read_anew() -> None:
@@ -187,7 +187,7 @@ def test_a_reference_that_changes_is_read_anew() -> None:
     draft = Draft(TokenTree.chain(torch.tensor([[1, 2, 3]])))
     output = TargetOutput(torch.zeros(1, 3, VOCAB), torch.stack((first, second, first), 1))
     references = iter((first, first, second))
-    verifier = LooseVerifier(lambda: next(references), 0.5, 1, position_shift=False, relevance_from="prediction")
+    verifier = LooseVerifier(lambda: [next(references)], 0.5, 1, position_shift=False, relevance_from="prediction")
     # The drafted tokens are 2 and 3, the target wants 0; relevance is read off the rows of 1 and 2.
     accepted = [int(verifier.accept(draft, output, state_of()).accepted[0]) for _ in range(3)]
     assert accepted == [0, 0, 1], "the second token has least to do with the first reference, the first with the other"

@@ -303,7 +303,13 @@ class VideoDrafterTask:
         for number in range(self.config.decoded_videos):
             inputs = {name: value.to(self.device) for name, value in self.heldout.questions.inputs(number).items()}
             request = prepare_request(self.model, inputs)
-            target = VideoTarget(self.model, request, capture_layers=self.network.config.capture_layers)
+            target = VideoTarget(
+                self.model,
+                request,
+                capture_layers=self.network.config.capture_layers,
+                max_new_tokens=self.config.max_answer_tokens,
+                max_draft_nodes=length + 1,
+            )
             sizer = FixedDraftSize(DraftSize(length + 1, length))
             drafter: Drafter = FeatureHead(self.network, target).drafter(StaticTree.chain(length), sizer)
             trace = decode(

@@ -191,36 +191,48 @@ class VideoAnswerer:
         Raises:
             UserError: a value out of range, or a method that needs what is not there.
         """
-        config = resolve_video_method(method)
-        began = time.perf_counter()
-        inputs = processor_inputs(self.processor, frames, question)
-        inputs = {name: value.to(self.model.device) for name, value in inputs.items()}
-        processed = time.perf_counter() - began
-        answer = self.answer_inputs(
-            inputs,
-            config,
-            max_new_tokens=max_new_tokens,
-            temperature=temperature,
-            top_p=top_p,
-            seed=seed,
-            on_text=on_text,
-        )
-        answer.seconds = time.perf_counter() - began
-        answer.trace.phase_seconds["encode"] = answer.trace.phase_seconds.get("encode", 0.0) + processed
-        return answer
+        (result,) = self._answer([(frames, question)], method, [seed], on_text, max_new_tokens, temperature, top_p)
+        return result
 
-    def answer_inputs(
+    def answer_batch(
         self,
-        inputs: Mapping[str, Tensor],
-        config: VideoMethodConfig,
+        questions: Sequence[tuple[VideoFrames, str]],
+        method: str | MethodConfig = "ar",
         *,
-        max_new_tokens: int,
+        max_new_tokens: int = 256,
         temperature: float = 0.0,
         top_p: float = 1.0,
-        seed: int = 0,
-        on_text: Callable[[str], None] | None = None,
-    ) -> Answer:
-        """As `answer`, for what the processor has made already."""
+        seeds: Sequence[int] | None = None,
+    ) -> list[Answer]:
+        """Answer several questions at once, each about a video of its own.
+
+        Args:
+            questions: videos, and what is asked about each.
+            seeds: of the requests; None: all 0.
+            method, max_new_tokens, temperature, top_p: as of `answer`.
+
+        Returns:
+            What `answer` gives for each. Seconds, and the drafter's passes and operations, are those of all together.
+
+        Raises:
+            UserError: as `answer`; or no question, another number of seeds, or a method that takes one at a time.
+        """
+        seeds = [0] * len(questions) if seeds is None else seeds
+        if not questions or len(seeds) != len(questions):
+            raise UserError(f"questions and seeds must be as many, at least one: {len(questions)} and {len(seeds)}")
+        return self._answer(questions, method, seeds, None, max_new_tokens, temperature, top_p)
+
+    def _answer(
+        self,
+        questions: Sequence[tuple[VideoFrames, str]],
+        method: str | MethodConfig,
+        seeds: Sequence[int],
+        on_text: Callable[[str], None] | None,
+        max_new_tokens: int,
+        temperature: float,
+        top_p: float,
+    ) -> list[Answer]:
+        config = resolve_video_method(method)
         if max_new_tokens < 1:
             raise UserError(f"max_new_tokens must be at least 1, got {max_new_tokens}")
         try:
@@ -228,34 +240,44 @@ class VideoAnswerer:
         except ValueError as error:
             raise UserError(str(error)) from error
         began = time.perf_counter()
-        prompt, trace = self.prompt(inputs), DecodeTrace(1, self.model.device)
+        trace = DecodeTrace(len(questions), self.model.device)
         show = _Streamer(self.processor.tokenizer, self.stop_tokens, on_text)
-        try:
-            with trace.phase("encode"):
+        with trace.phase("encode"):
+            prompt = self.prompt([self._inputs(*each) for each in questions], max_new_tokens)
+            try:
                 players = config.build(prompt)
-        except ValueError as error:
-            raise UserError(f"{config.name}: {error}") from error
-        decoded = players.decode(Generation(max_new_tokens, sampling, seed, self.stop_tokens, trace, show.step))
-        show.end(decoded.token_ids)
-        tokenizer = self.processor.tokenizer
-        return Answer(
-            text=tokenizer.decode(decoded.token_ids, skip_special_tokens=True),
-            token_ids=decoded.token_ids,
-            tokens=[tokenizer.decode([token]) for token in decoded.token_ids],
-            trace=trace,
-            seconds=time.perf_counter() - began,
-            prompt_tokens=int(inputs["input_ids"].shape[1]),
-            visual_tokens=prompt.request.num_visual,
-            method=config,
-            run_lengths=decoded.run_lengths,
-            draft_passes=decoded.draft_passes,
-            draft_flops=decoded.draft_flops,
-        )
+            except ValueError as error:
+                raise UserError(f"{config.name}: {error}") from error
+        decoded = players.decode(Generation(max_new_tokens, sampling, seeds, self.stop_tokens, trace, show.step))
+        show.end(decoded.token_ids[0])
+        seconds, tokenizer = time.perf_counter() - began, self.processor.tokenizer
+        return [
+            Answer(
+                text=tokenizer.decode(token_ids, skip_special_tokens=True),
+                token_ids=token_ids,
+                tokens=[tokenizer.decode([token]) for token in token_ids],
+                trace=trace.of_row(row),
+                seconds=seconds,
+                prompt_tokens=prompt.requests[row].length,
+                visual_tokens=prompt.requests[row].num_visual,
+                method=config,
+                run_lengths=decoded.run_lengths,
+                draft_passes=decoded.draft_passes,
+                draft_flops=decoded.draft_flops,
+            )
+            for row, token_ids in enumerate(decoded.token_ids)
+        ]
 
-    def prompt(self, inputs: Mapping[str, Tensor]) -> Prompt:
+    def _inputs(self, frames: VideoFrames, question: str) -> dict[str, Tensor]:
+        """What the model is fed, on its device."""
+        inputs = processor_inputs(self.processor, frames, question)
+        return {name: value.to(self.model.device) for name, value in inputs.items()}
+
+    def prompt(self, inputs: Sequence[Mapping[str, Tensor]], max_new_tokens: int = 256) -> Prompt:
         """What the processor has made, as methods take it."""
         special = tuple(self.processor.tokenizer.all_special_ids)
-        return Prompt(self.model, inputs, self.draft_model, special, self.trained_drafter, self._lasting)
+        drafters = self.trained_drafter
+        return Prompt(self.model, inputs, max_new_tokens, self.draft_model, special, drafters, self._lasting)
 
     def trained_drafter(self, kind: str, folder: str | None = None, text_only: bool | None = None) -> FeatureDrafter:
         """A network that drafts for the target, read once for all answers.
@@ -287,14 +309,16 @@ class VideoAnswerer:
         """How much each token of an answer has to do with what is seen: LVSpec's visual relevance, for pictures."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", QuestionWarning)  # has been said when the question was answered
-            inputs = processor_inputs(self.processor, frames, question)
-        target = self.prompt({name: value.to(self.model.device) for name, value in inputs.items()}).target()
-        target.prefill()
+            inputs = self._inputs(frames, question)
         tokens = torch.tensor([answer.token_ids], device=self.model.device)
+        count = tokens.shape[1]
+        target = self.prompt([inputs], count + 1).target(count)
+        target.prefill()
         places, mask = chain_layout(tokens)
         output = target.forward(tokens, mask, places)
-        assert output.hidden_states is not None and target.visual_hidden_states is not None
-        return relevance_to(output.hidden_states, target.visual_hidden_states, num_nearest)[0].tolist()
+        assert output.hidden_states is not None
+        reference = target.prompts[0].visual_hidden_states
+        return relevance_to(output.hidden_states[0], reference, num_nearest).tolist()
 
     def close(self) -> None:
         """End what methods have started for several answers, such as the workers of parallel decoding."""

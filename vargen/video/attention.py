@@ -16,11 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
-from transformers import DynamicCache
+
+from specdecode.targets.transformers import SlotCache
 
 
 def watch_attention(
-    module: Any, cache: DynamicCache, rows: Callable[[], Tensor], keep: Callable[[Tensor], None]
+    module: Any, cache: SlotCache, rows: Callable[[], Tensor], keep: Callable[[Tensor], None]
 ) -> RemovableHandle:
     """Watch a layer's attention while a prompt is fed.
 
@@ -36,8 +37,9 @@ def watch_attention(
 
     def hook(module: Any, args: Any, inputs: dict[str, Any], output: Any) -> None:
         if inputs.get("past_key_values") is cache:
-            keys = cache.layers[module.layer_idx].keys
-            keep(attention_of_rows(module, inputs["hidden_states"], inputs["position_embeddings"], keys, rows()))
+            states = inputs["hidden_states"]
+            keys = cache.prompt_keys(module.layer_idx, states.shape[1])
+            keep(attention_of_rows(module, states, inputs["position_embeddings"], keys, rows()))
 
     return module.register_forward_hook(hook, with_kwargs=True)
 

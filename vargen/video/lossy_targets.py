@@ -6,7 +6,7 @@ changes nothing of what is said (`pruning.py`).
 
 The library's layers are as they are. While the prompt is fed, tokens are taken out between two layers, together with
 their places in masks and position embeddings; all that is left keeps its own position. Later layers then cache less,
-so for new tokens each layer gets the part of the mask that fits its cache.
+at the end of the prompt's slots, and for new tokens each gets the part of the mask that fits what it has.
 
 "After layer k" means after k decoder layers, as in `VideoTarget.capture_layers`.
 """
@@ -14,45 +14,45 @@ so for new tokens each layer gets the part of the mask that fits its cache.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
+from specdecode.roles import TargetOutput
 from vargen.video.attention import watch_attention
 from vargen.video.pruning import keep_highest, token_budget
 from vargen.video.request import VideoRequest
-from vargen.video.target import VideoTarget
+from vargen.video.target import SeenPrompt, VideoTarget
 
 
 class PruningTarget(VideoTarget):
     """A target that leaves out visual tokens after some layers, by the attention that some text pays in the last one.
 
     Args:
-        model, request, vocab_size: see `VideoTarget`.
+        model, requests, options: see `VideoTarget`.
         stages: after which layer which share of the m visual tokens is kept.
-
-    Attributes:
-        budgets: visual tokens kept after each of those layers.
 
     Raises:
         ValueError: a stage after the last layer or before the first, or a share outside (0, 1].
     """
 
     def __init__(
-        self, model: Any, request: VideoRequest, stages: Mapping[int, float], vocab_size: int | None = None
+        self, model: Any, requests: VideoRequest | Sequence[VideoRequest], stages: Mapping[int, float], **options: Any
     ) -> None:
-        super().__init__(model, request, vocab_size=vocab_size)
+        super().__init__(model, requests, **options)
         last = len(self.language_model.layers) - 1
-        for layer in stages:
+        for layer, share in stages.items():
             if not 1 <= layer <= last:
                 raise ValueError(f"tokens can be left out after layer 1 to {last} of this model, got layer {layer}")
-        self.budgets = {layer: token_budget(request.num_visual, share) for layer, share in sorted(stages.items())}
-        self._attention = request.inputs_embeds.new_zeros(0)
+            token_budget(1, share)
+        self.stages = dict(stages)
+        self._attention = torch.empty(0)
+        self._starts: list[Tensor] = []
 
-    def _raters(self) -> Tensor:
+    def _raters(self, request: VideoRequest) -> Tensor:
         """[n] int64 places in the prompt: whose attention decides."""
         raise NotImplementedError
 
@@ -67,40 +67,51 @@ class PruningTarget(VideoTarget):
         """
         raise NotImplementedError
 
-    def _hooks(self, of_prompt: bool) -> list[RemovableHandle]:
-        layers = self.language_model.layers
-        if not of_prompt:
-            return [
-                layer.register_forward_pre_hook(self._narrower(number), with_kwargs=True)
-                for number, layer in enumerate(layers)
-            ]
-        raters, handles = self._raters(), super()._hooks(of_prompt)
+    def forward(self, tokens: Tensor, mask: Tensor, depths: Tensor) -> TargetOutput:
+        """See `TransformersTarget.forward`; each layer is shown what it has."""
+        handles = self._narrowing()
+        try:
+            return super().forward(tokens, mask, depths)
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def finish_prompts(self) -> None:
+        """All prompts lie in the cache; of later layers the first slots are empty."""
+        super().finish_prompts()
+        lengths = torch.tensor([[len(places) for places in prompt.places] for prompt in self.prompts])  # [B, layers]
+        starts = self.prompt_length - lengths
+        self._cache.first_slots = starts.amin(0).tolist()
+        self._starts = [each[:, None, None, None] for each in starts.T.to(self.device)]
+
+    def _hooks(self, prompt: SeenPrompt) -> list[RemovableHandle]:
+        layers, raters, handles = self.language_model.layers, self._raters(prompt.request), super()._hooks(prompt)
         for number in range(1, len(layers)):
-            if number in self.budgets:
-                handles.append(self._watch(layers[number - 1].self_attn, number - 1, raters))
-            handles.append(layers[number].register_forward_pre_hook(self._cutter(number), with_kwargs=True))
+            if number in self.stages:
+                handles.append(self._watch(layers[number - 1].self_attn, prompt, number - 1, raters))
+            handles.append(layers[number].register_forward_pre_hook(self._cutter(prompt, number), with_kwargs=True))
         return handles
 
-    def _watch(self, module: Any, number: int, raters: Tensor) -> RemovableHandle:
+    def _watch(self, module: Any, prompt: SeenPrompt, number: int, raters: Tensor) -> RemovableHandle:
         """Keep what attention the raters pay in a layer."""
 
         def keep(attention: Tensor) -> None:  # [heads, T']
             self._attention = attention.mean(0)
 
         # Text is never left out, so every rater is among the places.
-        rows = lambda: torch.searchsorted(self.prompt_places[number], raters)  # noqa: E731
+        rows = lambda: torch.searchsorted(prompt.places[number], raters)  # noqa: E731
         return watch_attention(module, self._cache, rows, keep)
 
-    def _cutter(self, number: int) -> Any:
-        """A hook before layer `number`, counted from 0, while the prompt is fed."""
+    def _cutter(self, prompt: SeenPrompt, number: int) -> Any:
+        """A hook before layer `number`, counted from 0, while a prompt is fed."""
 
         def cut(module: Any, args: tuple[Any, ...], inputs: dict[str, Any]) -> Any:
             if inputs.get("past_key_values") is not self._cache:
                 return None  # another request's pass through the same model
             hidden_states = args[0]  # [1, T', dim]
-            if number in self.budgets:
-                hidden_states = self._leave_out(hidden_states, number)
-            places = self.prompt_places[number]
+            if number in self.stages:
+                hidden_states = self._leave_out(prompt, hidden_states, number)
+            places = prompt.places[number]
             inputs = dict(inputs)
             inputs["position_embeddings"] = tuple(
                 each.index_select(-2, places) for each in inputs["position_embeddings"]
@@ -114,29 +125,39 @@ class PruningTarget(VideoTarget):
 
         return cut
 
+    def _narrowing(self) -> list[RemovableHandle]:
+        """What takes part in a pass over new tokens."""
+        return [
+            layer.register_forward_pre_hook(self._narrower(number), with_kwargs=True)
+            for number, layer in enumerate(self.language_model.layers)
+        ]
+
     def _narrower(self, number: int) -> Any:
         """A hook before layer `number`, counted from 0, while new tokens are fed."""
 
         def narrow(module: Any, args: tuple[Any, ...], inputs: dict[str, Any]) -> Any:
-            if inputs.get("past_key_values") is not self._cache:
+            if inputs.get("past_key_values") is not self._cache or self._cache.first_slots is None:
                 return None
-            # New tokens see everything committed, so any columns do; those of the new tokens come last.
-            width = self._prompt_lengths[number] + self.committed + args[0].shape[1]
-            return args, {**inputs, "attention_mask": inputs["attention_mask"][..., -width:]}
+            first = self._cache.first_slots[number]
+            mask = inputs["attention_mask"][..., first:]  # [B, 1, n, S]
+            slots = torch.arange(first, first + mask.shape[-1], device=mask.device)
+            mask = mask.masked_fill(slots < self._starts[number], torch.finfo(mask.dtype).min)
+            return args, {**inputs, "attention_mask": mask}
 
         return narrow
 
-    def _leave_out(self, hidden_states: Tensor, number: int) -> Tensor:
+    def _leave_out(self, prompt: SeenPrompt, hidden_states: Tensor, number: int) -> Tensor:
         """Of [1, T', dim] what goes into layer `number`, counted from 0; the places are noted."""
-        places = self.prompt_places[number]
-        is_visual = self.request.is_visual[places]
+        places = prompt.places[number]
+        is_visual = prompt.request.is_visual[places]
         visual = is_visual.nonzero()[:, 0]
-        kept, states = self._choose(hidden_states[0, visual], self._attention[visual], self.budgets[number])
+        budget = token_budget(prompt.request.num_visual, self.stages[number])
+        kept, states = self._choose(hidden_states[0, visual], self._attention[visual], budget)
         stays = ~is_visual
         stays[visual[kept]] = True
         hidden_states = hidden_states.clone()
         hidden_states[0, visual[kept]] = states.to(hidden_states)
-        self.prompt_places[number:] = [places[stays]] * (len(self.prompt_places) - number)
+        prompt.places[number:] = [places[stays]] * (len(prompt.places) - number)
         return hidden_states[:, stays]
 
 
@@ -144,7 +165,7 @@ class FastVTarget(PruningTarget):
     """FastV (arXiv 2403.06764): after layer k, the visual tokens to which the prompt's last token pays most attention.
 
     Args:
-        model, request, vocab_size: see `VideoTarget`.
+        model, requests, options: see `VideoTarget`.
         keep_ratio: share of the visual tokens that is kept, 1 - R in the paper.
         layer: k, 1 or more. Its attention is the mean over its heads.
 
@@ -153,12 +174,17 @@ class FastVTarget(PruningTarget):
     """
 
     def __init__(
-        self, model: Any, request: VideoRequest, keep_ratio: float, layer: int = 2, vocab_size: int | None = None
+        self,
+        model: Any,
+        requests: VideoRequest | Sequence[VideoRequest],
+        keep_ratio: float,
+        layer: int = 2,
+        **options: Any,
     ) -> None:
-        super().__init__(model, request, {layer: keep_ratio}, vocab_size)
+        super().__init__(model, requests, {layer: keep_ratio}, **options)
 
-    def _raters(self) -> Tensor:
-        return torch.tensor([self.request.input_ids.shape[1] - 1], device=self.device)
+    def _raters(self, request: VideoRequest) -> Tensor:
+        return torch.tensor([request.length - 1], device=self.device)
 
     def _choose(self, states: Tensor, scores: Tensor, budget: int) -> tuple[Tensor, Tensor]:
         kept = keep_highest(scores, budget)
@@ -174,21 +200,14 @@ class SparseVLMTarget(PruningTarget):
     recycled tokens, which come on top of the budget and may be left out at a later stage.
 
     Args:
-        model, request, vocab_size: see `VideoTarget`.
-        stages: after which layer which share of the visual tokens is kept; see `sparsevlm_stages`.
+        model, requests, stages, options: see `PruningTarget` and `sparsevlm_stages`.
 
     Raises:
-        ValueError: a layer or a share out of range, or no text after the video.
+        ValueError: a layer or a share out of range, or, in the prefill, no text after the video.
     """
 
-    def __init__(
-        self, model: Any, request: VideoRequest, stages: Mapping[int, float], vocab_size: int | None = None
-    ) -> None:
-        super().__init__(model, request, stages, vocab_size)
-        self._rating = sparsevlm_raters(request)
-
-    def _raters(self) -> Tensor:
-        return self._rating
+    def _raters(self, request: VideoRequest) -> Tensor:
+        return sparsevlm_raters(request)
 
     def _choose(self, states: Tensor, scores: Tensor, budget: int) -> tuple[Tensor, Tensor]:
         kept = keep_highest(scores, min(budget, len(scores)))

@@ -46,12 +46,12 @@ class DraftPrompt:
     Args:
         inputs: of the processor.
         compact: give what is left consecutive positions.
-        vocab_size: of the logits that are compared.
+        sizes: further options of `PrunedDraft`.
     """
 
     inputs: Mapping[str, Tensor]
     compact: bool
-    vocab_size: int
+    sizes: Mapping[str, int]
 
 
 class ParallelPair:
@@ -135,7 +135,10 @@ class ParallelPlayers:
         self.keep_ratio, self.gain_layer = keep_ratio, gain_layer
         self.draft_length = draft_length
         # What the drafter is shown travels from the processor, not through this process's vision tower.
-        self._draft_prompt = DraftPrompt(prompt.inputs, compact, prompt.vocab_size)
+        (inputs,) = prompt.inputs
+        # No window is longer than the answer. A short one is drafted to measure how long it should be.
+        sizes = {**prompt.sizes(prompt.max_new_tokens), "max_new_tokens": max(prompt.max_new_tokens, 16)}
+        self._draft_prompt = DraftPrompt(inputs, compact, sizes)
 
     def decode(self, generation: Generation) -> Decoded:
         """See `VideoDecoder`. Raises UserError where the drafter's side fails, with its reason."""
@@ -165,7 +168,7 @@ class ParallelPlayers:
 
     def _target(self) -> VideoTarget:
         """The target, which tells the drafter what to watch as soon as it knows."""
-        request, channel = self.prompt.request, self.pair.channel
+        (request,), channel = self.prompt.requests, self.pair.channel
         before, gain_between = request.inputs_embeds[0], visual_gain_scorer(request)
 
         def evenly(states: Tensor) -> None:
@@ -176,7 +179,7 @@ class ParallelPlayers:
             channel.hint(keep_share(request, self.keep_ratio, lambda shown, count: keep_highest(gain[:shown], count)))
 
         hint = {0: evenly} if self.gain_layer is None else {self.gain_layer: by_gain}
-        return self.prompt.target(on_layer=hint)
+        return self.prompt.target(self.prompt.max_new_tokens, on_layer=hint)
 
 
 def _load_source(folder: str, device: str, dtype: str) -> DraftSource:
@@ -192,10 +195,10 @@ def _source_of(model: Any) -> DraftSource:
         # The vision tower runs before the hint is waited for.
         request: VideoRequest = prepare_request(model, inputs)
 
-        def chosen() -> Tensor:
+        def chosen(row: int) -> Tensor:
             kept = hint()
             return torch.arange(request.num_visual) if kept is None else kept
 
-        return PrunedDraft(model, request, chosen, compact=prompt.compact, vocab_size=prompt.vocab_size)
+        return PrunedDraft(model, request, chosen, compact=prompt.compact, **prompt.sizes)
 
     return source

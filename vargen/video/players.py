@@ -25,20 +25,20 @@ from vargen.video.target import VideoTarget
 
 @dataclass(frozen=True)
 class Generation:
-    """How an answer is decoded, whatever the method.
+    """How answers are decoded, whatever the method.
 
     Args:
         max_new_tokens: at most so many.
         sampling: how tokens are drawn.
-        seed: of the request.
-        stop_tokens: any of them ends the answer.
+        seeds: of the requests.
+        stop_tokens: any of them ends an answer.
         trace: where to record.
         on_step: see `specdecode.loop.decode`.
     """
 
     max_new_tokens: int
     sampling: SamplingConfig
-    seed: int
+    seeds: Sequence[int]
     stop_tokens: Sequence[int]
     trace: DecodeTrace
     on_step: Callable[[int, DecodeState], None] | None = None
@@ -48,7 +48,7 @@ class Generation:
         return {
             "max_new_tokens": self.max_new_tokens,
             "sampling": self.sampling,
-            "streams": RandomStreams.from_seeds([self.seed], device=device),
+            "streams": RandomStreams.from_seeds(self.seeds, device=device),
             "stop_token": self.stop_tokens,
             "on_step": self.on_step,
             "trace": self.trace,
@@ -60,29 +60,30 @@ class Decoded:
     """What was decoded.
 
     Args:
-        token_ids: the stop token included, where there is one.
+        token_ids: of every row, the stop token included, where there is one.
         run_lengths: of parallel decoding: drafted tokens accepted between two rejections; else empty.
         draft_passes: forwards of the drafter, its prompt's included; None where it has no network of its own beside
             the target, in this process.
         draft_flops: floating-point operations of a trained drafter's forwards, output head included; else None.
     """
 
-    token_ids: list[int]
+    token_ids: list[list[int]]
     run_lengths: tuple[int, ...] = ()
     draft_passes: int | None = None
     draft_flops: int | None = None
 
     @classmethod
     def from_result(cls, result: DecodeResult, **account: Any) -> Decoded:
-        """Of a decode loop, for one row."""
-        return cls(result.tokens[0, : int(result.lengths[0])].tolist(), **account)
+        """Of a decode loop."""
+        rows = zip(result.tokens.tolist(), result.lengths.tolist(), strict=True)
+        return cls([tokens[:length] for tokens, length in rows], **account)
 
 
 class VideoDecoder(Protocol):
-    """What a method builds for one prompt."""
+    """What a method builds."""
 
     def decode(self, generation: Generation) -> Decoded:
-        """Decode the answer. Raises UserError where a worker of the method fails."""
+        """Decode the answers. Raises UserError where a worker of the method fails."""
         ...
 
 

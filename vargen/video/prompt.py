@@ -1,17 +1,18 @@
-"""A prompt about a video as a pair of models sees it: what a method may ask for.
+"""Prompts about videos as a pair of models sees them: what a method may ask for.
 
 Belongs here: what methods build their players from. Does not belong here: methods, and anything that outlives a prompt.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, MutableMapping
+from collections.abc import Callable, Hashable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from torch import Tensor
 
+from specdecode.drafters.draft_model import MOST_WAITING
 from vargen.errors import UserError
 from vargen.video.drafters.feature_drafter import FeatureDrafter
 from vargen.video.request import VideoRequest, prepare_request
@@ -25,11 +26,12 @@ def no_trained_drafter(kind: str, folder: str | None, text_only: bool | None = N
 
 @dataclass
 class Prompt:
-    """One prompt.
+    """Prompts that are answered together.
 
     Args:
         model: the target's.
-        inputs: of the processor.
+        inputs: of the processor, for each prompt.
+        max_new_tokens: of an answer.
         draft_model: the smaller one, if there is one.
         protected_tokens: special tokens, which nobody may loosen.
         trained_drafter: gives the network of a kind, in a folder or (None) the one that came with the model; its third
@@ -39,20 +41,34 @@ class Prompt:
     """
 
     model: Any
-    inputs: Mapping[str, Tensor]
+    inputs: Sequence[Mapping[str, Tensor]]
+    max_new_tokens: int
     draft_model: Any | None = None
     protected_tokens: tuple[int, ...] = ()
     trained_drafter: Callable[..., FeatureDrafter] = no_trained_drafter
     lasting: MutableMapping[Hashable, Any] = field(default_factory=dict)
 
     @cached_property
-    def request(self) -> VideoRequest:
+    def requests(self) -> list[VideoRequest]:
         """The target's; its vision tower has run once."""
-        return prepare_request(self.model, self.inputs)
+        return [prepare_request(self.model, each) for each in self.inputs]
 
-    def target(self, **options: Any) -> VideoTarget:
-        """The large model over the request; options as of `VideoTarget`."""
-        return VideoTarget(self.model, self.request, vocab_size=self.vocab_size, **options)
+    def check_single(self, name: str) -> None:
+        """Refuse several prompts, for a method that decodes one at a time. Raises UserError."""
+        if len(self.inputs) > 1:
+            raise UserError(f"{name} answers one question at a time, got {len(self.inputs)}; ask one after the other")
+
+    def target(self, num_nodes: int, **options: Any) -> VideoTarget:
+        """The large model over the requests, for drafts of so many nodes; options as of `VideoTarget`."""
+        return VideoTarget(self.model, self.requests, **options, **self.sizes(num_nodes))
+
+    def sizes(self, num_nodes: int) -> dict[str, Any]:
+        """Options of `VideoTarget` for a model that is fed so many nodes at once, or what has waited of a draft."""
+        return {
+            "max_new_tokens": self.max_new_tokens,
+            "max_draft_nodes": max(num_nodes, MOST_WAITING + 2),
+            "vocab_size": self.vocab_size,
+        }
 
     def draft_weights(self, drafter: str) -> Any:
         """The model that drafts: the target's own ("self") or the smaller one ("pair").
@@ -66,14 +82,16 @@ class Prompt:
             raise UserError('draft_model must be given: this method drafts with a smaller model; or set drafter "self"')
         return self.draft_model
 
-    def draft_request(self, drafter: str) -> tuple[Any, VideoRequest]:
-        """The drafter's model and its request, whole. The target's own weights share what its vision tower made.
+    def draft_requests(self, drafter: str) -> tuple[Any, list[VideoRequest]]:
+        """The drafter's model and its requests, whole. The target's own weights share what its vision tower made.
 
         Raises:
             UserError: there is no smaller model.
         """
         model = self.draft_weights(drafter)
-        return model, self.request if model is self.model else prepare_request(model, self.inputs)
+        if model is self.model:
+            return model, self.requests
+        return model, [prepare_request(model, each) for each in self.inputs]
 
     @property
     def vocab_size(self) -> int:

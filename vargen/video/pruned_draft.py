@@ -9,7 +9,7 @@ prefill, which is when the loop asks the drafter's model for its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -20,34 +20,38 @@ from vargen.video.target import VideoTarget
 
 
 class PrunedDraft(VideoTarget):
-    """`specdecode.drafters.draft_model.DraftModel` over a part of a request.
+    """`specdecode.drafters.draft_model.DraftModel` over parts of requests.
 
     Args:
         model: the drafter's own, or the target's.
-        request: whole, made with `model`.
-        choose: gives [k] int64 numbers of the visual tokens to keep, ascending, when the target has been prefilled.
+        requests: whole, made with `model`.
+        choose: gives for a row [k] int64 numbers of the visual tokens to keep, ascending, when the target has been
+            prefilled.
         compact: see `vargen.video.request.keep_visual`.
-        vocab_size: see `VideoTarget`; the target's.
+        options: see `VideoTarget`.
 
     Attributes:
-        request: what is left of it, after the prefill.
+        requests: what is left of them, after the prefill.
     """
 
     def __init__(
         self,
         model: Any,
-        request: VideoRequest,
-        choose: Callable[[], Tensor],
+        requests: VideoRequest | Sequence[VideoRequest],
+        choose: Callable[[int], Tensor],
         *,
         compact: bool = False,
-        vocab_size: int | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__(model, request, vocab_size=vocab_size)
+        super().__init__(model, requests, **options)
         self.choose = choose
         self.compact = compact
-        self._whole = request
+        self._whole = self.requests
 
     def prefill(self) -> TargetOutput:
-        """Choose, and feed what is left of the prompt. Raises ValueError for numbers out of range or out of order."""
-        self.request = keep_visual(self._whole, self.choose().to(self.device), self.compact)
+        """Choose, and feed what is left of the prompts. Raises ValueError for numbers out of range or out of order."""
+        self.requests = tuple(
+            keep_visual(request, self.choose(row).to(self.device), self.compact)
+            for row, request in enumerate(self._whole)
+        )
         return super().prefill()

@@ -42,6 +42,11 @@ class VideoRequest:
     num_separators: int = 0
 
     @property
+    def length(self) -> int:
+        """T."""
+        return self.input_ids.shape[1]
+
+    @property
     def num_visual(self) -> int:
         """m."""
         return int(self.is_visual.sum())
@@ -128,10 +133,10 @@ def _positions(model: Any, inputs: Mapping[str, Tensor]) -> tuple[Tensor, int]:
             "the processor of transformers 5.3 or later"
         )
     names = ("mm_token_type_ids", "image_grid_thw", "video_grid_thw", "second_per_grid_ts", "attention_mask")
-    positions, deltas = model.model.get_rope_index(
-        input_ids, **{name: inputs[name] for name in names if name in inputs}
-    )
-    return positions[-3:], length + int(deltas.reshape(-1)[0])
+    positions, _ = model.model.get_rope_index(input_ids, **{name: inputs[name] for name in names if name in inputs})
+    # What is generated goes on from the last token, as in training. (The offset that comes with the positions goes on
+    # from the greatest, which in a long video is that of its last moment.)
+    return positions[-3:], int(positions[:, 0, -1].max()) + 1
 
 
 def keep_share(request: VideoRequest, keep_ratio: float, choose: Callable[[int, int], Tensor]) -> Tensor:

@@ -13,11 +13,14 @@ have in the whole sequence, not at the length of the sparse cache.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
-from transformers import DynamicCache
 
 from specdecode.roles import TargetOutput
+from vargen.video.request import keep_visual
 from vargen.video.target import VideoTarget
 
 
@@ -26,46 +29,59 @@ class SparseDraft(VideoTarget):
 
     Args:
         target: made with `capture_attention=True`. It has to be prefilled before this is.
-        budget: visual tokens that each layer and key head keeps; see `vargen.video.pruning.token_budget`.
+        budgets: visual tokens that each layer and key head keeps of each request; see
+            `vargen.video.pruning.token_budget`.
+        options: see `VideoTarget`.
 
     Attributes:
-        kept: for every layer [kv_heads, budget] int64, numbers of visual tokens, ascending; after the prefill.
+        kept: by row, for every layer [kv_heads, budget] int64, numbers of visual tokens, ascending; after the prefill.
 
     Raises:
         ValueError: a target that captures no attention, or a budget outside 1 to m.
     """
 
-    def __init__(self, target: VideoTarget, budget: int) -> None:
-        super().__init__(target.model, target.request, vocab_size=target.vocab_size)
+    def __init__(self, target: VideoTarget, budgets: Sequence[int], **options: Any) -> None:
+        super().__init__(target.model, target.requests, **{"vocab_size": target.vocab_size, **options})
         if not target.capture_attention:
             raise ValueError("target must be made with capture_attention=True: the sparse cache is chosen by attention")
-        if not 1 <= budget <= target.request.num_visual:
-            raise ValueError(
-                f"budget must lie between 1 and the {target.request.num_visual} visual tokens, got {budget}"
-            )
+        for budget, request in zip(budgets, target.requests, strict=True):
+            if not 1 <= budget <= request.num_visual:
+                raise ValueError(f"budget must lie between 1 and the {request.num_visual} visual tokens, got {budget}")
         self.target = target
-        self.budget = budget
-        self.kept: tuple[Tensor, ...] = ()
+        self.budgets = budgets
+        self.kept: list[list[Tensor]] = []
 
     @torch.no_grad()
     def prefill(self) -> TargetOutput:
-        """Take over a part of the target's cache; no forward. Returns the target's own logits [1, 1, V].
+        """Take over a part of the target's cache; no forward. Returns the target's own logits [B, 1, V].
 
         Raises:
             ValueError: the target has not been prefilled.
         """
-        scores, prompt = self.target.captured_attention(), self.target.prompt_cache()
-        self.kept = tuple(layer.topk(self.budget, dim=-1).indices.sort(-1).values for layer in scores)
-        is_visual = self.request.is_visual
-        visual, text = is_visual.nonzero()[:, 0], (~is_visual).nonzero()[:, 0]
-        self._cache = DynamicCache(config=self.model.config.get_text_config())
-        for number, (kept, entries) in enumerate(zip(self.kept, prompt, strict=True)):
-            places = torch.cat((text.expand(len(kept), -1), visual[kept]), dim=1).sort(-1).values  # [kv_heads, t + k]
-            keys, values = (_take(each, places) for each in entries)
-            self._cache.update(keys, values, number)
-        self._start_after([len(text) + self.budget] * len(prompt))
-        assert self.target.prompt_logits is not None
-        return TargetOutput(self.target.prompt_logits)
+        seen = self.target.prompts
+        scores = [prompt.attention_by_layer() for prompt in seen]
+        self.kept = [
+            [layer.topk(budget, dim=-1).indices.sort(-1).values for layer in layers]
+            for layers, budget in zip(scores, self.budgets, strict=True)
+        ]
+        # As long as these; which tokens they are differs from head to head.
+        self.requests = tuple(
+            keep_visual(request, torch.arange(budget, device=self.device))
+            for request, budget in zip(self.target.requests, self.budgets, strict=True)
+        )
+        self.start_prompts()
+        for row, kept_by_layer in enumerate(self.kept):
+            self._cache.row = row
+            is_visual = self.target.requests[row].is_visual
+            visual, text = is_visual.nonzero()[:, 0], (~is_visual).nonzero()[:, 0]
+            pairs = zip(kept_by_layer, self.target.prompt_cache(row), strict=True)
+            for number, (kept, (keys, values)) in enumerate(pairs):
+                places = (
+                    torch.cat((text.expand(len(kept), -1), visual[kept]), dim=1).sort(-1).values
+                )  # [kv_heads, t + k]
+                self._cache.update(_take(keys, places), _take(values, places), number)
+        self.finish_prompts()
+        return TargetOutput(torch.stack([prompt.logits for prompt in seen]))
 
 
 def _take(entries: Tensor, places: Tensor) -> Tensor:

@@ -136,7 +136,8 @@ def test_states_are_what_the_target_gives_when_it_decodes(target_folder: Path) -
             request = prepare_request(reader.model, reader.questions.inputs(row))
             length = request.input_ids.shape[1]
             target = VideoTarget(reader.model, request)
-            features = [target.prefill().hidden_states]
+            target.prefill()
+            features = [target.prompts[0].hidden_states[None]]
             zero, one = torch.zeros(1, 1, dtype=torch.long), torch.ones(1, dtype=torch.long)
             for token in answer:
                 features.append(

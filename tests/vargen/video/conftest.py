@@ -88,12 +88,12 @@ def build_model(architecture: str, seed: int = 0, num_layers: int = 3) -> Any:
     return sharpen(LlavaOnevisionForConditionalGeneration(config))
 
 
-def build_inputs(architecture: str, seed: int = 0, question_length: int = 6) -> dict[str, Tensor]:
+def build_inputs(architecture: str, seed: int = 0, question_length: int = 6, frames: int = FRAMES) -> dict[str, Tensor]:
     """What the processor of a model would give for a random video and question."""
     generator = torch.Generator().manual_seed(seed)
     question = torch.randint(3, 280, (question_length,), generator=generator).tolist()
     if architecture == "qwen2_5_vl":
-        time, height, width = FRAMES, 8, 4
+        time, height, width = frames, 8, 4
         count = time * height * width // 4
         video: dict[str, Tensor] = {
             "pixel_values_videos": torch.randn(time * height * width, 3 * 2 * 4 * 4, generator=generator),
@@ -101,8 +101,8 @@ def build_inputs(architecture: str, seed: int = 0, question_length: int = 6) -> 
             "second_per_grid_ts": torch.tensor([1.0]),
         }
     else:
-        count = FRAMES * 4 + 1
-        video = {"pixel_values_videos": torch.randn(1, FRAMES, 3, 32, 32, generator=generator)}
+        count = frames * 4 + 1
+        video = {"pixel_values_videos": torch.randn(1, frames, 3, 32, 32, generator=generator)}
     ids = torch.tensor([[5, 6, VISION_START, *[VIDEO] * count, VISION_END, *question]])
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), **video}
     if architecture == "qwen2_5_vl":
@@ -131,7 +131,7 @@ def models() -> Callable[..., Any]:
 
 @pytest.fixture(scope="session")
 def inputs_of() -> Callable[..., dict[str, Tensor]]:
-    """`inputs_of(architecture, seed, question_length)`."""
+    """`inputs_of(architecture, seed, question_length, frames)`."""
     return build_inputs
 
 

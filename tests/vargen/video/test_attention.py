@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import DynamicCache
 
+from specdecode.targets.transformers import SlotCache
 from vargen.video.attention import attention_of_rows, watch_attention
 from vargen.video.pruning import keep_uniform
 from vargen.video.request import VideoRequest, keep_visual, prepare_request
@@ -41,12 +41,12 @@ def watched(model: Any, inputs: dict[str, Tensor]) -> VideoTarget:
 def test_scores_are_those_of_the_whole_maps(maps: tuple[Any, dict[str, Tensor], Tensor]) -> None:
     model, inputs, attentions = maps
     target = watched(model, inputs)
-    visual = target.request.is_visual
+    visual = target.requests[0].is_visual
     after = int(visual.nonzero()[-1]) + 1
     of_video = attentions[:, :, after:][..., visual].mean(2)  # [layers, heads, m]
     torch.testing.assert_close(target.video_attention(), of_video.mean((0, 1)), rtol=0, atol=1e-5)
-    assert len(target.visual_attention) == 3
-    for number, scores in enumerate(target.visual_attention):
+    assert len(target.prompts[0].attention) == 3
+    for number, scores in enumerate(target.prompts[0].attention):
         assert scores.shape == (2, int(visual.sum())) and scores.dtype == torch.float32
         # Heads 0 and 1 share the first key head, 2 and 3 the second.
         wanted = torch.stack((of_video[number, :2].sum(0), of_video[number, 2:].sum(0)))
@@ -58,7 +58,7 @@ def test_text_before_the_video_has_no_say(maps: tuple[Any, dict[str, Tensor], Te
     """Planted fault: means over all text, or over all rows, are something else."""
     model, inputs, attentions = maps
     target = watched(model, inputs)
-    visual = target.request.is_visual
+    visual = target.requests[0].is_visual
     scores = target.video_attention()
     for rows in (~visual, torch.ones_like(visual)):
         assert not torch.allclose(scores, attentions[:, :, rows][..., visual].mean((0, 1, 2)), atol=1e-3)
@@ -86,10 +86,15 @@ def test_rows_see_themselves_and_what_is_before(maps: tuple[Any, dict[str, Tenso
 
 
 def first_layer_attention(model: Any, request: VideoRequest, rows: Tensor) -> Tensor:
-    language_model, cache, kept = model.model.language_model, DynamicCache(config=model.config.text_config), []
+    language_model, kept, length = model.model.language_model, [], request.length
+    caches = [SlotCache("model", len(language_model.layers), 1) for _ in range(2)]
+    for each in caches:
+        each.start_prompt(length + 1, length + 2)
+        each.row = 0
+    cache = caches[0]
     handle = watch_attention(language_model.layers[0].self_attn, cache, lambda: rows, kept.append)
     positions = request.position_ids
-    for each in (cache, DynamicCache(config=model.config.text_config)):  # another request's pass is not watched
+    for each in caches:  # another request's pass is not watched
         with torch.no_grad():
             language_model(
                 inputs_embeds=request.inputs_embeds,
@@ -120,7 +125,7 @@ def test_axes_mixed_by_the_module_are_mixed_alike(models: Models, inputs_of: Inp
 def test_scores_of_a_half_precision_model_are_float32(architecture: str, models: Models, inputs_of: Inputs) -> None:
     model = deepcopy(models(architecture)).to(torch.bfloat16)
     target = watched(model, inputs_of(architecture, 2))
-    assert target.visual_attention[0].dtype == torch.float32
+    assert target.prompts[0].attention[0].dtype == torch.float32
     exact = watched(models(architecture), inputs_of(architecture, 2)).video_attention()
     assert torch.corrcoef(torch.stack((target.video_attention(), exact)))[0, 1] > 0.9
 
@@ -141,7 +146,7 @@ def test_what_cannot_be_scored_is_named(architecture: str, models: Models, input
     target.prefill()
     with pytest.raises(ValueError, match="capture_attention=True"):
         target.video_attention()
-    with pytest.raises(ValueError, match="capture_attention=True"):
+    with pytest.raises(ValueError, match="must have been prefilled first"):
         VideoTarget(model, request, capture_attention=True).video_attention()
     end = int(request.is_visual.nonzero()[-1]) + 1
     cut = replace(

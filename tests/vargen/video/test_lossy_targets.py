@@ -29,7 +29,7 @@ from vargen.video.lossy_targets import (
     sparsevlm_raters,
     sparsevlm_stages,
 )
-from vargen.video.pruning import keep_by_attention, keep_highest, visual_gain
+from vargen.video.pruning import keep_by_attention, keep_highest, token_budget, visual_gain
 from vargen.video.request import VideoRequest, prepare_request
 from vargen.video.target import VideoTarget
 
@@ -52,8 +52,9 @@ def answer(target: VideoTarget, count: int = 16, drafter: Drafter | None = None)
 
 def left(target: PruningTarget, layer: int = -1) -> list[int]:
     """Numbers of the visual tokens that a layer has cached."""
-    visual = target.request.is_visual
-    return (visual.cumsum(0) - 1)[[place for place in target.prompt_places[layer].tolist() if visual[place]]].tolist()
+    visual = target.requests[0].is_visual
+    places = target.prompts[0].places[layer].tolist()
+    return (visual.cumsum(0) - 1)[[place for place in places if visual[place]]].tolist()
 
 
 class SlowTarget:
@@ -180,9 +181,9 @@ def test_fastv_is_the_loop_with_tokens_hidden(
 
 def check_budgets(target: PruningTarget, counts: list[int]) -> None:
     """Visual tokens cached by each layer."""
-    num_text = int((~target.request.is_visual).sum())
+    num_text = int((~target.requests[0].is_visual).sum())
     assert [keys.shape[2] for keys, _ in target.prompt_cache()] == [num_text + count for count in counts]
-    assert target.visual_hidden_states is not None and len(target.visual_hidden_states) == counts[-1]
+    assert len(target.prompts[0].visual_hidden_states) == counts[-1]
 
 
 @pytest.mark.parametrize("cluster_size", [10, 2])
@@ -200,15 +201,16 @@ def test_sparsevlm_is_the_loop_with_tokens_hidden_and_merged(
     model = models(architecture)
     request = prepare_request(model, inputs_of(architecture, seed))
     target = SparseVLMTarget(model, request, STAGES)
-    slow = SlowSparseVLM(slowly, model, request, target.budgets, cluster_size)
+    budgets = {layer: token_budget(request.num_visual, share) for layer, share in sorted(STAGES.items())}
+    slow = SlowSparseVLM(slowly, model, request, budgets, cluster_size)
     assert sparsevlm_raters(request).tolist() == slow.raters
     torch.testing.assert_close(target.prefill().logits[0, 0], slow.logits([]), rtol=1e-3, atol=1e-3)
     assert answer(target, 10) == slow.answer(10)
-    assert target.prompt_places[-1].tolist() == [
+    assert target.prompts[0].places[-1].tolist() == [
         place for place in range(slow.num_prompt) if place in slow.shown or place not in slow.visual
     ]
     counts = [request.num_visual]
-    for budget in target.budgets.values():
+    for budget in budgets.values():
         recycled = int(0.3 * (counts[-1] - budget)) + 1
         counts.append(budget + recycled // cluster_size + 1)
     check_budgets(target, counts)
@@ -260,8 +262,8 @@ def test_requests_on_one_model_leave_each_other_alone(
     wanted_after = plain.forward(token.tokens, token.ancestor_mask(), token.depth).logits
     before = count_hooks(model)
     target.prefill()
-    for of_prompt in (True, False):
-        handles = target._hooks(of_prompt)
+    for hooks in (lambda: target._hooks(target.prompts[0]), target._narrowing):
+        handles = hooks()
         assert torch.equal(plain.prefill().logits, wanted)
         after = plain.forward(token.tokens, token.ancestor_mask(), token.depth).logits
         assert torch.equal(after, wanted_after)
@@ -378,7 +380,7 @@ def by_gain(model: Any, request: VideoRequest, budget: int) -> list[int]:
     """UV-Prune's choice after two layers."""
     target = VideoTarget(model, request, capture_layers=(0, 2))
     target.prefill()
-    before, after = (target.captured[layer] for layer in (0, 2))
+    before, after = (target.prompts[0].captured[layer] for layer in (0, 2))
     visual, text = request.is_visual, ~request.is_visual
     return keep_highest(visual_gain(before[visual], after[visual], before[text], after[text]), budget).tolist()
 

@@ -83,7 +83,9 @@ def test_tokens_are_those_of_plain_decoding(
         result = parallel(target, channel, sampling, inputs)
         wanted, _ = plain(VideoTarget(model, request), sampling)
         assert torch.equal(result.tokens, wanted) and len(set(wanted[0].tolist())) > 1
-        assert target.committed == LENGTH - 1, "all but the last token were fed, and nothing else is left"
+        assert target.kv_cache is not None
+        fed = int(target.kv_cache.lengths) - request.length
+        assert fed == LENGTH - 1, "all but the last token were fed, and nothing else is left"
     if isinstance(channel, ThreadChannel):
         channel.close()
 
@@ -124,7 +126,7 @@ def test_the_hint_comes_before_later_layers(architecture: str, models: Models, i
     finally:
         hook.remove()
     assert events[1] == "next layer"
-    before, after, seen = target.captured[0], target.captured[LAYER], request.is_visual
+    before, after, seen = target.prompts[0].captured[0], target.prompts[0].captured[LAYER], request.is_visual
     gain = visual_gain(before[seen], after[seen], before[~seen], after[~seen])
     assert torch.equal(events[0], keep_highest(gain, round(0.3 * request.num_visual)))
 
@@ -147,7 +149,7 @@ def test_a_drafter_in_another_thread_is_not_taken_for_the_target(
     target, alone = hinting(model, request, 0.3, let_the_other_run), hinting(model, request, 0.3, lambda _: None)
     target.prefill()
     alone.prefill()
-    assert len(hints) == 1 and torch.equal(target.captured[LAYER], alone.captured[LAYER])
+    assert len(hints) == 1 and torch.equal(target.prompts[0].captured[LAYER], alone.prompts[0].captured[LAYER])
 
 
 def test_a_layer_that_is_not_there_is_named(models: Models, inputs_of: Inputs) -> None:

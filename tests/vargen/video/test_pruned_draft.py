@@ -39,7 +39,7 @@ def answer(target: VideoTarget, drafter: Drafter | None = None, sampling: Sampli
 
 def pruned_by_attention(target: VideoTarget, model: Any, request: VideoRequest, keep_ratio: float) -> PrunedDraft:
     budget = token_budget(request.num_visual, keep_ratio)
-    return PrunedDraft(model, request, lambda: keep_by_attention(target.video_attention(), budget))
+    return PrunedDraft(model, request, lambda row: keep_by_attention(target.video_attention(), budget))
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, DRAWN], ids=["greedy", "drawn"])
@@ -54,7 +54,7 @@ def test_specvlm_changes_no_token(
     draft = pruned_by_attention(target, small, request if same_model else prepare_request(small, inputs), 0.3)
     plain = answer(VideoTarget(model, request), sampling=sampling)
     assert torch.equal(answer(target, DraftModelTreeDrafter(draft, TREE), sampling).tokens, plain.tokens)
-    assert draft.request.num_visual == token_budget(request.num_visual, 0.3)
+    assert draft.requests[0].num_visual == token_budget(request.num_visual, 0.3)
 
 
 @pytest.mark.parametrize("keep_ratio", [1.0, 0.5])
@@ -82,8 +82,8 @@ def test_it_chooses_when_asked_and_keeps_what_is_chosen(architecture: str, model
     kept = keep_uniform(request.num_visual, 5)
     asked: list[int] = []
 
-    def choose() -> Tensor:
-        asked.append(1)
+    def choose(row: int) -> Tensor:
+        asked.append(row)
         return kept
 
     for compact in (False, True):
@@ -91,8 +91,8 @@ def test_it_chooses_when_asked_and_keeps_what_is_chosen(architecture: str, model
         assert not asked
         wanted = keep_visual(request, kept, compact)
         logits = draft.prefill().logits
-        assert len(asked) == 1
+        assert asked == [0]
         assert torch.equal(logits, VideoTarget(model, wanted).prefill().logits)
-        assert draft.request.next_position == wanted.next_position
+        assert draft.requests[0].next_position == wanted.next_position
         assert torch.equal(draft.prefill().logits, logits), "a second answer starts from the whole request again"
         asked.clear()

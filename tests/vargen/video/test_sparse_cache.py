@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -102,7 +101,7 @@ class CompactPositions(SparseDraft):
 
     def prefill(self) -> TargetOutput:
         output = super().prefill()
-        self.request = replace(self.request, next_position=max(self._prompt_lengths))
+        self._next_positions.fill_(self.prompt_length)
         return output
 
 
@@ -110,8 +109,8 @@ class OneChoice(SparseDraft):
     """Planted fault: all layers keep what the first chooses."""
 
     def prefill(self) -> TargetOutput:
-        attention = self.target.visual_attention
-        self.target.visual_attention = attention[:1] * len(attention)
+        (seen,) = self.target.prompts
+        seen.attention = seen.attention[:1] * len(seen.attention)
         return super().prefill()
 
 
@@ -119,8 +118,8 @@ class OneHead(SparseDraft):
     """Planted fault: all key heads keep what the first chooses."""
 
     def prefill(self) -> TargetOutput:
-        attention = self.target.visual_attention
-        self.target.visual_attention = tuple(layer[:1].expand_as(layer) for layer in attention)
+        (seen,) = self.target.prompts
+        seen.attention = [layer[:1].expand_as(layer) for layer in seen.attention]
         return super().prefill()
 
 
@@ -130,7 +129,7 @@ def test_it_says_what_the_loop_says(
 ) -> None:
     model = models(architecture)
     request = prepare_request(model, inputs_of(architecture, seed))
-    draft = SparseDraft(prefilled(model, request), BUDGET)
+    draft = SparseDraft(prefilled(model, request), [BUDGET])
     draft.prefill()
     assert largest_error(slowly, model, request, draft) < 2e-3
 
@@ -141,7 +140,7 @@ def test_faults_are_noticed(
 ) -> None:
     model = models(architecture)
     request = prepare_request(model, inputs_of(architecture))
-    draft = fault(prefilled(model, request), BUDGET)
+    draft = fault(prefilled(model, request), [BUDGET])
     draft.prefill()
     assert largest_error(slowly, model, request, draft) > 0.05
 
@@ -150,11 +149,11 @@ def test_the_cache_is_the_targets_own_in_order(architecture: str, models: Models
     model = models(architecture)
     request = prepare_request(model, inputs_of(architecture))
     target = prefilled(model, request)
-    draft = SparseDraft(target, BUDGET)
+    draft = SparseDraft(target, [BUDGET])
     draft.prefill()
     for layer, (whole, sparse) in enumerate(zip(target.prompt_cache(), draft.prompt_cache(), strict=True)):
         for head in range(2):
-            kept = draft.kept[layer][head]
+            kept = draft.kept[0][layer][head]
             assert len(kept) == BUDGET and bool((kept.diff() > 0).all())
             stays = ~request.is_visual
             stays[request.is_visual.nonzero()[:, 0][kept]] = True
@@ -188,7 +187,7 @@ def test_drafting_changes_no_token(
     plain = answer(VideoTarget(model, request), sampling=sampling)
     assert len(set(plain.tokens[0].tolist())) > 1, "a constant answer would prove nothing"
     target = VideoTarget(model, request, capture_attention=True)
-    draft = SparseDraft(target, BUDGET)
+    draft = SparseDraft(target, [BUDGET])
     tree = DraftModelTreeDrafter(draft, StaticTree.published("mc_sim_7b_63"))
     fast = answer(target, chain_over(draft) if shape == "chain" else tree, sampling)
     assert torch.equal(fast.tokens, plain.tokens)
@@ -198,14 +197,14 @@ def test_a_cache_of_everything_is_always_right(architecture: str, models: Models
     model = models(architecture)
     request = prepare_request(model, inputs_of(architecture, 3))
     target = VideoTarget(model, request, capture_attention=True)
-    result = answer(target, chain_over(SparseDraft(target, request.num_visual)))
+    result = answer(target, chain_over(SparseDraft(target, [request.num_visual])))
     assert result.trace.target_passes == 1 + -(-23 // 5)  # all four of every draft, and the bonus
 
 
 def test_drafting_starts_without_a_pass(architecture: str, models: Models, inputs_of: Inputs) -> None:
     model = models(architecture)
     target = VideoTarget(model, prepare_request(model, inputs_of(architecture)), capture_attention=True)
-    draft = SparseDraft(target, BUDGET)
+    draft = SparseDraft(target, [BUDGET])
     logits = target.prefill().logits
     passes: list[int] = []
     handle = model.model.language_model.register_forward_hook(lambda *_: passes.append(1))
@@ -218,12 +217,12 @@ def test_what_cannot_be_used_is_named(architecture: str, models: Models, inputs_
     model = models(architecture)
     request = prepare_request(model, inputs_of(architecture))
     with pytest.raises(ValueError, match="capture_attention=True"):
-        SparseDraft(VideoTarget(model, request), BUDGET)
+        SparseDraft(VideoTarget(model, request), [BUDGET])
     target = VideoTarget(model, request, capture_attention=True)
     for budget in (0, request.num_visual + 1):
         with pytest.raises(ValueError, match="budget must lie between 1 and"):
-            SparseDraft(target, budget)
-    with pytest.raises(ValueError, match="prefill it"):
-        SparseDraft(target, BUDGET).prefill()
+            SparseDraft(target, [budget])
+    with pytest.raises(ValueError, match="must have been prefilled first"):
+        SparseDraft(target, [BUDGET]).prefill()
     with pytest.raises(ValueError, match="must have been prefilled"):
         target.prompt_cache()

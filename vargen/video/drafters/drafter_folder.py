@@ -52,14 +52,17 @@ def describe_target(model: Any, layers: Sequence[int] = ()) -> dict[str, Any]:
         next_position=_NUM_TOKENS,
     )
     target = VideoTarget(model, request, capture_layers=layers)
-    final = target.prefill().hidden_states
-    assert final is not None
+    target.prefill()
+    (seen,) = target.prompts
     return {
         "architecture": model.config.model_type,
         "hidden_size": int(text.hidden_size),
         "num_hidden_layers": int(text.num_hidden_layers),
         "vocab_size": int(text.vocab_size),
-        "features": {"final": _sample(final[0]), **{str(each): _sample(target.captured[each]) for each in layers}},
+        "features": {
+            "final": _sample(seen.hidden_states),
+            **{str(each): _sample(seen.captured[each]) for each in layers},
+        },
     }
 
 

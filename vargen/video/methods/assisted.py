@@ -40,6 +40,7 @@ class AssistedConfig(VideoMethodConfig):
         """Both models. Raises UserError where there is no smaller one."""
         if prompt.draft_model is None:
             raise UserError("draft_model must be given: assisted generation drafts with a smaller model")
+        prompt.check_single(self.name)
         return AssistedGeneration(prompt, self.draft_length)
 
 
@@ -75,9 +76,9 @@ class AssistedGeneration:
         handle = prompt.model.model.language_model.register_forward_hook(watch, with_kwargs=True)
         try:
             with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(generation.seed)
+                torch.manual_seed(generation.seeds[0])
                 tokens = prompt.model.generate(
-                    **prompt.inputs,
+                    **prompt.inputs[0],
                     assistant_model=draft_model,
                     max_new_tokens=generation.max_new_tokens,
                     do_sample=not sampling.is_greedy,
@@ -86,7 +87,7 @@ class AssistedGeneration:
         finally:
             handle.remove()
         ended = time.perf_counter()
-        length = int(prompt.inputs["input_ids"].shape[1])
+        length = int(prompt.inputs[0]["input_ids"].shape[1])
         token_ids = tokens[0, length:].tolist()
         trace.record_prefill()
         trace.phase_seconds.update(prefill=passes[0][2] - began, decode=ended - passes[0][2])
@@ -95,7 +96,7 @@ class AssistedGeneration:
         for (before, fed, _), following in zip(passes[1:], committed[1:], strict=True):
             emitted = following - (before - length)
             trace.record_step(_record(fed - 1, emitted))
-        return Decoded(token_ids)
+        return Decoded([token_ids])
 
 
 def _record(drafted: int, emitted: int) -> StepRecord:

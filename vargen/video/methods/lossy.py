@@ -40,8 +40,8 @@ class FastVConfig(VideoMethodConfig):
         from vargen.video.lossy_targets import FastVTarget
         from vargen.video.players import Players
 
-        target = FastVTarget(prompt.model, prompt.request, 1 - self.drop_ratio, self.layer, prompt.vocab_size)
-        return Players(target)
+        share = 1 - self.drop_ratio
+        return Players(FastVTarget(prompt.model, prompt.requests, share, self.layer, **prompt.sizes(1)))
 
 
 @dataclass(frozen=True)
@@ -67,4 +67,4 @@ class SparseVLMConfig(VideoMethodConfig):
         from vargen.video.players import Players
 
         stages = sparsevlm_stages(len(prompt.model.model.language_model.layers), self.keep_ratio)
-        return Players(SparseVLMTarget(prompt.model, prompt.request, stages, prompt.vocab_size))
+        return Players(SparseVLMTarget(prompt.model, prompt.requests, stages, **prompt.sizes(1)))

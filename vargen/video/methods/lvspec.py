@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, ClassVar
 from vargen.video.methods.speculative import SpeculativeConfig
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from specdecode.roles import Verifier
     from vargen.video.prompt import Prompt
     from vargen.video.target import VideoTarget
@@ -46,12 +44,8 @@ class LVSpecConfig(SpeculativeConfig):
     def _verifier(self, prompt: Prompt, target: VideoTarget) -> Verifier:
         from specdecode.verifiers.loose import LooseVerifier
 
-        def reference() -> Tensor:
-            assert target.visual_hidden_states is not None
-            return target.visual_hidden_states
-
         return LooseVerifier(
-            reference,
+            lambda: [seen.visual_hidden_states for seen in target.prompts],
             self.loose_ratio,
             self.num_nearest,
             self.position_shift,

@@ -47,6 +47,7 @@ class ParallelConfig(SpeculativeConfig):
         """The target, and the drafter's side, which is started once for all answers."""
         from vargen.video.parallel_pair import ParallelPair, ParallelPlayers
 
+        prompt.check_single(self.name)
         pair = ParallelPair(prompt.draft_weights(self.drafter), self.workers)
         return ParallelPlayers(
             prompt,

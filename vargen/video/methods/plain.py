@@ -24,4 +24,4 @@ class PlainConfig(VideoMethodConfig):
         """The target alone."""
         from vargen.video.players import Players
 
-        return Players(prompt.target())
+        return Players(prompt.target(1))

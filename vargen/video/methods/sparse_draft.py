@@ -38,6 +38,7 @@ class SparseToDenseConfig(VideoMethodConfig):
         from vargen.video.pruning import token_budget
         from vargen.video.sparse_cache import SparseDraft
 
-        target = prompt.target(capture_attention=True)
-        budget = token_budget(prompt.request.num_visual, self.keep_ratio)
-        return Players(target, likeliest_chain(SparseDraft(target, budget), self.draft_length))
+        target = prompt.target(self.draft_length + 1, capture_attention=True)
+        budgets = [token_budget(request.num_visual, self.keep_ratio) for request in prompt.requests]
+        draft = SparseDraft(target, budgets, **prompt.sizes(self.draft_length + 1))
+        return Players(target, likeliest_chain(draft, self.draft_length))

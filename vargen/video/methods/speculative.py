@@ -69,13 +69,19 @@ class SpeculativeConfig(VideoMethodConfig):
         prunes_by = self.pruning if self.keep_ratio < 1 else "nothing"
         layer = self.compared_layer(prompt.model)
         target = prompt.target(
+            self.num_nodes,
             capture_attention=prunes_by == "attention",
             capture_layers=(0, layer) if prunes_by == "visual_gain" else (),
         )
-        model, request = prompt.draft_request(self.drafter)
+        model, requests = prompt.draft_requests(self.drafter)
         choose = partial(self._choose, target, layer)
-        draft = PrunedDraft(model, request, choose, compact=self.compact, vocab_size=prompt.vocab_size)
+        draft = PrunedDraft(model, requests, choose, compact=self.compact, **prompt.sizes(self.num_nodes))
         return Players(target, self._drafter(draft), self._verifier(prompt, target), draft)
+
+    @property
+    def num_nodes(self) -> int:
+        """Of a draft, its root included."""
+        return self.draft_length + 1
 
     def _drafter(self, draft: DraftModel) -> Drafter:
         from vargen.video.players import likeliest_chain
@@ -99,20 +105,22 @@ class SpeculativeConfig(VideoMethodConfig):
             raise UserError(f"{self.name}.pruning_layer must be at most the model's {num_layers}")
         return self.pruning_layer
 
-    def _choose(self, target: VideoTarget, layer: int) -> Tensor:
-        """What the drafter is shown, when the target has seen everything."""
+    def _choose(self, target: VideoTarget, layer: int, row: int) -> Tensor:
+        """What of a row's video the drafter is shown, when the target has seen everything."""
         from vargen.video.pruning import keep_highest, keep_uniform
         from vargen.video.request import keep_share, visual_gain_scorer
+
+        seen = target.prompts[row]
 
         def chosen(shown: int, budget: int) -> Tensor:
             if self.pruning == "uniform" or budget == shown:
                 return keep_uniform(shown, budget)
             if self.pruning == "attention":
-                return self._by_attention(target.video_attention()[:shown], budget)
-            gain = visual_gain_scorer(target.request)(target.captured[0], target.captured[layer])
+                return self._by_attention(target.video_attention(row)[:shown], budget)
+            gain = visual_gain_scorer(seen.request)(seen.captured[0], seen.captured[layer])
             return keep_highest(gain[:shown], budget)
 
-        return keep_share(target.request, self.keep_ratio, chosen)
+        return keep_share(seen.request, self.keep_ratio, chosen)
 
     def _by_attention(self, scores: Tensor, budget: int) -> Tensor:
         from vargen.video.pruning import keep_by_attention
@@ -142,6 +150,15 @@ class SpecVLMConfig(SpeculativeConfig):
         super().__post_init__()
         self._one_of("tree", TREES)
         self._number("attention_share", 0, 1)
+
+    @property
+    def num_nodes(self) -> int:
+        """Of a draft, its root included."""
+        if self.tree == "chain":
+            return super().num_nodes
+        from specdecode.drafters.tree_shapes import StaticTree
+
+        return StaticTree.published(self.tree).num_nodes
 
     def _drafter(self, draft: DraftModel) -> Drafter:
         if self.tree == "chain":

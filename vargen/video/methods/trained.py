@@ -57,9 +57,10 @@ class TrainedDrafterConfig(VideoMethodConfig):
         from vargen.video.players import Players
 
         network = self._network(prompt)
-        target = prompt.target(capture_layers=network.config.capture_layers)
+        shape, sizer = self.shape(network.config.draft_length)
+        target = prompt.target(sizer.largest.total_tokens, capture_layers=network.config.capture_layers)
         head = FeatureHead(network, target)
-        return Players(target, head.drafter(*self.shape(network.config.draft_length)), network=head)
+        return Players(target, head.drafter(shape, sizer), network=head)
 
     def _network(self, prompt: Prompt) -> FeatureDrafter:
         return prompt.trained_drafter(self.name, self.drafter)

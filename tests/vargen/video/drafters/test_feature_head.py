@@ -78,13 +78,11 @@ class Remembering(FeatureHead):
     deepest = 0
 
     def start(self, prompt: TargetOutput) -> Tensor:
-        request = self.target.request
+        request = self.target.requests[0]
         layers = self.network.config.capture_layers
-        middle = self.target.captured[layers[0]][None, request.is_visual] if layers else None
-        assert prompt.hidden_states is not None
-        states = TargetStates(
-            request.inputs_embeds, prompt.hidden_states, request.position_ids, request.is_visual, middle
-        )
+        middle = self.target.prompts[0].captured[layers[0]][None, request.is_visual] if layers else None
+        features = self.target.prompts[0].hidden_states[None]
+        states = TargetStates(request.inputs_embeds, features, request.position_ids, request.is_visual, middle)
         self.prompt = self.network.rows(states, with_video=not self.network.config.text_only)
         self.accepted: list[tuple[Tensor, Tensor]] = []
         self.new: list[tuple[Tensor, Tensor]] = []
@@ -108,13 +106,13 @@ class Remembering(FeatureHead):
         super().advance(counts)
         self.accepted += self.new[: int(counts[0])]
         self.new = []
-        assert self.cache_length == self.prompt.inputs.shape[1] + len(self.accepted)
+        assert int(self._cache.allocated().lengths) == self.prompt.inputs.shape[1] + len(self.accepted)
 
     def slowly(self, pairs: list[tuple[Tensor, Tensor]]) -> Tensor:
         embeds = self.target.model.get_input_embeddings()(torch.stack([token for token, _ in pairs])[None])
         rows = self.network.pairs(embeds, torch.stack([feature for _, feature in pairs])[None], self.prompt.scene)
         compact = self.network.config.compact
-        first = self.prompt.inputs.shape[1] if compact else self.target.request.next_position
+        first = self.prompt.inputs.shape[1] if compact else self.target.requests[0].next_position
         places = (first + torch.arange(len(pairs))).expand(len(self.prompt.positions), 1, -1)
         hidden_states = self.network(
             torch.cat((self.prompt.inputs, rows), 1), torch.cat((self.prompt.positions, places), 2)
@@ -234,7 +232,7 @@ def test_only_some_drafters_pay_for_a_longer_video(architecture: str, models: Mo
             target = VideoTarget(model, request, capture_layers=network.config.capture_layers)
             head = FeatureHead(network, target)
             head.start(target.prefill())
-            held.append(head.cache_length)
+            held.append(int(head._cache.allocated().lengths))
             work.append(head.flops)
         text = int((~whole.is_visual).sum()) - 1
         assert held[0] >= text and held[2] - held[0] == grows, kind

@@ -16,7 +16,7 @@ from vargen.video.prompt import Prompt
 
 def loose_answer(model: Any, inputs: dict[str, Tensor], ratio: float) -> DecodeResult:
     config = LVSpecConfig(drafter="self", draft_length=6, keep_ratio=0.2, loose_ratio=ratio)
-    players = config.build(Prompt(model, inputs))
+    players = config.build(Prompt(model, [inputs], max_new_tokens=30))
     assert isinstance(players, Players)
     return decode(
         players.target,

@@ -26,7 +26,7 @@ from vargen.jobs.comparison import describe_run
 from vargen.jobs.options import check_dtype
 from vargen.methods.base import AUTO, ImageMethodConfig, MethodConfig
 from vargen.methods.catalogue import METHODS, find_presets, resolve_method
-from vargen.models.model_folder import read_json, weights_fingerprint
+from vargen.models.model_folder import read_json, weights_fingerprint, write_own_settings
 from vargen.resources import find_model
 from vargen.runs.files import check_replaceable, own_folder, write_atomic, write_json_atomic
 from vargen.runs.identity import check_identity_file
@@ -240,6 +240,8 @@ class TuneConfig:
         model: model folder, or the name of a shipped one; null for the shipped default.
         device: "cpu", "cuda"; "auto" takes a GPU if there is one.
         dtype: float32, bfloat16, float16 or auto.
+        save_to_model: write the best settings into the model's folder, so that with this model the method's name stands
+            for them.
     """
 
     output: str = "tuning"
@@ -255,6 +257,7 @@ class TuneConfig:
     model: str | None = None
     device: str = "auto"
     dtype: str = "auto"
+    save_to_model: bool = False
 
     def __post_init__(self) -> None:
         if self.speed not in SPEEDS:
@@ -323,8 +326,8 @@ def _tune(config: TuneConfig, world: World, quiet: bool, report: Callable[[dict[
         batch_size=config.batch_size,
         seed=config.seed,
     )
-    # The first three may change from one run of a search to the next; the others are described by what they stand for.
-    left_out = ("output", "max_seconds", "max_quality_loss", "model", "device", "dtype")
+    # The first four may change from one run of a search to the next; the others are described by what they stand for.
+    left_out = ("output", "max_seconds", "max_quality_loss", "save_to_model", "model", "device", "dtype")
     identity = {name: value for name, value in asdict(config).items() if name not in left_out}
     drafters = {
         name: weights_fingerprint(str(path))
@@ -559,4 +562,6 @@ def _write_front(folder: Path, study: Study, evaluation: Evaluation, config: Tun
         f"{plain_quality:.3f}) on {config.prompts} held-out prompts, batch {config.batch_size}\n"
     )
     write_atomic(folder / "best.yaml", comment + yaml.safe_dump(dict(best.settings), sort_keys=False))
+    if config.save_to_model:
+        write_own_settings(find_model(config.model), resolve_method(str(folder / "best.yaml")))
     return record

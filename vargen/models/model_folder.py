@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError, safe_open
 
 from vargen.errors import UserError
-from vargen.methods.base import ImageMethodConfig
+from vargen.methods.base import ImageMethodConfig, MethodConfig
 from vargen.methods.catalogue import check_own_settings, resolve_method
+from vargen.runs.files import write_atomic
 
 if TYPE_CHECKING:
     import torch
@@ -94,6 +95,32 @@ def method_resolver(
     check_own_settings(own, f"{folder / 'model_index.json'}: methods")
     num_tokens = read_json(folder / "transformer" / "config.json").get("grid_size", 16) ** 2
     return lambda name, options: resolve_method(name, options, own).resolved(num_tokens)
+
+
+def write_own_settings(folder: str | os.PathLike[str], method: MethodConfig) -> None:
+    """Let a method's name stand for these settings with the model in a folder: in `methods` of its model_index.json."""
+    path, defaults = Path(folder) / "model_index.json", type(method)().to_dict()
+    settings = {name: value for name, value in method.to_dict().items() if value != defaults[name]}
+    index = read_json(path)
+    index["methods"] = {**(index.get("methods") or {}), method.name: settings}
+    write_atomic(path, _index_text(index))
+
+
+def _index_text(index: Mapping[str, Any]) -> str:
+    """As diffusers writes it."""
+    return json.dumps(index, indent=2, sort_keys=True) + "\n"
+
+
+def _without_methods(content: bytes) -> bytes:
+    """A model_index.json without settings of methods; unchanged if it has none."""
+    try:
+        index = json.loads(content)
+    except (ValueError, RecursionError):
+        return content
+    if not isinstance(index, dict) or "methods" not in index:
+        return content
+    del index["methods"]
+    return _index_text(index).encode()
 
 
 def read_tensor_shapes(path: Path) -> dict[str, tuple[int, ...]]:
@@ -203,7 +230,8 @@ def _expected_shapes(model_class: Any, config: dict[str, Any], folder: Path) -> 
 def weights_fingerprint(folder: str | os.PathLike[str]) -> str:
     """A short hash of everything in a model folder that decides its pictures, cheap for gigabytes.
 
-    What only drafts for a Video-LLM (`drafters/` in its folder) decides nothing of what it says, and does not count.
+    What only drafts for a Video-LLM (`drafters/` in its folder) decides nothing of what it says, and does not count;
+    nor do settings of methods in `model_index.json`, since every run records the settings that it uses.
     Small files count whole; of large ones the size, the first 64 KiB (which hold the header of a weight file) and 255
     samples of 4 KiB spread evenly: any retraining changes all tensors.
     """
@@ -215,11 +243,12 @@ def weights_fingerprint(folder: str | os.PathLike[str]) -> str:
         if path.relative_to(folder).parts[0] == "drafters":
             continue
         size = path.stat().st_size
+        if size <= 1 << 21:
+            content = path.read_bytes() if path != folder / "model_index.json" else _without_methods(path.read_bytes())
+            digest.update(f"{path.relative_to(folder).as_posix()}\0{len(content)}\0".encode() + content)
+            continue
         digest.update(f"{path.relative_to(folder).as_posix()}\0{size}\0".encode())
         with open(path, "rb") as file:
-            if size <= 1 << 21:
-                digest.update(file.read())
-                continue
             digest.update(file.read(1 << 16))
             for sample in range(1, 256):
                 file.seek(sample * (size - 4096) // 255)

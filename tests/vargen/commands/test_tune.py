@@ -312,12 +312,14 @@ def test_time_that_was_spent_counts_and_a_smaller_budget_takes_the_best_away(
     assert "nothing is within 0.01" in capsys.readouterr().out
 
 
-def test_a_space_that_is_used_up_ends_the_search(
-    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_space_that_is_used_up_ends_the_search_and_the_model_may_keep_what_was_found(
+    arguments: list[str], tiny_model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([*arguments, "--fixed.window", "3"]) == 0
+    assert main([*arguments, "--fixed.window", "3", "--save_to_model", "true"]) == 0
     out, err = capsys.readouterr()
     assert "1 settings measured" in out and "ended before its time" in err
+    assert json.loads((tiny_model_folder / "model_index.json").read_text())["methods"] == {"sjd": {"window": 3}}
+    assert main([*arguments, "--fixed.window", "3"]) == 0, "the same model, and the same search"
     assert resolve_method(str(tmp_path / "tuning" / "best.yaml")) == resolve_method("sjd", {"window": 3})
 
 

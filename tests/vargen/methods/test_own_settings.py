@@ -12,7 +12,7 @@ import torch
 from vargen.cli import main
 from vargen.errors import UserError
 from vargen.methods.catalogue import resolve_method
-from vargen.models.model_folder import method_resolver
+from vargen.models.model_folder import method_resolver, weights_fingerprint, write_own_settings
 from vargen.pipelines.llamagen import LlamaGenPipeline
 
 CHAIN = [[0], [0, 0]]
@@ -81,6 +81,26 @@ def test_records_hold_the_sizes_and_other_sizes_are_another_run(
     assert main([*command, "--method", "scd"]) == 0
     assert main([*command, "--method", "scd", "--method_options.window", "6"]) == 2
     assert "method" in capsys.readouterr().err
+
+
+def test_preferred_settings_are_written_beside_others_and_are_no_other_weights(
+    own_folder: Path, drafting_pipeline: LlamaGenPipeline, tmp_path: Path
+) -> None:
+    copy = tmp_path / "model"
+    LlamaGenPipeline.from_pretrained(own_folder).save_pretrained(copy)
+    before = weights_fingerprint(copy)
+    chain = resolve_method("lantern", {"tree": CHAIN, "children": "sampled", "depth": 2})
+    write_own_settings(copy, chain)
+    assert json.loads((copy / "model_index.json").read_text())["methods"].keys() == {*OWN, "lantern"}
+    assert method_resolver(copy)("lantern", None) == chain
+    assert LlamaGenPipeline.from_pretrained(copy).resolve_method("lantern") == chain
+    index = json.loads((copy / "model_index.json").read_text())
+    del index["methods"]
+    assert weights_fingerprint(copy) == before
+    (copy / "model_index.json").write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
+    assert weights_fingerprint(copy) == before
+    (copy / "model_index.json").write_text(json.dumps({**index, "default_top_k": 7}))
+    assert weights_fingerprint(copy) != before
 
 
 @pytest.mark.parametrize(

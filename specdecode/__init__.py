@@ -21,6 +21,7 @@ from specdecode.drafters.draft_model import DraftModel
 from specdecode.drafters.eagle import DraftHead, FeatureReuse
 from specdecode.drafters.semi_autoregressive import SemiAutoregressiveHead
 from specdecode.drafters.tree_growth import DraftHeadOutput
+from specdecode.finite import NotFiniteError
 from specdecode.generate import GenerateResult, generate
 from specdecode.kv_cache import StaticKVCache
 from specdecode.loop import DecodeResult, decode
@@ -77,6 +78,7 @@ __all__ = [
     "JacobiDrafter",
     "LanternVerifier",
     "LooseVerifier",
+    "NotFiniteError",
     "PromptLookupDrafter",
     "RandomStreams",
     "SamplingConfig",

@@ -14,6 +14,9 @@ calls run eagerly, compiled, and inside a CUDA graph; `lengths` is always change
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -37,6 +40,7 @@ class StaticKVCache:
 
     Raises:
         ValueError: a size is not positive.
+        MemoryError: the device has not so much memory altogether; nothing was allocated.
     """
 
     def __init__(
@@ -66,6 +70,7 @@ class StaticKVCache:
         self.max_length = max_length
         self.head_dim = head_dim
 
+        _check_room(2 * num_layers * batch_size * max_length * num_heads * head_dim * dtype.itemsize, sizes, device)
         # Zeros, not empty: masked slots still enter `probability 0 * value`, and 0 * NaN would be NaN.
         self._rows = torch.zeros(
             num_layers, 2, batch_size * max_length, num_heads * head_dim, device=device, dtype=dtype
@@ -198,3 +203,19 @@ class StaticKVCache:
     def rollback(self, lengths: Tensor) -> None:
         """Return to earlier lengths `[B]`; tokens from there on are forgotten."""
         self.lengths.copy_(lengths)
+
+
+def _check_room(num_bytes: int, sizes: Mapping[str, int], device: torch.device | str | None) -> None:
+    """Refuse what the whole memory of a device could not hold: a CPU's system would begin to kill instead."""
+    place = torch.device("cpu" if device is None else device)
+    if place.type == "cuda":
+        memory = torch.cuda.get_device_properties(place).total_memory
+    elif place.type == "cpu" and hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    else:
+        return
+    if num_bytes > memory:
+        of = ", ".join(f"{name} {size:,}" for name, size in sizes.items())
+        raise MemoryError(
+            f"keys and values need {num_bytes / 2**30:,.1f} GiB ({of}), {place} has {memory / 2**30:,.1f} GiB"
+        )

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from specdecode import ragged
+from specdecode.finite import FiniteWatch
 from specdecode.pending import PendingChain
 from specdecode.roles import DecodeState, Draft, Drafter, Schedule, SkippingDrafter, Target, Verdict, Verifier
 from specdecode.sampling import RandomStreams, SamplingConfig, Tag, draw_tokens
@@ -81,6 +82,7 @@ def decode(
     Raises:
         ValueError: `max_new_tokens` < 1, `stop_token` outside the vocabulary, `streams` or `trace` of another batch
             size, or a schedule without a drafter that can skip.
+        NotFiniteError: logits of a row were no numbers; found when all is decoded.
     """
     batch_size, device = target.batch_size, target.device
     if max_new_tokens < 1:
@@ -121,6 +123,8 @@ def decode(
     # Without a drafter only the root's token changes from step to step.
     root_only = TokenTree.chain(no_tokens[:, None])
     root_mask = root_only.ancestor_mask()
+    watch = FiniteWatch(batch_size, device)
+    watch.look(0, prompt.logits[:, -1:], every_row[:, None])
     step = 0
     with trace.phase("decode"):
         # The slowest row gains at most max_depth + 1 tokens a step, so for some time nobody need look whether it is
@@ -151,6 +155,7 @@ def decode(
                 output = target.forward(tokens, mask, depths)
             with part("verify"):
                 tree_output = output if pending is None else output.after(pending.max_length)
+                watch.look(step, tree_output.logits, tree.valid & state.active[:, None])
                 verdict = verifier.accept(draft, tree_output, state)
             with part("commit"):
                 going_on, accepted = state.active, verdict.accepted * state.active
@@ -179,6 +184,7 @@ def decode(
             slowest_needs -= tree.max_depth + 1 + (0 if pending is None else pending.max_length)
             if slowest_needs <= 0 or stops is not None:
                 slowest_needs = _slowest_needs(state)
+    watch.check()
     return DecodeResult(state.tokens, state.lengths, trace)
 
 

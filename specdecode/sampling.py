@@ -30,7 +30,8 @@ class SamplingConfig:
     """How a token is drawn from logits. The order is temperature, top-k, top-p, softmax.
 
     Args:
-        temperature: Divides the logits; 0 means greedy (argmax, no random number is used).
+        temperature: Divides the logits; 0 means greedy (argmax, no random number is used), else 0.01 to 100, beyond
+            which float32 logits stop being told from each other, or are all alike.
         top_k: Keep the `top_k` largest logits and every logit equal to the smallest of them; 0 keeps all.
         top_p: Of what top-k left, keep the most probable tokens up to and including the one at which their cumulative
             probability exceeds `top_p`; 1 keeps all.
@@ -44,10 +45,10 @@ class SamplingConfig:
     top_p: float = 1.0
 
     def __post_init__(self) -> None:
-        if not _is_real(self.temperature) or self.temperature < 0:
-            raise ValueError(f"temperature must be a finite number >= 0 (0 is greedy), got {self.temperature!r}")
-        if isinstance(self.top_k, bool) or not isinstance(self.top_k, int) or self.top_k < 0:
-            raise ValueError(f"top_k must be an integer >= 0 (0 keeps every token), got {self.top_k!r}")
+        if not _is_real(self.temperature) or not (self.temperature == 0 or 0.01 <= self.temperature <= 100):
+            raise ValueError(f"temperature must be 0 (greedy) or between 0.01 and 100, got {self.temperature!r}")
+        if isinstance(self.top_k, bool) or not isinstance(self.top_k, int) or not 0 <= self.top_k < 2**31:
+            raise ValueError(f"top_k must be an integer from 0 (keeps every token) to 2**31 - 1, got {self.top_k!r}")
         if not _is_real(self.top_p) or not 0 < self.top_p <= 1:
             raise ValueError(f"top_p must be a number in (0, 1] (1 keeps every token), got {self.top_p!r}")
 

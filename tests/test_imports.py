@@ -19,8 +19,8 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("metrics", "specdecode", "vargen")
 
 FLOORS = (
-    "errors", "resources", "prompts", "runs", "drawing", "methods", "models", "pipelines", "video", "training", "jobs",
-    "world", "commands", "cli",
+    "errors", "bounds", "resources", "prompts", "runs", "drawing", "methods", "models", "pipelines", "video",
+    "training", "jobs", "world", "commands", "cli",
 )  # fmt: skip
 """The parts of `vargen` from the ground up."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import importlib
 import os
+import re
 import sys
 import warnings
 from collections.abc import Sequence
@@ -30,6 +31,7 @@ COMMANDS = {
 }
 """Every subcommand and what it is for; `vargen.commands.NAME.run(arguments)` does it."""
 
+_NO_MEMORY = re.compile("out of memory|not enough memory|can't allocate memory|Invalid buffer size", re.IGNORECASE)
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -62,6 +64,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             return _fail(f"{(error.strerror or 'not allowed').lower()}{where}; choose a place that can be written")
         raise
+    except (MemoryError, RuntimeError) as error:  # RuntimeError is how torch says it
+        if isinstance(error, RuntimeError) and not _NO_MEMORY.search(str(error)):
+            raise
+        reason = str(error).split("\n")[0] or "there is not enough memory"
+        return _fail(f"{reason}; give a smaller batch_size, fewer drafted tokens or a smaller model")
     finally:
         warnings.showwarning = showwarning
 

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specdecode.finite import FiniteWatch
 from specdecode.loop import DecodeResult, stop_tokens
 from specdecode.parallel.channel import DraftChannel, DraftRequest, Window
 from specdecode.parallel.rounds import Round, Rounds, RoundSeconds, RunAccount
@@ -74,6 +75,7 @@ def decode_parallel(
 
     Raises:
         ValueError: More than one row, a number out of range, or a trace of another batch size.
+        NotFiniteError: logits were no numbers; found when all is decoded.
     """
     if target.batch_size != 1 or streams.batch_size != 1:
         raise ValueError(
@@ -115,6 +117,7 @@ def decode_parallel(
             trace.record_step(_step(settled))
             if on_step is not None:
                 on_step(step, state)
+    row.watch.check()
     return ParallelResult(state.tokens, state.lengths, trace, row.account)
 
 
@@ -130,6 +133,7 @@ class _Row:
         self.account = RunAccount(rounds.draft_length)
         self._drafter = drafter
         self._state = state
+        self.watch = FiniteWatch(1, state.tokens.device)
 
     def begin(self, request: DraftRequest) -> None:
         """Let the drafter begin; the first round is the target's prefill."""
@@ -139,6 +143,8 @@ class _Row:
     def judge(self, logits: Tensor) -> Round:
         """Draw after every row of `logits` [1, n, V], settle the round, and order the next window."""
         state, rounds = self._state, self.rounds
+        every_node = torch.ones(logits.shape[:2], dtype=torch.bool, device=logits.device)
+        self.watch.look(len(self.account.rounds), logits, every_node)
         counters = state.lengths[:, None] + torch.arange(logits.shape[1], device=logits.device)
         chosen = draw_tokens(logits, state.sampling, state.streams, counters, Tag.TARGET)
         on_host = chosen[0].tolist()

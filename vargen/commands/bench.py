@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from metrics.tables import format_table
+from vargen.bounds import MAX_BATCH_SIZE, MAX_PICTURES, MAX_WARM_UP, check_numbers
 from vargen.commands.options import COMPARED_SPLITS, build_parser, check_place, fill, parse
 from vargen.errors import UserError
 from vargen.jobs.options import SamplingOptions
@@ -67,9 +68,9 @@ class BenchConfig(SamplingOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, lowest in (("prompts", 1), ("batch_size", 1), ("warm_up", 0)):
-            if getattr(self, name) < lowest:
-                raise UserError(f"{name} must be at least {lowest}, got {getattr(self, name)}")
+        check_numbers(
+            self, {"prompts": (1, MAX_PICTURES), "batch_size": (1, MAX_BATCH_SIZE), "warm_up": (0, MAX_WARM_UP)}
+        )
         if self.ablate not in (None, *ABLATIONS):
             raise UserError(f"ablate must be one of {', '.join(ABLATIONS)}, got {self.ablate!r}")
         if self.split not in COMPARED_SPLITS:

@@ -8,6 +8,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from metrics.tables import format_video_table
+from vargen.bounds import (
+    MAX_FRAMES,
+    MAX_NEW_TOKENS,
+    MAX_PICTURES,
+    MAX_PIXELS,
+    MAX_SEED,
+    MAX_WARM_UP,
+    check_numbers,
+    check_sampling,
+    check_text,
+)
 from vargen.commands.caption import DEFAULT_QUESTION
 from vargen.commands.options import COMPARED_SPLITS, build_parser, check_place, fill, parse
 from vargen.errors import UserError
@@ -68,9 +79,19 @@ class BenchVideoConfig:
     json: str | None = None
 
     def __post_init__(self) -> None:
-        for name, lowest in (("videos", 1), ("num_frames", 4), ("warm_up", 0), ("seed", 0), ("max_new_tokens", 1)):
-            if getattr(self, name) < lowest:
-                raise UserError(f"{name} must be at least {lowest}, got {getattr(self, name)}")
+        check_numbers(
+            self,
+            {
+                "videos": (1, MAX_PICTURES),
+                "num_frames": (4, MAX_FRAMES),
+                "image_size": (8, MAX_PIXELS),
+                "warm_up": (0, MAX_WARM_UP),
+                "seed": (0, MAX_SEED),
+                "max_new_tokens": (1, MAX_NEW_TOKENS),
+            },
+        )
+        check_sampling(self.temperature, None, self.top_p)
+        check_text("question", self.question)
         if self.split not in COMPARED_SPLITS:
             raise UserError(f"split must be one of {', '.join(COMPARED_SPLITS)}, got {self.split!r}")
         check_dtype(self.dtype)

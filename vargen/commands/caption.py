@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from vargen.bounds import MAX_FRAMES, MAX_NEW_TOKENS, MAX_SEED, check_numbers, check_sampling, check_text
 from vargen.commands.options import build_parser, check_place, fill, parse
-from vargen.errors import UserError
 from vargen.jobs.options import check_dtype
 from vargen.methods.catalogue import read_options
 from vargen.runs.files import save_image_atomic
@@ -54,10 +54,10 @@ class CaptionConfig:
     picture: str | None = None
 
     def __post_init__(self) -> None:
-        if self.max_new_tokens < 1:
-            raise UserError(f"max_new_tokens must be at least 1, got {self.max_new_tokens}")
-        if self.num_frames is not None and self.num_frames < 1:
-            raise UserError(f"num_frames must be at least 1, got {self.num_frames}")
+        check_numbers(
+            self, {"max_new_tokens": (1, MAX_NEW_TOKENS), "num_frames": (1, MAX_FRAMES), "seed": (0, MAX_SEED)}
+        )
+        check_sampling(self.temperature, None, self.top_p)
         check_dtype(self.dtype)
         check_place("picture", self.picture)
 
@@ -78,6 +78,7 @@ def run(arguments: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print the account as JSON, and nothing else")
     values = parse(parser, arguments)
     config = fill(CaptionConfig, values)
+    check_text("question", values.question)
     method = resolve_video_method(config.method, read_options(config.method_options))
 
     from vargen.pipelines.loading import place_and_precision

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from vargen.bounds import MAX_BATCH_SIZE, check_numbers
 from vargen.commands.options import build_parser, fill, parse
 from vargen.errors import UserError
 from vargen.runs.files import own_folder, write_json_atomic
@@ -28,8 +29,7 @@ class JudgeConfig:
     device: str = "cpu"
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise UserError(f"batch_size must be at least 1, got {self.batch_size}")
+        check_numbers(self, {"batch_size": (1, MAX_BATCH_SIZE)})
 
 
 def run(arguments: Sequence[str]) -> int:

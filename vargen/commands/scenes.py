@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
+from vargen.bounds import MAX_FRAMES, MAX_PICTURES, MAX_PIXELS, MAX_SEED, check_numbers
 from vargen.commands.options import build_parser, fill, parse
 
 
@@ -32,6 +33,10 @@ class ScenesConfig:
     detail: float = 1.0
     num_frames: int = 8
     frames_per_second: float = 2.0
+
+    def __post_init__(self) -> None:
+        check_numbers(self, {"count": (1, MAX_PICTURES), "image_size": (8, MAX_PIXELS), "num_frames": (4, MAX_FRAMES)})
+        check_numbers(self, {"seed": (0, MAX_SEED - self.count), "detail": (0.0, 100.0)})
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -11,6 +11,7 @@ Belongs here: what is made in which order, and what identifies a run. Does not b
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -18,8 +19,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vargen.errors import UserError
-from vargen.jobs.options import MAX_SEED, SamplingOptions
+from vargen.bounds import MAX_BATCH_SIZE, MAX_PICTURES, MAX_SEED, check_numbers
+from vargen.errors import NotFiniteError, UserError
+from vargen.jobs.options import SamplingOptions
 from vargen.jobs.ranking import RANKERS, ClipRanker, Ranker, best, candidate_seed
 from vargen.methods.catalogue import resolve_method
 from vargen.models.description import ModelDescription, describe_model
@@ -37,8 +39,6 @@ if TYPE_CHECKING:
     from specdecode.trace import DecodeTrace
     from vargen.pipelines.loading import ImagePipeline
 
-MAX_IMAGES = 1_000_000
-"""Of one run: their names have six digits."""
 MAX_CANDIDATES = 10_000
 
 
@@ -83,9 +83,8 @@ class GenerateConfig(SamplingOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("num_images_per_prompt", "num_candidates", "batch_size"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} must be at least 1, got {getattr(self, name)}")
+        check_numbers(self, {"batch_size": (1, MAX_BATCH_SIZE)})
+        check_numbers(self, {"num_candidates": (1, math.inf), "num_images_per_prompt": (1, math.inf)})  # more below
         if self.num_candidates > MAX_CANDIDATES:
             raise UserError(
                 f"num_candidates must be at most {MAX_CANDIDATES:,}, got {self.num_candidates:,}: all are kept in "
@@ -224,10 +223,10 @@ def _build_requests(config: GenerateConfig, conditions: list[str] | list[int], i
         UserError: more than a run can hold, with what they would take, or no room for their seeds.
     """
     count = len(conditions) * config.num_images_per_prompt
-    if count > MAX_IMAGES:
+    if count > MAX_PICTURES:
         raise UserError(
-            f"num_images_per_prompt: {count:,} pictures are more than the {MAX_IMAGES:,} that a run can hold; at one a "
-            f"second they take {count / 31_557_600:,.1f} years, and up to {count * 3 * image_size**2 / 1e12:,.1f} TB "
+            f"num_images_per_prompt: {count:,} pictures are more than the {MAX_PICTURES:,} that a run can hold; at one "
+            f"a second they take {count / 31_557_600:,.1f} years, and up to {count * 3 * image_size**2 / 1e12:,.1f} TB "
             "of disk; ask for fewer"
         )
     if config.seed + count > MAX_SEED:
@@ -414,6 +413,8 @@ def _make(
             method=pipeline.resolve_method(config.method, config.method_options),
             callback_on_step_end=count.step,
         )
+    except NotFiniteError as error:
+        raise UserError(f"{requests[error.row].image_path}: {error}") from error
     except torch.OutOfMemoryError as error:
         raise UserError(
             f"batch_size {config.batch_size} needs more memory than {config.device} has; give a smaller one"

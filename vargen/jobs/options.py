@@ -5,13 +5,13 @@ Nothing here imports torch: a command reads its options, and refuses them, befor
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from vargen.bounds import MAX_BATCH_SIZE, MAX_PICTURES, MAX_SEED, check_number, check_numbers, check_sampling
 from vargen.errors import UserError
 from vargen.methods.base import MethodConfig
 from vargen.methods.catalogue import read_method_list
@@ -21,7 +21,6 @@ from vargen.resources import find_config, find_model
 if TYPE_CHECKING:
     import metrics.protocol
 
-MAX_SEED = 2**63 - 1
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -51,16 +50,8 @@ class SamplingOptions:
     dtype: str = "auto"
 
     def __post_init__(self) -> None:
-        if not 0 <= self.seed <= MAX_SEED:
-            raise UserError(f"seed must lie between 0 and 2**63 - 1, got {self.seed}")
-        if self.guidance_scale is not None and not math.isfinite(self.guidance_scale):
-            raise UserError(f"guidance_scale must be a finite number, got {self.guidance_scale}")
-        if not (math.isfinite(self.temperature) and self.temperature >= 0):
-            raise UserError(f"temperature must be at least 0, got {self.temperature}")
-        if self.top_k is not None and self.top_k < 0:
-            raise UserError(f"top_k must be at least 0 (0 keeps every token), got {self.top_k}")
-        if not 0 < self.top_p <= 1:
-            raise UserError(f"top_p must lie above 0 and at most at 1, got {self.top_p}")
+        check_number("seed", self.seed, 0, MAX_SEED)
+        check_sampling(self.temperature, self.top_k, self.top_p, self.guidance_scale)
         check_dtype(self.dtype)
 
 
@@ -109,11 +100,7 @@ class EvaluateConfig(SamplingOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, lowest in (("batch_size", 1), ("bootstrap", 0)):
-            if getattr(self, name) < lowest:
-                raise UserError(f"{name} must be at least {lowest}, got {getattr(self, name)}")
-        if self.count is not None and self.count < 2:
-            raise UserError(f"count must be at least 2, got {self.count}")
+        check_numbers(self, {"batch_size": (1, MAX_BATCH_SIZE), "bootstrap": (0, 100_000), "count": (2, MAX_PICTURES)})
         if Path(self.output).is_file():
             raise UserError(f"output: {self.output} is a file; name a folder")
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from vargen.bounds import MAX_BATCH_SIZE, MAX_PICTURES, MAX_SEED, check_numbers
 from vargen.errors import UserError
 from vargen.jobs.cases import BenchmarkCase, Judge, World, told_cases
 from vargen.jobs.comparison import describe_run
@@ -264,17 +265,13 @@ class TuneConfig:
             raise UserError(f"speed must be one of {', '.join(SPEEDS)}, got {self.speed!r}")
         if self.quality not in QUALITIES:
             raise UserError(f"quality must be one of {', '.join(QUALITIES)}, got {self.quality!r}")
-        for name in ("prompts", "batch_size"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.seed < 0:
-            raise UserError(f"seed must not be negative, got {self.seed}")
+        check_numbers(self, {"prompts": (1, MAX_PICTURES), "batch_size": (1, MAX_BATCH_SIZE), "seed": (0, MAX_SEED)})
         most = QUALITIES[self.quality].largest_loss
         if not (math.isfinite(self.max_quality_loss) and 0 <= self.max_quality_loss <= most):
             span = "be 0 or more" if math.isinf(most) else f"lie between 0 and {most:g}"
             raise UserError(f"max_quality_loss must {span}, got {self.max_quality_loss}")
-        if not self.max_seconds > 0:
-            raise UserError(f"max_seconds must be positive, got {self.max_seconds}")
+        if not 0 < self.max_seconds < math.inf:
+            raise UserError(f"max_seconds must be positive and finite, got {self.max_seconds}")
         check_dtype(self.dtype)
         check_fixed(self.method, self.fixed)
         if importlib.util.find_spec("optuna") is None:

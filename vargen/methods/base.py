@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, Self, TypeVar
 
+from vargen.bounds import MAX_DRAFT
 from vargen.errors import UserError
 
 if TYPE_CHECKING:
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 Auto = Literal["auto"]
 AUTO: Auto = "auto"
 """The default of every draft size; `ImageMethodConfig` says what it stands for."""
+
+LARGEST = 1_000_000
+"""Of a setting of which nothing else is known; more of anything here means nothing."""
 
 AnyConfig = TypeVar("AnyConfig", bound="MethodConfig")
 Network = TypeVar("Network", covariant=True)
@@ -55,22 +59,28 @@ class MethodConfig:
         return {"name": self.name, **asdict(self)}
 
     def _number(self, field: str, lowest: float, highest: float | None = None, whole: bool = False) -> None:
-        """Refuse a field that is no number in [lowest, highest], naming it."""
+        """Refuse a field that is no finite number in [lowest, highest], naming it; no integer means more than `LARGEST`
+        if nothing is said."""
         value = getattr(self, field)
         kind = "an integer" if whole else "a number"
-        span = f"at least {lowest:g}" if highest is None else f"between {lowest:g} and {highest:g}"
+        highest = LARGEST if highest is None else highest
+        span = f"at least {lowest:g}" if highest == LARGEST else f"between {lowest:g} and {highest:g}"
+        if isinstance(value, int | float) and not isinstance(value, bool) and value > highest == LARGEST:
+            raise UserError(f"{self.name}.{field} must be at most {LARGEST:,}, got {value!r}")
         if (
             isinstance(value, bool)
             or not isinstance(value, int if whole else (int, float))
-            or not lowest <= value <= (float("inf") if highest is None else highest)
+            or not lowest <= value <= highest
         ):
             raise UserError(f"{self.name}.{field} must be {kind} {span}, got {value!r}")
 
-    def _size(self, field: str, lowest: int = 1) -> None:
-        """Refuse a draft size that is neither "auto" nor an integer of at least `lowest`."""
+    def _size(self, field: str, lowest: int = 1, highest: int = MAX_DRAFT) -> None:
+        """Refuse a size that is neither "auto" nor an integer from `lowest` to `highest`."""
         value = getattr(self, field)
         if value != AUTO and (isinstance(value, bool) or not isinstance(value, int) or value < lowest):
             raise UserError(f'{self.name}.{field} must be an integer of at least {lowest} or "auto", got {value!r}')
+        if value != AUTO and value > highest:
+            raise UserError(f"{self.name}.{field} must be at most {highest:,}, got {value!r}")
 
     def _one_of(self, field: str, values: Sequence[str]) -> None:
         if getattr(self, field) not in values:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+from vargen.bounds import MAX_DRAFT
 from vargen.errors import UserError
 from vargen.methods.base import AUTO, Auto, Components, ImageMethodConfig, Method, Suggestions
 
@@ -74,7 +75,7 @@ class EagleConfig(ImageMethodConfig):
                 raise UserError(f"{self.name}.tree must be a name or a list of nodes, got {self.tree!r}") from error
         self._size("total_tokens", lowest=2)
         self._size("depth")
-        self._number("tree_top_k", 1, whole=True)
+        self._number("tree_top_k", 1, MAX_DRAFT, whole=True)
         self._one_of("children", CHILDREN)
         if self.children == "sampled" and self.tree == "dynamic":
             raise UserError(f"{self.name}.children: sampled children need a fixed tree; name one of {TREE_NAMES[1:]}")

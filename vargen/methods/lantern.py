@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from vargen.methods.base import AUTO, Auto, Components, Suggestions
+from vargen.methods.base import AUTO, LARGEST, Auto, Components, Suggestions
 from vargen.methods.eagle import EagleConfig
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class LanternConfig(EagleConfig):
         self._number("delta", 0, 1)
         if self.multiplier is not None:
             self._number("multiplier", 1)
-        self._size("num_neighbours")
+        self._size("num_neighbours", highest=LARGEST)
         self._one_of("mode", MODES)
 
     def _verifier(self, components: Components) -> Verifier:

@@ -139,6 +139,18 @@ def read_tensor_shapes(path: Path) -> dict[str, tuple[int, ...]]:
         raise UserError(f"{path} is truncated or no safetensors file ({error}); {again}") from error
 
 
+def find_tensor(folder: Path, name: str) -> Path:
+    """The weight file of a model folder that holds a tensor; the folder where none of its files does."""
+    for path in sorted(folder.glob("*.safetensors")):
+        try:
+            names = read_tensor_shapes(path)
+        except UserError:
+            continue
+        if any(name == stored or name.endswith(f".{stored}") or stored.endswith(f".{name}") for stored in names):
+            return path
+    return folder
+
+
 def _component_class(library: str, class_name: str) -> type[torch.nn.Module] | None:
     """The model class of a component, None for what holds no weights, such as a tokenizer.
 

@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from transformers import PreTrainedConfig, PreTrainedModel, ProcessorMixin
 
 from vargen.errors import UserError
+from vargen.models.finite import check_weights
 
 Model = TypeVar("Model", bound=PreTrainedModel)
 Processor = TypeVar("Processor", bound=ProcessorMixin)
@@ -44,6 +45,7 @@ def load_model(source: str | os.PathLike[str], model_class: type[Model], model_t
             f"{source} lacks {len(missing)} weights of a {model_class.__name__}, such as {missing[0]}; it was cut down "
             f"or not copied whole"
         )
+    check_weights(model, source)
     return model.eval()
 
 

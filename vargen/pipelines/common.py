@@ -17,11 +17,13 @@ from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 from diffusers.utils import BaseOutput
 from torch import Tensor
 
+from specdecode.finite import NotFiniteError as LogitsError
 from specdecode.loop import DecodeResult, decode
 from specdecode.roles import DecodeState, Target
 from specdecode.sampling import RandomStreams, SamplingConfig
 from specdecode.trace import DecodeTrace
-from vargen.errors import UserError
+from vargen import bounds
+from vargen.errors import NotFiniteError, UserError
 from vargen.methods.base import Method
 
 OUTPUT_TYPES = ("pil", "np", "pt", "latent")
@@ -89,8 +91,7 @@ def check_picture_arguments(
     for name, size in (("height", height), ("width", width)):
         if size is not None and size != image_size:
             raise UserError(f"{name} must be {image_size}, the only size this model makes, got {size}")
-    if num_images_per_prompt < 1:
-        raise UserError(f"num_images_per_prompt must be at least 1, got {num_images_per_prompt}")
+    bounds.check_number("num_images_per_prompt", num_images_per_prompt, 1, bounds.MAX_BATCH_SIZE)
     if output_type not in OUTPUT_TYPES:
         raise UserError(f"output_type must be one of {', '.join(OUTPUT_TYPES)}, got {output_type!r}")
 
@@ -109,12 +110,10 @@ def check_prompts(prompt: str | Sequence[str] | None) -> list[str]:
     return prompts
 
 
-def check_sampling(temperature: float, top_k: int, top_p: float) -> SamplingConfig:
-    """How tokens are drawn. Raises UserError for a setting out of range."""
-    try:
-        return SamplingConfig(temperature, top_k, top_p)
-    except ValueError as error:
-        raise UserError(str(error)) from error
+def check_sampling(temperature: float, top_k: int, top_p: float, guidance_scale: float) -> SamplingConfig:
+    """How tokens are drawn. Raises UserError for a setting out of range, guidance among them."""
+    bounds.check_sampling(temperature, top_k, top_p, guidance_scale)
+    return SamplingConfig(temperature, top_k, top_p)
 
 
 def random_streams(
@@ -143,7 +142,11 @@ def decode_pictures(
     trace: DecodeTrace,
     report: StepReport,
 ) -> DecodeResult:
-    """The decode loop under the pipeline's progress bar, which counts the tokens of the slowest picture."""
+    """The decode loop under the pipeline's progress bar, which counts the tokens of the slowest picture.
+
+    Raises:
+        NotFiniteError: a picture was drawn from logits that are no numbers.
+    """
     with pipeline.progress_bar(total=num_tokens) as progress:
 
         def on_step(step: int, state: DecodeState) -> None:
@@ -153,17 +156,24 @@ def decode_pictures(
                 progress.update(int(state.lengths.min()) - progress.n)
             report.send(pipeline, step, state)
 
-        return decode(
-            target,
-            max_new_tokens=num_tokens,
-            sampling=sampling,
-            streams=streams,
-            drafter=players.drafter,
-            verifier=players.verifier,
-            schedule=players.schedule,
-            on_step=on_step,
-            trace=trace,
-        )
+        try:
+            return decode(
+                target,
+                max_new_tokens=num_tokens,
+                sampling=sampling,
+                streams=streams,
+                drafter=players.drafter,
+                verifier=players.verifier,
+                schedule=players.schedule,
+                on_step=on_step,
+                trace=trace,
+            )
+        except LogitsError as error:
+            raise NotFiniteError(
+                error.row,
+                f"picture {error.row + 1} of the batch: the model's logits are not finite at step {error.step}: "
+                "numbers too large for its precision or for guidance_scale; give dtype float32 or a smaller scale",
+            ) from error
 
 
 def move_offloaded(model: torch.nn.Module) -> None:

@@ -26,6 +26,7 @@ from vargen.errors import UserError
 from vargen.methods.base import ImageMethodConfig
 from vargen.methods.catalogue import resolve_method
 from vargen.models.components import KeptBetweenBatches
+from vargen.models.finite import check_pixels
 from vargen.models.janus.components import JanusComponents
 from vargen.models.janus.target import JanusTarget, num_image_tokens
 from vargen.models.janus.vq import decode_codes, intensities
@@ -208,7 +209,9 @@ class JanusPipeline(DiffusionPipeline):
         image_processor = getattr(self.processor, "image_processor", None)
         mean = getattr(image_processor, "image_mean", None) or _USUAL_NORMALISATION
         std = getattr(image_processor, "image_std", None) or _USUAL_NORMALISATION
-        pictures = intensities(decode_codes(self.model, codes), mean, std)
+        pixels = decode_codes(self.model, codes)
+        check_pixels(pixels)
+        pictures = intensities(pixels, mean, std)
         if output_type == "pt":
             return (pictures / 255).permute(0, 3, 1, 2)
         if output_type == "np":
@@ -274,14 +277,17 @@ class JanusPipeline(DiffusionPipeline):
         report = StepReport(callback_on_step_end, callback_on_step_end_tensor_inputs)
         check_picture_arguments(height, width, self.image_size, num_images_per_prompt, output_type)
         method = self.resolve_method(method)
+        guidance_scale = self._default("guidance_scale", guidance_scale)
         sampling = check_sampling(
-            self._default("temperature", temperature), self._default("top_k", top_k), self._default("top_p", top_p)
+            self._default("temperature", temperature),
+            self._default("top_k", top_k),
+            self._default("top_p", top_p),
+            guidance_scale,
         )
         num_tokens = num_image_tokens(self.model)
         batch_size, device = self._count_prompts(prompt, input_ids) * num_images_per_prompt, self._execution_device
         streams = random_streams(generator, batch_size, device)
         trace = DecodeTrace(batch_size, device)
-        guidance_scale = self._default("guidance_scale", guidance_scale)
         with trace.phase("encode_prompt"):
             input_ids, attention_mask = self.encode_prompt(prompt, input_ids, attention_mask, num_images_per_prompt)
             move_offloaded(self.model)

@@ -26,6 +26,7 @@ from specdecode.trace import DecodeTrace
 from vargen.errors import UserError
 from vargen.methods.base import ImageMethodConfig
 from vargen.methods.catalogue import check_own_settings, resolve_method
+from vargen.models.finite import check_pixels, check_weights
 from vargen.models.llamagen.components import KeptBetweenBatches, LlamaGenComponents, check_draft_transformer
 from vargen.models.llamagen.draft_head import check_drafter
 from vargen.models.llamagen.drafter import LlamaGenDrafter
@@ -180,7 +181,11 @@ class LlamaGenPipeline(DiffusionPipeline):
         dtype = kwargs.pop("torch_dtype", None) or kwargs.pop("dtype", None) or torch.float32
         dtypes = dtype if isinstance(dtype, dict) else {"default": dtype}
         kwargs["dtype"] = {"vqvae": torch.float32, **dtypes}
-        return super().from_pretrained(os.fspath(pretrained_model_name_or_path), **kwargs)
+        pipeline = super().from_pretrained(os.fspath(pretrained_model_name_or_path), **kwargs)
+        for name, component in pipeline.components.items():
+            if isinstance(component, torch.nn.Module):
+                check_weights(component, os.path.join(pretrained_model_name_or_path, name))
+        return pipeline
 
     def check_inputs(
         self,
@@ -338,7 +343,9 @@ class LlamaGenPipeline(DiffusionPipeline):
         if self.vqvae.dtype != torch.float32:
             self.vqvae.to(dtype=torch.float32)  # `pipeline.to(bfloat16)` reaches it too
         pictures = [decode_codes(self.vqvae, codes) for codes in tokens.reshape(-1, 1, grid * grid)]
-        return self.image_processor.postprocess(torch.cat(pictures), output_type=output_type)
+        pixels = torch.cat(pictures)
+        check_pixels(pixels)
+        return self.image_processor.postprocess(pixels, output_type=output_type)
 
     @torch.no_grad()
     @replace_example_docstring(EXAMPLE_DOC_STRING)
@@ -410,8 +417,9 @@ class LlamaGenPipeline(DiffusionPipeline):
             output_type,
         )
         method = self.resolve_method(method)
-        sampling = check_sampling(temperature, self.config["default_top_k"] if top_k is None else top_k, top_p)
         guidance_scale = self.config["default_guidance_scale"] if guidance_scale is None else guidance_scale
+        top_k = self.config["default_top_k"] if top_k is None else top_k
+        sampling = check_sampling(temperature, top_k, top_p, guidance_scale)
         device = self._execution_device
         batch_size = self._count_prompts(prompt, class_labels, prompt_embeds) * num_images_per_prompt
         streams = random_streams(generator, batch_size, device)

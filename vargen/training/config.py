@@ -5,6 +5,7 @@ What a field does is said where it is used (`run.py` and the trainers); this mod
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -12,6 +13,7 @@ from typing import Any, TypeVar
 
 from jsonargparse import ArgumentParser
 
+from vargen.bounds import MAX_SEED
 from vargen.errors import UserError
 
 DEVICES = ("cpu", "cuda")
@@ -30,7 +32,7 @@ def check_positive(config: object, *names: str, prefix: str = "") -> None:
     """Raise a `UserError` for the first of the named fields that is not above zero."""
     for name in names:
         value = getattr(config, name)
-        check(value > 0, prefix + name, value, "must be above zero")
+        check(0 < value < math.inf, prefix + name, value, "must be above zero and finite")
 
 
 def check_fraction(config: object, *names: str, prefix: str = "") -> None:
@@ -100,7 +102,7 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         check(bool(self.output_dir), "output_dir", self.output_dir, "must name a folder")
-        check(self.base_seed >= 0, "base_seed", self.base_seed, "must not be negative")
+        check(0 <= self.base_seed <= MAX_SEED, "base_seed", self.base_seed, "must lie between 0 and 2**63 - 1")
         check_positive(
             self,
             *("batch_size", "steps", "learning_rate", "muon_learning_rate", "checkpoint_seconds"),
@@ -109,7 +111,7 @@ class RunConfig:
         if self.max_seconds is not None:
             check_positive(self, "max_seconds")
         for name in ("warmup_steps", "weight_decay", "gradient_clip", "num_threads"):
-            check(getattr(self, name) >= 0, name, getattr(self, name), "must not be negative")
+            check(0 <= getattr(self, name) < math.inf, name, getattr(self, name), "must not be negative, but finite")
         check_fraction(self, "final_learning_rate")
         check(0 <= self.decay_start < 1, "decay_start", self.decay_start, "must be at least 0 and below 1")
         check(0 <= self.ema_decay < 1, "ema_decay", self.ema_decay, "must be at least 0 and below 1")

@@ -20,13 +20,16 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 from transformers.utils import logging as transformers_logging
 
 from metrics.speculation import CallRecord
+from specdecode.finite import NotFiniteError as LogitsError
 from specdecode.parallel.loop import chain_layout
 from specdecode.roles import DecodeState
 from specdecode.sampling import SamplingConfig
 from specdecode.trace import DecodeTrace, TokenOrigin
 from specdecode.verifiers.loose import relevance_to
-from vargen.errors import UserError
+from vargen.bounds import MAX_NEW_TOKENS, check_number, check_sampling
+from vargen.errors import NotFiniteError, UserError
 from vargen.methods.base import MethodConfig
+from vargen.models.finite import check_weights
 from vargen.resources import find_trained_drafters, find_video_model
 from vargen.video.drafters.drafter_folder import load_drafter
 from vargen.video.drafters.feature_drafter import FeatureDrafter
@@ -233,12 +236,9 @@ class VideoAnswerer:
         top_p: float,
     ) -> list[Answer]:
         config = resolve_video_method(method)
-        if max_new_tokens < 1:
-            raise UserError(f"max_new_tokens must be at least 1, got {max_new_tokens}")
-        try:
-            sampling = SamplingConfig(temperature=temperature, top_p=top_p)
-        except ValueError as error:
-            raise UserError(str(error)) from error
+        check_number("max_new_tokens", max_new_tokens, 1, MAX_NEW_TOKENS)
+        check_sampling(temperature, None, top_p)
+        sampling = SamplingConfig(temperature=temperature, top_p=top_p)
         began = time.perf_counter()
         trace = DecodeTrace(len(questions), self.model.device)
         show = _Streamer(self.processor.tokenizer, self.stop_tokens, on_text)
@@ -248,7 +248,14 @@ class VideoAnswerer:
                 players = config.build(prompt)
             except ValueError as error:
                 raise UserError(f"{config.name}: {error}") from error
-        decoded = players.decode(Generation(max_new_tokens, sampling, seeds, self.stop_tokens, trace, show.step))
+        try:
+            decoded = players.decode(Generation(max_new_tokens, sampling, seeds, self.stop_tokens, trace, show.step))
+        except LogitsError as error:
+            raise NotFiniteError(
+                error.row,
+                f"answer {error.row + 1}: the model's logits are not finite at step {error.step}: numbers too large "
+                "for its precision; give dtype float32",
+            ) from error
         show.end(decoded.token_ids[0])
         seconds, tokenizer = time.perf_counter() - began, self.processor.tokenizer
         return [
@@ -387,7 +394,10 @@ def _load(folder: Path, device: str, dtype: str) -> Any:
         model: Any = AutoModelForImageTextToText.from_pretrained(
             folder, dtype=getattr(torch, dtype), use_safetensors=True
         )
+        check_weights(model, folder)
         return model.to(device)
+    except UserError:
+        raise
     except (OSError, ValueError) as error:
         raise UserError(f"model: {folder} cannot be loaded ({str(error).splitlines()[0]})") from error
     except RuntimeError as error:

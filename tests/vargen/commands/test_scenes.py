@@ -87,8 +87,8 @@ def test_a_killed_run_has_no_record_of_pictures_that_are_not_there(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--count", "0"], "count: 0 scenes cannot be written"),
-        (["--seed", "-1"], "seed: -1 must not be negative"),
+        (["--count", "0"], "count must be at least 1, got 0"),
+        (["--seed", "-1"], "seed must be at least 0, got -1"),
         (["--split", "test"], "split: 'test' is not one of"),
         (["--image-size", "60"], "image_size"),
         (["--count", "many"], "count"),
@@ -157,8 +157,8 @@ def test_videos_do_not_depend_on_the_count_and_replace_what_a_run_before_left(tm
     ("arguments", "message"),
     [
         (["--videos", "--image-size", "60"], "image_size"),
-        (["--videos", "--count", "0"], "count: 0 scenes cannot be written"),
-        (["--videos", "--num-frames", "3"], "num_frames: 3 frames are too few"),
+        (["--videos", "--count", "0"], "count must be at least 1, got 0"),
+        (["--videos", "--num-frames", "3"], "num_frames must be at least 4, got 3"),
         (["--videos", "--frames-per-second", "0"], "frames_per_second must lie between"),
     ],
 )

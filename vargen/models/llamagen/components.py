@@ -19,6 +19,7 @@ from specdecode.drafters.draft_model import MOST_WAITING
 from vargen.errors import UserError
 from vargen.methods.base import DraftNetwork, MethodConfig
 from vargen.models.components import KeptBetweenBatches, ModelComponents
+from vargen.models.finite import check_weights
 from vargen.models.llamagen.draft_head import LlamaGenDraftHead, check_drafter
 from vargen.models.llamagen.drafter import LlamaGenDrafter
 from vargen.models.llamagen.target import LlamaGenTarget, allocate_cache, cache_fits, cache_length
@@ -176,6 +177,7 @@ class LlamaGenComponents(ModelComponents):
         if folder not in self.kept.models:
             check_component_folder(path, kind)
             model = kind.from_pretrained(path, torch_dtype=self.transformer.dtype)
+            check_weights(model, path)
             check(model, self.transformer)
             self.kept.models[folder] = model.eval()
         return self.kept.models[folder].to(self.device)

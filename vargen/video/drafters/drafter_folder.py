@@ -23,6 +23,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from vargen.models.finite import check_weights
 from vargen.video.drafters.feature_drafter import FeatureDrafter, FeatureDrafterConfig
 from vargen.video.request import VideoRequest
 from vargen.video.target import VideoTarget
@@ -158,4 +159,5 @@ def load_drafter(
             raise ValueError(f"drafter: weights in {folder} do not fit its config.json, see {name}; copy both again")
     weight = model.get_input_embeddings().weight
     network.load_state_dict({name: value.to(weight.dtype) for name, value in stored.items()}, assign=True)
+    check_weights(network, folder)
     return network.to(weight.device).eval().requires_grad_(False)

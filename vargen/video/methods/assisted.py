@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from vargen.bounds import MAX_DRAFT
 from vargen.errors import UserError
 from vargen.video.methods.base import VideoMethodConfig
 
@@ -34,7 +35,7 @@ class AssistedConfig(VideoMethodConfig):
     draft_length: int = 5
 
     def __post_init__(self) -> None:
-        self._number("draft_length", 1, whole=True)
+        self._number("draft_length", 1, MAX_DRAFT, whole=True)
 
     def build(self, prompt: Prompt) -> AssistedGeneration:
         """Both models. Raises UserError where there is no smaller one."""

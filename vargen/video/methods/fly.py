@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from vargen.bounds import MAX_DRAFT
 from vargen.video.methods.speculative import SpeculativeConfig
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ class FlyConfig(SpeculativeConfig):
         super().__post_init__()
         self._number("threshold", 0)
         if self.window is not None:
-            self._number("window", 1, whole=True)
+            self._number("window", 1, MAX_DRAFT, whole=True)
         self._one_of("mode", ("paper", "release"))
 
     def _verifier(self, prompt: Prompt, target: VideoTarget) -> Verifier:

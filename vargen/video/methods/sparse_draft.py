@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from vargen.bounds import MAX_DRAFT
 from vargen.video.methods.base import VideoMethodConfig
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ class SparseToDenseConfig(VideoMethodConfig):
 
     def __post_init__(self) -> None:
         self._share("keep_ratio")
-        self._number("draft_length", 1, whole=True)
+        self._number("draft_length", 1, MAX_DRAFT, whole=True)
 
     def build(self, prompt: Prompt) -> Players:
         """The target, and itself with a sparse cache."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from vargen.bounds import MAX_DRAFT
 from vargen.errors import UserError
 from vargen.methods.eagle import TREE_NAMES
 from vargen.video.methods.base import VideoMethodConfig
@@ -55,7 +56,7 @@ class SpeculativeConfig(VideoMethodConfig):
 
     def __post_init__(self) -> None:
         self._one_of("drafter", DRAFTERS)
-        self._number("draft_length", 1, whole=True)
+        self._number("draft_length", 1, MAX_DRAFT, whole=True)
         self._share("keep_ratio")
         self._one_of("pruning", PRUNINGS)
         if self.pruning_layer is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from vargen.bounds import MAX_DRAFT
 from vargen.video.methods.base import VideoMethodConfig
 from vargen.video.methods.speculative import TREES
 
@@ -46,10 +47,10 @@ class TrainedDrafterConfig(VideoMethodConfig):
 
     def __post_init__(self) -> None:
         self._one_of("tree", ("dynamic", *TREES))
-        self._number("total_tokens", 2, whole=True)
-        self._number("tree_top_k", 1, whole=True)
+        self._number("total_tokens", 2, MAX_DRAFT, whole=True)
+        self._number("tree_top_k", 1, MAX_DRAFT, whole=True)
         if self.depth is not None:
-            self._number("depth", 1, whole=True)
+            self._number("depth", 1, MAX_DRAFT, whole=True)
 
     def build(self, prompt: Prompt) -> Players:
         """The target, and the network beside it."""

@@ -23,6 +23,7 @@ from diffusers.utils import BaseOutput
 from torch import Tensor, nn
 
 from vargen.errors import UserError
+from vargen.models.finite import check_weights
 from vargen.models.model_folder import check_component_folder
 from vargen.resources import weights_folder
 from vargen.world.judge.reading import JudgedObject, Reading
@@ -170,6 +171,7 @@ def load_judge(folder: str | PathLike[str] | None = None, device: str | torch.de
         raise UserError(f"judge: {place} holds none; train it with `vargen train judge` and name its export folder")
     check_component_folder(place, SceneJudge)
     judge = SceneJudge.from_pretrained(place, torch_dtype=torch.float32)
+    check_weights(judge, place)
     return judge.to(device).eval()
 
 

@@ -1,0 +1,75 @@
+"""Logits that are no numbers end a run, whichever step, row and loop they come from; a forbidden token ends none."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from specdecode import (
+    JacobiDrafter,
+    NotFiniteError,
+    RandomStreams,
+    SamplingConfig,
+    StaticKVCache,
+    TargetOutput,
+    decode,
+)
+from specdecode.draft_size import DraftSize, FixedDraftSize
+from specdecode.synthetic import MarkovTarget, random_table
+
+
+class _Faulty(MarkovTarget):
+    """Says `value` for the tokens `places` of row 1 from pass `first` on."""
+
+    def __init__(self, first: int, value: float, places: slice = slice(None)) -> None:
+        super().__init__(random_table(5, seed=0), torch.tensor([[0, 1], [2, 3], [4, 0]]), capacity=16)
+        self.first, self.value, self.places, self.passes = first, value, places, 0
+
+    def prefill(self) -> TargetOutput:
+        return self._spoil(super().prefill())
+
+    def forward(self, tokens: Tensor, mask: Tensor, depths: Tensor) -> TargetOutput:
+        return self._spoil(super().forward(tokens, mask, depths))
+
+    def _spoil(self, output: TargetOutput) -> TargetOutput:
+        logits = output.logits.clone()
+        if self.passes >= self.first:
+            logits[1, :, self.places] = self.value
+        self.passes += 1
+        return TargetOutput(logits, output.hidden_states)
+
+
+def _run(target: MarkovTarget, temperature: float, drafted: bool) -> Tensor:
+    drafter = JacobiDrafter(5, FixedDraftSize(DraftSize(3, 2))) if drafted else None
+    return decode(
+        target,
+        max_new_tokens=8,
+        sampling=SamplingConfig(temperature),
+        streams=RandomStreams.from_seeds([0, 1, 2]),
+        drafter=drafter,
+    ).tokens
+
+
+@pytest.mark.parametrize("drafted", [False, True])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(
+    ("value", "places"),
+    [(torch.nan, slice(None)), (torch.nan, slice(3, 4)), (torch.inf, slice(2, 3)), (-torch.inf, slice(None))],
+)
+@pytest.mark.parametrize("first", [0, 2])
+def test_the_row_and_the_step_are_named(
+    first: int, value: float, places: slice, temperature: float, drafted: bool
+) -> None:
+    with pytest.raises(NotFiniteError, match=f"row 1 are not finite at step {first}") as raised:
+        _run(_Faulty(first, value, places), temperature, drafted)
+    assert (raised.value.row, raised.value.step) == (1, first)
+
+
+def test_a_forbidden_token_is_no_fault() -> None:
+    assert not bool((_run(_Faulty(0, -torch.inf, slice(2, 3)), 1.0, False)[1] == 2).any())
+
+
+def test_a_cache_that_no_memory_could_hold_is_refused_with_the_figure() -> None:
+    with pytest.raises(MemoryError, match=r"need 74,505.8 GiB \(num_layers 10, batch_size 1,000, .* has"):
+        StaticKVCache(10, 1000, 10, 1000, 100000)

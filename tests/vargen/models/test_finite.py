@@ -1,0 +1,59 @@
+"""Weights, logits and pixels that are no numbers end a run in one line that says where they were found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from vargen.errors import NotFiniteError, UserError
+from vargen.models.finite import check_pixels
+from vargen.pipelines.llamagen import LlamaGenPipeline
+
+
+@pytest.mark.parametrize(
+    ("file", "value"),
+    [
+        ("transformer/diffusion_pytorch_model.safetensors", torch.nan),
+        ("vqvae/diffusion_pytorch_model.safetensors", torch.inf),
+        ("text_encoder/model.safetensors", -torch.inf),
+    ],
+)
+def test_the_file_and_the_tensor_are_named(tiny_model_folder: Path, file: str, value: float) -> None:
+    path = tiny_model_folder / file
+    weights = load_file(path)
+    name = sorted(weights)[3]
+    weights[name].view(-1)[-1] = value  # one number among thousands
+    save_file(weights, path, metadata={"format": "pt"})
+    with pytest.raises(UserError, match=rf"{file}: the weights {name} are not finite in float32"):
+        LlamaGenPipeline.from_pretrained(tiny_model_folder)
+
+
+def test_what_overflows_in_another_precision_is_said_to(tiny_model_folder: Path) -> None:
+    path = tiny_model_folder / "transformer" / "diffusion_pytorch_model.safetensors"
+    weights = load_file(path)
+    weights[sorted(weights)[0]].view(-1)[0] = 1e6
+    save_file(weights, path, metadata={"format": "pt"})
+    LlamaGenPipeline.from_pretrained(tiny_model_folder)
+    with pytest.raises(UserError, match=r"not finite in float16; .* another dtype"):
+        LlamaGenPipeline.from_pretrained(tiny_model_folder, dtype=torch.float16)
+
+
+@pytest.mark.parametrize("method", ["ar", "sjd"])
+def test_logits_that_overflow_name_the_picture_and_the_step(tiny_model_folder: Path, method: str) -> None:
+    pipeline = LlamaGenPipeline.from_pretrained(tiny_model_folder)
+    pipeline.set_progress_bar_config(disable=True)
+    with torch.no_grad():
+        pipeline.transformer.lm_head.weight.fill_(1e38)
+    with pytest.raises(NotFiniteError, match="picture 1 of the batch: the model's logits are not finite at step 0"):
+        pipeline(["a red cube", "a blue sphere"], method=method)
+
+
+def test_pixels_that_are_none_name_the_picture() -> None:
+    pictures = torch.zeros(3, 3, 4, 4)
+    check_pixels(pictures)
+    pictures[1, 2, 3, 3] = torch.nan
+    with pytest.raises(NotFiniteError, match="picture 2 of the batch has pixels that are not finite"):
+        check_pixels(pictures)

@@ -1,0 +1,58 @@
+"""Weights and pixels that are no numbers, refused: what is made of them looks like an answer and is none.
+
+Belongs here: looking, and saying where. Does not belong here: logits, which the decode loop looks at
+(`specdecode.finite`).
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from vargen.errors import NotFiniteError, UserError
+from vargen.models.model_folder import find_tensor
+
+
+def check_weights(model: torch.nn.Module, place: str | os.PathLike[str]) -> None:
+    """Refuse weights that are not finite.
+
+    Args:
+        model: as it was loaded, wherever it lies.
+        place: its folder, or what else it was loaded from.
+
+    Raises:
+        UserError: with the file and the tensor.
+    """
+    state = {name: tensor for name, tensor in model.state_dict().items() if isinstance(tensor, Tensor)}
+    floating = {name: tensor for name, tensor in state.items() if tensor.is_floating_point() and tensor.numel()}
+    if not floating or any(tensor.is_meta for tensor in floating.values()):  # meta: offloaded to a disk
+        return
+    # Smallest and largest of each tensor: not-a-number wins both, and one small tensor is read instead of many masks.
+    extremes = [torch.stack(torch.aminmax(tensor.detach())).float().cpu() for tensor in floating.values()]
+    finite = torch.stack(extremes).isfinite().all(1).tolist()
+    for (name, tensor), is_finite in zip(floating.items(), finite, strict=True):
+        if not is_finite:
+            precision = str(tensor.dtype).removeprefix("torch.")
+            raise UserError(
+                f"{find_tensor(Path(place), name)}: the weights {name} are not finite in {precision}; copy the file "
+                f"again, or load it with another dtype"
+            )
+
+
+def check_pixels(pictures: Tensor) -> None:
+    """Refuse pictures [B, ...] that hold what is no number.
+
+    Raises:
+        NotFiniteError: with the first such picture and the likely cause.
+    """
+    finite = torch.stack(torch.aminmax(pictures.flatten(1), dim=1)).isfinite().all(0)  # [B]
+    for row, is_finite in enumerate(finite.tolist()):
+        if not is_finite:
+            raise NotFiniteError(
+                row,
+                f"picture {row + 1} of the batch has pixels that are not finite: the image decoder's weights do not "
+                "fit its configuration or its precision; copy it again",
+            )

@@ -1,8 +1,9 @@
 """How far a figure over pictures would stray if other pictures had been drawn: the bootstrap (Efron, 1979).
 
-Pictures are drawn again, with replacement, from those there are; the spread of the figure over such draws is its
-standard error. The interval is the figure plus and minus 1.96 of these, not the draws' own quantiles: a Frechet
-distance of pictures drawn twice is biased upwards, its spread much less so.
+Pictures are drawn again, with replacement, from those there are. Of means and shares the interval is what the middle
+95 % of such draws give (`percentile_interval`), which never lies where no draw could, such as beyond 100 %. A Frechet
+distance of pictures drawn twice is biased upwards, its spread much less so: its interval is the figure plus and minus
+1.96 standard errors (`spread_interval`).
 """
 
 from __future__ import annotations
@@ -13,32 +14,59 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from metrics.proportion import Proportion
+
 Interval = tuple[float, float]
 
 
-def bootstrap_interval(
+def spread_interval(
     value: float, count: int, figure: Callable[[Tensor], float], draws: int = 200, seed: int = 0
 ) -> Interval | None:
-    """A 95 % interval around `value`.
+    """A 95 % interval around `value`, for figures that drawing again biases.
 
     Args:
         value: the figure over all pictures.
+        count, figure, draws, seed: as for `percentile_interval`.
+    """
+    values = _drawn_again(count, figure, draws, seed)
+    if values is None:
+        return None
+    margin = 1.96 * statistics.stdev(values)
+    return value - margin, value + margin
+
+
+def percentile_interval(
+    count: int, figure: Callable[[Tensor], float], draws: int = 200, seed: int = 0
+) -> Interval | None:
+    """A 95 % interval of a mean, a share or a difference of such.
+
+    Args:
         count: how many pictures there are.
         figure: the figure over the pictures with these numbers, int64 `[count]`.
         draws: how often pictures are drawn again; below 2 there is no interval.
         seed: of the draws; the same seed draws the same pictures for every method.
     """
-    if draws < 2 or count < 2:
+    values = _drawn_again(count, figure, draws, seed)
+    if values is None:
         return None
-    generator = torch.Generator().manual_seed(seed)
-    values = [figure(torch.randint(count, (count,), generator=generator)) for _ in range(draws)]
-    margin = 1.96 * statistics.stdev(values)
-    return value - margin, value + margin
+    low, high = torch.tensor(values, dtype=torch.float64).quantile(torch.tensor([0.025, 0.975], dtype=torch.float64))
+    return float(low), float(high)
 
 
 def mean_interval(values: Tensor, draws: int = 200, seed: int = 0) -> Interval | None:
-    """The same for the mean of one number a picture, `[N]`; NaN marks a picture that has none."""
+    """The same for the mean of one number a picture, `[N]`; NaN marks a picture that has none.
+
+    Where the numbers are bool the mean is a share of independent cases, and the interval Wilson's.
+    """
+    if values.dtype == torch.bool:
+        enough = draws >= 2 and len(values) >= 2
+        return Proportion(int(values.sum()), len(values)).interval() if enough else None
     values = values.double()
-    return bootstrap_interval(
-        float(values.nanmean()), len(values), lambda chosen: float(values[chosen].nanmean()), draws, seed
-    )
+    return percentile_interval(len(values), lambda chosen: float(values[chosen].nanmean()), draws, seed)
+
+
+def _drawn_again(count: int, figure: Callable[[Tensor], float], draws: int, seed: int) -> list[float] | None:
+    if draws < 2 or count < 2:
+        return None
+    generator = torch.Generator().manual_seed(seed)
+    return [figure(torch.randint(count, (count,), generator=generator)) for _ in range(draws)]

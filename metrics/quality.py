@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from metrics.bootstrap import bootstrap_interval, mean_interval
+from metrics.bootstrap import mean_interval, spread_interval
 from metrics.clip_score import clip_scores
 from metrics.diversity import distances_to_others
 from metrics.errors import DataError
@@ -131,7 +131,7 @@ def score_pictures(
 
 
 def mean_figure(values: Tensor, draws: int) -> dict[str, Any]:
-    """The mean of one number a picture, NaN for none, with its interval."""
+    """The mean of one number a picture, NaN for none, or of what is true of a picture, with its interval."""
     return figure(float(values.double().nanmean()), mean_interval(values, draws))
 
 
@@ -148,5 +148,5 @@ def _frechet(features: Tensor, reference: GaussianStatistics, draws: int) -> dic
     def over(chosen: Tensor) -> float:
         return frechet_distance(reference, GaussianStatistics.of(features[chosen]))
 
-    interval = bootstrap_interval(value, len(features), over, draws)
+    interval = spread_interval(value, len(features), over, draws)
     return figure(value, None if interval is None else (max(interval[0], 0.0), interval[1]))

@@ -6,9 +6,11 @@ import math
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.nn.functional import normalize
 
-from metrics.bootstrap import bootstrap_interval, mean_interval
+from metrics.bootstrap import mean_interval, percentile_interval, spread_interval
 from metrics.clip_score import clip_scores, retrieval_accuracy
 from metrics.diversity import distances_to_others, mean_pairwise_distance
 from metrics.errors import DataError
@@ -68,9 +70,20 @@ def test_the_interval_is_about_the_textbook_one_and_is_reproducible() -> None:
 
 
 def test_no_interval_without_draws_and_nan_is_no_number() -> None:
-    assert bootstrap_interval(1.0, 10, lambda chosen: 1.0, draws=0) is None
+    assert spread_interval(1.0, 10, lambda chosen: 1.0, draws=0) is None
+    assert percentile_interval(10, lambda chosen: 1.0, draws=0) is None
+    assert mean_interval(torch.tensor([True, False]), draws=0) is None
     low, high = mean_interval(torch.tensor([1.0, float("nan"), 1.0, 1.0]), draws=50) or (0.0, 0.0)
     assert (low, high) == (1.0, 1.0)
+
+
+@given(values=st.lists(st.booleans(), min_size=2, max_size=30), as_shares=st.booleans())
+def test_no_interval_of_a_share_is_beyond_it(values: list[bool], as_shares: bool) -> None:
+    shares = torch.tensor(values) if as_shares else torch.tensor(values).double()
+    low, high = mean_interval(shares, draws=20) or (-1.0, 2.0)
+    assert 0 <= low <= high <= 1
+    if as_shares:
+        assert low <= sum(values) / len(values) <= high and low < high
 
 
 def test_the_bank_puts_pictures_in_order_and_counts_them() -> None:

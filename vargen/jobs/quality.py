@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from metrics.bootstrap import bootstrap_interval
+from metrics.bootstrap import percentile_interval
 from metrics.clip_score import clip_scores
 from metrics.errors import DataError
 from metrics.extractors import INCEPTION_RESIZINGS, CLIPFeatures, FeatureExtractor, InceptionFeatures, VGGFeatures
@@ -247,7 +247,8 @@ def score(
 def judge_scores(verdicts: Tensor, kinds: Sequence[str], draws: int) -> dict[str, Any]:
     """`judge_accuracy` (share of claims), `judge_prompts` (share of prompts) and `judge` (share by kind).
 
-    Claims of one picture stand or fall together, so the intervals draw pictures, not claims.
+    Claims of one picture stand or fall together, so the intervals draw pictures, not claims. Where all claims or none
+    are right, every draw says the same; the interval is then Wilson's over the pictures with claims.
     """
 
     def share_of(chosen: Sequence[str]) -> dict[str, Any] | None:
@@ -255,7 +256,11 @@ def judge_scores(verdicts: Tensor, kinds: Sequence[str], draws: int) -> dict[str
         if not shares.made.sum():
             return None
         value = shares(torch.arange(len(verdicts)))
-        return figure(value, bootstrap_interval(value, len(verdicts), shares, draws))
+        interval = percentile_interval(len(verdicts), shares, draws)
+        if interval is not None and value in (0.0, 1.0):
+            pictures = int((shares.made > 0).sum())
+            interval = Proportion(pictures if value else 0, pictures).interval()
+        return figure(value, interval)
 
     by_kind = {kind: share_of([kind]) for kind in kinds}
     return {
@@ -278,8 +283,8 @@ def against_plain(
         def over(chosen: Tensor) -> float:
             return ours(chosen) - theirs(chosen)
 
-        value = over(torch.arange(count))
-        differences["judge_accuracy"] = figure(value, bootstrap_interval(value, count, over, draws))
+        interval = percentile_interval(count, over, draws)
+        differences["judge_accuracy"] = figure(over(torch.arange(count)), interval)
     if protocol.clip_score is not None:
         clip = protocol.clip_score
         scores = [

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from specdecode.sampling import apply_guidance
 from vargen.errors import UserError
 from vargen.models.llamagen.drafter import LlamaGenDrafter
-from vargen.models.llamagen.transformer import CONDITION_POSITION, LlamaGenTransformer, condition_attention_mask
+from vargen.models.llamagen.transformer import CONDITION_POSITION, LlamaGenTransformer
 from vargen.models.model_folder import weights_fingerprint
 from vargen.prompts import gather_prompts
 from vargen.resources import find_model
@@ -34,6 +34,7 @@ from vargen.training.config import RunConfig, check, check_fraction, check_posit
 from vargen.training.generated import generate_codes
 from vargen.training.run import RunResult, autocast, move, prepare, train
 from vargen.training.teacher_forcing import guided_features
+from vargen.training.transformer_pass import train_on_cpu, training_mask
 
 
 @dataclass
@@ -166,6 +167,8 @@ class DrafterTask:
             self.drafter.fc.weight[:, target.dim :].copy_(torch.eye(target.dim))
         self.drafter.train()
         move(self.drafter, self.device)
+        if self.device.type == "cpu":
+            train_on_cpu(self.drafter)
         self.module: nn.Module = self.drafter
         self.extra_modules = nn.ModuleList()
         size = config.evaluation_size
@@ -208,12 +211,8 @@ class DrafterTask:
         num_pairs = tokens.shape[1]
         positions = torch.arange(1 - length, num_pairs - length + 1, device=codes.device)
         positions = positions.clamp(min=CONDITION_POSITION)[None]
-        visible = condition_attention_mask(mask[:, : length - 1], num_pairs - length + 1)
-        bias = None
-        if codes.device.type == "cpu" and torch.is_grad_enabled():
-            dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else features.dtype
-            bias = torch.zeros(visible.shape, dtype=dtype).masked_fill(~visible, float("-inf"))
-        guesses = self.drafter(tokens, features[:, :num_pairs], positions, visible, attention_bias=bias)
+        visible = training_mask(mask[:, : length - 1], num_pairs - length + 1, features.dtype)
+        guesses = self.drafter(tokens, features[:, :num_pairs], positions, visible)
         return guesses[:, length - 1 :]
 
     @torch.no_grad()

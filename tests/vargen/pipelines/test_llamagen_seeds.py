@@ -9,6 +9,7 @@ import torch
 
 from vargen.errors import UserError
 from vargen.pipelines.llamagen import LlamaGenPipeline
+from vargen.training.transformer_pass import training_forward
 
 PROMPTS = ["a red cube", "a small shiny blue sphere left of a large green cone on sand", "two cones"]
 
@@ -41,8 +42,8 @@ def test_greedy_decoding_is_the_argmax_of_one_teacher_forced_pass(tiny_pipeline:
     embeds, mask = tiny_pipeline.encode_prompt(PROMPTS[1])
     condition = transformer.embed_condition(caption_embeds=embeds)
     with torch.no_grad():
-        conditional = transformer.training_forward(condition, mask, tokens)
-        null = transformer.training_forward(transformer.null_condition(1, mask.shape[1]), mask, tokens)
+        conditional = training_forward(transformer, condition, mask, tokens)
+        null = training_forward(transformer, transformer.null_condition(1, mask.shape[1]), mask, tokens)
     assert torch.equal((null + 3.0 * (conditional - null)).argmax(-1), tokens)
 
 

@@ -106,7 +106,6 @@ class LlamaGenDrafter(ModelMixin, ConfigMixin):  # type: ignore[misc]
         kv_cache: StaticKVCache | None = None,
         slots: Tensor | None = None,
         kv_length: int | None = None,
-        attention_bias: Tensor | None = None,
     ) -> Tensor:
         """Guessed hidden states after each pair.
 
@@ -115,7 +114,6 @@ class LlamaGenDrafter(ModelMixin, ConfigMixin):  # type: ignore[misc]
             features: `[B, n, dim]`, the target's hidden state (or a guess of it) at the token before each.
             positions: int64 `[B or 1, n]`, the token's place in the picture, -1 for pairs of the condition.
             attention_mask, kv_cache, slots, kv_length: as for `LlamaGenTransformer.forward`.
-            attention_bias: additive mask for training on a CPU instead of `attention_mask`, see `causal_attention`.
 
         Returns:
             `[B, n, dim]`; the target's `lm_head` of it gives logits.
@@ -123,6 +121,6 @@ class LlamaGenDrafter(ModelMixin, ConfigMixin):  # type: ignore[misc]
         pairs = torch.cat((self.token_embedding(input_ids), features.to(self.fc.weight.dtype)), dim=-1)
         hidden_states = self.fc(pairs)
         hidden_states = hidden_states + self.attn(
-            hidden_states, self.rotary_rows(positions), attention_mask, kv_cache, slots, kv_length, attention_bias
+            hidden_states, self.rotary_rows(positions), attention_mask, kv_cache, slots, kv_length
         )
         return hidden_states + self.ff(self.norm2(hidden_states))

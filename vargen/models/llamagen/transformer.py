@@ -17,6 +17,7 @@ pre-norm Llama decoder (RMSNorm, SwiGLU, no biases, untied embeddings) with two 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
@@ -35,6 +36,9 @@ CONDITION_POSITION = -1
 
 CONDITION_ROTARY = ("zero", "identity")
 """What that row does: let the queries and keys of condition tokens vanish, as in LlamaGen, or leave them be."""
+
+Projection = Callable[["LlamaGenAttention", Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
+AttentionFunction = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
 
 LLAMAGEN_SIZES: dict[str, dict[str, int]] = {
     "B": {"dim": 768, "num_layers": 12, "num_attention_heads": 12},
@@ -154,19 +158,6 @@ def apply_rotary(states: Tensor, rotary: Tensor) -> Tensor:
     return turned.flatten(-2).to(states.dtype)
 
 
-def apply_rotary_by_halves(states: Tensor, rotary: Tensor) -> Tensor:
-    """`apply_rotary` for states whose head channels hold the first of every pair, then the second; so does the result.
-
-    Args:
-        states: `[B, n, H, D]`.
-        rotary: as for `apply_rotary`.
-    """
-    first, second = states.float().chunk(2, dim=-1)  # [B, n, H, D // 2]
-    cosine, sine = rotary.unbind(-1)
-    turned = torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)
-    return turned.to(states.dtype)
-
-
 def condition_attention_mask(condition_mask: Tensor, num_image_tokens: int = 0) -> Tensor:
     """Attention mask of a whole sequence: the condition, then image tokens.
 
@@ -188,31 +179,17 @@ def condition_attention_mask(condition_mask: Tensor, num_image_tokens: int = 0) 
     return ((causal & valid[:, None, :]) | diagonal)[:, None]
 
 
-def causal_attention(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, chunk_size: int = 96) -> Tensor:
-    """Attention for training on a CPU: explicit products over chunks of queries, each with the keys up to its end.
-
-    The CPU kernel behind `scaled_dot_product_attention` is quick forward, but its backward takes most of a training
-    step (2.15: seven times its forward at 288 tokens); plain matrix products need 0.6 of the time for both together.
-
-    Args:
-        query: `[B, H, n, D]`; key, value: `[B, H_kv, n, D]`.
-        bias: additive mask broadcastable to `[B, 1, n, n]`, minus infinity above the diagonal at least.
-        chunk_size: queries per chunk.
-
-    Returns:
-        `[B, H, n, D]`.
-    """
-    groups = query.shape[1] // key.shape[1]
-    if groups > 1:
-        key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
-    query = query * query.shape[-1] ** -0.5
-    num_tokens = query.shape[2]
-    chunks = []
-    for begin in range(0, num_tokens, chunk_size):
-        end = min(begin + chunk_size, num_tokens)
-        scores = (query[:, :, begin:end] @ key[:, :, :end].mT).add_(bias[:, :, begin:end, :end])  # [B, H, c, end]
-        chunks.append(scores.softmax(dim=-1) @ value[:, :, :end])
-    return torch.cat(chunks, dim=2)
+def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None) -> Tensor:
+    """PyTorch's attention: query `[B, H, n, D]`, key and value `[B, H_kv, S, D]`, mask as `forward` has it, causal if
+    None; gives `[B, H, n, D]`."""
+    return F.scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        attn_mask=attention_mask,
+        is_causal=attention_mask is None,
+        enable_gqa=key.shape[1] != query.shape[1],
+    )
 
 
 class LlamaGenRMSNorm(nn.Module):
@@ -238,7 +215,10 @@ class LlamaGenRMSNorm(nn.Module):
 
 
 class LlamaGenAttention(nn.Module):
-    """Self-attention with rotary positions and grouped key/value heads. All three projections are one matrix."""
+    """Self-attention with rotary positions and grouped key/value heads. All three projections are one matrix.
+
+    Training on a CPU puts faster ways to do the same into `project` and `attend` (`vargen.training.transformer_pass`).
+    """
 
     def __init__(self, dim: int, num_heads: int, num_key_value_heads: int, layer_index: int, dropout: float) -> None:
         super().__init__()
@@ -250,6 +230,8 @@ class LlamaGenAttention(nn.Module):
         # Output rows: [queries | keys | values], each a block of whole heads.
         self.to_qkv = nn.Linear(dim, (num_heads + 2 * num_key_value_heads) * self.head_dim, bias=False)
         self.to_out = nn.Linear(dim, dim, bias=False)
+        self.project: Projection = project
+        self.attend: AttentionFunction = scaled_dot_product_attention
 
     def forward(
         self,
@@ -259,41 +241,32 @@ class LlamaGenAttention(nn.Module):
         kv_cache: StaticKVCache | None = None,
         slots: Tensor | None = None,
         kv_length: int | None = None,
-        attention_bias: Tensor | None = None,
     ) -> Tensor:
-        batch_size, num_tokens, dim = hidden_states.shape
-        heads, kv_heads = self.num_heads, self.num_key_value_heads
-        by_halves = attention_bias is not None and torch.compiler.is_compiling()
-        qkv = F.linear(hidden_states, self._weight_by_halves()) if by_halves else self.to_qkv(hidden_states)
-        qkv = qkv.view(batch_size, num_tokens, heads + 2 * kv_heads, self.head_dim)
-        # Queries and keys are turned together: they lie side by side, and one pass costs less than two.
-        query_key, value = qkv.split((heads + kv_heads, kv_heads), dim=2)
-        turned = apply_rotary_by_halves(query_key, rotary) if by_halves else apply_rotary(query_key, rotary)
-        query, key = turned.split((heads, kv_heads), dim=2)
-        query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)  # [B, H or H_kv, n, D]
+        query, key, value = self.project(self, hidden_states, rotary)  # [B, H or H_kv, n, D]
         if kv_cache is not None and slots is not None:
             key, value = kv_cache.update(self.layer_index, key, value, slots, kv_length)  # [B, H_kv, S, D]
-        if attention_bias is not None:
-            attended = causal_attention(query, key, value, attention_bias)  # [B, H, n, D]
-        else:
-            attended = F.scaled_dot_product_attention(
-                query,
-                key,
-                value,
-                attn_mask=attention_mask,
-                is_causal=attention_mask is None,
-                enable_gqa=kv_heads != heads,
-            )  # [B, H, n, D]
-        output = self.to_out(attended.transpose(1, 2).reshape(batch_size, num_tokens, dim))
+        attended = self.attend(query, key, value, attention_mask)  # [B, H, n, D]
+        output = self.to_out(attended.transpose(1, 2).reshape(hidden_states.shape))
         return F.dropout(output, self.dropout) if self.training and self.dropout > 0 else output
 
-    def _weight_by_halves(self) -> Tensor:
-        """`to_qkv.weight` with the rows of each query and key head in another order: the first of all pairs, then the
-        second. What attention makes of them is the same, and a compiler makes vector code of halves, not of pairs."""
-        num_turned = self.num_heads + self.num_key_value_heads
-        turned, kept = self.to_qkv.weight.split((num_turned * self.head_dim, self.num_key_value_heads * self.head_dim))
-        by_pairs = turned.view(num_turned, self.head_dim // 2, 2, -1)
-        return torch.cat((by_pairs.transpose(1, 2).reshape(turned.shape), kept))
+    def split_heads(self, qkv: Tensor) -> tuple[Tensor, Tensor]:
+        """What `to_qkv` gave, `[B, n, (H + 2 H_kv) D]`, as queries with keys `[B, n, H + H_kv, D]` and values."""
+        kv_heads = self.num_key_value_heads
+        heads = qkv.unflatten(-1, (-1, self.head_dim))
+        query_key, value = heads.split((self.num_heads + kv_heads, kv_heads), dim=2)
+        return query_key, value
+
+    def by_head(self, query_key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values `[B, H or H_kv, n, D]` of what `split_heads` gave."""
+        query, key = query_key.split((self.num_heads, self.num_key_value_heads), dim=2)
+        return query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+
+
+def project(attention: LlamaGenAttention, hidden_states: Tensor, rotary: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values `[B, H or H_kv, n, D]` of `[B, n, dim]`, turned by their positions."""
+    query_key, value = attention.split_heads(attention.to_qkv(hidden_states))
+    # Queries and keys are turned together: they lie side by side, and one pass costs less than two.
+    return attention.by_head(apply_rotary(query_key, rotary), value)
 
 
 class LlamaGenFeedForward(nn.Module):
@@ -339,10 +312,9 @@ class LlamaGenBlock(nn.Module):
         kv_cache: StaticKVCache | None = None,
         slots: Tensor | None = None,
         kv_length: int | None = None,
-        attention_bias: Tensor | None = None,
     ) -> Tensor:
         hidden_states = hidden_states + self.attn(
-            self.norm1(hidden_states), rotary, attention_mask, kv_cache, slots, kv_length, attention_bias
+            self.norm1(hidden_states), rotary, attention_mask, kv_cache, slots, kv_length
         )
         return hidden_states + self.ff(self.norm2(hidden_states))
 
@@ -586,8 +558,8 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin):  # type: ignore[misc]
             inputs_embeds: `[B, n, dim]`, for condition tokens (see `embed_condition`).
             positions: int64 `[B, n]` (or `[1, n]`): a token's place in the picture, raster order, -1 for a condition
                 token. Several tokens may share a position, as the alternatives of a token tree do.
-            attention_mask: bool, broadcastable to `[B, 1, n, S]`, true where a token sees a key. None means causal over
-                the `n` tokens, and is allowed only without a cache.
+            attention_mask: bool, broadcastable to `[B, 1, n, S]`, true where a token sees a key (or additive). None
+                means causal over the `n` tokens, and is allowed only without a cache.
             kv_cache: keys and values of earlier tokens; new ones are written to `slots`.
             slots: int64 `[B, n]` cache slots of the new tokens; None for `kv_cache.new_slots(n)`.
             kv_length: attend to the first `kv_length` slots only, when the host knows that no row reaches further.
@@ -610,93 +582,9 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin):  # type: ignore[misc]
                 raise ValueError("attention_mask must be given with kv_cache, for instance kv_cache.attention_mask().")
             slots = kv_cache.new_slots(hidden_states.shape[1]) if slots is None else slots
             slots = kv_cache.flatten_slots(slots)
-        hidden_states = self._run_blocks(
-            hidden_states, self.rotary_rows(positions), attention_mask, kv_cache, slots, kv_length
-        )
+        rotary = self.rotary_rows(positions)
+        for block in self.transformer_blocks:
+            hidden_states = block(hidden_states, rotary, attention_mask, kv_cache, slots, kv_length)
         hidden_states = self.norm_out(hidden_states)
         logits = self.lm_head(hidden_states[:, -logits_to_keep:] if logits_to_keep else hidden_states)
         return LlamaGenTransformerOutput(logits=logits.float(), hidden_states=hidden_states)
-
-    def _run_blocks(
-        self,
-        hidden_states: Tensor,
-        rotary: Tensor,
-        attention_mask: Tensor | None,
-        kv_cache: StaticKVCache | None = None,
-        slots: Tensor | None = None,
-        kv_length: int | None = None,
-        attention_bias: Tensor | None = None,
-        half_way: list[Tensor] | None = None,
-    ) -> Tensor:
-        if self.training and self.config.token_dropout > 0:
-            hidden_states = F.dropout(hidden_states, self.config.token_dropout)
-        for number, block in enumerate(self.transformer_blocks, start=1):
-            hidden_states = block(hidden_states, rotary, attention_mask, kv_cache, slots, kv_length, attention_bias)
-            if half_way is not None and number == len(self.transformer_blocks) // 2:
-                half_way.append(hidden_states)
-        return hidden_states
-
-    def training_forward(self, condition_embeds: Tensor, condition_mask: Tensor | None, input_ids: Tensor) -> Tensor:
-        """Logits of all image tokens under teacher forcing.
-
-        Feeds the condition and all image tokens but the last.
-
-        Args:
-            condition_embeds: `[B, T, dim]` from `embed_condition`.
-            condition_mask: bool `[B, T]`, false at padding; None when nothing is padded.
-            input_ids: int64 `[B, N]` image tokens from the start of the picture.
-
-        Returns:
-            fp32 `[B, N, vocab_size]`: entry i predicts image token i.
-        """
-        return self.training_states(condition_embeds, condition_mask, input_ids)[0]
-
-    def training_states(
-        self, condition_embeds: Tensor, condition_mask: Tensor | None, input_ids: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """`training_forward`, and the hidden states `[B, N, dim]` after half of the blocks, at the same places."""
-        return self.training_run(*self.training_inputs(condition_embeds, condition_mask, input_ids))
-
-    def training_inputs(
-        self, condition_embeds: Tensor, condition_mask: Tensor | None, input_ids: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, int]:
-        """What `training_run` takes for the arguments of `training_states`.
-
-        The two are apart so that only the latter is compiled: inside compiled code masks and rotary rows are worked out
-        anew for every score of every layer, which on a CPU took a third of a training step.
-
-        Returns:
-            Embeddings `[B, T + N - 1, dim]`, rotary rows, attention mask or additive mask, and T.
-        """
-        condition_length, num_image_tokens = condition_embeds.shape[1], input_ids.shape[1]
-        inputs_embeds = torch.cat((condition_embeds, self.token_embedding(input_ids[:, :-1])), dim=1)
-        device = input_ids.device
-        positions = torch.arange(-condition_length, num_image_tokens - 1, device=device).clamp(min=CONDITION_POSITION)
-        rotary = self.rotary_rows(positions[None])
-        mask = None
-        if condition_mask is not None:
-            mask = condition_attention_mask(condition_mask, num_image_tokens - 1)
-        if device.type != "cpu" or not torch.is_grad_enabled():
-            return inputs_embeds, rotary, mask, None, condition_length
-        if mask is None:
-            mask = condition_attention_mask(torch.ones(1, condition_length, dtype=torch.bool), num_image_tokens - 1)
-        dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else inputs_embeds.dtype
-        bias = torch.zeros(mask.shape, dtype=dtype).masked_fill(~mask, float("-inf"))
-        return inputs_embeds, rotary, None, bias, condition_length
-
-    def training_run(
-        self,
-        inputs_embeds: Tensor,
-        rotary: Tensor,
-        attention_mask: Tensor | None,
-        attention_bias: Tensor | None,
-        condition_length: int,
-    ) -> tuple[Tensor, Tensor]:
-        """`training_states` of what `training_inputs` gave; made to be compiled."""
-        half_way: list[Tensor] = []
-        hidden_states = self._run_blocks(
-            inputs_embeds, rotary, attention_mask, attention_bias=attention_bias, half_way=half_way
-        )
-        # The last condition token predicts image token 0; what earlier ones say is nobody's business.
-        logits = self.lm_head(self.norm_out(hidden_states[:, condition_length - 1 :])).float()
-        return logits, (half_way or [inputs_embeds])[0][:, condition_length - 1 :]

@@ -24,6 +24,7 @@ from vargen.models.llamagen.transformer import CONDITION_ROTARY, LlamaGenTransfo
 from vargen.models.model_folder import check_model_folder
 from vargen.training.config import RunConfig, check, check_fraction, check_positive, main
 from vargen.training.run import RunResult, autocast, move, prepare, train
+from vargen.training.transformer_pass import train_on_cpu, training_forward, training_inputs, training_run
 from vargen.world.captions.captions import MAX_CAPTION_TOKENS, Caption, compose_caption, compose_training_caption
 from vargen.world.captions.text_tokenizer import build_tokenizer
 from vargen.world.scenes.scene import OBJECT_COUNT_WEIGHTS, Scene
@@ -279,8 +280,9 @@ class TransformerTask:
             self.extra_modules.append(self.cell_reader)
         move(self.extra_modules, device)
         self.max_caption_tokens = min(MAX_CAPTION_TOKENS, shape.condition_length)
-        run = self.transformer.training_run
-        self.training_run = torch.compile(run) if config.compile else run
+        if device.type == "cpu":
+            train_on_cpu(self.transformer, config.compile)
+        self.training_run = torch.compile(training_run) if config.compile else training_run
         rendered = RenderedCodes(source, FrozenEncoder(self.vqvae, config.autocast), grid_size)
         self.heldout = rendered.coded(source(HELDOUT_SEED, config.evaluation_size, "heldout"))
         self.codes: CodeSource = self._stored_codes(config.codes) if config.codes else rendered
@@ -320,11 +322,11 @@ class TransformerTask:
 
         Tokens marked in `hidden`, bool [B, N], are to be predicted as all others but tell later ones nothing.
         """
-        embeds, *rest = self.transformer.training_inputs(condition, mask, codes)
+        embeds, rotary, attention_mask, length = training_inputs(self.transformer, condition, mask, codes)
         if hidden is not None:
             # An embedding of zeros; its key and value are zero in the first layer.
             embeds = embeds * ~F.pad(hidden[:, :-1], (condition.shape[1], 0))[..., None]
-        logits, half_way = self.training_run(embeds, *rest)
+        logits, half_way = self.training_run(self.transformer, embeds, rotary, attention_mask, length)
         losses = F.cross_entropy(logits.flatten(0, 1), codes.flatten(), reduction="none")
         return losses.view_as(codes), half_way
 
@@ -333,7 +335,7 @@ class TransformerTask:
         pairs = zip(batch.scenes, batch.caption_seeds, strict=True)
         condition, mask = self._embed_texts([compose_caption(scene, seed).text for scene, seed in pairs], drop)
         # Not the compiled code: it would be compiled again without gradients, and a few evaluations are not worth that.
-        return self.transformer.training_forward(condition, mask, batch.codes)
+        return training_forward(self.transformer, condition, mask, batch.codes)
 
     def loss(self, step: int, progress: float) -> tuple[Tensor, dict[str, Tensor]]:
         config = self.config

@@ -12,6 +12,7 @@ from specdecode.kv_cache import StaticKVCache
 from vargen.models.llamagen.convert import infer_transformer_config, load_transformer, load_vq_model
 from vargen.models.llamagen.transformer import CONDITION_POSITION, LlamaGenTransformer, condition_attention_mask
 from vargen.models.llamagen.vq import decode_codes, encode_images
+from vargen.training.transformer_pass import train_on_cpu, training_forward
 
 CASES = ("gpt_c2i_tiny", "gpt_t2i_tiny")
 
@@ -41,7 +42,7 @@ def condition_of(model: LlamaGenTransformer, tensors: dict[str, Tensor]) -> tupl
 def test_logits_under_teacher_forcing(golden, fill_by_rule, name: str) -> None:
     model, _, tensors = load_case(golden, fill_by_rule, name)
     embeds, mask = condition_of(model, tensors)
-    logits = model.training_forward(embeds, mask, tensors["greedy_tokens"].repeat(2, 1))
+    logits = training_forward(model, embeds, mask, tensors["greedy_tokens"].repeat(2, 1))
     torch.testing.assert_close(logits[..., tensors["logits_vocab_ids"]], tensors["logits"], atol=2e-4, rtol=0)
 
 
@@ -49,8 +50,9 @@ def test_logits_under_teacher_forcing(golden, fill_by_rule, name: str) -> None:
 def test_logits_on_the_training_path(golden, fill_by_rule, name: str) -> None:
     """With gradients the CPU takes its own attention and norms; they are the same function."""
     model, _, tensors = load_case(golden, fill_by_rule, name)
+    train_on_cpu(model)
     embeds, mask = condition_of(model, tensors)
-    logits = model.training_forward(embeds, mask, tensors["greedy_tokens"].repeat(2, 1))
+    logits = training_forward(model, embeds, mask, tensors["greedy_tokens"].repeat(2, 1))
     assert logits.requires_grad
     torch.testing.assert_close(logits[..., tensors["logits_vocab_ids"]], tensors["logits"], atol=2e-4, rtol=0)
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from llamagen_models import CONDITION_LENGTH, make_model, valid_mask
 from torch import Tensor
 
 from specdecode.kv_cache import StaticKVCache
@@ -19,47 +19,16 @@ from vargen.models.llamagen.transformer import (
     CONDITION_POSITION,
     LlamaGenTransformer,
     apply_rotary,
-    apply_rotary_by_halves,
     build_rotary_table,
-    causal_attention,
     condition_attention_mask,
     default_intermediate_size,
 )
-
-CONDITION_LENGTH = 5
-
-
-def make_model(**changes: Any) -> LlamaGenTransformer:
-    """A small text-conditional model whose every weight matters (the head would start at zero)."""
-    torch.manual_seed(0)
-    arguments = {
-        "dim": 32,
-        "num_layers": 2,
-        "num_attention_heads": 4,
-        "intermediate_size": 48,
-        "vocab_size": 29,
-        "grid_size": 4,
-        "condition_type": "text",
-        "caption_dim": 12,
-        "condition_length": CONDITION_LENGTH,
-        "num_classes": 7,
-    } | changes
-    if arguments["condition_type"] == "class":
-        arguments["condition_length"] = None
-    model = LlamaGenTransformer(**arguments).eval()
-    for parameter in model.parameters():
-        # Larger than the usual 0.02, so that a wrong mask or position shows in the logits.
-        torch.nn.init.normal_(parameter, std=parameter[0].numel() ** -0.5 if parameter.ndim > 1 else 1.0)
-    return model
+from vargen.training.transformer_pass import training_forward
 
 
 def make_cache(model: LlamaGenTransformer, batch_size: int, max_length: int) -> StaticKVCache:
     config = model.config
     return StaticKVCache(config.num_layers, batch_size, config.num_key_value_heads, max_length, model.head_dim)
-
-
-def valid_mask(lengths: list[int], total: int = CONDITION_LENGTH) -> Tensor:
-    return torch.arange(total) >= total - torch.tensor(lengths)[:, None]
 
 
 # Geometry -------------------------------------------------------------------------------------------------------------
@@ -250,8 +219,8 @@ def test_identity_rows_let_image_tokens_choose_among_condition_tokens() -> None:
         assert torch.equal(apply_rotary(states, rows), torch.zeros_like(states) if vanish else states)
         # The other order of the condition's tokens is the same to whoever comes after them: they have no position.
         condition, tokens = torch.randn(1, CONDITION_LENGTH, 32), torch.randint(0, 29, (1, 16))
-        logits = model.training_forward(condition, None, tokens)[:, 1:]
-        turned = model.training_forward(condition.flip(1), None, tokens)[:, 1:]
+        logits = training_forward(model, condition, None, tokens)[:, 1:]
+        turned = training_forward(model, condition.flip(1), None, tokens)[:, 1:]
         torch.testing.assert_close(turned, logits, atol=1e-4, rtol=0)
         cache = make_cache(model, 1, CONDITION_LENGTH)
         model(
@@ -327,15 +296,15 @@ def test_padding_of_the_text_is_neither_seen_nor_needed(condition_rotary: str) -
     model = make_model(condition_rotary=condition_rotary)
     captions, mask = torch.randn(2, CONDITION_LENGTH, 12), valid_mask([2, 3])
     tokens = torch.randint(0, 29, (2, 16))
-    logits = model.training_forward(model.embed_condition(caption_embeds=captions), mask, tokens)
+    logits = training_forward(model, model.embed_condition(caption_embeds=captions), mask, tokens)
     other = torch.where(mask[..., None], captions, torch.randn_like(captions) * 9)
-    again = model.training_forward(model.embed_condition(caption_embeds=other), mask, tokens)
+    again = training_forward(model, model.embed_condition(caption_embeds=other), mask, tokens)
     torch.testing.assert_close(again, logits)
-    trimmed = model.training_forward(model.embed_condition(caption_embeds=captions[:, 2:]), mask[:, 2:], tokens)
+    trimmed = training_forward(model, model.embed_condition(caption_embeds=captions[:, 2:]), mask[:, 2:], tokens)
     torch.testing.assert_close(trimmed, logits, atol=1e-5, rtol=0)
     changed = torch.where(mask[..., None], torch.randn_like(captions), captions)
     assert not torch.allclose(
-        model.training_forward(model.embed_condition(caption_embeds=changed), mask, tokens), logits, atol=1e-2
+        training_forward(model, model.embed_condition(caption_embeds=changed), mask, tokens), logits, atol=1e-2
     )
 
 
@@ -422,7 +391,7 @@ def test_token_by_token_equals_teacher_forcing(dim: int) -> None:
     model = make_model(dim=dim, num_attention_heads=2, condition_type="class")
     tokens = torch.randint(0, 29, (2, 16))
     condition = model.embed_condition(class_labels=torch.tensor([1, 6]))
-    expected = model.training_forward(condition, None, tokens)
+    expected = training_forward(model, condition, None, tokens)
     cache = make_cache(model, 2, 17)
     one = torch.ones(1, 1, 1, dtype=torch.bool)
     logits = []
@@ -486,90 +455,6 @@ def test_hot_path_compiles_into_one_graph() -> None:
         compiled = torch.compile(step, backend="eager", fullgraph=True)
         for logits in expected:
             torch.testing.assert_close(compiled(*arguments), logits, atol=1e-5, rtol=0)
-
-
-# Training -------------------------------------------------------------------------------------------------------------
-
-
-def gradients(model: LlamaGenTransformer, loss: Tensor) -> list[Tensor]:
-    return list(torch.autograd.grad(loss, [p for p in model.parameters() if p.requires_grad], materialize_grads=True))
-
-
-@pytest.mark.parametrize(("kv_heads", "condition_rotary"), [(4, "zero"), (2, "zero"), (2, "identity")])
-def test_training_pass_equals_the_plain_one_with_gradients(kv_heads: int, condition_rotary: str) -> None:
-    """The CPU's training attention and norms against `forward`, whose attention is PyTorch's."""
-    model = make_model(num_key_value_heads=kv_heads, condition_rotary=condition_rotary)
-    captions, mask = torch.randn(2, CONDITION_LENGTH, 12), valid_mask([2, 5])
-    tokens = torch.randint(0, 29, (2, 16))
-    logits = model.training_forward(model.embed_condition(caption_embeds=captions), mask, tokens)
-    embeds = model.embed_condition(caption_embeds=captions)
-    positions = torch.tensor([[CONDITION_POSITION] * CONDITION_LENGTH + list(range(15))])
-    plain = model(
-        inputs_embeds=torch.cat((embeds, model.token_embedding(tokens[:, :-1])), 1),
-        positions=positions,
-        attention_mask=condition_attention_mask(mask, 15),
-    ).logits[:, CONDITION_LENGTH - 1 :]
-    torch.testing.assert_close(logits, plain, atol=1e-4, rtol=0)
-    ours = gradients(model, F.cross_entropy(logits.flatten(0, 1), tokens.flatten()))
-    theirs = gradients(model, F.cross_entropy(plain.flatten(0, 1), tokens.flatten()))
-    for left, right in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(left, right, atol=1e-4, rtol=1e-3)
-
-
-@pytest.mark.parametrize("chunk_size", [1, 3, 7, 50])
-def test_chunked_attention(chunk_size: int) -> None:
-    query, key, value = (torch.randn(2, heads, 7, 4) for heads in (4, 2, 2))
-    mask = condition_attention_mask(valid_mask([1, 3], 3), 4)
-    bias = torch.zeros(mask.shape).masked_fill(~mask, float("-inf"))
-    expected = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=True)
-    torch.testing.assert_close(causal_attention(query, key, value, bias, chunk_size), expected)
-
-
-@pytest.mark.parametrize("kv_heads", [1, 2])
-def test_compiled_training_may_lay_out_channels_as_it_likes(monkeypatch, kv_heads: int) -> None:
-    """Queries and keys by halves instead of pairs: the same logits, states and gradients."""
-    model = make_model(num_key_value_heads=kv_heads, token_dropout=0.0, residual_dropout=0.0, ffn_dropout=0.0).train()
-    torch.nn.init.normal_(model.lm_head.weight)
-    tokens, mask = torch.randint(0, 29, (4, 16)), valid_mask([1, 2, 3, 5])
-    embeds = torch.randn(4, CONDITION_LENGTH, 32)
-    results, turned = [], []
-    monkeypatch.setattr(
-        "vargen.models.llamagen.transformer.apply_rotary_by_halves",
-        lambda *given: turned.append(None) or apply_rotary_by_halves(*given),
-    )
-    for compiling in (False, True):
-        monkeypatch.setattr(torch.compiler, "is_compiling", lambda compiling=compiling: compiling)
-        logits, half_way = model.training_states(embeds, mask, tokens)
-        assert len(turned) == compiling * model.config.num_layers
-        model.zero_grad()
-        (logits.square().mean() + half_way.square().mean()).backward()
-        gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-        results.append((logits, half_way, gradients))
-    torch.testing.assert_close(results[1][:2], results[0][:2], rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(results[1][2], results[0][2], rtol=1e-3, atol=1e-6)
-
-
-def test_training_in_bf16_learns_and_leaves_the_null_caption_alone() -> None:
-    model = make_model(token_dropout=0.0, residual_dropout=0.0, ffn_dropout=0.0).train()
-    torch.nn.init.zeros_(model.lm_head.weight)
-    captions, mask = torch.randn(4, CONDITION_LENGTH, 12), valid_mask([1, 2, 3, 5])
-    tokens = torch.randint(0, 29, (4, 16))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    null_caption = model.null_caption_embeds.clone()
-    losses = []
-    for _ in range(15):
-        with torch.autocast("cpu", torch.bfloat16):
-            embeds = model.embed_condition(caption_embeds=captions, drop=torch.tensor([True, False, False, False]))
-            logits = model.training_forward(embeds, mask, tokens)
-        assert logits.dtype == torch.float32
-        loss = F.cross_entropy(logits.flatten(0, 1), tokens.flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[0] == pytest.approx(torch.tensor(29.0).log().item(), abs=1e-3)
-    assert losses[-1] < 0.5 * losses[0]
-    assert torch.equal(model.null_caption_embeds, null_caption)
 
 
 def test_dropout_is_for_training_only() -> None:

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from vargen.errors import UserError
+from vargen.training.transformer_pass import training_forward
 from vargen.world.captions.captions import compose_caption
 from vargen.world.judge.reading import reading_from_scene
 from vargen.world.judge.verdict import judge_claims
@@ -140,7 +141,7 @@ def test_both_captions_are_judged_as_alone(transformer_config, cheap_scenes, mon
             if drop[row] or other is None:
                 continue
             embeds, other_mask = task._embed_texts([other.text], None)
-            logits = task.transformer.training_forward(embeds, other_mask, codes[row : row + 1])
+            logits = training_forward(task.transformer, embeds, other_mask, codes[row : row + 1])
             other_loss = F.cross_entropy(logits.mT, codes[row : row + 1], reduction="none").sum()
             differences.append(other_loss - plain[row].sum())
     expected = F.softplus(-torch.stack(differences))

@@ -16,6 +16,7 @@ from vargen.errors import UserError
 from vargen.models.llamagen.vq import decode_codes, encode_images
 from vargen.pipelines.llamagen import LlamaGenPipeline
 from vargen.runs.files import read_jsonl
+from vargen.training.transformer_pass import training_forward
 from vargen.world.captions.captions import compose_caption
 from vargen.world.seeds import HELDOUT_SEED
 from vargen.world.training.coded import PLACES, token_places
@@ -63,7 +64,7 @@ def test_codes_are_drawn_as_the_pipeline_would_draw_them(task: DecoderTask) -> N
     with torch.no_grad():
         condition = transformer.embed_condition(caption_embeds=embeds)
         null = transformer.null_condition(1, condition.shape[1])
-        halves = [transformer.training_forward(each, mask, codes[row][None])[0, place] for each in (condition, null)]
+        halves = [training_forward(transformer, each, mask, codes[row][None])[0, place] for each in (condition, null)]
     settings = task.pipeline.config
     guided = apply_guidance(halves[0], halves[1], settings["default_guidance_scale"])
     expected = logits_to_probabilities(guided[None], SamplingConfig(top_k=settings["default_top_k"]))[0]

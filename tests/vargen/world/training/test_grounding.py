@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from vargen.training.transformer_pass import training_inputs, training_run
 from vargen.world.scenes.scene import sample_scene
 from vargen.world.training.grounding import GROUNDING, CellReader, cell_attributes, grounding_loss
 from vargen.world.training.transformer import TransformerTask
@@ -93,6 +94,8 @@ def test_a_place_is_asked_before_its_token_is_seen(transformer_config, cheap_sce
     changed = codes.clone()
     changed[:, 5] = (changed[:, 5] + 1) % task.transformer.config.vocab_size
     with torch.no_grad():
-        before = task.transformer.training_states(condition, mask, codes)[1]
-        after = task.transformer.training_states(condition, mask, changed)[1]
+        before, after = (
+            training_run(task.transformer, *training_inputs(task.transformer, condition, mask, each))[1]
+            for each in (codes, changed)
+        )
     assert torch.equal(before[:, :6], after[:, :6]) and not torch.equal(before[:, 6:], after[:, 6:])

@@ -1,0 +1,155 @@
+"""One pass of a LlamaGen transformer for training: all tokens of a picture at once, fast on a CPU too.
+
+Belongs here: what is fed, the mask, and the ways of projecting and attending whose *backward* is fast on a CPU. Does
+not belong here: losses and batches, which trainers have, and passes of a finished model (`teacher_forcing.py`).
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vargen.models.llamagen.transformer import (
+    CONDITION_POSITION,
+    LlamaGenAttention,
+    LlamaGenTransformer,
+    condition_attention_mask,
+    scaled_dot_product_attention,
+)
+
+
+def train_on_cpu(module: nn.Module, compiled: bool = False) -> None:
+    """Let every attention in `module` attend in chunks where it is trained, which on a CPU takes half the time.
+
+    Args:
+        compiled: turn queries and keys by halves too, of which a compiler makes faster code.
+    """
+    for each in module.modules():
+        if isinstance(each, LlamaGenAttention):
+            each.attend = attention_in_chunks
+            if compiled:
+                each.project = project_by_halves
+
+
+def training_mask(condition_mask: Tensor, num_image_tokens: int, dtype: torch.dtype) -> Tensor:
+    """`condition_attention_mask` as a training pass takes it: additive, in `dtype` or autocast's, on a CPU with
+    gradients; bool elsewhere."""
+    mask = condition_attention_mask(condition_mask, num_image_tokens)
+    if mask.device.type != "cpu" or not torch.is_grad_enabled():
+        return mask
+    dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else dtype
+    return torch.zeros(mask.shape, dtype=dtype).masked_fill(~mask, float("-inf"))
+
+
+def training_inputs(
+    transformer: LlamaGenTransformer, condition_embeds: Tensor, condition_mask: Tensor | None, input_ids: Tensor
+) -> tuple[Tensor, Tensor, Tensor, int]:
+    """What `training_run` takes for the arguments of `training_forward`.
+
+    The two are apart so that only the latter is compiled: inside compiled code masks and rotary rows are worked out
+    anew for every score of every layer, which on a CPU took a third of a training step.
+
+    Returns:
+        Embeddings `[B, T + N - 1, dim]`, rotary rows, attention mask, and T.
+    """
+    condition_length, num_image_tokens = condition_embeds.shape[1], input_ids.shape[1]
+    if condition_mask is None:
+        condition_mask = torch.ones(1, condition_length, dtype=torch.bool, device=input_ids.device)
+    inputs_embeds = torch.cat((condition_embeds, transformer.token_embedding(input_ids[:, :-1])), dim=1)
+    positions = torch.arange(-condition_length, num_image_tokens - 1, device=input_ids.device)
+    rotary = transformer.rotary_rows(positions.clamp(min=CONDITION_POSITION)[None])
+    mask = training_mask(condition_mask, num_image_tokens - 1, inputs_embeds.dtype)
+    return inputs_embeds, rotary, mask, condition_length
+
+
+def training_run(
+    transformer: LlamaGenTransformer,
+    inputs_embeds: Tensor,
+    rotary: Tensor,
+    attention_mask: Tensor,
+    condition_length: int,
+) -> tuple[Tensor, Tensor]:
+    """fp32 logits `[B, N, vocab_size]`, and hidden states `[B, N, dim]` after half of the blocks, of what
+    `training_inputs` gave; made to be compiled."""
+    hidden_states = inputs_embeds
+    if transformer.training and transformer.config.token_dropout > 0:
+        hidden_states = F.dropout(hidden_states, transformer.config.token_dropout)
+    blocks = transformer.transformer_blocks
+    half_way = hidden_states
+    for number, block in enumerate(blocks, start=1):
+        hidden_states = block(hidden_states, rotary, attention_mask)
+        if number == len(blocks) // 2:
+            half_way = hidden_states
+    # The last condition token predicts image token 0; what earlier ones say is nobody's business.
+    first = condition_length - 1
+    logits = transformer.lm_head(transformer.norm_out(hidden_states[:, first:])).float()
+    return logits, half_way[:, first:]
+
+
+def training_forward(
+    transformer: LlamaGenTransformer, condition_embeds: Tensor, condition_mask: Tensor | None, input_ids: Tensor
+) -> Tensor:
+    """Logits of all image tokens under teacher forcing.
+
+    Feeds the condition and all image tokens but the last.
+
+    Args:
+        condition_embeds: `[B, T, dim]` from `embed_condition`.
+        condition_mask: bool `[B, T]`, false at padding; None when nothing is padded.
+        input_ids: int64 `[B, N]` image tokens from the start of the picture.
+
+    Returns:
+        fp32 `[B, N, vocab_size]`: entry i predicts image token i.
+    """
+    return training_run(transformer, *training_inputs(transformer, condition_embeds, condition_mask, input_ids))[0]
+
+
+def attention_in_chunks(
+    query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, chunk_size: int = 96
+) -> Tensor:
+    """Attention for training on a CPU: explicit products over chunks of queries, each with the keys up to its end.
+
+    The CPU kernel behind `scaled_dot_product_attention` is quick forward, but its backward takes most of a training
+    step (2.15: seven times its forward at 288 tokens); plain matrix products need 0.6 of the time for both together.
+    Without gradients, where the mask is not additive, it is PyTorch's.
+
+    Args:
+        query: `[B, H, n, D]`; key, value: `[B, H_kv, n, D]`.
+        attention_mask: additive mask broadcastable to `[B, 1, n, n]`, minus infinity above the diagonal at least.
+        chunk_size: queries per chunk.
+
+    Returns:
+        `[B, H, n, D]`.
+    """
+    if attention_mask is None or not attention_mask.is_floating_point():
+        return scaled_dot_product_attention(query, key, value, attention_mask)
+    groups = query.shape[1] // key.shape[1]
+    if groups > 1:
+        key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
+    query = query * query.shape[-1] ** -0.5
+    num_tokens = query.shape[2]
+    chunks = []
+    for begin in range(0, num_tokens, chunk_size):
+        end = min(begin + chunk_size, num_tokens)
+        scores = query[:, :, begin:end] @ key[:, :, :end].mT  # [B, H, c, end]
+        chunks.append(scores.add_(attention_mask[:, :, begin:end, :end]).softmax(dim=-1) @ value[:, :, :end])
+    return torch.cat(chunks, dim=2)
+
+
+def project_by_halves(
+    attention: LlamaGenAttention, hidden_states: Tensor, rotary: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`project` with the channels of queries and keys in another order: the first of all pairs, then the second.
+
+    What attention makes of them is the same, and a compiler makes vector code of halves, not of pairs.
+    """
+    weight, head_dim = attention.to_qkv.weight, attention.head_dim
+    num_turned = (attention.num_heads + attention.num_key_value_heads) * head_dim
+    turned, kept = weight.split((num_turned, len(weight) - num_turned))
+    by_halves = turned.view(-1, head_dim // 2, 2, weight.shape[1]).transpose(1, 2).reshape(turned.shape)
+    query_key, value = attention.split_heads(F.linear(hidden_states, torch.cat((by_halves, kept))))
+    first, second = query_key.float().chunk(2, dim=-1)  # [B, n, H + H_kv, D // 2]
+    cosine, sine = rotary.unbind(-1)
+    halves = torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)
+    return attention.by_head(halves.to(query_key.dtype), value)

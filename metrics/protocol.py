@@ -15,7 +15,7 @@ from metrics.images import RESIZERS
 
 EXTRACTORS = ("clip", "inception", "inception-antialiased", "inception-clean", "vgg16")
 CAPTION_SOURCES = ("scenes", "file", "class_labels")
-REFERENCES = ("renders", "given")
+REFERENCES = ("renders", "given", "none")
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,8 @@ class Protocol:
         manifold_extractor: features of precision and recall; null leaves them out.
         manifold_neighbours: their k.
         clip_score: null leaves it out.
-        reference: "renders" of held-out scenes, or "given" on the command line.
+        reference: "renders" of held-out scenes, "given" on the command line, or "none": then there is no Frechet
+            distance, no precision and no recall.
         reference_count: how many renders.
         judge: have the recogniser of scenes check what captions claim.
     """
@@ -89,6 +90,8 @@ class Protocol:
                 raise DataError(f"{name} must be a positive integer, got {value!r}")
         if self.reference == "renders" and self.reference_count is None:
             raise DataError('reference_count must say how many renders, since reference is "renders"')
+        if self.reference == "none" and self.manifold_extractor is not None:
+            raise DataError('manifold_extractor must be null, since reference is "none"')
         if self.clip_score is not None and self.captions == "class_labels":
             raise DataError("clip_score must be null: class labels are no captions")
 

@@ -90,6 +90,7 @@ def format_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """The rows of a comparison on pictures as a Markdown table for people."""
     header = ["method", "exact", "passes", "fewer", "tokens/pass", "accepted", "skipped", "s/image", "p90", "speed-up"]
     judged = any(row["judge_accuracy"] is not None for row in rows)
+    scored = any(row.get("clip_score") is not None for row in rows)
     cells = [
         [
             row["method"],
@@ -103,10 +104,11 @@ def format_table(rows: Sequence[Mapping[str, Any]]) -> str:
             f"{row['seconds_per_image']['p90']:.3f}",
             format_ratio(row["speedup"]),
             *([f"{100 * row['judge_accuracy']:.1f} %"] if judged else []),
+            *([f"{row['clip_score']:.2f}"] if scored else []),
         ]
         for row in rows
     ]
-    return markdown_table([*header, "judge"] if judged else header, cells)
+    return markdown_table([*header, *(["judge"] if judged else []), *(["CLIP score"] if scored else [])], cells)
 
 
 def format_ratio(value: float | None) -> str:

@@ -67,14 +67,15 @@ def check_numbers(config: object, bounds: Bounds) -> None:
 
 
 def check_sampling(temperature: object, top_k: object, top_p: object, guidance_scale: object = None) -> None:
-    """Refuse settings of sampling that mean nothing. None, but for the temperature, stands for a default.
+    """Refuse settings of sampling that mean nothing. None stands for a default.
 
     Raises:
         UserError: which one, and what is allowed.
     """
-    check_number("temperature", temperature, 0.0, TEMPERATURES[1])
-    if temperature != 0:
-        check_number("temperature", temperature, *TEMPERATURES)
+    if temperature is not None:
+        check_number("temperature", temperature, 0.0, TEMPERATURES[1])
+        if temperature != 0:
+            check_number("temperature", temperature, *TEMPERATURES)
     if top_k is not None:
         check_number("top_k", top_k, 0, MAX_TOP_K)
     if top_p is not None:

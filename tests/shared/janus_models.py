@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
@@ -53,6 +54,13 @@ def make(seed: int = 0, codes: int = 40, grid: int = 4, context: int = 64) -> Ja
         bos_token_id=BOS, eos_token_id=EOS, pad_token_id=PAD, generation_kwargs={"boi_token_id": BOI}
     )
     return model.double().eval()
+
+
+def save(folder: Path) -> Path:
+    """A model and a processor as transformers saves them."""
+    make().float().save_pretrained(folder)
+    processor().save_pretrained(folder)
+    return folder
 
 
 def disturbed(model: JanusForConditionalGeneration, scale: float, seed: int = 1) -> JanusForConditionalGeneration:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from glob import escape
 from pathlib import Path
 from typing import Any
@@ -16,17 +17,17 @@ from metrics.tables import format_table
 from vargen.bounds import MAX_BATCH_SIZE, MAX_PICTURES, MAX_WARM_UP, check_numbers
 from vargen.commands.options import COMPARED_SPLITS, build_parser, check_place, fill, parse
 from vargen.errors import UserError
+from vargen.jobs.cases import BenchmarkCase, fitting_judge, prompt_cases
 from vargen.jobs.options import SamplingOptions
 from vargen.methods.base import MethodConfig
 from vargen.methods.catalogue import options_by_method, read_method_list, resolve_method
 from vargen.methods.vvs.ablations import ABLATIONS, SHARED
-from vargen.models.model_folder import method_resolver, read_json
-from vargen.resources import find_model
+from vargen.models.description import ModelDescription, open_model
 from vargen.runs.files import own_folder, write_atomic
 from vargen.runs.records import own_calls
 
 TASKS = ("image", "video")
-_PASSED_ON = ("device", "dtype", "batch_size", "seed", "warm_up", "guidance_scale", "temperature", "top_k", "top_p")
+_PASSED_ON = ("batch_size", "seed", "warm_up")
 
 
 @dataclass(frozen=True)
@@ -35,24 +36,27 @@ class BenchConfig(SamplingOptions):
 
     Args:
         methods: names of methods or presets, or YAML files of settings, separated by commas. Plain decoding, "ar", is
-            added where it is missing: every ratio divides by it.
+            added where it is missing: every ratio divides by it. null: ar,eagle,lantern,vvs, or ar,sjd,scd for models
+            without trained drafters.
         ablate: "vvs" compares the settings of the paper's ablations instead of methods; `--method_options.vvs.FIELD`
             then sets what all of them share, such as total_tokens (8) and depth (3) of the drafted trees.
         method_options: settings that differ from the defaults, by method, such as `--method_options.eagle.depth 3`.
         prompts: how many prompts; captions of scenes that training never showed.
         prompts_file: these prompts instead: a .txt (one a line), .csv, .tsv (with a column "prompt") or .jsonl file.
+            Needed for models that do not draw the project's own scenes.
         split: of the sampled prompts: "heldout" for combinations that training never showed, "all" for any.
         class_labels: for a class-conditional model, instead of prompts.
         batch_size: pictures per call.
         warm_up: calls of each method that do not count, before the first that does.
         judge: have a recogniser of scenes check the pictures against their prompts, where the model draws scenes.
+        clip: folder of a CLIP model of transformers that scores pictures against their prompts; null leaves it out.
         images: folder for the pictures, METHOD/000000.png; null keeps none.
         json: file for the rows; "-" prints them to standard output, and nothing else. What has been measured is kept
             beside it in FILE.calls.jsonl until the end, and the same command goes on from there.
         plot: PNG file for a plot of judge accuracy against speed-up (needs the `eval` extra).
     """
 
-    methods: str = "ar,eagle,lantern,vvs"
+    methods: str | None = None
     ablate: str | None = None
     method_options: dict[str, Any] = field(default_factory=dict)
     prompts: int = 64
@@ -62,6 +66,7 @@ class BenchConfig(SamplingOptions):
     batch_size: int = 1
     warm_up: int = 1
     judge: bool = True
+    clip: str | None = None
     images: str | None = None
     json: str | None = None
     plot: str | None = None
@@ -81,25 +86,29 @@ class BenchConfig(SamplingOptions):
             raise UserError('plot: matplotlib is not installed; run pip install "vargen[eval]"')
 
     def contenders(
-        self, resolve: Callable[[str, Mapping[str, Any] | None], MethodConfig] = resolve_method
+        self,
+        resolve: Callable[[str, Mapping[str, Any] | None], MethodConfig] = resolve_method,
+        usual: str = "ar,eagle,lantern,vvs",
     ) -> dict[str, MethodConfig]:
         """The methods by label, plain decoding first.
 
         Args:
             resolve: what knows the names, such as a model's `method_resolver`. What is ablated starts from the method's
                 own defaults, whatever the model prefers.
+            usual: what is compared where no methods are named.
 
         Raises:
             UserError: an unknown method, or options for one that is not compared.
         """
         if self.ablate is not None:
             return {"ar": resolve_method("ar"), **self._ablations(self.ablate)}
-        return {"ar": resolve_method("ar"), **read_method_list(self.methods, self.method_options, "methods", resolve)}
+        names = usual if self.methods is None else self.methods
+        return {"ar": resolve_method("ar"), **read_method_list(names, self.method_options, "methods", resolve)}
 
     def studies(self) -> dict[str, list[str]]:
-        """Which methods stand in one table, by its title; plain decoding stands in each."""
+        """Which methods stand in one table, by its title; plain decoding stands in each. Empty: there is one table."""
         if self.ablate is None:
-            return {"": list(self.contenders())}
+            return {}
         return {title: ["ar", *variants] for title, variants in ABLATIONS[self.ablate].items()}
 
     def _ablations(self, name: str) -> dict[str, MethodConfig]:
@@ -132,28 +141,37 @@ def run(arguments: Sequence[str]) -> int:
     parser.add_argument("--quiet", action="store_true", help="show no progress")
     values = parse(parser, arguments)
     config = fill(BenchConfig, values)
-    model_folder = find_model(config.model)
-    methods = config.contenders(method_resolver(model_folder))
+    model = open_model(config)
+    methods = config.contenders(model.resolve_method, model.usual_methods)
 
     from vargen.jobs.benchmark import benchmark_model
     from vargen.world.judge.judging import ClaimJudge
 
+    cases = _cases(config, model)
+    judge = None
+    if config.judge and any(case.claims is not None for case in cases):
+        judge = fitting_judge(model, ClaimJudge)
     images = None if config.images is None else Path(config.images)
     with (
         own_calls(config.json) as calls,
         own_folder(images, map(escape, methods), "images") if images else nullcontext(),
     ):
         rows = benchmark_model(
-            model_folder,
+            model,
             methods,
-            _cases(config, model_folder),
-            judge=ClaimJudge if config.judge else None,
+            cases,
+            config,
+            judge=judge,
+            clip=None if config.clip is None else Path(config.clip),
             calls=calls,
             images=images,
             quiet=values.quiet,
             **{name: getattr(config, name) for name in _PASSED_ON},
+            **model.sampling(**config.sampling),
         )
         _report(config, rows)
+        if not model.draws_scenes:
+            _say_what_is_missing(config)
     return 0
 
 
@@ -179,7 +197,7 @@ def _report(config: BenchConfig, rows: list[dict[str, Any]]) -> None:
     if config.json == "-":
         print(text, end="")
     else:
-        for title, labels in config.studies().items():
+        for title, labels in (config.studies() or {"": [row["method"] for row in rows]}).items():
             print(f"\n{title}\n" if title else "", end="")
             print(format_table([row for row in rows if row["method"] in labels]))
         if config.json is not None:
@@ -194,16 +212,21 @@ def _report(config: BenchConfig, rows: list[dict[str, Any]]) -> None:
             print("vargen: warning: plot: nothing was judged, so there is no quality to plot", file=sys.stderr)
 
 
-def _cases(config: BenchConfig, model_folder: Path) -> list[Any]:
-    from vargen.jobs.cases import BenchmarkCase
+def _say_what_is_missing(config: BenchConfig) -> None:
+    """To a user whose model draws what the judge does not know."""
+    if config.judge:
+        clip = "CLIP score stands for quality" if config.clip else "name a CLIP model with --clip for a score"
+        print(f"vargen: the judge knows vargen's own scenes alone, so nothing was judged; {clip}", file=sys.stderr)
+
+
+def _cases(config: BenchConfig, model: ModelDescription) -> list[BenchmarkCase]:
     from vargen.world.cases import file_cases, scene_cases
 
-    if read_json(model_folder / "transformer" / "config.json").get("condition_type") == "class":
+    if model.num_classes is not None:
         if not config.class_labels:
             raise UserError("class_labels must be given: the model is class-conditional")
         return [BenchmarkCase(class_label=label) for label in config.class_labels]
     if config.class_labels:
         raise UserError("class_labels cannot be used: the model is text-conditional; give prompts")
-    if config.prompts_file is None:
-        return scene_cases(config.prompts, config.seed, config.split)
-    return file_cases(config.prompts_file)
+    compose = partial(scene_cases, config.prompts, config.seed, config.split)
+    return prompt_cases(model, config.prompts_file, file_cases, compose)

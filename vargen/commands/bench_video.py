@@ -22,9 +22,9 @@ from vargen.bounds import (
 from vargen.commands.caption import DEFAULT_QUESTION
 from vargen.commands.options import COMPARED_SPLITS, build_parser, check_place, fill, parse
 from vargen.errors import UserError
-from vargen.jobs.options import check_dtype
 from vargen.methods.base import MethodConfig
 from vargen.methods.catalogue import read_method_list
+from vargen.models.options import check_dtype
 from vargen.resources import find_video_model
 from vargen.runs.files import write_atomic
 from vargen.runs.records import own_calls

@@ -11,8 +11,8 @@ from typing import Any
 
 from vargen.bounds import MAX_FRAMES, MAX_NEW_TOKENS, MAX_SEED, check_numbers, check_sampling, check_text
 from vargen.commands.options import build_parser, check_place, fill, parse
-from vargen.jobs.options import check_dtype
 from vargen.methods.catalogue import read_options
+from vargen.models.options import check_dtype
 from vargen.runs.files import save_image_atomic
 from vargen.video.methods.catalogue import VIDEO_METHODS, resolve_video_method
 

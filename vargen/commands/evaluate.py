@@ -13,6 +13,7 @@ from typing import Any
 
 from vargen.commands.options import build_parser, fill, parse
 from vargen.jobs.options import EvaluateConfig, load_protocol
+from vargen.models.description import open_model
 from vargen.runs.files import write_atomic, write_json_atomic
 
 
@@ -30,13 +31,15 @@ def run(arguments: Sequence[str]) -> int:
     parser.add_argument("--quiet", action="store_true", help="show no progress")
     values = parse(parser, arguments)
     config = fill(EvaluateConfig, values)
-    protocol = load_protocol(config.preset)
-    methods = {} if config.images is not None else config.methods()
+    model = None if config.images is not None else open_model(config)
+    usual = "scenes" if model is None or model.draws_scenes else "prompts"
+    protocol = load_protocol(config.preset or usual)
+    methods = {} if model is None else config.methods(model.resolve_method)
 
     from vargen.jobs.evaluation import evaluate_quality
     from vargen.world.judge.judging import SCENE_WORLD
 
-    rows = evaluate_quality(config, protocol, methods, SCENE_WORLD, values.quiet)
+    rows = evaluate_quality(config, protocol, model, methods, SCENE_WORLD, values.quiet)
     if rows:  # none but on the main process
         _report(config, rows, values.json)
     return 0

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,9 +21,12 @@ from metrics.speculation import CallRecord, summarise
 from vargen.drawing.sheet import to_pil
 from vargen.jobs.cases import BenchmarkCase, Judge, told_cases
 from vargen.jobs.comparison import compare, describe_run
-from vargen.jobs.quality import count_claims, judge_figures
+from vargen.jobs.quality import clip_figures, count_claims, judge_figures
+from vargen.jobs.ranking import ClipScorer
 from vargen.methods.base import MethodConfig
+from vargen.models.description import ModelDescription
 from vargen.models.model_folder import weights_fingerprint
+from vargen.models.options import ModelOptions
 from vargen.pipelines.loading import load_pipeline
 from vargen.runs.files import save_image_atomic
 from vargen.runs.progress import Progress, progress
@@ -36,17 +39,17 @@ except ImportError:  # Windows
 
 if TYPE_CHECKING:
     from vargen.pipelines.common import AutoregressivePipelineOutput
-    from vargen.pipelines.llamagen import LlamaGenPipeline
+    from vargen.pipelines.loading import ImagePipeline
 
 
 def benchmark_model(
-    model_folder: Path,
+    model: ModelDescription,
     methods: Mapping[str, MethodConfig],
     cases: Sequence[BenchmarkCase],
+    options: ModelOptions,
     *,
-    judge: Callable[[], Judge] | None = None,
-    device: str = "auto",
-    dtype: str = "auto",
+    judge: Judge | None = None,
+    clip: Path | None = None,
     batch_size: int = 1,
     seed: int = 0,
     warm_up: int = 1,
@@ -58,28 +61,28 @@ def benchmark_model(
     """`run_benchmark` with a model from disk, going on where a run of the same calls was stopped.
 
     Args:
-        model_folder: of a pipeline.
-        methods, cases, batch_size, seed, warm_up, images, **generation: as for `run_benchmark`.
-        judge: gives what reads the pictures, which counts where it was made for their size; None: nobody does.
-        device, dtype: as `vargen.pipelines.loading.place_and_precision` takes them.
+        model: of `vargen.models.description.open_model(options)`.
+        methods, cases, judge, batch_size, seed, warm_up, images, **generation: as for `run_benchmark`.
+        options: how to load it.
+        clip: folder of the CLIP model that scores; None: there are no CLIP scores.
         calls: file that keeps calls until somebody removes it; None: in memory.
         quiet: show no progress.
 
     Returns:
         One row a method, as `build_rows`, with what it was run with.
     """
-    pipeline, _, dtype = load_pipeline(model_folder, device, dtype)
-    reader = None if judge is None or all(case.claims is None for case in cases) else judge()
-    if reader is not None and reader.image_size != pipeline.image_size:
-        reader = None
+    scorer = None if clip is None else ClipScorer(clip)
+    pipeline, _, dtype = load_pipeline(model, options)
     shared = {"batch_size": batch_size, "seed": seed, **generation}
     settings = describe_run(
         methods,
-        weights_fingerprint(model_folder),
+        weights_fingerprint(model.folder),
         cases=told_cases(cases),
         dtype=dtype,
         device=str(pipeline.device),
-        judged=reader is not None,
+        judged=judge is not None,
+        **({} if scorer is None else {"clip": scorer.identity}),
+        **options.identity,
         **shared,
     )
     records = Records(calls, settings)
@@ -89,17 +92,19 @@ def benchmark_model(
             methods,
             cases,
             warm_up=warm_up,
-            judge=reader,
+            judge=judge,
+            clip=scorer,
             records=records,
             images=images,
             shown=shown,
             **shared,
         )
-    return [{**row, "batch_size": batch_size, "dtype": dtype, "model": model_folder.name} for row in rows]
+    told = {"batch_size": batch_size, "dtype": dtype, "model": model.name, **options.identity}
+    return [{**row, **told} for row in rows]
 
 
 def run_benchmark(
-    pipeline: LlamaGenPipeline,
+    pipeline: ImagePipeline,
     methods: Mapping[str, MethodConfig],
     cases: Sequence[BenchmarkCase],
     *,
@@ -107,6 +112,7 @@ def run_benchmark(
     seed: int = 0,
     warm_up: int = 1,
     judge: Judge | None = None,
+    clip: ClipScorer | None = None,
     records: Records | None = None,
     images: Path | None = None,
     shown: Progress | None = None,
@@ -121,6 +127,7 @@ def run_benchmark(
         batch_size: pictures per call.
         warm_up: calls of each method before the first that counts, over the first batch.
         judge: reads the pictures; None: nobody does. Its time is not counted.
+        clip: scores them against their prompts, likewise.
         records: where calls are kept, and those that are there already; None: in memory.
         images: folder that gets the pictures, LABEL/000000.png; None: they are not kept.
         shown: counts calls.
@@ -144,7 +151,12 @@ def run_benchmark(
         if images is not None:
             _save(pictures, images / label, batches[number][0])
         chosen = [cases[i] for i in batches[number]]
-        return {"call": record.to_dict(), "claims": {} if judge is None else count_claims(judge, pictures, chosen)}
+        kept: dict[str, Any] = {"call": record.to_dict()}
+        kept["claims"] = {} if judge is None else count_claims(judge, pictures, chosen)
+        if clip is not None:
+            pixels = (pictures.clamp(0, 1) * 255).round().to(torch.uint8)
+            kept["clip_scores"] = clip.score_pixels(pixels, [case.prompt or "" for case in chosen])
+        return kept
 
     compare(methods, len(batches), call, keep, warm_up=warm_up, records=records, shown=shown)
     return build_rows(methods, records, len(batches))
@@ -161,6 +173,7 @@ def build_rows(methods: Mapping[str, MethodConfig], records: Records, num_batche
             "exact": method.exact,
             **summarise(calls[label], None if plain is None else calls[plain]),
             **judge_figures([records.calls[label, number]["claims"] for number in range(num_batches)]),
+            **clip_figures([records.calls[label, number].get("clip_scores", []) for number in range(num_batches)]),
             "settings": method.to_dict(),
             "provenance": origin,
         }
@@ -169,7 +182,7 @@ def build_rows(methods: Mapping[str, MethodConfig], records: Records, num_batche
 
 
 def call_pipeline(
-    pipeline: LlamaGenPipeline,
+    pipeline: ImagePipeline,
     method: MethodConfig,
     cases: Sequence[BenchmarkCase],
     seed: int,
@@ -182,7 +195,7 @@ def call_pipeline(
         else {"class_labels": [case.class_label for case in cases]}
     )
     generators = [torch.Generator().manual_seed(seed + row) for row in range(len(cases))]
-    device = pipeline.transformer.device
+    device = pipeline.device
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     began = time.perf_counter()
@@ -203,7 +216,7 @@ def _peak_memory(device: torch.device) -> int | None:
 
 
 def _call(
-    pipeline: LlamaGenPipeline,
+    pipeline: ImagePipeline,
     method: MethodConfig,
     cases: Sequence[BenchmarkCase],
     seed: int,

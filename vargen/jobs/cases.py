@@ -10,9 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from vargen.errors import UserError
+
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from vargen.models.description import ModelDescription
     from vargen.video.frames import VideoFrames
 
 
@@ -49,6 +52,41 @@ class VideoCase:
 
     frames: VideoFrames
     truth: Any
+
+
+def prompt_cases(
+    model: ModelDescription,
+    prompts_file: str | None,
+    read: Callable[[str], list[BenchmarkCase]],
+    compose: Callable[[], list[BenchmarkCase]],
+) -> list[BenchmarkCase]:
+    """What a comparison draws: the prompts of a file, or composed ones for a model of the world they speak of.
+
+    Args:
+        model: which model draws.
+        prompts_file: of the user's; None: there is none.
+        read: gives the prompts of a file.
+        compose: gives prompts of a world.
+
+    Raises:
+        UserError: no file, and the model is of another world.
+    """
+    if prompts_file is not None:
+        return read(prompts_file)
+    if not model.draws_scenes:
+        raise UserError(
+            f"prompts_file must name prompts: composed ones speak of the scenes that vargen's own models draw, and "
+            f"this one is of the family {model.family}"
+        )
+    return compose()
+
+
+def fitting_judge(model: ModelDescription, judge: Callable[[], Judge]) -> Judge | None:
+    """What reads the pictures of a model; None for a model of another world, or of pictures of another size."""
+    if not model.draws_scenes:
+        return None
+    reader = judge()
+    return reader if reader.image_size == model.image_size else None
 
 
 class Judge(Protocol):

@@ -14,7 +14,7 @@ import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from glob import escape
 from pathlib import Path
 from typing import Any
@@ -48,12 +48,12 @@ from vargen.jobs.quality import (
     stored_statistics,
 )
 from vargen.methods.base import MethodConfig
-from vargen.models.model_folder import read_json, weights_fingerprint
+from vargen.models.description import ModelDescription
+from vargen.models.model_folder import weights_fingerprint
 from vargen.pipelines.common import PromptWarning
-from vargen.pipelines.llamagen import LlamaGenPipeline
-from vargen.pipelines.loading import load_pipeline
+from vargen.pipelines.loading import ImagePipeline, load_pipeline
 from vargen.prompts import read_column
-from vargen.resources import find_model, shipped_clip
+from vargen.resources import shipped_clip
 from vargen.runs.batches import BatchStore, PictureBatches, Share
 from vargen.runs.files import own_folder
 from vargen.runs.identity import digest
@@ -87,6 +87,7 @@ class _Run:
 def evaluate_quality(
     config: EvaluateConfig,
     protocol: Protocol,
+    model: ModelDescription | None,
     methods: Mapping[str, MethodConfig],
     world: World,
     quiet: bool = False,
@@ -96,6 +97,7 @@ def evaluate_quality(
     Args:
         config: what to evaluate, and where.
         protocol: how.
+        model: what draws, of `vargen.models.description.open_model(config)`; None: given pictures.
         methods: by label; of given pictures there are none.
         world: what the protocol's captions, references and claims come from.
         quiet: show no progress.
@@ -107,7 +109,7 @@ def evaluate_quality(
     processes = Processes.start(config.device)
     try:
         with own_folder(config.output, inside) if processes.is_main else nullcontext():
-            rows = _evaluate(config, protocol, methods, world, processes, quiet or not processes.is_main)
+            rows = _evaluate(config, protocol, model, methods, world, processes, quiet or not processes.is_main)
             processes.wait()
         return rows
     finally:
@@ -117,27 +119,30 @@ def evaluate_quality(
 def _evaluate(
     config: EvaluateConfig,
     protocol: Protocol,
+    model: ModelDescription | None,
     methods: Mapping[str, MethodConfig],
     world: World,
     processes: Processes,
     quiet: bool,
 ) -> list[dict[str, Any]]:
-    model_folder = None if config.images is not None else find_model(config.model)
-    cases = _cases(config, protocol, model_folder, world)
-    run = _Run(config, protocol, cases, _networks(config, protocol, processes, world), processes, quiet)
+    cases = _cases(config, protocol, model, world)
+    run = _Run(config, protocol, cases, _networks(config, protocol, model, processes, world), processes, quiet)
     path = None if config.reference is None else Path(config.reference)
     given = open_reference(protocol, path)  # before anything is made, so that a wrong one costs nothing
 
     jobs: dict[str, PictureBatches] = {}
-    if model_folder is None:
+    if model is None:
         pictures = _GivenPictures(config, cases)
         sources: dict[str, _MadePictures | _GivenPictures] = {GIVEN: pictures}
         side = pictures.side
     else:
-        jobs, side = _make_pictures(run, methods, model_folder)
+        jobs, side = _make_pictures(run, methods, model)
         sources = {label: _MadePictures(job) for label, job in jobs.items()}
     measured = {label: _measure(run, label, source) for label, source in sources.items()}
-    if given is None and path is not None:
+    reference: Reference | None
+    if protocol.reference == "none":
+        reference, notes = None, ["no reference: Frechet distance, precision and recall are left out"]
+    elif given is None and path is not None:
         reference, notes = _stored_reference(run, path)
     else:
         rendered = world.reference(protocol.reference_count or 0, protocol.resolution or side)
@@ -146,7 +151,10 @@ def _evaluate(
         return []
 
     dimensions = run.networks.extractors[protocol.extractor].num_features
-    notes += protocol.warnings(len(cases), dimensions, reference.statistics.count)
+    compared = None
+    if reference is not None:
+        compared = {"source": config.reference or protocol.reference, "count": reference.statistics.count}
+        notes += protocol.warnings(len(cases), dimensions, reference.statistics.count)
     calls = {label: [CallRecord(**record) for record in job.call_records()] for label, job in jobs.items()}
     kinds = () if run.networks.judge is None else run.networks.judge.kinds
     rows = []
@@ -156,7 +164,7 @@ def _evaluate(
             "count": len(cases),
             "protocol": protocol.to_dict(),
             "resolution": protocol.resolution or side,
-            "reference": {"source": config.reference or protocol.reference, "count": reference.statistics.count},
+            "reference": compared,
             **score(protocol, measured[label], reference, kinds, config.bootstrap),
             "networks": run.networks.identity(),
             "warnings": notes,
@@ -173,15 +181,22 @@ def _evaluate(
     return rows
 
 
-def _cases(config: EvaluateConfig, protocol: Protocol, model_folder: Path | None, world: World) -> list[BenchmarkCase]:
+def _cases(
+    config: EvaluateConfig, protocol: Protocol, model: ModelDescription | None, world: World
+) -> list[BenchmarkCase]:
     """What each picture shows. Raises UserError where the protocol asks for others."""
     count = config.count or protocol.count
     if protocol.captions == "scenes":
         if config.captions_file is not None:
             raise UserError(f"captions_file: {protocol.name} composes its own captions; use another preset for a file")
+        if model is not None and not model.draws_scenes:
+            raise UserError(
+                f"preset: {protocol.name} asks for vargen's own scenes, which a model of the family {model.family} "
+                f"does not draw; use prompts, or another preset for captions of a file"
+            )
         cases = world.sample_cases(count or (len(_open_given(config)) if config.images else 2000), config.seed)
     elif protocol.captions == "class_labels":
-        cases = _class_cases(config, count)
+        cases = _class_cases(config, count, 1000 if model is None else model.num_classes or 1000)
     else:
         if config.captions_file is None:
             raise UserError(f"captions_file: {protocol.name} needs captions; name a .txt, .csv, .tsv or .jsonl file")
@@ -197,8 +212,8 @@ def _cases(config: EvaluateConfig, protocol: Protocol, model_folder: Path | None
             protocol.check_captions([case.prompt or "" for case in cases], groups)
     except DataError as error:
         raise UserError(str(error)) from error
-    if model_folder is not None:
-        by_class = read_json(model_folder / "transformer" / "config.json").get("condition_type") == "class"
+    if model is not None:
+        by_class = model.num_classes is not None
         if by_class != (protocol.captions == "class_labels"):
             kind = "class labels" if by_class else "text"
             raise UserError(f"preset: the model is conditioned on {kind}, which {protocol.name} does not give")
@@ -207,50 +222,54 @@ def _cases(config: EvaluateConfig, protocol: Protocol, model_folder: Path | None
     return cases
 
 
-def _class_cases(config: EvaluateConfig, count: int | None) -> list[BenchmarkCase]:
+def _class_cases(config: EvaluateConfig, count: int | None, num_classes: int) -> list[BenchmarkCase]:
     """Random labels, as the published protocol draws them (not so many of each class)."""
     count = count or 2000
-    num_classes = 1000
-    if config.images is None:
-        transformer = read_json(find_model(config.model) / "transformer" / "config.json")
-        num_classes = transformer.get("num_classes", num_classes)
     generator = torch.Generator().manual_seed(config.seed)
     labels = torch.randint(num_classes, (count,), generator=generator).tolist()
     return [BenchmarkCase(class_label=label) for label in labels]
 
 
-def _networks(config: EvaluateConfig, protocol: Protocol, processes: Processes, world: World) -> Networks:
+def _networks(
+    config: EvaluateConfig,
+    protocol: Protocol,
+    model: ModelDescription | None,
+    processes: Processes,
+    world: World,
+) -> Networks:
     clip = None if config.clip is None else Path(config.clip)
     if clip is None and protocol.captions == "scenes":
         clip = shipped_clip()
+    judge = world.judge() if protocol.judge else None
+    if judge is not None and model is not None and judge.image_size != model.image_size:
+        raise UserError(
+            f"preset: the judge of {protocol.name} reads pictures of {judge.image_size} pixels, this model makes "
+            f"{model.image_size}; use prompts, or another preset without a judge"
+        )
     return load_networks(
         protocol,
         processes.device,
         clip=clip,
         inception_weights=None if config.inception_weights is None else Path(config.inception_weights),
         vgg_weights=None if config.vgg_weights is None else Path(config.vgg_weights),
-        judge=world.judge() if protocol.judge else None,
+        judge=judge,
     )
 
 
 def _make_pictures(
-    run: _Run, methods: Mapping[str, MethodConfig], model_folder: Path
+    run: _Run, methods: Mapping[str, MethodConfig], model: ModelDescription
 ) -> tuple[dict[str, PictureBatches], int]:
     """Every method's folder with all its pictures, and their side."""
     config, processes = run.config, run.processes
-    pipeline, device, dtype = load_pipeline(model_folder, str(processes.device), config.dtype)
-    defaults = pipeline.config
+    place = config.device if config.device_map is not None else str(processes.device)
+    pipeline, device, dtype = load_pipeline(model, replace(config, device=place))
     shared = {
-        "weights": weights_fingerprint(model_folder),
+        "weights": weights_fingerprint(model.folder),
+        **config.identity,
         "seed": config.seed,
         "dtype": dtype,
         "device": device.split(":")[0],
-        **{
-            name: defaults[f"default_{name}"] if getattr(config, name) is None else getattr(config, name)
-            for name in ("guidance_scale", "top_k")
-        },
-        "temperature": config.temperature,
-        "top_p": config.top_p,
+        **model.sampling(**config.sampling),
         "captions": told_cases(run.cases),
     }
     jobs = {
@@ -276,12 +295,12 @@ def _make_share(
     run: _Run,
     job: PictureBatches,
     method: MethodConfig,
-    pipeline: LlamaGenPipeline,
+    pipeline: ImagePipeline,
     shared: Mapping[str, Any],
     shown: Progress,
 ) -> None:
     """This process's batches of one method: tokens, then their pictures."""
-    sampling = {name: shared[name] for name in ("guidance_scale", "temperature", "top_k", "top_p")}
+    sampling = {name: shared[name] for name in run.config.sampling}
 
     def make(indices: range) -> tuple[dict[str, Any], dict[str, Any]]:
         chosen = [run.cases[index] for index in indices]

@@ -15,19 +15,19 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vargen.bounds import MAX_BATCH_SIZE, MAX_PICTURES, MAX_SEED, check_numbers
 from vargen.errors import NotFiniteError, UserError
 from vargen.jobs.options import SamplingOptions
-from vargen.jobs.ranking import RANKERS, ClipRanker, Ranker, best, candidate_seed
+from vargen.jobs.ranking import RANKERS, ClipScorer, Ranker, best, candidate_seed
 from vargen.methods.catalogue import resolve_method
-from vargen.models.description import ModelDescription, describe_model
+from vargen.models.description import ModelDescription, open_model
 from vargen.models.model_folder import weights_fingerprint
 from vargen.prompts import gather_prompts
-from vargen.resources import find_model_of_any_family, shipped_clip
+from vargen.resources import shipped_clip
 from vargen.runs.files import own_folder
 from vargen.runs.progress import Progress, progress
 from vargen.runs.records import ImageRequest, PictureFolder
@@ -49,8 +49,6 @@ class GenerateConfig(SamplingOptions):
     Args:
         output: folder for images/000000.png, ..., result.jsonl and config.json. A folder of the same run is continued:
             finished pictures stay.
-        model: model folder, in the layout of diffusers or (Janus) of transformers, or the name of a shipped one; null
-            for the shipped default.
         prompts_file: more prompts: a .txt (one a line), .csv, .tsv (with a column "prompt") or .jsonl file; "-" reads
             lines from standard input.
         class_labels: for a class-conditional model, instead of prompts, such as "[207, 360]".
@@ -150,24 +148,22 @@ def generate(
         UserError: what cannot be made, or a folder of other pictures. Nothing has been written then.
         KeyboardInterrupt: with a message that says how far the run came.
     """
-    model_folder = find_model_of_any_family(config.model)
-    model = describe_model(model_folder)
+    model = open_model(config)
     requests = _build_requests(config, _read_conditions(config, prompts, model), model.image_size)
     with own_folder(config.output, PictureFolder.INSIDE):
-        return _fill_folder(config, requests, model_folder, model, judge_ranker, quiet)
+        return _fill_folder(config, requests, model, judge_ranker, quiet)
 
 
 def _fill_folder(
     config: GenerateConfig,
     requests: Sequence[ImageRequest],
-    model_folder: Path,
     model: ModelDescription,
     judge_ranker: Callable[[int], Ranker],
     quiet: bool,
 ) -> RunTotals:
     results = PictureFolder(config.output, requests)
     earlier = results.earlier_settings()
-    settings = _settings(config, requests, model_folder, model)
+    settings = _settings(config, requests, model)
     if config.dtype == "auto" and earlier is not None:
         settings["dtype"] = earlier.get("dtype")
     if settings["dtype"] != "auto":
@@ -176,14 +172,14 @@ def _fill_folder(
 
     totals = RunTotals(new_images=len(results.missing), seconds={"load": 0.0})
     if totals.new_images:
-        from vargen.pipelines.loading import load_family
+        from vargen.pipelines.loading import load_pipeline
 
         began = time.perf_counter()
-        pipeline, device, settings["dtype"] = load_family(model.family, model_folder, config.device, settings["dtype"])
+        pipeline, device, settings["dtype"] = load_pipeline(model, replace(config, dtype=settings["dtype"]))
         totals.add_seconds("load", time.perf_counter() - began)
         _warn_about_prompts(pipeline, requests)
         ranker = _load_ranker(config, requests, model.image_size, judge_ranker)
-        results.begin(_describe_run(settings, config, model_folder, device))
+        results.begin(_describe_run(settings, config, model, device))
         try:
             _generate(pipeline, model, results, config, settings, totals, ranker, quiet)
         except KeyboardInterrupt:
@@ -240,9 +236,7 @@ def _build_requests(config: GenerateConfig, conditions: list[str] | list[int], i
     ]
 
 
-def _settings(
-    config: GenerateConfig, requests: Sequence[ImageRequest], model_folder: Path, model: ModelDescription
-) -> dict[str, Any]:
+def _settings(config: GenerateConfig, requests: Sequence[ImageRequest], model: ModelDescription) -> dict[str, Any]:
     """Everything that decides the pictures, with the model's defaults filled in: what a continued run must share."""
     first_of_each = requests[:: config.num_images_per_prompt]
     conditions: dict[str, Any] = (
@@ -251,12 +245,10 @@ def _settings(
         else {"class_labels": [request.class_label for request in first_of_each]}
     )
     return {
-        "weights": weights_fingerprint(model_folder),
+        "weights": weights_fingerprint(model.folder),
+        **config.identity,
         "method": model.resolve_method(config.method, config.method_options).to_dict(),
-        "guidance_scale": model.guidance_scale if config.guidance_scale is None else config.guidance_scale,
-        "temperature": config.temperature,
-        "top_k": model.top_k if config.top_k is None else config.top_k,
-        "top_p": config.top_p,
+        **model.sampling(**config.sampling),
         "dtype": config.dtype,
         "seed": config.seed,
         "num_images_per_prompt": config.num_images_per_prompt,
@@ -291,7 +283,7 @@ def _load_ranker(
     if config.ranker == "judge":
         ranker = judge_ranker(image_size)
     else:
-        ranker = ClipRanker(shipped_clip() if config.clip is None else Path(config.clip))
+        ranker = ClipScorer(shipped_clip() if config.clip is None else Path(config.clip))
     ranker.check(prompts)
     return ranker
 
@@ -304,7 +296,9 @@ def _warn_about_prompts(pipeline: ImagePipeline, requests: Sequence[ImageRequest
         warnings.warn(problem, PromptWarning, stacklevel=2)
 
 
-def _describe_run(settings: dict[str, Any], config: GenerateConfig, model_folder: Path, device: str) -> dict[str, Any]:
+def _describe_run(
+    settings: dict[str, Any], config: GenerateConfig, model: ModelDescription, device: str
+) -> dict[str, Any]:
     """What config.json holds."""
     import diffusers
     import torch
@@ -316,7 +310,7 @@ def _describe_run(settings: dict[str, Any], config: GenerateConfig, model_folder
     return {
         "settings": settings,
         "options": asdict(config),
-        "model_folder": str(model_folder.resolve()),
+        "model_folder": str(model.folder.resolve()),
         "device": device,
         "versions": libraries,
     }
@@ -403,10 +397,7 @@ def _make(
     try:
         output = pipeline(
             **condition,
-            guidance_scale=settings["guidance_scale"],
-            temperature=config.temperature,
-            top_k=settings["top_k"],
-            top_p=config.top_p,
+            **{name: settings[name] for name in config.sampling},
             generator=[
                 torch.Generator().manual_seed(candidate_seed(request.seed, number)) for request, number in candidates
             ],

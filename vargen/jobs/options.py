@@ -5,6 +5,7 @@ Nothing here imports torch: a command reads its options, and refuses them, befor
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,52 +14,44 @@ import yaml
 
 from vargen.bounds import MAX_BATCH_SIZE, MAX_PICTURES, MAX_SEED, check_number, check_numbers, check_sampling
 from vargen.errors import UserError
-from vargen.methods.base import MethodConfig
+from vargen.methods.base import ImageMethodConfig, MethodConfig
 from vargen.methods.catalogue import read_method_list
-from vargen.models.model_folder import method_resolver
-from vargen.resources import find_config, find_model
+from vargen.models.options import ModelOptions
+from vargen.resources import find_config
 
 if TYPE_CHECKING:
     import metrics.protocol
 
-DTYPES = ("auto", "float32", "bfloat16", "float16")
-
 
 @dataclass(frozen=True)
-class SamplingOptions:
+class SamplingOptions(ModelOptions):
     """What every job that draws pictures is told.
 
     Args:
-        model: model folder, or the name of a shipped one; null for the shipped default.
         seed: of the first picture; picture i is made with `seed + i`, by every method.
         guidance_scale: how closely to follow the prompt, at the cost of variety; 1 is off; null for the model's own.
-        temperature: below 1 for more likely, above 1 for more varied pictures; 0 always takes the likeliest token.
+        temperature: below 1 for more likely, above 1 for more varied pictures; 0 always takes the likeliest token; null
+            for the model's own.
         top_k: choose among so many of the likeliest tokens only; 0 for all; null for the model's own.
-        top_p: choose among the likeliest tokens that together have this probability; 1 for all.
-        device: "cpu", "cuda", "cuda:1", "mps"; "auto" takes a GPU if there is one, of several processes each its own.
-        dtype: precision of the transformer: float32, bfloat16 or float16; "auto" is bfloat16 on a GPU and float32 on a
-            CPU. The image decoder always works in float32.
+        top_p: choose among the likeliest tokens that together have this probability; 1 for all; null for the model's
+            own.
     """
 
-    model: str | None = None
     seed: int = 0
     guidance_scale: float | None = None
-    temperature: float = 1.0
+    temperature: float | None = None
     top_k: int | None = None
-    top_p: float = 1.0
-    device: str = "auto"
-    dtype: str = "auto"
+    top_p: float | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_number("seed", self.seed, 0, MAX_SEED)
         check_sampling(self.temperature, self.top_k, self.top_p, self.guidance_scale)
-        check_dtype(self.dtype)
 
-
-def check_dtype(dtype: str) -> None:
-    """Refuse an unknown precision. Raises UserError."""
-    if dtype not in DTYPES:
-        raise UserError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """What was asked for of sampling, by the names that pipelines know; None for the model's own."""
+        return {name: getattr(self, name) for name in ("guidance_scale", "temperature", "top_k", "top_p")}
 
 
 @dataclass(frozen=True)
@@ -68,8 +61,9 @@ class EvaluateConfig(SamplingOptions):
     Args:
         output: folder for the pictures, what is read off them, scores.json, table.md, table.tex and plot.png. The same
             command goes on where it was stopped.
-        preset: protocol, by the name of a shipped one (scenes, coco2014-30k, coco2017-5k-longest, imagenet-50k) or a
-            YAML file of the same fields.
+        preset: protocol, by the name of a shipped one (scenes, prompts, coco2014-30k, coco2017-5k-longest,
+            imagenet-50k) or a YAML file of the same fields; null for scenes, or for models that do not draw the
+            project's own scenes, prompts.
         method: decoding method or preset; several, separated by commas, are evaluated one after the other.
         method_options: settings that differ from the defaults, by method, such as `--method_options.eagle.depth 3`.
         count: how many pictures; null for the protocol's, or 2000 where it leaves that open.
@@ -85,7 +79,7 @@ class EvaluateConfig(SamplingOptions):
     """
 
     output: str = "evaluation"
-    preset: str = "scenes"
+    preset: str | None = None
     method: str = "ar"
     method_options: dict[str, Any] = field(default_factory=dict)
     count: int | None = None
@@ -104,9 +98,8 @@ class EvaluateConfig(SamplingOptions):
         if Path(self.output).is_file():
             raise UserError(f"output: {self.output} is a file; name a folder")
 
-    def methods(self) -> dict[str, MethodConfig]:
-        """By label, as the model means them. Raises UserError for an unknown one, or options of one not evaluated."""
-        resolve = method_resolver(find_model(self.model))
+    def methods(self, resolve: Callable[[str, Mapping[str, Any] | None], ImageMethodConfig]) -> dict[str, MethodConfig]:
+        """By label, as a model means them. Raises UserError for an unknown one, or options of one not evaluated."""
         return read_method_list(self.method, self.method_options, "method", resolve)
 
 

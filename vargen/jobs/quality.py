@@ -132,14 +132,15 @@ def gather(store: BatchStore, share: Share, num_items: int, device: torch.device
 
 
 def open_reference(protocol: Protocol, path: Path | None) -> ImageFolder | ImageArray | None:
-    """Given pictures of the reference; None where they are rendered, or where `path` holds statistics.
+    """Given pictures of the reference; None where they are rendered, there are none, or `path` holds statistics.
 
     Raises:
         UserError: none is named where one is needed, one where none is, or it cannot be read.
     """
-    if protocol.reference == "renders":
+    if protocol.reference != "given":
         if path is not None:
-            raise UserError(f"reference: {protocol.name} compares with renders; use another preset to name pictures")
+            what = "renders" if protocol.reference == "renders" else "nothing"
+            raise UserError(f"reference: {protocol.name} compares with {what}; use another preset to name pictures")
         return None
     if path is None:
         raise UserError(f"reference: {protocol.name} needs a folder of pictures, or an .npz of pictures or statistics")
@@ -318,6 +319,15 @@ def judge_figures(claims: Sequence[Mapping[str, Sequence[int]]]) -> dict[str, An
         "judge_accuracy_interval": list(share.interval()),
         "judge": {kind: each.to_dict() for kind, each in shares.items() if each.total},
     }
+
+
+def clip_figures(scores: Sequence[Sequence[float]]) -> dict[str, Any]:
+    """The mean CLIP score of the pictures of all calls with its 95 % interval; both None where nothing was scored."""
+    values = [score for each in scores for score in each]
+    if not values:
+        return {"clip_score": None, "clip_score_interval": None}
+    measured = mean_figure(torch.tensor(values), 200)
+    return {"clip_score": measured["value"], "clip_score_interval": measured["interval"]}
 
 
 def _claimed(kinds: Iterable[str]) -> list[str]:

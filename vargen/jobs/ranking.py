@@ -17,6 +17,7 @@ from vargen.errors import UserError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+    from torch import Tensor
 
 RANKERS = ("judge", "clip")
 _STRIDE = 2_654_435_761  # odd, near 2^32 / golden ratio: of a seed torch's CPU generator reads the lower 32 bits alone
@@ -40,8 +41,8 @@ class Ranker(Protocol):
         ...
 
 
-class ClipRanker:
-    """CLIP score of picture and prompt.
+class ClipScorer:
+    """CLIP score of picture and prompt, 100 times the cosine: a `Ranker`, and what comparisons measure pictures by.
 
     Args:
         folder: a transformers `CLIPModel` with tokenizer and image processor.
@@ -62,14 +63,23 @@ class ClipRanker:
     def check(self, prompts: Sequence[str]) -> None:
         """Any words will do."""
 
+    @property
+    def identity(self) -> str:
+        """Of the network."""
+        return self.features.identity
+
     def score(self, images: Sequence[Image], prompts: Sequence[str]) -> list[float]:
         import numpy as np
         import torch
 
+        pixels = [torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1) for image in images]
+        return self.score_pixels(torch.stack(pixels), prompts)
+
+    def score_pixels(self, pixels: Tensor, prompts: Sequence[str]) -> list[float]:
+        """One score a picture of uint8 `[B, 3, H, W]`."""
         from metrics.clip_score import clip_scores
 
-        pixels = [torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1) for image in images]
-        return clip_scores(self.features(torch.stack(pixels)), self.features.encode_text(list(prompts))).tolist()
+        return clip_scores(self.features(pixels), self.features.encode_text(list(prompts))).tolist()
 
 
 def best(scores: Sequence[float]) -> int:

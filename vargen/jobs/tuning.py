@@ -14,7 +14,8 @@ import sqlite3
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,12 +23,15 @@ import yaml
 
 from vargen.bounds import MAX_BATCH_SIZE, MAX_PICTURES, MAX_SEED, check_numbers
 from vargen.errors import UserError
-from vargen.jobs.cases import BenchmarkCase, Judge, World, told_cases
+from vargen.jobs.cases import BenchmarkCase, Judge, World, fitting_judge, prompt_cases, told_cases
 from vargen.jobs.comparison import describe_run
-from vargen.jobs.options import check_dtype
+from vargen.jobs.ranking import ClipScorer
 from vargen.methods.base import AUTO, ImageMethodConfig, MethodConfig
 from vargen.methods.catalogue import METHODS, find_presets, resolve_method
-from vargen.models.model_folder import read_json, weights_fingerprint, write_own_settings
+from vargen.models.description import ModelDescription, open_model
+from vargen.models.model_folder import weights_fingerprint, write_own_settings
+from vargen.models.options import ModelOptions
+from vargen.models.source import is_hub_name
 from vargen.resources import find_model
 from vargen.runs.files import check_replaceable, own_folder, write_atomic, write_json_atomic
 from vargen.runs.identity import check_identity_file
@@ -58,13 +62,15 @@ class Quality:
     Args:
         direction: 1 where more is better, -1 where less is.
         largest_loss: the most that can be lost of it; infinity where nothing bounds it.
+        usual_loss: what may be lost where nobody says.
     """
 
     direction: int
     largest_loss: float
+    usual_loss: float
 
 
-QUALITIES = {"judge_accuracy": Quality(1, 1.0)}
+QUALITIES = {"judge_accuracy": Quality(1, 1.0, 0.02), "clip_score": Quality(1, 100.0, 0.3)}
 """What can be held: fields of a benchmark row."""
 
 
@@ -220,7 +226,7 @@ def check_fixed(method: str, fixed: Mapping[str, Any]) -> None:
 
 
 @dataclass(frozen=True)
-class TuneConfig:
+class TuneConfig(ModelOptions):
     """What to tune, and how much it may cost.
 
     Args:
@@ -228,19 +234,21 @@ class TuneConfig:
             with the search.
         method: which method's settings are searched.
         fixed: settings that are not varied, such as `--fixed.schedule likeness`.
-        max_quality_loss: how much less quality than plain decoding's is allowed, absolute: 0.02 is two points.
+        max_quality_loss: how much less quality than plain decoding's is allowed, absolute; null for 0.02 of judge
+            accuracy (two points), 0.3 of CLIP score.
         max_seconds: time for measuring, plain decoding and earlier runs of the same search included. What is being
             measured when it ends is finished.
         speed: what is maximised, "speedup" (wall clock on this machine) or "pass_reduction".
-        quality: what is held: "judge_accuracy".
+        quality: what is held: "judge_accuracy", for models that draw the project's own scenes, or "clip_score"; null
+            for the former where it can be had.
+        clip: folder of the CLIP model that scores.
         prompts: held-out prompts that every trial draws. The fewer, the more chance decides: of 64 prompts' claims
             about 3 points are chance.
+        prompts_file: at most so many of the prompts of this file instead; needed for models that do not draw the
+            project's own scenes.
         batch_size: pictures per call, as many as `vargen generate` makes at once. Wall clock at another size asks for
             other settings.
         seed: of the search and of the pictures.
-        model: model folder, or the name of a shipped one; null for the shipped default.
-        device: "cpu", "cuda"; "auto" takes a GPU if there is one.
-        dtype: float32, bfloat16, float16 or auto.
         save_to_model: write the best settings into the model's folder, so that with this model the method's name stands
             for them.
     """
@@ -248,31 +256,32 @@ class TuneConfig:
     output: str = "tuning"
     method: str = "vvs"
     fixed: dict[str, Any] = field(default_factory=dict)
-    max_quality_loss: float = 0.02
+    max_quality_loss: float | None = None
     max_seconds: float = 1800.0
     speed: str = "speedup"
-    quality: str = "judge_accuracy"
+    quality: str | None = None
+    clip: str | None = None
     prompts: int = 64
+    prompts_file: str | None = None
     batch_size: int = 8
     seed: int = 0
-    model: str | None = None
-    device: str = "auto"
-    dtype: str = "auto"
     save_to_model: bool = False
 
     def __post_init__(self) -> None:
         if self.speed not in SPEEDS:
             raise UserError(f"speed must be one of {', '.join(SPEEDS)}, got {self.speed!r}")
-        if self.quality not in QUALITIES:
+        super().__post_init__()
+        if self.quality not in (None, *QUALITIES):
             raise UserError(f"quality must be one of {', '.join(QUALITIES)}, got {self.quality!r}")
         check_numbers(self, {"prompts": (1, MAX_PICTURES), "batch_size": (1, MAX_BATCH_SIZE), "seed": (0, MAX_SEED)})
-        most = QUALITIES[self.quality].largest_loss
-        if not (math.isfinite(self.max_quality_loss) and 0 <= self.max_quality_loss <= most):
-            span = "be 0 or more" if math.isinf(most) else f"lie between 0 and {most:g}"
-            raise UserError(f"max_quality_loss must {span}, got {self.max_quality_loss}")
+        if self.quality == "clip_score" and self.clip is None:
+            raise UserError("clip must name the folder of a CLIP model: quality is clip_score")
+        loss = self.max_quality_loss
+        most = max(each.largest_loss for name, each in QUALITIES.items() if self.quality in (None, name))
+        if loss is not None and not (math.isfinite(loss) and 0 <= loss <= most):
+            raise UserError(f"max_quality_loss must lie between 0 and {most:g}, got {loss}")
         if not 0 < self.max_seconds < math.inf:
             raise UserError(f"max_seconds must be positive and finite, got {self.max_seconds}")
-        check_dtype(self.dtype)
         check_fixed(self.method, self.fixed)
         if importlib.util.find_spec("optuna") is None:
             raise UserError('tune needs Optuna, which is not installed; run pip install "vargen[tune]"')
@@ -303,28 +312,30 @@ def tune(config: TuneConfig, world: World, quiet: bool, report: Callable[[dict[s
 def _tune(config: TuneConfig, world: World, quiet: bool, report: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     from vargen.pipelines.loading import load_pipeline
 
-    model_folder = find_model(config.model)
-    if read_json(model_folder / "transformer" / "config.json").get("condition_type") == "class":
+    model = open_model(config)
+    if model.num_classes is not None:
         raise UserError("model: a class-conditional one has no prompts to judge; name a text-conditional model")
-    pipeline, _, dtype = load_pipeline(model_folder, config.device, config.dtype)
-    judge = world.judge()
-    if judge.image_size != pipeline.image_size:
-        raise UserError(
-            f"quality: the judge reads pictures of {judge.image_size} pixels, this model makes "
-            f"{pipeline.image_size}; name another model"
-        )
-    cases = world.sample_cases(config.prompts, config.seed)
+    if config.save_to_model and (not model.keeps_methods or is_hub_name(config.model)):
+        raise UserError("save_to_model cannot be used: only the folder of a LlamaGen keeps settings of methods")
+    compose = partial(world.sample_cases, config.prompts, config.seed)
+    cases = prompt_cases(model, config.prompts_file, world.read_cases, compose)[: config.prompts]
+    config, judge = _with_quality(config, model, world)
+    clip = None if config.clip is None else ClipScorer(Path(config.clip))
+    pipeline, _, dtype = load_pipeline(model, config)
     described = describe_run(
         {PLAIN: resolve_method(PLAIN)},
-        weights_fingerprint(model_folder),
+        weights_fingerprint(model.folder),
         cases=told_cases(cases),
         dtype=dtype,
         device=str(pipeline.device),
         batch_size=config.batch_size,
         seed=config.seed,
+        **({} if clip is None else {"clip": clip.identity}),
+        **config.identity,
     )
     # The first four may change from one run of a search to the next; the others are described by what they stand for.
-    left_out = ("output", "max_seconds", "max_quality_loss", "save_to_model", "model", "device", "dtype")
+    left_out = {"output", "max_seconds", "max_quality_loss", "save_to_model", "prompts_file", "clip"}
+    left_out |= {option.name for option in fields(ModelOptions)}
     identity = {name: value for name, value in asdict(config).items() if name not in left_out}
     drafters = {
         name: weights_fingerprint(str(path))
@@ -341,7 +352,7 @@ def _tune(config: TuneConfig, world: World, quiet: bool, report: Callable[[dict[
     evaluation = None
     try:
         with progress(round(config.max_seconds), "seconds", quiet) as shown:
-            evaluation = Evaluation(pipeline, judge, cases, config, folder / "plain.jsonl", described)
+            evaluation = Evaluation(pipeline, judge, clip, cases, config, folder / "plain.jsonl", described)
             used_up = _search(study, evaluation, config, shown)
     except KeyboardInterrupt:
         if evaluation is None:
@@ -353,11 +364,30 @@ def _tune(config: TuneConfig, world: World, quiet: bool, report: Callable[[dict[
     return _write_front(folder, study, evaluation, config)
 
 
+def _with_quality(config: TuneConfig, model: ModelDescription, world: World) -> tuple[TuneConfig, Judge | None]:
+    """The same with quality and its allowed loss settled, and the judge where quality is the judge's.
+
+    Raises:
+        UserError: nothing can say how good this model's pictures are.
+    """
+    judge = None if config.quality == "clip_score" else fitting_judge(model, world.judge)
+    quality = config.quality or ("clip_score" if judge is None else "judge_accuracy")
+    if judge is None and quality == "judge_accuracy":
+        raise UserError("quality: the judge reads pictures of vargen's own scenes alone; use clip_score for this model")
+    if quality == "clip_score" and config.clip is None:
+        raise UserError(
+            "clip must name the folder of a CLIP model: the judge knows vargen's own scenes alone, so of this model's "
+            "pictures CLIP score is held"
+        )
+    loss = QUALITIES[quality].usual_loss if config.max_quality_loss is None else config.max_quality_loss
+    return replace(config, quality=quality, max_quality_loss=loss), judge
+
+
 class Evaluation:
     """Measures settings on the same prompts as plain decoding, which is measured once.
 
     Args:
-        pipeline: the model. judge: reads its pictures. cases: what every trial draws.
+        pipeline: the model. judge, clip: read its pictures, where quality is theirs. cases: what every trial draws.
         config: sizes, seed, and what speed and quality are.
         plain_file: where plain decoding's calls are kept.
         settings: what decides those calls.
@@ -366,7 +396,8 @@ class Evaluation:
     def __init__(
         self,
         pipeline: Any,
-        judge: Judge,
+        judge: Judge | None,
+        clip: ClipScorer | None,
         cases: Sequence[BenchmarkCase],
         config: TuneConfig,
         plain_file: Path,
@@ -374,7 +405,7 @@ class Evaluation:
     ) -> None:
         from vargen.jobs.benchmark import run_benchmark
 
-        self.pipeline, self.judge, self.cases, self.config = pipeline, judge, cases, config
+        self.pipeline, self.judge, self.clip, self.cases, self.config = pipeline, judge, clip, cases, config
         self.warm_up = int(config.speed == "speedup")  # the number of passes is the same from the first call on
         records = Records(plain_file, settings)
         (row,) = run_benchmark(
@@ -385,6 +416,7 @@ class Evaluation:
             seed=config.seed,
             warm_up=self.warm_up,
             judge=judge,
+            clip=clip,
             records=records,
         )
         self.plain_quality = self._quality(row)
@@ -409,12 +441,14 @@ class Evaluation:
             seed=self.config.seed,
             warm_up=self.warm_up,
             judge=self.judge,
+            clip=self.clip,
             records=records,
         )
         speed = summarise(records.call_records(CANDIDATE), self.plain_calls)[self.config.speed]
         return Point(settings_of(method), speed, self._quality(row))
 
     def _quality(self, row: Mapping[str, Any]) -> float:
+        assert self.config.quality is not None
         return QUALITIES[self.config.quality].direction * row[self.config.quality]
 
 
@@ -531,6 +565,7 @@ def _write_front(folder: Path, study: Study, evaluation: Evaluation, config: Tun
     from metrics.provenance import provenance
 
     points = _points(study)
+    assert config.quality is not None and config.max_quality_loss is not None
     best = fastest_within(points, evaluation.plain_quality - config.max_quality_loss)
     sign = QUALITIES[config.quality].direction
     plain_quality = sign * evaluation.plain_quality

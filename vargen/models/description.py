@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ from vargen.errors import UserError
 from vargen.methods.base import ImageMethodConfig
 from vargen.methods.catalogue import resolve_method
 from vargen.models.model_folder import method_resolver, read_json
+from vargen.models.options import ModelOptions
+from vargen.models.source import SETTINGS, find_files, is_hub_name
 
 
 @dataclass(frozen=True)
@@ -23,30 +25,64 @@ class ModelDescription:
     """A model that makes pictures.
 
     Args:
+        folder: of its files.
         family: "llamagen" or "janus".
         grid_size: tokens a side.
         image_size: pixels a side.
-        guidance_scale, top_k: what its pipeline takes where a call does not say.
+        guidance_scale, top_k, temperature, top_p: what its pipeline takes where a call does not say.
         resolve_method: what a method's name and options stand for, as its pipeline's `resolve_method` says.
         num_classes: of a class-conditional model; None where it reads prompts.
+        loading: which of `ModelOptions.special` its loader can use.
+        usual_methods: what a comparison compares that names no methods.
+        draws_scenes: whether captions of the project's own world are prompts for it.
+        keeps_methods: whether its folder has a place for settings of methods.
+        name: for reports: on the hub, else that of the folder.
     """
 
+    folder: Path
     family: str
     grid_size: int
     image_size: int
     guidance_scale: float | None
     top_k: int | None
     resolve_method: Callable[[str, Mapping[str, Any] | None], ImageMethodConfig]
+    temperature: float = 1.0
+    top_p: float = 1.0
     num_classes: int | None = None
+    loading: tuple[str, ...] = ("device_map", "quantization", "attn_implementation")
+    usual_methods: str = "ar,sjd,scd"
+    draws_scenes: bool = False
+    keeps_methods: bool = False
+    name: str = ""
 
     @property
     def num_tokens(self) -> int:
         """Of a picture."""
         return self.grid_size**2
 
+    def sampling(self, **asked: Any) -> dict[str, Any]:
+        """Settings of sampling by name: those asked for, else (None) the model's own."""
+        return {name: getattr(self, name) if value is None else value for name, value in asked.items()}
 
-def describe_model(folder: str | os.PathLike[str]) -> ModelDescription:
-    """The model in a folder.
+
+def open_model(options: ModelOptions) -> ModelDescription:
+    """The model that options name, all its files fetched; of one on the hub that cannot be used, only small ones are.
+
+    Raises:
+        UserError: there is none, its family is not known here, or it cannot use an option.
+    """
+    model = describe_model(find_files(options.model, options.revision, SETTINGS), options.model)
+    for name in options.special:
+        if name not in model.loading:
+            can = f"it takes {', '.join(model.loading)}" if model.loading else "leave it out"
+            raise UserError(f"{name} cannot be used with a model of the family {model.family}; {can}")
+    folder = find_files(options.model, options.revision)
+    name = options.model if options.model is not None and is_hub_name(options.model) else folder.name
+    return replace(model, folder=folder, name=name)
+
+
+def describe_model(folder: str | os.PathLike[str], called: str | os.PathLike[str] | None = None) -> ModelDescription:
+    """The model in a folder, which errors call as given.
 
     Raises:
         UserError: a file is missing or damaged, or the family is not known here.
@@ -59,13 +95,14 @@ def describe_model(folder: str | os.PathLike[str]) -> ModelDescription:
     found = read_json(folder / file).get(key)
     if found not in families:
         known = ", ".join((*_OF_DIFFUSERS, *_OF_TRANSFORMERS))
-        raise UserError(f"model: {folder} holds a {found!r}, which cannot be drawn with; known: {known}")
+        raise UserError(f"model: {called or folder} holds a {found!r}, which cannot be drawn with; known: {known}")
     return families[found](folder)
 
 
 def _describe_llamagen(folder: Path) -> ModelDescription:
     index, transformer = read_json(folder / "model_index.json"), read_json(folder / "transformer" / "config.json")
     return ModelDescription(
+        folder=folder,
         family="llamagen",
         grid_size=transformer.get("grid_size", 16),
         image_size=index.get("image_size", 0),
@@ -73,6 +110,10 @@ def _describe_llamagen(folder: Path) -> ModelDescription:
         top_k=index.get("default_top_k"),
         resolve_method=method_resolver(folder),
         num_classes=transformer.get("num_classes", 1000) if transformer.get("condition_type") == "class" else None,
+        loading=(),
+        usual_methods="ar,eagle,lantern,vvs",
+        draws_scenes=True,
+        keeps_methods=True,
     )
 
 
@@ -83,11 +124,14 @@ def _describe_janus(folder: Path) -> ModelDescription:
     grid_size = vision.get("image_size", 384) // vision.get("patch_size", 16)
     sampling = read_json(folder / "generation_config.json") if (folder / "generation_config.json").is_file() else {}
     return ModelDescription(
+        folder=folder,
         family="janus",
         grid_size=grid_size,
         image_size=grid_size * 2 ** (len(decoder.get("channel_multiplier", (1, 1, 2, 2, 4))) - 1),
         guidance_scale=sampling.get("guidance_scale") or 5.0,
         top_k=50 if sampling.get("top_k") is None else sampling["top_k"],
+        temperature=1.0 if sampling.get("temperature") is None else sampling["temperature"],
+        top_p=1.0 if sampling.get("top_p") is None else sampling["top_p"],
         resolve_method=lambda name, options: resolve_method(name, options).resolved(grid_size**2),
     )
 

@@ -37,7 +37,7 @@ def load_model(source: str | os.PathLike[str], model_class: type[Model], model_t
     check_family(source, model_type, **kwargs)
     try:
         loaded: Any = model_class.from_pretrained(source, output_loading_info=True, **kwargs)
-    except (OSError, SafetensorError, RuntimeError, ValueError) as error:
+    except (OSError, SafetensorError, RuntimeError, ValueError, ImportError) as error:
         raise _unloadable(source, error) from error
     model, report = loaded
     if missing := sorted(report["missing_keys"]):

@@ -1,23 +1,34 @@
-"""Loading a pipeline for a command: device and precision by name, quietly, with errors in one line.
+"""Loading a pipeline for a command: from what a user asked for to a pipeline of any family, quietly.
 
-Belongs here: what every command that makes pictures does first. Library users call a pipeline's `from_pretrained`.
+Belongs here: what every command that makes pictures does first, and how each family is loaded. Library users call a
+pipeline's `from_pretrained`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 import torch
 from diffusers.utils import logging as diffusers_logging
 from transformers.utils import logging as transformers_logging
 
 from vargen.errors import UserError
+from vargen.models.description import ModelDescription
+from vargen.models.options import ModelOptions
+from vargen.models.quantization import quantization_config
 from vargen.pipelines.janus import JanusPipeline
 from vargen.pipelines.llamagen import LlamaGenPipeline
 
 ImagePipeline = LlamaGenPipeline | JanusPipeline
-Pipeline = TypeVar("Pipeline", LlamaGenPipeline, JanusPipeline)
+
+_LOADERS: dict[str, Callable[..., ImagePipeline]] = {
+    "llamagen": LlamaGenPipeline.from_pretrained,
+    "janus": JanusPipeline.from_pretrained,
+}
+"""By family: takes a folder, `dtype`, and those of transformers' `device_map`, `quantization_config` and
+`attn_implementation` that its `ModelDescription.loading` names."""
 
 
 def place_and_precision(device: str, dtype: str) -> tuple[str, str]:
@@ -35,26 +46,33 @@ def place_and_precision(device: str, dtype: str) -> tuple[str, str]:
     return device, dtype
 
 
-def load_pipeline(model_folder: Path, device: str, dtype: str) -> tuple[LlamaGenPipeline, str, str]:
-    """A LlamaGen pipeline on its device, the device's name, and the name of the transformer's precision."""
-    return _load(LlamaGenPipeline, model_folder, device, dtype)
+def load_pipeline(model: ModelDescription, options: ModelOptions) -> tuple[ImagePipeline, str, str]:
+    """A pipeline where options want it, the name of that device, and the name of the transformer's precision.
 
+    Args:
+        model: of `vargen.models.description.open_model(options)`.
+        options: how to load it.
 
-def load_family(family: str, model_folder: Path, device: str, dtype: str) -> tuple[ImagePipeline, str, str]:
-    """The same for a family that `vargen.models.description.describe_model` names."""
-    if family == "janus":
-        return _load(JanusPipeline, model_folder, device, dtype)
-    return _load(LlamaGenPipeline, model_folder, device, dtype)
-
-
-def _load(kind: type[Pipeline], model_folder: Path, device: str, dtype: str) -> tuple[Pipeline, str, str]:
-    device, dtype = place_and_precision(device, dtype)
+    Raises:
+        UserError: a device is absent, a file is damaged, or the family cannot be loaded so.
+    """
+    device, dtype = place_and_precision(options.device, options.dtype)
+    arguments: dict[str, Any] = {"dtype": getattr(torch, dtype)}
+    if options.device_map is not None:
+        arguments["device_map"] = options.device_map
+    if options.attn_implementation is not None:
+        arguments["attn_implementation"] = options.attn_implementation
+    if options.quantization is not None:
+        arguments["quantization_config"] = quantization_config(options.quantization)
+        arguments.setdefault("device_map", {"": device})  # what is quantized on its way cannot be moved afterwards
     diffusers_logging.disable_progress_bar()
     transformers_logging.disable_progress_bar()
     try:
         place = torch.device(device)
-        pipeline = kind.from_pretrained(model_folder, dtype=getattr(torch, dtype)).to(place)
+        pipeline = _LOADERS[model.family](Path(model.folder), **arguments)
+        if "device_map" not in arguments:
+            pipeline = pipeline.to(place)
     except RuntimeError as error:
         raise UserError(f"device {device!r} cannot be used ({error}); use --device cpu") from error
     pipeline.set_progress_bar_config(disable=True)  # one bar over all batches instead
-    return pipeline, device, dtype
+    return pipeline, device if "device_map" not in arguments else str(pipeline.device), dtype

@@ -20,10 +20,7 @@ from vargen.pipelines.janus import JanusPipeline
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Janus as transformers saves it; tests must leave it as it is."""
-    folder = tmp_path_factory.mktemp("janus")
-    janus_models.make().float().save_pretrained(folder)
-    janus_models.processor().save_pretrained(folder)
-    return folder
+    return janus_models.save(tmp_path_factory.mktemp("janus"))
 
 
 def generate(model: Path, output: Path, *arguments: str) -> int:

@@ -360,7 +360,7 @@ def test_models_whose_pictures_cannot_be_judged_are_refused(
     judge = SimpleNamespace(config=SimpleNamespace(image_size=128))
     monkeypatch.setattr("vargen.world.judge.judging.load_judge", lambda *arguments: judge)
     assert main([*arguments, str(tiny_model_folder)]) == 2
-    assert "quality: the judge reads pictures of 128 pixels, this model makes 8" in capsys.readouterr().err
+    assert "clip must name the folder of a CLIP model: the judge knows" in capsys.readouterr().err
     assert not (tmp_path / "tuning").exists()
 
 
@@ -380,10 +380,11 @@ def test_without_optuna_the_extra_is_named(
         ({"fixed": {"depth": -3}}, 'fixed: vvs.depth must be an integer of at least 1 or "auto", got -3'),
         ({"method": "sjd", "fixed": {"depth": 3}}, "fixed: method 'sjd' has no setting 'depth'"),
         ({"speed": "fast"}, "speed must be one of speedup, pass_reduction"),
+        ({"quality": "clip_score"}, "clip must name the folder of a CLIP model: quality is clip_score"),
         ({"quality": "beauty"}, "quality must be one of judge_accuracy"),
-        ({"max_quality_loss": -0.1}, "max_quality_loss must lie between 0 and 1, got -0.1"),
-        ({"max_quality_loss": 2.0}, "max_quality_loss must lie between 0 and 1, got 2"),
-        ({"max_quality_loss": float("nan")}, "max_quality_loss must lie between 0 and 1, got nan"),
+        ({"max_quality_loss": -0.1}, "max_quality_loss must lie between 0 and 100, got -0.1"),
+        ({"quality": "judge_accuracy", "max_quality_loss": 2.0}, "max_quality_loss must lie between 0 and 1, got 2"),
+        ({"max_quality_loss": float("nan")}, "max_quality_loss must lie between 0 and 100, got nan"),
         ({"max_seconds": 0.0}, "max_seconds must be positive"),
         ({"prompts": 0}, "prompts must be at least 1"),
     ],

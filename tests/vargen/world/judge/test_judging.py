@@ -5,7 +5,7 @@ from __future__ import annotations
 from PIL import Image, ImageFilter
 
 from vargen.drawing.sheet import to_pil
-from vargen.jobs.ranking import ClipRanker, best
+from vargen.jobs.ranking import ClipScorer, best
 from vargen.resources import shipped_clip
 from vargen.world.captions.captions import compose_caption
 from vargen.world.judge.judging import JudgeRanker
@@ -18,7 +18,7 @@ PROMPTS = [compose_caption(scene, 0).text for scene in SCENES]
 
 
 def test_rankers_find_the_picture_that_a_sentence_is_about() -> None:
-    for ranker in (JudgeRanker(128), ClipRanker(shipped_clip())):
+    for ranker in (JudgeRanker(128), ClipScorer(shipped_clip())):
         ranker.check(PROMPTS)
         chosen = [best(ranker.score(IMAGES, [prompt] * len(IMAGES))) for prompt in PROMPTS]
         assert sum(place == number for number, place in enumerate(chosen)) >= 9, (type(ranker).__name__, chosen)

@@ -1,0 +1,152 @@
+"""Every command with a model that is not the project's own: what it measures, what it cannot, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import janus_models
+import pytest
+import torch
+from huggingface_hub import constants
+
+from vargen.cli import main
+from vargen.models.description import open_model
+from vargen.models.options import ModelOptions
+from vargen.pipelines import loading
+
+COMMANDS = ("generate", "bench", "evaluate", "tune")
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VARGEN_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Janus as transformers saves it; tests must leave it as it is."""
+    return janus_models.save(tmp_path_factory.mktemp("janus"))
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> str:
+    (tmp_path / "prompts.txt").write_text("\n".join(janus_models.PROMPTS))
+    return str(tmp_path / "prompts.txt")
+
+
+def test_bench_reports_what_needs_no_judge(
+    folder: Path, prompts: str, clip_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["bench", "--model", str(folder), "--prompts_file", prompts, "--warm_up", "0", "--quiet"]
+    assert main([*command, "--clip", str(clip_folder), "--json", str(tmp_path / "rows.json")]) == 0
+    rows = json.loads((tmp_path / "rows.json").read_text())
+    assert [row["method"] for row in rows] == ["ar", "sjd", "scd"]
+    for row in rows:
+        assert row["judge_accuracy"] is None and row["images"] == 3 and row["seconds_per_image"]["p50"] > 0
+        assert 0 <= row["clip_score"] <= 100 and len(row["clip_score_interval"]) == 2
+    assert rows[0]["target_passes"] == 3 * 16 and rows[2]["target_passes"] < 3 * 16
+    out, err = capsys.readouterr()
+    assert "CLIP score |" in out and "the judge knows vargen's own scenes alone, so nothing was judged" in err
+    assert main(["bench", "--model", str(folder), "--quiet"]) == 2
+    assert "prompts_file must name prompts: composed ones speak of the scenes" in capsys.readouterr().err
+
+
+def test_evaluate_scores_the_prompts_of_a_file(
+    folder: Path, prompts: str, clip_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["evaluate", "--model", str(folder), "--output", str(tmp_path / "out"), "--method", "ar,scd", "--quiet"]
+    command += ["--captions_file", prompts, "--bootstrap", "5", "--batch_size", "2"]
+    assert main(command) == 2
+    assert "clip: prompts needs a CLIP model; name the folder of one" in capsys.readouterr().err
+    assert main([*command, "--clip", str(clip_folder), "--json"]) == 0
+    out, err = capsys.readouterr()
+    plain, fast = json.loads(out)
+    assert plain["clip_score"]["value"] > 0 and plain["diversity"]["value"] > 0
+    assert plain["frechet_distance"] is None and plain["reference"] is None and "judge_accuracy" not in plain
+    assert fast["decoding"]["pass_reduction"] > 1 and fast["settings"]["guidance_scale"] == 5.0
+    assert "no reference: Frechet distance, precision and recall are left out" in err
+    assert main([*command, "--preset", "scenes"]) == 2
+    assert "captions_file: scenes composes its own captions" in capsys.readouterr().err
+
+
+def test_tune_holds_clip_score(
+    folder: Path, prompts: str, clip_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("optuna", reason="tuning needs the tune extra")
+    command = ["tune", "--model", str(folder), "--method", "gsd", "--prompts_file", prompts, "--prompts", "2"]
+    command += ["--speed", "pass_reduction", "--output", str(tmp_path / "out"), "--quiet"]
+    assert main(command) == 2
+    assert "clip must name the folder of a CLIP model: the judge knows vargen's own" in capsys.readouterr().err
+    assert main([*command, "--clip", str(clip_folder), "--save_to_model", "true"]) == 2
+    assert "save_to_model cannot be used: only the folder of a LlamaGen keeps settings" in capsys.readouterr().err
+    assert main([*command, "--clip", str(clip_folder), "--max_seconds", "3", "--max_quality_loss", "100"]) == 0
+    record = json.loads((tmp_path / "out" / "pareto.json").read_text())
+    assert record["quality"] == "clip_score" and record["max_quality_loss"] == 100 and record["trials"] >= 1
+    assert record["plain_quality"] > 0 and record["best"]["method"] == "gsd"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_an_option_that_a_family_cannot_use_is_refused_by_name(
+    command: str, tiny_model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts = ["a red cube"] if command == "generate" else []
+    place = [] if command == "bench" else ["--output", str(tmp_path / "out")]
+    method = ["--method", "sjd"] if command == "tune" else []
+    for option, value in (("device_map", "auto"), ("attn_implementation", "eager")):
+        arguments = [command, *prompts, *place, *method, "--model", str(tiny_model_folder), f"--{option}", value]
+        assert main(arguments) == 2
+        assert f"{option} cannot be used with a model of the family llamagen" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_options_of_loading_arrive_at_from_pretrained(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, Any] = {}
+
+    def from_pretrained(place: Path, **arguments: Any) -> Any:
+        asked.update(arguments)
+        return loaded(place, dtype=arguments["dtype"])
+
+    loaded = loading._LOADERS["janus"]
+    monkeypatch.setitem(loading._LOADERS, "janus", from_pretrained)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: True)
+    options = ModelOptions(
+        str(folder), dtype="bfloat16", quantization="bitsandbytes-8bit", attn_implementation="eager", device="cpu"
+    )
+    pipeline, device, dtype = loading.load_pipeline(open_model(options), options)
+    assert asked["attn_implementation"] == "eager" and asked["device_map"] == {"": "cpu"}
+    assert asked["quantization_config"].load_in_8bit and (device, dtype) == ("cpu", "bfloat16")
+    assert pipeline.model.dtype is torch.bfloat16
+    assert options.identity == {"quantization": "bitsandbytes-8bit", "attn_implementation": "eager"}
+
+
+def test_attention_and_a_device_map_are_those_asked_for(folder: Path) -> None:
+    options = ModelOptions(str(folder), device_map="cpu", attn_implementation="eager")
+    pipeline, device, _ = loading.load_pipeline(open_model(options), options)
+    assert pipeline.model.config.get_text_config()._attn_implementation == "eager" and device == "cpu"
+
+
+def test_a_name_on_the_hub_becomes_pictures_on_disk(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From the hub's own cache, without a network."""
+    name, commit = "somebody/tiny-janus", "c" * 40
+    repository = tmp_path / "hub" / "models--somebody--tiny-janus"
+    shutil.copytree(folder, repository / "snapshots" / commit)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(commit)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    command = ["generate", janus_models.PROMPTS[0], "--output", str(tmp_path / "out"), "--quiet", "--model"]
+    assert main([*command, name, "--revision", commit]) == 0
+    assert (tmp_path / "out" / "images" / "000000.png").is_file()
+    capsys.readouterr()
+    assert main([*command, "somebody/nothing"]) == 2
+    assert "model: somebody/nothing is no folder, and the hub cannot be reached" in capsys.readouterr().err
+    for weights in (repository / "snapshots" / commit).glob("*.safetensors"):
+        weights.write_bytes(weights.read_bytes()[:1000])  # a disk that was full, say
+    assert main([*command[:3], str(tmp_path / "other"), "--quiet", "--model", name]) == 2
+    error = capsys.readouterr().err
+    assert "cannot be loaded" in error and error.count("\n") == 1

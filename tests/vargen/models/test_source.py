@@ -1,0 +1,160 @@
+"""Where a model's files come from: the hub's own cache, and one line for whatever goes wrong with the hub."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import huggingface_hub
+import pytest
+from huggingface_hub import constants, errors
+
+from vargen.errors import UserError
+from vargen.models.options import ModelOptions
+from vargen.models.source import find_files, is_hub_name
+
+NAME = "somebody/tiny-janus"
+
+
+@pytest.fixture
+def offline_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache of the hub, and no way to the hub itself."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    return tmp_path / "hub"
+
+
+def put(cache: Path, commit: str, content: str, *references: str) -> Path:
+    """A snapshot in a cache as the hub's client lays it out, whose commit these branches and tags name."""
+    repository = cache / f"models--{NAME.replace('/', '--')}"
+    (repository / "refs").mkdir(parents=True, exist_ok=True)
+    for reference in references:
+        (repository / "refs" / reference).write_text(commit)
+    snapshot = repository / "snapshots" / commit
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text(content)
+    return snapshot
+
+
+@pytest.mark.parametrize(
+    ("model", "wanted"),
+    [
+        (NAME, True),
+        ("deepseek-community/Janus-Pro-1B", True),
+        ("janus", False),
+        ("./models/janus", False),
+        ("/models/janus", False),
+        ("~/janus", False),
+        ("models/of/mine", False),
+        (None, False),
+    ],
+)
+def test_a_hub_name_has_an_owner_and_is_no_path(model: str | None, wanted: bool) -> None:
+    assert is_hub_name(model) is wanted
+
+
+def test_a_folder_of_that_name_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / NAME).mkdir(parents=True)
+    (tmp_path / NAME / "config.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    assert find_files(NAME) == Path(NAME)
+    with pytest.raises(UserError, match=r"revision cannot be used: .* is a folder, and only models on the hub have"):
+        find_files(NAME, "main")
+
+
+def test_what_was_fetched_needs_no_network(offline_cache: Path) -> None:
+    first, second = put(offline_cache, "1" * 40, "{}", "main"), put(offline_cache, "2" * 40, "{}", "v2")
+    assert find_files(NAME).samefile(first) and find_files(NAME, "v2").samefile(second)
+    assert find_files(NAME, "1" * 40).samefile(first)
+
+
+def test_without_network_and_cache_there_is_one_line(offline_cache: Path) -> None:
+    with pytest.raises(UserError, match=f"model: {NAME} is no folder, and the hub cannot be reached to fetch it; conn"):
+        find_files(NAME)
+
+
+def of_the_hub(kind: type[Exception], **attributes: Any) -> Exception:
+    """An error as the hub's client raises it, without the answer of a server."""
+    error = kind.__new__(kind)
+    error.__dict__.update(attributes)
+    return error
+
+
+class CarrierError(errors.HfHubHTTPError.__bases__[0]):  # type: ignore[misc, valid-type]
+    """Of the library that carries the files."""
+
+
+@pytest.mark.parametrize(
+    ("raised", "message"),
+    [
+        (of_the_hub(errors.GatedRepoError), "is gated: accept its conditions at https://huggingface.co/somebody"),
+        (of_the_hub(errors.RepositoryNotFoundError), "is no folder and no model on the hub .* check its name"),
+        (of_the_hub(errors.RevisionNotFoundError), "revision: somebody/tiny-janus has no 'v3' on the hub"),
+        (errors.LocalEntryNotFoundError("x"), "the hub cannot be reached to fetch it; connect, or name a folder"),
+        (of_the_hub(errors.LocalEntryNotFoundError, snapshot_path="x"), "was not fetched whole, and the hub cannot be"),
+        (CarrierError("peer closed\nthe rest"), r"was interrupted \(peer closed\); the same command goes on"),
+        (OSError("Consistency check failed"), "was interrupted .*the same command goes on with what was fetched"),
+        (errors.HFValidationError("x"), "is no folder and no name that the hub allows"),
+    ],
+)
+def test_what_goes_wrong_with_the_hub_is_one_line(
+    raised: Exception, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def download(name: str, **arguments: Any) -> str:
+        assert name == NAME and arguments["revision"] == "v3"
+        raise raised
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    with pytest.raises(UserError, match=message) as caught:
+        find_files(NAME, "v3")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_full_disk_and_an_interrupt_stay_what_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    raised: list[BaseException] = [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()]
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: raise_(raised.pop(0)))
+    with pytest.raises(OSError, match="No space left"):
+        find_files(NAME)
+    with pytest.raises(KeyboardInterrupt, match="not fetched whole yet; the same command goes on"):
+        find_files(NAME)
+
+
+def raise_(error: BaseException) -> None:
+    raise error
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dtype": "int8"}, "dtype must be one of auto, float32"),
+        ({"device": "cuda", "device_map": "auto"}, "device cannot be given beside device_map"),
+        ({"attn_implementation": "flash_attention_2"}, "attn_implementation must be one of sdpa, eager"),
+        ({"quantization": "int3"}, "quantization must be one of bitsandbytes-8bit, .*, or a mapping, got 'int3'"),
+        ({"quantization": {"load_in_4bit": True}}, "quantization.quant_method must be one of bitsandbytes, torchao"),
+        ({"quantization": "torchao-int8"}, "quantization needs torchao, which is not installed; run pip install"),
+        ({"quantization": "bitsandbytes-4bit"}, "quantization needs bitsandbytes, which is not installed; run pip"),
+    ],
+)
+def test_options_that_cannot_be_used_are_named(
+    options: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UserError, match=message):
+        ModelOptions(**options)
+
+
+def test_quantization_is_that_of_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fields arrive in the library's own configurations; that of torchao is only there with its package."""
+    from vargen.models.quantization import quantization_config
+
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: SimpleNamespace(name=name))
+    eight = quantization_config("bitsandbytes-8bit")
+    assert type(eight).__name__ == "BitsAndBytesConfig" and eight.load_in_8bit and not eight.load_in_4bit
+    four = quantization_config({"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"})
+    assert four.load_in_4bit and four.bnb_4bit_quant_type == "nf4"
+    with pytest.raises(UserError, match="quantization: BitsAndBytesConfig has no 'load_in_3bit'; it has: bnb_4bit"):
+        quantization_config({"quant_method": "bitsandbytes", "load_in_3bit": True})
+    with pytest.raises(UserError, match="quantization: "):
+        quantization_config({"quant_method": "bitsandbytes", "load_in_4bit": "yes"})

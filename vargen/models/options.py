@@ -1,0 +1,102 @@
+"""Which model, and how it is loaded: what every command is told that loads one, and the checks that need no model.
+
+Nothing here imports torch or opens a file. Finding the model is `vargen.models.source`, loading it
+`vargen.pipelines.loading`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from vargen.errors import UserError
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+ATTENTION = ("sdpa", "eager")
+"""Those that read the masks of drafted tokens."""
+NAMED_QUANTIZATION: dict[str, dict[str, Any]] = {
+    "bitsandbytes-8bit": {"quant_method": "bitsandbytes", "load_in_8bit": True},
+    "bitsandbytes-4bit": {"quant_method": "bitsandbytes", "load_in_4bit": True},
+    "torchao-int8": {"quant_method": "torchao", "quant_type": "Int8WeightOnlyConfig"},
+    "torchao-int4": {"quant_method": "torchao", "quant_type": "Int4WeightOnlyConfig"},
+}
+"""Short names of usual configurations."""
+QUANTIZERS = ("bitsandbytes", "torchao")
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """Which model, and how it is loaded.
+
+    Args:
+        model: model folder, in the layout of diffusers or of transformers; or a name on the hub, such as
+            deepseek-community/Janus-Pro-1B; or the name of a shipped one; null for the shipped default.
+        revision: branch, tag or commit of a model on the hub; null for its main one.
+        device: "cpu", "cuda", "cuda:1", "mps"; "auto" takes a GPU if there is one, of several processes each its own.
+        dtype: precision of the transformer: float32, bfloat16 or float16; "auto" is bfloat16 on a GPU and float32 on a
+            CPU.
+        device_map: where transformers puts the parts of a model, such as "auto" or "cuda:0", instead of `device`.
+        quantization: bitsandbytes-8bit, bitsandbytes-4bit, torchao-int8 or torchao-int4; or a mapping of
+            "quant_method" (bitsandbytes or torchao) and the fields of transformers' BitsAndBytesConfig or
+            TorchAoConfig, where "quant_type" names a configuration of torchao and further fields are its own.
+        attn_implementation: "sdpa" or "eager"; null for transformers' choice.
+    """
+
+    model: str | None = None
+    revision: str | None = None
+    device: str = "auto"
+    dtype: str = "auto"
+    device_map: str | None = None
+    quantization: str | dict[str, Any] | None = None
+    attn_implementation: str | None = None
+
+    def __post_init__(self) -> None:
+        check_dtype(self.dtype)
+        if self.device_map is not None and self.device != "auto":
+            raise UserError("device cannot be given beside device_map, which says where the model goes; leave one out")
+        if self.attn_implementation not in (None, *ATTENTION):
+            raise UserError(
+                f"attn_implementation must be one of {', '.join(ATTENTION)}, which read masks of drafted tokens, got "
+                f"{self.attn_implementation!r}"
+            )
+        if self.quantization is not None:
+            quantization_fields(self.quantization)
+
+    @property
+    def special(self) -> dict[str, Any]:
+        """What was asked for that not every family can use, by the names of the options."""
+        names = ("device_map", "quantization", "attn_implementation")
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What of these decides a model's numbers, beside its weights and its precision; empty where nothing was asked
+        for."""
+        return {name: value for name, value in self.special.items() if name != "device_map"}
+
+
+def check_dtype(dtype: str) -> None:
+    """Refuse an unknown precision. Raises UserError."""
+    if dtype not in DTYPES:
+        raise UserError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+
+
+def quantization_fields(quantization: str | Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a quantization, its "quant_method" among them.
+
+    Raises:
+        UserError: an unknown name or method, or its package is not installed.
+    """
+    if isinstance(quantization, str):
+        if quantization not in NAMED_QUANTIZATION:
+            known = ", ".join(NAMED_QUANTIZATION)
+            raise UserError(f"quantization must be one of {known}, or a mapping, got {quantization!r}")
+        quantization = NAMED_QUANTIZATION[quantization]
+    method = quantization.get("quant_method")
+    if method not in QUANTIZERS:
+        raise UserError(f"quantization.quant_method must be one of {', '.join(QUANTIZERS)}, got {method!r}")
+    if importlib.util.find_spec(method) is None:
+        raise UserError(f"quantization needs {method}, which is not installed; run pip install {method}")
+    return dict(quantization)

@@ -25,9 +25,9 @@ from vargen.models.model_folder import check_model_folder
 from vargen.training.config import RunConfig, check, check_fraction, check_positive, main
 from vargen.training.run import RunResult, autocast, move, prepare, train
 from vargen.training.transformer_pass import train_on_cpu, training_forward, training_inputs, training_run
-from vargen.world.captions.captions import MAX_CAPTION_TOKENS, Caption, compose_caption, compose_training_caption
+from vargen.world.captions.captions import MAX_CAPTION_TOKENS, compose_caption, compose_training_caption
 from vargen.world.captions.text_tokenizer import build_tokenizer
-from vargen.world.scenes.scene import OBJECT_COUNT_WEIGHTS, Scene
+from vargen.world.scenes.scene import OBJECT_COUNT_WEIGHTS
 from vargen.world.seeds import HELDOUT_SEED
 from vargen.world.training.code_store import StoredCodes, check_object_count_weights
 from vargen.world.training.coded import (
@@ -39,7 +39,6 @@ from vargen.world.training.coded import (
     load_vqvae,
     weights_fingerprint,
 )
-from vargen.world.training.contrast import contrast_loss, nearly_true_caption
 from vargen.world.training.data import RenderedSceneSource, SceneSource, save_sheet
 from vargen.world.training.grounding import CellReader, cell_attributes, grounding_loss
 from vargen.world.training.text_encoder import (
@@ -126,7 +125,6 @@ class TransformerTrainingConfig(RunConfig):
         hidden_rows: share of the pictures of which some tokens are hidden from those after them.
         hidden_tokens: the largest share of tokens hidden in such a picture; each draws its own between none and that.
             Whoever sees a red token beside it needs no caption to be red; who does not has to read.
-        caption_alignment_weight: weight of a helping loss, see `caption_alignment_loss`; it fades out by the end.
         object_loss_weight: weight of tokens on objects and their edges at the start. A caption tells little about a
             picture's other tokens, so it is learned sooner if these count more. The weight depends on the picture that
             is to be predicted, which favours objects, so it falls linearly to 1.
@@ -137,8 +135,6 @@ class TransformerTrainingConfig(RunConfig):
         grounding_weight: weight of a helping loss for the transformer at the start, see `grounding`: half-way up, each
             place is asked which object is to come there. It falls linearly to zero.
         grounding_until: share of the run after which it is zero.
-        contrast_weight: weight of telling each caption from one that is nearly true, see `contrast`, against a loss per
-            token; it doubles the cost of a step.
         object_count_weights: how often a training scene has one, two or three objects, as weights.
         sample_guidance_scale: guidance of the sample sheets.
     """
@@ -155,13 +151,11 @@ class TransformerTrainingConfig(RunConfig):
     complete_caption_share: float = 0.7
     hidden_rows: float = 0.0
     hidden_tokens: float = 0.7
-    caption_alignment_weight: float = 0.0
     object_loss_weight: float = 1.0
     object_loss_until: float = 0.7
     first_token_weight: float = 1.0
     grounding_weight: float = 0.0
     grounding_until: float = 0.8
-    contrast_weight: float = 0.0
     object_count_weights: tuple[float, ...] = OBJECT_COUNT_WEIGHTS
     sample_guidance_scale: float = 3.0
 
@@ -181,8 +175,7 @@ class TransformerTrainingConfig(RunConfig):
             *("null_caption_probability", "complete_caption_share", "hidden_rows", "hidden_tokens"),
             *("object_loss_until", "grounding_until"),
         )
-        for name in ("caption_alignment_weight", "grounding_weight", "contrast_weight"):
-            check(getattr(self, name) >= 0, name, getattr(self, name), "must not be negative")
+        check(self.grounding_weight >= 0, "grounding_weight", self.grounding_weight, "must not be negative")
         check_object_count_weights(self.object_count_weights)
         check(self.sample_guidance_scale >= 1, "sample_guidance_scale", self.sample_guidance_scale, "must be 1 or more")
 
@@ -214,25 +207,6 @@ def load_initial_weights(folder: str, modules: Mapping[str, LlamaGenTransformer 
                 f"({other[0] if other else 'it has more layers'}); make them agree"
             )
         module.load_state_dict(values)
-
-
-def caption_alignment_loss(guesses: Tensor, codes: Tensor, coverage: Tensor) -> Tensor:
-    """How well a caption alone foretells which codes the objects consist of, wherever they stand.
-
-    Most tokens are ground and sky, so what the words mean reaches the text encoder only through a few tokens, after
-    many layers. Here the mean of the condition tokens is read by the transformer's own output head, which teaches the
-    words their colours and textures within minutes; no parameter is added.
-
-    Args:
-        guesses: [B, V] logits from the mean condition token.
-        codes: int64 [B, N], the picture's codes.
-        coverage: [B, N], share of each token's cell covered by objects; zero for rows to leave out.
-
-    Returns:
-        Scalar: cross-entropy in nats, averaged over covered cells.
-    """
-    log_probabilities = guesses.log_softmax(-1).gather(1, codes)  # [B, N]
-    return -(log_probabilities * coverage).sum() / coverage.sum().clamp_min(1e-6)
 
 
 class TransformerTask:
@@ -306,9 +280,6 @@ class TransformerTask:
         """The matrices inside the transformer's blocks: not embeddings, not the head."""
         return [parameter for parameter in self.transformer.transformer_blocks.parameters() if parameter.ndim == 2]
 
-    def _compose(self, scene: Scene, seed: int) -> Caption:
-        return compose_training_caption(scene, seed, self.config.complete_caption_share)
-
     def _embed_texts(self, captions: list[str], drop: Tensor | None) -> tuple[Tensor, Tensor]:
         """Condition tokens [B, T, dim] and their mask; rows marked in `drop` [B] see the null caption."""
         # Compiled code wants one shape; otherwise the width of the longest caption is enough.
@@ -343,31 +314,13 @@ class TransformerTask:
         codes, places = batch.codes.to(self.device), batch.places.to(self.device)
         drop, hidden = self._null_rows(step), self._hidden(step)
         pairs = zip(batch.scenes, batch.caption_seeds, strict=True)
-        captions = [self._compose(scene, seed).text for scene, seed in pairs]
-        if config.contrast_weight:
-            # Each picture stands there twice: with its own caption, and with one that is nearly true.
-            others, told = self._nearly_true(batch, captions, drop)
-            condition, mask = self._embed_texts(captions + others, torch.cat((drop, torch.zeros_like(drop))))
-            both = self._run(condition, mask, codes.repeat(2, 1), None if hidden is None else hidden.repeat(2, 1))
-            losses, half_way, condition, mask = (each[: config.batch_size] for each in (*both, condition, mask))
-            own, nearly = (-both[0].sum(1)).chunk(2)  # log-likelihoods
-            contrast, told_apart = contrast_loss(own, nearly, told)
-        else:
-            condition, mask = self._embed_texts(captions, drop)
-            losses, half_way = self._run(condition, mask, codes, hidden)
+        share = config.complete_caption_share
+        captions = [compose_training_caption(scene, seed, share).text for scene, seed in pairs]
+        condition, mask = self._embed_texts(captions, drop)
+        losses, half_way = self._run(condition, mask, codes, hidden)
         weights = self._token_weights(places, progress)
         loss = (losses * weights).sum() / weights.sum()
         parts = {"tokens": losses.detach().mean()}
-        if config.contrast_weight:
-            loss = loss + config.contrast_weight * contrast
-            parts |= {"contrast": contrast.detach(), "told_apart": told_apart.detach()}
-        if config.caption_alignment_weight:
-            pooled = (condition * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)  # [B, dim]
-            guesses = self.transformer.lm_head(self.transformer.norm_out(pooled)).float()  # [B, V]
-            covered = (places == PLACES.index("object")) & ~drop[:, None]
-            alignment = caption_alignment_loss(guesses, codes, covered.float())
-            loss = loss + config.caption_alignment_weight * (1.0 - progress) * alignment
-            parts["alignment"] = alignment.detach()
         grounding_weight = self._grounding_weight(progress)
         if self.cell_reader is not None and grounding_weight:
             cells = cell_attributes(batch.scenes, self.grid_size)
@@ -376,15 +329,6 @@ class TransformerTask:
             loss = loss + grounding_weight * grounding
             parts |= {"grounding": grounding.detach(), "known": known}
         return loss, parts
-
-    def _nearly_true(self, batch: CodedBatch, captions: list[str], drop: Tensor) -> tuple[list[str], Tensor]:
-        """For each caption one that is nearly true, itself where none was found; and which rows are to tell the two
-        apart, bool [B]."""
-        scenes = zip(batch.scenes, batch.caption_seeds, strict=True)
-        others = [nearly_true_caption(scene, seed, self._compose) for scene, seed in scenes]
-        told = torch.tensor([other is not None for other in others], device=self.device) & ~drop
-        pairs = zip(others, captions, strict=True)
-        return [caption if other is None else other.text for other, caption in pairs], told
 
     def _grounding_weight(self, progress: float) -> float:
         until = self.config.grounding_until

@@ -111,9 +111,7 @@ def test_a_transformer_learns_from_the_store_and_renders_nothing_but_held_out_sc
     monkeypatch.setattr(TransformerTask, "export", lambda self, folder: None)
     write_codes(config, cheap_scenes)
     cheap_scenes.first_seeds.clear()
-    stored = replace(
-        transformer_config, codes=config.output_dir, grounding_weight=1.0, caption_alignment_weight=0.1, steps=4
-    )
+    stored = replace(transformer_config, codes=config.output_dir, grounding_weight=1.0, steps=4)
     assert train_transformer(stored, cheap_scenes).finished  # 16 pictures: more than the store has
     assert cheap_scenes.first_seeds == [HELDOUT_SEED]
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from vargen.training.transformer_pass import training_inputs, training_run
+from vargen.world.captions.captions import compose_caption
 from vargen.world.scenes.scene import sample_scene
 from vargen.world.training.grounding import GROUNDING, CellReader, cell_attributes, grounding_loss
 from vargen.world.training.transformer import TransformerTask
@@ -88,7 +89,7 @@ def test_it_fades_and_reaches_the_text_encoder(transformer_config, cheap_scenes,
 
 def test_a_place_is_asked_before_its_token_is_seen(transformer_config, cheap_scenes) -> None:
     task = TransformerTask(transformer_config, cheap_scenes, CPU)
-    captions = [task._compose(scene, seed).text for seed, scene in enumerate(task.heldout.scenes)]
+    captions = [compose_caption(scene, seed).text for seed, scene in enumerate(task.heldout.scenes)]
     condition, mask = task._embed_texts(captions, None)
     codes = task.heldout.codes
     changed = codes.clone()

@@ -15,7 +15,6 @@ from vargen.world.training.coded import PLACES
 from vargen.world.training.text_encoder import build_text_encoder
 from vargen.world.training.transformer import (
     TransformerTask,
-    caption_alignment_loss,
     train_transformer,
 )
 
@@ -143,23 +142,8 @@ def test_the_first_token_can_weigh_more(transformer_config, cheap_scenes) -> Non
         replace(transformer_config, first_token_weight=0.0)
 
 
-def test_alignment_loss_is_the_mean_surprise_of_covered_tokens() -> None:
-    torch.manual_seed(0)
-    guesses, codes, coverage = (
-        torch.randn(2, 5),
-        torch.randint(5, (2, 4)),
-        torch.tensor([[0, 0.5, 1, 0], [0, 0, 0, 0.0]]),
-    )
-    expected = 0.0
-    for row in range(2):
-        for token in range(4):
-            surprise = torch.logsumexp(guesses[row], 0) - guesses[row, codes[row, token]]
-            expected += coverage[row, token].item() * surprise.item() / 1.5
-    assert caption_alignment_loss(guesses, codes, coverage).item() == pytest.approx(expected, rel=1e-5)
-
-
 def test_helping_losses_fade_out(transformer_config, cheap_scenes) -> None:
-    config = replace(transformer_config, caption_alignment_weight=0.5, object_loss_weight=4.0)
+    config = replace(transformer_config, grounding_weight=0.5, object_loss_weight=4.0)
     task = TransformerTask(config, cheap_scenes, CPU)
     torch.nn.init.normal_(task.transformer.lm_head.weight)
     first, first_parts = task.loss(0, 0.0)

@@ -1,0 +1,168 @@
+"""Measure anew everything that was measured on the shipped picture model, after its weights were replaced.
+
+    python benchmarks/record_all.py --list                 # what there is, and what is out of date
+    python benchmarks/record_all.py                        # whatever is out of date, quality first, then times
+    python benchmarks/record_all.py judge evaluation       # only these
+    python benchmarks/record_all.py --compare HEAD~3       # a page of what changed since that commit
+
+Each step is one of the project's own commands, run as a process of its own. `benchmarks/results/recorded_on.json` keeps
+the weights each step was last run on; a step is out of date when they are not those that are shipped. Killed at any
+moment, the same command goes on: finished steps are skipped, and the long ones resume within themselves. Steps that
+time something say so: keep the machine to itself for them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vargen.models.model_folder import weights_fingerprint
+from vargen.resources import find_model
+from vargen.runs.files import write_json_atomic
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+RECORDED_ON = RESULTS / "recorded_on.json"
+WORK = ROOT / "runs" / "record_all"
+PICKS = "ar,scd,eagle,eagle-chain,lantern-tree,vvs-quality,vvs-balanced,vvs-fast"
+ALL = f"{PICKS},eagle-tree,lantern,sjd,gsd,coolsd,draft-model"
+EVALUATED = "ar,scd,eagle-chain,lantern-tree,gsd,coolsd,vvs-quality,vvs-balanced,vvs-fast"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One thing to record.
+
+    Args:
+        command: arguments of Python, run in the repository.
+        timed: whether it times something.
+        copies: where its figures lie and the record they become, if it does not write that itself.
+    """
+
+    command: tuple[str, ...]
+    timed: bool = False
+    copies: tuple[Path, Path] | None = None
+
+
+def _script(name: str, *arguments: str) -> tuple[str, ...]:
+    return (f"benchmarks/{name}.py", *arguments)
+
+
+def _bench(record: str, *arguments: str) -> Step:
+    return Step(("-m", "vargen.cli", "bench", "--json", str(RESULTS / f"{record}.json"), *arguments), timed=True)
+
+
+def _evaluation(record: str, count: int, methods: str) -> Step:
+    folder = WORK / record
+    arguments = ("--preset", "scenes", "--dtype", "bfloat16", "--batch_size", "50", "--count", str(count))
+    command = ("-m", "vargen.cli", "evaluate", *arguments, "--method", methods, "--output", str(folder))
+    return Step(command, copies=(folder / "scores.json", RESULTS / f"{record}.json"))
+
+
+STEPS: dict[str, Step] = {
+    "judge": Step(_script("judge_report", "--contact_sheet", "docs/images/contact_sheet.png")),
+    "readme_picture": Step(_script("readme_picture")),
+    "token_hashes": Step(_script("token_hashes", "--record", str(RESULTS / "token_hashes.json"))),
+    "greedy_equality": Step(_script("greedy_equality")),
+    "evaluation": _evaluation("evaluation_scenes_2000", 2000, EVALUATED),
+    "plain_decoding": Step(_script("plain_decoding"), timed=True),
+    "plain_decoding_batch_8": Step(_script("plain_decoding", "--batch_size", "8"), timed=True),
+    "overhead": Step(_script("speculation_overhead"), timed=True),
+    "bench_picks": _bench("bench_picks", "--methods", PICKS, "--prompts", "24"),
+    "bench_batch_8": _bench("bench_batch_8", "--methods", PICKS, "--batch_size", "8"),
+    "bench_batch_1": _bench("bench_batch_1", "--methods", ALL),
+    "documents": Step(_script("build_results")),
+}
+
+
+def out_of_date(name: str, recorded: dict[str, Any], fingerprint: str) -> bool:
+    """Whether a step was never run on these weights. Documents are built whenever something else was recorded."""
+    return name == "documents" or recorded.get(name, {}).get("weights") != fingerprint
+
+
+def run(names: list[str], recorded: dict[str, Any], fingerprint: str) -> None:
+    """Run the steps one after the other, keeping each as soon as it is through.
+
+    Raises:
+        SystemExit: with the exit code of the step that failed.
+    """
+    for number, name in enumerate(names, start=1):
+        step = STEPS[name]
+        note = "; it times something: keep the machine to itself" if step.timed else ""
+        print(f"{number} of {len(names)}  {name}{note}", file=sys.stderr)
+        started = time.monotonic()
+        code = subprocess.run((sys.executable, *step.command), cwd=ROOT).returncode
+        if code:
+            print(f"{name} failed; once mended, the same command goes on", file=sys.stderr)
+            raise SystemExit(code)
+        if step.copies is not None:
+            source, record = step.copies
+            write_json_atomic(record, json.loads(source.read_text()))
+        recorded[name] = {"weights": fingerprint, "minutes": round((time.monotonic() - started) / 60, 1)}
+        write_json_atomic(RECORDED_ON, recorded)
+
+
+def figures(record: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], float]]:
+    """All numbers of a record with their places; rows of a list go by their method's name."""
+    if isinstance(record, dict):
+        for key, value in record.items():
+            if key not in ("provenance", "interval", "settings", "hardware", "protocol", "calls"):
+                yield from figures(value, (*path, str(key)))
+    elif isinstance(record, list):
+        for row in record:
+            if isinstance(row, dict) and "method" in row:
+                yield from figures(row, (*path, row["method"]))
+    elif isinstance(record, int | float) and not isinstance(record, bool):
+        yield path, float(record)
+
+
+def compare(commit: str) -> str:
+    """Markdown: every figure of the picture model's records that differs from the one in `commit`."""
+    lines = [f"# What changed since {commit}", ""]
+    for path in sorted(RESULTS.glob("*.json")):
+        name = path.relative_to(ROOT).as_posix()
+        if not path.stem.startswith(("bench_batch", "bench_picks", "evaluation", "judge_", "plain_", "speculation_")):
+            continue
+        shown = subprocess.run(("git", "show", f"{commit}:{name}"), cwd=ROOT, capture_output=True, text=True)
+        before = dict(figures(json.loads(shown.stdout))) if shown.returncode == 0 else {}
+        rows = [
+            f"| {' / '.join(place)} | {before[place]:.4g} | {value:.4g} |"
+            for place, value in figures(json.loads(path.read_text()))
+            if place in before and before[place] != value
+        ]
+        if rows:
+            lines += [f"## {path.stem}", "", "| figure | before | now |", "|---|---|---|", *rows, ""]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("steps", nargs="*", help=f"of {', '.join(STEPS)}; all that are out of date if none is named")
+    parser.add_argument("--list", action="store_true", help="say what there is and what is out of date, and stop")
+    parser.add_argument("--compare", metavar="COMMIT", help="print what changed since a commit, and stop")
+    arguments = parser.parse_args()
+    if unknown := [name for name in arguments.steps if name not in STEPS]:
+        parser.error(f"steps: no {unknown[0]!r}; there are {', '.join(STEPS)}")
+    if arguments.compare:
+        print(compare(arguments.compare))
+        return
+    fingerprint = weights_fingerprint(find_model())
+    recorded = json.loads(RECORDED_ON.read_text()) if RECORDED_ON.exists() else {}
+    if arguments.list:
+        for name, step in STEPS.items():
+            minutes = recorded.get(name, {}).get("minutes", "?")
+            state = "out of date" if out_of_date(name, recorded, fingerprint) else "as shipped"
+            print(f"{name:24}{state:14}{minutes} min{'  timed' if step.timed else ''}")
+        return
+    run(arguments.steps or [name for name in STEPS if out_of_date(name, recorded, fingerprint)], recorded, fingerprint)
+
+
+if __name__ == "__main__":
+    main()

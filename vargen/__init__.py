@@ -11,13 +11,21 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from vargen.models.llamagen.transformer import LlamaGenTransformer
     from vargen.pipelines.common import AutoregressivePipelineOutput
+    from vargen.pipelines.glm_image import GlmImagePriorPipeline
     from vargen.pipelines.janus import JanusPipeline
     from vargen.pipelines.llamagen import LlamaGenPipeline
 
-__all__ = ["AutoregressivePipelineOutput", "JanusPipeline", "LlamaGenPipeline", "LlamaGenTransformer"]
+__all__ = [
+    "AutoregressivePipelineOutput",
+    "GlmImagePriorPipeline",
+    "JanusPipeline",
+    "LlamaGenPipeline",
+    "LlamaGenTransformer",
+]
 __version__ = "0.1.0"
 
 _HOMES = {
+    "GlmImagePriorPipeline": "vargen.pipelines.glm_image",
     "JanusPipeline": "vargen.pipelines.janus",
     "LlamaGenPipeline": "vargen.pipelines.llamagen",
     "AutoregressivePipelineOutput": "vargen.pipelines.common",

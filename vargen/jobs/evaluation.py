@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from glob import escape
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -51,7 +51,7 @@ from vargen.methods.base import MethodConfig
 from vargen.models.description import ModelDescription
 from vargen.models.model_folder import weights_fingerprint
 from vargen.pipelines.common import PromptWarning
-from vargen.pipelines.loading import ImagePipeline, load_pipeline
+from vargen.pipelines.loading import load_pipeline
 from vargen.prompts import read_column
 from vargen.resources import shipped_clip
 from vargen.runs.batches import BatchStore, PictureBatches, Share
@@ -59,6 +59,9 @@ from vargen.runs.files import own_folder
 from vargen.runs.identity import digest
 from vargen.runs.processes import Processes
 from vargen.runs.progress import Progress, progress
+
+if TYPE_CHECKING:
+    from vargen.pipelines.loading import ImagePipeline
 
 GIVEN = "given"
 """The label of pictures that were not made here."""

@@ -26,7 +26,7 @@ class ModelDescription:
 
     Args:
         folder: of its files.
-        family: "llamagen" or "janus".
+        family: "llamagen", "janus" or "glm_image".
         grid_size: tokens a side.
         image_size: pixels a side.
         guidance_scale, top_k, temperature, top_p: what its pipeline takes where a call does not say.
@@ -37,6 +37,7 @@ class ModelDescription:
         draws_scenes: whether captions of the project's own world are prompts for it.
         keeps_methods: whether its folder has a place for settings of methods.
         name: for reports: on the hub, else that of the folder.
+        tokens_beside_grid: that are drawn for a picture and are not of its grid, such as those of a preview.
     """
 
     folder: Path
@@ -54,11 +55,12 @@ class ModelDescription:
     draws_scenes: bool = False
     keeps_methods: bool = False
     name: str = ""
+    tokens_beside_grid: int = 0
 
     @property
     def num_tokens(self) -> int:
         """Of a picture."""
-        return self.grid_size**2
+        return self.grid_size**2 + self.tokens_beside_grid
 
     def sampling(self, **asked: Any) -> dict[str, Any]:
         """Settings of sampling by name: those asked for, else (None) the model's own."""
@@ -136,6 +138,29 @@ def _describe_janus(folder: Path) -> ModelDescription:
     )
 
 
+def _describe_glm_image(folder: Path) -> ModelDescription:
+    decoder = read_json(folder / "vae" / "config.json")
+    settings = folder / "vision_language_encoder" / "generation_config.json"
+    sampling = read_json(settings) if settings.is_file() else {}
+    # Where a file is silent: diffusers' GlmImagePipeline and AutoencoderKL, the processor's preview, and `generate`.
+    image_size = 128 * 2 ** (len(decoder.get("block_out_channels", (64, 64, 64, 64))) - 1)
+    grid_size = image_size // 32
+    num_tokens = grid_size**2 + 16**2
+    return ModelDescription(
+        folder=folder,
+        family="glm_image",
+        grid_size=grid_size,
+        image_size=image_size,
+        guidance_scale=None,
+        top_k=50 if sampling.get("top_k") is None else sampling["top_k"],
+        temperature=1.0 if sampling.get("temperature") is None else sampling["temperature"],
+        top_p=1.0 if sampling.get("top_p") is None else sampling["top_p"],
+        resolve_method=lambda name, options: resolve_method(name, options).resolved(num_tokens),
+        loading=(),
+        tokens_beside_grid=16**2,
+    )
+
+
 _Families = dict[str, Callable[[Path], ModelDescription]]
-_OF_DIFFUSERS: _Families = {"LlamaGenPipeline": _describe_llamagen}
+_OF_DIFFUSERS: _Families = {"LlamaGenPipeline": _describe_llamagen, "GlmImagePipeline": _describe_glm_image}
 _OF_TRANSFORMERS: _Families = {"janus": _describe_janus}

@@ -69,6 +69,13 @@ def check_model_folder(
             _check_component(folder / component, model_class)
 
 
+def check_pipeline_class(folder: str | os.PathLike[str], names: Collection[str]) -> None:
+    """Refuse the folder of another pipeline than those of these names. Raises UserError."""
+    found = read_json(Path(folder) / "model_index.json").get("_class_name")
+    if found not in names:
+        raise UserError(f"{folder} holds a {found!r}, where a {' or '.join(names)} is needed")
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file. Raises UserError when it is missing or no JSON object."""
     try:
@@ -155,13 +162,15 @@ def _component_class(library: str, class_name: str) -> type[torch.nn.Module] | N
     """The model class of a component, None for what holds no weights, such as a tokenizer.
 
     Importing runs a module's code, so the libraries are a closed list: this project's models, diffusers, transformers.
+    Where diffusers has a pipeline of a model's own name, it writes that name instead of the library's.
     """
     import torch
     from diffusers import DiffusionPipeline  # whose folder would name classes of its own
 
     is_known = library in _LIBRARIES or library.startswith(_OUR_MODELS)
     try:
-        found = getattr(importlib.import_module(library), class_name, None) if is_known else None
+        home = importlib.import_module(library if is_known else f"diffusers.pipelines.{library}")
+        found = getattr(home, class_name, None)
     except ImportError:
         found = None
     if not (isinstance(found, type) and hasattr(found, "from_pretrained")) or issubclass(found, DiffusionPipeline):

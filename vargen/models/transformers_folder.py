@@ -38,7 +38,7 @@ def load_model(source: str | os.PathLike[str], model_class: type[Model], model_t
     try:
         loaded: Any = model_class.from_pretrained(source, output_loading_info=True, **kwargs)
     except (OSError, SafetensorError, RuntimeError, ValueError, ImportError) as error:
-        raise _unloadable(source, error) from error
+        raise unloadable(source, error) from error
     model, report = loaded
     if missing := sorted(report["missing_keys"]):
         raise UserError(
@@ -59,7 +59,7 @@ def load_processor(source: str | os.PathLike[str], processor_class: type[Process
     if Path(source).is_dir() and not any((Path(source) / name).is_file() for name in names):
         return None
     try:
-        return processor_class.from_pretrained(source, **_of_the_hub(kwargs))
+        return processor_class.from_pretrained(source, **hub_arguments(kwargs))
     except (OSError, ValueError, TypeError, AttributeError, KeyError, ImportError) as error:
         raise UserError(
             f"{source}: its processor cannot be loaded ({_first_line(error)}); copy its files again"
@@ -75,9 +75,9 @@ def read_family(source: str | os.PathLike[str], **kwargs: Any) -> str | None:
     if Path(source).is_dir() and not (Path(source) / "config.json").is_file():
         raise UserError(f"{Path(source) / 'config.json'} is missing; name a folder that holds a model of transformers")
     try:
-        config, _ = PreTrainedConfig.get_config_dict(source, **_of_the_hub(kwargs))
+        config, _ = PreTrainedConfig.get_config_dict(source, **hub_arguments(kwargs))
     except (OSError, ValueError) as error:
-        raise _unloadable(source, error) from error
+        raise unloadable(source, error) from error
     return config.get("model_type")
 
 
@@ -88,11 +88,13 @@ def check_family(source: str | os.PathLike[str], model_type: str, **kwargs: Any)
         raise UserError(f"{source} holds a model of type {found!r}, where one of type {model_type!r} is needed")
 
 
-def _of_the_hub(kwargs: dict[str, Any]) -> dict[str, Any]:
+def hub_arguments(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Those that say which files are meant."""
     return {name: value for name, value in kwargs.items() if name in _HUB_ARGUMENTS}
 
 
-def _unloadable(source: str | os.PathLike[str], error: Exception) -> UserError:
+def unloadable(source: str | os.PathLike[str], error: Exception) -> UserError:
+    """What to tell where a library could not load a folder or a name on the hub."""
     remedy = "copy or download it again" if Path(source).is_dir() else "name a folder, or try again with a network"
     return UserError(f"{source} cannot be loaded ({_first_line(error)}); {remedy}")
 

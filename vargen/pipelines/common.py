@@ -91,6 +91,11 @@ def check_picture_arguments(
     for name, size in (("height", height), ("width", width)):
         if size is not None and size != image_size:
             raise UserError(f"{name} must be {image_size}, the only size this model makes, got {size}")
+    check_count_and_type(num_images_per_prompt, output_type)
+
+
+def check_count_and_type(num_images_per_prompt: int, output_type: str = "latent") -> None:
+    """Refuse no picture, and an unknown type. Raises UserError."""
     bounds.check_number("num_images_per_prompt", num_images_per_prompt, 1, bounds.MAX_BATCH_SIZE)
     if output_type not in OUTPUT_TYPES:
         raise UserError(f"output_type must be one of {', '.join(OUTPUT_TYPES)}, got {output_type!r}")

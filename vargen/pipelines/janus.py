@@ -31,6 +31,13 @@ from vargen.models.janus.components import JanusComponents
 from vargen.models.janus.target import JanusTarget, num_image_tokens
 from vargen.models.janus.vq import decode_codes, intensities
 from vargen.models.transformers_folder import load_model, load_processor
+from vargen.pipelines.causal_models import (
+    check_context,
+    check_input_ids,
+    refusals,
+    sampling_as_generate,
+    setting,
+)
 from vargen.pipelines.common import (
     CALLBACK_TENSORS,
     AutoregressivePipelineOutput,
@@ -38,14 +45,13 @@ from vargen.pipelines.common import (
     StepReport,
     check_picture_arguments,
     check_prompts,
-    check_sampling,
     decode_pictures,
     move_offloaded,
     random_streams,
 )
 
-_GENERATE_DEFAULTS = {"guidance_scale": 5.0, "temperature": 1.0, "top_k": 50, "top_p": 1.0}
-"""What transformers' `generate` takes where neither the call nor generation_config.json says."""
+_USUAL_GUIDANCE = 5.0
+"""What its `generate` takes where neither the call nor generation_config.json says."""
 _USUAL_NORMALISATION = (0.5, 0.5, 0.5)
 """Mean and deviation of the image processors of every published Janus."""
 
@@ -132,9 +138,9 @@ class JanusPipeline(DiffusionPipeline):
         if prompt is not None:
             input_ids, attention_mask = self._tokenize(check_prompts(prompt))
         assert input_ids is not None
-        self._check_input_ids(input_ids, attention_mask)
+        check_input_ids(input_ids, attention_mask, self.model.config.get_text_config().vocab_size)
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-        self._check_context(mask)
+        check_context(self.model.config, mask, num_image_tokens(self.model))
         device = self._execution_device
         return (
             input_ids.to(device).repeat_interleave(num_images_per_prompt, dim=0),
@@ -143,7 +149,7 @@ class JanusPipeline(DiffusionPipeline):
 
     def prompt_problems(self, prompt: str | Sequence[str]) -> list[str]:
         """Nothing: every word of a prompt is read. Raises UserError for one that the context has no room for."""
-        self._check_context(self._tokenize(check_prompts(prompt))[1])
+        check_context(self.model.config, self._tokenize(check_prompts(prompt))[1], num_image_tokens(self.model))
         return []
 
     def _count_prompts(self, prompt: str | Sequence[str] | None, input_ids: Tensor | None) -> int:
@@ -165,24 +171,6 @@ class JanusPipeline(DiffusionPipeline):
             text=texts, generation_mode="image", padding=True, padding_side="left", return_tensors="pt"
         )
         return tokens["input_ids"], tokens["attention_mask"]
-
-    def _check_input_ids(self, input_ids: Tensor, attention_mask: Tensor | None) -> None:
-        most = self.model.config.get_text_config().vocab_size
-        if input_ids.ndim != 2 or input_ids.is_floating_point() or 0 in input_ids.shape:
-            raise UserError(f"input_ids must be int64 [batch, length], got {input_ids.dtype} {list(input_ids.shape)}")
-        if int(input_ids.min()) < 0 or int(input_ids.max()) >= most:
-            raise UserError(f"input_ids must lie between 0 and {most - 1}, got {int(input_ids.max())}")
-        if attention_mask is not None and attention_mask.shape != input_ids.shape:
-            raise UserError(f"attention_mask must be {list(input_ids.shape)}, got {list(attention_mask.shape)}")
-
-    def _check_context(self, mask: Tensor) -> None:
-        context, longest = self.model.config.get_text_config().max_position_embeddings, int(mask.sum(1).max())
-        room = context - num_image_tokens(self.model)
-        if longest > room:
-            raise UserError(
-                f"prompt has {longest} tokens; in the model's context of {context} there is room for {room} beside the "
-                f"{num_image_tokens(self.model)} of a picture"
-            )
 
     def resolve_method(
         self, method: str | ImageMethodConfig, options: Mapping[str, Any] | None = None
@@ -277,21 +265,22 @@ class JanusPipeline(DiffusionPipeline):
         report = StepReport(callback_on_step_end, callback_on_step_end_tensor_inputs)
         check_picture_arguments(height, width, self.image_size, num_images_per_prompt, output_type)
         method = self.resolve_method(method)
-        guidance_scale = self._default("guidance_scale", guidance_scale)
-        sampling = check_sampling(
-            self._default("temperature", temperature),
-            self._default("top_k", top_k),
-            self._default("top_p", top_p),
-            guidance_scale,
-        )
+        guidance_scale = setting(self.model.generation_config, "guidance_scale", guidance_scale, _USUAL_GUIDANCE)
+        sampling = sampling_as_generate(self.model.generation_config, temperature, top_k, top_p, guidance_scale)
         num_tokens = num_image_tokens(self.model)
         batch_size, device = self._count_prompts(prompt, input_ids) * num_images_per_prompt, self._execution_device
         streams = random_streams(generator, batch_size, device)
         trace = DecodeTrace(batch_size, device)
-        with trace.phase("encode_prompt"):
+        with trace.phase("encode_prompt"), refusals():
             input_ids, attention_mask = self.encode_prompt(prompt, input_ids, attention_mask, num_images_per_prompt)
             move_offloaded(self.model)
-            target = self._target(input_ids, attention_mask, guidance_scale, method.max_draft_nodes(num_tokens))
+            target = JanusTarget(
+                self.model,
+                input_ids,
+                attention_mask,
+                guidance_scale=guidance_scale,
+                max_draft_nodes=method.max_draft_nodes(num_tokens),
+            )
         players = method.build(JanusComponents(self.model, target, self._kept))
         result = decode_pictures(self, target, players, num_tokens, sampling, streams, trace, report)
         with trace.phase("decode_images"):
@@ -300,25 +289,3 @@ class JanusPipeline(DiffusionPipeline):
         if not return_dict:
             return images, result.tokens, trace
         return AutoregressivePipelineOutput(images=images, tokens=result.tokens, trace=trace)
-
-    def _default(self, name: str, value: Any) -> Any:
-        """A setting of sampling: as called, else the model's own, else what `generate` takes."""
-        if value is None:
-            value = getattr(self.model.generation_config, name, None)
-        return _GENERATE_DEFAULTS[name] if value is None else value
-
-    def _target(
-        self, input_ids: Tensor, attention_mask: Tensor, guidance_scale: float, max_draft_nodes: int
-    ) -> JanusTarget:
-        try:
-            return JanusTarget(
-                self.model,
-                input_ids,
-                attention_mask,
-                guidance_scale=guidance_scale,
-                max_draft_nodes=max_draft_nodes,
-            )
-        except UserError:
-            raise
-        except ValueError as error:
-            raise UserError(str(error)) from error

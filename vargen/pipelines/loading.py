@@ -1,14 +1,14 @@
 """Loading a pipeline for a command: from what a user asked for to a pipeline of any family, quietly.
 
 Belongs here: what every command that makes pictures does first, and how each family is loaded. Library users call a
-pipeline's `from_pretrained`.
+pipeline's `from_pretrained`. A family's pipeline is imported when one of its models is loaded, and no other's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from diffusers.utils import logging as diffusers_logging
@@ -18,17 +18,22 @@ from vargen.errors import UserError
 from vargen.models.description import ModelDescription
 from vargen.models.options import ModelOptions
 from vargen.models.quantization import quantization_config
-from vargen.pipelines.janus import JanusPipeline
-from vargen.pipelines.llamagen import LlamaGenPipeline
 
-ImagePipeline = LlamaGenPipeline | JanusPipeline
+if TYPE_CHECKING:
+    from vargen.pipelines.glm_image import GlmImagePriorPipeline
+    from vargen.pipelines.janus import JanusPipeline
+    from vargen.pipelines.llamagen import LlamaGenPipeline
 
-_LOADERS: dict[str, Callable[..., ImagePipeline]] = {
-    "llamagen": LlamaGenPipeline.from_pretrained,
-    "janus": JanusPipeline.from_pretrained,
-}
-"""By family: takes a folder, `dtype`, and those of transformers' `device_map`, `quantization_config` and
-`attn_implementation` that its `ModelDescription.loading` names."""
+    ImagePipeline = LlamaGenPipeline | JanusPipeline | GlmImagePriorPipeline
+
+_PIPELINES = {"llamagen": "LlamaGenPipeline", "janus": "JanusPipeline", "glm_image": "GlmImagePriorPipeline"}
+"""By family, a class of `vargen.pipelines.FAMILY`. It takes a folder, `dtype`, and those of transformers' `device_map`,
+`quantization_config` and `attn_implementation` that its `ModelDescription.loading` names."""
+
+
+def pipeline_class(family: str) -> Any:
+    """The pipeline of a family that `vargen.models.description` knows."""
+    return getattr(importlib.import_module(f"vargen.pipelines.{family}"), _PIPELINES[family])
 
 
 def place_and_precision(device: str, dtype: str) -> tuple[str, str]:
@@ -69,7 +74,7 @@ def load_pipeline(model: ModelDescription, options: ModelOptions) -> tuple[Image
     transformers_logging.disable_progress_bar()
     try:
         place = torch.device(device)
-        pipeline = _LOADERS[model.family](Path(model.folder), **arguments)
+        pipeline = pipeline_class(model.family).from_pretrained(Path(model.folder), **arguments)
         if "device_map" not in arguments:
             pipeline = pipeline.to(place)
     except RuntimeError as error:

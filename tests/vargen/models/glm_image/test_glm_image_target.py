@@ -1,0 +1,265 @@
+"""GLM-Image's autoregressive part in the loop draws what transformers draws with it, and nothing but codes."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+
+import glm_image_models
+import pytest
+import torch
+from glm_image_models import CODES, END
+from torch import Tensor
+from transformers import GlmImageForConditionalGeneration
+from transformers.generation import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+from specdecode.drafters.draft_model_tree import DraftModelTreeDrafter
+from specdecode.drafters.tree_shapes import StaticTree
+from specdecode.loop import DecodeResult, decode
+from specdecode.roles import Drafter
+from specdecode.sampling import RandomStreams, SamplingConfig
+from specdecode.synthetic import chi_square_p_value
+from vargen.errors import UserError
+from vargen.methods.catalogue import resolve_method
+from vargen.models.components import KeptBetweenBatches
+from vargen.models.glm_image.components import GlmImageComponents
+from vargen.models.glm_image.positions import drawn_positions, prompt_positions
+from vargen.models.glm_image.request import PriorRequest, read_request, upsampled
+from vargen.models.glm_image.target import GlmImageTarget
+
+GREEDY = SamplingConfig(temperature=0)
+WITH_PICTURES = pytest.mark.parametrize("pictures", [False, True], ids=["text", "pictures"])
+
+
+@pytest.fixture(scope="module")
+def model() -> GlmImageForConditionalGeneration:
+    return glm_image_models.make_model()
+
+
+@pytest.fixture(scope="module")
+def by_generate(model: GlmImageForConditionalGeneration) -> dict[bool, Tensor]:
+    """Greedy codes [3, 10] or [3, 6] of transformers, from text and from pictures."""
+    other, drawn = copy.deepcopy(model), {}  # `generate` leaves positions on the model
+    for pictures, count in ((False, 10), (True, 6)):
+        inputs = glm_image_models.inputs(pictures)
+        made = other.generate(**inputs, generation_config=glm_image_models.greedy(other), max_new_tokens=count)
+        drawn[pictures] = made[:, inputs["input_ids"].shape[1] :]
+    return drawn
+
+
+def run(target: GlmImageTarget, drafter: Drafter | None = None) -> DecodeResult:
+    streams = RandomStreams.from_seeds(range(target.batch_size))
+    return decode(target, max_new_tokens=target.max_new_tokens, sampling=GREEDY, streams=streams, drafter=drafter)
+
+
+@WITH_PICTURES
+def test_prompts_of_different_lengths_in_one_batch(
+    model: GlmImageForConditionalGeneration, by_generate: dict[bool, Tensor], pictures: bool
+) -> None:
+    assert len(set(by_generate[pictures].flatten().tolist())) > 6, "or the comparison says little"
+    inputs = glm_image_models.inputs(pictures)
+    assert len(set(inputs["attention_mask"].sum(1).tolist())) == 3
+    target = GlmImageTarget(model, read_request(model, inputs))
+    assert torch.equal(run(target).tokens, by_generate[pictures])
+    assert target.prefill().hidden_states.shape == (3, inputs["input_ids"].shape[1], 32)
+
+
+@WITH_PICTURES
+@pytest.mark.parametrize("shape", ["3 / 2 1 / 1", "1 / 1 / 1"])
+def test_a_tree_with_wrong_siblings_changes_no_token(
+    model: GlmImageForConditionalGeneration, by_generate: dict[bool, Tensor], pictures: bool, shape: str
+) -> None:
+    tree, smaller = StaticTree.from_child_counts(shape), copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in smaller.model.language_model.parameters():
+            parameter += 0.02 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
+    request = read_request(model, glm_image_models.inputs(pictures))
+    target, draft = (GlmImageTarget(each, request, max_draft_nodes=tree.num_nodes) for each in (model, smaller))
+    result = run(target, DraftModelTreeDrafter(draft, tree))
+    assert torch.equal(result.tokens, by_generate[pictures])
+    assert result.trace.mean_accepted_length > 0 and result.trace.target_passes < request.num_tokens
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Positions
+
+
+@WITH_PICTURES
+def test_positions_are_those_of_the_model_which_keeps_none_of_them(
+    model: GlmImageForConditionalGeneration, pictures: bool
+) -> None:
+    inputs = glm_image_models.inputs(pictures)
+    request = read_request(model, inputs)
+    run(GlmImageTarget(model, request))
+    assert model.model.rope_deltas is None and model.model._cached_decode_position_ids is None
+    stateful = copy.deepcopy(model).model
+    names = ("input_ids", "image_grid_thw", "images_per_sample", "attention_mask")
+    wanted, _ = stateful.get_rope_index(**{name: inputs[name] for name in names})
+    seen = inputs["attention_mask"].bool()
+    assert torch.equal(request.position_ids[:, seen], wanted[:, seen])
+    drawn = stateful._cached_decode_position_ids.transpose(0, 1)  # [3, B, N + 1], the last of an end
+    assert torch.equal(request.drawn_positions, drawn[..., :-1])
+
+
+def test_text_goes_on_behind_the_longer_side_of_a_picture() -> None:
+    positions, following = prompt_positions([7, 1, 5, 5, 5, 2, 8, 1], [(1, 3)], beginning=1, end=2)
+    assert positions.tolist() == [[0, 1, 2, 2, 2, 5, 6, 7], [0, 1, 2, 2, 2, 5, 6, 7], [0, 1, 2, 3, 4, 5, 6, 7]]
+    assert following == 8
+    assert drawn_positions(8, [(1, 1), (2, 1)]).tolist() == [[8, 9, 9], [8, 9, 10], [8, 9, 9]]
+
+
+def test_two_batches_at_a_time_do_not_touch_each_other(
+    model: GlmImageForConditionalGeneration, by_generate: dict[bool, Tensor]
+) -> None:
+    """The other batch is prefilled and fed between two passes of the first one."""
+    first, second = (
+        GlmImageTarget(model, read_request(model, glm_image_models.inputs(pictures))) for pictures in (False, True)
+    )
+    one = torch.ones(3, 1, 1, dtype=torch.bool)
+    logits, nothing = first.prefill().logits, torch.zeros(3, 1).long()
+    for place in range(10):
+        tokens = logits[:, -1:].argmax(-1)
+        assert torch.equal(tokens[:, 0], by_generate[False][:, place])
+        if place == 9:
+            break
+        second.prefill()
+        second.forward(nothing, one, nothing)
+        logits = first.forward(tokens, one, nothing).logits
+        first.commit(None, torch.ones(3).long())
+
+
+def test_codes_become_squares_as_diffusers_makes_them() -> None:
+    from diffusers import GlmImagePipeline
+
+    codes = torch.randint(0, 99, (2, 3, 4))
+    wanted = [GlmImagePipeline._upsample_token_ids(each, 3, 4) for each in codes]
+    assert torch.equal(upsampled(codes), torch.cat(wanted))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Sampling: five codes, of a preview of one and a picture of two by two, each of a known probability
+
+FEW, DRAWS = 4, 2000
+LIBRARY = LogitsProcessorList([TemperatureLogitsWarper(1.2), TopKLogitsWarper(3), TopPLogitsWarper(0.9)])
+SAMPLING = SamplingConfig(temperature=1.2, top_k=3, top_p=0.9)
+
+
+class _Case:
+    """A small model and one prompt: [1, T] and its request."""
+
+    def __init__(self) -> None:
+        self.model = glm_image_models.make_model(3, codes=FEW)
+        with torch.no_grad():
+            self.model.lm_head.weight.mul_(0.3)  # no token is sure
+            self.model.lm_head.weight[FEW:] *= 3  # but those that may not be said are likely
+        self.prompt, grids = torch.tensor([[FEW + 9, FEW + 10, FEW]]), torch.tensor([[1, 2, 2], [1, 1, 1]])
+        inputs = {
+            "input_ids": self.prompt.repeat(DRAWS, 1),
+            "attention_mask": torch.ones(DRAWS, 3).long(),
+            "image_grid_thw": grids.repeat(DRAWS, 1),
+            "images_per_sample": torch.full((DRAWS,), 2),
+        }
+        self.request = read_request(self.model, inputs)
+
+    @torch.no_grad()
+    def probabilities(self) -> Tensor:
+        """[FEW ** 5] of every sequence, by passes without a cache, with filters as transformers applies them."""
+        positions = torch.cat((self.request.position_ids[:, :1], self.request.drawn_positions[:, :1]), 2)
+        joint = torch.ones(1, dtype=torch.float64)
+        for length in range(5):
+            before = torch.tensor([*itertools.product(range(FEW), repeat=length)]).view(FEW**length, length).long()
+            ids = torch.cat((self.prompt.expand(len(before), -1), before), 1)
+            places = positions[:, :, : ids.shape[1]].expand(-1, len(ids), -1)
+            scores = self.model(ids, position_ids=places).logits[:, -1]
+            scores[:, FEW:] = -torch.inf
+            joint = (joint[:, None] * LIBRARY(ids, scores).softmax(-1)[:, :FEW]).flatten()
+        return joint
+
+    def p_value(self, method: str, options: dict[str, object], probabilities: Tensor, target: GlmImageTarget) -> float:
+        players = resolve_method(method, options).build(GlmImageComponents(self.model, target, KeptBetweenBatches()))
+        result = decode(
+            target,
+            max_new_tokens=5,
+            sampling=SAMPLING,
+            streams=RandomStreams.from_seeds(range(DRAWS)),
+            drafter=players.drafter,
+            verifier=players.verifier,
+        )
+        return chi_square_p_value(result.tokens, probabilities, FEW)
+
+
+@pytest.fixture(scope="module")
+def case() -> _Case:
+    return _Case()
+
+
+@pytest.fixture(scope="module")
+def probabilities(case: _Case) -> Tensor:
+    return case.probabilities()
+
+
+METHODS = [("ar", {}), ("sjd", {"window": 3}), ("scd", {"window": 4}), ("scd", {"window": 2, "coupling": "maximal"})]
+
+
+@pytest.mark.parametrize(("method", "options"), METHODS)
+def test_priors_come_as_often_as_they_should(
+    case: _Case, probabilities: Tensor, method: str, options: dict[str, object]
+) -> None:
+    target = GlmImageTarget(case.model, case.request, max_draft_nodes=5)
+    assert case.p_value(method, options, probabilities, target) > 1e-3
+
+
+class _OnALine(GlmImageTarget):
+    """Drawn tokens stand in a row, as those of a text."""
+
+    def __init__(self, model: GlmImageForConditionalGeneration, request: PriorRequest, **options: int) -> None:
+        super().__init__(model, request, **options)
+        start = request.position_ids.amax((0, 2))[:, None] + 1
+        self._positions = lambda places: (start + places).expand(3, -1, -1)
+
+
+def test_positions_on_a_line_are_noticed(case: _Case, probabilities: Tensor) -> None:
+    assert case.p_value("ar", {}, probabilities, _OnALine(case.model, case.request)) < 1e-6
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What may not be said
+
+
+@pytest.mark.parametrize("window", [1, 2, 5, 9])
+@pytest.mark.parametrize("method", ["sjd", "scd", "gsd"])
+def test_an_end_that_is_most_probable_everywhere_is_never_drawn(method: str, window: int) -> None:
+    model = glm_image_models.make_model()
+    with torch.no_grad():
+        model.lm_head.weight[END] = 50 * model.lm_head.weight[:CODES].mean(0)
+        model.lm_head.weight[CODES:] *= 9
+    request = read_request(model, glm_image_models.inputs())
+    target = GlmImageTarget(model, request, max_draft_nodes=window + 1)
+    assert target.prefill().logits.shape[-1] == CODES < model.lm_head.out_features
+    players = resolve_method(method, {"window": window}).build(GlmImageComponents(model, target, KeptBetweenBatches()))
+    result = decode(
+        target,
+        max_new_tokens=10,
+        sampling=SamplingConfig(),
+        streams=RandomStreams.from_seeds(range(3)),
+        drafter=players.drafter,
+        verifier=players.verifier,
+    )
+    assert result.lengths.tolist() == [10] * 3 and int(result.tokens.max()) < CODES
+
+
+def test_what_there_is_none_of_is_refused_in_one_line(model: GlmImageForConditionalGeneration) -> None:
+    target = GlmImageTarget(model, read_request(model, glm_image_models.inputs()))
+    components = GlmImageComponents(model, target, KeptBetweenBatches())
+    with pytest.raises(UserError, match="needs no trained drafter, because there is none for GLM-Image"):
+        resolve_method("eagle").build(components)
+    assert components.num_tokens == 10 and components.neighbours(3).shape == (CODES, 3)
+
+
+def test_codes_are_compared_as_the_model_compares_pictures_with_them(model: GlmImageForConditionalGeneration) -> None:
+    target = GlmImageTarget(model, read_request(model, glm_image_models.inputs()))
+    codebook = GlmImageComponents(model, target, KeptBetweenBatches()).codebook()
+    features = torch.randn(1, 8, 5, 7, dtype=torch.float64)
+    codes = model.model.vqmodel.quantize(features)[2]
+    unit = torch.nn.functional.normalize(features.permute(0, 2, 3, 1).reshape(-1, 8).float(), dim=-1)
+    assert torch.equal((unit @ codebook.T).argmax(-1), codes)

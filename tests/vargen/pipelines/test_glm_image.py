@@ -1,0 +1,260 @@
+"""GLM-Image from text and pictures to priors and pixels: those of diffusers, and one line for what cannot be done."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import glm_image_models
+import numpy as np
+import pytest
+import torch
+from diffusers import GlmImagePipeline
+from glm_image_models import CODES, HEIGHT, PROMPTS, WIDTH
+from PIL import Image
+from torch import Tensor
+from transformers import GlmImageProcessor
+
+from vargen.errors import UserError
+from vargen.pipelines.glm_image import GlmImagePriorPipeline
+
+SIZE = {"height": HEIGHT, "width": WIDTH}
+PICTURES = [[glm_image_models.picture(row)] for row in range(3)]
+METHODS = pytest.mark.parametrize("method", ["ar", "sjd", "scd", "gsd"])  # gsd is exact when greedy
+
+
+@pytest.fixture(scope="module")
+def pipe() -> GlmImagePipeline:
+    """Of diffusers; tests must leave it as it is."""
+    pipe = glm_image_models.make()
+    glm_image_models.mend(pipe)
+    return pipe
+
+
+@pytest.fixture(scope="module")
+def pipeline(pipe: GlmImagePipeline) -> GlmImagePriorPipeline:
+    return GlmImagePriorPipeline.from_pipe(pipe)
+
+
+@pytest.fixture(scope="module")
+def by_diffusers(pipe: GlmImagePipeline) -> dict[bool, tuple[Tensor, Any, Any]]:
+    """Greedy priors, without and with pictures."""
+    return {
+        given: glm_image_models.by_diffusers(pipe, PROMPTS, image=PICTURES if given else None)
+        for given in (False, True)
+    }
+
+
+def seeded(*seeds: int) -> list[torch.Generator]:
+    return [torch.Generator().manual_seed(seed) for seed in seeds]
+
+
+def codes(pipeline: GlmImagePriorPipeline, prompt: str | list[str], seeds: list[int], **arguments: Any) -> Tensor:
+    return pipeline(prompt, generator=seeded(*seeds), output_type="latent", **SIZE, **arguments).tokens
+
+
+@METHODS
+def test_text_becomes_the_priors_of_diffusers(
+    pipeline: GlmImagePriorPipeline, by_diffusers: dict[bool, tuple[Tensor, Any, Any]], method: str
+) -> None:
+    priors = pipeline.generate_priors(PROMPTS, temperature=0, method=method, **SIZE)
+    assert torch.equal(priors.prior_token_ids, by_diffusers[False][0])
+    assert (priors.prior_token_image_ids, priors.source_image_grid_thw) == (None, None)
+    assert priors.tokens.shape == (3, 4 + 6) and torch.equal(priors.picture_codes.flatten(1), priors.tokens[:, 4:])
+
+
+@METHODS
+def test_pictures_and_text_become_the_priors_of_diffusers(
+    pipeline: GlmImagePriorPipeline, by_diffusers: dict[bool, tuple[Tensor, Any, Any]], method: str
+) -> None:
+    ids, image_ids, grids = by_diffusers[True]
+    priors = pipeline.generate_priors(PROMPTS, PICTURES, temperature=0, method=method, **SIZE)
+    assert torch.equal(priors.prior_token_ids, ids) and priors.tokens.shape == (3, 6)
+    assert all(map(torch.equal, priors.prior_token_image_ids, image_ids))
+    assert all(map(torch.equal, priors.source_image_grid_thw, grids))
+
+
+def test_the_published_preview_and_size() -> None:
+    """With diffusers' and the processor's own numbers: 256 codes of a preview, then 32 x 32 of 1024 pixels a side."""
+    pipe = glm_image_models.make(kind=GlmImageProcessor)
+    pipe.vision_language_encoder.config.text_config.max_position_embeddings = 2000
+    request = GlmImagePriorPipeline.from_pipe(pipe).encode_request("a dog")
+    assert request.grids == ((16, 16), (32, 32)) and request.num_tokens == 1280
+
+
+@pytest.mark.parametrize("given", [False, True], ids=["text", "pictures"])
+def test_pixels_are_made_by_diffusers_of_these_priors(
+    pipe: GlmImagePipeline, pipeline: GlmImagePriorPipeline, given: bool
+) -> None:
+    image = PICTURES if given else None
+    output = pipeline(PROMPTS, image, generator=seeded(1, 2, 3), num_inference_steps=2, output_type="np", **SIZE)
+    generators = seeded(1, 2, 3)
+    priors = pipeline.generate_priors(PROMPTS, image, generator=generators, **SIZE)
+    wanted = pipe(
+        PROMPTS, image, generator=generators, num_inference_steps=2, output_type="np", **SIZE, **priors.arguments()
+    ).images
+    assert np.array_equal(output.images, wanted) and output.images.shape == (3, HEIGHT, WIDTH, 3)
+    assert {"encode_prompt", "prefill", "decode", "decode_images"} <= set(output.trace.phase_seconds)
+
+
+def test_every_picture_of_a_prompt_has_a_prior_of_its_own(pipeline: GlmImagePriorPipeline) -> None:
+    settings = {"num_inference_steps": 1, "num_images_per_prompt": 2, "output_type": "np"}
+    output = pipeline(PROMPTS[:2], generator=seeded(1, 2, 3, 4), **SIZE, **settings)
+    assert len({tuple(row) for row in output.tokens.tolist()}) == len(output.images) == 4
+    repeated = [PROMPTS[0]] * 2 + [PROMPTS[1]] * 2
+    assert torch.equal(output.tokens, codes(pipeline, repeated, [1, 2, 3, 4]))
+    images = pipeline(PROMPTS[:2], PICTURES[:2], **SIZE, **settings).images
+    assert len(images) == 4
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"method": "sjd"}, {"image": PICTURES}, {"method": "scd", "top_p": 0.9, "temperature": 1.5}]
+)
+def test_a_seed_gives_the_same_prior_in_any_batch(pipeline: GlmImagePriorPipeline, settings: dict[str, Any]) -> None:
+    together = codes(pipeline, PROMPTS, [1, 2, 3], **settings)
+    for row, (prompt, seed) in enumerate(zip(PROMPTS, (1, 2, 3), strict=True)):
+        own = {**settings, "image": PICTURES[row]} if "image" in settings else settings
+        assert torch.equal(codes(pipeline, prompt, [seed], **own)[0], together[row])
+    assert not torch.equal(codes(pipeline, PROMPTS, [9, 8, 7], **settings), together)
+
+
+def test_what_a_call_does_not_say_is_the_models_own_and_then_generates() -> None:
+    pipeline = GlmImagePriorPipeline.from_pipe(glm_image_models.make())
+    usual = codes(pipeline, PROMPTS, [1, 2, 3])
+    assert torch.equal(codes(pipeline, PROMPTS, [1, 2, 3], temperature=0.9, top_p=0.75, top_k=50), usual)
+    assert not torch.equal(codes(pipeline, PROMPTS, [1, 2, 3], temperature=1.0, top_p=1.0), usual)
+    pipeline.vision_language_encoder.generation_config.repetition_penalty = 1.2
+    with pytest.raises(UserError, match=r"generation_config.repetition_penalty is 1.2, which is not served"):
+        codes(pipeline, PROMPTS, [1, 2, 3])
+
+
+def test_the_trace_and_the_callback_see_every_pass(pipeline: GlmImagePriorPipeline) -> None:
+    seen = []
+    output = pipeline(
+        PROMPTS,
+        method="scd",
+        output_type="latent",
+        callback_on_step_end=lambda made_by, step, lengths, tensors: seen.append((lengths.tolist(), tensors)),
+        callback_on_step_end_tensor_inputs=["tokens", "lengths"],
+        **SIZE,
+    )
+    assert output.trace.target_passes == len(seen) and seen[-1][0] == [10] * 3
+    assert torch.equal(seen[-1][1]["tokens"], output.tokens)
+    assert torch.equal(output.images, output.tokens[:, 4:].view(3, 2, 3)) and int(output.tokens.max()) < CODES
+
+
+def test_from_pipe_shares_components_and_settings(pipe: GlmImagePipeline, pipeline: GlmImagePriorPipeline) -> None:
+    assert all(pipeline.components[name] is component for name, component in pipe.components.items())
+    assert pipeline.vision_language_encoder.dtype == torch.float64 and pipeline._progress_bar_config == {
+        "disable": True
+    }
+    with pytest.raises(UserError, match="pipeline must be a GlmImagePipeline of diffusers, got Linear"):
+        GlmImagePriorPipeline.from_pipe(torch.nn.Linear(2, 2))  # type: ignore[arg-type]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Files
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder as diffusers saves it and the hub has it; tests must leave it as it is."""
+    folder = tmp_path_factory.mktemp("glm_image")
+    pipe = glm_image_models.make(kind=GlmImageProcessor)
+    pipe.vision_language_encoder.float()
+    pipe.save_pretrained(folder)
+    return folder
+
+
+def test_a_folder_is_loaded_and_saved_in_the_layout_of_diffusers(saved: Path, tmp_path: Path) -> None:
+    loaded = GlmImagePriorPipeline.from_pretrained(saved, dtype=torch.float32)
+    loaded.save_pretrained(tmp_path)
+    again = GlmImagePipeline.from_pretrained(tmp_path, dtype=torch.float32)
+    assert json.loads((tmp_path / "model_index.json").read_text())["_class_name"] == "GlmImagePipeline"
+    wanted = glm_image_models.make_model().float().state_dict()
+    for each in (loaded, again):
+        assert all(
+            torch.equal(value, wanted[name]) for name, value in each.vision_language_encoder.state_dict().items()
+        )
+
+
+def test_priors_alone_need_no_diffusion(saved: Path) -> None:
+    nothing = dict.fromkeys(("transformer", "vae", "text_encoder", "tokenizer", "scheduler"))
+    bare = GlmImagePriorPipeline.from_pretrained(saved, **nothing)
+    bare.set_progress_bar_config(disable=True)
+    bare.processor = glm_image_models.processor()
+    assert codes(bare, PROMPTS, [1, 2, 3]).shape == (3, 10)
+    with pytest.raises(UserError, match=r'output_type must be "latent" \(codes\): the pipeline has no tokenizer'):
+        bare(PROMPTS, **SIZE)
+
+
+def test_folders_that_cannot_draw_are_refused(saved: Path, tmp_path: Path, tiny_model_folder: Path) -> None:
+    import shutil
+
+    def refused(folder: Path | str, match: str, **arguments: Any) -> None:
+        with pytest.raises(UserError, match=match) as error:
+            GlmImagePriorPipeline.from_pretrained(folder, **arguments)
+        assert "\n" not in str(error.value)
+
+    refused(tiny_model_folder, "holds a 'LlamaGenPipeline', where a GlmImagePipeline is needed")
+    refused(tmp_path, "model_index.json is missing")
+    refused(
+        "nobody/no-such-glm", "cannot be loaded .*; name a folder, or try again with a network", local_files_only=True
+    )
+    shutil.copytree(saved, tmp_path, dirs_exist_ok=True)
+    model = tmp_path / "vision_language_encoder" / "model.safetensors"
+    model.write_bytes(model.read_bytes()[:-1000])
+    refused(tmp_path, "model.safetensors is truncated or no safetensors file")
+    model.unlink()
+    refused(tmp_path, "safetensors is missing; copy or download the weights again")
+    shutil.rmtree(tmp_path / "processor")
+    refused(tmp_path, "processor is missing, but model_index.json names it; copy the whole folder again")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Arguments
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ({"prompt": []}, "prompt must hold at least one prompt"),
+        ({"prompt": ["a dog", " "]}, "prompt 2 is empty"),
+        (
+            {"prompt": " ".join(["dog"] * 90)},
+            r"prompt has \d+ tokens; in the model's context of 96 there is room for 86",
+        ),
+        ({"height": 48}, "height must be a multiple of 32, got 48"),
+        ({"width": 0}, "width must be a multiple of 32, got 0"),
+        ({"num_images_per_prompt": 0}, "num_images_per_prompt must be at least 1"),
+        ({"output_type": "gif"}, "output_type must be one of pil, np, pt, latent"),
+        ({"temperature": -1}, "temperature must be at least 0, got -1"),
+        ({"prompt": PROMPTS, "generator": seeded(1)}, "generator must be one per picture, 3 here"),
+        ({"method": "eagle"}, "method must be one that needs no trained drafter"),
+        ({"guidance_scale": 5.0}, "guidance_scale must be at most 1 .* the autoregressive part of GLM-Image has no"),
+        ({"callback_on_step_end_tensor_inputs": ["latents"]}, "tensor_inputs must be among"),
+        ({"prompt": PROMPTS, "image": PICTURES[0]}, "images must be List"),
+        (
+            {"image": Image.new("RGB", (66, 48))},
+            "image of 66 x 48 pixels is no whole number of tokens; resize it to 64 x",
+        ),
+    ],
+)
+def test_what_cannot_be_done_is_refused_in_one_line(
+    pipeline: GlmImagePriorPipeline, arguments: dict[str, Any], match: str
+) -> None:
+    with pytest.raises(UserError, match=match) as error:
+        pipeline(**{"prompt": "a dog", "output_type": "latent", **SIZE, **arguments})
+    assert "\n" not in str(error.value)
+
+
+def test_a_model_that_cannot_be_served_is_refused() -> None:
+    broken = GlmImagePriorPipeline.from_pipe(glm_image_models.make())
+    broken.processor.chat_template = None
+    with pytest.raises(UserError, match="prompt needs a processor with a chat template"):
+        codes(broken, PROMPTS, [1, 2, 3])
+    with pytest.raises(
+        UserError, match="vision_language_encoder must be a GlmImageForConditionalGeneration, got Linear"
+    ):
+        GlmImagePriorPipeline.from_pipe(broken, vision_language_encoder=torch.nn.Linear(2, 2))

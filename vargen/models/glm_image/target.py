@@ -1,0 +1,60 @@
+"""GLM-Image's autoregressive part as the Target of the speculative loop.
+
+Belongs here: how codes become a forward of `GlmImageForConditionalGeneration`, and which tokens it may say. Does not
+belong here: prompts and positions (`request.py`), the cache and masks (`specdecode.targets.transformers`), sampling.
+
+The model's head knows a few tokens more than there are codes, an end among them, which can cut a picture short: they
+are masked, and pictures end by count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+from transformers import GlmImageForConditionalGeneration
+
+from specdecode.targets.transformers import TransformersTarget
+from vargen.models.glm_image.request import PriorRequest
+
+
+class GlmImageTarget(TransformersTarget):
+    """The Target role for one batch of priors. There is no guidance: the model was trained without.
+
+    Args:
+        model: in evaluation mode.
+        request: what is drawn.
+        max_draft_nodes: nodes of the largest tree `forward` will be given, the root included.
+
+    Raises:
+        ValueError: the model cannot be served; see `TransformersTarget`.
+    """
+
+    def __init__(
+        self, model: GlmImageForConditionalGeneration, request: PriorRequest, *, max_draft_nodes: int = 1
+    ) -> None:
+        embed = model.get_input_embeddings()
+        super().__init__(
+            model,
+            attention_mask=request.attention_mask,
+            inputs_embeds=embed(request.input_ids).detach(),
+            max_new_tokens=request.num_tokens,
+            max_draft_nodes=max_draft_nodes,
+            position_ids=request.position_ids,
+            positions=_lookup(request.drawn_positions),
+            vocab_size=num_codes(model),
+            decoder=model.model.language_model,
+            output_head=model.lm_head,
+            embed=embed,
+        )
+
+
+def num_codes(model: GlmImageForConditionalGeneration) -> int:
+    """Tokens that are codes: those from 0 on."""
+    return int(model.model.vqmodel.quantize.embedding.num_embeddings)
+
+
+def _lookup(table: Tensor) -> Callable[[Tensor], Tensor]:
+    """From places [B, n] among drawn tokens to their positions [3, B, n], by a table [3, B, N] of these."""
+    last = table.shape[2] - 1
+    return lambda places: table.gather(2, places.clamp(max=last).expand(3, -1, -1))

@@ -1,0 +1,87 @@
+"""What pipelines over causal models of transformers share: prompts as tokens, sampling as `generate` has it, refusals.
+
+Belongs here: what every such family asks of its arguments. Does not belong here: any family, and what pipelines of
+other models do as well (`vargen.pipelines.common`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor
+from transformers import GenerationConfig
+
+from specdecode.sampling import SamplingConfig
+from vargen.errors import UserError
+from vargen.pipelines.common import check_sampling
+
+_DEFAULTS = {"temperature": 1.0, "top_k": 50, "top_p": 1.0}
+"""What `generate` takes where neither the call nor generation_config.json says."""
+_OTHER_FILTERS = {
+    "bad_words_ids": None, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0, "min_p": None, "no_repeat_ngram_size": 0,
+    "repetition_penalty": 1.0, "sequence_bias": None, "top_h": None, "typical_p": 1.0,
+}  # fmt: skip
+"""What `generate` can do to logits beside these, and the values at which it does nothing."""
+
+
+def sampling_as_generate(
+    generation_config: GenerationConfig,
+    temperature: float | None,
+    top_k: int | None,
+    top_p: float | None,
+    guidance_scale: float,
+) -> SamplingConfig:
+    """How tokens are drawn: as called, else as the model's generation_config.json says, else as `generate` would.
+
+    Raises:
+        UserError: a setting out of range, guidance among them, or one of the model's own that is not known here.
+    """
+    for name, nothing in _OTHER_FILTERS.items():
+        if (own := getattr(generation_config, name, None)) not in (None, nothing):
+            raise UserError(
+                f"generation_config.{name} is {own!r}, which is not served; set it to None to draw without it"
+            )
+    given = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+    settings = {name: setting(generation_config, name, value) for name, value in given.items()}
+    return check_sampling(**settings, guidance_scale=guidance_scale)
+
+
+def setting(generation_config: GenerationConfig, name: str, value: Any, default: Any = None) -> Any:
+    """A setting: as called, else the model's own, else what `generate` takes, or `default`."""
+    if value is None:
+        value = getattr(generation_config, name, None)
+    return _DEFAULTS.get(name, default) if value is None else value
+
+
+def check_input_ids(input_ids: Tensor, attention_mask: Tensor | None, vocab_size: int, name: str = "input_ids") -> None:
+    """Refuse what are no tokens [B, T] of a vocabulary, and a mask of another shape. Raises UserError."""
+    if input_ids.ndim != 2 or input_ids.is_floating_point() or 0 in input_ids.shape:
+        raise UserError(f"{name} must be int64 [batch, length], got {input_ids.dtype} {list(input_ids.shape)}")
+    if int(input_ids.min()) < 0 or int(input_ids.max()) >= vocab_size:
+        raise UserError(f"{name} must lie between 0 and {vocab_size - 1}, got {int(input_ids.max())}")
+    if attention_mask is not None and attention_mask.shape != input_ids.shape:
+        raise UserError(f"attention_mask must be {list(input_ids.shape)}, got {list(attention_mask.shape)}")
+
+
+def check_context(config: Any, attention_mask: Tensor, num_tokens: int) -> None:
+    """Refuse prompts [B, T] beside which a picture has no room in a model's context. Raises UserError."""
+    context, longest = config.get_text_config().max_position_embeddings, int(attention_mask.sum(1).max())
+    room = context - num_tokens
+    if longest > room:
+        raise UserError(
+            f"prompt has {longest} tokens; in the model's context of {context} there is room for {max(room, 0)} beside "
+            f"the {num_tokens} of a picture"
+        )
+
+
+@contextmanager
+def refusals() -> Iterator[None]:
+    """ValueErrors of the core about a model or its arguments, as UserErrors."""
+    try:
+        yield
+    except UserError:
+        raise
+    except ValueError as error:
+        raise UserError(str(error)) from error

@@ -1,0 +1,439 @@
+"""GLM-Image with its autoregressive part in the speculative loop: diffusers' pipeline, but for who makes the priors.
+
+Belongs here: from prompts to priors for one batch, and giving them to diffusers. Does not belong here: how codes become
+forwards (`vargen.models.glm_image`), the decode loop (`specdecode.loop`), denoising and the VAE (diffusers).
+
+GLM-Image draws in two parts. A language model draws codes, the prior: of the picture in 1/32 of its size, and before
+that, from text alone, of a preview. A diffusion transformer makes pixels of text and prior. The seam is
+`prior_token_ids` of `GlmImagePipeline`. diffusers draws one prior for all pictures of a prompt, from torch's global
+seed; here every picture has a prior and a random stream of its own.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import PIL.Image
+import torch
+from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, GlmImageTransformer2DModel
+from diffusers.pipelines.glm_image.pipeline_glm_image import GlmImagePipeline
+from diffusers.utils import BaseOutput, replace_example_docstring
+from torch import Tensor
+from transformers import ByT5Tokenizer, GlmImageForConditionalGeneration, GlmImageProcessor, T5EncoderModel
+
+from specdecode.trace import DecodeTrace
+from vargen.errors import UserError
+from vargen.methods.base import ImageMethodConfig
+from vargen.methods.catalogue import resolve_method
+from vargen.models.components import KeptBetweenBatches
+from vargen.models.glm_image.components import GlmImageComponents
+from vargen.models.glm_image.request import PriorRequest, read_request, upsampled
+from vargen.models.glm_image.target import GlmImageTarget
+from vargen.models.model_folder import check_model_folder, check_pipeline_class
+from vargen.models.transformers_folder import hub_arguments, unloadable
+from vargen.pipelines.causal_models import check_context, refusals, sampling_as_generate
+from vargen.pipelines.common import (
+    AutoregressivePipelineOutput,
+    StepCallback,
+    StepReport,
+    check_count_and_type,
+    check_prompts,
+    decode_pictures,
+    move_offloaded,
+    random_streams,
+)
+
+PIXELS_A_TOKEN = 32
+"""Of a side of the picture."""
+PIXELS_A_LATENT = PIXELS_A_TOKEN // 2
+"""Of a side, for what diffusers denoises."""
+
+Images = PIL.Image.Image | Sequence[PIL.Image.Image] | Sequence[Sequence[PIL.Image.Image]]
+
+EXAMPLE_DOC_STRING = """
+    Examples:
+        ```py
+        >>> import torch
+        >>> from diffusers import GlmImagePipeline
+        >>> from vargen import GlmImagePriorPipeline
+
+        >>> pipe = GlmImagePipeline.from_pretrained("zai-org/GLM-Image", dtype=torch.bfloat16).to("cuda")
+        >>> pipeline = GlmImagePriorPipeline.from_pipe(pipe)
+        >>> output = pipeline("a dog running under the rain", method="scd", generator=torch.Generator().manual_seed(0))
+        >>> output.images[0].save("dog.png")
+        ```
+"""
+
+
+@dataclass
+class GlmImagePriorOutput(BaseOutput):
+    """Priors, as `GlmImagePipeline` takes them, and what they cost.
+
+    Args:
+        prior_token_ids: int64 [B, 4 * rows * columns], of each picture, every code as a square of 2 x 2.
+        prior_token_image_ids: of every row likewise the codes of the pictures it was given, int64, one after another;
+            None without pictures.
+        source_image_grid_thw: of every row int64 [pictures, 3], frames, rows and columns of these; None likewise.
+        picture_codes: int64 [B, rows, columns], the codes of each picture.
+        tokens: int64 [B, N], what was drawn: without pictures first the preview's codes, then the picture's.
+        trace: target passes (the prefill is one), and seconds by phase: "encode_prompt", "prefill" and "decode".
+    """
+
+    prior_token_ids: Tensor
+    prior_token_image_ids: list[Tensor] | None
+    source_image_grid_thw: list[Tensor] | None
+    picture_codes: Tensor
+    tokens: Tensor
+    trace: DecodeTrace
+
+    def arguments(self) -> dict[str, Any]:
+        """What `GlmImagePipeline` takes of it, beside its prompts, one a picture."""
+        names = ("prior_token_ids", "prior_token_image_ids", "source_image_grid_thw")
+        return {name: getattr(self, name) for name in names}
+
+
+class GlmImagePriorPipeline(GlmImagePipeline):
+    """diffusers' `GlmImagePipeline` of the same components, whose priors are drawn by any decoding method.
+
+    Args:
+        processor: makes tokens of prompts and pictures, by its chat template.
+        vision_language_encoder: draws priors; in evaluation mode.
+        tokenizer, text_encoder, vae, transformer, scheduler: make pixels of them. None where only priors are wanted.
+
+    Raises:
+        UserError: the model cannot draw priors.
+    """
+
+    _optional_components = ["tokenizer", "text_encoder", "vae", "transformer", "scheduler"]  # noqa: RUF012 (a diffusers convention)
+
+    def __init__(
+        self,
+        tokenizer: ByT5Tokenizer | None,
+        processor: GlmImageProcessor,
+        text_encoder: T5EncoderModel | None,
+        vision_language_encoder: GlmImageForConditionalGeneration,
+        vae: AutoencoderKL | None,
+        transformer: GlmImageTransformer2DModel | None,
+        scheduler: FlowMatchEulerDiscreteScheduler | None,
+    ) -> None:
+        parts: Any = (tokenizer, processor, text_encoder, vision_language_encoder, vae, transformer, scheduler)
+        super().__init__(*parts)
+        if not isinstance(vision_language_encoder, GlmImageForConditionalGeneration):
+            kind = type(vision_language_encoder).__name__
+            raise UserError(f"vision_language_encoder must be a GlmImageForConditionalGeneration, got {kind}")
+        self._kept = KeptBetweenBatches()
+
+    @classmethod
+    def from_pipe(cls, pipeline: GlmImagePipeline, **kwargs: Any) -> Self:
+        """The same components, where they are and as they are, and the same offloading.
+
+        Args:
+            pipeline: of diffusers.
+            **kwargs: components that take the place of its own.
+
+        Raises:
+            UserError: it is no GLM-Image.
+        """
+        if not isinstance(pipeline, GlmImagePipeline):
+            raise UserError(f"pipeline must be a GlmImagePipeline of diffusers, got {type(pipeline).__name__}")
+        made = cls(**{**pipeline.components, **kwargs})
+        for name in ("_all_hooks", "_offload_device", "_offload_gpu_id", "_progress_bar_config"):
+            if hasattr(pipeline, name):
+                setattr(made, name, getattr(pipeline, name))
+        return made
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: str | os.PathLike[str], **kwargs: Any) -> Self:
+        """Load as diffusers does, from a folder or a name on the hub, after the files were checked.
+
+        Args:
+            pretrained_model_name_or_path: such as "zai-org/GLM-Image".
+            **kwargs: for `DiffusionPipeline.from_pretrained`: dtype, device_map, quantization_config, revision, ...;
+                `transformer=None, vae=None, text_encoder=None, tokenizer=None, scheduler=None` for priors alone.
+
+        Raises:
+            UserError: there is no such model, it is another pipeline's, or weights are missing or damaged.
+        """
+        source = os.fspath(pretrained_model_name_or_path)
+        try:
+            folder = source if os.path.isdir(source) else cls.download(source, **hub_arguments(kwargs))
+            check_pipeline_class(folder, (GlmImagePipeline.__name__,))
+            passed = {*kwargs} & {*cls._get_signature_keys(cls)[0]}
+            check_model_folder(folder, skip=passed, required={"processor", "vision_language_encoder"} - passed)
+            return super().from_pretrained(folder, **{"use_safetensors": True, **kwargs})
+        except UserError:
+            raise
+        except (OSError, ValueError, RuntimeError, ImportError) as error:
+            raise unloadable(source, error) from error
+
+    def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
+        """Save as diffusers' pipeline, which it and `from_pretrained` read."""
+        GlmImagePipeline(**self.components).save_pretrained(save_directory, *args, **kwargs)
+
+    def resolve_method(
+        self, method: str | ImageMethodConfig, options: Mapping[str, Any] | None = None, num_tokens: int | None = None
+    ) -> ImageMethodConfig:
+        """The settings of a method on this model, every size that pictures depend on in numbers.
+
+        Args:
+            method: a name, a preset, or settings.
+            options: settings that differ; only with a name or a preset.
+            num_tokens: that are drawn for a picture; None: of the usual size.
+
+        Raises:
+            UserError: an unknown name or option, or one out of range.
+        """
+        side = self.default_sample_size * self.vae_scale_factor // PIXELS_A_TOKEN
+        return resolve_method(method, options).resolved(num_tokens or side**2)
+
+    def encode_request(
+        self,
+        prompt: str | Sequence[str],
+        image: Images | None = None,
+        height: int | None = None,
+        width: int | None = None,
+        num_images_per_prompt: int = 1,
+    ) -> PriorRequest:
+        """What the autoregressive part is asked, as `generate_priors` asks it.
+
+        Raises:
+            UserError: there is no processor, the size cannot be drawn, or the prompts leave no room for a picture.
+        """
+        prompts = check_prompts(prompt)
+        pictures = self._pictures(image, len(prompts))
+        height, width = self._size(height, width, pictures)
+        if getattr(self.processor, "chat_template", None) is None:
+            raise UserError(
+                "prompt needs a processor with a chat template, without which the model reads something else than it "
+                "was trained on; load the pipeline's `processor` folder whole"
+            )
+        chats = [
+            [{"role": "user", "content": [*({"type": "image", "image": each} for each in own), text]}]
+            for own, text in zip(
+                pictures or [[]] * len(prompts), ({"type": "text", "text": text} for text in prompts), strict=True
+            )
+        ]
+        size = {"target_h": height, "target_w": width}
+        with refusals():
+            inputs = self.processor.apply_chat_template(
+                chats, tokenize=True, return_dict=True, return_tensors="pt", processor_kwargs={"padding": True, **size}
+            )
+        request = read_request(self.vision_language_encoder, inputs)
+        if not all(rows * columns for rows, columns in request.grids):
+            raise UserError(f"height and width must be less unlike: {height} x {width} pixels leave no preview")
+        check_context(self.vision_language_encoder.config, request.attention_mask, request.num_tokens)
+        self._check_pictures(pictures, request)
+        return request.repeated(num_images_per_prompt)
+
+    def prompt_problems(self, prompt: str | Sequence[str]) -> list[str]:
+        """Nothing: every word of a prompt is read. Raises UserError for one that the context has no room for."""
+        self.encode_request(prompt)
+        return []
+
+    @torch.no_grad()
+    def generate_priors(
+        self,
+        prompt: str | Sequence[str],
+        image: Images | None = None,
+        height: int | None = None,
+        width: int | None = None,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        guidance_scale: float | None = None,
+        num_images_per_prompt: int = 1,
+        generator: torch.Generator | Sequence[torch.Generator] | None = None,
+        method: str | ImageMethodConfig = "ar",
+        callback_on_step_end: StepCallback | None = None,
+        callback_on_step_end_tensor_inputs: Sequence[str] = ("tokens",),
+    ) -> GlmImagePriorOutput:
+        """Draw priors, which `GlmImagePipeline` makes pictures of: `pipe(prompts, **priors.arguments())`.
+
+        Args:
+            prompt: see `__call__`, as for all that is not said here.
+            guidance_scale: off (at most 1), or not given: the autoregressive part has no guidance.
+
+        Raises:
+            UserError: an argument cannot be used with this model; the message says which, and what can.
+        """
+        report = StepReport(callback_on_step_end, callback_on_step_end_tensor_inputs)
+        check_count_and_type(num_images_per_prompt)
+        if guidance_scale is not None and guidance_scale > 1:
+            raise UserError(
+                f"guidance_scale must be at most 1 (off) where only priors are drawn, got {guidance_scale}: the "
+                f"autoregressive part of GLM-Image has no guidance, only its denoising has"
+            )
+        model, device = self.vision_language_encoder, self._execution_device
+        sampling = sampling_as_generate(model.generation_config, temperature, top_k, top_p, guidance_scale=1.0)
+        batch_size = len(check_prompts(prompt)) * num_images_per_prompt
+        streams = random_streams(generator, batch_size, device)
+        trace = DecodeTrace(batch_size, device)
+        with trace.phase("encode_prompt"), refusals():
+            move_offloaded(model)
+            request = self.encode_request(prompt, image, height, width, num_images_per_prompt)
+            num_tokens = request.num_tokens
+            method = self.resolve_method(method, num_tokens=num_tokens)
+            target = GlmImageTarget(model, request, max_draft_nodes=method.max_draft_nodes(num_tokens))
+        players = method.build(GlmImageComponents(model, target, self._kept))
+        result = decode_pictures(self, target, players, num_tokens, sampling, streams, trace, report)
+        source_ids = source_grids = None
+        if request.sources is not None:
+            source_ids = [torch.cat([upsampled(each[None])[0] for each in row]) for row in request.sources]
+            source_grids = [
+                torch.tensor([[1, 2 * each.shape[0], 2 * each.shape[1]] for each in row], device=device)
+                for row in request.sources
+            ]
+        return GlmImagePriorOutput(
+            prior_token_ids=upsampled(request.picture_codes(result.tokens)),
+            prior_token_image_ids=source_ids,
+            source_image_grid_thw=source_grids,
+            picture_codes=request.picture_codes(result.tokens),
+            tokens=result.tokens,
+            trace=trace,
+        )
+
+    @torch.no_grad()
+    @replace_example_docstring(EXAMPLE_DOC_STRING)
+    def __call__(
+        self,
+        prompt: str | Sequence[str],
+        image: Images | None = None,
+        height: int | None = None,
+        width: int | None = None,
+        num_inference_steps: int = 50,
+        guidance_scale: float | None = None,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        num_images_per_prompt: int = 1,
+        generator: torch.Generator | Sequence[torch.Generator] | None = None,
+        method: str | ImageMethodConfig = "ar",
+        output_type: str = "pil",
+        return_dict: bool = True,
+        callback_on_step_end: StepCallback | None = None,
+        callback_on_step_end_tensor_inputs: Sequence[str] = ("tokens",),
+        **kwargs: Any,
+    ) -> AutoregressivePipelineOutput | tuple[Any, Tensor, DecodeTrace]:
+        """Make pictures: a prior for each, then diffusers' own call.
+
+        Args:
+            prompt: what to draw, or what to do with pictures; one sentence or several.
+            image: pictures to begin from: one, several for one prompt, or for every prompt a list of as many.
+            height, width: of the pictures, multiples of 32. None: those of the first picture that is given, else 1024.
+            num_inference_steps: of denoising.
+            guidance_scale: of denoising, as in diffusers; None: diffusers' own default. Drawing priors knows none.
+            temperature: of the prior, divides its logits; 0 takes the most probable code always. None: the model's own
+                (generation_config.json), else 1.
+            top_k: keep this many of the most probable codes; 0 keeps all. None: the model's own, else 50.
+            top_p: then keep the most probable ones that together exceed this probability; 1 keeps all. None: the
+                model's own, else 1.
+            num_images_per_prompt: pictures for every prompt, each of a prior of its own; they follow each other.
+            generator: one per picture: the same seed then gives the same prior whatever else is in the batch (up to
+                what rounding of another batch size can change in a near tie). A single one for several pictures gives
+                each its own stream, in order. One number a picture is drawn from it here; then diffusers draws noise.
+            method: how to decode priors: a name that `vargen methods` lists, a preset, or settings. Those that need
+                trained drafters are refused.
+            output_type: "pil", "np", "pt", or "latent" for the picture's codes, int64 [B, rows, columns]; nothing is
+                denoised then.
+            return_dict: an output object instead of a tuple.
+            callback_on_step_end: called as `callback(pipeline, step, lengths, tensors)` after every target pass; see
+                `JanusPipeline`. For denoising, draw with `generate_priors` and call diffusers' pipeline.
+            callback_on_step_end_tensor_inputs: which of "tokens" and "lengths" it gets.
+            **kwargs: further arguments of `GlmImagePipeline`, such as sigmas or max_sequence_length.
+
+        Examples:
+
+        Returns:
+            `AutoregressivePipelineOutput`, or the tuple (images, tokens, trace). Tokens are the preview's codes (none
+            where pictures are given), then the picture's. The trace is of the prior; "decode_images" is denoising.
+
+        Raises:
+            UserError: an argument cannot be used with this model; the message says which, and what can.
+        """
+        check_count_and_type(num_images_per_prompt, output_type)
+        prompts = check_prompts(prompt)
+        pictures = self._pictures(image, len(prompts))
+        height, width = self._size(height, width, pictures)
+        if output_type != "latent":
+            self._check_denoising()
+        priors = self.generate_priors(
+            prompts,
+            pictures,
+            height,
+            width,
+            temperature,
+            top_k,
+            top_p,
+            guidance_scale if output_type == "latent" else None,
+            num_images_per_prompt,
+            generator,
+            method,
+            callback_on_step_end,
+            callback_on_step_end_tensor_inputs,
+        )
+        images: Any = priors.picture_codes
+        if output_type != "latent":
+            repeated = None if pictures is None else [own for own in pictures for _ in range(num_images_per_prompt)]
+            guidance = {} if guidance_scale is None else {"guidance_scale": guidance_scale}
+            one_or_more = generator if generator is None or isinstance(generator, torch.Generator) else [*generator]
+            with priors.trace.phase("decode_images"):
+                images = super().__call__(
+                    [text for text in prompts for _ in range(num_images_per_prompt)],
+                    image=repeated,
+                    height=height,
+                    width=width,
+                    num_inference_steps=num_inference_steps,
+                    generator=one_or_more,
+                    output_type=output_type,
+                    return_dict=False,
+                    **priors.arguments(),
+                    **guidance,
+                    **kwargs,
+                )[0]
+        self.maybe_free_model_hooks()
+        if not return_dict:
+            return images, priors.tokens, priors.trace
+        return AutoregressivePipelineOutput(images=images, tokens=priors.tokens, trace=priors.trace)
+
+    def _pictures(self, image: Images | None, num_prompts: int) -> list[list[PIL.Image.Image]] | None:
+        """As diffusers reads them: for every prompt a list of as many."""
+        if image is None:
+            return None
+        given: Any = [image] if isinstance(image, PIL.Image.Image) else image
+        with refusals():
+            return self._validate_and_normalize_images(given, num_prompts)
+
+    def _size(
+        self, height: int | None, width: int | None, pictures: list[list[PIL.Image.Image]] | None
+    ) -> tuple[int, int]:
+        if pictures:
+            usual_width, usual_height = (side // PIXELS_A_TOKEN * PIXELS_A_TOKEN for side in pictures[0][0].size)
+        else:
+            usual_height = usual_width = self.default_sample_size * self.vae_scale_factor
+        height, width = usual_height if height is None else height, usual_width if width is None else width
+        for name, side in (("height", height), ("width", width)):
+            if side < PIXELS_A_TOKEN or side % PIXELS_A_TOKEN:
+                raise UserError(f"{name} must be a multiple of {PIXELS_A_TOKEN}, got {side}")
+        return height, width
+
+    def _check_denoising(self) -> None:
+        missing = [name for name in self._optional_components if getattr(self, name) is None]
+        if missing:
+            raise UserError(
+                f'output_type must be "latent" (codes): the pipeline has no {missing[0]}, and without it no pixels'
+            )
+
+    def _check_pictures(self, pictures: list[list[PIL.Image.Image]] | None, request: PriorRequest) -> None:
+        """Refuse pictures of which the prior and the VAE have other grids, which diffusers fails at while denoising."""
+        for own, sources in zip(pictures or (), request.sources or (), strict=True):
+            for given, codes in zip(own, sources, strict=True):
+                size = given.size[1] // PIXELS_A_LATENT, given.size[0] // PIXELS_A_LATENT
+                if size != (2 * codes.shape[0], 2 * codes.shape[1]):
+                    rows, columns = codes.shape
+                    raise UserError(
+                        f"image of {given.size[0]} x {given.size[1]} pixels is no whole number of tokens; resize it to "
+                        f"{columns * PIXELS_A_TOKEN} x {rows * PIXELS_A_TOKEN}"
+                    )

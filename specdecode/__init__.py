@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from specdecode.draft_size import AdaptiveDraftSize, DraftSize, DraftSizer, FixedDraftSize, StepCosts
 from specdecode.drafters import (
+    BranchingJacobiDrafter,
     DraftModelDrafter,
     DraftModelTreeDrafter,
     DynamicTree,
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AdaptiveDraftSize",
     "AnnealedVerifier",
+    "BranchingJacobiDrafter",
     "DecodeResult",
     "DecodeState",
     "DecodeTrace",

@@ -125,7 +125,8 @@ class Selection:
     """What a schedule decides: drafted tokens that are taken without asking the target.
 
     Args:
-        path: [B, max_depth + 1] int64 nodes of the chosen path, the root first, as in `Verdict`.
+        path: [B, k + 1] int64 nodes of the chosen path, the root first, as in `Verdict`; k, at most max_depth, is how
+            many tokens any row may take. The target is fed k nodes for them.
         counts: [B] int64, drafted tokens taken; 0 in rows that do not skip.
     """
 

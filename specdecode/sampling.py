@@ -154,6 +154,7 @@ class Tag(IntEnum):
     ACCEPT = 3  # acceptance tests
     SKIP = 4  # which drafted path is taken unverified
     COUPLE = 5  # whether a drafter's guess stays as it was
+    BRANCH = 6  # guesses beside a drafter's first
 
 
 # SplitMix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014): the state advances by

@@ -1,7 +1,7 @@
 """Speculative Jacobi decoding: a window of guesses, drawn anew from what the target says about the last ones.
 
 Belongs here: the window as a chain whose guesses know what they were drawn from. Does not belong here: acceptance,
-which is the exact verifier's rule for chains with known distributions.
+which is the exact verifier's rule, and the branches at a window's front (`jacobi_front.py`).
 
 After a pass, the distribution at the chain's node i is the target's opinion of position i + 1 after the guesses before
 it. Behind the new root these opinions are stale, where a guess before them was rejected, but they are distributions,
@@ -14,11 +14,22 @@ hardly moved, and a changed guess makes all opinions behind it stale. Coupled dr
 
 * "gumbel": every position keeps its random numbers, so the same token wins the race unless the distribution moves.
 * "maximal": the old guess x stays with probability min(1, p(x) / q(x)), else the new one is drawn from max(p - q, 0).
+* "target": a position's random numbers are those with which plain decoding draws its token. So the guess is the very
+  token, wherever the opinion comes near enough (predictive sampling: Wiggers and Hoogeboom, arXiv 2002.09928), and once
+  everything before it is right, it is right.
 
-Why all of them are lossless. The verifier needs each guess to be distributed as it claims, given the tokens before it.
-Both p and q at a position depend on guesses before it only (causality), and given those, a coupled guess has exactly
-the new distribution, whatever the old guess was; that the two are alike changes neither. The random numbers of a
-position are consumed once: a rejected guess's position is settled by the verifier, with numbers of its own.
+Why the first three are lossless. The verifier needs each guess to be distributed as it claims, given the tokens before
+it. Both p and q at a position depend on guesses before it only (causality), and given those, a coupled guess has
+exactly the new distribution, whatever the old guess was; that the two are alike changes neither. The random numbers of
+a position are consumed once: a rejected guess's position is settled by the verifier, with numbers of its own. "target"
+uses the verifier's numbers, so its guesses are no draws: they come without probabilities, and the verifier compares
+tokens. Then a seed's tokens are plain decoding's own.
+
+Survivors. `keep_overlap` leaves a guess behind a rejection as it is, with the distribution that it was drawn from,
+where that and the target's new opinion have so much in common (the sum of the lesser probabilities). Published methods
+(SJD++, arXiv 2512.07503; SJD2, arXiv 2510.08994) keep the *tokens* they are sure of; then what is kept is no draw from
+anything any more. Here only distributions decide, which depend on the guesses before alone, and a survivor remains the
+draw it was.
 """
 
 from __future__ import annotations
@@ -30,11 +41,11 @@ from torch import Tensor
 
 from specdecode.draft_size import DraftSize, DraftSizer
 from specdecode.ragged import take
-from specdecode.roles import DecodeState, Draft, Drafter, TargetOutput, Verdict
+from specdecode.roles import DecodeState, Draft, Drafter, Selection, SkippingDrafter, TargetOutput, Verdict
 from specdecode.sampling import Tag, logits_to_probabilities, sample
 from specdecode.tree import TokenTree
 
-COUPLINGS = ("independent", "gumbel", "maximal")
+COUPLINGS = ("independent", "gumbel", "maximal", "target")
 INITIAL_GUESSES = ("random", "repeat")
 
 
@@ -46,10 +57,15 @@ class JacobiDrafter(Drafter):
         sizer: the window is its depth; drafting costs nothing.
         initial_guess: for positions of which nothing is known: "random", any token alike; "repeat", a draw from the
             distribution furthest ahead.
-        coupling: "independent" (SJD), "gumbel" or "maximal" (SCD).
+        coupling: "independent" (SJD), "gumbel" or "maximal" (SCD), "target".
+        keep_overlap: the least overlap, in [0, 1], at which a guess survives with what it was drawn from; None: every
+            guess is drawn from the newest opinion.
+        confident: drafts of drawn guesses say how sure they are: the share of a place's distribution about which the
+            target has not changed its mind since the last pass, multiplied along the window; none where it was not
+            asked about that place twice.
 
     Raises:
-        ValueError: an unknown word.
+        ValueError: an unknown word, an overlap that is none, or one for guesses that are no draws.
     """
 
     def __init__(
@@ -57,17 +73,30 @@ class JacobiDrafter(Drafter):
         vocab_size: int,
         sizer: DraftSizer,
         initial_guess: Literal["random", "repeat"] | str = "random",
-        coupling: Literal["independent", "gumbel", "maximal"] | str = "independent",
+        coupling: Literal["independent", "gumbel", "maximal", "target"] | str = "independent",
+        keep_overlap: float | None = None,
+        confident: bool = False,
     ) -> None:
         if initial_guess not in INITIAL_GUESSES:
             raise ValueError(f"initial_guess must be one of {', '.join(INITIAL_GUESSES)}, got {initial_guess!r}")
         if coupling not in COUPLINGS:
             raise ValueError(f"coupling must be one of {', '.join(COUPLINGS)}, got {coupling!r}")
+        if keep_overlap is not None and not 0 <= keep_overlap <= 1:
+            raise ValueError(f"keep_overlap must lie between 0 and 1, got {keep_overlap}")
+        if keep_overlap is not None and coupling == "target":
+            raise ValueError('keep_overlap must be None with coupling "target", whose guesses are no draws')
         self.vocab_size = vocab_size
         self.sizer = sizer
         self.initial_guess = initial_guess
         self.coupling = coupling
+        self.keep_overlap = keep_overlap
+        self.confident = confident
         self._size = DraftSize(1, 0)
+
+    @property
+    def skipping(self) -> SkippingDrafter | None:
+        """Itself: guesses behind guesses that nobody judged are what a window consists of."""
+        return self
 
     def start(self, prompt: TargetOutput, state: DecodeState) -> None:
         """Nothing is known but what the prompt says of the first token."""
@@ -79,11 +108,15 @@ class JacobiDrafter(Drafter):
         self._drawn_from = torch.zeros_like(self._opinions)  # [B, n, V]
         self._accepted = torch.zeros_like(state.lengths)  # [B]
         self._iteration = 0
+        self._behind_skip = False
 
     def propose(self, state: DecodeState) -> Draft:
         """A chain of guesses behind each row's newest token."""
-        self._size = self.sizer.choose()
-        self._iteration += 1
+        if not self._behind_skip:
+            # Behind a skip the rest of the window stands: the same numbers at the same positions give the same guesses.
+            self._size = self.sizer.choose()
+            self._iteration += 1
+        self._behind_skip = False
         root = state.last_tokens()[:, None]
         window = self._size.depth
         if window < 1:
@@ -96,9 +129,19 @@ class JacobiDrafter(Drafter):
         if self.initial_guess == "random":
             wanted = torch.where((node <= last_node)[..., None], wanted, 1.0 / self.vocab_size)
         positions = state.lengths[:, None] + place - 1
+        if self.coupling == "target":
+            noise = state.streams.exponential(Tag.TARGET, positions, self.vocab_size)
+            return self._raced(root, wanted / noise)
         tokens = self._draw(wanted, node, last_node, positions, state)
+        if self.keep_overlap is not None:
+            tokens, wanted = self._surviving(tokens, wanted, node, last_node, self.keep_overlap)
         nothing = wanted.new_zeros(len(root), 1, self.vocab_size)
-        return Draft(TokenTree.chain(torch.cat([root, tokens], 1)), torch.cat([nothing, wanted], 1))
+        draft = self._drawn(torch.cat([root, tokens], 1), torch.cat([nothing, wanted], 1), state)
+        if self.confident:
+            _, old_from, there = self._before(node, last_node)
+            settled = (torch.minimum(wanted, old_from).sum(-1) * there).log().cumsum(1)  # [B, window]
+            draft.confidence = torch.nn.functional.pad(settled, (1, 0))
+        return draft
 
     def observe(self, draft: Draft, output: TargetOutput, verdict: Verdict, state: DecodeState) -> None:
         """Keep what the target said after every node."""
@@ -108,6 +151,40 @@ class JacobiDrafter(Drafter):
         self._accepted = verdict.accepted
         self.sizer.observe(self._size, verdict.accepted, draft.tree.valid[:, 0])
 
+    def observe_skipped(self, draft: Draft, selection: Selection, state: DecodeState) -> None:
+        """The window's first guesses were taken; the others are as far ahead of the new root as they were before."""
+        self._accepted = self._accepted + selection.counts
+        self._behind_skip = True
+
+    def observe_pending(self, output: TargetOutput, counts: Tensor, state: DecodeState) -> None:
+        """Nothing: what the target says after tokens before the root is about tokens that are settled."""
+
+    def _raced(self, root: Tensor, arrival: Tensor) -> Draft:
+        """The chain of the winners of races [B, window, V], the first and greatest entry wins; `root` is [B, 1]."""
+        return Draft(TokenTree.chain(torch.cat([root, arrival.argmax(-1)], 1)))
+
+    def _drawn(self, tokens: Tensor, drawn_from: Tensor, state: DecodeState) -> Draft:
+        """The chain of drawn tokens [B, window + 1], the root first, and of what each was drawn from, [B, ., V]."""
+        return Draft(TokenTree.chain(tokens), drawn_from)
+
+    def _counters(self, positions: Tensor, state: DecodeState) -> Tensor:
+        """Counters of random numbers that are fresh at every pass; positions lie below the stride."""
+        return positions + self._iteration * (state.max_new_tokens + self.sizer.largest.depth + 1)
+
+    def _before(self, node: Tensor, last_node: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The last guess at each place [B, window, 1], what it was drawn from, [B, window, V], and whether there was
+        one, [B, window]; arguments as for `_draw`."""
+        before = (node + 1).clamp(max=last_node)
+        return self._tokens.gather(1, before)[..., None], take(self._drawn_from, before), node + 1 <= last_node
+
+    def _surviving(
+        self, tokens: Tensor, wanted: Tensor, node: Tensor, last_node: int, least: float
+    ) -> tuple[Tensor, Tensor]:
+        """Guesses [B, window] and what they were drawn from, with the last ones where enough overlaps."""
+        old, old_from, there = self._before(node, last_node)
+        stays = there & (torch.minimum(wanted, old_from).sum(-1) >= least)
+        return torch.where(stays, old[..., 0], tokens), torch.where(stays[..., None], old_from, wanted)
+
     def _draw(self, wanted: Tensor, node: Tensor, last_node: int, positions: Tensor, state: DecodeState) -> Tensor:
         """Guesses [B, window] distributed as `wanted` [B, window, V], coupled with the last ones.
 
@@ -116,16 +193,11 @@ class JacobiDrafter(Drafter):
         """
         if self.coupling == "gumbel":
             return sample(wanted, state.streams.exponential(Tag.DRAFT, positions, self.vocab_size))
-        # Fresh numbers at every pass: positions lie below the stride.
-        stride = state.max_new_tokens + self.sizer.largest.depth + 1
-        counters = positions + self._iteration * stride
+        counters = self._counters(positions, state)
         noise = state.streams.exponential(Tag.DRAFT, counters, self.vocab_size)
         if self.coupling == "independent":
             return sample(wanted, noise)
-        before = (node + 1).clamp(max=last_node)
-        old = self._tokens.gather(1, before)[..., None]  # [B, window, 1]
-        old_from = take(self._drawn_from, before)  # [B, window, V]
-        there = node + 1 <= last_node
+        old, old_from, there = self._before(node, last_node)
         threshold = state.streams.uniform(Tag.COUPLE, counters)
         stays = threshold * old_from.gather(2, old)[..., 0] < wanted.gather(2, old)[..., 0]
         left = (wanted - old_from).clamp(min=0)

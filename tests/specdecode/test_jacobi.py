@@ -33,12 +33,13 @@ class Changing:
 
     largest = DraftSize(6, 5)
 
-    def __init__(self) -> None:
+    def __init__(self, lengths: tuple[int, ...] = (3, 0, 5, 1)) -> None:
+        self.lengths = lengths
         self.turn = 0
 
     def choose(self) -> DraftSize:
         self.turn += 1
-        length = (3, 0, 5, 1)[self.turn % 4]
+        length = self.lengths[self.turn % len(self.lengths)]
         return DraftSize(length + 1, length)
 
     def observe(self, *_: object) -> None:
@@ -106,6 +107,60 @@ class _KeepsTheOldGuess(JacobiDrafter):
         return torch.where(node + 1 <= last_node, self._tokens.gather(1, before), fresh)
 
 
+class _SurvivesWithoutItsDraw(JacobiDrafter):
+    """Planted fault: a survivor claims to be drawn from the newest opinion, as if it had been drawn anew."""
+
+    def _surviving(
+        self, tokens: Tensor, wanted: Tensor, node: Tensor, last_node: int, least: float
+    ) -> tuple[Tensor, Tensor]:
+        return super()._surviving(tokens, wanted, node, last_node, least)[0], wanted
+
+
+class _KeepsTokensItIsSureOf(JacobiDrafter):
+    """Planted fault, as published methods have it: the tokens decide which of them stay, with what they were drawn
+    from; those that stay are the likely ones, whatever they claim."""
+
+    def _surviving(
+        self, tokens: Tensor, wanted: Tensor, node: Tensor, last_node: int, least: float
+    ) -> tuple[Tensor, Tensor]:
+        old, old_from, there = self._before(node, last_node)
+        stays = there & (wanted.gather(2, old)[..., 0] >= least)
+        return torch.where(stays, old[..., 0], tokens), torch.where(stays[..., None], old_from, wanted)
+
+
+@pytest.mark.parametrize("coupling", ["independent", "gumbel", "maximal"])
+@pytest.mark.parametrize("least", [0.0, 0.7])
+def test_survivors_with_their_draws_are_exact(p_value: PValue, coupling: str, least: float) -> None:
+    tokens = decode_rows(JacobiDrafter(VOCAB, window(3), "repeat", coupling, least)).tokens
+    assert p_value(tokens, TABLE, PROMPT, SAMPLING) > 1e-3
+    resized = decode_rows(JacobiDrafter(VOCAB, Changing(), "random", coupling, least)).tokens
+    assert p_value(resized, TABLE, PROMPT, SAMPLING) > 1e-3
+
+
+@pytest.mark.parametrize(("fault", "least"), [(_SurvivesWithoutItsDraw, 0.0), (_KeepsTokensItIsSureOf, 0.3)])
+def test_faulty_survivors_are_noticed(p_value: PValue, fault: type[JacobiDrafter], least: float) -> None:
+    tokens = decode_rows(fault(VOCAB, window(3), "repeat", "independent", least)).tokens
+    assert p_value(tokens, TABLE, PROMPT, SAMPLING) < 1e-6
+
+
+class _ForgetsThatItWasResized(JacobiDrafter):
+    """Planted fault: the last guesses are counted from the end of the window, as if it had its old length, and what
+    they were drawn from is counted from its front."""
+
+    def _before(self, node: Tensor, last_node: int) -> tuple[Tensor, Tensor, Tensor]:
+        _, old_from, there = super()._before(node, last_node)
+        shifted = (node + 1 + last_node - self._size.depth).clamp(0, last_node)
+        return self._tokens.gather(1, shifted)[..., None], old_from, there
+
+
+def test_a_window_resized_in_the_middle_is_noticed(p_value: PValue) -> None:
+    """(3, 2): what is right by accident with a constant window is wrong with this one."""
+    tokens = decode_rows(_ForgetsThatItWasResized(VOCAB, window(3), "repeat", "maximal")).tokens
+    assert p_value(tokens, TABLE, PROMPT, SAMPLING) > 1e-3
+    tokens = decode_rows(_ForgetsThatItWasResized(VOCAB, Changing((2, 3)), "repeat", "maximal")).tokens
+    assert p_value(tokens, TABLE, PROMPT, SAMPLING) < 1e-6
+
+
 @pytest.mark.parametrize("fault", [_ClaimsTheNewest, _UsesTheTargetsNumbers, _KeepsTheOldGuess])
 def test_faults_are_noticed(p_value: PValue, fault: type[JacobiDrafter]) -> None:
     tokens = decode_rows(fault(VOCAB, window(3))).tokens
@@ -121,6 +176,17 @@ def test_greedy_tokens_equal_plain_decoding(coupling: str, initial_guess: str) -
         "sampling": SamplingConfig(temperature=0), "table": table, "length": 50, "prompts": prompts, "draws": 7
     }  # fmt: skip
     fast = decode_rows(JacobiDrafter(30, Changing(), initial_guess, coupling), **same)
+    assert torch.equal(decode_rows(None, **same).tokens, fast.tokens)
+
+
+@pytest.mark.parametrize("initial_guess", INITIAL_GUESSES)
+def test_with_the_targets_numbers_a_seed_draws_what_plain_decoding_draws(initial_guess: str) -> None:
+    table = random_table(30, seed=7, scale=2.0)
+    prompts = torch.randint(0, 30, (7, 2), generator=torch.Generator().manual_seed(1))
+    same: dict[str, Any] = {
+        "sampling": SamplingConfig(0.9, 20, 0.95), "table": table, "length": 50, "prompts": prompts, "draws": 7
+    }  # fmt: skip
+    fast = decode_rows(JacobiDrafter(30, Changing(), initial_guess, "target"), **same)
     assert torch.equal(decode_rows(None, **same).tokens, fast.tokens)
 
 
@@ -153,7 +219,7 @@ def test_coupled_guesses_are_accepted_more_often() -> None:
     }
     assert accepted["gumbel"] > 1.1 * accepted["independent"]
     assert accepted["maximal"] > 1.1 * accepted["independent"]
-    assert accepted["independent"] > 0.5
+    assert accepted["independent"] > 0.5 and accepted["target"] > 0.5
 
 
 def test_what_cannot_be_used_is_named() -> None:
@@ -161,5 +227,9 @@ def test_what_cannot_be_used_is_named() -> None:
         JacobiDrafter(5, window(2), "zero")
     with pytest.raises(ValueError, match="coupling"):
         JacobiDrafter(5, window(2), coupling="tight")
+    with pytest.raises(ValueError, match="keep_overlap must lie"):
+        JacobiDrafter(5, window(2), keep_overlap=1.5)
+    with pytest.raises(ValueError, match="keep_overlap must be None"):
+        JacobiDrafter(5, window(2), coupling="target", keep_overlap=0.5)
     with pytest.raises(ValueError, match="vocab_size"):
         decode_rows(JacobiDrafter(6, window(2)), draws=2, verifier=ExactVerifier())

@@ -19,9 +19,10 @@ from vargen.methods.coolsd import CoolSDConfig
 from vargen.methods.draft_model import DraftModelConfig
 from vargen.methods.eagle import EagleConfig
 from vargen.methods.gsd import GroupedConfig
-from vargen.methods.jacobi import CoupledJacobiConfig, JacobiConfig
+from vargen.methods.jacobi import CoupledJacobiConfig, FixedNoiseJacobiConfig, JacobiConfig
 from vargen.methods.lantern import LanternConfig
 from vargen.methods.vvs.method import VVSConfig
+from vargen.methods.vvs.windows import WindowSkippingConfig
 from vargen.resources import configs_folder
 
 METHODS: tuple[type[ImageMethodConfig], ...] = (
@@ -30,9 +31,11 @@ METHODS: tuple[type[ImageMethodConfig], ...] = (
     LanternConfig,
     VVSConfig,
     CoolSDConfig,
+    FixedNoiseJacobiConfig,
     JacobiConfig,
     CoupledJacobiConfig,
     GroupedConfig,
+    WindowSkippingConfig,
     DraftModelConfig,
 )
 """Every known method, in the order in which they are listed."""

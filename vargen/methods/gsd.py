@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vargen.methods.base import Components, Suggestions
-from vargen.methods.jacobi import JacobiConfig
+from vargen.methods.jacobi import WindowConfig
 
 if TYPE_CHECKING:
     from specdecode.roles import Verifier
 
 
 @dataclass(frozen=True)
-class GroupedConfig(JacobiConfig):
+class GroupedConfig(WindowConfig):
     """Jacobi decoding, accepted by the ratio of whole groups of look-alike tokens (GSD).
 
     Args:

@@ -84,5 +84,5 @@ class ModelComponents:
 
     def _nothing(self, what: str) -> UserError:
         return UserError(
-            f"method must be one that needs no {what}, because there is none for {self.family}: ar, sjd or scd"
+            f"method must be one that needs no {what}, because there is none for {self.family}: ar, jacobi or scd"
         )

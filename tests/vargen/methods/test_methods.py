@@ -40,6 +40,8 @@ SAME_DRAWS = [
     ("lantern", {"delta": 0.0, "total_tokens": 12, "depth": 3}),
     ("lantern", {"multiplier": 1.0, "tree": "mc_sim_7b_63_balanced"}),
     ("draft-model", {"draft_length": 3, "children": "top"}),
+    ("jacobi", {}),
+    ("jacobi", {"window": 5, "branches": 4, "branch_depth": 2, "initial_guess": "random"}),
 ]
 
 
@@ -57,6 +59,8 @@ EXACT = [(config.name, {}) for config in METHODS if config.exact] + [
     ("eagle", {"tree": "mc_sim_7b_63", "children": "sampled"}),
     ("sjd", {"window": 5, "initial_guess": "repeat"}),
     ("scd", {"window": 5, "coupling": "maximal"}),
+    ("scd", {"window": 5, "branches": 3}),
+    ("sjd", {"window": 5, "keep_overlap": 0.8, "branches": 2, "branch_depth": 1}),
     ("gsd", {"window": 5, "group_size": 1}),
     ("coolsd", {"draft_length": 3, "delta": 1.0, "decay": 0.0}),
     ("lantern", {"delta": 0.0}),
@@ -131,6 +135,10 @@ def test_class_conditional_models_can_be_drafted_for(
         ("sjd", {"window": 0}, 'sjd.window must be an integer of at least 1 or "auto"'),
         ("sjd", {"initial_guess": "zero"}, "sjd.initial_guess must be one of random, repeat"),
         ("scd", {"coupling": "tight"}, "scd.coupling"),
+        ("scd", {"keep_overlap": 2.0}, "scd.keep_overlap must be a number between 0 and 1"),
+        ("jacobi", {"keep_overlap": 0.5}, "no option 'keep_overlap'; it has: window, initial_guess, branches"),
+        ("sjd", {"branches": 0}, "sjd.branches must be an integer at least 1"),
+        ("sjd", {"branches": 25}, "branches must lie between 2 and the vocabulary's 24"),
         ("lantern", {"delta": 1.5}, "lantern.delta must be a number between 0 and 1, got 1.5"),
         ("lantern", {"multiplier": 0.5}, "lantern.multiplier must be a number at least 1"),
         ("lantern", {"num_neighbours": 24}, "23"),
@@ -152,6 +160,10 @@ def test_class_conditional_models_can_be_drafted_for(
             'vvs.choice: "drafter" needs tree "dynamic" or children',
         ),
         ("vvs", {"verified_staleness": -2}, "vvs.verified_staleness"),
+        ("vvs-jacobi", {"threshold": -0.1}, "vvs-jacobi.threshold must be a number between 0 and 1"),
+        ("vvs-jacobi", {"schedule": "always"}, "vvs-jacobi.schedule must be one of uniform, dynamic, likeness"),
+        ("vvs-jacobi", {"max_skip": 0}, "vvs-jacobi.max_skip"),
+        ("vvs-jacobi", {"interval": 1}, "vvs-jacobi.interval"),
         ("coolsd", {"delta": 0.5}, "coolsd.delta"),
         ("draft-model", {"draft_model": "nowhere"}, "nowhere is no folder"),
     ],
@@ -196,6 +208,8 @@ def test_sizes_follow_the_settings() -> None:
     assert resolve_method("eagle", {"total_tokens": 30, "depth": 4}).max_draft_nodes(256) == 30
     assert resolve_method("eagle", {"tree": "naive_extend_57"}).max_draft_nodes(256) == 58
     assert resolve_method("sjd", {"window": 16}).max_draft_nodes(256) == 17
+    assert resolve_method("scd", {"window": 16, "branches": 4, "branch_depth": 3}).max_draft_nodes(256) == 26
+    assert resolve_method("scd", {"window": 2, "branches": 4, "branch_depth": 3}).max_draft_nodes(256) == 9
     vvs = resolve_method("vvs", {"total_tokens": 30, "depth": 4})
     assert vvs.max_draft_nodes(256) == 34, "skipped tokens are fed with the next tree"
     for name in TREE_NAMES:

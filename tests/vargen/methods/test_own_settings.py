@@ -19,7 +19,7 @@ CHAIN = [[0], [0, 0]]
 OWN: dict[str, Any] = {
     "eagle": {"tree": CHAIN, "depth": 2, "children": "sampled"},
     "vvs": {"tree": CHAIN, "children": "sampled", "depth_behind_skip": 1, "schedule": "likeness", "delta": 0.0},
-    "scd": {"window": 5, "initial_guess": "repeat"},
+    "scd": {"window": 5, "initial_guess": "random"},
 }
 
 
@@ -51,7 +51,7 @@ def test_options_come_on_top_and_another_draft_replaces_the_models_own() -> None
     other = resolve("vvs", total_tokens=8, depth=3)
     assert (other.tree, other.children, other.depth_behind_skip) == ("dynamic", "top", None)
     assert (other.schedule, other.delta) == ("likeness", 0.0), "what is not about the draft stays"
-    assert resolve("scd", window=7).initial_guess == "random"
+    assert resolve("scd", window=7).initial_guess == "repeat"
     assert resolve("lantern") == resolve_method("lantern"), "nothing is preferred for it"
     assert resolve("eagle-tree") == resolve_method("eagle-tree"), "a preset starts from the method's defaults"
     with pytest.raises(UserError, match="no option 'dept'"):
@@ -77,7 +77,7 @@ def test_records_hold_the_sizes_and_other_sizes_are_another_run(
     command = ["generate", "two cones", "--model", str(own_folder), "--quiet", "--output", str(tmp_path / "out")]
     assert main([*command, "--method", "scd"]) == 0
     settings = json.loads((tmp_path / "out" / "config.json").read_text())["settings"]
-    assert settings["method"]["window"] == 5 and settings["method"]["initial_guess"] == "repeat"
+    assert settings["method"]["window"] == 5 and settings["method"]["initial_guess"] == "random"
     assert main([*command, "--method", "scd"]) == 0
     assert main([*command, "--method", "scd", "--method_options.window", "6"]) == 2
     assert "method" in capsys.readouterr().err

@@ -57,7 +57,7 @@ def codes(pipeline: JanusPipeline, prompt: str | list[str], seeds: list[int], **
     return pipeline(prompt, generator=seeded(*seeds), output_type="latent", **arguments).images.flatten(1)
 
 
-@pytest.mark.parametrize("method", ["ar", "sjd", "scd", "gsd"])
+@pytest.mark.parametrize("method", ["ar", "jacobi", "sjd", "scd", "gsd"])
 def test_text_becomes_the_tokens_and_pixels_of_transformers(
     pipeline: JanusPipeline, by_transformers: tuple[Tensor, Tensor], method: str
 ) -> None:
@@ -74,6 +74,12 @@ def test_guidance_may_be_off(pipeline: JanusPipeline, tokens_of_prompts: dict[st
     )
     output = pipeline(PROMPTS, temperature=0, guidance_scale=1.0, method=method, output_type="latent")
     assert torch.equal(output.tokens, wanted)
+
+
+def test_skipping_needs_no_drafter(pipeline: JanusPipeline) -> None:
+    """The likeness is by the model's own codebook."""
+    trace = pipeline(PROMPTS, generator=seeded(1, 2, 3), method="vvs-jacobi", output_type="latent").trace
+    assert trace.row_tokens == [16] * 3 and 0 < trace.skipped_tokens < 48
 
 
 def test_tokens_may_be_given_instead_of_prompts(

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from specdecode.roles import DecodeState, Draft, Selection
-from vargen.methods.vvs.selector import PathSelector, confidence_of, path_vectors
+from vargen.methods.vvs.selector import Selector, confidence_of, path_vectors
 
 
 class UniformSchedule:
@@ -35,9 +35,7 @@ class UniformSchedule:
         ValueError: a number is out of range.
     """
 
-    def __init__(
-        self, interval: int, selector: PathSelector, min_tokens: int = 5, first_skip: int | None = None
-    ) -> None:
+    def __init__(self, interval: int, selector: Selector, min_tokens: int = 5, first_skip: int | None = None) -> None:
         if interval < 2:
             raise ValueError(f"interval must be 2 or more (2 skips every other iteration), got {interval}")
         self.interval = interval
@@ -81,7 +79,7 @@ class DynamicSchedule:
     def __init__(
         self,
         threshold: float,
-        selector: PathSelector,
+        selector: Selector,
         codebook: Tensor,
         alpha: float = 0.9,
         path_stride: int = 2,
@@ -105,11 +103,46 @@ class DynamicSchedule:
 
     def select(self, draft: Draft, state: DecodeState) -> Selection | None:
         """Asked before every target pass; waits for the device, to know whether any row skips."""
-        alike = tree_similarity(draft, self.codebook, self.alpha, self.path_stride) > self.threshold
+        alike = self._similarity(draft) > self.threshold
         skipping = alike & (state.lengths > self.min_tokens) & state.active
         if not bool(skipping.any()):
             return None
         return _only(self.selector(draft, state), skipping)
+
+    def _similarity(self, draft: Draft) -> Tensor:
+        """[B] how alike what could be taken is."""
+        return tree_similarity(draft, self.codebook, self.alpha, self.path_stride)
+
+
+class DynamicWindowSchedule(DynamicSchedule):
+    """VVS-D(theta) for Jacobi windows: skip where whatever could be drawn for their first places looks alike.
+
+    A window has one path, so there are no pairs to compare; but what else could have stood there is known exactly. The
+    mean likeness (`path_likeness`) of its first guesses takes the place of the mean cosine of paths.
+
+    Args:
+        threshold, selector, codebook, alpha, min_tokens: as for `DynamicSchedule`.
+        places: how many guesses are looked at.
+    """
+
+    def __init__(
+        self,
+        threshold: float,
+        selector: Selector,
+        codebook: Tensor,
+        places: int,
+        alpha: float = 0.9,
+        min_tokens: int = 5,
+    ) -> None:
+        super().__init__(threshold, selector, codebook, alpha, min_tokens=min_tokens)
+        self.places = places
+
+    def _similarity(self, draft: Draft) -> Tensor:
+        there = draft.tree.valid[:, 1 : self.places + 1]  # [B, k]
+        path = torch.arange(there.shape[1] + 1, device=there.device).expand(len(there), -1)
+        weights = self.alpha ** path[:, 1:] * there
+        likeness = path_likeness(draft, path, self.codebook)
+        return (likeness * weights).sum(1) / weights.sum(1).clamp(min=1e-9)
 
 
 class LikenessSchedule:
@@ -141,7 +174,7 @@ class LikenessSchedule:
     """
 
     def __init__(
-        self, threshold: float, selector: PathSelector, codebook: Tensor, min_tokens: int = 5, min_count: int = 2
+        self, threshold: float, selector: Selector, codebook: Tensor, min_tokens: int = 5, min_count: int = 2
     ) -> None:
         if not 0 <= threshold <= 1:
             raise ValueError(f"threshold is a likeness and must lie between 0 and 1, got {threshold}")

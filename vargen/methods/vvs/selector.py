@@ -9,12 +9,16 @@ counts the root along and takes it off again, `min(L_s, floor(mean (L + 1)) - 1)
 calls the root and all but the last taken token emitted and the last one the next root; here all taken tokens are
 emitted and the last is the next root, which is the same sequence.
 
+A Jacobi window has one path, whose end nobody has thought about twice: `WindowSelector` takes its first guesses.
+
 One choice is ours: "drafter" draws the path as the drafter would, level by level in proportion to its probabilities,
 restricted to the tree. Uniform choice takes improbable tokens as often as probable ones.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -22,6 +26,9 @@ from torch import Tensor
 
 from specdecode.roles import DecodeState, Draft, Selection
 from specdecode.sampling import Tag
+
+Selector = Callable[[Draft, DecodeState], Selection]
+"""Proposes a path for every row, and the most of it that is taken."""
 
 CHOICES = ("sample", "confidence", "central", "drafter")
 
@@ -82,6 +89,37 @@ class PathSelector:
             counts = torch.minimum(counts, mean)
         path = tree.paths()[rows, leaf].clamp(min=0)
         return Selection(path, counts * (number > 0))
+
+
+class WindowSelector:
+    """The first guesses of a window, as long as they have settled.
+
+    Args:
+        most: tokens taken at most.
+        survival: the least confidence of a guess that is taken, in [0, 1]: for Jacobi windows, the share of the
+            distributions up to its place about which the target has not changed its mind since the last pass. 0 does
+            not ask.
+
+    Raises:
+        ValueError: a number is out of range.
+    """
+
+    def __init__(self, most: int, survival: float = 0.0) -> None:
+        if most < 1:
+            raise ValueError(f"most must be 1 or more, got {most}")
+        if not 0 <= survival <= 1:
+            raise ValueError(f"survival must lie between 0 and 1, got {survival}")
+        self.most = most
+        self.survival = survival
+
+    def __call__(self, draft: Draft, state: DecodeState) -> Selection:
+        """As much for every row as has settled; the draft is a chain."""
+        tree = draft.tree
+        taken = tree.valid[:, 1 : self.most + 1]
+        if self.survival > 0:
+            taken = taken & (confidence_of(draft)[:, 1 : self.most + 1] >= math.log(self.survival))
+        path = torch.arange(taken.shape[1] + 1, device=tree.device).expand(tree.batch_size, -1)
+        return Selection(path, taken.cumprod(1).sum(1))
 
 
 def confidence_of(draft: Draft) -> Tensor:

@@ -1,0 +1,127 @@
+"""A Jacobi window with branches at its front, for the many passes in which only one guess would survive.
+
+Belongs here: the branches, and the window that is read out of the one that was taken. Does not belong here: how guesses
+are drawn (`jacobi.py`), and acceptance, which is the exact verifier's rule for trees.
+
+Where a guess is rejected, all opinions behind it are about a token that is not there, and the first of them is the
+likeliest to be wrong: about half of all passes add one token. So several tokens are guessed for that place, each
+followed by the guesses of the places behind it, a few deep (SJD-PAC, CVPR 2026, whose tree has 4 branches of 3).
+Whichever branch is taken, its own opinions go on; beyond its end those of the main chain do, which are as stale as they
+were.
+
+Why it is lossless. Drawn branches are draws without replacement: each next one from what its earlier siblings leave of
+the distribution, normalised, which is what it claims, and the verifier tests them in that order. A branch's later
+guesses are the main chain's, drawn at their places with numbers of their own, and independent of what stands before
+them. With the coupling "target" the branches are the runners-up of the race that the target's own token wins, and
+tokens are compared.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specdecode.draft_size import DraftSizer
+from specdecode.drafters.jacobi import JacobiDrafter
+from specdecode.ragged import take
+from specdecode.roles import DecodeState, Draft, SkippingDrafter, TargetOutput, Verdict
+from specdecode.sampling import Tag
+from specdecode.tree import TokenTree
+
+
+class BranchingJacobiDrafter(JacobiDrafter):
+    """A Jacobi window whose first place has several guesses.
+
+    Args:
+        vocab_size, sizer: as for `JacobiDrafter`; a size has `branch_nodes` more nodes than its window's chain.
+        branches: guesses at the first place, the main chain's included, 2 or more.
+        branch_depth: tokens of each branch beside the main chain, at most the window.
+        options: of `JacobiDrafter`.
+
+    Raises:
+        ValueError: a number is out of range, or as `JacobiDrafter`.
+    """
+
+    def __init__(self, vocab_size: int, sizer: DraftSizer, branches: int, branch_depth: int, **options: Any) -> None:
+        super().__init__(vocab_size, sizer, **options)
+        if not 2 <= branches <= vocab_size:
+            raise ValueError(f"branches must lie between 2 and the vocabulary's {vocab_size}, got {branches}")
+        if branch_depth < 1:
+            raise ValueError(f"branch_depth must be 1 or more, got {branch_depth}")
+        self.branches = branches
+        self.branch_depth = branch_depth
+
+    @property
+    def skipping(self) -> SkippingDrafter | None:
+        """None: what is taken unverified is taken from a chain."""
+        return None
+
+    def observe(self, draft: Draft, output: TargetOutput, verdict: Verdict, state: DecodeState) -> None:
+        """Read a chain out of the tree: the branch that was taken, and beyond its end the main chain."""
+        if not draft.tree.is_chain:
+            _, lines = _layout(self._size.depth, self.branches, self.branch_depth, draft.tree.device)
+            first = verdict.path[:, 1]  # the main chain stands first, at nodes 1 to its window
+            depth = min(self.branch_depth, self._size.depth)
+            beside = torch.where(first > self._size.depth, (first - self._size.depth - 1) // depth + 1, 0)
+            line = lines[torch.where(verdict.accepted > 0, beside, 0)]  # [B, window + 1]
+            probabilities = None if draft.probabilities is None else take(draft.probabilities, line)
+            # Where a row is clipped its last places are padding, and nobody will ask for them again.
+            chain = replace(TokenTree.chain(draft.tree.tokens.gather(1, line)), valid=draft.tree.valid.gather(1, line))
+            draft, output = Draft(chain, probabilities), TargetOutput(take(output.logits, line))
+        super().observe(draft, output, verdict, state)
+
+    def _raced(self, root: Tensor, arrival: Tensor) -> Draft:
+        """See `JacobiDrafter`; the branches begin with the runners-up of the first race."""
+        main = arrival.argmax(-1)
+        first = arrival[:, 0].topk(self.branches, -1).indices[:, 1:]  # [B, branches - 1]
+        return Draft(self._tree(torch.cat([root, main], 1), first))
+
+    def _drawn(self, tokens: Tensor, drawn_from: Tensor, state: DecodeState) -> Draft:
+        """See `JacobiDrafter`; the branches begin with draws from what the main chain's first guess leaves."""
+        left = drawn_from[:, 1].scatter(1, tokens[:, 1:2], 0.0)  # [B, V]
+        noise = state.streams.exponential(Tag.BRANCH, self._counters(state.lengths, state), self.vocab_size)
+        # The first to arrive, the second, and so on, are draws without replacement.
+        first = (left / noise).topk(self.branches - 1, -1).indices
+        claimed = []
+        for rank in range(self.branches - 1):
+            token = first[:, rank : rank + 1]
+            total = left.sum(-1, keepdim=True)
+            # Where nothing is left the token is a choice, not a draw: it is claimed to be certain, as it is.
+            certain = torch.zeros_like(left).scatter(1, token, 1.0)
+            claimed.append(torch.where(total > 0, left / total, certain))
+            left = left.scatter(1, token, 0.0)
+        depth = min(self.branch_depth, tokens.shape[1] - 1)
+        behind = drawn_from[:, 2 : depth + 1]
+        beside = [part for each in claimed for part in (each[:, None], behind)]
+        return Draft(self._tree(tokens, first), torch.cat([drawn_from, *beside], 1))
+
+    def _tree(self, main: Tensor, first: Tensor) -> TokenTree:
+        """The main chain [B, window + 1], the root first, and a branch behind each of first [B, branches - 1]."""
+        window = main.shape[1] - 1
+        parents, _ = _layout(window, self.branches, self.branch_depth, main.device)
+        behind = main[:, 2 : min(self.branch_depth, window) + 1]
+        beside = [part for token in first.split(1, dim=1) for part in (token, behind)]
+        tokens = torch.cat([main, *beside], 1)
+        return TokenTree.from_parents(tokens, parents.expand_as(tokens), max_depth=window, max_children=self.branches)
+
+
+def branch_nodes(window: int, branches: int, branch_depth: int) -> int:
+    """Nodes that branches add to a window's chain."""
+    return (branches - 1) * min(branch_depth, window)
+
+
+@cache
+def _layout(window: int, branches: int, branch_depth: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Parents [n] of the nodes, and for the main chain and each branch the nodes by depth, [branches, window + 1]."""
+    depth = min(branch_depth, window)
+    parents = list(range(-1, window))
+    lines = [list(range(window + 1))]
+    for _ in range(branches - 1):
+        begin = len(parents)
+        parents += [0, *range(begin, begin + depth - 1)]
+        lines.append([0, *range(begin, begin + depth), *range(depth + 1, window + 1)])
+    return torch.tensor(parents, device=device), torch.tensor(lines, device=device)

@@ -1,0 +1,96 @@
+"""VVS on Jacobi windows: guesses are taken unverified, and no drafter, no training and no feature cache is needed.
+
+Ours; nobody has published it. VVS (arXiv 2511.13587) skips on a trained drafter, which goes on behind skipped tokens
+with features in place of those that were never made. A Jacobi window already consists of guesses behind guesses that
+nobody judged: its first ones are taken, the others stand as they are, and the next pass feeds the taken ones before
+them. So every model can skip, and skipping costs no draft.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from vargen.methods.base import Components, Suggestions
+from vargen.methods.jacobi import COUPLINGS, WindowConfig
+
+if TYPE_CHECKING:
+    from specdecode.roles import Schedule
+
+SCHEDULES = ("uniform", "dynamic", "likeness")
+
+
+@dataclass(frozen=True)
+class WindowSkippingConfig(WindowConfig):
+    """Coupled Jacobi windows whose first guesses are taken unverified at some steps; see docs/methods.md.
+
+    Args:
+        coupling: as for "scd".
+        schedule: "uniform" (every so many steps), "dynamic" (where whatever could be drawn for the window's first
+            places looks alike, on the whole) or "likeness" (as far as, token by token, it does).
+        interval: "uniform": of so many iterations one is skipped, 2 or more.
+        threshold: "dynamic" and "likeness": the least likeness, 0 to 1.
+        survival: the least share of the distributions up to a taken token about which the target has not changed its
+            mind since its last pass, 0 to 1; 0 does not ask.
+        max_skip: tokens that a skip takes at most.
+        min_tokens: nothing is skipped before a picture has more tokens than this.
+    """
+
+    name: ClassVar[str] = "vvs-jacobi"
+    summary: ClassVar[str] = "VVS on Jacobi windows: guesses taken unverified at some steps; no drafter"
+    exact: ClassVar[bool] = False
+
+    initial_guess: str = "repeat"
+    coupling: str = "gumbel"
+    schedule: str = "likeness"
+    interval: int = 3
+    threshold: float = 0.7
+    survival: float = 0.0
+    max_skip: int = 4
+    min_tokens: int = 5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._one_of("coupling", COUPLINGS)
+        self._one_of("schedule", SCHEDULES)
+        self._number("interval", 2, whole=True)
+        self._number("threshold", 0, 1)
+        self._number("survival", 0, 1)
+        self._number("max_skip", 1, whole=True)
+        self._number("min_tokens", 1, whole=True)
+
+    def max_draft_nodes(self, num_tokens: int) -> int:
+        """Skipped tokens are fed together with the next window."""
+        return super().max_draft_nodes(num_tokens) + self.max_skip
+
+    @property
+    def _drafting(self) -> dict[str, Any]:
+        return {**super()._drafting, "coupling": self.coupling, "confident": self.survival > 0}
+
+    def _schedule(self, components: Components) -> Schedule:
+        from vargen.methods.vvs.schedule import DynamicWindowSchedule, LikenessSchedule, UniformSchedule
+        from vargen.methods.vvs.selector import WindowSelector
+
+        selector = WindowSelector(self.max_skip, self.survival)
+        if self.schedule == "uniform":
+            return UniformSchedule(self.interval, selector, self.min_tokens)
+        codebook = components.codebook()
+        if self.schedule == "dynamic":
+            return DynamicWindowSchedule(self.threshold, selector, codebook, self.max_skip, min_tokens=self.min_tokens)
+        # A skip costs no draft, so that one token is worth it.
+        return LikenessSchedule(self.threshold, selector, codebook, self.min_tokens, min_count=1)
+
+    @classmethod
+    def search(cls, suggest: Suggestions) -> dict[str, Any]:
+        """The window, and what is skipped."""
+        settings = {
+            **super().search(suggest),
+            "schedule": suggest.choice("schedule", SCHEDULES),
+            "survival": suggest.number("survival", 0.0, 0.9),
+            "max_skip": suggest.integer("max_skip", 1, 16, log=True),
+        }
+        if settings["schedule"] == "uniform":
+            settings["interval"] = suggest.integer("interval", 2, 6)
+        else:
+            settings["threshold"] = suggest.number("threshold", 0.1, 0.95)
+        return settings

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -600,6 +601,74 @@ def video_section(
     return "\n\n".join(parts)
 
 
+def families_section(record: Record) -> str:
+    """Families of transformers and diffusers, random models of them, against their own library."""
+    rows: list[Record] = record["rows"]
+    kinds = {kind: [row for row in rows if row["row"] == kind] for kind in ("speed", "planted", "memory")}
+
+    def where(row: Record) -> list[str]:
+        return [row["family"], row["dtype"], str(row["batch_size"])]
+
+    def seconds(values: Sequence[float]) -> str:
+        return f"{statistics.median(values):.2f}"
+
+    first = rows[0]
+    parts = ["## Families of transformers and diffusers, against their own library"]
+    if kinds["speed"]:
+        shown = kinds["speed"]
+        sizes = sorted({round(row["parameters"] / 1e6) for row in shown})
+        parts += [
+            f"Random models of {' to '.join(str(size) for size in dict.fromkeys((sizes[0], sizes[-1])))} million "
+            f"parameters, the classes of the library unmodified, {shown[0]['tokens']} tokens a picture (cut short: "
+            "whole ones have 576 and more), sampled; the library's `generate` and `ar` here in turns, in one process, "
+            f"median seconds of {first['settings']['repeats']}, prompts included, pixels not.",
+            table(
+                ["family", "precision", "batch", "library, s", "here, s", "times as fast"],
+                [
+                    [
+                        *where(row),
+                        seconds(row["seconds_library"]),
+                        seconds(row["seconds_ours"]),
+                        f"{row['speedup']:.2f}",
+                    ]
+                    for row in shown
+                ],
+            ),
+        ]
+    if kinds["planted"]:
+        share = kinds["planted"][0]["planted_share"]
+        parts += [
+            f"*Planted*: {100 * share:.0f} % of the probability is given to a known picture at every place, so that "
+            "guesses are right about so often. This says what windows cost on these models, not what others accept.",
+            table(
+                ["family", "precision", "batch", "passes, `ar`", "`scd`", "seconds, `ar`", "`scd`", "times as fast"],
+                [
+                    [
+                        *where(row), str(row["passes_ar"]), str(row["passes_scd"]), seconds(row["seconds_ar"]),
+                        seconds(row["seconds_scd"]), f"{row['speedup']:.2f}",
+                    ]
+                    for row in kinds["planted"]
+                ],
+            ),
+        ]  # fmt: skip
+    if kinds["memory"]:
+        parts += [
+            f"Memory beyond what the process held before drawing one picture of {kinds['memory'][0]['tokens']} tokens, "
+            "at its peak; a process each. The window's target is planted, so that it takes few passes.",
+            table(
+                ["family", "precision", "way", "MiB beyond the model"],
+                [
+                    [
+                        row["family"], row["dtype"], f"`{row['way']}`",
+                        f"{(row['bytes_peak'] - row['bytes_before']) / 2**20:.0f}",
+                    ]
+                    for row in kinds["memory"]
+                ],
+            ),
+        ]  # fmt: skip
+    return "\n\n".join([*parts, source_line(record)])
+
+
 def tradeoff_rows(speed: Sequence[Record], quality: Iterable[Record]) -> list[Record]:
     """Speed at batch 1; quality from an evaluation where there is one, else from the bench's few prompts."""
     better = {row["method"]: row["judge_accuracy"] for row in quality}
@@ -652,6 +721,8 @@ def build() -> dict[Path, str]:
     if videos or seeing:
         names = ("what_videos_show", "parallel_overlap_cpu", "video_drafters", "loose_verification")
         sections.append(video_section(videos, seeing, {name: load(name) for name in names}))
+    if families := load("families"):
+        sections.append(families_section(families))
     if trained:
         sections.append(training_section(trained))
         card.append(training_section(trained))

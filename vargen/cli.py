@@ -28,6 +28,7 @@ COMMANDS = {
     "train": "train any of the shipped models",
     "convert": "turn published LlamaGen and LANTERN weights into model folders",
     "methods": "list the decoding methods",
+    "demo": "open a page to play with in a browser",
 }
 """Every subcommand and what it is for; `vargen.commands.NAME.run(arguments)` does it."""
 

@@ -123,7 +123,8 @@ class LlamaGenPipeline(DiffusionPipeline):
             draft_transformer=draft_transformer,
         )
         self.vae_scale_factor = downsampling_factor(vqvae)
-        self.image_size = transformer.config.grid_size * self.vae_scale_factor
+        self.grid_size = transformer.config.grid_size
+        self.image_size = self.grid_size * self.vae_scale_factor
         self._check_components(image_size)
         check_own_settings(methods or {}, "model_index.json: methods")
         usual_scale, usual_top_k = _USUAL_SETTINGS[transformer.config.condition_type]

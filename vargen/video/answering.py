@@ -177,6 +177,7 @@ class VideoAnswerer:
         top_p: float = 1.0,
         seed: int = 0,
         on_text: Callable[[str], None] | None = None,
+        on_tokens: Callable[[list[str], list[TokenOrigin]], None] | None = None,
     ) -> Answer:
         """Answer a question about a video.
 
@@ -190,11 +191,14 @@ class VideoAnswerer:
             seed: of the request; the same seed and video give the same answer, by an exact method the same as by plain
                 decoding.
             on_text: called with every new piece of text.
+            on_tokens: called after every pass with the texts of all tokens so far, special ones left out, and how each
+                came about. What either raises ends the answer.
 
         Raises:
             UserError: a value out of range, or a method that needs what is not there.
         """
-        (result,) = self._answer([(frames, question)], method, [seed], on_text, max_new_tokens, temperature, top_p)
+        told = (on_text, on_tokens)
+        (result,) = self._answer([(frames, question)], method, [seed], told, max_new_tokens, temperature, top_p)
         return result
 
     def answer_batch(
@@ -223,14 +227,14 @@ class VideoAnswerer:
         seeds = [0] * len(questions) if seeds is None else seeds
         if not questions or len(seeds) != len(questions):
             raise UserError(f"questions and seeds must be as many, at least one: {len(questions)} and {len(seeds)}")
-        return self._answer(questions, method, seeds, None, max_new_tokens, temperature, top_p)
+        return self._answer(questions, method, seeds, (None, None), max_new_tokens, temperature, top_p)
 
     def _answer(
         self,
         questions: Sequence[tuple[VideoFrames, str]],
         method: str | MethodConfig,
         seeds: Sequence[int],
-        on_text: Callable[[str], None] | None,
+        told: tuple[Callable[[str], None] | None, Callable[[list[str], list[TokenOrigin]], None] | None],
         max_new_tokens: int,
         temperature: float,
         top_p: float,
@@ -241,7 +245,7 @@ class VideoAnswerer:
         sampling = SamplingConfig(temperature=temperature, top_p=top_p)
         began = time.perf_counter()
         trace = DecodeTrace(len(questions), self.model.device)
-        show = _Streamer(self.processor.tokenizer, self.stop_tokens, on_text)
+        show = _Streamer(self.processor.tokenizer, trace, *told)
         with trace.phase("encode"):
             prompt = self.prompt([self._inputs(*each) for each in questions], max_new_tokens)
             try:
@@ -341,17 +345,29 @@ class VideoAnswerer:
 
 
 class _Streamer:
-    """Gives out text as soon as it is decided."""
+    """Gives out text, and tokens with their origins, as soon as they are decided."""
 
-    def __init__(self, tokenizer: Any, stop_tokens: Sequence[int], on_text: Callable[[str], None] | None) -> None:
-        self.tokenizer, self.stop_tokens, self.on_text = tokenizer, stop_tokens, on_text
+    def __init__(
+        self,
+        tokenizer: Any,
+        trace: DecodeTrace,
+        on_text: Callable[[str], None] | None,
+        on_tokens: Callable[[list[str], list[TokenOrigin]], None] | None,
+    ) -> None:
+        self.tokenizer, self.trace = tokenizer, trace
+        self.on_text, self.on_tokens = on_text, on_tokens
+        self.special = set(tokenizer.all_special_ids)
         self.shown = ""
 
     def step(self, number: int, state: DecodeState) -> None:
-        if self.on_text is not None:
+        if self.on_text is not None or self.on_tokens is not None:
             self.end(state.tokens[0, : int(state.lengths[0])].tolist())
 
     def end(self, token_ids: list[int]) -> None:
+        if self.on_tokens is not None:
+            origins = zip(token_ids, self.trace.token_origins[0], strict=False)
+            told = [(self.tokenizer.decode([token]), origin) for token, origin in origins if token not in self.special]
+            self.on_tokens([text for text, _ in told], [origin for _, origin in told])
         if self.on_text is None:
             return
         text = self.tokenizer.decode(token_ids, skip_special_tokens=True)

@@ -221,6 +221,31 @@ def count_frames(path: str | PathLike[str]) -> int:
     return len(_decoded_times(place) if index is None else index)
 
 
+@dataclass(frozen=True)
+class VideoMeasures:
+    """How much of a video there is, read from its packets without decoding one.
+
+    Attributes:
+        num_packets: at least as many as frames.
+        seconds: between the first and the last.
+        width, height: of a frame, in pixels.
+    """
+
+    num_packets: int
+    seconds: float
+    width: int
+    height: int
+
+
+def measure_video(path: str | PathLike[str]) -> VideoMeasures:
+    """What there is in a file, before anybody decodes it. Raises UserError as `read_video` does."""
+    with _opened(_existing(path)) as (container, stream):
+        width, height = stream.codec_context.width, stream.codec_context.height
+        times = [packet.pts for packet in container.demux(stream) if packet.size]
+        known = [time for time in times if time is not None] or [0]
+        return VideoMeasures(len(times), (max(known) - min(known)) * float(stream.time_base), width, height)
+
+
 def write_video(frames: Tensor, path: str | PathLike[str], frames_per_second: float = FRAMES_PER_SECOND) -> None:
     """Write an mp4 file, whole or not at all; the same frames give the same bytes.
 

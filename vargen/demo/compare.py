@@ -217,7 +217,11 @@ def build(gr: Any, models: Models, tickets: Tickets, shared: dict[str, Any], fol
             )
             count = gr.Slider(1, MAX_PROMPTS, 4, step=1, label="Prompts of the world", elem_id="prompts")
             own = gr.Textbox(
-                label="Or your own, one a line", lines=3, max_lines=8, placeholder="a large green cone on grass"
+                label="Or your own, one a line",
+                lines=3,
+                max_lines=8,
+                placeholder="a large green cone on grass",
+                elem_id="comparison-prompts",
             )
             with gr.Accordion("More", open=False):
                 model = gr.Dropdown(models.names, value=first, label="Model", filterable=False)
@@ -225,7 +229,7 @@ def build(gr: Any, models: Models, tickets: Tickets, shared: dict[str, Any], fol
             with gr.Row(elem_classes="tight"):
                 start = gr.Button("Compare", variant="primary", elem_id="compare", scale=3)
                 stop = gr.Button("Stop", interactive=False, elem_id="stop-comparing", scale=1, min_width=90)
-        with gr.Column(scale=8, min_width=340):
+        with gr.Column(scale=8, min_width=340, elem_classes="results"):
             nothing = markup.empty(
                 "The comparison appears here",
                 "Every method draws every prompt with the same seeds, in turns, as `vargen bench` has them.",
@@ -280,4 +284,5 @@ def build(gr: Any, models: Models, tickets: Tickets, shared: dict[str, Any], fol
         **quiet,
         **shared,
     ).then(end, ticket, [shown, start, stop], queue=False, **quiet)
+    start.click(None, js=markup.scroll_to("comparison"))
     stop.click(tickets.stop, ticket, queue=False, **quiet)

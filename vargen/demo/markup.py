@@ -117,6 +117,13 @@ def moving(frames: Sequence[Image.Image], seconds_a_frame: float, description: s
     return f'<div class="clip">{_inline(buffer, description)}</div>'
 
 
+def scroll_to(element: str) -> str:
+    """JavaScript: on a phone, where controls stand above it, bring an element of this id into view."""
+    return (
+        f"() => window.innerWidth < 700 && document.getElementById('{element}').scrollIntoView({{behavior: 'smooth'}})"
+    )
+
+
 def _img(image: Image.Image, description: str) -> str:
     buffer = io.BytesIO()
     image.save(buffer, "WEBP", quality=92, method=0)
@@ -125,4 +132,4 @@ def _img(image: Image.Image, description: str) -> str:
 
 def _inline(buffer: io.BytesIO, description: str) -> str:
     data = base64.b64encode(buffer.getvalue()).decode()
-    return f'<img alt="{html.escape(description, quote=True)}" src="data:image/webp;base64,{data}">'
+    return f'<img decoding="sync" alt="{html.escape(description, quote=True)}" src="data:image/webp;base64,{data}">'

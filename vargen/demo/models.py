@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vargen.errors import UserError
-from vargen.methods.base import MethodConfig
+from vargen.methods.base import ImageMethodConfig, MethodConfig
 from vargen.methods.catalogue import METHODS, find_presets
 from vargen.models.description import ModelDescription, open_model
 from vargen.models.options import ModelOptions
@@ -83,7 +83,7 @@ class Models:
         """Whether a model draws the project's own world, so that examples of it make sense."""
         return name == DEFAULT_MODEL and name in shipped_models()
 
-    def methods(self, name: str) -> dict[str, MethodConfig]:
+    def methods(self, name: str) -> dict[str, ImageMethodConfig]:
         """Methods and presets by name that the model has the weights for, plain decoding left out."""
         description = self.description(name)
         names = [*_FIRST, *(method.name for method in METHODS), *find_presets()]

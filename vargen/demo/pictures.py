@@ -199,7 +199,7 @@ def build(gr: Any, models: Models, tickets: Tickets, shared: dict[str, Any]) -> 
                     elem_classes="code",
                     elem_id="settings",
                 )
-        with gr.Column(scale=8, min_width=340):
+        with gr.Column(scale=8, min_width=340, elem_classes="results"):
             shown = gr.HTML(_opening(method_name), elem_id="stage")
             with gr.Column(visible=False, elem_id="closer") as closer:
                 which = gr.Radio(["1"], value="1", label="Picture", visible=False, elem_id="which")
@@ -284,6 +284,7 @@ def build(gr: Any, models: Models, tickets: Tickets, shared: dict[str, Any]) -> 
         show_progress="hidden",
         **shared,
     ).then(end, ticket, [shown, start, stop], show_progress="hidden", queue=False)
+    start.click(None, js=markup.scroll_to("stage"))
     stop.click(tickets.stop, ticket, show_progress="hidden", queue=False)
     which.input(closely, [drawn, which], [slider, trace], show_progress="hidden", queue=False)
 

@@ -6,10 +6,10 @@ turns (`work.py`), a page.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from PIL import Image
@@ -21,7 +21,9 @@ from vargen.drawing.unfinished import continue_downwards, hide_undecided
 from vargen.errors import UserError
 from vargen.methods.base import ImageMethodConfig
 from vargen.pipelines.common import beside
-from vargen.pipelines.loading import ImagePipeline
+
+if TYPE_CHECKING:
+    from vargen.pipelines.loading import ImagePipeline
 
 PREVIEWS = 8
 """How often a picture is shown while it is drawn."""
@@ -145,7 +147,7 @@ class Race(Work):
                 self.tell()
         self._turns.offer(number)
 
-    def _preview(self, pipeline: ImagePipeline, tokens: Tensor, lengths: Tensor) -> Sequence[Any]:
+    def _preview(self, pipeline: ImagePipeline, tokens: Tensor, lengths: Tensor) -> list[Image.Image]:
         whole = pipeline.decode_tokens(continue_downwards(tokens, lengths, self.grid_size))
         return [
             hide_undecided(image, count, self.grid_size) for image, count in zip(whole, lengths.tolist(), strict=True)

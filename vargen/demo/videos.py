@@ -240,9 +240,13 @@ def build(gr: Any, tab: Any, models: Models, tickets: Tickets, shared: dict[str,
         with gr.Column(scale=4, min_width=320, elem_classes="controls"):
             shown = gr.HTML(elem_id="clip")
             with gr.Row(elem_classes="tight"):
-                another = gr.Button("Another clip", size="sm", elem_id="another")
+                another = gr.Button("Another clip", size="sm", min_width=120, elem_id="another")
                 upload = gr.UploadButton(
-                    "Upload a video", size="sm", file_types=["video", ".gif", ".mkv"], elem_id="upload"
+                    "Upload a video",
+                    size="sm",
+                    min_width=120,
+                    file_types=["video", ".gif", ".mkv"],
+                    elem_id="upload",
                 )
             question = gr.Textbox(
                 DESCRIBE, label="Question", lines=2, max_lines=5, elem_id="question", placeholder="about the video"
@@ -273,7 +277,7 @@ def build(gr: Any, tab: Any, models: Models, tickets: Tickets, shared: dict[str,
                     max_lines=16,
                     elem_classes="code",
                 )
-        with gr.Column(scale=8, min_width=340):
+        with gr.Column(scale=8, min_width=340, elem_classes="results"):
             nothing = markup.empty("The answer appears here", "Its words are underlined by how each was decided.")
             with gr.Row(equal_height=False):
                 with gr.Column(scale=5, min_width=320):
@@ -324,5 +328,6 @@ def build(gr: Any, tab: Any, models: Models, tickets: Tickets, shared: dict[str,
         **quiet,
         **shared,
     ).then(end, ticket, [answer, start, stop], queue=False, **quiet)
+    start.click(None, js=markup.scroll_to("answer"))
     stop.click(tickets.stop, ticket, queue=False, **quiet)
     tab.select(turn_to, [clip, frames], shown, **quiet)

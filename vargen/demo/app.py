@@ -65,7 +65,7 @@ def build_page(models: Models, folder: Path) -> Any:
     """
     gr = import_gradio()
     tickets = Tickets()
-    with gr.Blocks(title="vargen", analytics_enabled=False, fill_width=False, delete_cache=(3600, 3600)) as blocks:
+    with gr.Blocks(title="vargen", analytics_enabled=False, fill_width=True, delete_cache=(3600, 3600)) as blocks:
         gr.HTML(_HEADER)
         with gr.Tab("Pictures"):
             pictures.build(gr, models, tickets, _ONE_AT_A_TIME)

@@ -83,7 +83,7 @@ def show_clip(clip: Clip, num_frames: int, processor: Any) -> str:
     for picture in pictures:
         picture.thumbnail((480, 480))
     seconds = max(frames.total_num_frames / frames.frames_per_second / len(pictures), 0.12)
-    said = f"{name}: {len(pictures)} of {frames.total_num_frames:,} frames are looked at"
+    said = f"{name}; the model looks at {len(pictures)} of {frames.total_num_frames:,} frames"
     return markup.moving(pictures, min(seconds, 1.0), name) + markup.notice(said)
 
 

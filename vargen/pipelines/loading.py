@@ -20,13 +20,19 @@ from vargen.models.options import ModelOptions
 from vargen.models.quantization import quantization_config
 
 if TYPE_CHECKING:
+    from vargen.pipelines.emu3 import Emu3Pipeline
     from vargen.pipelines.glm_image import GlmImagePriorPipeline
     from vargen.pipelines.janus import JanusPipeline
     from vargen.pipelines.llamagen import LlamaGenPipeline
 
-    ImagePipeline = LlamaGenPipeline | JanusPipeline | GlmImagePriorPipeline
+    ImagePipeline = LlamaGenPipeline | JanusPipeline | GlmImagePriorPipeline | Emu3Pipeline
 
-_PIPELINES = {"llamagen": "LlamaGenPipeline", "janus": "JanusPipeline", "glm_image": "GlmImagePriorPipeline"}
+_PIPELINES = {
+    "llamagen": "LlamaGenPipeline",
+    "janus": "JanusPipeline",
+    "glm_image": "GlmImagePriorPipeline",
+    "emu3": "Emu3Pipeline",
+}
 """By family, a class of `vargen.pipelines.FAMILY`. It takes a folder, `dtype`, and those of transformers' `device_map`,
 `quantization_config` and `attn_implementation` that its `ModelDescription.loading` names."""
 

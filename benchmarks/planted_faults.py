@@ -2,10 +2,10 @@
 
     nice python benchmarks/planted_faults.py [--processes 2] [--only specdecode/loop.py]
 
-The faults stand in `planted_faults.txt`, each with the tests that must fail. Nothing on disk changes: a fault is planted
-while its module is imported, in a process forked from one that has the large libraries loaded, and the tests run there
-until the first of them fails. What was found is kept after every fault, so that the same command goes on where it was
-stopped, and looks again only at faults whose code or tests have changed since.
+The faults stand in `planted_faults.txt`, each with the tests that must fail. Nothing on disk changes: a fault is
+planted while its module is imported, in a process forked from one that has the large libraries loaded, and the tests
+run there until the first of them fails. What was found is kept after every fault, so that the same
+command goes on where it was stopped, and looks again only at faults whose code or tests have changed since.
 
 Survivors that change nothing anybody can see are listed in `HARMLESS`, with the reason.
 """

@@ -15,6 +15,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 
+from vargen.bounds import check_argument
 from vargen.errors import UserError
 
 COMMANDS = {
@@ -48,6 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     showwarning, warnings.showwarning = warnings.showwarning, _show_warning
     try:
+        for number, argument in enumerate(arguments, start=1):
+            check_argument(f"argument {number}", argument)
         return _dispatch(arguments)
     except UserError as error:
         return _fail(str(error))
@@ -64,7 +67,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _fail(f"the disk is full{where}; free some space and run the same command again")
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             return _fail(f"{(error.strerror or 'not allowed').lower()}{where}; choose a place that can be written")
-        raise
+        if error.errno is None:
+            raise
+        return _fail(f"{(error.strerror or type(error).__name__).lower()}{where}; name another file or folder")
     except (MemoryError, RuntimeError) as error:  # RuntimeError is how torch says it
         if isinstance(error, RuntimeError) and not _NO_MEMORY.search(str(error)):
             raise

@@ -18,6 +18,7 @@ from vargen.methods.catalogue import resolve_method
 from vargen.models.model_folder import method_resolver, read_json
 from vargen.models.options import ModelOptions
 from vargen.models.source import SETTINGS, find_files, is_hub_name
+from vargen.reading import reading
 
 
 @dataclass(frozen=True)
@@ -95,10 +96,11 @@ def describe_model(folder: str | os.PathLike[str], called: str | os.PathLike[str
     else:
         file, key, families = "config.json", "model_type", _OF_TRANSFORMERS
     found = read_json(folder / file).get(key)
-    if found not in families:
+    if not isinstance(found, str) or found not in families:
         known = ", ".join((*_OF_DIFFUSERS, *_OF_TRANSFORMERS))
         raise UserError(f"model: {called or folder} holds a {found!r}, which cannot be drawn with; known: {known}")
-    return families[found](folder)
+    with reading(folder / file, "its values are none; copy the whole folder again"):
+        return families[found](folder)
 
 
 def _describe_llamagen(folder: Path) -> ModelDescription:

@@ -30,6 +30,7 @@ from vargen.bounds import MAX_NEW_TOKENS, check_number, check_sampling
 from vargen.errors import NotFiniteError, UserError
 from vargen.methods.base import MethodConfig
 from vargen.models.finite import check_weights
+from vargen.reading import reason_of
 from vargen.resources import find_trained_drafters, find_video_model
 from vargen.video.drafters.drafter_folder import load_drafter
 from vargen.video.drafters.feature_drafter import FeatureDrafter
@@ -386,8 +387,8 @@ def load_processor(model: str | os.PathLike[str] | None) -> Any:
     folder = find_video_model(model)
     try:
         return AutoProcessor.from_pretrained(folder)
-    except (OSError, ValueError) as error:
-        raise UserError(f"model: {folder} has no processor that loads ({str(error).splitlines()[0]})") from error
+    except Exception as error:  # tokenizers raise no more special kind
+        raise UserError(f"model: {folder} has no processor that loads ({reason_of(error)}); copy it again") from error
 
 
 def check_same_words(tokenizer: Any, draft_tokenizer: Any) -> None:
@@ -410,11 +411,9 @@ def _load(folder: Path, device: str, dtype: str) -> Any:
         model: Any = AutoModelForImageTextToText.from_pretrained(
             folder, dtype=getattr(torch, dtype), use_safetensors=True
         )
-        check_weights(model, folder)
-        return model.to(device)
-    except UserError:
+    except MemoryError:
         raise
-    except (OSError, ValueError) as error:
-        raise UserError(f"model: {folder} cannot be loaded ({str(error).splitlines()[0]})") from error
-    except RuntimeError as error:
-        raise UserError(f"device {device!r} cannot be used ({error}); use --device cpu") from error
+    except Exception as error:  # a damaged file can raise anything
+        raise UserError(f"model: {folder} cannot be loaded ({reason_of(error)}); copy it again") from error
+    check_weights(model, folder)
+    return model.to(device)

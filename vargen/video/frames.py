@@ -29,6 +29,7 @@ from transformers.video_utils import VideoMetadata
 
 from vargen.errors import UserError
 from vargen.prompts import unknown_words
+from vargen.reading import reason_of
 from vargen.runs.files import atomic_path
 
 MIN_FRAMES, MAX_FRAMES, TEMPORAL_PATCH_SIZE = 4, 768, 2
@@ -315,14 +316,17 @@ def processor_inputs(processor: Any, frames: VideoFrames, question: str) -> dict
     text = processor.apply_chat_template(conversation, add_generation_prompt=True, tokenize=False)
     # Left undecided, this class logs a warning; False is what undecided means.
     undecided = getattr(processor.video_processor, "cap_pixels_per_frame", False) is None
-    inputs = processor(
-        text=[text],
-        videos=[frames.frames],
-        video_metadata=[frames.metadata],
-        do_sample_frames=False,
-        return_tensors="pt",
-        **({"cap_pixels_per_frame": False} if undecided else {}),
-    )
+    try:
+        inputs = processor(
+            text=[text],
+            videos=[frames.frames],
+            video_metadata=[frames.metadata],
+            do_sample_frames=False,
+            return_tensors="pt",
+            **({"cap_pixels_per_frame": False} if undecided else {}),
+        )
+    except ValueError as error:  # frames of 300:1
+        raise UserError(f"video: the model's processor refuses its frames ({reason_of(error)}); cut them") from error
     return {name: value for name, value in inputs.items() if isinstance(value, Tensor)}
 
 

@@ -77,7 +77,6 @@ CASES = [
     Case("generate: config.json is a folder", GENERATE, "config.json cannot be read", folder("out/config.json")),
     Case("evaluate: batches is a link", EVALUATE, "is a link", link("out/ar/batches", "elsewhere")),
     Case("evaluate: images is a link", EVALUATE, "is a link", link("out/ar/images", "elsewhere")),
-    Case("evaluate: config.json is a folder", EVALUATE, "config.json cannot be read", folder("out/ar/config.json")),
     Case("scenes: images is a link", SCENES, "is a link", link("out/images", "elsewhere")),
     Case("scenes: images is a file", SCENES, "is a file", begun(file("out/images"))),
     Case("scenes: metadata is a folder", SCENES, "metadata.jsonl", folder("out/metadata.jsonl")),

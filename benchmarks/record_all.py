@@ -31,9 +31,9 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 RECORDED_ON = RESULTS / "recorded_on.json"
 WORK = ROOT / "runs" / "record_all"
-PICKS = "ar,scd,eagle,eagle-chain,lantern-tree,vvs-quality,vvs-balanced,vvs-fast"
-ALL = f"{PICKS},eagle-tree,lantern,sjd,gsd,coolsd,draft-model"
-EVALUATED = "ar,scd,eagle-chain,lantern-tree,gsd,coolsd,vvs-quality,vvs-balanced,vvs-fast"
+PICKS = "ar,jacobi,scd,eagle-chain,lantern-tree,vvs-jacobi,likeness-quality,likeness-balanced,likeness-fast"
+ALL = f"{PICKS},eagle,eagle-tree,eagle-sampled-9,lantern,sjd,gsd,coolsd,draft-model,vvs-paper-uniform,vvs-paper-dynamic"
+EVALUATED = "ar,scd,eagle-chain,lantern-tree,gsd,coolsd,vvs-jacobi,likeness-quality,likeness-balanced,likeness-fast"
 
 
 @dataclass(frozen=True)

@@ -66,9 +66,11 @@ BUSH = [[0], [1], [2], [0, 0], [0, 1], [1, 0], [0, 0, 0]]
 TREE = {"total_tokens": 16, "depth": 4}
 SMALL_TREE = {"total_tokens": 8, "depth": 3}
 SAMPLED_CHAIN = {"tree": CHAIN, "depth": 4, "children": "sampled"}
+SKIPPING = {"window": 16, "initial_guess": "repeat", "max_skip": 4}
 PRESETS = (
-    "eagle-chain", "eagle-tree", "lantern-tree", "vvs-balanced", "vvs-dynamic-tree", "vvs-fast", "vvs-quality",
-    "vvs-uniform-tree",
+    "eagle-chain", "eagle-sampled-9", "eagle-sampled-25", "eagle-sampled-57", "eagle-tree", "lantern-tree",
+    "likeness-balanced", "likeness-fast", "likeness-quality", "vvs-dynamic-8", "vvs-paper-dynamic",
+    "vvs-paper-uniform", "vvs-uniform-8",
 )  # fmt: skip
 
 IMAGE_SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
@@ -117,19 +119,29 @@ IMAGE_SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
         "4, warmer": {"draft_length": 4, "delta": 1.5, "decay": 0.1},
         "4, exact": {"draft_length": 4, "delta": 1.0, "decay": 0.0},
     },
+    "jacobi": {
+        "16": {"window": 16, "initial_guess": "repeat"},
+        "16, branches": {"window": 16, "initial_guess": "repeat", "branches": 4, "branch_depth": 8},
+    },
     "sjd": {
         "8": {"window": 8},
         "16": {"window": 16},
         "16, repeat": {"window": 16, "initial_guess": "repeat"},
+        "16, survivors and branches": {"window": 16, "keep_overlap": 0.8, "branches": 4, "branch_depth": 3},
     },
     "scd": {
-        "gumbel 16": {"window": 16, "coupling": "gumbel"},
-        "maximal 16": {"window": 16, "coupling": "maximal"},
+        "gumbel 16": {"window": 16, "coupling": "gumbel", "initial_guess": "random"},
+        "maximal 16": {"window": 16, "coupling": "maximal", "initial_guess": "random"},
         "gumbel 16, repeat": {"window": 16, "coupling": "gumbel", "initial_guess": "repeat"},
     },
     "gsd": {
         "8": {"window": 8},
         "8, looser": {"window": 8, "group_size": 40, "max_probability_difference": 0.5, "max_distance": 1.0},
+    },
+    "vvs-jacobi": {
+        "likeness": {**SKIPPING, "schedule": "likeness", "threshold": 0.7},
+        "dynamic, settled": {**SKIPPING, "schedule": "dynamic", "threshold": 0.65, "survival": 0.3},
+        "uniform, maximal": {**SKIPPING, "schedule": "uniform", "interval": 3, "coupling": "maximal"},
     },
     "draft-model": {
         "4, sampled": {"draft_length": 4, "children": "sampled"},

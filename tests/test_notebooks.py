@@ -15,8 +15,8 @@ FOLDER = Path(__file__).resolve().parent.parent / "notebooks"
 SMALL: dict[str, dict[str, Any]] = {
     "answer_about_videos": {"METHODS": ["ar", "flash"]},
     "generate_and_trace": {"PROMPTS": ["a large green cone on grass", "two cyan cubes on sand"]},
-    "compare_methods": {"METHODS": ["ar", "scd", "vvs-balanced"], "PROMPTS": 2},
-    "evaluate_and_plot": {"COUNT": 6, "METHODS": "scd,vvs-fast", "PRESET": "small.yaml"},
+    "compare_methods": {"METHODS": ["ar", "scd", "likeness-balanced"], "PROMPTS": 2},
+    "evaluate_and_plot": {"COUNT": 6, "METHODS": "scd,likeness-fast", "PRESET": "small.yaml"},
 }
 
 

@@ -49,8 +49,9 @@ def test_every_method_and_preset_is_among_the_cases(capsys: pytest.CaptureFixtur
 
 def test_exact_methods_were_recorded_greedily_with_the_tokens_of_plain_decoding(record: dict[str, Any]) -> None:
     greedy = {name: case["tokens"] for name, case in record["images"].items() if name.endswith(", greedy")}
-    exact = [name for name in greedy if name.split(",")[0] in ("eagle", "sjd", "scd", "draft-model")]
-    assert len(exact) == 4 and all(greedy[name] == greedy["ar, greedy"] for name in exact)
+    exact = [name for name in greedy if name.split(",")[0] in ("eagle", "jacobi", "sjd", "scd", "draft-model")]
+    assert len(exact) == 5 and all(greedy[name] == greedy["ar, greedy"] for name in exact)
+    assert record["images"]["jacobi, 16"]["tokens"] == record["images"]["ar"]["tokens"]
     assert greedy["vvs, uniform, greedy"] != greedy["ar, greedy"]
 
 

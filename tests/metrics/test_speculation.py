@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metrics.speculation import CallRecord, percentile, seconds_per_image, summarise
+from metrics.speculation import CallRecord, percentile, seconds_per_image, summarise, survival_by_place
 
 
 def call(seconds: float, accepted: list[list[int]], skipped: int = 0) -> CallRecord:
@@ -71,3 +71,11 @@ def test_percentiles_are_those_of_the_standard_library(values: list[float]) -> N
     assert percentile(values, 90) == pytest.approx(tenths[-1], abs=1e-6)
     assert percentile(values, 50) == statistics.median(values)
     assert percentile(values, 0) == min(values) and percentile(values, 100) == max(values)
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=8))
+def test_survival_by_place_is_what_the_accepted_lengths_say(histogram: list[int]) -> None:
+    lengths = [length for length, count in enumerate(histogram) for _ in range(count)]
+    survival = survival_by_place(histogram)
+    assert survival == [sum(n >= k for n in lengths) / max(len(lengths), 1) for k in range(1, len(histogram))]
+    assert sum(survival) == pytest.approx(sum(lengths) / max(len(lengths), 1))

@@ -82,11 +82,13 @@ class Point:
         settings: of the method, its name among them, as a preset holds them.
         speed: more is better.
         quality: more is better, whatever its field says: fields where less is better come negated.
+        survival: see `metrics.speculation.survival_by_place`.
     """
 
     settings: Mapping[str, Any]
     speed: float
     quality: float
+    survival: tuple[float, ...] = ()
 
 
 def pareto_front(points: Sequence[Point]) -> list[Point]:
@@ -180,7 +182,8 @@ def starting_points(
     fixed: Mapping[str, Any],
     resolve: Callable[[str, Mapping[str, Any] | None], ImageMethodConfig],
 ) -> list[StartingPoint]:
-    """The method as it comes, then the shipped presets of it, each once; the fixed settings hold in all.
+    """The method as it comes, the shipped presets of it, and its own `search_starts`, each once; the fixed settings
+    hold in all.
 
     Args:
         method: its name.
@@ -189,7 +192,13 @@ def starting_points(
     """
     presets = [resolve(name, None) for name in find_presets()]
     starts: list[StartingPoint] = []
-    for config in (resolve(method, None), *(preset for preset in presets if preset.name == method)):
+    default = resolve(method, None)
+    own = [
+        resolve(method, settings)
+        for settings in default.search_starts()
+        if all(fixed.get(name, value) == value for name, value in settings.items())
+    ]
+    for config in (default, *(preset for preset in presets if preset.name == method), *own):
         settings = {key: value for key, value in settings_of(config).items() if key not in ("method", *fixed)}
         if settings not in [start.settings for start in starts]:
             retracing = _Retracing(config.search_terms(), fixed)
@@ -429,7 +438,7 @@ class Evaluation:
         Raises:
             UserError: the settings do not fit the model or each other.
         """
-        from metrics.speculation import summarise
+        from metrics.speculation import summarise, survival_by_place
         from vargen.jobs.benchmark import run_benchmark
 
         records = Records(None, {})
@@ -444,8 +453,9 @@ class Evaluation:
             clip=self.clip,
             records=records,
         )
-        speed = summarise(records.call_records(CANDIDATE), self.plain_calls)[self.config.speed]
-        return Point(settings_of(method), speed, self._quality(row))
+        summary = summarise(records.call_records(CANDIDATE), self.plain_calls)
+        survival = tuple(round(share, 4) for share in survival_by_place(summary["accepted_histogram"]))
+        return Point(settings_of(method), summary[self.config.speed], self._quality(row), survival)
 
     def _quality(self, row: Mapping[str, Any]) -> float:
         assert self.config.quality is not None
@@ -539,6 +549,7 @@ def _search(study: Study, evaluation: Evaluation, config: TuneConfig, shown: Pro
             study.tell(trial, state=TrialState.FAIL)
             raise
         trial.set_user_attr("settings", dict(point.settings))
+        trial.set_user_attr("survival", list(point.survival))
         study.tell(trial, [point.speed, point.quality])
         known[key] = point
         barren = barren + 1 if repeated else 0
@@ -552,7 +563,10 @@ def _points(study: Study) -> list[Point]:
     from optuna.trial import TrialState
 
     complete = study.get_trials(states=(TrialState.COMPLETE,))
-    points = [Point(trial.user_attrs["settings"], *trial.values) for trial in complete]
+    points = [
+        Point(trial.user_attrs["settings"], trial.values[0], trial.values[1], tuple(trial.user_attrs["survival"]))
+        for trial in complete
+    ]
     return list({_key(point.settings): point for point in points}.values())
 
 
@@ -566,7 +580,9 @@ def _write_front(folder: Path, study: Study, evaluation: Evaluation, config: Tun
 
     points = _points(study)
     assert config.quality is not None and config.max_quality_loss is not None
-    best = fastest_within(points, evaluation.plain_quality - config.max_quality_loss)
+    # The quality of an exact method is plain decoding's; where it differs, chance has drawn other pictures.
+    exact = next(method for method in METHODS if method.name == config.method).exact
+    best = fastest_within(points, -math.inf if exact else evaluation.plain_quality - config.max_quality_loss)
     sign = QUALITIES[config.quality].direction
     plain_quality = sign * evaluation.plain_quality
     record = {
@@ -583,6 +599,10 @@ def _write_front(folder: Path, study: Study, evaluation: Evaluation, config: Tun
         "front": [
             {"speed": point.speed, "quality": sign * point.quality, "settings": dict(point.settings)}
             for point in pareto_front(points)
+        ],
+        "measured": [
+            {"speed": point.speed, "settings": dict(point.settings), "survival_by_place": list(point.survival)}
+            for point in points
         ],
     }
     write_json_atomic(folder / "pareto.json", record)

@@ -256,6 +256,11 @@ class ImageMethodConfig(MethodConfig, ABC):
         """One draw from what a tuner may vary; names are those of the settings. Empty: there is nothing to tune."""
         return {}
 
+    @classmethod
+    def search_starts(cls) -> Sequence[Mapping[str, Any]]:
+        """Settings that a search measures before it draws any, beside the defaults and the presets."""
+        return ()
+
     def search_terms(self) -> dict[str, Any]:
         """The settings under the names by which `search` asks for them, so that a search can begin with them."""
         return asdict(self)

@@ -8,6 +8,7 @@ window; that of `jacobi` is plain decoding's.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -72,6 +73,11 @@ class WindowConfig(ChainMethodConfig):
         """The window."""
         return {"window": suggest.integer("window", 1, 64, log=True)}
 
+    @classmethod
+    def search_starts(cls) -> Sequence[Mapping[str, Any]]:
+        """Windows of every order: a longer one settles its guesses before they are asked for, and costs more."""
+        return [{"window": window} for window in (4, 8, 16, 32, 64)]
+
 
 @dataclass(frozen=True)
 class BranchingWindowConfig(WindowConfig):
@@ -115,8 +121,15 @@ class BranchingWindowConfig(WindowConfig):
         """The window, and its branches."""
         settings = super().search(suggest)
         settings["branches"] = suggest.choice("branches", [1, 2, 4, 8])
-        settings["branch_depth"] = suggest.choice("branch_depth", [1, 3, 8])
+        if settings["branches"] != 1:
+            settings["branch_depth"] = suggest.choice("branch_depth", [1, 3, 8])
         return settings
+
+    @classmethod
+    def search_starts(cls) -> Sequence[Mapping[str, Any]]:
+        """Windows, and two with branches."""
+        branches = {"branches": 4, "branch_depth": 8}
+        return [*super().search_starts(), *({"window": window, **branches} for window in (16, 32))]
 
 
 @dataclass(frozen=True)

@@ -199,9 +199,12 @@ def test_bad_methods_are_named(methods: str, options: dict[str, Any], message: s
 def test_several_options_of_one_method_all_count() -> None:
     """jsonargparse alone keeps only the last of them."""
     flags = ["--method_options.eagle.total_tokens", "9", "--method-options.eagle.depth=2", "--seed", "3"]
-    flags += ["--method_options.vvs-fast.threshold", "0.4"]
+    flags += ["--method_options.likeness-fast.threshold", "0.4"]
     config = fill(BenchConfig, parse(build_parser("bench", "", BenchConfig), flags))
-    assert config.method_options == {"eagle": {"total_tokens": "9", "depth": "2"}, "vvs-fast": {"threshold": "0.4"}}
+    assert config.method_options == {
+        "eagle": {"total_tokens": "9", "depth": "2"},
+        "likeness-fast": {"threshold": "0.4"},
+    }
     assert config.seed == 3
     with pytest.raises(UserError, match=r"method_options\.eagle\.depth needs a value"):
         parse(build_parser("bench", "", BenchConfig), ["--method_options.eagle.depth"])

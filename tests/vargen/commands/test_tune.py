@@ -139,6 +139,15 @@ def test_chains_of_drawn_tokens_are_in_the_space_and_presets_of_them_are_retrace
             assert drawn["depth"] == len(drawn["tree"]) == start.parameters["chain_length"]
 
 
+def test_windows_of_every_order_are_measured_before_any_is_drawn() -> None:
+    def windows(name: str, fixed: dict[str, Any]) -> list[int]:
+        return [start.settings.get("window") for start in starting_points(name, fixed, resolve)]
+
+    for name in ("jacobi", "scd", "gsd", "vvs-jacobi"):
+        assert set(windows(name, {"initial_guess": "random"})) == {4, 8, 16, 32, 64}
+        assert windows(name, {"window": 5, "initial_guess": "random"}) == [None]
+
+
 def test_a_fixed_shape_is_not_replaced_by_a_chain() -> None:
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
     for _ in range(10):
@@ -160,11 +169,11 @@ def test_a_study_that_goes_on_does_not_draw_the_same_again(tmp_path: Path) -> No
 
 def test_a_starting_point_whose_process_was_killed_is_measured_again(tmp_path: Path) -> None:
     for _ in range(2):  # asked for, never told
-        study = tuning._open_study(tmp_path / "study.db", TuneConfig(method="sjd"), resolve)
-        assert study.ask().user_attrs["start"] == starting_points("sjd", {}, resolve)[0].settings
-    study = tuning._open_study(tmp_path / "study.db", TuneConfig(method="sjd"), resolve)
+        study = tuning._open_study(tmp_path / "study.db", TuneConfig(method="coolsd"), resolve)
+        assert study.ask().user_attrs["start"] == starting_points("coolsd", {}, resolve)[0].settings
+    study = tuning._open_study(tmp_path / "study.db", TuneConfig(method="coolsd"), resolve)
     study.tell(study.ask(), [1.0, 1.0])
-    study = tuning._open_study(tmp_path / "study.db", TuneConfig(method="sjd"), resolve)
+    study = tuning._open_study(tmp_path / "study.db", TuneConfig(method="coolsd"), resolve)
     assert "start" not in study.ask().user_attrs
 
 
@@ -315,11 +324,14 @@ def test_time_that_was_spent_counts_and_a_smaller_budget_takes_the_best_away(
 def test_a_space_that_is_used_up_ends_the_search_and_the_model_may_keep_what_was_found(
     arguments: list[str], tiny_model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([*arguments, "--fixed.window", "3", "--save_to_model", "true"]) == 0
+    fixed = ("--fixed.window", "3", "--fixed.branches", "1")
+    assert main([*arguments, *fixed, "--save_to_model", "true"]) == 0
     out, err = capsys.readouterr()
     assert "1 settings measured" in out and "ended before its time" in err
     assert json.loads((tiny_model_folder / "model_index.json").read_text())["methods"] == {"sjd": {"window": 3}}
-    assert main([*arguments, "--fixed.window", "3"]) == 0, "the same model, and the same search"
+    assert main([*arguments, "--fixed.window", "3", "--fixed.branches", "1"]) == 0, (
+        "the same model, and the same search"
+    )
     assert resolve_method(str(tmp_path / "tuning" / "best.yaml")) == resolve_method("sjd", {"window": 3})
 
 

@@ -13,7 +13,7 @@ from PIL import Image
 from vargen.cli import main
 from vargen.errors import UserError
 from vargen.methods.base import MethodConfig
-from vargen.methods.catalogue import METHODS, find_presets, resolve_method
+from vargen.methods.catalogue import METHODS, RENAMED, find_presets, resolve_method
 from vargen.methods.eagle import TREE_NAMES
 from vargen.models.llamagen.drafter import LlamaGenDrafter
 from vargen.pipelines.llamagen import LlamaGenPipeline
@@ -308,6 +308,28 @@ def test_presets_are_files_that_name_a_method_and_settings(tmp_path: Path) -> No
             resolve_method(str(path))
     with pytest.raises(UserError, match=r"nowhere\.yaml cannot be read"):
         resolve_method(str(tmp_path / "nowhere.yaml"))
+
+
+def test_presets_of_old_names_are_refused_with_the_new_one() -> None:
+    assert RENAMED.keys().isdisjoint(find_presets()) and set(RENAMED.values()) <= find_presets().keys()
+    with pytest.raises(UserError, match=r"^method 'vvs-fast' is now called 'likeness-fast'$"):
+        resolve_method("vvs-fast")
+
+
+def test_the_papers_own_settings_are_the_papers() -> None:
+    for name in ("vvs-paper-uniform", "vvs-paper-dynamic"):
+        preset = resolve_method(name).to_dict()
+        assert (preset["name"], preset["total_tokens"], preset["depth"], preset["mode"]) == ("vvs", 59, 5, "release")
+        assert preset["truncate"] and not preset["refresh"] and preset["children"] == "top"
+
+
+@pytest.mark.parametrize(
+    ("name", "nodes"), [("eagle-sampled-9", 9), ("eagle-sampled-25", 25), ("eagle-sampled-57", 57)]
+)
+def test_sampled_trees_have_the_sizes_that_they_are_named_by(name: str, nodes: int) -> None:
+    method = resolve_method(name)
+    (size,) = method.sizes(256)
+    assert size.total_tokens == nodes + 1 and method.exact and method.to_dict()["children"] == "sampled"
 
 
 CHAIN = {"tree": [[0], [0, 0], [0, 0, 0]], "depth": 3, "children": "sampled"}

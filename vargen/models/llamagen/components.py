@@ -26,7 +26,6 @@ from vargen.models.llamagen.target import LlamaGenTarget, allocate_cache, cache_
 from vargen.models.llamagen.transformer import LlamaGenTransformer
 from vargen.models.llamagen.vq import unit_codebook
 from vargen.models.model_folder import check_component_folder
-from vargen.reading import reading
 
 Model = TypeVar("Model", LlamaGenDrafter, LlamaGenTransformer)
 
@@ -177,8 +176,7 @@ class LlamaGenComponents(ModelComponents):
     ) -> Model:
         if folder not in self.kept.models:
             check_component_folder(path, kind)
-            with reading(path):
-                model = kind.from_pretrained(path, torch_dtype=self.transformer.dtype)
+            model = kind.from_pretrained(path, torch_dtype=self.transformer.dtype)
             check_weights(model, path)
             check(model, self.transformer)
             self.kept.models[folder] = model.eval()

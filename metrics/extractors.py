@@ -206,7 +206,7 @@ class CLIPFeatures:
             self.tokenizer = AutoTokenizer.from_pretrained(folder)
             # PIL's resizing is what CLIP was trained with.
             self.image_processor = AutoImageProcessor.from_pretrained(folder, backend="pil")
-        except (OSError, ValueError) as error:
+        except Exception as error:  # tokenizers raise no more special kind for a damaged file
             raise DataError(f"{folder} holds no CLIP model ({' '.join(str(error).split())[:200]})") from error
         self.model = model.to(device).eval().requires_grad_(False)
         self.device = torch.device(device)

@@ -19,8 +19,8 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("metrics", "specdecode", "vargen")
 
 FLOORS = (
-    "errors", "bounds", "resources", "prompts", "runs", "drawing", "methods", "models", "pipelines", "video",
-    "training", "jobs", "world", "commands", "cli",
+    "errors", "bounds", "reading", "resources", "prompts", "runs", "drawing", "methods", "models", "pipelines",
+    "video", "training", "jobs", "world", "demo", "commands", "cli",
 )  # fmt: skip
 """The parts of `vargen` from the ground up."""
 
@@ -84,11 +84,11 @@ def higher_floors(imports: Imports) -> set[Edge]:
 
 
 def world_below_the_world(imports: Imports) -> set[Edge]:
-    """Only the world itself and the commands, which hand it to jobs, import `vargen.world`."""
+    """Only the world itself, and the commands and the page, which hand it to jobs, import `vargen.world`."""
     return {
         (module, other)
         for module, other in _edges(imports)
-        if within(other, "vargen.world") and not within(module, "vargen.world", "vargen.commands")
+        if within(other, "vargen.world") and not within(module, "vargen.world", "vargen.commands", "vargen.demo")
     }
 
 

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from vargen.models.llamagen.transformer import LlamaGenTransformer
     from vargen.pipelines.common import AutoregressivePipelineOutput
+    from vargen.pipelines.emu3 import Emu3Pipeline
     from vargen.pipelines.glm_image import GlmImagePriorPipeline
     from vargen.pipelines.janus import JanusPipeline
     from vargen.pipelines.llamagen import LlamaGenPipeline
 
 __all__ = [
     "AutoregressivePipelineOutput",
+    "Emu3Pipeline",
     "GlmImagePriorPipeline",
     "JanusPipeline",
     "LlamaGenPipeline",
@@ -25,6 +27,7 @@ __all__ = [
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Emu3Pipeline": "vargen.pipelines.emu3",
     "GlmImagePriorPipeline": "vargen.pipelines.glm_image",
     "JanusPipeline": "vargen.pipelines.janus",
     "LlamaGenPipeline": "vargen.pipelines.llamagen",

@@ -6,6 +6,7 @@ and whether words, files and devices are there.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from vargen.errors import UserError
@@ -25,10 +26,14 @@ MAX_PIXELS = 4_096
 """Along a side."""
 MAX_FRAMES = 10_000
 """Of a video, taken or rendered."""
+MAX_THREADS = 1_024
+"""Of one process. torch ends without a word where a system gives no more."""
 MAX_WARM_UP = 1_000
 """Calls that do not count."""
 MAX_DRAFT = 4_096
 """Tokens drafted at once. Far fewer are ever accepted, and masks grow with the square."""
+MAX_DEPTH = 100
+"""Of what is nested in an argument or a YAML file."""
 MAX_CHARACTERS = 10_000
 """Of a prompt or a question. No model here reads more than a few thousand."""
 
@@ -105,6 +110,26 @@ def check_characters(name: str, text: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise UserError(f"{name} is not UTF-8 text (character {error.start + 1}); write it as UTF-8") from None
+
+
+def check_argument(name: str, text: str) -> None:
+    """`check_characters`, and refuse what `is_too_deep`.
+
+    Raises:
+        UserError: see above.
+    """
+    check_characters(name, text)
+    if is_too_deep(text):
+        raise UserError(f"{name} is nested too deeply; give a value")
+
+
+def is_too_deep(text: str) -> bool:
+    """Whether brackets or dashes of YAML stand within each other beyond reason: its parsers take hours, or crash."""
+    depth = deepest = 0
+    for bracket in re.findall(r"[\[\]{}]", text):
+        depth = depth + 1 if bracket in "[{" else max(depth - 1, 0)
+        deepest = max(deepest, depth)
+    return deepest > MAX_DEPTH or f"{'- ' * MAX_DEPTH}" in text
 
 
 def _told(bound: float) -> str:

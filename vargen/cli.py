@@ -15,6 +15,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 
+from vargen.bounds import check_argument
 from vargen.errors import UserError
 
 COMMANDS = {
@@ -28,6 +29,7 @@ COMMANDS = {
     "train": "train any of the shipped models",
     "convert": "turn published LlamaGen and LANTERN weights into model folders",
     "methods": "list the decoding methods",
+    "demo": "open a page to play with in a browser",
 }
 """Every subcommand and what it is for; `vargen.commands.NAME.run(arguments)` does it."""
 
@@ -47,6 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     showwarning, warnings.showwarning = warnings.showwarning, _show_warning
     try:
+        for number, argument in enumerate(arguments, start=1):
+            check_argument(f"argument {number}", argument)
         return _dispatch(arguments)
     except UserError as error:
         return _fail(str(error))
@@ -63,7 +67,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _fail(f"the disk is full{where}; free some space and run the same command again")
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             return _fail(f"{(error.strerror or 'not allowed').lower()}{where}; choose a place that can be written")
-        raise
+        if error.errno is None:
+            raise
+        return _fail(f"{(error.strerror or type(error).__name__).lower()}{where}; name another file or folder")
     except (MemoryError, RuntimeError) as error:  # RuntimeError is how torch says it
         if isinstance(error, RuntimeError) and not _NO_MEMORY.search(str(error)):
             raise

@@ -21,7 +21,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vargen.bounds import check_text
 from vargen.errors import UserError
+from vargen.reading import reason_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -49,6 +51,7 @@ def check_prompt(prompt: str, where: str) -> str:
     """`prompt` without surrounding white space. Raises UserError when nothing is left; `where` names it."""
     if not prompt.strip():
         raise UserError(f"{where} is empty; describe the picture in words")
+    check_text(where, prompt)
     return prompt.strip()
 
 
@@ -61,8 +64,8 @@ def read_prompts(source: str) -> list[str]:
     else:
         try:
             content, name, suffix = path.read_bytes(), str(path), path.suffix.lower()
-        except OSError as error:
-            raise UserError(f"prompts_file: cannot read {path} ({error.strerror})") from error
+        except (OSError, ValueError) as error:
+            raise UserError(f"prompts_file: cannot read {path} ({reason_of(error)})") from error
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -73,7 +76,10 @@ def read_prompts(source: str) -> list[str]:
     elif suffix == ".jsonl":
         prompts = list(_from_json_lines(text, name))
     elif suffix in (".txt", ""):
-        prompts = [line.strip() for line in text.splitlines() if line.strip()]
+        lines = enumerate(text.splitlines(), start=1)
+        prompts = [
+            check_prompt(line, f"prompts_file: {name}, line {number}:") for number, line in lines if line.strip()
+        ]
     else:
         raise UserError(f"prompts_file: {name} must end in .txt, .csv, .tsv or .jsonl, or be - for standard input")
     if not prompts:
@@ -154,8 +160,8 @@ def _from_json_lines(text: str, name: str) -> Iterable[str]:
         where = f"prompts_file: {name}, line {number}:"
         try:
             value = json.loads(line)
-        except ValueError as error:
-            raise UserError(f"{where} not JSON ({error})") from error
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{where} not JSON ({reason_of(error)})") from error
         if isinstance(value, dict):
             value = next((value[key] for key in PROMPT_COLUMNS if key in value), None)
         if not isinstance(value, str):

@@ -5,6 +5,7 @@ from specdecode.drafters.draft_model_tree import DraftModelTreeDrafter
 from specdecode.drafters.eagle import EagleDrafter
 from specdecode.drafters.jacobi import JacobiDrafter
 from specdecode.drafters.jacobi_front import BranchingJacobiDrafter
+from specdecode.drafters.known_tokens import KnownTokensDrafter
 from specdecode.drafters.prompt_lookup import PromptLookupDrafter
 from specdecode.drafters.semi_autoregressive import SemiAutoregressiveDrafter
 from specdecode.drafters.tree_shapes import DynamicTree, StaticTree
@@ -16,6 +17,7 @@ __all__ = [
     "DynamicTree",
     "EagleDrafter",
     "JacobiDrafter",
+    "KnownTokensDrafter",
     "PromptLookupDrafter",
     "SemiAutoregressiveDrafter",
     "StaticTree",

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from vargen.bounds import MAX_PIXELS, check_numbers
 from vargen.commands.options import build_parser, fill, parse
 from vargen.errors import UserError
 from vargen.runs.files import own_folder
@@ -37,6 +38,9 @@ class ConvertConfig:
     num_attention_heads: int | None = None
     dtype: str | None = None
     overwrite: bool = False
+
+    def __post_init__(self) -> None:
+        check_numbers(self, {"image_size": (16, MAX_PIXELS), "num_attention_heads": (1, 1_024)})
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,9 @@ from typing import Any, TypeVar
 
 from jsonargparse import ArgumentError, ArgumentParser, DefaultHelpFormatter, Namespace
 
+from vargen.bounds import check_characters
 from vargen.errors import UserError
+from vargen.reading import parse_yaml, read_yaml, reading
 from vargen.resources import find_config
 from vargen.runs.files import check_replaceable
 
@@ -64,6 +66,8 @@ def parse(parser: ArgumentParser, arguments: Sequence[str]) -> Namespace:
     except ArgumentError as error:
         reason = " ".join(str(error).split())
         raise UserError(f"{reason} (see {parser.prog} --help)") from error
+    for name, value in vars(values).items():
+        _check_characters(name, value)
     for field, key, name, value in nested:
         given = dict(getattr(values, field))
         inner = given.get(key)
@@ -97,6 +101,19 @@ def _take_nested(parser: ArgumentParser, arguments: Sequence[str]) -> tuple[list
             value = following
         nested.append((field, keys[0], keys[1], value))
     return rest, nested
+
+
+def _check_characters(name: str, value: object) -> None:
+    """Refuse what an escape in YAML or JSON can write and no path can hold, however deep it stands."""
+    if isinstance(value, str):
+        check_characters(name, value)
+    elif isinstance(value, Mapping | Namespace):
+        items = value.items() if isinstance(value, Mapping) else vars(value).items()
+        for key, inner in items:
+            _check_characters(f"{name}.{key}", inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            _check_characters(name, inner)
 
 
 def _holds_a_dict(parser: ArgumentParser, field: str) -> bool:
@@ -146,4 +163,11 @@ def _shipped_config(argument: str, previous: str) -> str:
 
 
 def _find(path: str) -> str:
-    return path if os.path.exists(path) or path.strip().startswith("{") else str(find_config(path))
+    """The file of a configuration, seen to be YAML before jsonargparse stumbles over it."""
+    if path.strip().startswith("{"):
+        with reading("config", "give YAML"):
+            parse_yaml(path)
+        return path
+    place = path if os.path.exists(path) else str(find_config(path))
+    read_yaml(Path(place), argument="config")
+    return place

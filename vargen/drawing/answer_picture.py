@@ -145,11 +145,17 @@ def _frame_strip(frames: Sequence[Image.Image]) -> Image.Image:
     return strip
 
 
+def spaced(tokens: Sequence[str]) -> list[str]:
+    """The texts of tokens with plain spaces before words; where no token has one, every token is a word."""
+    texts = [token.translate(_SPELLINGS) for token in tokens]
+    if any(text[:1].isspace() for text in texts):
+        return texts
+    return [text if number == 0 or text.startswith(_MARKS) else f" {text}" for number, text in enumerate(texts)]
+
+
 def _flow(tokens: Sequence[str], font: _Font) -> list[_Box]:
     """Tokens in lines, broken between words and after line breaks; the tokens of a word stay together if they can."""
-    texts = [token.translate(_SPELLINGS) for token in tokens]
-    if not any(text[:1].isspace() for text in texts):
-        texts = [text if number == 0 or text.startswith(_MARKS) else f" {text}" for number, text in enumerate(texts)]
+    texts = spaced(tokens)
     boxes: list[_Box] = []
     left, line = 0, 0
     for word in _words(texts):

@@ -10,13 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from vargen.bounds import MAX_BATCH_SIZE, MAX_PICTURES, MAX_SEED, check_number, check_numbers, check_sampling
 from vargen.errors import UserError
 from vargen.methods.base import ImageMethodConfig, MethodConfig
 from vargen.methods.catalogue import read_method_list
 from vargen.models.options import ModelOptions
+from vargen.reading import read_yaml
 from vargen.resources import find_config
 
 if TYPE_CHECKING:
@@ -115,11 +114,9 @@ def load_protocol(preset: str) -> metrics.protocol.Protocol:
     given = preset.endswith((".yaml", ".yml"))
     path = Path(preset) if given else find_config(f"evaluate/{preset}")
     try:
-        content = yaml.safe_load(path.read_text())
+        content = read_yaml(path, argument="preset")
     except FileNotFoundError:
         raise UserError(f"preset: {path} does not exist") from None
-    except yaml.YAMLError as error:
-        raise UserError(f"preset: {path} is not YAML ({' '.join(str(error).split())})") from error
     if not isinstance(content, dict):
         raise UserError(f"preset: {path} must hold the fields of a protocol")
     try:

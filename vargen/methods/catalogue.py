@@ -10,8 +10,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
-
 from vargen.errors import UserError
 from vargen.methods.autoregressive import AutoregressiveConfig
 from vargen.methods.base import ImageMethodConfig, MethodConfig, configure
@@ -23,6 +21,7 @@ from vargen.methods.jacobi import CoupledJacobiConfig, FixedNoiseJacobiConfig, J
 from vargen.methods.lantern import LanternConfig
 from vargen.methods.vvs.method import VVSConfig
 from vargen.methods.vvs.windows import WindowSkippingConfig
+from vargen.reading import parse_yaml, read_yaml, reading
 from vargen.resources import configs_folder
 
 METHODS: tuple[type[ImageMethodConfig], ...] = (
@@ -86,7 +85,7 @@ def resolve_method(
         raise UserError(f"method {method!r} is not known; choose one of: {', '.join([*by_name, *presets])}")
     preset = _read_preset(path)
     name = preset.pop("method", None)
-    if name not in by_name:
+    if not isinstance(name, str) or name not in by_name:
         raise UserError(f"{path}: `method` must be one of {', '.join(by_name)}, got {name!r}")
     return configure(by_name[name], {**preset, **(options or {})})
 
@@ -102,6 +101,8 @@ def check_own_settings(own: Mapping[str, Any], place: str) -> None:
         UserError: an unknown method, an unknown setting, or one out of range.
     """
     by_name = {config.name: config for config in METHODS}
+    if not isinstance(own, Mapping):
+        raise UserError(f"{place} must hold settings by method, got {own!r}")
     for name, settings in own.items():
         if name not in by_name:
             raise UserError(f"{place}: {name!r} is no method; known: {', '.join(by_name)}")
@@ -120,11 +121,9 @@ def find_presets() -> dict[str, Path]:
 
 def _read_preset(path: Path) -> dict[str, Any]:
     try:
-        values = yaml.safe_load(path.read_text())
-    except OSError as error:
-        raise UserError(f"method preset {path} cannot be read: {error.strerror}") from error
-    except yaml.YAMLError as error:
-        raise UserError(f"method preset {path} is not YAML: {error}") from error
+        values = read_yaml(path, argument="method")
+    except FileNotFoundError:
+        raise UserError(f"method preset {path} does not exist") from None
     if not isinstance(values, dict):
         raise UserError(f"method preset {path} must hold `method: NAME` and settings, one a line")
     return values
@@ -183,4 +182,8 @@ def options_by_method(options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 def read_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Options of one method as numbers and words: jsonargparse reads `--method_options.depth 3` as text."""
-    return {name: yaml.safe_load(value) if isinstance(value, str) else value for name, value in options.items()}
+    read = {}
+    for name, value in options.items():
+        with reading(f"the value of {name}", "give a number or a word", "method_options"):
+            read[name] = parse_yaml(value) if isinstance(value, str) else value
+    return read

@@ -71,7 +71,7 @@ class EagleConfig(ImageMethodConfig):
         else:
             try:
                 object.__setattr__(self, "tree", tuple(tuple(int(rank) for rank in node) for node in self.tree))
-            except TypeError as error:
+            except (TypeError, ValueError) as error:
                 raise UserError(f"{self.name}.tree must be a name or a list of nodes, got {self.tree!r}") from error
         self._size("total_tokens", lowest=2)
         self._size("depth")

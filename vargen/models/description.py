@@ -18,6 +18,7 @@ from vargen.methods.catalogue import resolve_method
 from vargen.models.model_folder import method_resolver, read_json
 from vargen.models.options import ModelOptions
 from vargen.models.source import SETTINGS, find_files, is_hub_name
+from vargen.reading import reading
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class ModelDescription:
 
     Args:
         folder: of its files.
-        family: "llamagen", "janus" or "glm_image".
+        family: "llamagen", "janus", "glm_image" or "emu3".
         grid_size: tokens a side.
         image_size: pixels a side.
         guidance_scale, top_k, temperature, top_p: what its pipeline takes where a call does not say.
@@ -95,10 +96,11 @@ def describe_model(folder: str | os.PathLike[str], called: str | os.PathLike[str
     else:
         file, key, families = "config.json", "model_type", _OF_TRANSFORMERS
     found = read_json(folder / file).get(key)
-    if found not in families:
+    if not isinstance(found, str) or found not in families:
         known = ", ".join((*_OF_DIFFUSERS, *_OF_TRANSFORMERS))
         raise UserError(f"model: {called or folder} holds a {found!r}, which cannot be drawn with; known: {known}")
-    return families[found](folder)
+    with reading(folder / file, "its values are none; copy the whole folder again"):
+        return families[found](folder)
 
 
 def _describe_llamagen(folder: Path) -> ModelDescription:
@@ -124,24 +126,21 @@ def _describe_janus(folder: Path) -> ModelDescription:
     vision, decoder = config.get("vision_config") or {}, config.get("vq_config") or {}
     # Where a file is silent: transformers' JanusVisionConfig, JanusVQVAEConfig, and what `generate` takes.
     grid_size = vision.get("image_size", 384) // vision.get("patch_size", 16)
-    sampling = read_json(folder / "generation_config.json") if (folder / "generation_config.json").is_file() else {}
+    sampling = _sampling(folder)
     return ModelDescription(
         folder=folder,
         family="janus",
         grid_size=grid_size,
         image_size=grid_size * 2 ** (len(decoder.get("channel_multiplier", (1, 1, 2, 2, 4))) - 1),
         guidance_scale=sampling.get("guidance_scale") or 5.0,
-        top_k=50 if sampling.get("top_k") is None else sampling["top_k"],
-        temperature=1.0 if sampling.get("temperature") is None else sampling["temperature"],
-        top_p=1.0 if sampling.get("top_p") is None else sampling["top_p"],
+        **_generate_settings(sampling),
         resolve_method=lambda name, options: resolve_method(name, options).resolved(grid_size**2),
     )
 
 
 def _describe_glm_image(folder: Path) -> ModelDescription:
     decoder = read_json(folder / "vae" / "config.json")
-    settings = folder / "vision_language_encoder" / "generation_config.json"
-    sampling = read_json(settings) if settings.is_file() else {}
+    sampling = _sampling(folder / "vision_language_encoder")
     # Where a file is silent: diffusers' GlmImagePipeline and AutoencoderKL, the processor's preview, and `generate`.
     image_size = 128 * 2 ** (len(decoder.get("block_out_channels", (64, 64, 64, 64))) - 1)
     grid_size = image_size // 32
@@ -152,15 +151,44 @@ def _describe_glm_image(folder: Path) -> ModelDescription:
         grid_size=grid_size,
         image_size=image_size,
         guidance_scale=None,
-        top_k=50 if sampling.get("top_k") is None else sampling["top_k"],
-        temperature=1.0 if sampling.get("temperature") is None else sampling["temperature"],
-        top_p=1.0 if sampling.get("top_p") is None else sampling["top_p"],
+        **_generate_settings(sampling),
         resolve_method=lambda name, options: resolve_method(name, options).resolved(num_tokens),
         loading=(),
         tokens_beside_grid=16**2,
     )
 
 
+def _describe_emu3(folder: Path) -> ModelDescription:
+    # Where a file is silent: transformers' Emu3VQVAEConfig and Emu3Processor, and what its authors draw with.
+    decoder = read_json(folder / "config.json").get("vq_config") or {}
+    pixels_a_code = 2 ** (len(decoder.get("channel_multiplier", (1, 2, 2, 4))) - 1)
+    grid_size = round(720 / pixels_a_code)
+    num_tokens = grid_size * (grid_size + 1) - 1
+    sampling = _sampling(folder)
+    return ModelDescription(
+        folder=folder,
+        family="emu3",
+        grid_size=grid_size,
+        image_size=grid_size * pixels_a_code,
+        guidance_scale=sampling.get("guidance_scale") or 3.0,
+        resolve_method=lambda name, options: resolve_method(name, options).resolved(num_tokens),
+        tokens_beside_grid=num_tokens - grid_size**2,
+        **_generate_settings(sampling),
+    )
+
+
+def _sampling(folder: Path) -> dict[str, Any]:
+    """A model's own settings of `generate`; empty where there are none."""
+    path = folder / "generation_config.json"
+    return read_json(path) if path.is_file() else {}
+
+
+def _generate_settings(sampling: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of sampling as `generate` completes a model's own."""
+    usual = {"temperature": 1.0, "top_k": 50, "top_p": 1.0}
+    return {name: value if sampling.get(name) is None else sampling[name] for name, value in usual.items()}
+
+
 _Families = dict[str, Callable[[Path], ModelDescription]]
 _OF_DIFFUSERS: _Families = {"LlamaGenPipeline": _describe_llamagen, "GlmImagePipeline": _describe_glm_image}
-_OF_TRANSFORMERS: _Families = {"janus": _describe_janus}
+_OF_TRANSFORMERS: _Families = {"janus": _describe_janus, "emu3": _describe_emu3}

@@ -16,8 +16,10 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 
+from vargen import reading
+from vargen.bounds import MAX_PIXELS, check_number
 from vargen.errors import UserError
 from vargen.methods.base import ImageMethodConfig, MethodConfig
 from vargen.methods.catalogue import check_own_settings, resolve_method
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 _LIBRARIES = ("diffusers", "transformers")
 _OUR_MODELS = "vargen.models."
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+MAX_LAYERS = 1_000
+"""Of a model that a folder may describe."""
 _WEIGHT_NAMES = ("diffusion_pytorch_model", "model")
 _TIED_NAMES = ({"shared.weight", "encoder.embed_tokens.weight"},)
 """Names of one tensor, of which a file needs only one (T5's token embedding)."""
@@ -79,11 +83,9 @@ def check_pipeline_class(folder: str | os.PathLike[str], names: Collection[str])
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file. Raises UserError when it is missing or no JSON object."""
     try:
-        value = json.loads(path.read_bytes())
+        value = reading.read_json(path)
     except FileNotFoundError:
         raise UserError(f"{path} is missing; copy the whole model folder again") from None
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is not valid JSON ({error}); copy it again") from error
     if not isinstance(value, dict):
         raise UserError(f"{path} must hold a JSON object; copy it again")
     return value
@@ -100,7 +102,9 @@ def method_resolver(
     folder = Path(folder)
     own = read_json(folder / "model_index.json").get("methods") or {}
     check_own_settings(own, f"{folder / 'model_index.json'}: methods")
-    num_tokens = read_json(folder / "transformer" / "config.json").get("grid_size", 16) ** 2
+    grid_size = read_json(folder / "transformer" / "config.json").get("grid_size", 16)
+    check_number(f"{folder / 'transformer' / 'config.json'}: grid_size", grid_size, 1, MAX_PIXELS)
+    num_tokens = grid_size**2
     return lambda name, options: resolve_method(name, options, own).resolved(num_tokens)
 
 
@@ -142,8 +146,9 @@ def read_tensor_shapes(path: Path) -> dict[str, tuple[int, ...]]:
     try:
         with safe_open(path, framework="np") as file:  # refuses what its header does not cover exactly
             return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118  # no mapping
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{path} is truncated or no safetensors file ({error}); {again}") from error
+    except Exception as error:  # a header of garbled values can raise anything
+        reason = reading.reason_of(error)
+        raise UserError(f"{path} is truncated or no safetensors file ({reason}); {again}") from error
 
 
 def find_tensor(folder: Path, name: str) -> Path:
@@ -237,15 +242,29 @@ def _check_component(folder: Path, model_class: type[torch.nn.Module]) -> None:
 def _expected_shapes(model_class: Any, config: dict[str, Any], folder: Path) -> dict[str, tuple[int, ...]]:
     import torch
 
+    if numerous := [name for name, value in config.items() if "layers" in name and _is_beyond(value, MAX_LAYERS)]:
+        raise UserError(
+            f"{folder / 'config.json'} does not describe a {model_class.__name__}: {numerous[0]} must be at most "
+            f"{MAX_LAYERS:,}; copy it again"
+        )
     try:
         with torch.device("meta"):
             if hasattr(model_class, "config_class") and model_class.config_class is not None:  # a transformers model
                 model = model_class(model_class.config_class.from_dict(config))
             else:
                 model = model_class.from_config(config)
-    except (ValueError, TypeError, KeyError) as error:
-        raise UserError(f"{folder / 'config.json'} does not describe a {model_class.__name__}: {error}") from error
+    except Exception as error:  # whatever a value does in the constructors of three libraries
+        reason = reading.reason_of(error)
+        raise UserError(f"{folder / 'config.json'} does not describe a {model_class.__name__}: {reason}") from error
     return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+
+
+def _is_beyond(value: object, most: int) -> bool:
+    """Whether a value, or one in a list, is a greater number; building even on the meta device takes a second for a
+    few thousand layers."""
+    if isinstance(value, list):
+        return any(_is_beyond(each, most) for each in value)
+    return isinstance(value, int | float) and value > most
 
 
 def weights_fingerprint(folder: str | os.PathLike[str]) -> str:

@@ -10,7 +10,6 @@ import os
 from pathlib import Path
 from typing import Any, TypeVar
 
-from safetensors import SafetensorError
 from transformers import PreTrainedConfig, PreTrainedModel, ProcessorMixin
 
 from vargen.errors import UserError
@@ -37,7 +36,9 @@ def load_model(source: str | os.PathLike[str], model_class: type[Model], model_t
     check_family(source, model_type, **kwargs)
     try:
         loaded: Any = model_class.from_pretrained(source, output_loading_info=True, **kwargs)
-    except (OSError, SafetensorError, RuntimeError, ValueError, ImportError) as error:
+    except MemoryError:
+        raise
+    except Exception as error:  # a damaged file can raise anything
         raise unloadable(source, error) from error
     model, report = loaded
     if missing := sorted(report["missing_keys"]):
@@ -60,7 +61,7 @@ def load_processor(source: str | os.PathLike[str], processor_class: type[Process
         return None
     try:
         return processor_class.from_pretrained(source, **hub_arguments(kwargs))
-    except (OSError, ValueError, TypeError, AttributeError, KeyError, ImportError) as error:
+    except Exception as error:  # tokenizers raise no more special kind
         raise UserError(
             f"{source}: its processor cannot be loaded ({_first_line(error)}); copy its files again"
         ) from error
@@ -76,7 +77,7 @@ def read_family(source: str | os.PathLike[str], **kwargs: Any) -> str | None:
         raise UserError(f"{Path(source) / 'config.json'} is missing; name a folder that holds a model of transformers")
     try:
         config, _ = PreTrainedConfig.get_config_dict(source, **hub_arguments(kwargs))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise unloadable(source, error) from error
     return config.get("model_type")
 

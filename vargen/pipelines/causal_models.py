@@ -6,16 +6,19 @@ other models do as well (`vargen.pipelines.common`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar, Self
 
+from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 from torch import Tensor
-from transformers import GenerationConfig
+from transformers import GenerationConfig, PreTrainedModel, ProcessorMixin
 
 from specdecode.sampling import SamplingConfig
 from vargen.errors import UserError
-from vargen.pipelines.common import check_sampling
+from vargen.models.transformers_folder import load_model, load_processor
+from vargen.pipelines.common import CALLBACK_TENSORS, check_prompts, check_sampling
 
 _DEFAULTS = {"temperature": 1.0, "top_k": 50, "top_p": 1.0}
 """What `generate` takes where neither the call nor generation_config.json says."""
@@ -24,6 +27,59 @@ _OTHER_FILTERS = {
     "repetition_penalty": 1.0, "sequence_bias": None, "top_h": None, "typical_p": 1.0,
 }  # fmt: skip
 """What `generate` can do to logits beside these, and the values at which it does nothing."""
+
+
+class CausalModelPipeline(DiffusionPipeline):
+    """A pipeline of one model of transformers that does everything, and the processor that reads prompts for it.
+
+    Attributes:
+        model_class, processor_class: of transformers.
+    """
+
+    model_class: ClassVar[type[PreTrainedModel]]
+    processor_class: ClassVar[type[ProcessorMixin]]
+    model_cpu_offload_seq = "model"  # type: ignore[assignment]
+    _optional_components = ["processor"]  # noqa: RUF012 (a diffusers convention)
+    _callback_tensor_inputs = list(CALLBACK_TENSORS)  # noqa: RUF012
+
+    def _register(self, model: PreTrainedModel, processor: ProcessorMixin | None) -> None:
+        """Take the components. Raises UserError for another model."""
+        if not isinstance(model, self.model_class):
+            raise UserError(f"model must be a {self.model_class.__name__}, got {type(model).__name__}")
+        self.register_modules(model=model, processor=processor)
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: str | os.PathLike[str], **kwargs: Any) -> Self:
+        """Load from a folder or a name on the hub, in the layout of transformers.
+
+        Args:
+            pretrained_model_name_or_path: such as "deepseek-community/Janus-Pro-1B".
+            **kwargs: for transformers' `from_pretrained`: dtype, device_map, quantization_config, attn_implementation,
+                revision, token, ...; `processor` to bring one along.
+
+        Raises:
+            UserError: there is no such model, it is of another family, or weights are missing, as in one for text.
+        """
+        own = {"processor": kwargs.pop("processor")} if "processor" in kwargs else {}
+        config: Any = cls.model_class.config_class
+        model = load_model(pretrained_model_name_or_path, cls.model_class, config.model_type, **kwargs)
+        if "processor" not in own:
+            own["processor"] = load_processor(pretrained_model_name_or_path, cls.processor_class, **kwargs)
+        made: Any = cls
+        return made(model, **own)
+
+    def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
+        """Save in the layout of transformers, which `from_pretrained` reads; the rest is for the model's."""
+        self.model.save_pretrained(save_directory, *args, **kwargs)
+        if self.processor is not None:
+            self.processor.save_pretrained(save_directory)
+
+
+def count_prompts(prompt: str | Sequence[str] | None, input_ids: Tensor | None) -> int:
+    """How many there are. Raises UserError where both are given, or none."""
+    if (prompt is None) == (input_ids is None):
+        raise UserError("prompt or input_ids must be given, and not both")
+    return len(check_prompts(prompt)) if input_ids is None else len(input_ids)
 
 
 def sampling_as_generate(

@@ -6,9 +6,10 @@ family reads them, pixels as it makes them, and the decode loop (`specdecode.loo
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import PIL.Image
@@ -25,6 +26,7 @@ from specdecode.trace import DecodeTrace
 from vargen import bounds
 from vargen.errors import NotFiniteError, UserError
 from vargen.methods.base import Method
+from vargen.models.components import KeptBetweenBatches
 
 OUTPUT_TYPES = ("pil", "np", "pt", "latent")
 CALLBACK_TENSORS = ("tokens", "lengths")
@@ -179,6 +181,19 @@ def decode_pictures(
                 f"picture {error.row + 1} of the batch: the model's logits are not finite at step {error.step}: "
                 "numbers too large for its precision or for guidance_scale; give dtype float32 or a smaller scale",
             ) from error
+
+
+AnyPipeline = TypeVar("AnyPipeline", bound=DiffusionPipeline)
+
+
+def beside(pipeline: AnyPipeline) -> AnyPipeline:
+    """A pipeline of the same modules that may draw, in another thread, while this one does.
+
+    Weights are shared; what a batch leaves for the next, such as a cache of keys and values, is not.
+    """
+    other = copy.copy(pipeline)
+    other._kept = KeptBetweenBatches()
+    return other
 
 
 def move_offloaded(model: torch.nn.Module) -> None:

@@ -9,14 +9,12 @@ and sampling. Beside that, guidance can be off, and every picture has a random s
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import PIL.Image
 import torch
-from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 from diffusers.utils import replace_example_docstring
 from torch import Tensor
 from transformers import JanusForConditionalGeneration, JanusProcessor
@@ -30,16 +28,16 @@ from vargen.models.finite import check_pixels
 from vargen.models.janus.components import JanusComponents
 from vargen.models.janus.target import JanusTarget, num_image_tokens
 from vargen.models.janus.vq import decode_codes, intensities
-from vargen.models.transformers_folder import load_model, load_processor
 from vargen.pipelines.causal_models import (
+    CausalModelPipeline,
     check_context,
     check_input_ids,
+    count_prompts,
     refusals,
     sampling_as_generate,
     setting,
 )
 from vargen.pipelines.common import (
-    CALLBACK_TENSORS,
     AutoregressivePipelineOutput,
     StepCallback,
     StepReport,
@@ -68,7 +66,7 @@ EXAMPLE_DOC_STRING = """
 """
 
 
-class JanusPipeline(DiffusionPipeline):
+class JanusPipeline(CausalModelPipeline):
     """Pictures from sentences, one token after another.
 
     Args:
@@ -79,15 +77,12 @@ class JanusPipeline(DiffusionPipeline):
         UserError: the model cannot draw.
     """
 
-    model_cpu_offload_seq = "model"  # type: ignore[assignment]
-    _optional_components = ["processor"]  # noqa: RUF012 (a diffusers convention)
-    _callback_tensor_inputs = list(CALLBACK_TENSORS)  # noqa: RUF012
+    model_class = JanusForConditionalGeneration
+    processor_class = JanusProcessor
 
     def __init__(self, model: JanusForConditionalGeneration, processor: JanusProcessor | None = None) -> None:
         super().__init__()
-        if not isinstance(model, JanusForConditionalGeneration):
-            raise UserError(f"model must be a JanusForConditionalGeneration, got {type(model).__name__}")
-        self.register_modules(model=model, processor=processor)
+        self._register(model, processor)
         decoder: Any = model.config.vq_config
         self.grid_size = decoder.num_patches
         if self.grid_size**2 != num_image_tokens(model):
@@ -97,30 +92,6 @@ class JanusPipeline(DiffusionPipeline):
             )
         self.image_size = self.grid_size * 2 ** (len(decoder.channel_multiplier) - 1)
         self._kept = KeptBetweenBatches()
-
-    @classmethod
-    def from_pretrained(cls, pretrained_model_name_or_path: str | os.PathLike[str], **kwargs: Any) -> Self:
-        """Load from a folder or a name on the hub, in the layout of transformers.
-
-        Args:
-            pretrained_model_name_or_path: such as "deepseek-community/Janus-Pro-1B".
-            **kwargs: for transformers' `from_pretrained`: dtype, device_map, quantization_config, attn_implementation,
-                revision, token, ...; `processor` to bring one along.
-
-        Raises:
-            UserError: there is no such model, it is of another family, or weights are missing, as in one for text.
-        """
-        own = {"processor": kwargs.pop("processor")} if "processor" in kwargs else {}
-        model = load_model(pretrained_model_name_or_path, JanusForConditionalGeneration, "janus", **kwargs)
-        if "processor" not in own:
-            own["processor"] = load_processor(pretrained_model_name_or_path, JanusProcessor, **kwargs)
-        return cls(model, **own)
-
-    def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
-        """Save in the layout of transformers, which `from_pretrained` reads; the rest is for the model's."""
-        self.model.save_pretrained(save_directory, *args, **kwargs)
-        if self.processor is not None:
-            self.processor.save_pretrained(save_directory)
 
     def encode_prompt(
         self,
@@ -134,7 +105,7 @@ class JanusPipeline(DiffusionPipeline):
         Raises:
             UserError: there is no processor, or the prompts cannot be drawn from.
         """
-        self._count_prompts(prompt, input_ids)
+        count_prompts(prompt, input_ids)
         if prompt is not None:
             input_ids, attention_mask = self._tokenize(check_prompts(prompt))
         assert input_ids is not None
@@ -151,11 +122,6 @@ class JanusPipeline(DiffusionPipeline):
         """Nothing: every word of a prompt is read. Raises UserError for one that the context has no room for."""
         check_context(self.model.config, self._tokenize(check_prompts(prompt))[1], num_image_tokens(self.model))
         return []
-
-    def _count_prompts(self, prompt: str | Sequence[str] | None, input_ids: Tensor | None) -> int:
-        if (prompt is None) == (input_ids is None):
-            raise UserError("prompt or input_ids must be given, and not both")
-        return len(check_prompts(prompt)) if input_ids is None else len(input_ids)
 
     def _tokenize(self, prompts: list[str]) -> tuple[Tensor, Tensor]:
         if self.processor is None:
@@ -268,7 +234,7 @@ class JanusPipeline(DiffusionPipeline):
         guidance_scale = setting(self.model.generation_config, "guidance_scale", guidance_scale, _USUAL_GUIDANCE)
         sampling = sampling_as_generate(self.model.generation_config, temperature, top_k, top_p, guidance_scale)
         num_tokens = num_image_tokens(self.model)
-        batch_size, device = self._count_prompts(prompt, input_ids) * num_images_per_prompt, self._execution_device
+        batch_size, device = count_prompts(prompt, input_ids) * num_images_per_prompt, self._execution_device
         streams = random_streams(generator, batch_size, device)
         trace = DecodeTrace(batch_size, device)
         with trace.phase("encode_prompt"), refusals():

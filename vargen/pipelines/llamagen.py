@@ -48,6 +48,7 @@ from vargen.pipelines.common import (
     random_streams,
 )
 from vargen.prompts import unknown_words
+from vargen.reading import reading
 
 _USUAL_SETTINGS = {
     "text": (7.5, 1000),
@@ -123,7 +124,8 @@ class LlamaGenPipeline(DiffusionPipeline):
             draft_transformer=draft_transformer,
         )
         self.vae_scale_factor = downsampling_factor(vqvae)
-        self.image_size = transformer.config.grid_size * self.vae_scale_factor
+        self.grid_size = transformer.config.grid_size
+        self.image_size = self.grid_size * self.vae_scale_factor
         self._check_components(image_size)
         check_own_settings(methods or {}, "model_index.json: methods")
         usual_scale, usual_top_k = _USUAL_SETTINGS[transformer.config.condition_type]
@@ -181,7 +183,8 @@ class LlamaGenPipeline(DiffusionPipeline):
         dtype = kwargs.pop("torch_dtype", None) or kwargs.pop("dtype", None) or torch.float32
         dtypes = dtype if isinstance(dtype, dict) else {"default": dtype}
         kwargs["dtype"] = {"vqvae": torch.float32, **dtypes}
-        pipeline = super().from_pretrained(os.fspath(pretrained_model_name_or_path), **kwargs)
+        with reading(pretrained_model_name_or_path, "copy the whole folder again"):
+            pipeline = super().from_pretrained(os.fspath(pretrained_model_name_or_path), **kwargs)
         for name, component in pipeline.components.items():
             if isinstance(component, torch.nn.Module):
                 check_weights(component, os.path.join(pretrained_model_name_or_path, name))

@@ -18,15 +18,22 @@ from vargen.errors import UserError
 from vargen.models.description import ModelDescription
 from vargen.models.options import ModelOptions
 from vargen.models.quantization import quantization_config
+from vargen.reading import reason_of
 
 if TYPE_CHECKING:
+    from vargen.pipelines.emu3 import Emu3Pipeline
     from vargen.pipelines.glm_image import GlmImagePriorPipeline
     from vargen.pipelines.janus import JanusPipeline
     from vargen.pipelines.llamagen import LlamaGenPipeline
 
-    ImagePipeline = LlamaGenPipeline | JanusPipeline | GlmImagePriorPipeline
+    ImagePipeline = LlamaGenPipeline | JanusPipeline | GlmImagePriorPipeline | Emu3Pipeline
 
-_PIPELINES = {"llamagen": "LlamaGenPipeline", "janus": "JanusPipeline", "glm_image": "GlmImagePriorPipeline"}
+_PIPELINES = {
+    "llamagen": "LlamaGenPipeline",
+    "janus": "JanusPipeline",
+    "glm_image": "GlmImagePriorPipeline",
+    "emu3": "Emu3Pipeline",
+}
 """By family, a class of `vargen.pipelines.FAMILY`. It takes a folder, `dtype`, and those of transformers' `device_map`,
 `quantization_config` and `attn_implementation` that its `ModelDescription.loading` names."""
 
@@ -46,6 +53,11 @@ def place_and_precision(device: str, dtype: str) -> tuple[str, str]:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device.split(":")[0] == "cuda" and not torch.cuda.is_available():
         raise UserError(f"device {device!r} is not available on this machine; use --device cpu")
+    try:
+        place = torch.device(device)
+        torch.empty(1, device=place).cpu()  # nothing comes back from "meta", and not every word is a device
+    except (RuntimeError, NotImplementedError, ImportError, AssertionError) as error:
+        raise UserError(f"device {device!r} cannot be used ({reason_of(error)}); use --device cpu") from error
     if dtype == "auto":
         dtype = "float32" if device == "cpu" else "bfloat16"
     return device, dtype

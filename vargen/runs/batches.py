@@ -15,16 +15,15 @@ from __future__ import annotations
 
 import io
 import json
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from zipfile import BadZipFile
 
 import numpy as np
 
 from vargen.errors import UserError
+from vargen.reading import reading
 from vargen.runs.files import save_image_atomic, write_atomic, write_json_atomic
 from vargen.runs.identity import check_identity_file
 
@@ -81,12 +80,10 @@ class BatchStore:
             UserError: the file is damaged or holds another number of items.
         """
         path = self.path(batch)
-        try:
+        with reading(path, "delete it and run the same command again"):
             with np.load(path, allow_pickle=False) as content:
                 arrays = {name: content[name] for name in content.files}
             record = json.loads(arrays.pop("record").tobytes())
-        except (OSError, ValueError, KeyError, EOFError, BadZipFile, zlib.error) as error:
-            raise UserError(f"{path} is damaged ({error}); delete it and run the same command again") from error
         if any(array.shape[:1] != (len(self.batches[batch]),) for array in arrays.values()):
             raise UserError(f"{path} holds another number of pictures; delete it and run the same command again")
         return arrays, record

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vargen.errors import UserError
+from vargen.reading import reading, reason_of
 
 try:
     import fcntl
@@ -187,18 +188,19 @@ def read_jsonl(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     Raises:
         UserError: another line is no JSON object.
     """
-    try:
-        content = Path(path).read_bytes()
-    except FileNotFoundError:
+    if not os.path.lexists(path):
         return []
+    with reading(path, "repair or delete it"):
+        content = Path(path).read_bytes()
     records = []
     for number, line in enumerate(content[: content.rfind(b"\n") + 1].splitlines(), start=1):
         if not line.strip():
             continue
         try:
             record = json.loads(line)
-        except ValueError as error:
-            raise UserError(f"{path}: line {number} is not JSON ({error}); repair or delete the file") from error
+        except (ValueError, RecursionError) as error:
+            reason = reason_of(error)
+            raise UserError(f"{path}: line {number} is not JSON ({reason}); repair or delete the file") from error
         if not isinstance(record, dict):
             raise UserError(f"{path}: line {number} is no record; repair or delete the file")
         records.append(record)

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from vargen.errors import UserError
+from vargen.reading import read_json
 
 _LONGEST_SHOWN = 60
 """Characters of a value in a message."""
@@ -73,11 +74,9 @@ def check_identity(
 def check_identity_file(path: Path, now: Mapping[str, Any], *, holds: str, argument: str = "output") -> None:
     """`check_identity` with the identity in a JSON file, for the folder it lies in; none there is no difference."""
     try:
-        earlier = json.loads(path.read_bytes())
+        earlier = read_json(path, "choose another folder or delete it", argument)
     except FileNotFoundError:
         return
-    except ValueError as error:
-        raise UserError(f"{argument}: {path} cannot be read ({error}); choose another folder or delete it") from error
     check_identity(path.parent, earlier, now, holds=holds, argument=argument)
 
 

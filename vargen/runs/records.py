@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from metrics.speculation import CallRecord
 from vargen.errors import UserError
+from vargen.reading import read_json
 from vargen.runs.files import (
     append_jsonl,
     own_file,
@@ -160,10 +161,8 @@ class PictureFolder:
                 if (self.path / name).exists():
                     raise UserError(f"output: {self.path / name} is not of a `vargen generate` run; {_ANOTHER_FOLDER}")
             return None
-        try:
-            settings = json.loads(config.read_bytes())["settings"]
-        except (ValueError, KeyError, TypeError):
-            settings = None
+        content = read_json(config, _ANOTHER_FOLDER, "output")
+        settings = content.get("settings") if isinstance(content, dict) else None
         if not isinstance(settings, dict):
             raise UserError(f"output: {config} is not of a `vargen generate` run; {_ANOTHER_FOLDER}")
         return settings

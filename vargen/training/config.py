@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from jsonargparse import ArgumentParser
 
-from vargen.bounds import MAX_SEED
+from vargen.bounds import MAX_BATCH_SIZE, MAX_PIXELS, MAX_SEED, MAX_THREADS
 from vargen.errors import UserError
 
 DEVICES = ("cpu", "cuda")
@@ -40,6 +40,13 @@ def check_fraction(config: object, *names: str, prefix: str = "") -> None:
     for name in names:
         value = getattr(config, name)
         check(0 <= value <= 1, prefix + name, value, "must lie between 0 and 1")
+
+
+def check_sizes(config: object) -> None:
+    """Raise a `UserError` for what no machine has or holds: threads, pixels along a side, samples of a batch."""
+    for name, most in (("num_threads", MAX_THREADS), ("image_size", MAX_PIXELS), ("batch_size", MAX_BATCH_SIZE)):
+        value = getattr(config, name, 0)
+        check(value <= most, name, value, f"must be at most {most:,}")
 
 
 @dataclass
@@ -102,6 +109,7 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         check(bool(self.output_dir), "output_dir", self.output_dir, "must name a folder")
+        check_sizes(self)
         check(0 <= self.base_seed <= MAX_SEED, "base_seed", self.base_seed, "must lie between 0 and 2**63 - 1")
         check_positive(
             self,

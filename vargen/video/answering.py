@@ -30,6 +30,7 @@ from vargen.bounds import MAX_NEW_TOKENS, check_number, check_sampling
 from vargen.errors import NotFiniteError, UserError
 from vargen.methods.base import MethodConfig
 from vargen.models.finite import check_weights
+from vargen.reading import reason_of
 from vargen.resources import find_trained_drafters, find_video_model
 from vargen.video.drafters.drafter_folder import load_drafter
 from vargen.video.drafters.feature_drafter import FeatureDrafter
@@ -177,6 +178,7 @@ class VideoAnswerer:
         top_p: float = 1.0,
         seed: int = 0,
         on_text: Callable[[str], None] | None = None,
+        on_tokens: Callable[[list[str], list[TokenOrigin]], None] | None = None,
     ) -> Answer:
         """Answer a question about a video.
 
@@ -190,11 +192,14 @@ class VideoAnswerer:
             seed: of the request; the same seed and video give the same answer, by an exact method the same as by plain
                 decoding.
             on_text: called with every new piece of text.
+            on_tokens: called after every pass with the texts of all tokens so far, special ones left out, and how each
+                came about. What either raises ends the answer.
 
         Raises:
             UserError: a value out of range, or a method that needs what is not there.
         """
-        (result,) = self._answer([(frames, question)], method, [seed], on_text, max_new_tokens, temperature, top_p)
+        told = (on_text, on_tokens)
+        (result,) = self._answer([(frames, question)], method, [seed], told, max_new_tokens, temperature, top_p)
         return result
 
     def answer_batch(
@@ -223,14 +228,14 @@ class VideoAnswerer:
         seeds = [0] * len(questions) if seeds is None else seeds
         if not questions or len(seeds) != len(questions):
             raise UserError(f"questions and seeds must be as many, at least one: {len(questions)} and {len(seeds)}")
-        return self._answer(questions, method, seeds, None, max_new_tokens, temperature, top_p)
+        return self._answer(questions, method, seeds, (None, None), max_new_tokens, temperature, top_p)
 
     def _answer(
         self,
         questions: Sequence[tuple[VideoFrames, str]],
         method: str | MethodConfig,
         seeds: Sequence[int],
-        on_text: Callable[[str], None] | None,
+        told: tuple[Callable[[str], None] | None, Callable[[list[str], list[TokenOrigin]], None] | None],
         max_new_tokens: int,
         temperature: float,
         top_p: float,
@@ -241,7 +246,7 @@ class VideoAnswerer:
         sampling = SamplingConfig(temperature=temperature, top_p=top_p)
         began = time.perf_counter()
         trace = DecodeTrace(len(questions), self.model.device)
-        show = _Streamer(self.processor.tokenizer, self.stop_tokens, on_text)
+        show = _Streamer(self.processor.tokenizer, trace, *told)
         with trace.phase("encode"):
             prompt = self.prompt([self._inputs(*each) for each in questions], max_new_tokens)
             try:
@@ -341,17 +346,29 @@ class VideoAnswerer:
 
 
 class _Streamer:
-    """Gives out text as soon as it is decided."""
+    """Gives out text, and tokens with their origins, as soon as they are decided."""
 
-    def __init__(self, tokenizer: Any, stop_tokens: Sequence[int], on_text: Callable[[str], None] | None) -> None:
-        self.tokenizer, self.stop_tokens, self.on_text = tokenizer, stop_tokens, on_text
+    def __init__(
+        self,
+        tokenizer: Any,
+        trace: DecodeTrace,
+        on_text: Callable[[str], None] | None,
+        on_tokens: Callable[[list[str], list[TokenOrigin]], None] | None,
+    ) -> None:
+        self.tokenizer, self.trace = tokenizer, trace
+        self.on_text, self.on_tokens = on_text, on_tokens
+        self.special = set(tokenizer.all_special_ids)
         self.shown = ""
 
     def step(self, number: int, state: DecodeState) -> None:
-        if self.on_text is not None:
+        if self.on_text is not None or self.on_tokens is not None:
             self.end(state.tokens[0, : int(state.lengths[0])].tolist())
 
     def end(self, token_ids: list[int]) -> None:
+        if self.on_tokens is not None:
+            origins = zip(token_ids, self.trace.token_origins[0], strict=False)
+            told = [(self.tokenizer.decode([token]), origin) for token, origin in origins if token not in self.special]
+            self.on_tokens([text for text, _ in told], [origin for _, origin in told])
         if self.on_text is None:
             return
         text = self.tokenizer.decode(token_ids, skip_special_tokens=True)
@@ -370,8 +387,8 @@ def load_processor(model: str | os.PathLike[str] | None) -> Any:
     folder = find_video_model(model)
     try:
         return AutoProcessor.from_pretrained(folder)
-    except (OSError, ValueError) as error:
-        raise UserError(f"model: {folder} has no processor that loads ({str(error).splitlines()[0]})") from error
+    except Exception as error:  # tokenizers raise no more special kind
+        raise UserError(f"model: {folder} has no processor that loads ({reason_of(error)}); copy it again") from error
 
 
 def check_same_words(tokenizer: Any, draft_tokenizer: Any) -> None:
@@ -394,11 +411,9 @@ def _load(folder: Path, device: str, dtype: str) -> Any:
         model: Any = AutoModelForImageTextToText.from_pretrained(
             folder, dtype=getattr(torch, dtype), use_safetensors=True
         )
-        check_weights(model, folder)
-        return model.to(device)
-    except UserError:
+    except MemoryError:
         raise
-    except (OSError, ValueError) as error:
-        raise UserError(f"model: {folder} cannot be loaded ({str(error).splitlines()[0]})") from error
-    except RuntimeError as error:
-        raise UserError(f"device {device!r} cannot be used ({error}); use --device cpu") from error
+    except Exception as error:  # a damaged file can raise anything
+        raise UserError(f"model: {folder} cannot be loaded ({reason_of(error)}); copy it again") from error
+    check_weights(model, folder)
+    return model.to(device)

@@ -29,6 +29,7 @@ from transformers.video_utils import VideoMetadata
 
 from vargen.errors import UserError
 from vargen.prompts import unknown_words
+from vargen.reading import reason_of
 from vargen.runs.files import atomic_path
 
 MIN_FRAMES, MAX_FRAMES, TEMPORAL_PATCH_SIZE = 4, 768, 2
@@ -221,6 +222,31 @@ def count_frames(path: str | PathLike[str]) -> int:
     return len(_decoded_times(place) if index is None else index)
 
 
+@dataclass(frozen=True)
+class VideoMeasures:
+    """How much of a video there is, read from its packets without decoding one.
+
+    Attributes:
+        num_packets: at least as many as frames.
+        seconds: between the first and the last.
+        width, height: of a frame, in pixels.
+    """
+
+    num_packets: int
+    seconds: float
+    width: int
+    height: int
+
+
+def measure_video(path: str | PathLike[str]) -> VideoMeasures:
+    """What there is in a file, before anybody decodes it. Raises UserError as `read_video` does."""
+    with _opened(_existing(path)) as (container, stream):
+        width, height = stream.codec_context.width, stream.codec_context.height
+        times = [packet.pts for packet in container.demux(stream) if packet.size]
+        known = [time for time in times if time is not None] or [0]
+        return VideoMeasures(len(times), (max(known) - min(known)) * float(stream.time_base), width, height)
+
+
 def write_video(frames: Tensor, path: str | PathLike[str], frames_per_second: float = FRAMES_PER_SECOND) -> None:
     """Write an mp4 file, whole or not at all; the same frames give the same bytes.
 
@@ -290,14 +316,17 @@ def processor_inputs(processor: Any, frames: VideoFrames, question: str) -> dict
     text = processor.apply_chat_template(conversation, add_generation_prompt=True, tokenize=False)
     # Left undecided, this class logs a warning; False is what undecided means.
     undecided = getattr(processor.video_processor, "cap_pixels_per_frame", False) is None
-    inputs = processor(
-        text=[text],
-        videos=[frames.frames],
-        video_metadata=[frames.metadata],
-        do_sample_frames=False,
-        return_tensors="pt",
-        **({"cap_pixels_per_frame": False} if undecided else {}),
-    )
+    try:
+        inputs = processor(
+            text=[text],
+            videos=[frames.frames],
+            video_metadata=[frames.metadata],
+            do_sample_frames=False,
+            return_tensors="pt",
+            **({"cap_pixels_per_frame": False} if undecided else {}),
+        )
+    except ValueError as error:  # frames of 300:1
+        raise UserError(f"video: the model's processor refuses its frames ({reason_of(error)}); cut them") from error
     return {name: value for name, value in inputs.items() if isinstance(value, Tensor)}
 
 

@@ -82,8 +82,13 @@ def file_cases(path: str) -> list[BenchmarkCase]:
     Raises:
         UserError: the file cannot be read.
     """
+    return written_cases(gather_prompts([], path))
+
+
+def written_cases(prompts: Sequence[str]) -> list[BenchmarkCase]:
+    """Anybody's prompts, with what they claim where they speak of scenes."""
     cases = []
-    for prompt in gather_prompts([], path):
+    for prompt in prompts:
         try:
             cases.append(BenchmarkCase(prompt, claims=parse_caption(prompt)))
         except CaptionError:

@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from vargen.drawing.sheet import contact_sheet, to_pil
 from vargen.errors import UserError
-from vargen.runs.files import own_folder, read_jsonl, save_image_atomic, write_atomic
+from vargen.runs.files import check_replaceable, own_folder, read_jsonl, save_image_atomic, write_atomic
 from vargen.world.captions.captions import compose_caption
 from vargen.world.captions.video_captions import compose_questions, compose_video_caption
 from vargen.world.scenes.renderer import SceneRenderer
@@ -148,8 +148,10 @@ def _write(
 ) -> Path:
     """Write samples as they come, then the sheet, the captions, and last the record of everything."""
     with own_folder(folder, (subfolder,)):
-        (folder / subfolder).mkdir(exist_ok=True)
+        for name in (METADATA_NAME, "captions.txt", "contact_sheet.png"):
+            check_replaceable(folder / name)
         earlier = _earlier_files(folder)
+        (folder / subfolder).mkdir(exist_ok=True)
         (folder / METADATA_NAME).unlink(missing_ok=True)
 
         records: list[dict[str, Any]] = []

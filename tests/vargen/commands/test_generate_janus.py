@@ -69,7 +69,9 @@ def test_what_cannot_be_drawn_is_refused_before_anything_is_written(
     refused(other, "has no model_index.json or config.json", *PROMPTS)
     (other / "config.json").write_text('{"model_type": "llama"}')
     refused(
-        other, "holds a 'llama', which cannot be drawn with; known: LlamaGenPipeline, GlmImagePipeline, janus", *PROMPTS
+        other,
+        "holds a 'llama', which cannot be drawn with; known: LlamaGenPipeline, GlmImagePipeline, janus, emu3",
+        *PROMPTS,
     )
     (other / "model_index.json").write_text('{"_class_name": "StableDiffusionPipeline"}')
     refused(other, "holds a 'StableDiffusionPipeline', which cannot be drawn with", *PROMPTS)

@@ -21,7 +21,7 @@ from vargen.pipelines.glm_image import GlmImagePriorPipeline
 
 SIZE = {"height": HEIGHT, "width": WIDTH}
 PICTURES = [[glm_image_models.picture(row)] for row in range(3)]
-METHODS = pytest.mark.parametrize("method", ["ar", "sjd", "scd", "gsd"])  # gsd is exact when greedy
+METHODS = pytest.mark.parametrize("method", ["ar", "sjd", "scd", "jacobi", "gsd"])  # gsd is exact when greedy
 
 
 @pytest.fixture(scope="module")

@@ -26,6 +26,7 @@ from vargen.models.llamagen.target import LlamaGenTarget, allocate_cache, cache_
 from vargen.models.llamagen.transformer import LlamaGenTransformer
 from vargen.models.llamagen.vq import unit_codebook
 from vargen.models.model_folder import check_component_folder
+from vargen.reading import reading
 
 Model = TypeVar("Model", LlamaGenDrafter, LlamaGenTransformer)
 
@@ -176,7 +177,8 @@ class LlamaGenComponents(ModelComponents):
     ) -> Model:
         if folder not in self.kept.models:
             check_component_folder(path, kind)
-            model = kind.from_pretrained(path, torch_dtype=self.transformer.dtype)
+            with reading(path):
+                model = kind.from_pretrained(path, torch_dtype=self.transformer.dtype)
             check_weights(model, path)
             check(model, self.transformer)
             self.kept.models[folder] = model.eval()

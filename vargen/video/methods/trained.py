@@ -38,6 +38,7 @@ class TrainedDrafterConfig(VideoMethodConfig):
     """
 
     exact: ClassVar[bool] = True
+    weights: ClassVar[tuple[str, ...]] = ("drafter",)
 
     drafter: str | None = None
     tree: str = "chain"

@@ -19,9 +19,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 from tqdm import tqdm
 
+from vargen.reading import reading
 from vargen.runs.files import atomic_path, write_json_atomic
 from vargen.runs.identity import check_identity_file, digest
-from vargen.training.config import check, check_positive
+from vargen.training.config import check, check_positive, check_sizes
 from vargen.world.scenes.scene import MAX_OBJECTS, OBJECT_COUNT_WEIGHTS, sample_scene
 from vargen.world.seeds import STORE_SEED
 from vargen.world.training.coded import CodedBatch, FrozenEncoder, RenderedCodes, load_vqvae, weights_fingerprint
@@ -67,6 +68,7 @@ class CodeStoreConfig:
     def __post_init__(self) -> None:
         self.object_count_weights = tuple(self.object_count_weights)
         check(bool(self.vqvae), "vqvae", self.vqvae, "must name the folder of a trained tokenizer")
+        check_sizes(self)
         check_positive(self, "pictures", "shard_size", "batch_size", "image_size")
         check_object_count_weights(self.object_count_weights)
         check(self.detail >= 0, "detail", self.detail, "must not be negative")
@@ -142,8 +144,10 @@ class StoredCodes:
         folder = Path(folder)
         path = folder / _DESCRIPTION
         check(path.is_file(), "codes", str(folder), f"holds no {_DESCRIPTION}; write it with vargen train data")
-        self.identity: dict[str, Any] = json.loads(path.read_text())
-        scenes = _scenes_fingerprint(self.identity["object_count_weights"])
+        with reading(path, "write the store anew", "codes"):
+            self.identity: dict[str, Any] = json.loads(path.read_bytes())
+            scenes = _scenes_fingerprint(self.identity["object_count_weights"])
+            shard_size, num_tokens = int(self.identity["shard_size"]), int(self.identity["num_tokens"])
         check(
             self.identity["scenes"] == scenes,
             "codes",
@@ -153,8 +157,12 @@ class StoredCodes:
         # Only shards without a gap before them: a number must mean the same picture for ever.
         self._shards: list[dict[str, Tensor]] = []
         while (path := _shard_path(folder, len(self._shards))).exists():
-            with safe_open(path, framework="pt") as file:
-                self._shards.append({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
+            with reading(path, "delete it and write the store anew", "codes"):
+                with safe_open(path, framework="pt") as file:
+                    shard = {name: file.get_tensor(name) for name in ("codes", "places")}
+                if shard["codes"].shape != (shard_size, num_tokens) or len(shard["places"]) != shard_size:
+                    raise ValueError(f"it holds codes {list(shard['codes'].shape)}, not [{shard_size}, {num_tokens}]")
+            self._shards.append(shard)
         check(bool(self._shards), "codes", str(folder), "has no shard yet; wait for the first one")
 
     def __len__(self) -> int:

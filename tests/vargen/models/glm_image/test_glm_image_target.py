@@ -198,14 +198,20 @@ def probabilities(case: _Case) -> Tensor:
     return case.probabilities()
 
 
-METHODS = [("ar", {}), ("sjd", {"window": 3}), ("scd", {"window": 4}), ("scd", {"window": 2, "coupling": "maximal"})]
+METHODS = [
+    ("ar", {}),
+    ("sjd", {"window": 3, "branches": 2, "branch_depth": 1}),
+    ("scd", {"window": 4}),
+    ("scd", {"window": 2, "coupling": "maximal"}),
+    ("jacobi", {"window": 3}),
+]
 
 
 @pytest.mark.parametrize(("method", "options"), METHODS)
 def test_priors_come_as_often_as_they_should(
     case: _Case, probabilities: Tensor, method: str, options: dict[str, object]
 ) -> None:
-    target = GlmImageTarget(case.model, case.request, max_draft_nodes=5)
+    target = GlmImageTarget(case.model, case.request, max_draft_nodes=6)
     assert case.p_value(method, options, probabilities, target) > 1e-3
 
 
@@ -227,7 +233,7 @@ def test_positions_on_a_line_are_noticed(case: _Case, probabilities: Tensor) -> 
 
 
 @pytest.mark.parametrize("window", [1, 2, 5, 9])
-@pytest.mark.parametrize("method", ["sjd", "scd", "gsd"])
+@pytest.mark.parametrize("method", ["sjd", "scd", "jacobi", "gsd"])
 def test_an_end_that_is_most_probable_everywhere_is_never_drawn(method: str, window: int) -> None:
     model = glm_image_models.make_model()
     with torch.no_grad():

@@ -1,0 +1,233 @@
+"""Faults planted one at a time, and whether the tests notice.
+
+    nice python benchmarks/planted_faults.py [--processes 2] [--only specdecode/loop.py]
+
+The faults stand in `planted_faults.txt`, each with the tests that must fail. Nothing on disk changes: a fault is
+planted while its module is imported, in a process forked from one that has the large libraries loaded, and the tests
+run there until the first of them fails. What was found is kept after every fault, so that the same
+command goes on where it was stopped, and looks again only at faults whose code or tests have changed since.
+
+Survivors that change nothing anybody can see are listed in `HARMLESS`, with the reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import importlib.abc
+import importlib.machinery
+import json
+import os
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+FAULTS = Path(__file__).with_name("planted_faults.txt")
+RESULT = ROOT / "benchmarks" / "results" / "planted_faults.json"
+TIMEOUT = 900
+"""Seconds after which tests count as failed: a fault may keep a loop from ending."""
+_LIBRARIES = ("torch", "numpy", "scipy.stats", "pytest", "hypothesis", "transformers", "diffusers", "PIL.Image", "yaml")
+
+HARMLESS: dict[str, str] = {}
+"""Why it does no harm that a fault survives, by its key."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault: in `file` the text `search`, which stands there once, becomes `replace`; `tests` must fail."""
+
+    file: str
+    tests: tuple[str, ...]
+    search: str
+    replace: str
+
+    @property
+    def key(self) -> str:
+        """Stands for the fault, whatever the code around it."""
+        return hashlib.sha256(f"{self.file}\0{self.search}\0{self.replace}".encode()).hexdigest()[:10]
+
+    def state(self) -> str:
+        """Stands for the fault with its code and tests as they are."""
+        content = [(ROOT / name).read_bytes() for name in (self.file, *self.tests)]
+        return hashlib.sha256(b"\0".join([self.key.encode(), *content])).hexdigest()[:10]
+
+    def planted(self) -> str:
+        """The faulty source. Raises ValueError where the text does not stand there exactly once."""
+        source = (ROOT / self.file).read_text()
+        if source.count(self.search) != 1:
+            raise ValueError(f"{self.file}: {self.search!r} stands there {source.count(self.search)} times, not once")
+        return source.replace(self.search, self.replace)
+
+
+def read_faults(path: Path = FAULTS) -> list[Fault]:
+    """The list; see its first lines."""
+    faults: list[Fault] = []
+    file, tests = "", ()
+    for line in path.read_text().splitlines():
+        if line.startswith("@"):
+            _, file, *tests = line.split()
+        elif line and not line.startswith("#"):
+            search, replace = (side.replace("\\n", "\n") for side in line.split(" => "))
+            faults.append(Fault(file, tuple(tests), search, replace))
+    return faults
+
+
+class _Plant(importlib.abc.MetaPathFinder, importlib.machinery.SourceFileLoader):
+    """Imports one module from a source that is not on disk."""
+
+    def __init__(self, fault: Fault) -> None:
+        module = fault.file.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
+        super().__init__(module, str(ROOT / fault.file))
+        self.source = fault.planted()
+
+    def find_spec(self, fullname: str, path: object = None, target: object = None) -> object:
+        if fullname != self.name:
+            return None
+        return importlib.machinery.ModuleSpec(fullname, self, origin=self.path)
+
+    def get_code(self, fullname: str | None = None) -> object:
+        return compile(self.source, self.path, "exec")  # never from a cache, never into one
+
+
+def run_tests(fault: Fault | None, tests: tuple[str, ...]) -> int:
+    """In a forked process: pytest's exit code, 0 where nothing failed."""
+    import pytest
+
+    os.chdir(ROOT)
+    sys.path.insert(0, str(ROOT))
+    os.environ["PYTHONPATH"] = str(ROOT)
+    sys.dont_write_bytecode = True
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.dup2(nowhere, 2)
+    if fault is not None:
+        sys.meta_path.insert(0, _Plant(fault))
+    return int(
+        pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning", *tests])
+    )
+
+
+class Runner:
+    """So many forked processes at a time."""
+
+    def __init__(self, processes: int) -> None:
+        self.processes = processes
+        self.running: dict[int, tuple[float, object]] = {}
+
+    def start(self, job: object, fault: Fault | None, tests: tuple[str, ...]) -> None:
+        """Begin; `job` comes back from `wait`."""
+        child = os.fork()
+        if not child:
+            os.setpgid(0, 0)  # what the tests start ends with them
+            code = 1
+            try:
+                code = run_tests(fault, tests)
+            finally:
+                os._exit(code)
+        self.running[child] = (time.monotonic(), job)
+
+    def wait(self) -> tuple[object, int, float]:
+        """A job that is over, its exit code (-1 where it took too long) and its seconds."""
+        while True:
+            for child, (began, job) in list(self.running.items()):
+                ended, status = os.waitpid(child, os.WNOHANG)
+                seconds = time.monotonic() - began
+                if not ended and seconds < TIMEOUT:
+                    continue
+                del self.running[child]
+                if not ended:
+                    os.killpg(child, signal.SIGKILL)
+                    os.waitpid(child, 0)
+                    return job, -1, seconds
+                return job, os.waitstatus_to_exitcode(status), seconds
+            time.sleep(0.05)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--only", default="", help="faults in files whose path begins so")
+    options = parser.parse_args()
+    faults = [fault for fault in read_faults() if fault.file.startswith(options.only)]
+    for fault in faults:
+        fault.planted()  # before anything runs
+    known = {row["key"]: row for row in _read()}
+    waiting = [fault for fault in faults if known.get(fault.key, {}).get("state") != fault.state()]
+    print(f"{len(faults)} faults, {len(waiting)} to look at", flush=True)
+    for library in _LIBRARIES:
+        __import__(library)
+    import torch
+
+    torch.set_num_threads(1)
+
+    runner, sound = Runner(options.processes), set()
+    for tests in dict.fromkeys(fault.tests for fault in waiting):  # without a fault they must pass
+        runner.start(tests, None, tests)
+        if len(runner.running) >= options.processes:
+            _note_sound(runner, sound)
+    while runner.running:
+        _note_sound(runner, sound)
+    for fault in waiting:
+        if fault.tests not in sound:
+            continue
+        runner.start(fault, fault, fault.tests)
+        if len(runner.running) >= options.processes:
+            _note(runner, known)
+    while runner.running:
+        _note(runner, known)
+    return _report(faults, known)
+
+
+def _note_sound(runner: Runner, sound: set[tuple[str, ...]]) -> None:
+    tests, code, seconds = runner.wait()
+    assert isinstance(tests, tuple)
+    if code == 0:
+        sound.add(tests)
+    print(f"{'sound' if code == 0 else 'FAIL WITHOUT A FAULT'} {seconds:6.1f} s  {' '.join(tests)}", flush=True)
+
+
+def _note(runner: Runner, known: dict[str, dict[str, object]]) -> None:
+    fault, code, seconds = runner.wait()
+    assert isinstance(fault, Fault)
+    known[fault.key] = {
+        "key": fault.key,
+        "state": fault.state(),
+        "file": fault.file,
+        "search": fault.search,
+        "replace": fault.replace,
+        "caught": code != 0,
+    }
+    _write(list(known.values()))
+    print(f"{'caught' if code else 'SURVIVED'} {seconds:6.1f} s  {fault.file}: {fault.replace!r}", flush=True)
+
+
+def _read() -> list[dict[str, object]]:
+    return json.loads(RESULT.read_text())["faults"] if RESULT.exists() else []
+
+
+def _write(rows: list[dict[str, object]], **more: object) -> None:
+    place = {fault.key: number for number, fault in enumerate(read_faults())}
+    rows = sorted((row for row in rows if row["key"] in place), key=lambda row: place[str(row["key"])])
+    temporary = RESULT.with_suffix(".tmp")
+    temporary.write_text(json.dumps({**more, "harmless": HARMLESS, "faults": rows}, indent=1) + "\n")
+    os.replace(temporary, RESULT)
+
+
+def _report(faults: list[Fault], known: dict[str, dict[str, object]]) -> int:
+    sys.path.insert(0, str(ROOT))
+    from metrics.provenance import provenance
+
+    _write(list(known.values()), provenance=provenance())
+    missing = [fault for fault in faults if known.get(fault.key, {}).get("state") != fault.state()]
+    survivors = [fault for fault in faults if fault not in missing and not known[fault.key]["caught"]]
+    for fault in survivors:
+        print(f"{HARMLESS.get(fault.key, 'A GAP')}  {fault.key}  {fault.file}: {fault.search!r} => {fault.replace!r}")
+    print(f"{len(faults) - len(missing) - len(survivors)} caught, {len(survivors)} survived, {len(missing)} not run")
+    return int(bool(missing) or any(fault.key not in HARMLESS for fault in survivors))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,89 @@
+"""Places whose token is known before anything is said: it is drafted there, and nowhere else.
+
+Belongs here: correcting what another drafter proposes, so that it stays true to what it claims. Does not belong here:
+which tokens are known, and making the target agree (its logits leave nothing else there).
+
+A sequence may have a form: a mark after every so many tokens. A drafter that does not know it guesses wrong there, and
+everything behind a wrong guess is lost. Why this is lossless: at a known place the token is certain, so it is drawn
+from the distribution that is one there. Elsewhere the mark's share is given to another token, in the draw and in the
+claim alike. That is so in chains; in trees, where a draw says something of its siblings, a mark stays where it was
+drafted, and the target, for which it is impossible, rejects it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from specdecode.roles import DecodeState, Draft, Drafter, Selection, SkippingDrafter, TargetOutput, Verdict
+
+
+class KnownTokensDrafter(Drafter):
+    """The Drafter role: another drafter's proposals, with the tokens that are known.
+
+    Tokens that are known somewhere are drafted nowhere else, if drafts are chains. A verifier that may accept what the
+    target excludes must be given chains.
+
+    Args:
+        drafter: whose proposals these are; nothing but what is fed reaches it.
+        known: [max_new_tokens] int64, the token that stands at each output position, -1 where that is open.
+        vocab_size: V; some token is known nowhere.
+
+    Raises:
+        ValueError: every token is known somewhere.
+    """
+
+    def __init__(self, drafter: Drafter, known: Tensor, vocab_size: int) -> None:
+        self.drafter, self.known = drafter, known
+        self._is_mark = torch.zeros(vocab_size, dtype=torch.bool, device=known.device)
+        self._is_mark[known[known >= 0]] = True
+        if bool(self._is_mark.all()):
+            raise ValueError("known must leave some token that is known nowhere")
+        self._instead = int(self._is_mark.int().argmin())  # a token that is no mark
+
+    @property
+    def skipping(self) -> SkippingDrafter | None:
+        """Itself, where the drafter can go on unverified."""
+        return None if self.drafter.skipping is None else self
+
+    def start(self, prompt: TargetOutput, state: DecodeState) -> None:
+        """See `Drafter.start`."""
+        self.drafter.start(prompt, state)
+
+    def propose(self, state: DecodeState) -> Draft:
+        """What the drafter proposes, corrected."""
+        draft = self.drafter.propose(state)
+        tree = draft.tree
+        places = state.lengths[:, None] - 1 + tree.depth  # [B, n]; the loop cuts off what lies past the end
+        wanted = self.known[places.clamp(max=len(self.known) - 1)]
+        is_known = wanted >= 0
+        tokens, probabilities = tree.tokens, draft.probabilities
+        if tree.is_chain:
+            tokens = torch.where(self._is_mark[tokens], self._instead, tokens)
+            if probabilities is not None:
+                marks = (probabilities * self._is_mark).sum(-1)  # [B, n]
+                probabilities = probabilities.masked_fill(self._is_mark, 0)
+                probabilities[..., self._instead] += marks
+        if probabilities is not None:
+            certain = torch.zeros_like(probabilities).scatter_(-1, wanted.clamp(min=0)[..., None], 1.0)
+            probabilities = torch.where(is_known[..., None], certain, probabilities)
+        tree = replace(tree, tokens=torch.where(is_known, wanted, tokens))
+        return replace(draft, tree=tree, probabilities=probabilities)
+
+    def observe(self, draft: Draft, output: TargetOutput, verdict: Verdict, state: DecodeState) -> None:
+        """See `Drafter.observe`."""
+        self.drafter.observe(draft, output, verdict, state)
+
+    def observe_skipped(self, draft: Draft, selection: Selection, state: DecodeState) -> None:
+        """See `SkippingDrafter.observe_skipped`."""
+        self._skipping().observe_skipped(draft, selection, state)
+
+    def observe_pending(self, output: TargetOutput, counts: Tensor, state: DecodeState) -> None:
+        """See `SkippingDrafter.observe_pending`."""
+        self._skipping().observe_pending(output, counts, state)
+
+    def _skipping(self) -> SkippingDrafter:
+        assert self.drafter.skipping is not None
+        return self.drafter.skipping

@@ -1,0 +1,188 @@
+"""Model folders that are damaged, cut down, mixed up or not what they say: refused in one line that names the file."""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hostile import Case, arguments_of, change_json, check_refused, each, write_json
+
+GENERATE = "generate 'a red cube' --model {work}/model --output {work}/out --quiet"
+TRANSFORMER, WEIGHTS = "transformer/config.json", "transformer/diffusion_pytorch_model.safetensors"
+TENSOR = '{"dtype":"F32","shape":[16],"data_offsets":[0,64]}'
+DEEP = "[" * 100_000
+
+
+def write(name: str, content: bytes | str) -> Callable[[Path], object]:
+    data = content if isinstance(content, bytes) else content.encode()
+    return lambda work: (work / "model" / name).write_bytes(data)
+
+
+def remove(name: str) -> Callable[[Path], object]:
+    return lambda work: os.remove(work / "model" / name)
+
+
+def change(name: str, **values: Any) -> Callable[[Path], object]:
+    return lambda work: change_json(work / "model" / name, **values)
+
+
+def cut(name: str, share: float) -> Callable[[Path], object]:
+    def damage(work: Path) -> None:
+        path = work / "model" / name
+        content = path.read_bytes()
+        path.write_bytes(content[: int(len(content) * share)])
+
+    return damage
+
+
+def header(text: str) -> Callable[[Path], object]:
+    """A safetensors file of this header and a few bytes."""
+    data = text.encode()
+    return write(WEIGHTS, struct.pack("<Q", len(data)) + data + b"\0" * 64)
+
+
+def folder_instead(name: str) -> Callable[[Path], object]:
+    def damage(work: Path) -> None:
+        (work / "model" / name).unlink()
+        (work / "model" / name).mkdir()
+
+    return damage
+
+
+def spoil(name: str, value: float) -> Callable[[Path], object]:
+    def damage(work: Path) -> None:
+        from safetensors.torch import load_file, save_file
+
+        weights = load_file(work / "model" / name)
+        weights[sorted(weights)[-1]].view(-1)[0] = value
+        save_file(weights, work / "model" / name, metadata={"format": "pt"})
+
+    return damage
+
+
+def swap(one: str, other: str) -> Callable[[Path], object]:
+    def damage(work: Path) -> None:
+        a, b = work / "model" / one, work / "model" / other
+        first, second = a.read_bytes(), b.read_bytes()
+        a.write_bytes(second)
+        b.write_bytes(first)
+
+    return damage
+
+
+def shards(name: object) -> Callable[[Path], object]:
+    """An index of shards that names one."""
+    place = f"model/{WEIGHTS}.index.json"
+    return lambda work: write_json(work / place, {"weight_map": {"a": name}})
+
+
+def only(config: str) -> Callable[[Path], object]:
+    """A folder in the layout of transformers, of which only config.json is new."""
+
+    def damage(work: Path) -> None:
+        (work / "model" / "model_index.json").unlink()
+        (work / "model" / "config.json").write_text(config)
+
+    return damage
+
+
+def pickled(work: Path) -> None:
+    path = work / "model" / WEIGHTS
+    os.rename(path, path.with_suffix(".bin"))
+
+
+def of(name: str, damage: Callable[[Path], object], expected: str) -> Case:
+    return Case(name, GENERATE, expected, damage)
+
+
+CASES = [
+    of("no index", remove("model_index.json"), "has no model_index.json"),
+    of("an empty index", write("model_index.json", ""), "model_index.json cannot be read"),
+    of("an index that is no JSON", write("model_index.json", "{"), "model_index.json cannot be read"),
+    of("an index of a list", write("model_index.json", "[]"), "model_index.json must hold a JSON object"),
+    of("an index of bytes", write("model_index.json", b"\xff\xfe\x00"), "model_index.json cannot be read"),
+    of("a deep index", write("model_index.json", DEEP), "model_index.json cannot be read (it is nested too deeply)"),
+    of("an index that is a folder", folder_instead("model_index.json"), "model"),
+    of("an index of another pipeline", change("model_index.json", _class_name="FluxPipeline"), "'FluxPipeline'"),
+    of("an index without a class", change("model_index.json", _class_name=None), "cannot be drawn with"),
+    of("a class that is a number", change("model_index.json", _class_name=7), "cannot be drawn with"),
+    of("a class that is a list", change("model_index.json", _class_name=[1]), "cannot be drawn with"),
+    of("a component that is a string", change("model_index.json", vqvae="diffusers"), "and a class for 'vqvae'"),
+    of("a component that is missing", change("model_index.json", vqvae=None), "and a class for 'vqvae'"),
+    of("a component of three words", change("model_index.json", vqvae=["a", "b", "c"]), "a library and a class for"),
+    of("a component of numbers", change("model_index.json", vqvae=[1, 2]), "a library and a class for 'vqvae'"),
+    of("a module of Python", change("model_index.json", extra=["antigravity", "X"]), "is missing"),
+    of("a module of Python in place", change("model_index.json", vqvae=["os", "PathLike"]), "os.PathLike, which is no"),
+    of("a class that there is not", change("model_index.json", vqvae=["diffusers", "Nothing"]), "diffusers.Nothing"),
+    of("a pipeline as a component", change("model_index.json", vqvae=["diffusers", "DiffusionPipeline"]), "no part of"),
+    of("a component of another kind", change("model_index.json", vqvae=["transformers", "T5EncoderModel"]), "vqvae"),
+    of("a name that leads out", change("model_index.json", **{"../vqvae": ["diffusers", "VQModel"]}), "'../vqvae'"),
+    of("another image size", change("model_index.json", image_size=99), "model_index.json says 99"),
+    of("an image size in words", change("model_index.json", image_size="large"), "model_index.json says large"),
+    of("guidance in words", change("model_index.json", default_guidance_scale="much"), "guidance_scale"),
+    of("guidance beyond bounds", change("model_index.json", default_guidance_scale=1e300), "guidance_scale must be"),
+    of("top_k in words", change("model_index.json", default_top_k="many"), "top_k"),
+    of("settings of no method", change("model_index.json", methods={"nothing": {}}), "'nothing' is no method"),
+    of("settings that are none", change("model_index.json", methods={"eagle": {"dept": 1}}), "no option 'dept'"),
+    of("settings that are a list", change("model_index.json", methods=[1]), "methods"),
+    of("settings of a string", change("model_index.json", methods={"eagle": "x"}), "must hold settings by name"),
+    of("no configuration", remove(TRANSFORMER), "transformer/config.json is missing"),
+    of("a garbled configuration", write(TRANSFORMER, b"\x80\x81{"), "config.json cannot be read"),
+    of("a configuration of numbers", write(TRANSFORMER, "3"), "must hold a JSON object"),
+    of("a deep configuration", write(TRANSFORMER, '{"a":' * 99_999), "config.json cannot be read"),
+    of("a width in words", change(TRANSFORMER, dim="wide"), "transformer/config.json does not describe"),
+    of("a width of zero", change(TRANSFORMER, dim=0), "transformer"),
+    of("a width below zero", change(TRANSFORMER, dim=-16), "transformer"),
+    of("another width", change(TRANSFORMER, dim=32), "weights of transformer have another size"),
+    of("heads that do not divide", change(TRANSFORMER, num_attention_heads=3), "config.json does not describe"),
+    of("another number of layers", change(TRANSFORMER, num_layers=5), "weights of transformer lack"),
+    of("fewer layers", change(TRANSFORMER, num_layers=1), "tensors too many"),
+    of("a billion layers", change(TRANSFORMER, num_layers=10**9), "transformer"),
+    of("another grid", change(TRANSFORMER, grid_size=9), "another image grid"),
+    of("a grid in words", change(TRANSFORMER, grid_size="four"), "grid_size"),
+    of("a grid below zero", change(TRANSFORMER, grid_size=-4), "grid_size"),
+    of("another vocabulary", change("vqvae/config.json", num_vq_embeddings=99), "weights of vqvae have another size"),
+    of("no lookup", change("vqvae/config.json", lookup_from_codebook=False), "lookup_from_codebook"),
+    of("another decoder", change("vqvae/config.json", block_out_channels=[4, 8, 16]), "vqvae"),
+    of("no weights", remove(WEIGHTS), "diffusion_pytorch_model.safetensors is missing"),
+    of("empty weights", write(WEIGHTS, ""), "truncated or no safetensors file"),
+    of("half of the weights", cut(WEIGHTS, 0.5), "truncated or no safetensors file"),
+    of("weights but for a byte", cut(WEIGHTS, 0.9999), "truncated or no safetensors file"),
+    of("weights that are text", write(WEIGHTS, "weights" * 100), "truncated or no safetensors file"),
+    of("weights with a huge header", write(WEIGHTS, b"\xff" * 64), "truncated or no safetensors file"),
+    of("a header without offsets", header('{"a":{"dtype":"F32","shape":[2]}}'), "truncated or no safetensors file"),
+    of("a header of numbers", header('{"a":7}'), "truncated or no safetensors file"),
+    of("a header of a list", header("[1,2]"), "truncated or no safetensors file"),
+    of("a header that is deep", header('{"a":' * 9_999), "truncated or no safetensors file"),
+    of("overlapping tensors", header(f'{{"a":{TENSOR},"b":{TENSOR}}}'), "safetensors"),
+    of("weights of another component", swap(WEIGHTS, "vqvae/diffusion_pytorch_model.safetensors"), "weights of"),
+    of("weights that are a folder", folder_instead(WEIGHTS), "safetensors"),
+    of("pickled weights", pickled, "holds pickled weights"),
+    of("weights of nothing", spoil(WEIGHTS, float("nan")), "are not finite in float32"),
+    of("an infinite text encoder", spoil("text_encoder/model.safetensors", float("inf")), "are not finite in float32"),
+    of("a decoder of nothing", spoil("vqvae/diffusion_pytorch_model.safetensors", float("nan")), "are not finite"),
+    of("a shard that leads out", shards("../../x.safetensors"), "must name files beside it"),
+    of("a shard that is missing", shards("x.safetensors"), "x.safetensors is missing"),
+    of("an index of shards of numbers", shards(7), "must name files beside it"),
+    of("a garbled tokenizer", write("tokenizer/tokenizer.json", "{]"), "model cannot be read"),
+    of("an empty tokenizer", write("tokenizer/tokenizer.json", ""), "model cannot be read"),
+    of("a tokenizer of another shape", write("tokenizer/tokenizer.json", '{"model": 7}'), "model cannot be read"),
+    of("a tokenizer that is deep", write("tokenizer/tokenizer.json", DEEP), "model cannot be read"),
+    of("a garbled tokenizer_config", write("tokenizer/tokenizer_config.json", "\0"), "model cannot be read"),
+    of("a text encoder of another width", change("text_encoder/config.json", d_model=24), "text_encoder"),
+    of("a text encoder of no class", change("text_encoder/config.json", d_ff="x"), "text_encoder"),
+    of("a transformers folder of nothing", only('{"model_type": "gpt2"}'), "holds a 'gpt2'"),
+    of("a Janus without files", only('{"model_type": "janus"}'), "model"),
+    of("a Janus of words", only('{"model_type": "janus", "vision_config": "x"}'), "config.json"),
+]  # fmt: skip
+
+
+@each(CASES)
+def test_it_is_refused(case: Case, tmp_path: Path, tiny_model_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert case.damage is not None
+    case.damage(tmp_path)
+    check_refused(arguments_of(case.command, {"work": tmp_path}), case.expected, capsys, tmp_path)

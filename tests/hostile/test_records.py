@@ -1,0 +1,294 @@
+"""What earlier runs left, damaged: records, pictures, batches, calls, searches, checkpoints, stores."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hostile import arguments_of, change_json, check_refused, contents, write_json
+
+from vargen.cli import main
+
+DEEP = "[" * 50_000
+GENERATE = "generate 'a red cube' 'a blue cone' --model {model} --quiet --output {work}/run"
+JUDGE = "judge {work}/run"
+BENCH = "bench --methods ar --model {model} --prompts 2 --warm_up 0 --quiet --json {work}/b.json"
+
+
+def write(name: str, content: bytes | str) -> Callable[[Path], object]:
+    data = content if isinstance(content, bytes) else content.encode()
+    return lambda run: (run / name).write_bytes(data)
+
+
+def change(**values: object) -> Callable[[Path], object]:
+    """Change the first record of result.jsonl."""
+
+    def damage(run: Path) -> None:
+        lines = (run / "result.jsonl").read_text().splitlines()
+        record = {**json.loads(lines[0]), **values}
+        lines[0] = json.dumps({name: value for name, value in record.items() if value is not None})
+        (run / "result.jsonl").write_text("\n".join(lines) + "\n")
+
+    return damage
+
+
+@pytest.mark.parametrize(
+    ("damage", "expected"),
+    [
+        (write("config.json", "{"), "config.json cannot be read"),
+        (write("config.json", "7"), "is not of a `vargen generate` run"),
+        (write("config.json", "{}"), "is not of a `vargen generate` run"),
+        (write("config.json", '{"settings": 7}'), "is not of a `vargen generate` run"),
+        (write("config.json", '{"settings": {}}'), "holds a run with"),
+        (write("config.json", b"\xff\xfe"), "config.json cannot be read"),
+        (write("config.json", DEEP), "it is nested too deeply"),
+        (write("result.jsonl", "7\n8\n"), "line 1 is no record"),
+        (write("result.jsonl", "[]\n"), "line 1 is no record"),
+        (write("result.jsonl", "{\n"), "line 1 is not JSON"),
+        (write("result.jsonl", b"\xff\n"), "line 1 is not JSON"),
+        (write("result.jsonl", DEEP + "\n"), "line 1 is not JSON (it is nested too deeply)"),
+        (lambda run: change_json(run / "config.json", settings={"prompts": 3}), "holds a run with"),
+    ],
+)
+def test_a_run_is_not_continued_on_what_is_damaged(
+    damage: Callable[[Path], object],
+    expected: str,
+    finished_run: Path,
+    tmp_path: Path,
+    _saved_tiny_pipelines: dict[str, Path],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    damage(finished_run)
+    command = arguments_of(GENERATE, {"work": tmp_path, "model": _saved_tiny_pipelines["text"]})
+    check_refused(command, expected, capsys, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("damage", "expected"),
+    [
+        (write("result.jsonl", "7\n"), "line 1 is no record"),
+        (write("result.jsonl", ""), "holds no record"),
+        (write("result.jsonl", "{}\n"), "is not the name of something in it"),
+        (write("result.jsonl", DEEP + "\n"), "line 1 is not JSON"),
+        (change(image_path="../../../../etc/passwd"), "is not the name of something in it"),
+        (change(image_path="/etc/passwd"), "is not the name of something in it"),
+        (change(image_path=7), "is not the name of something in it"),
+        (change(image_path=["a"]), "is not the name of something in it"),
+        (change(image_path="a\0b"), "is not the name of something in it"),
+        (change(image_path="images/999999.png"), "999999.png"),
+        (change(image_path="x" * 300), "xxx"),
+        (change(image_path=None), "is not the name of something in it"),
+        (change(text=7), "text"),
+        (change(index="first"), "index"),
+        (write("images/000000.png", "no picture"), "000000.png cannot be read"),
+        (write("images/000000.png", b""), "000000.png cannot be read"),
+        (lambda run: os.remove(run / "images/000001.png"), "000001.png"),
+    ],
+)
+def test_a_damaged_run_is_not_judged(
+    damage: Callable[[Path], object],
+    expected: str,
+    finished_run: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    damage(finished_run)
+    check_refused(arguments_of(JUDGE, {"work": tmp_path}), expected, capsys, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("[]\n", "line 1 is no record"),
+        ("7\n", "line 1 is no record"),
+        ("{}\n", "does not say what it holds"),
+        ('{"settings": 3}\n', "does not say what it holds"),
+        ('{"settings": {}}\n', "holds calls of a run with"),
+        ("{\n", "line 1 is not JSON"),
+        (DEEP + "\n", "line 1 is not JSON"),
+    ],
+)
+def test_calls_of_a_comparison_that_are_none(
+    content: str,
+    expected: str,
+    tmp_path: Path,
+    _saved_tiny_pipelines: dict[str, Path],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "b.json.calls.jsonl").write_text(content)
+    command = arguments_of(BENCH, {"work": tmp_path, "model": _saved_tiny_pipelines["text"]})
+    check_refused(command, expected, capsys, tmp_path)
+
+
+def test_a_picture_that_is_torn_is_made_again(
+    finished_run: Path, tmp_path: Path, _saved_tiny_pipelines: dict[str, Path]
+) -> None:
+    whole = contents(finished_run / "images")
+    picture = finished_run / "images" / "000001.png"
+    picture.write_bytes(picture.read_bytes()[:50])
+    (finished_run / "images" / "000000.png").unlink()
+    command = arguments_of(GENERATE, {"work": tmp_path, "model": _saved_tiny_pipelines["text"]})
+    assert main(command) == 0
+    assert contents(finished_run / "images").keys() == whole.keys()
+
+
+EVALUATE = "evaluate --model {model} --preset {work}/p.yaml --captions_file {work}/c.txt --reference {work}/ref "
+EVALUATE += "--output {work}/e --quiet --batch_size 2 --bootstrap 0"
+
+
+@pytest.fixture(scope="session")
+def _evaluated(
+    _saved_tiny_pipelines: dict[str, Path], _finished_run: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    work = tmp_path_factory.mktemp("evaluated")
+    (work / "p.yaml").write_text("extractor: clip\nresizer: bicubic\nresolution: 32\nclip_score: null\n")
+    (work / "c.txt").write_text("a red cube\na blue cone\n")
+    shutil.copytree(_finished_run / "images", work / "ref")
+    clip = Path(main.__code__.co_filename).parent / "weights" / "clip"
+    command = arguments_of(EVALUATE, {"work": work, "model": _saved_tiny_pipelines["text"]})
+    assert main([*command, "--clip", str(clip)]) == 0
+    return work
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("e/ar/batches/000000.npz", b"", "000000.npz cannot be read"),
+        ("e/ar/batches/000000.npz", b"PK\x03\x04torn", "000000.npz cannot be read"),
+        ("e/ar/batches/000000.npz", b"\x80\x04cos\nsystem\n", "000000.npz cannot be read"),
+        ("e/ar/config.json", b"{", "config.json cannot be read"),
+        ("e/ar/config.json", b"[]", "does not say what it holds"),
+        ("e/ar/config.json", b"{}", "holds pictures with"),
+        ("p.yaml", b"\xff", "cannot be read"),
+        ("c.txt", b"one caption\n", "count"),
+        ("ref/000000.png", b"no picture", "cannot be read"),
+    ],
+)
+def test_a_damaged_evaluation(
+    name: str,
+    content: bytes,
+    expected: str,
+    _evaluated: Path,
+    tmp_path: Path,
+    _saved_tiny_pipelines: dict[str, Path],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    work = Path(shutil.copytree(_evaluated, tmp_path / "work"))
+    (work / name).write_bytes(content)
+    if name.startswith("e/ar/batches"):
+        shutil.rmtree(work / "e" / "ar" / "images")  # so that the batch is read
+    clip = Path(main.__code__.co_filename).parent / "weights" / "clip"
+    command = arguments_of(EVALUATE, {"work": work, "model": _saved_tiny_pipelines["text"]})
+    code = main([*command, "--clip", str(clip)])
+    told = capsys.readouterr().err
+    assert code == 2 and expected in told and told.count("vargen: error: ") == 1 and "Traceback" not in told, told
+
+
+TUNE = "tune --method sjd --model {model} --quiet --output {work}/t"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("settings.json", b"{", "settings.json cannot be read"),
+        ("settings.json", b"[]", "does not say what it holds"),
+        ("settings.json", b"{}", "holds a search with"),
+    ],
+)
+def test_a_damaged_search(
+    name: str,
+    content: bytes,
+    expected: str,
+    tmp_path: Path,
+    tiny_model_folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import dataclasses
+
+    import vargen.commands.tune  # noqa: F401
+    import vargen.world.judge.judging as judging
+
+    class Reader:
+        """Reads pictures of the tiny model's size, and is never asked to."""
+
+        image_size = 8
+
+    monkeypatch.setattr(judging, "SCENE_WORLD", dataclasses.replace(judging.SCENE_WORLD, judge=Reader))
+    (tmp_path / "t").mkdir()
+    (tmp_path / "t" / name).write_bytes(content)
+    command = arguments_of(TUNE, {"work": tmp_path, "model": tiny_model_folder})
+    check_refused(command, expected, capsys, tmp_path)
+
+
+def _checkpoint(content: bytes | object) -> Callable[[Path], None]:
+    def damage(path: Path) -> None:
+        import torch
+
+        if isinstance(content, bytes):
+            path.write_bytes(content)
+        else:
+            torch.save(content, path)
+
+    return damage
+
+
+class _Bomb:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.system, ("touch /tmp/vargen-bomb",)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        _checkpoint(b""),
+        _checkpoint(b"junk" * 100),
+        _checkpoint(b"PK\x03\x04" + b"\0" * 100),
+        _checkpoint({"model": {}}),
+        _checkpoint([1, 2]),
+        _checkpoint({"architecture": "{}", "module": {}}),
+        _checkpoint({"architecture": 7}),
+        _checkpoint({"architecture": "["}),
+        _checkpoint({"bomb": _Bomb()}),
+    ],
+)
+def test_a_checkpoint_that_is_none(
+    damage: Callable[[Path], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run").mkdir()
+    damage(tmp_path / "run" / "checkpoint.pt")
+    sizes = ["--batch_size", "2", "--steps", "1", "--evaluation_size", "2", "--image_size", "32"]
+    command = ["train", "judge", "--output_dir", str(tmp_path / "run"), *sizes]
+    check_refused(command, "checkpoint.pt", capsys, tmp_path)
+    assert not os.path.exists("/tmp/vargen-bomb")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("store.json", b"{", "store.json cannot be read"),
+        ("store.json", b"[]", "store.json cannot be read"),
+        ("store.json", b"{}", "store.json cannot be read"),
+        ("codes-000000.safetensors", b"junk", "codes-000000.safetensors cannot be read"),
+        ("codes-000000.safetensors", b"", "codes-000000.safetensors cannot be read"),
+    ],
+)
+def test_a_damaged_store_of_codes(name: str, content: bytes, expected: str, tmp_path: Path) -> None:
+    from vargen.errors import UserError
+    from vargen.world.training import code_store
+
+    weights = [1.0, 1.0, 1.0]
+    description = {
+        "shard_size": 2,
+        "num_tokens": 4,
+        "object_count_weights": weights,
+        "scenes": code_store._scenes_fingerprint(weights),
+    }
+    write_json(tmp_path / code_store._DESCRIPTION, description)
+    (tmp_path / (code_store._DESCRIPTION if name == "store.json" else name)).write_bytes(content)
+    with pytest.raises(UserError, match=expected.replace("store.json", code_store._DESCRIPTION)):
+        code_store.StoredCodes(tmp_path)

@@ -1,0 +1,161 @@
+"""Words, names and text files: prompts, captions, YAML, options, in the wrong shape, encoding or depth."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hostile import Case, arguments_of, check_refused, each
+
+FILE = "generate --prompts_file {work}/p.%s --output {work}/out --quiet"
+CONFIG = "generate 'a red cube' --config {work}/c.yaml --output {work}/out --quiet"
+METHOD = "generate 'a red cube' --method {work}/m.yaml --output {work}/out --quiet"
+PRESET = "evaluate --preset {work}/p.yaml --output {work}/out --quiet"
+DEEP = "[" * 50_000
+BOMB = "a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]\n"
+
+
+def write(name: str, content: bytes | str) -> Callable[[Path], object]:
+    data = content if isinstance(content, bytes) else content.encode()
+    return lambda work: (work / name).write_bytes(data)
+
+
+def file(name: str, kind: str, content: bytes | str, expected: str) -> Case:
+    return Case(f"prompts: {name}", FILE % kind, expected, write(f"p.{kind}", content))
+
+
+def yaml(name: str, command: str, content: bytes | str, expected: str) -> Case:
+    place = next(word.split("/")[-1] for word in command.split() if word.endswith(".yaml"))
+    return Case(f"{place}: {name}", command, expected, write(place, content))
+
+
+def say(name: str, command: str, expected: str) -> Case:
+    return Case(name, command, expected)
+
+
+CASES = [
+    say("no command that is one", "paint", "'paint' is not a command; choose one of: generate"),
+    say("an option that is none", "generate 'a cube' --colour red", "colour"),
+    say("an option without its value", "generate 'a cube' --seed", "seed"),
+    say("a nested option without its value", "bench --method_options.eagle.depth", "needs a value"),
+    say("a number in words", "generate 'a cube' --seed many", "seed"),
+    say("no prompt", "generate --output {work}/out", "a prompt must be given"),
+    say("an empty prompt", "generate '' --output {work}/out", "prompt 1 is empty"),
+    say("a blank prompt", "generate 'a cube' '   ' --output {work}/out", "prompt 2 is empty"),
+    say("no such method", "generate 'a cube' --method magic --output {work}/out", "method 'magic' is not known"),
+    say("a setting of another method", "generate 'a cube' --method ar --method_options.depth 3", "no option 'depth'"),
+    say("a tree of words", "generate 'a cube' --method eagle --method_options.tree '[[a]]'", "tree"),
+    say("a tree of nothing", "generate 'a cube' --method eagle --method_options.tree '[]'", "tree"),
+    say("an option that is no YAML", "generate 'a cube' --method eagle --method_options.depth '['", "got '['"),
+    say("an option of aliases", "bench --method_options.eagle.depth '*a'", "method_options"),
+    say(
+        "an option that is deep",
+        "generate 'a cube' --method eagle --method_options.depth '" + DEEP + "'",
+        "nested too deeply",
+    ),
+    say("no such ranker", "generate 'a cube' --num_candidates 2 --ranker dice --output {work}/out", "ranker must be"),
+    say("no such precision", "generate 'a cube' --dtype float7 --output {work}/out", "dtype must be one of"),
+    say(
+        "no such device", "generate 'a cube' --device tpu9 --model {model} --output {work}/out", "device 'tpu9' cannot"
+    ),
+    say("the device of nothing", "generate 'a cube' --device meta --model {model} --output {work}/out", "'meta'"),
+    say("an absent GPU", "generate 'a cube' --device cuda:99 --model {model} --output {work}/out", "cuda:99"),
+    say("the videos' device of nothing", "caption {work} --device meta", "device 'meta' cannot be used"),
+    say("no such model", "generate 'a cube' --model {work}/none --output {work}/out", "does not exist"),
+    say("a model of another name", "generate 'a cube' --model scenes-999 --output {work}/out", "scenes-999"),
+    say(
+        "a class and a prompt",
+        "generate 'a cube' --class_labels [1] --model {model} --output {work}/out",
+        "class_labels",
+    ),
+    say("a split that is none", "scenes --split middle --output {work}/out", "split: 'middle' is not one of"),
+    say("a task that is none", "bench --task music", "task must be one of image, video"),
+    say("methods of nothing", "bench --methods ,", "methods must name at least one method"),
+    say("a method twice", "bench --methods eagle,eagle", "eagle is named twice"),
+    say("options of a method that is not there", "bench --methods ar --method_options.eagle.depth 3", "'eagle' is not"),
+    say("options without a method", "bench --method_options.depth 3", "must say which method"),
+    say("ablations of nothing", "bench --ablate eagle", "ablate must be one of"),
+    say(
+        "a video method for pictures", "generate 'a cube' --method lvspec --output {work}/out", "'lvspec' is not known"
+    ),
+    say("a method for pictures about videos", "caption {work} --method vvs", "'vvs' is not known for videos"),
+    say("no such protocol", "evaluate --preset magic --output {work}/out", "'evaluate/magic' is not shipped"),
+    say("what cannot be tuned", "tune --method ar --output {work}/out", "'ar' has nothing to tune"),
+    say("a fixed setting that is none", "tune --fixed.depht 3 --output {work}/out", "no setting 'depht'"),
+    say("what cannot be trained", "train everything", "'everything' cannot be trained"),
+    say("what cannot be converted", "convert flux", "'flux' cannot be converted"),
+    say("a configuration that is not there", "train judge --config nowhere", "'nowhere' is not shipped"),
+    say("a surrogate in a prompt", "generate 'a \ud800 cube' --output {work}/out", "not UTF-8 text"),
+    say("a byte of another encoding in a name", "generate 'a cube' --output {work}/\udcff", "is not UTF-8 text"),
+    say("a zero character in a name", "generate 'a cube' --output '{work}/a\0b'", "zero character"),
+    say("a name of 300 characters", "generate 'a cube' --output {work}/" + "x" * 300, "file name too long"),
+    say(
+        "a model of 300 characters", "generate 'a cube' --model " + "x" * 300 + " --output {work}/out", "name too long"
+    ),
+    say("prompts of 300 characters", "generate --prompts_file " + "x" * 300 + " --output {work}/out", "too long"),
+    say("a configuration of 300 characters", "generate 'a' --config " + "x" * 300 + " --output {work}/out", "xxx"),
+    say(
+        "a method of 300 characters",
+        "generate 'a' --method " + "x" * 300 + ".yaml --output {work}/out",
+        "does not exist",
+    ),
+    say(
+        "a protocol of 300 characters", "evaluate --preset " + "x" * 300 + ".yaml --output {work}/out", "does not exist"
+    ),
+    say("a video of 300 characters", "caption " + "x" * 300, "too long"),
+    Case("prompts that are a folder", FILE % "txt", "cannot read", lambda work: (work / "p.txt").mkdir()),
+    Case("a method that is a folder", METHOD, "cannot be read", lambda work: (work / "m.yaml").mkdir()),
+    Case("a protocol that is a folder", PRESET, "cannot be read", lambda work: (work / "p.yaml").mkdir()),
+    Case("a configuration that is a folder", CONFIG, "cannot be read", lambda work: (work / "c.yaml").mkdir()),
+    say("prompts that are not there", FILE % "txt", "cannot read"),
+    file("another ending", "pdf", "a cube", "must end in .txt, .csv, .tsv or .jsonl"),
+    file("none", "txt", "\n \n", "holds no prompt"),
+    file("of another encoding", "txt", b"caf\xe9", "is not UTF-8 text (byte 3)"),
+    file("of UTF-16", "txt", "a cube".encode("utf-16"), "is not UTF-8 text"),
+    file("with a zero character", "txt", "a\0cube", "zero character"),
+    file("a line of a megabyte", "txt", "red " * 250_000, "line 1: has 1,000,000 characters"),
+    file("a table without a column", "csv", "a,b\n1,2\n", "must name a column"),
+    file("a table of ragged rows", "csv", "prompt,id\na cube\n", "1 cells under 2 columns"),
+    file("a table with an empty cell", "tsv", "prompt\tid\n\t7\n", "the prompt is empty"),
+    file("an open quotation", "csv", 'prompt,id\n"a cube,1\n' + "x" * 200_000, "p.csv"),
+    file("a line that is no JSON", "jsonl", '"a cube"\n{\n', "line 2: not JSON"),
+    file("a line of a number", "jsonl", "7\n", "line 1: need a string"),
+    file("a line of another object", "jsonl", '{"word": "a cube"}\n', "line 1: need a string"),
+    file("a line that is deep", "jsonl", DEEP + "\n", "line 1: not JSON (it is nested too deeply)"),
+    file("a surrogate", "jsonl", '"a \\ud800 cube"\n', "is not UTF-8 text"),
+    file("a zero character in JSON", "jsonl", '"a \\u0000 cube"\n', "zero character"),
+    yaml("of another encoding", CONFIG, b"model: \xff\xfe", "cannot be read"),
+    yaml("a list", CONFIG, "- 1\n", "Unexpected config"),
+    yaml("no YAML", CONFIG, "a: [", "it is not YAML"),
+    yaml("a class of Python", CONFIG, "a: !!python/object/apply:os.system [ls]\n", "it is not YAML"),
+    yaml("aliases", CONFIG, BOMB, "it uses aliases"),
+    yaml("deep", CONFIG, DEEP, "it is nested too deeply"),
+    yaml("deep dashes", CONFIG, "- " * 50_000, "it is nested too deeply"),
+    yaml("another field", CONFIG, "colour: red\n", "colour"),
+    yaml("a zero character", CONFIG, 'model: "a\\0b"\n', "zero character"),
+    yaml("a surrogate", CONFIG, 'model: "a\\ud800b"\n', "invalid Unicode character"),
+    yaml("of another encoding", METHOD, b"method: \xff", "cannot be read"),
+    yaml("a list", METHOD, "[1]", "must hold `method: NAME`"),
+    yaml("no method", METHOD, "depth: 3\n", "`method` must be one of"),
+    yaml("a method of a list", METHOD, "method: [1]\n", "`method` must be one of"),
+    yaml("aliases", METHOD, BOMB, "it uses aliases"),
+    yaml("a setting that is none", METHOD, "method: eagle\ncolour: red\n", "no option 'colour'"),
+    yaml("a key of a number", METHOD, "method: eagle\n3: 4\n", "no option 3"),
+    yaml("empty", METHOD, "", "must hold `method: NAME`"),
+    yaml("a list", PRESET, "[1]", "must hold the fields of a protocol"),
+    yaml("another field", PRESET, "colour: red\n", "colour is not a field of a protocol"),
+    yaml("a number in words", PRESET, "count: many\n", "count must be a positive integer"),
+    yaml("of another encoding", PRESET, b"\xff\xfe", "cannot be read"),
+    yaml("no such network", PRESET, "extractor: magic\n", "extractor must be one of"),
+]
+
+
+@each(CASES)
+def test_it_is_refused(
+    case: Case, tmp_path: Path, _saved_tiny_pipelines: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    if case.damage is not None:
+        case.damage(tmp_path)
+    places = {"work": tmp_path, "model": _saved_tiny_pipelines["text"]}
+    check_refused(arguments_of(case.command, places), case.expected, capsys, tmp_path)

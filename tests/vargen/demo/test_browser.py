@@ -1,0 +1,227 @@
+"""The page as a visitor meets it: headless Chromium types, draws, drags, asks, uploads, stops and reloads.
+
+The tiny model would be too quick to stop, so its steps are slowed down. Needs the extra "demo", playwright and a
+Chromium; skips with a reason where one is missing.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from vargen.demo import app, race
+from vargen.demo.models import Models
+from vargen.methods.catalogue import resolve_method
+from vargen.models.options import ModelOptions
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+SLOW = 0.1
+"""Seconds a step, where something is to be stopped."""
+
+pytestmark = [
+    pytest.mark.browser,
+    *(
+        pytest.mark.skipif(importlib.util.find_spec(name) is None, reason=f"needs {name}")
+        for name in ("gradio", "playwright")
+    ),
+    pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (apt-get install chromium)"),
+]
+
+
+@pytest.fixture(scope="module")
+def models(qwen_pair: Path, _saved_tiny_pipelines: dict[str, Path]) -> Models:
+    options = ModelOptions(str(_saved_tiny_pipelines["text"]))
+    return Models(options, str(qwen_pair / "target"), str(qwen_pair / "draft"))
+
+
+@pytest.fixture(scope="module")
+def served(models: Models, tmp_path_factory: pytest.TempPathFactory) -> Iterator[app.Served]:
+    served = app.serve(models, tmp_path_factory.mktemp("downloads"))
+    yield served
+    served.close()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(browser: Any, served: app.Served) -> Iterator[Any]:
+    page = open_page(browser, served)
+    yield page
+    page.context.close()
+
+
+def open_page(browser: Any, served: app.Served) -> Any:
+    page = browser.new_context(accept_downloads=True).new_page()
+    page.set_default_timeout(60_000)
+    elsewhere: list[str] = []
+    page.on("request", lambda request: elsewhere.append(request.url))
+    page.goto(served.url)
+    page.wait_for_selector("#draw")
+    assert not [url for url in elsewhere if not url.startswith((served.url, "data:", "blob:"))]  # nothing is fetched
+    return page
+
+
+def write_prompt(page: Any, prompt: str, seed: int = 0) -> None:
+    page.fill("#prompt textarea", prompt)
+    page.fill("#seed input", str(seed))
+    page.locator("#seed input").press("Tab")
+
+
+def picture_of(page: Any, lane: int) -> str:
+    """Where the browser shows a picture, as data."""
+    return page.locator("#stage .lane").nth(lane).locator("img").get_attribute("src")
+
+
+def drawn_alone(models: Models, prompt: str, seed: int) -> str:
+    from vargen.demo.markup import _img
+
+    pipeline = models.pipeline(models.default)
+    description = models.description(models.default)
+    output = pipeline(
+        prompt,
+        method=resolve_method("ar"),
+        generator=torch.Generator().manual_seed(seed),
+        guidance_scale=description.guidance_scale,
+    )
+    return _img(output.images[0], "").split('src="')[1].rstrip('">')
+
+
+def slow_down(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Steps take a while; the list grows with each."""
+    steps: list[int] = []
+    step = race.Race._step
+
+    def slowly(self: Any, *args: Any) -> None:
+        steps.append(1)
+        time.sleep(SLOW)
+        step(self, *args)
+
+    monkeypatch.setattr(race.Race, "_step", slowly)
+    return steps
+
+
+def test_a_prompt_is_drawn_and_the_slider_moved(page: Any, models: Models) -> None:
+    write_prompt(page, "a red cube", 7)
+    page.click("#draw")
+    page.wait_for_selector("#stage .verdict")
+    assert picture_of(page, 0) == drawn_alone(models, "a red cube", 7)
+    assert "times fewer passes" in page.inner_text("#stage .verdict")
+    page.wait_for_selector("#trace img")
+    slider = page.locator("#slider")
+    slider.scroll_into_view_if_needed()
+    page.wait_for_selector("#slider img")
+    before = slider.screenshot()
+    box = slider.bounding_box()
+    middle = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    page.mouse.move(*middle)
+    page.mouse.down()
+    page.mouse.move(middle[0] - box["width"] / 3, middle[1], steps=5)
+    page.mouse.up()
+    assert slider.screenshot() != before
+
+
+def test_two_visitors_get_each_the_picture_of_their_seed(browser: Any, served: app.Served, models: Models) -> None:
+    pages = [open_page(browser, served) for _ in range(2)]
+    for seed, page in enumerate(pages):
+        write_prompt(page, "a blue cone", seed)
+    for page in pages:
+        page.click("#draw")
+    for seed, page in enumerate(pages):
+        page.wait_for_selector("#stage .verdict")
+        assert picture_of(page, 0) == drawn_alone(models, "a blue cone", seed)
+        page.context.close()
+
+
+def test_what_is_wrong_stands_in_its_place_and_the_page_lives_on(page: Any) -> None:
+    write_prompt(page, "   ")
+    page.click("#draw")
+    page.wait_for_selector("#stage .error")
+    write_prompt(page, "a red cube")
+    page.click("#draw:not([disabled])")
+    page.wait_for_selector("#stage .verdict")
+
+
+def test_a_stop_works_at_once(page: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = slow_down(monkeypatch)
+    write_prompt(page, "a red cube")
+    page.click("#draw")
+    page.wait_for_function("document.querySelectorAll('#stage .bar i').length == 2")
+    page.click("#stop")
+    page.wait_for_selector("#stage >> text=Stopped")
+    assert len(steps) < 16
+    page.wait_for_selector("#draw:not([disabled])")
+
+
+def test_a_reload_ends_what_was_asked_for_and_the_page_is_new(
+    page: Any, served: app.Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = slow_down(monkeypatch)
+    write_prompt(page, "a red cube")
+    page.click("#draw")
+    page.wait_for_function("document.querySelectorAll('#stage .bar i').length == 2")
+    page.reload()
+    page.wait_for_selector("#draw:not([disabled])")
+    assert not page.locator("#stage .verdict").count()
+    monkeypatch.undo()
+    write_prompt(page, "a blue cone")
+    page.click("#draw")
+    page.wait_for_selector("#stage .verdict")
+    counted = len(steps)
+    assert counted < 32  # both lanes would have come to more
+    time.sleep(3 * SLOW)
+    assert len(steps) == counted
+
+
+def test_a_question_is_answered_and_a_broken_file_is_refused(page: Any, tmp_path: Path) -> None:
+    page.get_by_role("tab", name="Videos").click()
+    page.wait_for_selector("#clip img")
+    page.click("#ask")
+    page.wait_for_selector("#account >> text=plain decoding takes")
+    assert page.locator("#answer .answer span").count() > 2
+    broken = tmp_path / "holiday.mp4"
+    broken.write_bytes(b"\x00\x00\x00\x18ftypmp42 and nothing more")
+    with page.expect_file_chooser() as chooser:
+        page.click("#upload")
+    chooser.value.set_files(str(broken))
+    page.wait_for_selector("#clip .error")
+    assert "holiday.mp4" in page.inner_text("#clip .error") and "/" not in page.inner_text("#clip .error")
+    page.click("#another")
+    page.wait_for_selector("#clip img")
+
+
+def test_methods_are_compared_and_downloaded(page: Any) -> None:
+    page.get_by_role("tab", name="Compare").click()
+    page.fill("#comparison-prompts textarea", "a red cube")
+    page.click("#compare")
+    page.wait_for_selector("#table table")
+    with page.expect_download() as download:
+        page.click("#download")
+    rows = json.loads(Path(download.value.path()).read_text())
+    assert [row["method"] for row in rows] == ["ar", "scd"]
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_nothing_is_wider_than_the_screen(browser: Any, served: app.Served, width: int) -> None:
+    page = browser.new_context(viewport={"width": width, "height": 844}).new_page()
+    page.goto(served.url)
+    for tab in ("Pictures", "Videos", "Compare"):
+        page.get_by_role("tab", name=tab).click()
+        page.wait_for_timeout(300)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+    page.context.close()

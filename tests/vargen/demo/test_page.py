@@ -1,0 +1,68 @@
+"""The page is built and served; what it lets in and who may come."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from vargen.cli import main
+from vargen.commands.demo import DemoConfig, _switches
+from vargen.demo import app
+from vargen.demo.models import Models
+from vargen.errors import UserError
+from vargen.models.options import ModelOptions
+
+
+def test_nobody_else_is_let_in_by_default() -> None:
+    assert (DemoConfig().host, DemoConfig().share) == ("127.0.0.1", False)
+    assert _switches(["--share", "--port", "1"]) == ["--share=true", "--port", "1"]
+    assert _switches(["--share", "false"]) == ["--share", "false"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--port", "0"], "port"),
+        (["--dtype", "int8"], "dtype"),
+        (["--model", "no/such/folder"], "model"),
+        (["--wings", "2"], "wings"),
+    ],
+)
+def test_wrong_arguments_end_with_one_line(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app, "import_gradio", lambda: None)
+    assert main(["demo", *arguments]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_without_gradio_it_says_what_to_install(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "gradio", None)
+    assert main(["demo"]) == 2
+    assert 'pip install "vargen[demo]"' in capsys.readouterr().err
+
+
+def test_the_page_and_its_limits(tmp_path: Path, tiny_model_folder: Path) -> None:
+    pytest.importorskip("gradio", reason='the page needs the extra "demo"')
+    models = Models(ModelOptions(str(tiny_model_folder)))
+    served = app.serve(models, tmp_path)
+    try:
+        port = int(served.url.rstrip("/").rsplit(":", 1)[1])
+        page = urllib.request.urlopen(served.url).read().decode()
+        assert "vargen" in page and served.share_url is None
+        assert served.blocks._queue.max_size == app.MAX_WAITING
+        computing = [fn for fn in served.blocks.fns.values() if fn.concurrency_id == "model"]
+        assert len(computing) == 3 and all(fn.concurrency_limit == 1 for fn in computing)
+        with pytest.raises(UserError, match="port"):
+            app.serve(models, tmp_path, port=port)
+    finally:
+        served.close()
+    with socket.socket() as free:
+        free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as every server does
+        free.bind(("127.0.0.1", port))

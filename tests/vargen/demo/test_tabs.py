@@ -1,0 +1,218 @@
+"""What happens on the tabs, without a page: tiny models draw, answer and are compared."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from vargen.demo import compare, pictures, videos
+from vargen.demo.models import Models
+from vargen.demo.tickets import Tickets
+from vargen.errors import UserError
+from vargen.methods.catalogue import resolve_method
+from vargen.models.options import ModelOptions
+
+
+@pytest.fixture
+def models(tiny_model_folder: Path) -> Models:
+    return Models(ModelOptions(str(tiny_model_folder)))
+
+
+def last(pages: Any) -> Any:
+    *_, page = pages
+    return page
+
+
+def draw(models: Models, *asked: Any, method: str = "scd", settings: str = "window: 3", stopped: bool = False) -> Any:
+    tickets = Tickets()
+    ticket = tickets.issue()
+    if stopped:
+        tickets.stop(ticket)
+    try:
+        return last(pictures.draw(models, tickets, ticket, models.default, method, settings, *asked))
+    finally:
+        assert tickets.end(ticket)
+
+
+def test_both_pictures_their_counts_and_what_was_saved(models: Models) -> None:
+    page, kept = draw(models, "a red cube", 3, 2.0, 2)
+    pipeline = models.pipeline(models.default)
+    for images, method in ((kept.plain, "ar"), (kept.chosen, resolve_method("scd", {"window": 3}))):
+        generators = [torch.Generator().manual_seed(seed) for seed in (3, 4)]
+        alone = pipeline(["a red cube"] * 2, method=method, generator=generators, guidance_scale=2.0)
+        assert [image.tobytes() for image in images] == [image.tobytes() for image in alone.images]
+    assert page.count("<img") == 4 and len(kept.traces) == 2
+    saved = re.search(r"([\d.]+) times fewer passes \((\d+) instead of (\d+)\)", page)
+    assert saved and int(saved[3]) == 16 and float(saved[1]) == pytest.approx(16 / int(saved[2]), abs=0.06)
+    assert "exactly the same distribution" in page
+
+
+def test_a_model_without_a_drafter_offers_no_method_that_needs_one(models: Models) -> None:
+    assert {"scd", "sjd", "gsd"} <= models.methods(models.default).keys()
+    assert not any(config.weights for config in models.methods(models.default).values())
+    assert {"scd", "eagle-chain", "vvs-fast", "draft-model"} < set(models.methods("scenes-128"))
+    assert next(iter(models.methods("scenes-128"))) == "scd"
+
+
+@pytest.mark.parametrize(
+    ("asked", "method", "settings", "said"),
+    [
+        (("  ", 0, None, 1), "scd", "", "Write what is to be drawn"),
+        (("a cube", -1, None, 1), "scd", "", "seed"),
+        (("a cube", None, None, 1), "scd", "", "seed"),
+        (("a cube", 0, None, 99), "scd", "", "pictures"),
+        (("a cube " * 1000, 0, None, 1), "scd", "", "characters"),
+        (("a cube", 0, None, 1), "eagle", "", "does not fit"),
+        (("a cube", 0, None, 1), "scd", "window: none", "scd.window"),
+        (("a cube", 0, None, 1), "scd", "<b>", "&lt;b&gt;"),
+    ],
+)
+def test_what_is_wrong_is_said_in_place_and_nothing_is_drawn(
+    models: Models, asked: tuple[Any, ...], method: str, settings: str, said: str
+) -> None:
+    page, kept = draw(models, *asked, method=method, settings=settings)
+    assert kept is None and said in page and 'role="alert"' in page and "<b>" not in page
+
+
+def test_a_request_that_was_stopped_while_it_waited_draws_nothing(models: Models) -> None:
+    page, kept = draw(models, "a cube", 0, None, 1, stopped=True)
+    assert kept is None and "Stopped before it began" in page
+
+
+def test_words_that_the_model_does_not_know_are_named(models: Models) -> None:
+    assert "zebra" in draw(models, "a red zebra", 0, None, 1)[0]
+
+
+def test_a_class_conditional_model_is_asked_for_classes(tiny_class_model_folder: Path) -> None:
+    models = Models(ModelOptions(str(tiny_class_model_folder)))
+    assert "between 0 and 9" in draw(models, "a cube", 0, None, 1)[0]
+    assert draw(models, "7", 0, None, 1)[1] is not None
+
+
+def test_a_relaxed_method_says_what_it_took(drafting_pipeline) -> None:
+    from vargen.demo.race import Commission, Race
+
+    methods = {name: drafting_pipeline.resolve_method(name) for name in ("ar", "vvs-fast")}
+    *_, lanes = Race(drafting_pipeline, Commission("a red cube", (0,)), methods).run()
+    skipped = lanes[1].trace.skipped_tokens
+    assert skipped and f"{100 * skipped / 16:.0f} % of the tokens were never verified" in pictures.verdict(*lanes)
+
+
+# Compare
+
+
+def compare_all(models: Models, names: list[str], *asked: Any) -> Any:
+    tickets = Tickets()
+    return last(compare.compare(models, tickets, tickets.issue(), models.default, names, *asked))
+
+
+def test_rows_are_those_of_the_benchmark(models: Models, tmp_path: Path) -> None:
+    from metrics.tables import format_table
+
+    page, rows = compare_all(models, ["scd"], "a red cube\n\na blue cone", 9, 0)
+    assert page == "" and [row["method"] for row in rows] == ["ar", "scd"]
+    assert rows[0]["images"] == 2 and rows[0]["target_passes"] == 32 and rows[0]["model"] == "model"
+    assert "scd" in format_table(rows)
+    path = compare.write_rows(rows, tmp_path)
+    assert json.loads(Path(path).read_text()) == json.loads(json.dumps(rows))
+
+
+def test_a_plot_needs_a_judge(models: Models) -> None:
+    pytest.importorskip("matplotlib", reason='plots need the extra "eval"')
+    row = {"method": "ar", "model": "m", "batch_size": 1, "images": 1, "speedup": 1.0, "exact": True}
+    assert compare.plot([{**row, "judge_accuracy": None}]) is None
+    assert compare.plot([{**row, "judge_accuracy": 0.5}]).width > 400
+
+
+@pytest.mark.parametrize(
+    ("names", "asked", "said"),
+    [
+        ([], ("", 1, 0), "choose 1 to"),
+        (["eagle"], ("a cube", 1, 0), "drafter"),
+        (["scd"], ("a cube\n" * 40, 1, 0), "too many"),
+        (["scd"], ("a cube " * 100, 1, 0), "characters"),
+        (["scd"], ("a cube", 1, None), "seed"),
+    ],
+)
+def test_a_comparison_that_cannot_be_made_says_why(models: Models, names: list[str], asked: Any, said: str) -> None:
+    page, rows = compare_all(models, names, *asked)
+    assert rows is None and said in page and 'role="alert"' in page
+
+
+def test_the_time_left_falls_to_nothing(models: Models) -> None:
+    tickets = Tickets()
+    comparing = compare._prepare(models, models.default, ["scd"], "a cube\na cone", 1, 0)
+    assert comparing.seconds_left is None
+    for _ in comparing.run():
+        pass
+    assert (comparing.done, comparing.total, comparing.seconds_left) == (4, 4, 0.0)
+    stopped = compare._prepare(models, models.default, ["scd"], "a cube", 1, 0)
+    stopped.stop()
+    assert not tickets.begin("unknown", stopped) or last(stopped.run()).rows is None
+
+
+# Videos
+
+
+@pytest.fixture(scope="module")
+def video_models(qwen_pair: Path) -> Models:
+    return Models(None, str(qwen_pair / "target"), str(qwen_pair / "draft"))
+
+
+def ask(models: Models, *asked: Any, clip: videos.Clip | None = None, method: str = "sd", settings: str = "") -> Any:
+    tickets = Tickets()
+    return list(videos.ask(models, tickets, tickets.issue(), clip or videos.Clip(1), method, settings, *asked))
+
+
+def test_the_answer_grows_word_by_word_and_its_account_is_true(video_models: Models) -> None:
+    pages = ask(video_models, videos.DESCRIBE, 4, 24, 0.0, 0)
+    answer = video_models.answerer().answer(videos.world_case(1).frames, videos.DESCRIBE, "sd", max_new_tokens=24)
+    lengths = [page.count("border-bottom") for page, _ in pages]
+    assert lengths == sorted(lengths) and lengths[-1] in (len(answer.tokens), len(answer.tokens) - 1)
+    account = pages[-1][1]
+    assert f"<th>target passes</th><td>{answer.trace.target_passes}</td>" in account
+    assert "by the clip&#x27;s truth" in account
+
+
+@pytest.mark.parametrize(
+    ("asked", "method", "said"),
+    [
+        (("", 4, 24, 0.0, 0), "sd", "empty"),
+        (("why? " * 500, 4, 24, 0.0, 0), "sd", "characters"),
+        (("why?", 4, 10**6, 0.0, 0), "sd", "tokens"),
+        (("why?", 4, 24, 0.0, 0), "assisted", "not known"),
+    ],
+)
+def test_a_question_that_cannot_be_answered_says_why(video_models: Models, asked: Any, method: str, said: str) -> None:
+    assert said in ask(video_models, *asked, method=method)[-1][0]
+
+
+def test_a_broken_upload_is_refused_in_place(video_models: Models, tmp_path: Path) -> None:
+    path = tmp_path / "mine.mp4"
+    path.write_bytes(b"\x00\x00\x00\x18ftypmp42 and nothing")
+    clip = videos.Clip(None, str(path))
+    page = ask(video_models, "why?", 4, 24, 0.0, 0, clip=clip)[-1][0]
+    assert 'role="alert"' in page and "mine.mp4" in page and str(tmp_path) not in page
+    assert 'role="alert"' in videos.show_clip(clip, 4, video_models.answerer().processor)
+
+
+def test_a_stop_ends_an_answer_between_two_passes(video_models: Models) -> None:
+    for method in ("sd", "flash", "parallelvlm"):
+        settings = "workers: in_turn" if method == "parallelvlm" else ""
+        config = videos._config(video_models, method, settings)
+        asking = videos.Asking(
+            video_models.answerer(), videos.world_case(0).frames, "why?", method=config, max_new_tokens=64
+        )
+        asking.stop()
+        last(asking.run())
+        assert asking.answer is None and asking.error is None and asking.passes <= 1
+
+
+def test_no_model_is_an_error_before_anything_is_loaded() -> None:
+    with pytest.raises(UserError, match="model"):
+        Models(ModelOptions("no/such/folder"))

@@ -1,0 +1,88 @@
+"""Uploads: taken within limits, refused in one line that names the file as its owner knows it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from vargen.demo import uploads
+from vargen.errors import UserError
+from vargen.video.frames import measure_video, write_video
+
+av = pytest.importorskip("av", reason='videos need the extra "video"')
+LIMITS = {"min_frames": 4, "max_frames": 16, "temporal_patch_size": 2}
+
+
+@pytest.fixture(scope="module")
+def video(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Twelve frames in six seconds."""
+    path = tmp_path_factory.mktemp("videos") / "of mine.mp4"
+    write_video(torch.rand(12, 3, 16, 24, generator=torch.Generator().manual_seed(0)), path)
+    return path
+
+
+def test_frames_are_spread_over_the_video(video: Path) -> None:
+    frames = uploads.read_upload(str(video), 6, LIMITS)
+    assert frames.frames_indices == (0, 2, 4, 6, 8, 10) and frames.frames.shape == (6, 3, 16, 24)
+    assert len(uploads.read_upload(str(video), 32, LIMITS).frames_indices) == 12  # all there are
+
+
+def test_a_video_is_measured_before_it_is_decoded(video: Path) -> None:
+    measures = measure_video(video)
+    assert (measures.num_packets, measures.width, measures.height) == (12, 24, 16)
+    assert measures.seconds == pytest.approx(5.5)
+
+
+@pytest.mark.parametrize(
+    ("limit", "value", "said"),
+    [
+        ("MAX_BYTES", 100, "at most 0 MB"),
+        ("MAX_SECONDS", 2.0, "lasts"),
+        ("MAX_PACKETS", 5, "12 frames"),
+        ("MAX_PIXELS", 100, "24 x 16"),
+    ],
+)
+def test_what_is_too_much_is_refused_undecoded(
+    video: Path, monkeypatch: pytest.MonkeyPatch, limit: str, value: float, said: str
+) -> None:
+    monkeypatch.setattr(uploads, limit, value)
+    monkeypatch.setattr(uploads, "read_video", lambda *_, **__: pytest.fail("was decoded"))
+    with pytest.raises(UserError, match=said) as refused:
+        uploads.read_upload(str(video), 6, LIMITS)
+    assert "of mine.mp4" in str(refused.value) and str(video.parent) not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"no video at all",
+        b"#EXTM3U\n#EXTINF:1,\nfile:///etc/passwd\n",
+        b"ffconcat version 1.0\nfile /etc/passwd\n",
+        b"\x00\x00\x00\x18ftypmp42" + b"\x00" * 64,
+        b"\x1aE\xdf\xa3" + b"\xff" * 200,
+    ],
+)
+def test_a_file_that_is_no_video_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "broken.mp4"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match="broken") as refused:
+        uploads.read_upload(str(path), 6, LIMITS)
+    assert str(tmp_path) not in str(refused.value)
+
+
+def test_a_play_list_never_reaches_the_decoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "list.mp4"
+    path.write_bytes(b"#EXTM3U\n#EXTINF:1,\nfile:///etc/passwd\n")
+    monkeypatch.setattr(uploads, "measure_video", lambda _: pytest.fail("was opened"))
+    with pytest.raises(UserError, match="is none"):
+        uploads.read_upload(str(path), 6, LIMITS)
+
+
+def test_half_a_video_is_refused_or_its_frames_are_whole(video: Path, tmp_path: Path) -> None:
+    path = tmp_path / "half.mp4"
+    path.write_bytes(video.read_bytes()[: video.stat().st_size // 2])
+    with pytest.raises(UserError, match="half"):
+        uploads.read_upload(str(path), 6, LIMITS)

@@ -1,0 +1,276 @@
+"""Emu3 in the loop draws what transformers draws with it, and lines end where they end."""
+
+from __future__ import annotations
+
+import itertools
+
+import emu3_models
+import pytest
+import torch
+from emu3_models import AWAY, CODES, COLUMNS, PROMPTS, ROWS
+from torch import Tensor
+from transformers import Emu3ForConditionalGeneration
+from transformers.generation import (
+    LogitsProcessorList,
+    PrefixConstrainedLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from specdecode.drafters.draft_model_tree import DraftModelTreeDrafter
+from specdecode.drafters.known_tokens import KnownTokensDrafter
+from specdecode.drafters.tree_shapes import StaticTree
+from specdecode.loop import DecodeResult, decode
+from specdecode.roles import Drafter, TargetOutput
+from specdecode.sampling import RandomStreams, SamplingConfig
+from specdecode.synthetic import chi_square_p_value
+from vargen.errors import UserError
+from vargen.methods.catalogue import resolve_method
+from vargen.models.components import KeptBetweenBatches
+from vargen.models.emu3.components import Emu3Components
+from vargen.models.emu3.target import Emu3Target
+from vargen.models.emu3.vocabulary import ImageVocabulary
+
+GREEDY = SamplingConfig(temperature=0)
+ONES = {"height": ROWS, "width": COLUMNS}
+
+
+@pytest.fixture(scope="module")
+def model() -> Emu3ForConditionalGeneration:
+    return emu3_models.make()
+
+
+@pytest.fixture(scope="module", params=[3.0, 1.0], ids=["guided", "unguided"])
+def drawn(request: pytest.FixtureRequest, model: Emu3ForConditionalGeneration) -> tuple[float, Tensor]:
+    """A guidance scale, and what `generate` draws with it."""
+    return request.param, emu3_models.as_drawn(model, emu3_models.by_generate(model, request.param))
+
+
+def build(
+    model: Emu3ForConditionalGeneration, scale: float, kind: type[Emu3Target] = Emu3Target, nodes: int = 1
+) -> Emu3Target:
+    away, mask = emu3_models.tokens([AWAY] * 3)
+    prompts = emu3_models.tokens(PROMPTS)
+    return kind(
+        model, *prompts, negative_input_ids=away, negative_attention_mask=mask, guidance_scale=scale,
+        max_draft_nodes=nodes, **ONES,
+    )  # fmt: skip
+
+
+def run(target: Emu3Target, drafter: Drafter | None = None, sampling: SamplingConfig = GREEDY) -> DecodeResult:
+    streams = RandomStreams.from_seeds(range(target.batch_size))
+    count = target.max_new_tokens
+    return decode(target, max_new_tokens=count, sampling=sampling, streams=streams, drafter=drafter)
+
+
+def test_prompts_of_different_lengths_in_one_batch(
+    model: Emu3ForConditionalGeneration, drawn: tuple[float, Tensor]
+) -> None:
+    scale, wanted = drawn
+    assert len(set(wanted.flatten().tolist())) > 8, "or the comparison says little"
+    target = build(model, scale)
+    assert torch.equal(run(target).tokens, wanted)
+    assert target.kv_cache is not None and target.kv_cache.batch_size == (6 if scale > 1 else 3)
+
+
+@pytest.mark.parametrize("shape", ["3 / 2 1 / 1", "1 / 1 / 1"])
+@pytest.mark.parametrize("knows", [True, False], ids=["marks", "no marks"])
+def test_a_tree_with_wrong_siblings_changes_no_token(
+    model: Emu3ForConditionalGeneration, drawn: tuple[float, Tensor], shape: str, knows: bool
+) -> None:
+    scale, wanted = drawn
+    tree = StaticTree.from_child_counts(shape)
+    target = build(model, scale, nodes=tree.num_nodes)
+    smaller = build(emu3_models.disturbed(model, 0.01), scale, nodes=tree.num_nodes)
+    drafter: Drafter = DraftModelTreeDrafter(smaller, tree)
+    if knows:
+        drafter = KnownTokensDrafter(drafter, target.known_tokens, target.vocab_size)
+    result = run(target, drafter)
+    assert torch.equal(result.tokens, wanted)
+    assert result.trace.mean_accepted_length > 0 and result.trace.target_passes < target.max_new_tokens
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(1, 5), (4, 2)])
+def test_other_shapes(model: Emu3ForConditionalGeneration, rows: int, columns: int) -> None:
+    wanted = emu3_models.as_drawn(model, emu3_models.by_generate(model, 1.0, rows, columns))
+    target = Emu3Target(model, *emu3_models.tokens(PROMPTS, rows, columns), height=rows, width=columns)
+    assert torch.equal(run(target).tokens, wanted)
+    codes = ImageVocabulary.of(model).codes(wanted, rows, columns)
+    assert codes.shape == (3, rows, columns) and int(codes.max()) < CODES
+
+
+def test_the_model_must_name_its_codes(model: Emu3ForConditionalGeneration) -> None:
+    broken = emu3_models.make()
+    del broken.model.vocabulary_mapping.vocab_map["<|visual token 000003|>"]
+    with pytest.raises(UserError, match="model must name each of its 24 codes and the end of a line in vocabulary_map"):
+        ImageVocabulary.of(broken)
+    with pytest.raises(ValueError, match="negative_input_ids must be given for every prompt where guidance is on"):
+        Emu3Target(model, *emu3_models.tokens(PROMPTS), guidance_scale=3.0, **ONES)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Ends of lines
+
+
+LOOSE = {
+    "gsd": {"max_distance": 4.0, "max_probability_difference": 1.0},
+    "vvs-jacobi": {"schedule": "likeness", "threshold": 0.0, "min_tokens": 1},
+}
+"""Settings with which relaxed methods take whatever they may."""
+
+
+@pytest.mark.parametrize("window", [1, 2, 4, 7, 13])
+@pytest.mark.parametrize("method", ["sjd", "scd", "jacobi", "gsd", "vvs-jacobi"])
+def test_lines_end_where_they_end_and_nowhere_else(
+    model: Emu3ForConditionalGeneration, method: str, window: int
+) -> None:
+    settings = resolve_method(method, {"window": window, **LOOSE.get(method, {})})
+    target = build(model, 3.0, nodes=settings.max_draft_nodes(14))
+    players = settings.build(Emu3Components(model, target, KeptBetweenBatches()))
+    assert players.drafter is not None
+    result = decode(
+        target,
+        max_new_tokens=target.max_new_tokens,
+        sampling=SamplingConfig(temperature=3.0),
+        streams=RandomStreams.from_seeds(range(3)),
+        drafter=KnownTokensDrafter(players.drafter, target.known_tokens, target.vocab_size),
+        verifier=players.verifier,
+        schedule=players.schedule,
+    )
+    assert method != "vvs-jacobi" or result.trace.skipped_tokens > 0
+    assert torch.equal(result.tokens == CODES, (target.known_tokens >= 0).expand(3, -1))
+
+
+def test_logits_leave_one_choice_at_the_end_of_a_line(model: Emu3ForConditionalGeneration) -> None:
+    """At every offset of a chain, whatever it holds, and whatever was kept before."""
+    target = build(model, 3.0, nodes=9)
+    target.prefill()
+    chain, depths = torch.ones(3, 9, 9).tril().bool(), torch.arange(9).expand(3, -1)
+    for committed in range(5):
+        logits = target.forward(torch.randint(0, CODES + 1, (3, 9)), chain, depths).logits
+        for offset in range(9):
+            open_to = (logits[:, offset] > -torch.inf).nonzero()[:, 1].tolist()
+            is_end = (committed + offset + 1) % (COLUMNS + 1) == COLUMNS
+            assert open_to == ([CODES] * 3 if is_end else [*range(CODES)] * 3)
+        target.commit(None, torch.ones(3).long())
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Sampling: two lines of two codes, each picture of a known probability
+
+FEW, DRAWS, SCALE = 4, 1500, 2.0
+PROMPT, NULL = ["the red dog"], ["sand"]
+SAMPLING = SamplingConfig(temperature=1.3, top_k=3, top_p=0.9)
+
+
+class _Case:
+    """A small model, one prompt, and what transformers says of every picture of it."""
+
+    def __init__(self) -> None:
+        self.model = emu3_models.make(3, codes=FEW)
+        with torch.no_grad():
+            self.model.lm_head.weight.mul_(0.3)  # no token is sure
+        self.prompt, self.null = (emu3_models.tokens(text, 2, 2)[0] for text in (PROMPT, NULL))
+
+    @torch.no_grad()
+    def probabilities(self) -> Tensor:
+        """[(FEW + 1) ** 5]: guidance, then the constraint, then filters, as `generate` applies them."""
+        vocabulary = self.model.vocabulary_mapping
+        names = torch.tensor([*(vocabulary.img2bpe[code] for code in range(FEW)), vocabulary.eol_token_id])
+        library = LogitsProcessorList(
+            [
+                PrefixConstrainedLogitsProcessor(emu3_models.only_pictures(self.model, 2, 2), 1),
+                TemperatureLogitsWarper(1.3), TopKLogitsWarper(3), TopPLogitsWarper(0.9),
+            ]
+        )  # fmt: skip
+        joint = torch.ones(1, dtype=torch.float64)
+        for length in range(5):
+            before = torch.tensor([*itertools.product(range(FEW + 1), repeat=length)]).long()
+            before = before.view((FEW + 1) ** length, length)
+            asked, away = (
+                self.model(torch.cat((ids.expand(len(before), -1), names[before]), 1)).logits[:, -1].log_softmax(-1)
+                for ids in (self.prompt, self.null)
+            )
+            ids = torch.cat((self.prompt.expand(len(before), -1), names[before]), 1)
+            each = library(ids, away + SCALE * (asked - away)).softmax(-1)[:, names]
+            joint = (joint[:, None] * each).flatten()
+        return joint
+
+    def p_value(self, method: str, options: dict[str, object], probabilities: Tensor, scale: float = SCALE) -> float:
+        target = Emu3Target(
+            self.model, self.prompt.repeat(DRAWS, 1), negative_input_ids=self.null.repeat(DRAWS, 1),
+            guidance_scale=scale, max_draft_nodes=6, height=2, width=2,
+        )  # fmt: skip
+        players = resolve_method(method, options).build(Emu3Components(self.model, target, KeptBetweenBatches()))
+        drafter = players.drafter
+        if drafter is not None:
+            drafter = KnownTokensDrafter(drafter, target.known_tokens, target.vocab_size)
+        return chi_square_p_value(run(target, drafter, SAMPLING).tokens, probabilities, FEW + 1)
+
+
+@pytest.fixture(scope="module")
+def case() -> _Case:
+    return _Case()
+
+
+@pytest.fixture(scope="module")
+def probabilities(case: _Case) -> Tensor:
+    return case.probabilities()
+
+
+METHODS = [
+    ("ar", {}),
+    ("sjd", {"window": 3, "branches": 2, "branch_depth": 1}),
+    ("scd", {"window": 4}),
+    ("scd", {"window": 2, "coupling": "maximal"}),
+    ("jacobi", {"window": 3}),
+]
+
+
+@pytest.mark.parametrize(("method", "options"), METHODS)
+def test_pictures_come_as_often_as_they_should(
+    case: _Case, probabilities: Tensor, method: str, options: dict[str, object]
+) -> None:
+    assert case.p_value(method, options, probabilities) > 1e-3
+
+
+def test_another_guidance_is_noticed(case: _Case, probabilities: Tensor) -> None:
+    assert case.p_value("ar", {}, probabilities, scale=3.5) < 1e-6
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Faults, and what Emu3 offers methods
+
+
+class _GuidesTheOtherWay(Emu3Target):
+    """Away from the prompt."""
+
+    def combine(self, output: TargetOutput) -> TargetOutput:
+        return super().combine(TargetOutput(torch.cat(output.logits.chunk(2)[::-1]), output.hidden_states))
+
+
+class _NamesCodesInOrder(Emu3Target):
+    """As if codes were called in the order of their names."""
+
+    def __init__(self, model: Emu3ForConditionalGeneration, *args: Tensor, **options: int) -> None:
+        super().__init__(model, *args, **options)  # type: ignore[arg-type]
+        names, embed = torch.tensor([*model.vocabulary_mapping.image_tokens, 9]), model.get_input_embeddings()
+        self.embed = lambda tokens: embed(names[tokens])
+
+
+@pytest.mark.parametrize("fault", [_GuidesTheOtherWay, _NamesCodesInOrder])
+def test_planted_faults_change_tokens(model: Emu3ForConditionalGeneration, fault: type[Emu3Target]) -> None:
+    wanted = emu3_models.as_drawn(model, emu3_models.by_generate(model, 3.0))
+    assert not torch.equal(run(build(model, 3.0, fault)).tokens, wanted)
+
+
+def test_codes_are_compared_as_the_tokenizer_looks_them_up(model: Emu3ForConditionalGeneration) -> None:
+    components = Emu3Components(model, build(model, 1.0), KeptBetweenBatches())
+    codebook = components.codebook()
+    codes = model.model.vqmodel.quantize.embedding.weight.float()
+    torch.testing.assert_close(codebook.norm(dim=1), torch.ones(CODES + 1))
+    torch.testing.assert_close(codebook[:-1, :4] * codes.norm(dim=1).max(), codes)
+    assert torch.equal(codebook[:-1] @ codebook[-1], torch.zeros(CODES)) and components.num_tokens == 14
+    with pytest.raises(UserError, match="needs no trained drafter, because there is none for Emu3"):
+        resolve_method("eagle").build(components)

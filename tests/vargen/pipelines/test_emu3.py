@@ -1,0 +1,236 @@
+"""From text to pictures with Emu3: those of transformers by every method, and one line for what cannot be done."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import emu3_models
+import numpy as np
+import pytest
+import torch
+from emu3_models import AWAY, CODES, COLUMNS, PROMPTS, ROWS, SIZE
+from torch import Tensor
+from transformers import Emu3Processor
+
+from vargen.errors import UserError
+from vargen.models.description import describe_model
+from vargen.models.options import ModelOptions
+from vargen.pipelines.emu3 import Emu3Pipeline
+from vargen.pipelines.loading import load_pipeline
+
+METHODS = pytest.mark.parametrize("method", ["ar", "sjd", "scd", "jacobi", "gsd"])  # gsd is exact when greedy
+
+
+def build() -> Emu3Pipeline:
+    pipeline = Emu3Pipeline(emu3_models.make(), emu3_models.processor())
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
+
+
+@pytest.fixture(scope="module")
+def pipeline() -> Emu3Pipeline:
+    """With a processor; tests must leave it as it is."""
+    return build()
+
+
+@pytest.fixture(scope="module", params=[3.0, 1.0], ids=["guided", "unguided"])
+def by_transformers(request: pytest.FixtureRequest, pipeline: Emu3Pipeline) -> tuple[float, Tensor, list[Any]]:
+    """A guidance scale, greedy sequences [3, 18] and pictures, by transformers alone."""
+    sequences = emu3_models.by_generate(pipeline.model, request.param)
+    with torch.no_grad():
+        pictures = pipeline.model.decode_image_tokens(image_tokens=sequences, height=ROWS, width=COLUMNS)
+    images = pipeline.processor.postprocess(list(pictures.float()), return_tensors="PIL.Image.Image")["pixel_values"]
+    return request.param, sequences, images
+
+
+def seeded(*seeds: int) -> list[torch.Generator]:
+    return [torch.Generator().manual_seed(seed) for seed in seeds]
+
+
+def codes(pipeline: Emu3Pipeline, prompt: str | list[str], seeds: list[int], **arguments: Any) -> Tensor:
+    return pipeline(prompt, generator=seeded(*seeds), output_type="latent", **{**SIZE, **arguments}).images
+
+
+@METHODS
+def test_text_becomes_the_tokens_and_pixels_of_transformers(
+    pipeline: Emu3Pipeline, by_transformers: tuple[float, Tensor, list[Any]], method: str
+) -> None:
+    scale, sequences, pictures = by_transformers
+    output = pipeline(PROMPTS, negative_prompt=AWAY, guidance_scale=scale, temperature=0, method=method, **SIZE)
+    assert torch.equal(output.tokens, emu3_models.as_drawn(pipeline.model, sequences))
+    for made, wanted in zip(output.images, pictures, strict=True):
+        assert made.size == (8 * COLUMNS, 8 * ROWS) and np.array_equal(made, wanted)
+
+
+def test_tokens_may_be_given_instead_of_prompts(
+    pipeline: Emu3Pipeline, by_transformers: tuple[float, Tensor, list[Any]]
+) -> None:
+    scale, sequences, pictures = by_transformers
+    bare = Emu3Pipeline(pipeline.model)
+    bare.set_progress_bar_config(disable=True)
+    (ids, mask), (away, away_mask) = emu3_models.tokens(PROMPTS), emu3_models.tokens([AWAY] * 3)
+    given = {"input_ids": ids, "attention_mask": mask, "guidance_scale": scale, "temperature": 0, **SIZE}
+    images, tokens, _ = bare(
+        **given, negative_input_ids=away, negative_attention_mask=away_mask, return_dict=False
+    )  # fmt: skip
+    assert torch.equal(tokens, emu3_models.as_drawn(pipeline.model, sequences))
+    assert all(np.array_equal(made, wanted) for made, wanted in zip(images, pictures, strict=True))
+    with pytest.raises(UserError, match="prompt needs a pipeline with a processor; give input_ids"):
+        bare(PROMPTS)
+    if scale > 1:
+        with pytest.raises(UserError, match="prompt needs a pipeline with a processor; give input_ids"):
+            bare(**given)  # the null prompt
+
+
+@pytest.mark.parametrize(
+    ("arguments", "grid"),
+    [({}, (4, 4)), ({"ratio": "16:9"}, (3, 5)), ({"ratio": "1:3"}, (7, 2)), ({"height": 40, "width": 8}, (5, 1))],
+)
+def test_any_ratio_of_the_processor(pipeline: Emu3Pipeline, arguments: dict[str, Any], grid: tuple[int, int]) -> None:
+    if "height" not in arguments:
+        arguments = {"image_area": 32 * 32, **arguments}
+        wanted = pipeline.processor.calculate_generate_size(arguments.get("ratio", "1:1"), 32 * 32, 8)
+        assert wanted == grid
+    output = pipeline("a dog", output_type="np", **arguments)
+    assert output.images.shape == (1, 8 * grid[0], 8 * grid[1], 3) and output.tokens.shape[1] == pipeline_tokens(grid)
+
+
+def pipeline_tokens(grid: tuple[int, int]) -> int:
+    return grid[0] * (grid[1] + 1) - 1
+
+
+@pytest.mark.parametrize("settings", [{}, {"method": "sjd"}, {"guidance_scale": 1.0}, {"method": "scd", "top_p": 0.9}])
+def test_a_seed_gives_the_same_picture_in_any_batch(pipeline: Emu3Pipeline, settings: dict[str, Any]) -> None:
+    settings = {"negative_prompt": AWAY, **settings}
+    together = codes(pipeline, PROMPTS, [1, 2, 3], **settings)
+    for row, (prompt, seed) in enumerate(zip(PROMPTS, (1, 2, 3), strict=True)):
+        assert torch.equal(codes(pipeline, prompt, [seed], **settings)[0], together[row])
+    assert not torch.equal(codes(pipeline, PROMPTS[0], [9], **settings)[0], together[0])
+
+
+def test_images_per_prompt_follow_each_other(pipeline: Emu3Pipeline) -> None:
+    repeated = codes(pipeline, PROMPTS[:2], [1, 2, 3, 4], num_images_per_prompt=2, negative_prompt=["sand", "rain"])
+    wanted = codes(
+        pipeline, [PROMPTS[0]] * 2 + [PROMPTS[1]] * 2, [1, 2, 3, 4], negative_prompt=["sand", "sand", "rain", "rain"]
+    )
+    assert torch.equal(repeated, wanted) and int(repeated.max()) < CODES
+
+
+def test_what_a_call_does_not_say_is_the_models_own_and_then_generates() -> None:
+    pipeline = build()
+    usual = codes(pipeline, PROMPTS, [1, 2, 3])
+    stated = {"guidance_scale": 3.0, "temperature": 1.0, "top_k": 50, "top_p": 1.0, "negative_prompt": ""}
+    assert torch.equal(codes(pipeline, PROMPTS, [1, 2, 3], **stated), usual)
+    pipeline.model.generation_config.top_k = 2
+    assert not torch.equal(codes(pipeline, PROMPTS, [1, 2, 3]), usual)
+    assert torch.equal(codes(pipeline, PROMPTS, [1, 2, 3], top_k=50), usual)
+
+
+def test_the_trace_and_the_callback_see_every_pass(pipeline: Emu3Pipeline) -> None:
+    calls, seen = [], []
+    hook = pipeline.model.model.text_model.register_forward_hook(lambda *_: calls.append(1))
+    try:
+        output = pipeline(
+            PROMPTS,
+            generator=seeded(1, 2, 3),
+            method="scd",
+            callback_on_step_end=lambda made_by, step, lengths, tensors: seen.append((lengths.tolist(), tensors)),
+            callback_on_step_end_tensor_inputs=["tokens", "lengths"],
+            **SIZE,
+        )
+    finally:
+        hook.remove()
+    assert output.trace.target_passes == len(calls) == len(seen) and output.trace.row_tokens == [14] * 3
+    assert torch.equal(seen[-1][1]["tokens"], output.tokens) and seen[-1][0] == [14] * 3
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Files
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in the layout of transformers, as the hub has it; tests must leave it as it is."""
+    folder = tmp_path_factory.mktemp("emu3")
+    emu3_models.make().float().save_pretrained(folder)
+    emu3_models.processor().save_pretrained(folder)
+    return folder
+
+
+def test_a_folder_is_loaded_as_what_its_files_say(saved: Path, tmp_path: Path) -> None:
+    told = describe_model(saved)
+    loaded, _, dtype = load_pipeline(told, ModelOptions(model=str(saved), device="cpu"))
+    assert isinstance(loaded, Emu3Pipeline) and isinstance(loaded.processor, Emu3Processor) and dtype == "float32"
+    assert loaded.grid() == (told.grid_size, told.grid_size) == (90, 90) and told.image_size == 720
+    assert told.num_tokens == pipeline_tokens((90, 90)) and (told.guidance_scale, told.top_k) == (3.0, 50)
+    assert told.resolve_method("scd", None) == loaded.resolve_method("scd")
+    loaded.save_pretrained(tmp_path)
+    again = Emu3Pipeline.from_pretrained(tmp_path)
+    again.set_progress_bar_config(disable=True)
+    assert torch.equal(codes(again, PROMPTS, [1, 2, 3]), codes(loaded, PROMPTS, [1, 2, 3]))
+
+
+def test_folders_that_cannot_draw_are_refused(saved: Path, tmp_path: Path) -> None:
+    def refused(folder: Path | str, match: str, **arguments: Any) -> None:
+        with pytest.raises(UserError, match=match) as error:
+            Emu3Pipeline.from_pretrained(folder, **arguments)
+        assert "\n" not in str(error.value)
+
+    refused(
+        "nobody/no-such-emu", "cannot be loaded .*; name a folder, or try again with a network", local_files_only=True
+    )
+    for path in saved.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    (tmp_path / "model.safetensors").write_bytes((saved / "model.safetensors").read_bytes()[:-1000])
+    refused(tmp_path, r"cannot be loaded \(.*\); copy or download it again")
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "model_type": "emu3_text_model"}))
+    refused(tmp_path, "holds a model of type 'emu3_text_model', where one of type 'emu3' is needed")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Arguments
+
+IDS = torch.ones(1, 3).long()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ({"prompt": None}, "prompt or input_ids must be given, and not both"),
+        ({"input_ids": IDS}, "prompt or input_ids must be given, and not both"),
+        ({"prompt": ["a dog", " "]}, "prompt 2 is empty"),
+        (
+            {"prompt": " ".join(["dog"] * 60)},
+            r"prompt has \d+ tokens; in the model's context of 64 there is room for 50",
+        ),
+        ({"negative_prompt": " ".join(["dog"] * 60)}, "prompt has 66 tokens; in the model's context of 64"),
+        ({"negative_prompt": ["a", "b"]}, "negative_prompt must be one for all prompts or one for each, 1 here; got 2"),
+        ({"prompt": None, "input_ids": torch.full((1, 3), 99)}, "input_ids must lie between 0 and 54, got 99"),
+        ({"negative_input_ids": torch.full((1, 3), 99)}, "negative_input_ids must lie between 0 and 54, got 99"),
+        ({"negative_input_ids": torch.ones(2, 3).long()}, "negative_input_ids must be given for every prompt"),
+        ({"height": None}, "height and width must be given both, or none of them"),
+        ({"height": 20}, "height must be a multiple of 8, got 20"),
+        (
+            {"height": None, "width": None, "ratio": "wide"},
+            'ratio must be WIDTH:HEIGHT in whole numbers, such as "16:9"',
+        ),
+        ({"height": None, "width": None, "ratio": "99:1", "image_area": 64}, "ratio must leave a line and a column"),
+        ({"num_images_per_prompt": 0}, "num_images_per_prompt must be at least 1"),
+        ({"output_type": "gif"}, "output_type must be one of pil, np, pt, latent"),
+        ({"temperature": -1}, "temperature must be at least 0, got -1"),
+        ({"generator": seeded(1, 2)}, "generator must be one per picture, 1 here"),
+        ({"method": "eagle"}, "method must be one that needs no trained drafter"),
+        ({"callback_on_step_end_tensor_inputs": ["logits"]}, "tensor_inputs must be among"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_in_one_line(
+    pipeline: Emu3Pipeline, arguments: dict[str, Any], match: str
+) -> None:
+    with pytest.raises(UserError, match=match) as error:
+        pipeline(**{"prompt": "a dog", **SIZE, **arguments})
+    assert "\n" not in str(error.value)
+    with pytest.raises(UserError, match="model must be a Emu3ForConditionalGeneration, got Linear"):
+        Emu3Pipeline(torch.nn.Linear(2, 2))  # type: ignore[arg-type]

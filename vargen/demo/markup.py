@@ -1,0 +1,135 @@
+"""The page's own HTML: pictures being drawn with their counts, accounts, notices. Everything that came from a visitor
+or a model is escaped.
+
+Belongs here: markup. Does not belong here: its looks (`page.css`), Gradio.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from PIL import Image
+
+if TYPE_CHECKING:
+    from vargen.demo.race import Lane
+    from vargen.methods.base import MethodConfig
+
+
+def notice(text: str, kind: str = "note") -> str:
+    """One line in its place: a "note", or an "error"."""
+    return f'<p class="notice {kind}" role="{"alert" if kind == "error" else "status"}">{html.escape(text)}</p>'
+
+
+def method_hint(config: MethodConfig) -> str:
+    """What a method does, in one line."""
+    return f'<p class="hint">{_exactness(config)} {html.escape(config.summary)}</p>'
+
+
+def _exactness(config: MethodConfig) -> str:
+    return "<em>exact</em>" if config.exact else '<em class="relaxed">relaxed</em>'
+
+
+def empty(title: str, text: str) -> str:
+    """What stands where nothing is yet."""
+    return f'<div class="empty"><b>{html.escape(title)}</b><p>{html.escape(text)}</p></div>'
+
+
+def stage(lanes: Sequence[Lane], num_tokens: int, below: str = "") -> str:
+    """Methods side by side.
+
+    Args:
+        lanes: as they are now.
+        num_tokens: of a picture.
+        below: what is said under them.
+    """
+    return f'<div class="lanes">{"".join(_lane(lane, num_tokens) for lane in lanes)}</div>{below}'
+
+
+def waiting_stage(labels: Sequence[str], below: str) -> str:
+    """The same before anything is drawn."""
+    lanes = "".join(
+        f'<figure class="lane"><figcaption>{html.escape(label)}</figcaption>'
+        '<div class="canvases n1"><div class="canvas"></div></div></figure>'
+        for label in labels
+    )
+    return f'<div class="lanes">{lanes}</div>{below}'
+
+
+def _lane(lane: Lane, num_tokens: int) -> str:
+    count = max(len(lane.lengths), 1)
+    if lane.error is not None:
+        inside = f'<div class="canvases n1"><div class="canvas failed">{notice(lane.error, "error")}</div></div>'
+    else:
+        images: list[Image.Image | None] = [*lane.images] or [None] * count
+        canvases = "".join(
+            f'<div class="canvas">{"" if image is None else _img(image, lane.label)}</div>' for image in images
+        )
+        inside = f'<div class="canvases n{min(len(images), 4)}">{canvases}</div>'
+    decided = sum(lane.lengths)
+    share = 100 * decided / (num_tokens * count)
+    figures = {"passes": f"{lane.passes:,}", "seconds": f"{lane.seconds:.1f}", "tokens": f"{decided:,}"}
+    return (
+        f'<figure class="lane{" finished" if lane.finished else ""}">'
+        f"<figcaption>{html.escape(lane.label)} {_exactness(lane.method)}</figcaption>{inside}"
+        f'<div class="bar"><i style="width:{share:.1f}%"></i></div>{_figures(figures)}</figure>'
+    )
+
+
+def _figures(figures: Mapping[str, str]) -> str:
+    entries = "".join(
+        f"<div><dd>{html.escape(value)}</dd><dt>{html.escape(name)}</dt></div>" for name, value in figures.items()
+    )
+    return f'<dl class="figures">{entries}</dl>'
+
+
+def account(figures: Mapping[str, str]) -> str:
+    """Figures in a column, each with its name."""
+    rows = "".join(
+        f"<tr><th>{html.escape(name)}</th><td>{html.escape(value)}</td></tr>" for name, value in figures.items()
+    )
+    return f'<table class="account">{rows}</table>'
+
+
+def progress(done: int, total: int, seconds_left: float | None, what: str) -> str:
+    """How far work has come."""
+    left = "" if seconds_left is None else f", about {clock(seconds_left)} left"
+    return (
+        f'<div class="progress" role="status"><div class="bar"><i style="width:{100 * done / total:.1f}%"></i></div>'
+        f"<p>{done} of {total} {html.escape(what)}{left}</p></div>"
+    )
+
+
+def clock(seconds: float) -> str:
+    """ "1:05"."""
+    return f"{round(seconds) // 60}:{round(seconds) % 60:02d}"
+
+
+def moving(frames: Sequence[Image.Image], seconds_a_frame: float, description: str) -> str:
+    """Pictures one after the other, again and again."""
+    buffer = io.BytesIO()
+    frames[0].save(
+        buffer, "WEBP", save_all=True, append_images=frames[1:], duration=round(1000 * seconds_a_frame), loop=0
+    )
+    return f'<div class="clip">{_inline(buffer, description)}</div>'
+
+
+def scroll_to(element: str) -> str:
+    """JavaScript: on a phone, where controls stand above it, bring an element of this id into view."""
+    return (
+        f"() => window.innerWidth < 700 && document.getElementById('{element}').scrollIntoView({{behavior: 'smooth'}})"
+    )
+
+
+def _img(image: Image.Image, description: str) -> str:
+    buffer = io.BytesIO()
+    image.save(buffer, "WEBP", quality=92, method=0)
+    return _inline(buffer, description)
+
+
+def _inline(buffer: io.BytesIO, description: str) -> str:
+    data = base64.b64encode(buffer.getvalue()).decode()
+    return f'<img decoding="sync" alt="{html.escape(description, quote=True)}" src="data:image/webp;base64,{data}">'

@@ -1,0 +1,149 @@
+"""The models that a page offers, loaded when they are first asked for.
+
+Belongs here: which models and which of their methods there are, and keeping them. Does not belong here: loading
+(`vargen.pipelines.loading`, `vargen.video.answering`). Importing this imports no torch: a page is there at once.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vargen.errors import UserError
+from vargen.methods.base import ImageMethodConfig, MethodConfig
+from vargen.methods.catalogue import METHODS, find_presets
+from vargen.models.description import ModelDescription, open_model
+from vargen.models.options import ModelOptions
+from vargen.resources import DEFAULT_MODEL, find_trained_drafters, find_video_model, shipped_models
+from vargen.video.methods.assisted import AssistedConfig
+from vargen.video.methods.base import VideoMethodConfig
+from vargen.video.methods.catalogue import VIDEO_METHODS
+from vargen.video.methods.trained import TrainedDrafterConfig
+
+if TYPE_CHECKING:
+    from vargen.pipelines.loading import ImagePipeline
+    from vargen.video.answering import VideoAnswerer
+
+_FIRST = ("scd", "eagle-chain", "vvs-quality", "vvs-balanced", "vvs-fast")
+"""Methods that README recommends; they are offered before the others."""
+
+_FOLDERS = {"drafter": "drafter", "draft_model": "draft_transformer"}
+"""Where in a model's folder the weights lie that a method's setting names."""
+
+
+class Models:
+    """Models by the names the page shows. Of each kind the last one that was asked for stays loaded.
+
+    Args:
+        options: the model that is offered first, and how each is loaded; the shipped ones are offered beside it.
+        video_model, video_draft_model: as `VideoAnswerer.from_pretrained` takes them.
+
+    Raises:
+        UserError: no such model, or one that makes no pixels of tokens.
+    """
+
+    def __init__(
+        self,
+        options: ModelOptions | None = None,
+        video_model: str | None = None,
+        video_draft_model: str | None = None,
+    ) -> None:
+        self._options = ModelOptions() if options is None else options
+        shipped = sorted(shipped_models(), key=lambda name: name != DEFAULT_MODEL)
+        own = [self._options] if self._options.model is not None else []
+        plain = ModelOptions(device=self._options.device, dtype=self._options.dtype)
+        self._loading: dict[str, tuple[ModelDescription, ModelOptions]] = {}
+        for each in (*own, *(replace(plain, model=name) for name in shipped)):
+            description = open_model(each)
+            if description.family == "glm_image":
+                raise UserError(
+                    "model: the pixels of GLM-Image come from its denoising, not from its tokens, so the page cannot "
+                    "show how they come about; use vargen generate"
+                )
+            self._loading.setdefault(description.name, (description, each))
+        self._video_model, self._video_draft_model = video_model, video_draft_model
+        self.video_folder = find_video_model(video_model)
+        self._lock = threading.Lock()
+        self._pipeline: tuple[str, ImagePipeline] | None = None
+        self._answerer: VideoAnswerer | None = None
+
+    @property
+    def names(self) -> list[str]:
+        """Of the models that draw."""
+        return list(self._loading)
+
+    @property
+    def default(self) -> str:
+        """The name of the model that is drawn with first."""
+        return self.names[0]
+
+    def draws_scenes(self, name: str) -> bool:
+        """Whether a model draws the project's own world, so that examples of it make sense."""
+        return name == DEFAULT_MODEL and name in shipped_models()
+
+    def methods(self, name: str) -> dict[str, ImageMethodConfig]:
+        """Methods and presets by name that the model has the weights for, plain decoding left out."""
+        description = self.description(name)
+        names = [*_FIRST, *(method.name for method in METHODS), *find_presets()]
+        configs = {each: description.resolve_method(each, None) for each in dict.fromkeys(names) if each != "ar"}
+        return {each: config for each, config in configs.items() if _has_weights(config, description.folder)}
+
+    def video_methods(self) -> dict[str, VideoMethodConfig]:
+        """Methods for videos by name that there are drafters for. transformers' own assisted generation is left out:
+        it is one call that can be neither watched nor stopped."""
+        trained = find_trained_drafters(self.video_folder)
+        return {
+            method.name: method()
+            for method in VIDEO_METHODS
+            if method is not AssistedConfig and (not issubclass(method, TrainedDrafterConfig) or method.name in trained)
+        }
+
+    def description(self, name: str) -> ModelDescription:
+        """What a model says of itself."""
+        return self._loading[name][0]
+
+    def pipeline(self, name: str) -> ImagePipeline:
+        """The model, loaded. Raises UserError where it cannot be."""
+        with self._lock:
+            if self._pipeline is None or self._pipeline[0] != name:
+                from vargen.pipelines.loading import load_pipeline
+
+                self._pipeline = None  # free the old one first
+                self._pipeline = name, load_pipeline(*self._loading[name])[0]
+            return self._pipeline[1]
+
+    def answerer(self) -> VideoAnswerer:
+        """The Video-LLM, loaded. Raises UserError where it cannot be."""
+        with self._lock:
+            if self._answerer is None:
+                from vargen.pipelines.loading import place_and_precision
+                from vargen.video.answering import VideoAnswerer
+
+                device, dtype = place_and_precision(self._options.device, self._options.dtype)
+                self._answerer = VideoAnswerer.from_pretrained(
+                    self._video_model, self._video_draft_model, device, dtype
+                )
+            return self._answerer
+
+    def load_early(self) -> None:
+        """Load in a thread what will be asked for first; what is wrong with it is said when it is asked for."""
+
+        def load() -> None:
+            try:
+                self.pipeline(self.default)
+            except Exception:
+                return
+
+        threading.Thread(target=load, daemon=True).start()
+
+    def close(self) -> None:
+        """End what methods have started for several answers."""
+        if self._answerer is not None:
+            self._answerer.close()
+
+
+def _has_weights(config: MethodConfig, folder: Path) -> bool:
+    settings = config.to_dict()
+    return all(settings[name] is not None or (folder / _FOLDERS[name]).is_dir() for name in config.weights)

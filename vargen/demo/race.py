@@ -1,0 +1,154 @@
+"""The same prompt drawn by several methods side by side, in turns, with what each has done so far.
+
+Belongs here: what is drawn and seen of it. Does not belong here: how a picture is drawn (`vargen.pipelines`), taking
+turns (`work.py`), a page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from specdecode.trace import DecodeTrace
+from vargen.demo.work import Stopped, Turns, Work
+from vargen.drawing.unfinished import continue_downwards, hide_undecided
+from vargen.errors import UserError
+from vargen.methods.base import ImageMethodConfig
+from vargen.pipelines.common import beside
+
+if TYPE_CHECKING:
+    from vargen.pipelines.loading import ImagePipeline
+
+PREVIEWS = 8
+"""How often a picture is shown while it is drawn."""
+
+
+@dataclass(frozen=True)
+class Commission:
+    """What is to be drawn.
+
+    Args:
+        prompt: a sentence; of a class-conditional model, a class label.
+        seeds: of the pictures, one each.
+        guidance_scale: None: the model's own.
+    """
+
+    prompt: str | int
+    seeds: tuple[int, ...]
+    guidance_scale: float | None = None
+
+    def arguments(self) -> dict[str, Any]:
+        """Of a pipeline's call."""
+        condition = {"class_labels": self.prompt} if isinstance(self.prompt, int) else {"prompt": self.prompt}
+        return {
+            **condition,
+            "num_images_per_prompt": len(self.seeds),
+            "guidance_scale": self.guidance_scale,
+            "generator": [torch.Generator().manual_seed(seed) for seed in self.seeds],
+        }
+
+
+@dataclass
+class Lane:
+    """One method, and how far it has come.
+
+    Attributes:
+        passes: of the target, over all pictures at once.
+        lengths: tokens decided of each picture.
+        seconds: of its own work; previews, and the time that others had, are left out.
+        images: of each picture; transparent where nothing is decided.
+        tokens: of the finished pictures, int64 [B, grid * grid]; None before.
+        trace: of the finished pictures; None before.
+        error: why there are none.
+    """
+
+    label: str
+    method: ImageMethodConfig
+    passes: int = 0
+    lengths: list[int] = field(default_factory=list)
+    seconds: float = 0.0
+    images: list[Image.Image] = field(default_factory=list)
+    tokens: Tensor | None = None
+    trace: DecodeTrace | None = None
+    error: str | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Whether all its pictures are there."""
+        return self.trace is not None
+
+
+class Race(Work):
+    """Several methods that draw the same. The picture of a seed is what its method draws of it alone.
+
+    Args:
+        pipeline: the model; what one batch leaves in it for the next is not touched.
+        commission: what is drawn.
+        methods: by label.
+    """
+
+    def __init__(
+        self, pipeline: ImagePipeline, commission: Commission, methods: Mapping[str, ImageMethodConfig]
+    ) -> None:
+        super().__init__()
+        self.lanes = [Lane(label, method) for label, method in methods.items()]
+        self.grid_size = pipeline.grid_size
+        self._commission = commission
+        self._pipelines = [beside(pipeline) for _ in self.lanes]
+        self._turns = Turns(len(self.lanes), self)
+
+    def run(self) -> Iterator[list[Lane]]:
+        """Draw; the lanes as they are, again and again, and at the end."""
+        return self.watch([partial(self._draw, number) for number in range(len(self.lanes))], self._look)
+
+    def _look(self) -> list[Lane]:
+        for lane, seconds in zip(self.lanes, self._turns.seconds, strict=True):
+            lane.seconds = seconds
+        return [replace(lane) for lane in self.lanes]
+
+    def _draw(self, number: int) -> None:
+        lane, pipeline = self.lanes[number], self._pipelines[number]
+        try:
+            self._turns.take(number)
+            output = pipeline(
+                **self._commission.arguments(),
+                method=lane.method,
+                callback_on_step_end=partial(self._step, number),
+                callback_on_step_end_tensor_inputs=("tokens", "lengths"),
+            )
+            lane.images, lane.tokens, lane.trace = list(output.images), output.tokens, output.trace
+            lane.passes, lane.lengths = output.trace.target_passes, output.trace.row_tokens
+        except Stopped:
+            pass
+        except UserError as error:
+            lane.error = str(error)
+        except Exception as error:  # whatever it is, it is shown in the place of the picture
+            lane.error = f"{type(error).__name__}: {error}"
+        finally:
+            self._turns.leave(number)
+
+    def _step(self, number: int, pipeline: Any, step: int, lengths: Tensor, tensors: Mapping[str, Tensor]) -> None:
+        lane = self.lanes[number]
+        if lengths.is_cuda:
+            torch.cuda.synchronize(lengths.device)  # what has been asked of the device is this one's work
+        with self._turns.uncounted(number):
+            lane.passes = step + 1
+            decided = lengths.tolist()
+            before, num_tokens = sum(lane.lengths), self.grid_size**2 * len(decided)
+            lane.lengths = decided
+            if sum(decided) * PREVIEWS // num_tokens > before * PREVIEWS // num_tokens:
+                lane.images = self._preview(pipeline, tensors["tokens"], lengths)
+                self.tell()
+        self._turns.offer(number)
+
+    def _preview(self, pipeline: ImagePipeline, tokens: Tensor, lengths: Tensor) -> list[Image.Image]:
+        whole = pipeline.decode_tokens(continue_downwards(tokens, lengths, self.grid_size))
+        return [
+            hide_undecided(image, count, self.grid_size) for image, count in zip(whole, lengths.tolist(), strict=True)
+        ]

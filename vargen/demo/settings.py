@@ -1,0 +1,48 @@
+"""A method's settings as text that people change: one `name: value` a line, as in a preset.
+
+Settings that name a folder are left out: who uses a page has no business with the files of the machine behind it.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, TypeVar
+
+import yaml
+
+from vargen.errors import UserError
+from vargen.methods.base import MethodConfig, configure
+
+AnyConfig = TypeVar("AnyConfig", bound=MethodConfig)
+
+
+def write_settings(config: MethodConfig) -> str:
+    """Every setting that may be changed, one a line; nothing where there is none."""
+    shown = {name: value for name, value in config.to_dict().items() if name not in ("name", *config.weights)}
+    return "".join(f"{name}: {_written(value)}\n" for name, value in shown.items())
+
+
+def _written(value: Any) -> str:
+    """JSON, which is YAML too; words as they are where that says the same."""
+    return value if isinstance(value, str) and yaml.safe_load(value) == value else json.dumps(value)
+
+
+def read_settings(config: AnyConfig, text: str) -> AnyConfig:
+    """The method with what a text says; what it does not mention stays as it is.
+
+    Raises:
+        UserError: no settings, an unknown one, one of a folder, or a value out of range.
+    """
+    try:
+        given: Any = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise UserError("settings: write one `name: value` a line") from error
+    if given is None:
+        return config
+    if not isinstance(given, dict):
+        raise UserError(f"settings: write one `name: value` a line, got {text.strip()!r}")
+    for name in given:
+        if name in config.weights:
+            raise UserError(f"settings: {name} names a folder and cannot be set here; start `vargen demo` with --model")
+    kept = {name: value for name, value in config.to_dict().items() if name != "name"}
+    return configure(type(config), {**kept, **{str(name): value for name, value in given.items()}})

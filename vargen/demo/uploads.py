@@ -1,0 +1,72 @@
+"""What may be uploaded, and how much of it: a file is looked at before anything in it is decoded.
+
+Belongs here: limits and refusals. Does not belong here: reading frames (`vargen.video.frames`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from vargen.errors import UserError
+from vargen.video.frames import VideoFrames, measure_video, read_video
+
+MAX_BYTES = 32 * 2**20
+MAX_SECONDS = 120.0
+MAX_PACKETS = 120 * 60
+MAX_PIXELS = 4096 * 2304
+"""Of a frame."""
+
+KINDS = "mp4, mov, webm, mkv, avi or gif"
+SUFFIXES = (".mp4", ".mov", ".m4v", ".webm", ".mkv", ".avi", ".gif")
+
+
+def read_upload(path: str, num_frames: int, limits: dict[str, int]) -> VideoFrames:
+    """Frames of an uploaded video, evenly spread; all of them where there are fewer than asked for.
+
+    Args:
+        path: of the file.
+        num_frames: how many are wanted.
+        limits: of the model's processor, as `vargen.video.frames.frame_limits` gives them.
+
+    Raises:
+        UserError: no video, a damaged one, or one beyond the limits. It names the file as the visitor knows it.
+    """
+    file = Path(path)
+    try:
+        count = _check(file)
+        step = limits["temporal_patch_size"]
+        taken = max(min(num_frames, count) // step * step, limits["min_frames"])
+        return read_video(file, num_frames=min(taken, limits["max_frames"]), **limits)
+    except UserError as error:
+        raise UserError(str(error).replace(str(file), file.name)) from error
+
+
+def _check(file: Path) -> int:
+    """Frames, at most. Raises UserError."""
+    size = file.stat().st_size
+    if size > MAX_BYTES:
+        raise UserError(f"video: {file.name} has {size / 2**20:.0f} MB; at most {MAX_BYTES // 2**20} MB are taken here")
+    with file.open("rb") as opened:
+        if not _is_video(opened.read(16)):
+            # FFmpeg also reads play lists, which name other files; they never reach it.
+            raise UserError(f"video: {file.name} is none; give an {KINDS} file")
+    measures = measure_video(file)
+    if measures.seconds > MAX_SECONDS or measures.num_packets > MAX_PACKETS:
+        raise UserError(
+            f"video: {file.name} lasts {measures.seconds:.0f} s and has {measures.num_packets:,} frames; at most "
+            f"{MAX_SECONDS:.0f} s and {MAX_PACKETS:,} frames are taken here"
+        )
+    if measures.width * measures.height > MAX_PIXELS:
+        raise UserError(
+            f"video: {file.name} has {measures.width} x {measures.height} pixels; at most 4096 x 2304 are taken here"
+        )
+    return measures.num_packets
+
+
+def _is_video(head: bytes) -> bool:
+    """By the first bytes, which also say what a file with another ending is."""
+    return (
+        head[4:8] == b"ftyp"  # mp4, mov
+        or head.startswith((b"\x1aE\xdf\xa3", b"GIF87a", b"GIF89a"))  # webm, mkv; gif
+        or (head.startswith(b"RIFF") and head[8:12] == b"AVI ")
+    )

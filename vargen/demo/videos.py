@@ -1,0 +1,333 @@
+"""Videos: a clip, a question, a method; the answer comes word by word.
+
+Belongs here: what is on the tab, and what happens when somebody asks. Does not belong here: answering
+(`vargen.video.answering`), limits of uploads (`uploads.py`), markup.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vargen.demo import markup
+from vargen.demo.models import Models
+from vargen.demo.settings import read_settings, write_settings
+from vargen.demo.tickets import Tickets
+from vargen.demo.work import Stopped, Work
+from vargen.errors import UserError
+
+if TYPE_CHECKING:
+    from specdecode.trace import TokenOrigin
+    from vargen.video.answering import Answer, VideoAnswerer
+    from vargen.video.frames import VideoFrames
+    from vargen.video.methods.base import VideoMethodConfig
+
+DESCRIBE = "describe the video in detail."
+QUESTIONS = (
+    DESCRIBE,
+    "how many objects are there in the video?",
+    "to which object does something happen first?",
+)
+WORLD_FRAMES, WORLD_SIDE = 8, 96
+"""Of the clips that the shipped model was trained on."""
+
+MAX_QUESTION = 1000
+"""Characters."""
+MOST_TOKENS = 512
+
+
+@dataclass(frozen=True)
+class Clip:
+    """What is asked about.
+
+    Attributes:
+        seed: of a clip of this project's world; None for an upload.
+        path: of an upload.
+    """
+
+    seed: int | None = 0
+    path: str | None = None
+
+
+@lru_cache(maxsize=16)
+def world_case(seed: int) -> Any:
+    """A clip of the world that training never showed, with its truth."""
+    from vargen.world.cases import scene_video_cases
+
+    return scene_video_cases(1, "heldout", WORLD_FRAMES, WORLD_SIDE, seed=seed)[0]
+
+
+def read_clip(clip: Clip, num_frames: int, processor: Any) -> VideoFrames:
+    """Its frames. Raises UserError for an upload that is no video or too much of one."""
+    from vargen.demo.uploads import read_upload
+    from vargen.video.frames import frame_limits
+
+    if clip.path is None:
+        return world_case(clip.seed or 0).frames
+    return read_upload(clip.path, num_frames, frame_limits(processor))
+
+
+def show_clip(clip: Clip, num_frames: int, processor: Any) -> str:
+    """What the model will look at, moving, or why it cannot."""
+    from vargen.drawing.sheet import to_pil
+
+    try:
+        frames = read_clip(clip, num_frames, processor)
+    except UserError as error:
+        return markup.notice(str(error), "error")
+    name = f"clip {clip.seed} of the world" if clip.path is None else Path(clip.path).name
+    pictures = to_pil(frames.frames.float() / 255)
+    for picture in pictures:
+        picture.thumbnail((480, 480))
+    seconds = max(frames.total_num_frames / frames.frames_per_second / len(pictures), 0.12)
+    said = f"{name}; the model looks at {len(pictures)} of {frames.total_num_frames:,} frames"
+    return markup.moving(pictures, min(seconds, 1.0), name) + markup.notice(said)
+
+
+class Asking(Work):
+    """One question, and what has been said so far.
+
+    Attributes:
+        tokens, origins: so far.
+        answer: the whole, at the end.
+        error: why there is none.
+    """
+
+    def __init__(self, answerer: VideoAnswerer, frames: VideoFrames, question: str, **arguments: Any) -> None:
+        super().__init__()
+        self.tokens: list[str] = []
+        self.origins: list[TokenOrigin] = []
+        self.passes = 0
+        self.answer: Answer | None = None
+        self.error: str | None = None
+        self._call = (answerer, frames, question, arguments)
+
+    def run(self) -> Iterator[Asking]:
+        """Answer; itself, again and again."""
+        return self.watch([self._answer], lambda: self)
+
+    def _answer(self) -> None:
+        answerer, frames, question, arguments = self._call
+        try:
+            self.answer = answerer.answer(frames, question, on_tokens=self._hear, **arguments)
+        except Stopped:
+            pass
+        except UserError as error:
+            self.error = str(error)
+        except Exception as error:  # whatever it is, it is shown in the place of the answer
+            self.error = f"{type(error).__name__}: {error}"
+
+    def _hear(self, tokens: list[str], origins: list[TokenOrigin]) -> None:
+        self.tokens, self.origins = tokens, origins
+        self.passes += 1
+        self.tell()
+        self.check()
+
+
+def ask(
+    models: Models, tickets: Tickets, ticket: str, clip: Clip, method: str, settings: str, *asked: Any
+) -> Iterator[tuple[str, str]]:
+    """Answer: the HTML of the answer and of its account, again and again.
+
+    Args:
+        ticket: of this request.
+        method: by name.
+        settings: of the method, as text.
+        asked: question, frames of an upload, most tokens, temperature, seed.
+    """
+    from vargen.drawing.answer_html import answer_html
+
+    question, num_frames, most, temperature, seed = asked
+    tickets.admit(ticket)
+    try:
+        config = _config(models, method, settings)
+        if len(question) > MAX_QUESTION:
+            raise UserError(f"question: at most {MAX_QUESTION:,} characters are taken here, got {len(question):,}")
+        if not 1 <= most <= MOST_TOKENS:
+            raise UserError(f"tokens: 1 to {MOST_TOKENS} can be asked for")
+        answerer = models.answerer()
+        frames = read_clip(clip, int(num_frames), answerer.processor)
+    except UserError as error:
+        yield markup.notice(str(error), "error"), ""
+        return
+    asking = Asking(
+        answerer,
+        frames,
+        question,
+        method=config,
+        max_new_tokens=int(most),
+        temperature=float(temperature),
+        seed=int(seed or 0),
+    )
+    if not tickets.begin(ticket, asking):
+        yield markup.notice("Stopped before it began."), ""
+        return
+    notes = _notes(answerer.processor.tokenizer, question)
+    yield markup.notice("Looking at the video …") + notes, ""
+    for _ in asking.run():
+        if asking.tokens and asking.error is None:
+            yield answer_html(asking.tokens, asking.origins) + notes, _so_far(asking)
+    if asking.error is not None:
+        yield markup.notice(asking.error, "error"), ""
+    elif asking.answer is not None:
+        account = account_of(asking.answer, _correctness(clip, question, asking.answer))
+        yield answer_html(asking.tokens, asking.origins) + notes, account
+    else:
+        yield answer_html(asking.tokens, asking.origins) + markup.notice("Stopped."), _so_far(asking)
+
+
+def _notes(tokenizer: Any, question: str) -> str:
+    from vargen.prompts import unknown_words
+
+    words = ", ".join(unknown_words(tokenizer, question))
+    return markup.notice(f"Note: the model does not know these words: {words}") if words else ""
+
+
+def _config(models: Models, method: str, settings: str) -> VideoMethodConfig:
+    known = models.video_methods()
+    if method not in known:
+        raise UserError(f"method {method!r} is not known; choose another")
+    return read_settings(known[method], settings)
+
+
+def _so_far(asking: Asking) -> str:
+    return markup.account({"tokens": f"{len(asking.tokens):,}", "target passes": f"{asking.passes:,}"})
+
+
+def _correctness(clip: Clip, question: str, answer: Answer) -> float | None:
+    """How right a description of a clip of the world is, 0 to 1."""
+    if clip.path is not None or question.strip() != DESCRIBE:
+        return None
+    from vargen.world.judge.judging import judge_answer
+
+    return judge_answer(world_case(clip.seed or 0).truth, answer.text)["all"]
+
+
+def account_of(answer: Answer, correctness: float | None) -> str:
+    """What an answer cost, and what was saved."""
+    trace = answer.trace
+    figures = {
+        "tokens": f"{len(answer.token_ids):,}",
+        "target passes": f"{trace.target_passes:,}",
+        "plain decoding takes": f"{len(answer.token_ids):,}",
+        "tokens a pass": f"{trace.tokens_per_pass:.2f}",
+        "drafted, accepted a step": f"{trace.mean_accepted_length:.2f}",
+        "seconds": f"{answer.seconds:.2f}",
+        "of which decoding": f"{trace.phase_seconds.get('decode', 0.0):.2f}",
+        "tokens of the video": f"{answer.visual_tokens:,}",
+        "method": f"{answer.method.name}, {'exact' if answer.method.exact else 'relaxed'}",
+    }
+    if correctness is not None:
+        figures["right, by the clip's truth"] = f"{100 * correctness:.0f} %"
+    return markup.account(figures)
+
+
+def build(gr: Any, tab: Any, models: Models, tickets: Tickets, shared: dict[str, Any]) -> None:
+    """What is on the tab.
+
+    Args:
+        gr: the module `gradio`.
+        tab: where it is built; its clip is rendered when somebody looks at it.
+        shared: options of events that compute.
+    """
+    methods = models.video_methods()
+    first = "flash" if "flash" in methods else next(iter(methods))
+    ticket, clip = gr.State(""), gr.State(Clip())
+    with gr.Row(equal_height=False):
+        with gr.Column(scale=4, min_width=320, elem_classes="controls"):
+            shown = gr.HTML(elem_id="clip")
+            with gr.Row(elem_classes="tight"):
+                another = gr.Button("Another clip", size="sm", min_width=120, elem_id="another")
+                upload = gr.UploadButton(
+                    "Upload a video",
+                    size="sm",
+                    min_width=120,
+                    file_types=["video", ".gif", ".mkv"],
+                    elem_id="upload",
+                )
+            question = gr.Textbox(
+                DESCRIBE, label="Question", lines=2, max_lines=5, elem_id="question", placeholder="about the video"
+            )
+            with gr.Row(elem_classes="tight"):
+                start = gr.Button("Ask", variant="primary", elem_id="ask", scale=3)
+                stop = gr.Button("Stop", interactive=False, elem_id="stop-asking", scale=1, min_width=90)
+            questions = gr.Dataset(
+                components=["textbox"],
+                samples=[[text] for text in QUESTIONS],
+                type="index",
+                label="Questions",
+                elem_id="questions",
+            )
+            method = gr.Dropdown(list(methods), value=first, label="Method", elem_id="video-method", filterable=False)
+            hint = gr.HTML(markup.method_hint(methods[first]))
+            with gr.Accordion("More", open=False):
+                with gr.Row(elem_classes="tight"):
+                    most = gr.Slider(16, MOST_TOKENS, 256, step=16, label="Most tokens")
+                    frames = gr.Slider(4, 32, 8, step=2, label="Frames of an upload")
+                with gr.Row(elem_classes="tight"):
+                    temperature = gr.Slider(0, 1.5, 0, step=0.1, label="Temperature")
+                    seed = gr.Number(0, label="Seed", precision=0, minimum=0, min_width=90)
+                settings = gr.Textbox(
+                    write_settings(methods[first]),
+                    label="Settings of the method, one a line",
+                    lines=4,
+                    max_lines=16,
+                    elem_classes="code",
+                )
+        with gr.Column(scale=8, min_width=340, elem_classes="results"):
+            nothing = markup.empty("The answer appears here", "Its words are underlined by how each was decided.")
+            with gr.Row(equal_height=False):
+                with gr.Column(scale=5, min_width=320):
+                    answer = gr.HTML(nothing, elem_id="answer")
+                with gr.Column(scale=3, min_width=230):
+                    account = gr.HTML(elem_id="account")
+
+    def processor() -> Any:
+        return models.answerer().processor
+
+    def turn_to(clip: Clip, num_frames: float) -> str:
+        return show_clip(clip, int(num_frames), None if clip.path is None else processor())
+
+    def choose_another(clip: Clip, num_frames: float) -> tuple[Clip, str]:
+        following = Clip((-1 if clip.seed is None else clip.seed) + 1)
+        return following, turn_to(following, num_frames)
+
+    def take(path: str, num_frames: float) -> tuple[Clip, str]:
+        uploaded = Clip(None, path)
+        return uploaded, turn_to(uploaded, num_frames)
+
+    def choose_method(method: str) -> tuple[str, str]:
+        return markup.method_hint(methods[method]), write_settings(methods[method])
+
+    def begin() -> tuple[Any, ...]:
+        waits = markup.notice("Waiting for the model …")
+        return tickets.issue(), waits, "", gr.update(interactive=False), gr.update(interactive=True)
+
+    def go_on(*arguments: Any) -> Iterator[tuple[str, str]]:
+        yield from ask(models, tickets, *arguments)
+
+    def end(ticket: str) -> tuple[Any, ...]:
+        full = markup.notice("Too many are waiting; try again in a moment.", "error")
+        said = gr.skip() if tickets.end(ticket) else full
+        return said, gr.update(interactive=True), gr.update(interactive=False)
+
+    quiet: dict[str, Any] = {"show_progress": "hidden"}
+    another.click(choose_another, [clip, frames], [clip, shown], **quiet)
+    upload.upload(take, [upload, frames], [clip, shown], **quiet)
+    method.change(choose_method, method, [hint, settings], queue=False, **quiet)
+    questions.click(lambda index: QUESTIONS[index], questions, question, queue=False, **quiet)
+    gr.on(
+        [start.click, question.submit], begin, None, [ticket, answer, account, start, stop], queue=False, **quiet
+    ).then(
+        go_on,
+        [ticket, clip, method, settings, question, frames, most, temperature, seed],
+        [answer, account],
+        **quiet,
+        **shared,
+    ).then(end, ticket, [answer, start, stop], queue=False, **quiet)
+    start.click(None, js=markup.scroll_to("answer"))
+    stop.click(tickets.stop, ticket, queue=False, **quiet)
+    tab.select(turn_to, [clip, frames], shown, **quiet)

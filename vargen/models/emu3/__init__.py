@@ -1,0 +1,1 @@
+"""Emu3 as transformers has it, unmodified."""

@@ -1,0 +1,123 @@
+"""Emu3 as the Target of the speculative loop: prompts of text, lines of codes, guidance in one batch.
+
+Belongs here: how image tokens become a forward of `Emu3ForConditionalGeneration`, and where lines end. Does not belong
+here: the cache, masks and positions (`specdecode.targets.transformers`), sampling, and pixels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import Emu3ForConditionalGeneration
+
+from specdecode.roles import TargetOutput
+from specdecode.sampling import apply_guidance
+from specdecode.targets.transformers import TransformersTarget
+from vargen.models.emu3.vocabulary import ImageVocabulary
+
+
+class Emu3Target(TransformersTarget):
+    """The Target role for one batch of pictures of one size.
+
+    With guidance the language model runs on 2B rows, conditional ones first; `generate` runs it twice, with two
+    caches. Its guidance is of logarithms of probabilities: they differ from the logits by a number that is the same
+    for all tokens, so the distribution is this one.
+
+    Args:
+        model: in evaluation mode.
+        input_ids: [B, T] int64, prompts padded on the left, ending as the processor ends them.
+        attention_mask: [B, T], 0 at padding; None: nothing is padded.
+        height, width: of the pictures, in codes.
+        negative_input_ids, negative_attention_mask: [B, T'] likewise, what guidance leads away from.
+        guidance_scale: off at values <= 1.
+        max_draft_nodes: nodes of the largest tree `forward` will be given, the root included.
+
+    Raises:
+        ValueError: the shapes do not belong together, or the model cannot be served; see `TransformersTarget`.
+        UserError: the model has no image tokens.
+    """
+
+    def __init__(
+        self,
+        model: Emu3ForConditionalGeneration,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        *,
+        height: int,
+        width: int,
+        negative_input_ids: Tensor | None = None,
+        negative_attention_mask: Tensor | None = None,
+        guidance_scale: float = 1.0,
+        max_draft_nodes: int = 1,
+    ) -> None:
+        self.guidance_scale = guidance_scale
+        self.rows_per_sequence = 2 if self.is_guided else 1
+        attention_mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        if self.is_guided:
+            if negative_input_ids is None or len(negative_input_ids) != len(input_ids):
+                raise ValueError("negative_input_ids must be given for every prompt where guidance is on")
+            if negative_attention_mask is None:
+                negative_attention_mask = torch.ones_like(negative_input_ids)
+            length = max(input_ids.shape[1], negative_input_ids.shape[1])
+            input_ids, attention_mask = (
+                torch.cat([F.pad(rows, (length - rows.shape[1], 0)) for rows in both])
+                for both in ((input_ids, negative_input_ids), (attention_mask, negative_attention_mask))
+            )
+        vocabulary = ImageVocabulary.of(model)
+        names, embed = vocabulary.names.to(input_ids.device), model.get_input_embeddings()
+        self.known_tokens = vocabulary.known_tokens(height, width, input_ids.device)  # [N]
+        with torch.no_grad():
+            embeds = embed(input_ids)
+        super().__init__(
+            model,
+            attention_mask=attention_mask,
+            inputs_embeds=embeds,
+            max_new_tokens=len(self.known_tokens),
+            max_draft_nodes=max_draft_nodes,
+            vocab_size=len(names),
+            decoder=model.model.text_model,
+            output_head=lambda hidden_states: model.lm_head(hidden_states)[..., names[:-1]],  # the mark is never open
+            embed=lambda tokens: embed(names[tokens]),
+        )
+
+    @property
+    def is_guided(self) -> bool:
+        """Whether null rows are computed."""
+        return self.guidance_scale > 1
+
+    def prefill(self) -> TargetOutput:
+        """See `TransformersTarget.prefill`."""
+        output = super().prefill()
+        return self._with_ends_of_lines(output, torch.zeros(self.batch_size, 1, device=self.device).long())
+
+    def forward(self, tokens: Tensor, mask: Tensor, depths: Tensor) -> TargetOutput:
+        """See `TransformersTarget.forward`."""
+        committed = self._cache.allocated().lengths[: self.batch_size, None] - self.prompt_length
+        return self._with_ends_of_lines(super().forward(tokens, mask, depths), committed + depths + 1)
+
+    def combine(self, output: TargetOutput) -> TargetOutput:
+        """Guided logits, and the hidden states of conditional rows."""
+        if not self.is_guided:
+            return output
+        conditional, null = output.logits[..., :-1].chunk(2)
+        hidden_states = None if output.hidden_states is None else output.hidden_states.chunk(2)[0]
+        return TargetOutput(F.pad(apply_guidance(conditional, null, self.guidance_scale), (0, 1)), hidden_states)
+
+    def _with_ends_of_lines(self, output: TargetOutput, places: Tensor) -> TargetOutput:
+        """Nothing but the mark where a line ends, and nothing but codes elsewhere.
+
+        Args:
+            output: logits [B, n, C + 1].
+            places: [B, n] int64 output places that they are of.
+        """
+        known = self.known_tokens[places.clamp(max=len(self.known_tokens) - 1)][..., None]  # [B, n, 1]
+        is_mark = torch.arange(self.vocab_size, device=self.device) == self.vocab_size - 1
+        return replace(
+            output,
+            logits=output.logits.masked_fill((known >= 0) != is_mark, -torch.inf).masked_fill_(
+                (known >= 0) & is_mark, 0
+            ),
+        )

@@ -211,7 +211,7 @@ def build(gr: Any, models: Models, tickets: Tickets, shared: dict[str, Any], fol
         with gr.Column(scale=4, min_width=320, elem_classes="controls"):
             names = gr.CheckboxGroup(
                 offered,
-                value=[name for name in ("scd", "vvs-quality") if name in offered],
+                value=[name for name in ("scd", "likeness-quality") if name in offered],
                 label="Methods, beside plain decoding",
                 elem_id="methods",
             )
@@ -244,7 +244,7 @@ def build(gr: Any, models: Models, tickets: Tickets, shared: dict[str, Any], fol
 
     def choose_model(model: str) -> Any:
         offered = list(models.methods(model))
-        return gr.update(choices=offered, value=[name for name in ("scd", "vvs-quality") if name in offered])
+        return gr.update(choices=offered, value=[name for name in ("scd", "likeness-quality") if name in offered])
 
     def begin() -> tuple[Any, ...]:
         waits = markup.notice("Waiting for the model …")

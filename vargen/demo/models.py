@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from vargen.pipelines.loading import ImagePipeline
     from vargen.video.answering import VideoAnswerer
 
-_FIRST = ("scd", "eagle-chain", "vvs-quality", "vvs-balanced", "vvs-fast")
+_FIRST = ("scd", "eagle-chain", "likeness-quality", "likeness-balanced", "likeness-fast")
 """Methods that README recommends; they are offered before the others."""
 
 _FOLDERS = {"drafter": "drafter", "draft_model": "draft_transformer"}

@@ -55,7 +55,7 @@ def test_both_pictures_their_counts_and_what_was_saved(models: Models) -> None:
 def test_a_model_without_a_drafter_offers_no_method_that_needs_one(models: Models) -> None:
     assert {"scd", "sjd", "gsd"} <= models.methods(models.default).keys()
     assert not any(config.weights for config in models.methods(models.default).values())
-    assert {"scd", "eagle-chain", "vvs-fast", "draft-model"} < set(models.methods("scenes-128"))
+    assert {"scd", "eagle-chain", "likeness-fast", "draft-model"} < set(models.methods("scenes-128"))
     assert next(iter(models.methods("scenes-128"))) == "scd"
 
 
@@ -97,7 +97,7 @@ def test_a_class_conditional_model_is_asked_for_classes(tiny_class_model_folder:
 def test_a_relaxed_method_says_what_it_took(drafting_pipeline) -> None:
     from vargen.demo.race import Commission, Race
 
-    methods = {name: drafting_pipeline.resolve_method(name) for name in ("ar", "vvs-fast")}
+    methods = {name: drafting_pipeline.resolve_method(name) for name in ("ar", "likeness-fast")}
     *_, lanes = Race(drafting_pipeline, Commission("a red cube", (0,)), methods).run()
     skipped = lanes[1].trace.skipped_tokens
     assert skipped and f"{100 * skipped / 16:.0f} % of the tokens were never verified" in pictures.verdict(*lanes)

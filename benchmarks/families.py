@@ -107,10 +107,15 @@ class Family(ABC):
     def target(self, batch_size: int, max_draft_nodes: int) -> Any:
         """The same prompts, as a target of the loop."""
 
+    @classmethod
+    def tokens_of(cls, grid: int) -> int:
+        """Drawn for a picture of a grid of so many tokens a side."""
+        return grid**2
+
     @property
     def num_tokens(self) -> int:
         """N, of a picture."""
-        return self.size.grid**2
+        return self.tokens_of(self.size.grid)
 
     @property
     def parameters(self) -> int:
@@ -183,7 +188,80 @@ class Janus(Family):
         return JanusTarget(self.model, input_ids, mask, guidance_scale=5.0, max_draft_nodes=max_draft_nodes)
 
 
-FAMILIES: dict[str, type[Family]] = {family.name: family for family in (Janus,)}
+class GlmImage(Family):
+    """No guidance. The library's cache grows by a copy a token. A preview of one token comes before the picture."""
+
+    name = "glm_image"
+    library = "GlmImageForConditionalGeneration.generate"
+
+    @classmethod
+    def tokens_of(cls, grid: int) -> int:
+        return 1 + grid**2
+
+    def build(self) -> Any:
+        from transformers import (
+            GlmImageConfig,
+            GlmImageForConditionalGeneration,
+            GlmImageTextConfig,
+            GlmImageVisionConfig,
+            GlmImageVQVAEConfig,
+        )
+
+        size, head = self.size, self.size.codes + 4
+        half = size.hidden_size // size.num_heads // 2
+        side = 3 * half // 8
+        sections = [half - 2 * side, side, side]  # the own ones of the model are [8, 12, 12]
+        self.beginning, end, pad, image = size.codes, size.codes + 1, size.codes + 4, size.codes + 5
+        text = GlmImageTextConfig(
+            vocab_size=size.codes + 512,
+            hidden_size=size.hidden_size,
+            intermediate_size=size.feed_forward(size.hidden_size),
+            num_hidden_layers=size.num_layers,
+            num_attention_heads=size.num_heads,
+            num_key_value_heads=size.num_heads,
+            max_position_embeddings=4096,
+            pad_token_id=pad,
+            vision_vocab_size=head,
+            eos_token_id=end,
+            rope_parameters={
+                "rope_type": "default",
+                "rope_theta": 10000.0,
+                "mrope_section": sections,
+            },
+        )
+        vision = GlmImageVisionConfig(
+            depth=1, hidden_size=64, num_heads=2, image_size=64, patch_size=16, intermediate_size=64
+        )  # fmt: skip
+        vq = GlmImageVQVAEConfig(embed_dim=8, num_embeddings=size.codes, latent_channels=16)
+        return GlmImageForConditionalGeneration(
+            GlmImageConfig(
+                text_config=text, vision_config=vision, vq_config=vq, image_token_id=image,
+                image_start_token_id=self.beginning, image_end_token_id=end,
+            )
+        )  # fmt: skip
+
+    def _inputs(self, batch_size: int) -> dict[str, Tensor]:
+        text = torch.arange(batch_size * PROMPT_LENGTH).view(batch_size, -1) % 400 + self.size.codes + 6
+        text[:, -1] = self.beginning
+        grids = torch.tensor([[1, self.size.grid, self.size.grid], [1, 1, 1]]).repeat(batch_size, 1)
+        per_sample = torch.full((batch_size,), 2)
+        mask = torch.ones_like(text)
+        return {"input_ids": text, "attention_mask": mask, "image_grid_thw": grids, "images_per_sample": per_sample}
+
+    def generate(self, batch_size: int) -> Tensor:
+        count = self.num_tokens
+        sampling = {"do_sample": True, "top_k": TOP_K, "min_new_tokens": count, "max_new_tokens": count}
+        return self.model.generate(**self._inputs(batch_size), **sampling)[:, PROMPT_LENGTH:]
+
+    def target(self, batch_size: int, max_draft_nodes: int) -> Any:
+        from vargen.models.glm_image.request import read_request
+        from vargen.models.glm_image.target import GlmImageTarget
+
+        request = read_request(self.model, self._inputs(batch_size))
+        return GlmImageTarget(self.model, request, max_draft_nodes=max_draft_nodes)
+
+
+FAMILIES: dict[str, type[Family]] = {family.name: family for family in (Janus, GlmImage)}
 
 
 class PlantedTarget:
@@ -348,6 +426,7 @@ class Rows:
 
 def time_family(name: str, size: Size, dtype: str, rows: Rows, options: argparse.Namespace) -> None:
     """All rows of times of a family in one precision; the model is built, and warmed up, for the first missing one."""
+    tokens = FAMILIES[name].tokens_of(size.grid)
     built: list[Family] = []
 
     def measure(row: Callable[..., dict[str, Any]], batch_size: int) -> dict[str, Any]:
@@ -359,7 +438,7 @@ def time_family(name: str, size: Size, dtype: str, rows: Rows, options: argparse
         return {"parameters": built[0].parameters, **row(built[0], batch_size, options)}
 
     for batch_size in options.batch_sizes:
-        key = {"family": name, "dtype": dtype, "batch_size": batch_size, "tokens": size.grid**2}
+        key = {"family": name, "dtype": dtype, "batch_size": batch_size, "tokens": tokens}
         rows.add({**key, "row": "speed"}, partial(measure, speed_row, batch_size))
         rows.add({**key, "row": "planted"}, partial(measure, planted_row, batch_size))
 
@@ -397,7 +476,8 @@ def main() -> None:
             time_family(name, size, dtype, rows, options)
             gc.collect()
         for way in WAYS:
-            key = {"family": name, "dtype": options.memory_dtype, "batch_size": 1, "tokens": options.memory_grid**2}
+            tokens = FAMILIES[name].tokens_of(options.memory_grid)
+            key = {"family": name, "dtype": options.memory_dtype, "batch_size": 1, "tokens": tokens}
             rows.add({**key, "row": "memory", "way": way}, partial(memory_row, name, way, options))
 
 

@@ -16,6 +16,7 @@ gives them with a static cache.
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -122,12 +123,18 @@ class TransformersTarget:
         self.decoder, self.output_head, self.embed = decoder, output_head, embed
         self.static_shapes = static_shapes
         self.max_new_tokens, self._max_draft_nodes = max_new_tokens, max_draft_nodes
+        self._num_rows = num_rows
         self._cache = SlotCache(type(model).__name__, int(self._config.num_hidden_layers), num_rows, kv_cache)
         # No row can have committed more than this many tokens. Counts of tokens live on the device; this number lives
         # on the host, grows by the most a commit can keep, and spares every step the empty end of the cache.
         self._most_committed = self._max_committed = 0
         self._num_new = 0  # tokens of the last forward
         self.prompt_length = length
+
+    @property
+    def prompt_mask(self) -> Tensor | None:
+        """[R, T] bool, False at padding; None where nothing is padded."""
+        return self._attention_mask
 
     @property
     def kv_cache(self) -> StaticKVCache | None:
@@ -169,6 +176,34 @@ class TransformersTarget:
         Raises:
             ValueError: more tokens than `max_draft_nodes`, for which the cache has room.
         """
+        return self.combine(self._run_new(tokens, mask, depths))
+
+    @torch.no_grad()
+    def hidden_states_of(self, tokens: Tensor) -> Tensor:
+        """[B, T + n, F]: of the prompts and of given tokens [B, n] behind them, in two passes. Needs a `decoder`.
+
+        What learns from a finished model reads these. They are those of decoding, `combine` included.
+        """
+        prompt = self.prefill()
+        count = tokens.shape[1]
+        chain = torch.ones(count, count, dtype=torch.bool, device=tokens.device).tril().expand(len(tokens), -1, -1)
+        depths = torch.arange(count, device=tokens.device).expand(len(tokens), -1)
+        behind = self.combine(self._run_new(tokens, chain, depths, last_only=True))
+        assert prompt.hidden_states is not None and behind.hidden_states is not None
+        return torch.cat((prompt.hidden_states, behind.hidden_states), 1)
+
+    def half_way(self, max_draft_nodes: int) -> TransformersTarget:
+        """The same with a cache of its own, in the middle of rows of nothing; for the clock."""
+        probe = copy.copy(self)
+        probe._max_draft_nodes = max_draft_nodes
+        probe._cache = SlotCache(type(self.model).__name__, int(self._config.num_hidden_layers), self._num_rows)
+        probe.prefill()
+        half = (self.max_new_tokens - 1) // 2
+        probe._cache.allocated().advance(half)  # what the slots hold does not matter to the clock
+        probe._most_committed += half
+        return probe
+
+    def _run_new(self, tokens: Tensor, mask: Tensor, depths: Tensor, last_only: bool = False) -> TargetOutput:
         num_new = self._num_new = tokens.shape[1]
         if num_new > self._max_draft_nodes:
             raise ValueError(f"tokens must be at most max_draft_nodes ({self._max_draft_nodes}) per row, got {num_new}")
@@ -182,7 +217,8 @@ class TransformersTarget:
         kv_length = None if self.static_shapes else min(reach, static.max_length)
         self._cache.start_tokens(num_new, kv_length)
         places = static.lengths[:, None] - self.prompt_length + depths  # [R, n]
-        return self.combine(self.run(inputs, self._masks(static, mask, depths, kv_length), self._positions(places)))
+        masks = self._masks(static, mask, depths, kv_length)
+        return self.run(inputs, masks, self._positions(places), last_only)
 
     def commit(self, node_indices: Tensor | None, counts: Tensor) -> None:
         """Keep tokens of the last forward; see `specdecode.roles.Target.commit`."""
@@ -218,10 +254,19 @@ class TransformersTarget:
             logits = logits[:, -1:] if last_only else logits
         else:
             hidden_states = self.decoder(**inputs, **arguments, use_cache=True).last_hidden_state
-            logits = self.output_head(hidden_states[:, -1:] if last_only else hidden_states)
+            return TargetOutput(self.logits(hidden_states[:, -1:] if last_only else hidden_states), hidden_states)
+        return TargetOutput(self._fitted(logits), hidden_states)
+
+    def logits(self, hidden_states: Tensor) -> Tensor:
+        """[R, n, V] float32 of hidden states [R, n, dim], which may be guesses of such; where there is a `decoder`."""
+        assert self.output_head is not None
+        return self._fitted(self.output_head(hidden_states))
+
+    def _fitted(self, logits: Tensor) -> Tensor:
+        """Of V tokens, float32."""
         if missing := self.vocab_size - logits.shape[-1]:
             logits = F.pad(logits, (0, missing), value=-torch.inf)  # a negative number cuts off
-        return TargetOutput(logits.float(), hidden_states)
+        return logits.float()
 
     def combine(self, output: TargetOutput) -> TargetOutput:
         """From what the model says of all R rows to what the target says of B sequences."""

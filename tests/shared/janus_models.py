@@ -68,7 +68,9 @@ def disturbed(model: JanusForConditionalGeneration, scale: float, seed: int = 1)
     other = copy.deepcopy(model)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for parameter in other.parameters():
+        for name, parameter in other.named_parameters():
+            if "vqmodel" in name:  # the same codes
+                continue
             parameter += scale * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
     return other
 

@@ -192,20 +192,17 @@ def test_a_cache_serves_again_and_must_fit() -> None:
 # Parts of a model, several axes of positions, several rows a sequence
 
 
-def test_a_decoder_and_a_head_say_what_the_model_says_and_give_hidden_states() -> None:
-    model, (input_ids, mask) = language_models.make("llama"), ragged_prompts()
+def in_parts(model: Any, input_ids: Tensor, mask: Tensor, **options: Any) -> TransformersTarget:
     embed = model.get_input_embeddings()
     with torch.no_grad():
         embeds = embed(input_ids)
-    parts = TransformersTarget(
-        model,
-        attention_mask=mask,
-        inputs_embeds=embeds,
-        max_new_tokens=16,
-        decoder=model.model,
-        output_head=model.lm_head,
-        embed=embed,
-    )
+    parts = {"decoder": model.model, "output_head": model.lm_head, "embed": embed}
+    return TransformersTarget(model, attention_mask=mask, inputs_embeds=embeds, max_new_tokens=16, **parts, **options)
+
+
+def test_a_decoder_and_a_head_say_what_the_model_says_and_give_hidden_states() -> None:
+    model, (input_ids, mask) = language_models.make("llama"), ragged_prompts()
+    parts = in_parts(model, input_ids, mask)
     assert torch.equal(
         run(parts, count=16).tokens, language_models.by_generate(model, (input_ids, mask), 16, [])[:, 9:]
     )
@@ -216,6 +213,27 @@ def test_a_decoder_and_a_head_say_what_the_model_says_and_give_hidden_states() -
     output = parts.forward(one.tokens, one.ancestor_mask(), one.depth)
     assert output.hidden_states is not None
     torch.testing.assert_close(model.lm_head(output.hidden_states).float(), output.logits)
+
+
+def test_states_of_given_tokens_are_those_of_decoding() -> None:
+    """In two passes as one by one; and the clock gets a target that stands where costs are typical."""
+    model, (input_ids, mask) = language_models.make("llama"), ragged_prompts()
+    parts = in_parts(model, input_ids, mask, max_draft_nodes=3)
+    tokens = torch.tensor([[3, 5, 7], [4, 6, 8], [9, 3, 5]])
+    states = parts.hidden_states_of(tokens)
+    outputs = [parts.prefill()]
+    for token in tokens.T:
+        one = TokenTree.chain(token[:, None])
+        outputs.append(parts.forward(one.tokens, one.ancestor_mask(), one.depth))
+        parts.commit(None, torch.ones_like(token))
+    stepwise = torch.cat([output.hidden_states for output in outputs if output.hidden_states is not None], 1)
+    seen = torch.cat((mask.bool(), torch.ones(3, 3, dtype=torch.bool)), 1)
+    torch.testing.assert_close(states[seen], stepwise[seen])
+    chain = TokenTree.chain(torch.tensor([[7, 8, 9, 3]] * 3))
+    clock = parts.half_way(4)
+    assert clock.forward(chain.tokens, chain.ancestor_mask(), chain.depth).logits.shape == (3, 4, VOCAB_SIZE)
+    assert clock.kv_cache is not None and parts.kv_cache is not None
+    assert (clock.kv_cache.lengths - parts.kv_cache.lengths).tolist() == [4] * 3  # 7 of 15, and 3 were fed
 
 
 def test_positions_may_have_several_axes_and_jump() -> None:

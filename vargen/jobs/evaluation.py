@@ -216,6 +216,11 @@ def _cases(
     except DataError as error:
         raise UserError(str(error)) from error
     if model is not None:
+        if not model.pixels_from_tokens:
+            raise UserError(
+                f"model: pictures of the family {model.family} are denoised, of which evaluate keeps nothing to go on "
+                f"from; draw them with `vargen generate`, and name their folder with --images"
+            )
         by_class = model.num_classes is not None
         if by_class != (protocol.captions == "class_labels"):
             kind = "class labels" if by_class else "text"
@@ -310,7 +315,8 @@ def _make_share(
         output, record = call_pipeline(
             pipeline, method, chosen, shared["seed"] + indices[0], output_type="latent", **sampling
         )
-        return {"tokens": output.tokens.cpu().numpy().astype(np.int32)}, record.to_dict()
+        codes = torch.as_tensor(output.images)  # [B, rows, columns]
+        return {"tokens": codes.cpu().numpy().astype(np.int32)}, record.to_dict()
 
     def decode(tokens: Any) -> Any:
         return pipeline.decode_tokens(torch.from_numpy(tokens).long()[None].to(pipeline.device))[0]

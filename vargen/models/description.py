@@ -38,6 +38,7 @@ class ModelDescription:
         draws_scenes: whether captions of the project's own world are prompts for it.
         keeps_methods: whether its folder has a place for settings of methods.
         name: for reports: on the hub, else that of the folder.
+        pixels_from_tokens: whether tokens alone make pixels, without a prompt and noise.
         tokens_beside_grid: that are drawn for a picture and are not of its grid, such as those of a preview.
     """
 
@@ -57,6 +58,7 @@ class ModelDescription:
     keeps_methods: bool = False
     name: str = ""
     tokens_beside_grid: int = 0
+    pixels_from_tokens: bool = True
 
     @property
     def num_tokens(self) -> int:
@@ -155,6 +157,7 @@ def _describe_glm_image(folder: Path) -> ModelDescription:
         resolve_method=lambda name, options: resolve_method(name, options).resolved(num_tokens),
         loading=(),
         tokens_beside_grid=16**2,
+        pixels_from_tokens=False,
     )
 
 

@@ -153,6 +153,25 @@ class Emu3Pipeline(CausalModelPipeline):
             tokens["attention_mask"].to(device).repeat_interleave(num_images_per_prompt, dim=0),
         )
 
+    def target_of(self, prompts: Sequence[str], max_draft_nodes: int) -> Emu3Target:
+        """The target of a batch of prompts in the model's own settings and usual size, for who learns from it.
+
+        Raises:
+            UserError: see `encode_prompt`.
+        """
+        grid, scale = self.grid(), setting(self.model.generation_config, "guidance_scale", None, _USUAL_GUIDANCE)
+        away = self.encode_prompt([""] * len(prompts), grid) if scale > 1 else (None, None)
+        return Emu3Target(
+            self.model,
+            *self.encode_prompt(prompts, grid),
+            height=grid[0],
+            width=grid[1],
+            negative_input_ids=away[0],
+            negative_attention_mask=away[1],
+            guidance_scale=scale,
+            max_draft_nodes=max_draft_nodes,
+        )
+
     def prompt_problems(self, prompt: str | Sequence[str]) -> list[str]:
         """Nothing: every word of a prompt is read. Raises UserError for one that the context has no room for."""
         grid = self.grid()
@@ -242,8 +261,8 @@ class Emu3Pipeline(CausalModelPipeline):
                 model's, else 1.
             num_images_per_prompt: pictures for every prompt; they follow each other in the output.
             generator: one per picture; see `JanusPipeline`.
-            method: how to decode: a name that `vargen methods` lists, a preset, or settings. Those that need trained
-                drafters are refused.
+            method: how to decode: a name that `vargen methods` lists, a preset, or settings. Those of trained drafters
+                name its folder.
             output_type: "pil", "np", "pt", or "latent" for the codes [B, h, w].
             return_dict: an output object instead of a tuple.
             callback_on_step_end: called as `callback(pipeline, step, lengths, tensors)` after every target pass; see

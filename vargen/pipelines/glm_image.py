@@ -228,6 +228,16 @@ class GlmImagePriorPipeline(GlmImagePipeline):
         self._check_pictures(pictures, request)
         return request.repeated(num_images_per_prompt)
 
+    def target_of(self, prompts: Sequence[str], max_draft_nodes: int) -> GlmImageTarget:
+        """The target of a batch of prompts for pictures of the usual size, for who learns from it.
+
+        Raises:
+            UserError: see `encode_request`.
+        """
+        return GlmImageTarget(
+            self.vision_language_encoder, self.encode_request(prompts), max_draft_nodes=max_draft_nodes
+        )
+
     def prompt_problems(self, prompt: str | Sequence[str]) -> list[str]:
         """Nothing: every word of a prompt is read. Raises UserError for one that the context has no room for."""
         self.encode_request(prompt)
@@ -334,8 +344,8 @@ class GlmImagePriorPipeline(GlmImagePipeline):
             generator: one per picture: the same seed then gives the same prior whatever else is in the batch (up to
                 what rounding of another batch size can change in a near tie). A single one for several pictures gives
                 each its own stream, in order. One number a picture is drawn from it here; then diffusers draws noise.
-            method: how to decode priors: a name that `vargen methods` lists, a preset, or settings. Those that need
-                trained drafters are refused.
+            method: how to decode priors: a name that `vargen methods` lists, a preset, or settings. Those of trained drafters
+                name its folder.
             output_type: "pil", "np", "pt", or "latent" for the picture's codes, int64 [B, rows, columns]; nothing is
                 denoised then.
             return_dict: an output object instead of a tuple.

@@ -138,6 +138,16 @@ class JanusPipeline(CausalModelPipeline):
         )
         return tokens["input_ids"], tokens["attention_mask"]
 
+    def target_of(self, prompts: Sequence[str], max_draft_nodes: int) -> JanusTarget:
+        """The target of a batch of prompts in the model's own settings, for who learns from it.
+
+        Raises:
+            UserError: see `encode_prompt`.
+        """
+        scale = setting(self.model.generation_config, "guidance_scale", None, _USUAL_GUIDANCE)
+        input_ids, attention_mask = self.encode_prompt(prompts)
+        return JanusTarget(self.model, input_ids, attention_mask, guidance_scale=scale, max_draft_nodes=max_draft_nodes)
+
     def resolve_method(
         self, method: str | ImageMethodConfig, options: Mapping[str, Any] | None = None
     ) -> ImageMethodConfig:
@@ -210,8 +220,8 @@ class JanusPipeline(CausalModelPipeline):
             generator: one per picture: the same seed then gives the same picture whatever else is in the batch (up to
                 what rounding of another batch size can change in a near tie). A single one for several pictures gives
                 each its own stream, in order. Only one number is drawn from a generator per picture.
-            method: how to decode: a name that `vargen methods` lists, a preset, or settings. Those that need trained
-                drafters are refused.
+            method: how to decode: a name that `vargen methods` lists, a preset, or settings. Those of trained drafters
+                name its folder.
             output_type: "pil", "np", "pt", or "latent" for the codes.
             return_dict: an output object instead of a tuple.
             callback_on_step_end: called as `callback(pipeline, step, lengths, tensors)` after every target pass, which

@@ -23,17 +23,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specdecode.sampling import apply_guidance
 from vargen.errors import UserError
-from vargen.models.llamagen.drafter import LlamaGenDrafter
-from vargen.models.llamagen.transformer import CONDITION_POSITION, LlamaGenTransformer
+from vargen.models.description import open_model
+from vargen.models.llamagen.transformer import CONDITION_POSITION
 from vargen.models.model_folder import weights_fingerprint
+from vargen.models.options import ModelOptions
+from vargen.pipelines.loading import load_pipeline
 from vargen.prompts import gather_prompts
-from vargen.resources import find_model
 from vargen.training.config import RunConfig, check, check_fraction, check_positive
 from vargen.training.generated import generate_codes
 from vargen.training.run import RunResult, autocast, move, prepare, train
-from vargen.training.teacher_forcing import guided_features
+from vargen.training.teachers import Teacher, teacher_of
 from vargen.training.transformer_pass import train_on_cpu, training_mask
 
 
@@ -42,9 +42,13 @@ class DrafterTrainingConfig(RunConfig):
     """Settings of `vargen train drafter`, beside those of every run.
 
     Args:
-        model: folder of the target's pipeline; empty for the shipped one.
-        prompts_file: prompts to draw, as `vargen generate` reads them; empty for captions of the project's own scenes.
-        images: pictures to learn from; with a prompts file, at most so many of its prompts.
+        model: the target: a folder of any family, a name on the hub, or a shipped one; empty for the shipped default.
+        revision: of a model on the hub; empty for its main one.
+        dtype: precision of the target: float32, bfloat16 or float16; "auto" is bfloat16 on a GPU, float32 on a CPU.
+        quantization: of the target, as `vargen generate` takes it; null for none.
+        prompts: file of prompts to draw, as `vargen generate` reads them; empty for captions of the project's own
+            scenes, which only models of them draw.
+        images: pictures to learn from; with a file of prompts, at most so many of them.
         generation_batch_size: pictures made at once.
         intermediate_size: width of the drafter's feed-forward layer; null for the target's.
         token_loss_weight: weight of the soft cross-entropy of each half.
@@ -59,7 +63,10 @@ class DrafterTrainingConfig(RunConfig):
     """
 
     model: str = ""
-    prompts_file: str = ""
+    revision: str = ""
+    dtype: str = "float32"
+    quantization: str | None = None
+    prompts: str = ""
     images: int = 2048
     generation_batch_size: int = 32
     intermediate_size: int | None = None
@@ -95,7 +102,8 @@ def soft_cross_entropy(logits: Tensor, target_logits: Tensor) -> Tensor:
     Args:
         logits: [..., V] of the learner. target_logits: [..., V] of the teacher, fp32.
     """
-    return -(target_logits.softmax(-1) * logits.float().log_softmax(-1)).sum(-1).mean()
+    surprise = logits.float().log_softmax(-1).clamp(min=torch.finfo(torch.float32).min)  # 0 times infinity is no number
+    return -(target_logits.softmax(-1) * surprise).sum(-1).mean()
 
 
 class FeatureStore:
@@ -118,7 +126,7 @@ class FeatureStore:
         return self._left > 0 and not self._kept
 
     def offer(self, row: int, features: Tensor) -> bool:
-        """Keep features [2, T + N - 1, dim] of a picture, both halves. Returns whether there was room."""
+        """Keep features [halves, T + N - 1, dim] of a picture. Returns whether there was room."""
         size = 2 * features.numel()
         if size > self._left:
             self._left = 0.0
@@ -131,40 +139,24 @@ class FeatureStore:
         """Kept pictures as `DrafterTask._features` gives them, padded on the left."""
         kept = [self._kept[row] for row in rows]
         longest = max(features.shape[1] for features in kept)
-        batch = torch.zeros(2, len(rows), longest, kept[0].shape[2])
+        halves = len(kept[0])
+        batch = torch.zeros(halves, len(rows), longest, kept[0].shape[2])
         length = longest - (num_tokens - 1)  # T
         mask = torch.zeros(len(rows), length, dtype=torch.bool)
         for number, features in enumerate(kept):
             batch[:, number, longest - features.shape[1] :] = features
             mask[number, longest - features.shape[1] :] = True
-        return batch.flatten(0, 1).to(device), torch.cat((mask, mask)).to(device), length
+        return batch.flatten(0, 1).to(device), torch.cat([mask] * halves).to(device), length
 
 
 class DrafterTask:
     """The drafter as the common loop sees it."""
 
-    def __init__(self, config: DrafterTrainingConfig, pipeline: Any, prompts: list[str], codes: Tensor):
+    def __init__(self, config: DrafterTrainingConfig, teacher: Teacher, prompts: list[str], codes: Tensor):
         self.config = config
-        self.pipeline = pipeline
         self.device = codes.device
-        self.guidance_scale = pipeline.config["default_guidance_scale"]
-        self.transformer: LlamaGenTransformer = pipeline.transformer
-        self.transformer.requires_grad_(False)
-        target = self.transformer.config
-        self.drafter = LlamaGenDrafter(
-            dim=target.dim,
-            num_attention_heads=target.num_attention_heads,
-            intermediate_size=config.intermediate_size or target.intermediate_size,
-            vocab_size=target.vocab_size,
-            grid_size=target.grid_size,
-            rope_base=target.rope_base,
-            condition_rotary=target.condition_rotary,
-        )
-        # Tokens mean to the drafter what they mean to the target, and the next feature is at first the last one, which
-        # it resembles; this start saves most of the training.
-        self.drafter.token_embedding.load_state_dict(self.transformer.token_embedding.state_dict())
-        with torch.no_grad():
-            self.drafter.fc.weight[:, target.dim :].copy_(torch.eye(target.dim))
+        self.teacher = teacher
+        self.drafter = self.teacher.new_drafter(config.intermediate_size)
         self.drafter.train()
         move(self.drafter, self.device)
         if self.device.type == "cpu":
@@ -181,8 +173,8 @@ class DrafterTask:
         return [p for name, p in self.drafter.named_parameters() if p.ndim == 2 and not name.startswith("token_")]
 
     def _features(self, prompts: list[str], codes: Tensor) -> tuple[Tensor, Tensor, int]:
-        """The target's hidden states, both halves [2B, T + N - 1, dim]; the condition's mask [2B, T]; and T."""
-        return guided_features(self.pipeline, prompts, codes)
+        """See `Teacher.features`."""
+        return self.teacher.features(prompts, codes)
 
     def _fill_store(self) -> None:
         """Work out features picture by picture until memory is full. Always in the same batches, so that a resumed run
@@ -192,7 +184,7 @@ class DrafterTask:
             codes = self.codes[start : start + size]
             with autocast(self.config):
                 features, mask, _ = self._features(self.prompts[start : start + size], codes)
-            halves = features.unflatten(0, (2, len(codes)))
+            halves = features.unflatten(0, (self.teacher.halves, len(codes)))
             for number, valid in enumerate(mask[: len(codes)].sum(1).tolist()):
                 if not self.store.offer(start + number, halves[:, number, -(valid + codes.shape[1] - 1) :]):
                     return
@@ -206,8 +198,9 @@ class DrafterTask:
         return self._features([self.prompts[row] for row in rows], self.codes[torch.tensor(rows, device=self.device)])
 
     def _guesses(self, features: Tensor, mask: Tensor, length: int, codes: Tensor) -> Tensor:
-        """The drafter's hidden states [2B, N - 1, dim] for all image tokens but the last, each from its pair."""
-        tokens = F.pad(codes[:, :-1].repeat(2, 1), (length - 1, 0))  # token 0 with the features of the condition
+        """The drafter's hidden states [halves * B, N - 1, dim] for all image tokens but the last, from their pairs."""
+        tokens = codes[:, :-1].repeat(self.teacher.halves, 1)
+        tokens = F.pad(tokens, (length - 1, 0))  # token 0 with the features of the condition
         num_pairs = tokens.shape[1]
         positions = torch.arange(1 - length, num_pairs - length + 1, device=codes.device)
         positions = positions.clamp(min=CONDITION_POSITION)[None]
@@ -219,13 +212,8 @@ class DrafterTask:
     def _with_own(self, features: Tensor, own: Tensor, mask: Tensor, length: int, codes: Tensor) -> Tensor:
         """Features with the drafter's own guesses of them where `own` [B, N - 1] says so."""
         guesses = self._guesses(features, mask, length, codes).to(features)
-        return torch.cat(
-            (features[:, :length], torch.where(own.repeat(2, 1)[..., None], guesses, features[:, length:])), 1
-        )
-
-    def _guided(self, logits: Tensor) -> Tensor:
-        conditional, unconditional = logits.chunk(2)
-        return apply_guidance(conditional, unconditional, self.guidance_scale)
+        own = own.repeat(self.teacher.halves, 1)[..., None]
+        return torch.cat((features[:, :length], torch.where(own, guesses, features[:, length:])), 1)
 
     def loss(self, step: int, progress: float) -> tuple[Tensor, dict[str, Tensor]]:
         config = self.config
@@ -240,17 +228,17 @@ class DrafterTask:
             # Drawn per picture and position: the halves of guidance draft the same tokens, at the same depth.
             own = torch.rand(len(codes), codes.shape[1] - 1, generator=generator) < config.own_feature_share
             given = self._with_own(given, own.to(self.device), mask, length, codes)
-        guesses = self._guesses(given, mask, length, codes)  # [2B, N - 1, dim]
+        guesses = self._guesses(given, mask, length, codes)  # [halves * B, N - 1, dim]
         wanted = features[:, length:]
         feature_loss = F.smooth_l1_loss(guesses.float(), wanted.float())
         if config.loss_positions is not None:
             chosen = torch.randperm(wanted.shape[1], generator=generator)[: config.loss_positions].to(self.device)
             guesses, wanted = guesses[:, chosen], wanted[:, chosen]
         with torch.no_grad():
-            wanted_logits = self.transformer.lm_head(wanted).float()
-        logits = self.transformer.lm_head(guesses).float()
+            wanted_logits = self.teacher.logits(wanted)
+        logits = self.teacher.logits(guesses)
         token_loss = soft_cross_entropy(logits, wanted_logits)
-        guided_loss = soft_cross_entropy(self._guided(logits), self._guided(wanted_logits))
+        guided_loss = soft_cross_entropy(self.teacher.guided(logits), self.teacher.guided(wanted_logits))
         loss = feature_loss + config.token_loss_weight * token_loss + config.guided_loss_weight * guided_loss
         parts = {"features": feature_loss, "tokens": token_loss, "guided": guided_loss}
         return loss, {name: value.detach() for name, value in parts.items()}
@@ -271,9 +259,9 @@ class DrafterTask:
                 features, mask, length = self._features(self.heldout_prompts[start : start + size], codes)
                 every = torch.ones_like(codes[:, 1:], dtype=torch.bool)
                 own = self._with_own(features, every, mask, length, codes)
-                wanted = self._guided(self.transformer.lm_head(features[:, length:]).float())
+                wanted = self.teacher.guided(self.teacher.logits(features[:, length:]))
                 drafts = {
-                    name: self._guided(self.transformer.lm_head(self._guesses(given, mask, length, codes)).float())
+                    name: self.teacher.guided(self.teacher.logits(self._guesses(given, mask, length, codes)))
                     for name, given in (("", features), ("_own", own))
                 }
             share = len(codes) / len(self.heldout_codes)
@@ -294,7 +282,8 @@ class DrafterTask:
 
     def export(self, folder: Path) -> None:
         """Write the drafter in bfloat16, with the acceptance it reaches where it reads its own guesses."""
-        drafter = copy.deepcopy(self.drafter).to(torch.bfloat16)
+        drafter: Any = copy.deepcopy(self.drafter)
+        drafter.to(torch.bfloat16)
         measured = self.evaluate()
         drafter.register_to_config(
             acceptance_rate=round(measured["accepted_top1_own"], 3),
@@ -312,31 +301,36 @@ def train_drafter(config: DrafterTrainingConfig, sample_prompts: Callable[[int, 
     Raises:
         UserError: for a field, model folder or checkpoint that does not fit.
     """
-    from vargen.pipelines.llamagen import LlamaGenPipeline
-
     device = prepare(config)
-    folder = find_model(config.model or None)
-    pipeline = LlamaGenPipeline.from_pretrained(folder).to(device)
-    pipeline.set_progress_bar_config(disable=True)
-    if pipeline.transformer.config.condition_type != "text" or pipeline.text_encoder is None:
-        raise UserError(f"model: {folder} is not text-conditional with its text encoder, which this trainer needs")
-    if config.prompts_file:
-        prompts = gather_prompts((), config.prompts_file)[: config.images]
-    else:
+    options = ModelOptions(
+        config.model or None, config.revision or None, config.device, config.dtype, quantization=config.quantization
+    )
+    model = open_model(options)
+    pipeline, _, _ = load_pipeline(model, options)
+    if config.prompts:
+        prompts = gather_prompts((), config.prompts)[: config.images]
+    elif model.draws_scenes:
         prompts = sample_prompts(config.base_seed, config.images)
+    else:
+        raise UserError(
+            f"prompts must name a file: a model of the family {model.family} does not draw vargen's own scenes, which "
+            f"composed prompts speak of"
+        )
     check(
         len(prompts) > config.evaluation_size,
-        "prompts_file",
-        config.prompts_file,
+        "prompts",
+        config.prompts,
         f"must hold more than evaluation_size ({config.evaluation_size}) prompts",
     )
-    fingerprint = weights_fingerprint(folder / "transformer")
+    teacher = teacher_of(pipeline)  # what cannot teach is said before pictures are made
+    # Of LlamaGen's folder only the transformer teaches; another drafter beside it changes nothing.
+    fingerprint = weights_fingerprint(model.folder / "transformer" if model.family == "llamagen" else model.folder)
     codes = generate_codes(
         pipeline,
         prompts,
         Path(config.output_dir) / "generated",
-        settings={"weights": fingerprint, "prompts_file": config.prompts_file},
+        settings={"weights": fingerprint, "prompts_file": config.prompts, **options.identity},
         seed=config.base_seed,
         batch_size=config.generation_batch_size,
     ).to(device)
-    return train(config, DrafterTask(config, pipeline, prompts, codes), {"target": fingerprint})
+    return train(config, DrafterTask(config, teacher, prompts, codes), {"target": fingerprint, **options.identity})

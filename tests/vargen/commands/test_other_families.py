@@ -16,6 +16,7 @@ from vargen.cli import main
 from vargen.models.description import open_model
 from vargen.models.options import ModelOptions
 from vargen.pipelines import loading
+from vargen.pipelines.janus import JanusPipeline
 
 COMMANDS = ("generate", "bench", "evaluate", "tune")
 
@@ -109,8 +110,8 @@ def test_options_of_loading_arrive_at_from_pretrained(folder: Path, monkeypatch:
         asked.update(arguments)
         return loaded(place, dtype=arguments["dtype"])
 
-    loaded = loading._LOADERS["janus"]
-    monkeypatch.setitem(loading._LOADERS, "janus", from_pretrained)
+    loaded = JanusPipeline.from_pretrained
+    monkeypatch.setattr(JanusPipeline, "from_pretrained", from_pretrained)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: True)
     options = ModelOptions(
         str(folder), dtype="bfloat16", quantization="bitsandbytes-8bit", attn_implementation="eager", device="cpu"

@@ -222,7 +222,7 @@ IDS = torch.ones(1, 3).long()
         ({"output_type": "gif"}, "output_type must be one of pil, np, pt, latent"),
         ({"temperature": -1}, "temperature must be at least 0, got -1"),
         ({"generator": seeded(1, 2)}, "generator must be one per picture, 1 here"),
-        ({"method": "eagle"}, "method must be one that needs no trained drafter"),
+        ({"method": "eagle"}, "drafter: Emu3 came without one"),
         ({"callback_on_step_end_tensor_inputs": ["logits"]}, "tensor_inputs must be among"),
     ],
 )

@@ -17,6 +17,8 @@ from torch import Tensor
 from transformers import GlmImageProcessor
 
 from vargen.errors import UserError
+from vargen.methods.catalogue import resolve_method
+from vargen.models.llamagen.drafter import LlamaGenDrafter
 from vargen.pipelines.glm_image import GlmImagePriorPipeline
 
 SIZE = {"height": HEIGHT, "width": WIDTH}
@@ -52,6 +54,16 @@ def seeded(*seeds: int) -> list[torch.Generator]:
 
 def codes(pipeline: GlmImagePriorPipeline, prompt: str | list[str], seeds: list[int], **arguments: Any) -> Tensor:
     return pipeline(prompt, generator=seeded(*seeds), output_type="latent", **SIZE, **arguments).tokens
+
+
+def test_a_head_drafts_and_the_priors_stay(pipeline: GlmImagePriorPipeline, tmp_path: Path) -> None:
+    """A random one, in float64; and a teacher sees what decoding sees."""
+    torch.manual_seed(0)
+    drafter = LlamaGenDrafter(dim=32, num_attention_heads=4, intermediate_size=48, vocab_size=CODES, grid_size=4)
+    drafter.save_pretrained(tmp_path)
+    tree = resolve_method("eagle", {"drafter": str(tmp_path), "total_tokens": 8, "depth": 2, "tree_top_k": 3})
+    plain = codes(pipeline, PROMPTS, [1, 2, 3], temperature=0)
+    assert torch.equal(codes(pipeline, PROMPTS, [1, 2, 3], temperature=0, method=tree), plain)
 
 
 @METHODS
@@ -231,7 +243,7 @@ def test_folders_that_cannot_draw_are_refused(saved: Path, tmp_path: Path, tiny_
         ({"output_type": "gif"}, "output_type must be one of pil, np, pt, latent"),
         ({"temperature": -1}, "temperature must be at least 0, got -1"),
         ({"prompt": PROMPTS, "generator": seeded(1)}, "generator must be one per picture, 3 here"),
-        ({"method": "eagle"}, "method must be one that needs no trained drafter"),
+        ({"method": "eagle"}, "drafter: GLM-Image came without one"),
         ({"guidance_scale": 5.0}, "guidance_scale must be at most 1 .* the autoregressive part of GLM-Image has no"),
         ({"callback_on_step_end_tensor_inputs": ["latents"]}, "tensor_inputs must be among"),
         ({"prompt": PROMPTS, "image": PICTURES[0]}, "images must be List"),

@@ -248,7 +248,7 @@ def test_a_name_that_cannot_be_reached_is_refused(monkeypatch: pytest.MonkeyPatc
         ({"prompt": "a dog", "output_type": "gif"}, "output_type must be one of pil, np, pt, latent"),
         ({"prompt": "a dog", "temperature": -1}, "temperature must be at least 0, got -1"),
         ({"prompt": PROMPTS, "generator": seeded(1)}, "generator must be one per picture, 3 here"),
-        ({"prompt": "a dog", "method": "eagle"}, "method must be one that needs no trained drafter"),
+        ({"prompt": "a dog", "method": "eagle"}, "drafter: Janus came without one"),
         ({"prompt": "a dog", "method": "nothing"}, "nothing"),
         ({"prompt": "a dog", "callback_on_step_end_tensor_inputs": ["logits"]}, "tensor_inputs must be among"),
     ],

@@ -24,6 +24,7 @@ from vargen.training.drafter import (
 )
 from vargen.training.generated import generate_codes
 from vargen.training.teacher_forcing import target_features
+from vargen.training.teachers import teacher_of
 from vargen.world.cases import scene_prompts
 
 
@@ -201,7 +202,7 @@ def test_a_drafter_has_the_rotary_rows_of_its_target(
 def build_task(config: DrafterTrainingConfig, pipeline: LlamaGenPipeline) -> DrafterTask:
     prompts = scene_prompts(0, 12)
     codes = torch.randint(24, (12, 16), generator=torch.Generator().manual_seed(0))
-    return DrafterTask(replace(config, evaluation_size=4, batch_size=4), pipeline, prompts, codes)
+    return DrafterTask(replace(config, evaluation_size=4, batch_size=4), teacher_of(pipeline), prompts, codes)
 
 
 def test_kept_features_are_those_worked_out_again(

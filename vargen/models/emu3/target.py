@@ -99,11 +99,11 @@ class Emu3Target(TransformersTarget):
         return self._with_ends_of_lines(super().forward(tokens, mask, depths), committed + depths + 1)
 
     def combine(self, output: TargetOutput) -> TargetOutput:
-        """Guided logits, and the hidden states of conditional rows."""
+        """Guided logits, and the hidden states [B, n, 2 dim] of both rows of a picture, the conditional one's first."""
         if not self.is_guided:
             return output
         conditional, null = output.logits[..., :-1].chunk(2)
-        hidden_states = None if output.hidden_states is None else output.hidden_states.chunk(2)[0]
+        hidden_states = None if output.hidden_states is None else torch.cat(output.hidden_states.chunk(2), dim=-1)
         return TargetOutput(F.pad(apply_guidance(conditional, null, self.guidance_scale), (0, 1)), hidden_states)
 
     def _with_ends_of_lines(self, output: TargetOutput, places: Tensor) -> TargetOutput:

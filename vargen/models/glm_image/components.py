@@ -6,13 +6,11 @@ from typing import ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import GlmImageForConditionalGeneration
 
-from vargen.models.components import KeptBetweenBatches, ModelComponents
-from vargen.models.glm_image.target import GlmImageTarget
+from vargen.models.transformers_components import TransformersComponents
 
 
-class GlmImageComponents(ModelComponents):
+class GlmImageComponents(TransformersComponents):
     """Plays `vargen.methods.base.Components` for one batch of priors.
 
     Args:
@@ -22,18 +20,6 @@ class GlmImageComponents(ModelComponents):
     """
 
     family: ClassVar[str] = "GLM-Image"
-
-    def __init__(
-        self, model: GlmImageForConditionalGeneration, target: GlmImageTarget, kept: KeptBetweenBatches
-    ) -> None:
-        super().__init__(target.device, kept)
-        self.model = model
-        self.target = target
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens that are drawn a row, the preview's too."""
-        return self.target.max_new_tokens
 
     def codebook(self) -> Tensor:
         """The codes' unit vectors fp32 [V, d], beside the target: so the model compares pictures with them."""

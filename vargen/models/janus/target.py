@@ -82,6 +82,7 @@ class JanusTarget(TransformersTarget):
     ) -> None:
         self.guidance_scale = guidance_scale
         self.rows_per_sequence = 2 if self.is_guided else 1
+        self.prompts = input_ids, attention_mask  # as they were given, for a smaller model that drafts
         if self.is_guided:
             null = SpecialTokens.of(model.generation_config).null_prompt(input_ids)
             input_ids = torch.cat((input_ids, null))
@@ -106,11 +107,11 @@ class JanusTarget(TransformersTarget):
         return self.guidance_scale > 1
 
     def combine(self, output: TargetOutput) -> TargetOutput:
-        """Guided logits, and the hidden states of conditional rows."""
+        """Guided logits, and the hidden states [B, n, 2 dim] of both rows of a picture, the conditional one's first."""
         if not self.is_guided:
             return output
         conditional, null = output.logits.chunk(2)
-        hidden_states = None if output.hidden_states is None else output.hidden_states.chunk(2)[0]
+        hidden_states = None if output.hidden_states is None else torch.cat(output.hidden_states.chunk(2), dim=-1)
         return TargetOutput(apply_guidance(conditional, null, self.guidance_scale), hidden_states)
 
 

@@ -272,5 +272,5 @@ def test_codes_are_compared_as_the_tokenizer_looks_them_up(model: Emu3ForConditi
     torch.testing.assert_close(codebook.norm(dim=1), torch.ones(CODES + 1))
     torch.testing.assert_close(codebook[:-1, :4] * codes.norm(dim=1).max(), codes)
     assert torch.equal(codebook[:-1] @ codebook[-1], torch.zeros(CODES)) and components.num_tokens == 14
-    with pytest.raises(UserError, match="needs no trained drafter, because there is none for Emu3"):
+    with pytest.raises(UserError, match="drafter: Emu3 came without one; train one with `vargen train drafter`"):
         resolve_method("eagle").build(components)

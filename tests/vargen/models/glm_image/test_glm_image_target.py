@@ -257,8 +257,10 @@ def test_an_end_that_is_most_probable_everywhere_is_never_drawn(method: str, win
 def test_what_there_is_none_of_is_refused_in_one_line(model: GlmImageForConditionalGeneration) -> None:
     target = GlmImageTarget(model, read_request(model, glm_image_models.inputs()))
     components = GlmImageComponents(model, target, KeptBetweenBatches())
-    with pytest.raises(UserError, match="needs no trained drafter, because there is none for GLM-Image"):
+    with pytest.raises(UserError, match="drafter: GLM-Image came without one; train one with `vargen train drafter`"):
         resolve_method("eagle").build(components)
+    with pytest.raises(UserError, match="needs no smaller model"):
+        resolve_method("draft-model").build(components)
     assert components.num_tokens == 10 and components.neighbours(3).shape == (CODES, 3)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import janus_models
 import pytest
@@ -29,6 +30,7 @@ from vargen.methods.catalogue import resolve_method
 from vargen.models.components import KeptBetweenBatches
 from vargen.models.janus.components import JanusComponents
 from vargen.models.janus.target import JanusTarget, SpecialTokens, num_image_tokens
+from vargen.models.llamagen.drafter import LlamaGenDrafter
 
 GREEDY = SamplingConfig(temperature=0)
 NODES = 8
@@ -62,7 +64,7 @@ def test_prompts_of_different_lengths_in_one_batch(
     target = JanusTarget(model, *janus_models.prompts(), guidance_scale=scale)
     assert torch.equal(run(target).tokens, wanted)
     assert target.kv_cache is not None and target.kv_cache.batch_size == (6 if scale > 1 else 3)
-    assert target.prefill().hidden_states.shape == (3, 6, 32)
+    assert target.prefill().hidden_states.shape == (3, 6, 64 if scale > 1 else 32)
 
 
 @pytest.mark.parametrize("shape", ["3 / 2 1 / 1", "1 / 1 / 1"])
@@ -153,6 +155,22 @@ def test_pictures_come_as_often_as_they_should(
     assert p_value(many(small_model), method, probabilities, options) > 1e-3
 
 
+@pytest.mark.parametrize("name", ["eagle", "draft-model"])
+def test_drafted_pictures_come_as_often_as_they_should(
+    small_model: JanusForConditionalGeneration, probabilities: Tensor, tmp_path: Path, name: str
+) -> None:
+    """Drawn children, of a random head and of a model much like this one."""
+    torch.manual_seed(0)
+    if name == "eagle":
+        drafter = LlamaGenDrafter(dim=32, num_attention_heads=4, intermediate_size=48, vocab_size=CODES, grid_size=2)
+        drafter.save_pretrained(tmp_path)
+        options = {"drafter": str(tmp_path), "tree": [[0], [1], [0, 0]], "children": "sampled"}
+    else:
+        janus_models.disturbed(small_model, 0.05).save_pretrained(tmp_path)
+        options = {"draft_model": str(tmp_path), "draft_length": 2}
+    assert p_value(many(small_model), name, probabilities, options) > 1e-3
+
+
 def test_another_guidance_is_noticed(small_model: JanusForConditionalGeneration, probabilities: Tensor) -> None:
     assert p_value(many(small_model, scale=3.0), "ar", probabilities, {}) < 1e-6
 
@@ -206,9 +224,9 @@ def test_words_that_are_left_in_the_null_prompt_are_noticed(
 def test_what_there_is_none_of_is_refused_in_one_line(model: JanusForConditionalGeneration) -> None:
     components = JanusComponents(model, JanusTarget(model, *janus_models.prompts()), KeptBetweenBatches())
     assert components.num_tokens == 16 and len(PROMPTS) == components.target.batch_size
-    with pytest.raises(UserError, match="needs no trained drafter, because there is none for Janus"):
+    with pytest.raises(UserError, match="drafter: Janus came without one; train one with `vargen train drafter`"):
         resolve_method("eagle").build(components)
-    with pytest.raises(UserError, match="needs no smaller model that drafts"):
+    with pytest.raises(UserError, match="draft_model: Janus came without one; name a smaller Janus"):
         resolve_method("draft-model").build(components)
 
 

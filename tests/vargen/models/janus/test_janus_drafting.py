@@ -1,0 +1,152 @@
+"""Drafting for Janus with trained heads and smaller models: plain decoding's tokens, training, refusals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import janus_models
+import numpy as np
+import pytest
+import torch
+from janus_models import PROMPTS
+from PIL import Image
+
+from vargen.cli import main
+from vargen.errors import UserError
+from vargen.methods.catalogue import resolve_method
+from vargen.models.llamagen.drafter import LlamaGenDrafter
+from vargen.pipelines.janus import JanusPipeline
+
+TREE = {"total_tokens": 9, "depth": 3, "tree_top_k": 3}
+CHAIN = {"tree": [[0], [0, 0]], "children": "sampled"}
+SMALL = """
+--images 36 --evaluation_size 8 --batch_size 8 --generation_batch_size 18 --steps 40 --warmup_steps 4 --num_threads 1
+--evaluate_every 1000 --ema_decay 0.9 --learning_rate 1e-2 --autocast false
+"""
+
+
+def pipeline_of(model: Any) -> JanusPipeline:
+    pipeline = JanusPipeline(model, janus_models.processor())
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
+
+
+@pytest.fixture(scope="module")
+def pipeline() -> JanusPipeline:
+    return pipeline_of(janus_models.make())
+
+
+@pytest.fixture(scope="module")
+def head(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A random one, large enough that its guesses differ from place to place."""
+    torch.manual_seed(3)
+    drafter = LlamaGenDrafter(dim=32, num_attention_heads=4, intermediate_size=48, vocab_size=40, grid_size=4)
+    with torch.no_grad():
+        for parameter in drafter.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(std=0.3)
+    folder = tmp_path_factory.mktemp("head")
+    drafter.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def smaller(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("smaller")
+    janus_models.disturbed(janus_models.make(), 0.02).save_pretrained(folder)
+    return str(folder)
+
+
+def draw(pipeline: JanusPipeline, method: Any, **arguments: Any) -> Any:
+    return pipeline(PROMPTS, method=method, output_type="latent", **{"temperature": 0, **arguments})
+
+
+@pytest.mark.parametrize("guidance_scale", [5.0, 1.0])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("eagle", TREE), ("eagle", CHAIN), ("draft-model", {"draft_length": 3}), ("draft-model", {"children": "top"})],
+)
+def test_greedy_tokens_are_those_of_plain_decoding(
+    pipeline: JanusPipeline,
+    head: str,
+    smaller: str,
+    guidance_scale: float,
+    name: str,
+    options: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In float64, prompts of different lengths; sizes by the clock where nothing is said."""
+    monkeypatch.setenv("VARGEN_CACHE", str(tmp_path))
+    weights = {"drafter": head} if name == "eagle" else {"draft_model": smaller}
+    plain = draw(pipeline, "ar", guidance_scale=guidance_scale)
+    drafted = draw(pipeline, resolve_method(name, {**options, **weights}), guidance_scale=guidance_scale)
+    assert torch.equal(drafted.tokens, plain.tokens)
+    if name == "draft-model" and "children" not in options:
+        assert drafted.trace.target_passes < plain.trace.target_passes
+        assert sum(sum(row) for row in drafted.trace.accepted_lengths) > 0
+
+
+def test_a_drafter_that_is_the_model_itself_is_always_right(pipeline: JanusPipeline, tmp_path: Path) -> None:
+    pipeline.model.save_pretrained(tmp_path)
+    method = resolve_method("draft-model", {"draft_model": str(tmp_path), "draft_length": 5})
+    assert draw(pipeline, method).trace.target_passes == 1 + -(-15 // 6)
+    sampled = draw(pipeline, method, temperature=1.0, top_k=0)
+    assert sampled.trace.target_passes == 1 + -(-15 // 6)
+
+
+def test_what_does_not_fit_is_refused_by_name(pipeline: JanusPipeline, head: str, tmp_path: Path) -> None:
+    for method, message in (
+        ("eagle", "drafter: Janus came without one; train one with `vargen train drafter`"),
+        ("draft-model", "draft_model: Janus came without one; name a smaller Janus"),
+        (
+            resolve_method("eagle", {"drafter": str(tmp_path / "none")}),
+            "is no folder; name one that holds a Lla",
+        ),
+    ):
+        with pytest.raises(UserError, match=message):
+            draw(pipeline, method)
+    other = pipeline_of(janus_models.make(codes=41))
+    with pytest.raises(UserError, match=r"another model: 40 image tokens \(vocab_size\), this model has 41"):
+        draw(other, resolve_method("eagle", {"drafter": head, **TREE}))
+    janus_models.make(codes=41).save_pretrained(tmp_path / "codes")
+    janus_models.make(seed=5).save_pretrained(tmp_path / "book")
+    for folder, message in (("codes", "it has 41 codes, this model has 40"), ("book", "its codes are not those of")):
+        with pytest.raises(UserError, match=f"draft_model was made for another model: {message}"):
+            draw(pipeline, resolve_method("draft-model", {"draft_model": str(tmp_path / folder)}))
+
+
+def test_a_head_is_trained_on_prompts_of_a_file_and_drafts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("VARGEN_CACHE", str(tmp_path / "cache"))
+    model = janus_models.save(tmp_path / "model")
+    words = ["dog", "cat", "red", "rain", "sand", "runs"]
+    (tmp_path / "prompts.txt").write_text("\n".join(f"a {one} on {other}" for one in words for other in words))
+    command = ["train", "drafter", "--model", str(model), "--output_dir", str(tmp_path / "run")]
+    assert main([*command, *SMALL.split()]) == 2
+    assert "prompts must name a file: a model of the family janus does not draw" in capsys.readouterr().err
+    command += ["--prompts", str(tmp_path / "prompts.txt"), *SMALL.split()]
+    assert main([*command, "--max_seconds", "1e-9"]) == 0  # a run that was cut short goes on
+    untrained = evaluation(tmp_path)
+    assert main(command) == 0
+    trained = evaluation(tmp_path)
+    assert trained["guided_loss"] < untrained["guided_loss"] - 0.05
+    export = str(tmp_path / "run" / "export")
+    generate = ["generate", PROMPTS[0], "--model", str(model), "--temperature", "0", "--quiet", "--json"]
+    passes = {}
+    for method in ("ar", "eagle"):
+        options = ["--method_options.drafter", export, *[f"--method_options.{name}={TREE[name]}" for name in TREE]]
+        capsys.readouterr()
+        chosen = [*generate, "--method", method, "--output", str(tmp_path / method)]
+        assert main([*chosen, *(options if method == "eagle" else [])]) == 0
+        passes[method] = json.loads(capsys.readouterr().out)["forward_passes"]
+    plain, drafted = (Image.open(tmp_path / method / "images" / "000000.png") for method in ("ar", "eagle"))
+    assert passes["eagle"] < passes["ar"] == 16 and np.array_equal(plain, drafted)
+
+
+def evaluation(folder: Path) -> dict[str, float]:
+    lines = [json.loads(line) for line in (folder / "run" / "log.jsonl").read_text().splitlines()]
+    return [line for line in lines if line.get("event") == "evaluation"][-1]

@@ -1,0 +1,80 @@
+"""What a drafter learns from, for families of transformers: states of decoding, numbers, a drafter that fits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import emu3_models
+import janus_models
+import pytest
+import torch
+
+from specdecode.loop import decode
+from specdecode.roles import TargetOutput
+from specdecode.sampling import RandomStreams, SamplingConfig
+from vargen.methods.catalogue import resolve_method
+from vargen.pipelines.emu3 import Emu3Pipeline
+from vargen.pipelines.janus import JanusPipeline
+from vargen.training.drafter import DrafterTask, DrafterTrainingConfig
+from vargen.training.teachers import TransformersTeacher, teacher_of
+
+
+def janus() -> JanusPipeline:
+    return JanusPipeline(janus_models.make().float(), janus_models.processor())
+
+
+def emu3() -> Emu3Pipeline:
+    processor = emu3_models.processor()
+    processor.image_area = 24 * 24
+    return Emu3Pipeline(emu3_models.make().float(), processor)
+
+
+@pytest.fixture(scope="module", params=[janus, emu3], ids=["janus", "emu3"])
+def pipeline(request: pytest.FixtureRequest) -> Any:
+    made = request.param()
+    made.set_progress_bar_config(disable=True)
+    return made
+
+
+def draw(pipeline: Any, method: Any = "ar") -> Any:
+    generators = [torch.Generator().manual_seed(seed) for seed in range(3)]
+    return pipeline(janus_models.PROMPTS, generator=generators, method=method, temperature=0, output_type="latent")
+
+
+def test_a_teacher_says_what_decoding_sees(pipeline: Any) -> None:
+    """Prompts of different lengths, both halves of guidance, and guided logits."""
+    seen: list[TargetOutput] = []
+    teacher = teacher_of(pipeline)
+    assert isinstance(teacher, TransformersTeacher) and teacher.halves == 2
+    target = pipeline.target_of(janus_models.PROMPTS, 1)
+    for name in ("prefill", "forward"):
+        call = getattr(target, name)
+        setattr(target, name, lambda *given, call=call: seen.append(call(*given)) or seen[-1])
+    tokens = draw(pipeline).tokens
+    streams = RandomStreams.from_seeds([0, 1, 2])
+    decode(target, max_new_tokens=tokens.shape[1], sampling=SamplingConfig(0), streams=streams)
+    features, mask, length = teacher.features(janus_models.PROMPTS, tokens)
+    stepwise = torch.cat([output.hidden_states for output in seen if output.hidden_states is not None], 1)
+    rows = torch.cat(stepwise.chunk(2, -1))
+    assert features.shape == rows.shape == (6, length + tokens.shape[1] - 1, 32) and not mask.all()
+    valid = torch.cat((mask, torch.ones(6, tokens.shape[1] - 1, dtype=torch.bool)), 1)
+    torch.testing.assert_close(features[valid], rows[valid], rtol=1e-4, atol=1e-4)
+    guided = teacher.guided(teacher.logits(features[:, length - 1 :]))
+    logits = torch.cat([output.logits for output in seen], 1)
+    codes = tokens < 24  # the end of a line is forced while drawing, and no drafter is asked for it
+    torch.testing.assert_close(guided.argmax(-1)[codes], logits.argmax(-1)[codes])
+
+
+def test_a_drafter_learns_numbers_and_changes_no_picture(pipeline: Any, tmp_path: Path) -> None:
+    plain = draw(pipeline)
+    config = DrafterTrainingConfig(str(tmp_path), images=3, evaluation_size=1, batch_size=2, autocast=False)
+    task = DrafterTask(replace(config, feature_memory_gib=0), teacher_of(pipeline), janus_models.PROMPTS, plain.tokens)
+    loss, _ = task.loss(0, 0.0)
+    loss.backward()
+    assert loss.isfinite() and all(each.grad.isfinite().all() for each in task.drafter.parameters())
+    assert all(0 <= value < 1e4 for value in task.evaluate().values())
+    task.drafter.eval().save_pretrained(tmp_path / "head")
+    options = {"drafter": str(tmp_path / "head"), "total_tokens": 7, "depth": 3, "tree_top_k": 3}
+    assert torch.equal(draw(pipeline, resolve_method("eagle", options)).tokens, plain.tokens)

@@ -1,0 +1,198 @@
+"""An EAGLE drafter beside a target of any family: positions, guidance and its own cache behind `DraftHead`.
+
+Belongs here: how pairs become a forward of `LlamaGenDrafter`, which is the network for every family that draws codes,
+and heads over targets of transformers. Does not belong here: how trees grow (`specdecode.drafters.eagle`), the network,
+how it is trained, and what only one family knows (`vargen.models.llamagen.draft_head`).
+
+A guided target needs a guided drafter: both halves' features are kept side by side, `[conditional | unconditional]`,
+both halves are fed the same tokens, and the guided logits choose.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+from specdecode.drafters.tree_growth import DraftHeadOutput
+from specdecode.kv_cache import StaticKVCache
+from specdecode.roles import Target, TargetOutput
+from specdecode.targets.transformers import TransformersTarget
+from vargen.errors import UserError
+from vargen.models.llamagen.drafter import LlamaGenDrafter
+from vargen.models.llamagen.transformer import CONDITION_POSITION, condition_attention_mask
+
+
+class PictureDraftHead(ABC):
+    """`DraftHead` for one batch of pictures.
+
+    Args:
+        drafter: the network, in eval mode, made for this target.
+        target: the target it drafts for.
+        halves: rows of a picture, 2 with guidance.
+        condition_length: tokens before the picture.
+        most_new_pairs: the most pairs that are fed before some of them join the sequence: those of one accepted draft,
+            and the nodes of the next tree that are expanded.
+    """
+
+    def __init__(
+        self, drafter: LlamaGenDrafter, target: Target, halves: int, condition_length: int, most_new_pairs: int
+    ) -> None:
+        self.drafter = drafter
+        self.vocab_size = target.vocab_size
+        self._batch_size, self._device, self._halves = target.batch_size, target.device, halves
+        self._prefix_length = condition_length - 1
+        self._last_position = drafter.num_image_tokens - 1
+        self.kv_cache = StaticKVCache(
+            num_layers=1,
+            batch_size=target.batch_size * halves,
+            num_heads=drafter.config.num_attention_heads,
+            max_length=self._prefix_length + drafter.num_image_tokens + most_new_pairs,
+            head_dim=drafter.head_dim,
+            device=target.device,
+            dtype=drafter.dtype,
+        )
+        self._most_committed = 0
+        self._num_new = 0
+
+    @abstractmethod
+    def features(self, output: TargetOutput) -> Tensor:
+        """[B, n, F]: hidden states of the target's halves side by side, F = dim or 2 dim."""
+
+    @abstractmethod
+    def condition_mask(self) -> Tensor | None:
+        """[rows, T] bool, which tokens of the condition are read; None: all."""
+
+    @abstractmethod
+    def guided_logits(self, hidden_states: Tensor) -> Tensor:
+        """[B, n, V] float32 of hidden states [rows, n, dim], as the target makes logits of its own."""
+
+    def start(self, prompt: TargetOutput) -> Tensor:
+        """Feed the condition's features, each with token 0. Returns [B, 1, F], the condition's last feature."""
+        features = self.features(prompt)  # [B, T, F]
+        cache, length = self.kv_cache, self._prefix_length
+        cache.reset()
+        self._most_committed = self._num_new = 0
+        if length > 0:
+            rows = self._rows(features[:, :length])  # [2B, T - 1, dim]
+            mask = self.condition_mask()
+            if mask is None:
+                mask = torch.ones(1, length, dtype=torch.bool, device=rows.device)
+            else:
+                # Pair k holds the feature of condition token k and stands for token k + 1, so padding is where k is.
+                mask = mask[:, :length]
+                cache.starts = length - mask.sum(1)
+            self.drafter(
+                torch.zeros(rows.shape[:2], dtype=torch.long, device=rows.device),
+                rows,
+                torch.full((1, length), CONDITION_POSITION, device=rows.device),
+                condition_attention_mask(mask),
+                kv_cache=cache,
+                slots=cache.new_slots(length),
+                kv_length=length,
+            )
+            cache.advance(length)
+            self._most_committed = length
+        return features[:, -1:]
+
+    def forward(self, tokens: Tensor, features: Tensor, mask: Tensor, depths: Tensor) -> DraftHeadOutput:
+        """Guess what follows new pairs; see `DraftHead.forward`."""
+        cache, num_pairs, num_new = self.kv_cache, tokens.shape[1], mask.shape[2]
+        before = num_new - num_pairs  # new pairs that were fed in earlier forwards
+        tokens = torch.cat([tokens] * self._halves)
+        mask, depths = (self._both(value) for value in (mask, depths))
+        positions = (cache.lengths - self._prefix_length)[:, None] + depths
+        # Below the last token of a picture nothing is drafted; what a tree asks for there is clipped by the loop.
+        positions = positions.clamp(max=self._last_position)
+        self._num_new = num_new
+        kv_length = min(self._most_committed + num_new, cache.max_length)
+        slots = cache.new_slots(num_new)[:, before:]
+        hidden_states = self.drafter(
+            tokens,
+            self._rows(features),
+            positions,
+            cache.attention_mask(mask, kv_length),
+            kv_cache=cache,
+            slots=cache.flatten_slots(slots),
+            kv_length=kv_length,
+        )
+        return DraftHeadOutput(self.guided_logits(hidden_states), self._side_by_side(hidden_states))
+
+    @torch.no_grad()
+    def draft_once(self, num_pairs: int) -> None:
+        """One level of drafting over so many pairs a row, none of which join the sequence; for the clock."""
+        rows, device = self._batch_size, self._device
+        tokens = torch.zeros(rows, num_pairs, dtype=torch.long, device=device)
+        features = torch.zeros(
+            rows, num_pairs, self.drafter.config.dim * self._halves, dtype=self.drafter.dtype, device=device
+        )
+        mask = torch.eye(num_pairs, dtype=torch.bool, device=device)[None]
+        self.forward(tokens, features, mask, tokens[:1]).logits.topk(min(num_pairs, self.vocab_size))
+
+    def advance(self, counts: Tensor) -> None:
+        """The first `counts[b]` new pairs of row b join the sequence."""
+        self.kv_cache.advance(torch.cat([counts] * self._halves))
+        most = self._prefix_length + self._last_position + 1
+        self._most_committed = min(self._most_committed + self._num_new, most)
+
+    def _rows(self, features: Tensor) -> Tensor:
+        """Features [B, n, F] as rows [2B, n, dim] (or [B, n, dim] without guidance), the conditional half first."""
+        return features if self._halves == 1 else torch.cat(features.chunk(2, dim=-1))
+
+    def _side_by_side(self, hidden_states: Tensor) -> Tensor:
+        """The other way round."""
+        return hidden_states if self._halves == 1 else torch.cat(hidden_states.chunk(2), dim=-1)
+
+    def _both(self, value: Tensor) -> Tensor:
+        """The same for both halves; what is shared by all rows stays as it is."""
+        return value if value.shape[0] == 1 else torch.cat([value] * self._halves)
+
+
+class TransformersDraftHead(PictureDraftHead):
+    """The head beside a target over a model of transformers, whose `combine` gives the halves' features side by side.
+
+    Args:
+        drafter, target, most_new_pairs: as for `PictureDraftHead`.
+
+    Raises:
+        UserError: the drafter was trained for another model.
+    """
+
+    def __init__(self, drafter: LlamaGenDrafter, target: TransformersTarget, most_new_pairs: int) -> None:
+        check_drafter_fits(drafter, target)
+        super().__init__(drafter, target, target.rows_per_sequence, target.prompt_length, most_new_pairs)
+        self.target = target
+
+    def features(self, output: TargetOutput) -> Tensor:
+        """See `PictureDraftHead.features`."""
+        assert output.hidden_states is not None
+        return output.hidden_states
+
+    def condition_mask(self) -> Tensor | None:
+        """See `PictureDraftHead.condition_mask`."""
+        return self.target.prompt_mask
+
+    def guided_logits(self, hidden_states: Tensor) -> Tensor:
+        """See `PictureDraftHead.guided_logits`."""
+        logits = self.target.logits(hidden_states.to(self.target.model.dtype))
+        return self.target.combine(TargetOutput(logits)).logits
+
+
+def check_drafter_fits(drafter: LlamaGenDrafter, target: TransformersTarget) -> None:
+    """Refuse a drafter that was trained for another model. Raises UserError."""
+    dim = int(target.model.config.get_text_config().hidden_size)
+    for name, theirs, ours, meaning in (
+        ("vocab_size", drafter.config.vocab_size, target.vocab_size, "image tokens"),
+        ("dim", drafter.config.dim, dim, "channels in a hidden state"),
+    ):
+        if theirs != ours:
+            raise UserError(
+                f"drafter was trained for another model: {theirs} {meaning} ({name}), this model has {ours}; give one "
+                f"trained for it"
+            )
+    if target.max_new_tokens > drafter.num_image_tokens:
+        raise UserError(
+            f"drafter was trained on pictures of {drafter.num_image_tokens} tokens, these have "
+            f"{target.max_new_tokens}; train one for this size"
+        )

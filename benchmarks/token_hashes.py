@@ -68,9 +68,9 @@ SMALL_TREE = {"total_tokens": 8, "depth": 3}
 SAMPLED_CHAIN = {"tree": CHAIN, "depth": 4, "children": "sampled"}
 SKIPPING = {"window": 16, "initial_guess": "repeat", "max_skip": 4}
 PRESETS = (
-    "eagle-chain", "eagle-sampled-9", "eagle-sampled-25", "eagle-sampled-57", "eagle-tree", "lantern-tree",
-    "likeness-balanced", "likeness-fast", "likeness-quality", "vvs-dynamic-8", "vvs-paper-dynamic",
-    "vvs-paper-uniform", "vvs-uniform-8",
+    "eagle-chain", "eagle-sampled-9", "eagle-sampled-25", "eagle-sampled-57", "eagle-tree", "jacobi-wide",
+    "lantern-tree", "likeness-balanced", "likeness-fast", "likeness-quality", "scd-wide", "vvs-dynamic-8",
+    "vvs-paper-dynamic", "vvs-paper-uniform", "vvs-uniform-8",
 )  # fmt: skip
 
 IMAGE_SETTINGS: dict[str, dict[str, dict[str, Any]]] = {

@@ -306,7 +306,7 @@ def test_presets_are_files_that_name_a_method_and_settings(tmp_path: Path) -> No
         path.write_text(content)
         with pytest.raises(UserError, match=message):
             resolve_method(str(path))
-    with pytest.raises(UserError, match=r"nowhere\.yaml cannot be read"):
+    with pytest.raises(UserError, match=r"nowhere\.yaml does not exist"):
         resolve_method(str(tmp_path / "nowhere.yaml"))
 
 

@@ -44,7 +44,7 @@ class WindowSkippingConfig(WindowConfig):
     coupling: str = "gumbel"
     schedule: str = "likeness"
     interval: int = 3
-    threshold: float = 0.7
+    threshold: float = 0.8
     survival: float = 0.0
     max_skip: int = 4
     min_tokens: int = 5

@@ -18,6 +18,7 @@ import importlib.abc
 import importlib.machinery
 import json
 import os
+import resource
 import signal
 import sys
 import time
@@ -27,8 +28,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 FAULTS = Path(__file__).with_name("planted_faults.txt")
 RESULT = ROOT / "benchmarks" / "results" / "planted_faults.json"
-TIMEOUT = 900
-"""Seconds after which tests count as failed: a fault may keep a loop from ending."""
+MOST_SECONDS = 300
+"""Of a processor, after which tests count as failed: a fault may keep a loop from ending."""
+MOST_WAITING = 7200
+"""Seconds of a clock, likewise: a fault may keep two processes waiting for each other, and a machine may be busy."""
 _LIBRARIES = ("torch", "numpy", "scipy.stats", "pytest", "hypothesis", "transformers", "diffusers", "PIL.Image", "yaml")
 
 HARMLESS: dict[str, str] = {}
@@ -100,6 +103,7 @@ def run_tests(fault: Fault | None, tests: tuple[str, ...]) -> int:
     sys.path.insert(0, str(ROOT))
     os.environ["PYTHONPATH"] = str(ROOT)
     sys.dont_write_bytecode = True
+    resource.setrlimit(resource.RLIMIT_CPU, (MOST_SECONDS, MOST_SECONDS + 5))
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.dup2(nowhere, 2)
@@ -135,7 +139,7 @@ class Runner:
             for child, (began, job) in list(self.running.items()):
                 ended, status = os.waitpid(child, os.WNOHANG)
                 seconds = time.monotonic() - began
-                if not ended and seconds < TIMEOUT:
+                if not ended and seconds < MOST_WAITING:
                     continue
                 del self.running[child]
                 if not ended:

@@ -28,6 +28,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 FAULTS = Path(__file__).with_name("planted_faults.txt")
 RESULT = ROOT / "benchmarks" / "results" / "planted_faults.json"
+DOCUMENT = ROOT / "docs" / "reliability.md"
 MOST_SECONDS = 300
 """Of a processor, after which tests count as failed: a fault may keep a loop from ending."""
 MOST_WAITING = 7200
@@ -153,11 +154,15 @@ class Runner:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--render", action="store_true", help="only write the table into docs/reliability.md")
     parser.add_argument("--only", default="", help="faults in files whose path begins so")
     options = parser.parse_args()
+    if options.render:
+        DOCUMENT.write_text(render(DOCUMENT.read_text(), _read()))
+        return 0
     faults = [fault for fault in read_faults() if fault.file.startswith(options.only)]
     for fault in faults:
-        fault.planted()  # before anything runs
+        fault.planted()  # all of them, before anything runs
     known = {row["key"]: row for row in _read()}
     waiting = [fault for fault in faults if known.get(fault.key, {}).get("state") != fault.state()]
     print(f"{len(faults)} faults, {len(waiting)} to look at", flush=True)
@@ -183,6 +188,25 @@ def main() -> int:
     while runner.running:
         _note(runner, known)
     return _report(faults, known)
+
+
+def render(document: str, rows: list[dict[str, object]]) -> str:
+    """docs/reliability.md with the table of what was found between its marks."""
+    places: dict[str, list[dict[str, object]]] = {}
+    for row in rows:
+        places.setdefault(str(row["file"]), []).append(row)
+    lines = ["| file | planted | caught |", "|---|---|---|"]
+    lines += [f"| `{file}` | {len(own)} | {sum(bool(row['caught']) for row in own)} |" for file, own in places.items()]
+    caught = sum(bool(row["caught"]) for row in rows)
+    lines += [f"| together | {len(rows)} | {caught} |", ""]
+    for row in rows:
+        if not row["caught"]:
+            reason = HARMLESS.get(str(row["key"]), "a gap: its test is missing")
+            lines.append(f"- `{row['file']}`: `{row['replace']}` survived; {reason}")
+    text = "\n".join(lines).rstrip() if rows else "Nothing has been recorded yet."
+    before, rest = document.split("<!-- faults:begin -->\n")
+    after = rest.split("<!-- faults:end -->")[1]
+    return f"{before}<!-- faults:begin -->\n{text}\n<!-- faults:end -->{after}"
 
 
 def _note_sound(runner: Runner, sound: set[tuple[str, ...]]) -> None:

@@ -1,0 +1,36 @@
+"""The list of planted faults and its table, without planting any."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_list_names_faults_once_and_tests_that_are_there() -> None:
+    module = _script()
+    faults = module.read_faults()
+    assert len(faults) >= 200 and len({fault.key for fault in faults}) == len(faults)
+    assert all((ROOT / name).is_file() for fault in faults for name in (fault.file, *fault.tests))
+    assert all(fault.search != fault.replace for fault in faults)
+    assert set(module.HARMLESS) <= {fault.key for fault in faults}
+
+
+def test_the_table_of_the_documents_is_what_was_recorded() -> None:
+    module = _script()
+    document = (ROOT / "docs" / "reliability.md").read_text()
+    rows = json.loads(module.RESULT.read_text())["faults"] if module.RESULT.exists() else []
+    assert module.render(document, rows) == document
+    changed = [{"key": "x", "file": "a.py", "replace": "b", "caught": False}]
+    assert "| `a.py` | 1 | 0 |" in module.render(document, changed)
+
+
+def _script():
+    spec = importlib.util.spec_from_file_location("planted_faults", ROOT / "benchmarks" / "planted_faults.py")
+    assert spec is not None and spec.loader is not None
+    module = sys.modules["planted_faults"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

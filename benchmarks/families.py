@@ -107,6 +107,14 @@ class Family(ABC):
     def target(self, batch_size: int, max_draft_nodes: int) -> Any:
         """The same prompts, as a target of the loop."""
 
+    def known_picture(self, batch_size: int) -> Tensor:
+        """int64 [B, N], what planted targets lean to."""
+        return torch.randint(self.size.codes, (batch_size, self.num_tokens), generator=torch.manual_seed(7))
+
+    def drafting(self, drafter: Any, target: Any) -> Any:
+        """A method's drafter as the family's pipeline uses it."""
+        return drafter
+
     @classmethod
     def tokens_of(cls, grid: int) -> int:
         """Drawn for a picture of a grid of so many tokens a side."""
@@ -261,7 +269,93 @@ class GlmImage(Family):
         return GlmImageTarget(self.model, request, max_draft_nodes=max_draft_nodes)
 
 
-FAMILIES: dict[str, type[Family]] = {family.name: family for family in (Janus, GlmImage)}
+class Emu3(Family):
+    """Guidance 3: two rows a picture here, two passes with two growing caches there, and its caller's function says
+    which tokens are allowed, where the mark that ends a line is forced."""
+
+    name = "emu3"
+    library = "Emu3ForConditionalGeneration.generate"
+
+    @classmethod
+    def tokens_of(cls, grid: int) -> int:
+        return grid * (grid + 1) - 1
+
+    def build(self) -> Any:
+        from transformers import (
+            Emu3Config,
+            Emu3ForConditionalGeneration,
+            Emu3TextConfig,
+            Emu3VQVAEConfig,
+            GenerationConfig,
+        )
+
+        size, words = self.size, 512
+        special = ["<pad>", "<image>", "<|extra_200|>", "<bos>", "<eos>"]
+        names = [*special, *(f"word {word}" for word in range(words))]
+        names += [f"<|visual token {code:06d}|>" for code in range(size.codes)]
+        text = Emu3TextConfig(
+            vocab_size=len(names),
+            hidden_size=size.hidden_size,
+            intermediate_size=size.feed_forward(size.hidden_size),
+            num_hidden_layers=size.num_layers,
+            num_attention_heads=size.num_heads,
+            num_key_value_heads=size.num_heads,
+            max_position_embeddings=4096,
+            pad_token_id=0,
+            bos_token_id=3,
+            eos_token_id=4,
+        )
+        vq = Emu3VQVAEConfig(
+            codebook_size=size.codes, base_channels=32, channel_multiplier=[1, 1], num_res_blocks=1, hidden_size=32,
+            attn_resolutions=[], temporal_downsample_factor=1,
+        )  # fmt: skip
+        vocabulary = {name: number for number, name in enumerate(names)}
+        model = Emu3ForConditionalGeneration(Emu3Config(vq_config=vq, text_config=text, vocabulary_map=vocabulary))
+        model.generation_config = GenerationConfig(bos_token_id=3, eos_token_id=4, pad_token_id=0)
+        return model
+
+    def _prompts(self, batch_size: int) -> tuple[Tensor, Tensor]:
+        """Prompts, and what guidance leads away from."""
+        text = torch.arange(2 * batch_size * PROMPT_LENGTH).view(2, batch_size, -1) % 400 + 5
+        text[..., 0] = 3
+        return text[0], text[1]
+
+    def generate(self, batch_size: int) -> Tensor:
+        prompts, away = self._prompts(batch_size)
+        codes, mark = self.model.vocabulary_mapping.image_tokens, [self.model.vocabulary_mapping.eol_token_id]
+        line = self.size.grid + 1
+        return self.model.generate(
+            prompts,
+            attention_mask=torch.ones_like(prompts),
+            negative_prompt_ids=away,
+            negative_prompt_attention_mask=torch.ones_like(away),
+            guidance_scale=3.0,
+            prefix_allowed_tokens_fn=lambda _, ids: codes if (len(ids) - PROMPT_LENGTH + 1) % line else mark,
+            do_sample=True,
+            top_k=TOP_K,
+            max_new_tokens=self.num_tokens,
+        )[:, PROMPT_LENGTH:]
+
+    def target(self, batch_size: int, max_draft_nodes: int) -> Any:
+        from vargen.models.emu3.target import Emu3Target
+
+        prompts, away = self._prompts(batch_size)
+        side = {"height": self.size.grid, "width": self.size.grid}
+        guidance = {"negative_input_ids": away, "guidance_scale": 3.0}
+        return Emu3Target(self.model, prompts, **side, **guidance, max_draft_nodes=max_draft_nodes)
+
+    def known_picture(self, batch_size: int) -> Tensor:
+        forced = self.target(1, 1).known_tokens
+        return torch.where(forced >= 0, forced, super().known_picture(batch_size))
+
+    def drafting(self, drafter: Any, target: Any) -> Any:
+        from specdecode.drafters.known_tokens import KnownTokensDrafter
+
+        forced = getattr(target, "target", target).known_tokens  # a planted target's own
+        return KnownTokensDrafter(drafter, forced, target.vocab_size)
+
+
+FAMILIES: dict[str, type[Family]] = {family.name: family for family in (Janus, GlmImage, Emu3)}
 
 
 class PlantedTarget:
@@ -302,15 +396,15 @@ def draw(family: Family, batch_size: int, method: str, seed: int, planted: float
     target = family.target(batch_size, settings.max_draft_nodes(family.num_tokens))
     top_k = TOP_K
     if planted is not None:
-        known = torch.randint(family.size.codes, (batch_size, family.num_tokens), generator=torch.manual_seed(7))
-        target, top_k = PlantedTarget(target, known, planted), 0
+        target, top_k = PlantedTarget(target, family.known_picture(batch_size), planted), 0
     players = settings.build(SimpleNamespace(target=target, num_tokens=family.num_tokens))  # type: ignore[arg-type]
+    drafter = None if players.drafter is None else family.drafting(players.drafter, target)
     result: DecodeResult = decode(
         target,
         max_new_tokens=family.num_tokens,
         sampling=SamplingConfig(1.0, top_k, 1.0),
         streams=RandomStreams.from_seeds(range(seed, seed + batch_size)),
-        drafter=players.drafter,
+        drafter=drafter,
         verifier=players.verifier,
     )
     return result

@@ -344,8 +344,8 @@ class GlmImagePriorPipeline(GlmImagePipeline):
             generator: one per picture: the same seed then gives the same prior whatever else is in the batch (up to
                 what rounding of another batch size can change in a near tie). A single one for several pictures gives
                 each its own stream, in order. One number a picture is drawn from it here; then diffusers draws noise.
-            method: how to decode priors: a name that `vargen methods` lists, a preset, or settings. Those of trained drafters
-                name its folder.
+            method: how to decode priors: a name that `vargen methods` lists, a preset, or settings. Those of trained
+                drafters name its folder.
             output_type: "pil", "np", "pt", or "latent" for the picture's codes, int64 [B, rows, columns]; nothing is
                 denoised then.
             return_dict: an output object instead of a tuple.

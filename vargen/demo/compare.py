@@ -18,7 +18,7 @@ from vargen.bounds import MAX_SEED
 from vargen.demo import markup
 from vargen.demo.models import Models
 from vargen.demo.tickets import Tickets
-from vargen.demo.work import Stopped, Work
+from vargen.demo.work import Stopped, Work, failure
 from vargen.errors import UserError
 
 if TYPE_CHECKING:
@@ -95,10 +95,8 @@ class Comparing(Work):
             )
         except Stopped:
             pass
-        except UserError as error:
-            self.error = str(error)
         except Exception as error:  # whatever it is, it is shown in the place of the table
-            self.error = f"{type(error).__name__}: {error}"
+            self.error = failure(error)
 
 
 def read_prompts(text: str) -> list[str]:
@@ -126,8 +124,8 @@ def compare(
     tickets.admit(ticket)
     try:
         comparing = _prepare(models, model, names, own, int(count), seed)
-    except UserError as error:
-        yield markup.notice(str(error), "error"), None
+    except Exception as error:
+        yield markup.notice(failure(error), "error"), None
         return
     if not tickets.begin(ticket, comparing):
         yield markup.notice("Stopped before it began."), None
@@ -229,7 +227,7 @@ def build(gr: Any, models: Models, tickets: Tickets, shared: dict[str, Any], fol
             with gr.Row(elem_classes="tight"):
                 start = gr.Button("Compare", variant="primary", elem_id="compare", scale=3)
                 stop = gr.Button("Stop", interactive=False, elem_id="stop-comparing", scale=1, min_width=90)
-        with gr.Column(scale=8, min_width=340, elem_classes="results"):
+        with gr.Column(scale=8, min_width=340):
             nothing = markup.empty(
                 "The comparison appears here",
                 "Every method draws every prompt with the same seeds, in turns, as `vargen bench` has them.",

@@ -15,6 +15,7 @@ from vargen.demo import markup
 from vargen.demo.models import Models
 from vargen.demo.settings import read_settings, write_settings
 from vargen.demo.tickets import Tickets
+from vargen.demo.work import failure
 from vargen.errors import UserError
 
 if TYPE_CHECKING:
@@ -95,8 +96,8 @@ def draw(
         pipeline = models.pipeline(model)
         chosen = pipeline.resolve_method(config)
         race = Race(pipeline, commission, {PLAIN: pipeline.resolve_method("ar"), method: chosen})
-    except UserError as error:
-        yield markup.waiting_stage((PLAIN, method), markup.notice(str(error), "error")), None
+    except Exception as error:
+        yield markup.waiting_stage((PLAIN, method), markup.notice(failure(error), "error")), None
         return
     num_tokens = models.description(model).num_tokens
     if not tickets.begin(ticket, race):
@@ -199,7 +200,7 @@ def build(gr: Any, models: Models, tickets: Tickets, shared: dict[str, Any]) -> 
                     elem_classes="code",
                     elem_id="settings",
                 )
-        with gr.Column(scale=8, min_width=340, elem_classes="results"):
+        with gr.Column(scale=8, min_width=340):
             shown = gr.HTML(_opening(method_name), elem_id="stage")
             with gr.Column(visible=False, elem_id="closer") as closer:
                 which = gr.Radio(["1"], value="1", label="Picture", visible=False, elem_id="which")

@@ -16,9 +16,8 @@ from PIL import Image
 from torch import Tensor
 
 from specdecode.trace import DecodeTrace
-from vargen.demo.work import Stopped, Turns, Work
+from vargen.demo.work import Stopped, Turns, Work, failure
 from vargen.drawing.unfinished import continue_downwards, hide_undecided
-from vargen.errors import UserError
 from vargen.methods.base import ImageMethodConfig
 from vargen.pipelines.common import beside
 
@@ -126,10 +125,8 @@ class Race(Work):
             lane.passes, lane.lengths = output.trace.target_passes, output.trace.row_tokens
         except Stopped:
             pass
-        except UserError as error:
-            lane.error = str(error)
         except Exception as error:  # whatever it is, it is shown in the place of the picture
-            lane.error = f"{type(error).__name__}: {error}"
+            lane.error = failure(error)
         finally:
             self._turns.leave(number)
 

@@ -16,7 +16,7 @@ from vargen.demo import markup
 from vargen.demo.models import Models
 from vargen.demo.settings import read_settings, write_settings
 from vargen.demo.tickets import Tickets
-from vargen.demo.work import Stopped, Work
+from vargen.demo.work import Stopped, Work, failure
 from vargen.errors import UserError
 
 if TYPE_CHECKING:
@@ -76,8 +76,8 @@ def show_clip(clip: Clip, num_frames: int, processor: Any) -> str:
 
     try:
         frames = read_clip(clip, num_frames, processor)
-    except UserError as error:
-        return markup.notice(str(error), "error")
+    except Exception as error:
+        return markup.notice(failure(error), "error")
     name = f"clip {clip.seed} of the world" if clip.path is None else Path(clip.path).name
     pictures = to_pil(frames.frames.float() / 255)
     for picture in pictures:
@@ -115,10 +115,8 @@ class Asking(Work):
             self.answer = answerer.answer(frames, question, on_tokens=self._hear, **arguments)
         except Stopped:
             pass
-        except UserError as error:
-            self.error = str(error)
         except Exception as error:  # whatever it is, it is shown in the place of the answer
-            self.error = f"{type(error).__name__}: {error}"
+            self.error = failure(error)
 
     def _hear(self, tokens: list[str], origins: list[TokenOrigin]) -> None:
         self.tokens, self.origins = tokens, origins
@@ -150,8 +148,8 @@ def ask(
             raise UserError(f"tokens: 1 to {MOST_TOKENS} can be asked for")
         answerer = models.answerer()
         frames = read_clip(clip, int(num_frames), answerer.processor)
-    except UserError as error:
-        yield markup.notice(str(error), "error"), ""
+    except Exception as error:
+        yield markup.notice(failure(error), "error"), ""
         return
     asking = Asking(
         answerer,
@@ -277,7 +275,7 @@ def build(gr: Any, tab: Any, models: Models, tickets: Tickets, shared: dict[str,
                     max_lines=16,
                     elem_classes="code",
                 )
-        with gr.Column(scale=8, min_width=340, elem_classes="results"):
+        with gr.Column(scale=8, min_width=340):
             nothing = markup.empty("The answer appears here", "Its words are underlined by how each was decided.")
             with gr.Row(equal_height=False):
                 with gr.Column(scale=5, min_width=320):

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
+from vargen.errors import UserError
+
 Snapshot = TypeVar("Snapshot")
 
 _BETWEEN_LOOKS = 0.1
@@ -19,6 +21,12 @@ _BETWEEN_LOOKS = 0.1
 
 class Stopped(Exception):
     """Nobody waits for this work any longer."""
+
+
+def failure(error: Exception) -> str:
+    """What is shown in the place of what was asked for: the one line of an error that its visitor can do something
+    about; of any other, what kind it is too."""
+    return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
 
 
 class Work:

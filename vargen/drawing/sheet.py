@@ -19,7 +19,8 @@ def contact_sheet(images: Sequence[Image.Image], captions: Sequence[str], column
     """A white sheet of pictures, each with its caption below it.
 
     Args:
-        images: the pictures; they are drawn at their own size, each centred in its cell.
+        images: the pictures; they are drawn at their own size, each centred in its cell; what is transparent stays
+            white.
         captions: one a picture, wrapped to the width of the cells; line breaks are kept, empty ones take no room.
         columns: pictures a row; by default the sheet is about as wide as it is high, at most 8.
 
@@ -48,8 +49,9 @@ def contact_sheet(images: Sequence[Image.Image], captions: Sequence[str], column
     for row, picture_height, label_height in zip(rows, picture_heights, label_heights, strict=True):
         for column, index in enumerate(row):
             left = _PADDING + column * (width + _PADDING)
-            image = images[index].convert("RGB")
-            sheet.paste(image, (left + (width - image.width) // 2, top))
+            image = images[index]
+            opaque = image.getchannel("A") if image.mode == "RGBA" else None
+            sheet.paste(image.convert("RGB"), (left + (width - image.width) // 2, top), opaque)
             for number, line in enumerate(labels[index]):
                 place = (left, top + picture_height + _PADDING // 2 + number * line_height)
                 draw.text(place, line, fill="black", font=font)

@@ -214,6 +214,8 @@ def test_methods_are_compared_and_downloaded(page: Any) -> None:
         page.click("#download")
     rows = json.loads(Path(download.value.path()).read_text())
     assert [row["method"] for row in rows] == ["ar", "scd"]
+    page.set_viewport_size({"width": 390, "height": 844})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390  # the table scrolls, not the page
 
 
 @pytest.mark.parametrize("width", [390, 1280])

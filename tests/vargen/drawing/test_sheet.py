@@ -17,3 +17,10 @@ def test_sheets_have_a_caption_for_every_picture() -> None:
         contact_sheet([image], ["a", "b"])
     with pytest.raises(ValueError, match="at least one"):
         contact_sheet([], [])
+
+
+def test_what_is_transparent_stays_white() -> None:
+    image = Image.new("RGBA", (32, 32), (255, 0, 0, 255))
+    image.paste((0, 0, 255, 0), (0, 16, 32, 32))
+    sheet = contact_sheet([image], [""])
+    assert [sheet.getpixel((8 + 16, 8 + y)) for y in (4, 28)] == [(255, 0, 0), (255, 255, 255)]

@@ -77,5 +77,10 @@ def test_a_fingerprint_is_of_what_decides_and_drafters_come_with_a_model(tmp_pat
     (tmp_path / "drafters" / "sparrow" / "config.json").write_text("{}")
     assert find_trained_drafters(tmp_path) == {"sparrow": tmp_path / "drafters" / "sparrow"}
     assert weights_fingerprint(tmp_path) == before
+    (tmp_path / "chat_template.jinja").write_text("{{ prompt }}")
+    before = weights_fingerprint(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text("{{ prompt }}!")
+    assert weights_fingerprint(tmp_path) != before
+    before = weights_fingerprint(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(bytes(99) + b"x")
     assert weights_fingerprint(tmp_path) != before

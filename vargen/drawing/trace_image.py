@@ -5,6 +5,8 @@ Belongs here: drawing from a `DecodeTrace`. Does not belong here: recording, and
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from PIL import Image, ImageDraw, ImageFont
 
 from specdecode.trace import DecodeTrace, TokenOrigin
@@ -30,7 +32,9 @@ _TIMELINE_HEIGHT = 96
 _INK, _PAPER = (40, 40, 40), (255, 255, 255)
 
 
-def draw_trace(image: Image.Image, trace: DecodeTrace, row: int, grid_size: int) -> Image.Image:
+def draw_trace(
+    image: Image.Image, trace: DecodeTrace, row: int, grid_size: int, beside_grid: Collection[int] = ()
+) -> Image.Image:
     """The picture, its token grid, and a timeline of its steps.
 
     The timeline has one bar per target pass, prefill included: as high as the tokens it added, in their colours from
@@ -41,14 +45,16 @@ def draw_trace(image: Image.Image, trace: DecodeTrace, row: int, grid_size: int)
         trace: of the call that made it.
         row: which picture of the call.
         grid_size: tokens along a side.
+        beside_grid: places of tokens that are none of the grid's; they stand in the timeline alone.
 
     Raises:
-        ValueError: the row has not exactly `grid_size ** 2` tokens.
+        ValueError: the row has not exactly `grid_size ** 2` tokens in the grid.
     """
     origins = trace.token_origins[row]
-    if len(origins) != grid_size**2:
+    in_grid = [origin for place, origin in enumerate(origins) if place not in beside_grid]
+    if len(in_grid) != grid_size**2:
         raise ValueError(
-            f"grid_size: a grid of {grid_size} has {grid_size**2} tokens, but row {row} has {len(origins)}"
+            f"grid_size: a grid of {grid_size} has {grid_size**2} tokens, but row {row} has {len(in_grid)}"
         )
     width = 3 * _MARGIN + 2 * _SIDE
     legend_top = 2 * _MARGIN + _SIDE
@@ -58,7 +64,7 @@ def draw_trace(image: Image.Image, trace: DecodeTrace, row: int, grid_size: int)
     font = ImageFont.load_default(12)
     picture = image.convert("RGB").resize((_SIDE, _SIDE), Image.Resampling.LANCZOS)
     sheet.paste(picture, (_MARGIN, _MARGIN))
-    _draw_grid(sheet, picture, origins, grid_size, (2 * _MARGIN + _SIDE, _MARGIN))
+    _draw_grid(sheet, picture, in_grid, grid_size, (2 * _MARGIN + _SIDE, _MARGIN))
     for number, (origin, label) in enumerate(ORIGIN_LABELS.items()):
         left = _MARGIN + (number % 2) * (width // 2 - _MARGIN)
         top = legend_top + (number // 2) * _LINE
@@ -109,6 +115,7 @@ def _draw_timeline(
     for number, bar in enumerate(bars):
         x = left + number * pitch
         for height, origin in enumerate(bar):
-            box = (x, bottom - (height + 1) * unit + 1, max(x, x + pitch - 1 - gap), bottom - height * unit - 1)
+            y = bottom - (height + 1) * unit + 1
+            box = (x, y, max(x, x + pitch - 1 - gap), max(y, bottom - height * unit - 1))
             draw.rectangle(box, fill=ORIGIN_COLOURS[origin])
     draw.line((left, bottom, left + width, bottom), fill=_INK)

@@ -360,7 +360,7 @@ def _generate(
                     }
                 drawn = None
                 if config.trace_image:
-                    drawn = draw_trace(chosen.image, chosen.trace, chosen.row, model.grid_size)
+                    drawn = draw_trace(chosen.image, chosen.trace, chosen.row, model.grid_size, model.beside_grid)
                 results.add(request, chosen.image, measured, drawn)
             totals.add_seconds("save" if ranker is None else "rank_and_save", time.perf_counter() - began)
         count.begin(len(missing) * tokens_of_one)

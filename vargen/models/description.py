@@ -7,7 +7,7 @@ Does not belong here: whether its weights are whole, and loading (`vargen.pipeli
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -38,8 +38,8 @@ class ModelDescription:
         draws_scenes: whether captions of the project's own world are prompts for it.
         keeps_methods: whether its folder has a place for settings of methods.
         name: for reports: on the hub, else that of the folder.
+        beside_grid: places of drawn tokens that are none of the grid's: those of a preview, and ends of lines.
         pixels_from_tokens: whether tokens alone make pixels, without a prompt and noise.
-        tokens_beside_grid: that are drawn for a picture and are not of its grid, such as those of a preview.
     """
 
     folder: Path
@@ -57,13 +57,13 @@ class ModelDescription:
     draws_scenes: bool = False
     keeps_methods: bool = False
     name: str = ""
-    tokens_beside_grid: int = 0
+    beside_grid: Collection[int] = ()
     pixels_from_tokens: bool = True
 
     @property
     def num_tokens(self) -> int:
         """Of a picture."""
-        return self.grid_size**2 + self.tokens_beside_grid
+        return self.grid_size**2 + len(self.beside_grid)
 
     def sampling(self, **asked: Any) -> dict[str, Any]:
         """Settings of sampling by name: those asked for, else (None) the model's own."""
@@ -156,7 +156,7 @@ def _describe_glm_image(folder: Path) -> ModelDescription:
         **_generate_settings(sampling),
         resolve_method=lambda name, options: resolve_method(name, options).resolved(num_tokens),
         loading=(),
-        tokens_beside_grid=16**2,
+        beside_grid=range(16**2),
         pixels_from_tokens=False,
     )
 
@@ -175,7 +175,7 @@ def _describe_emu3(folder: Path) -> ModelDescription:
         image_size=grid_size * pixels_a_code,
         guidance_scale=sampling.get("guidance_scale") or 3.0,
         resolve_method=lambda name, options: resolve_method(name, options).resolved(num_tokens),
-        tokens_beside_grid=num_tokens - grid_size**2,
+        beside_grid=range(grid_size, num_tokens, grid_size + 1),
         **_generate_settings(sampling),
     )
 

@@ -272,13 +272,14 @@ def weights_fingerprint(folder: str | os.PathLike[str]) -> str:
 
     What only drafts for a Video-LLM (`drafters/` in its folder) decides nothing of what it says, and does not count;
     nor do settings of methods in `model_index.json`, since every run records the settings that it uses.
+    Chat templates do: they say what a model reads of a prompt.
     Small files count whole; of large ones the size, the first 64 KiB (which hold the header of a weight file) and 255
     samples of 4 KiB spread evenly: any retraining changes all tensors.
     """
     digest = hashlib.sha256()
     folder = Path(folder)
     for path in sorted(folder.rglob("*")):
-        if not path.is_file() or path.suffix not in (".json", ".safetensors", ".bin", ".model", ".txt"):
+        if not path.is_file() or path.suffix not in (".json", ".safetensors", ".bin", ".model", ".txt", ".jinja"):
             continue
         if path.relative_to(folder).parts[0] == "drafters":
             continue

@@ -36,6 +36,25 @@ def test_every_cell_has_the_colour_of_its_origin() -> None:
     assert len({*ORIGIN_COLOURS.values()}) == len(TokenOrigin)
 
 
+def test_tokens_beside_the_grid_stand_in_the_timeline_alone() -> None:
+    """Of 16 tokens seven are none of the grid's."""
+    trace = build_trace()
+    sheet = draw_trace(Image.new("RGB", (9, 9), (255, 255, 255)), trace, 0, 3, beside_grid=range(1, 8))
+    kept = [origin for place, origin in enumerate(trace.token_origins[0]) if place in (0, *range(8, 16))]
+    for position, origin in enumerate(kept):
+        row, column = divmod(position, 3)
+        pixel = sheet.getpixel((24 + 384 + column * 128 + 64, 12 + row * 128 + 64))
+        blended = [round(255 * 0.38 + value * 0.62) for value in ORIGIN_COLOURS[origin]]
+        assert all(abs(a - b) <= 2 for a, b in zip(pixel, blended, strict=True)), (position, origin)
+
+
+def test_a_pass_of_more_tokens_than_its_bar_has_pixels_is_drawn() -> None:
+    trace = DecodeTrace(1, torch.device("cpu"))
+    trace.record_prefill()
+    trace.record_step(StepRecord(*(torch.tensor([value]) for value in (True, 143, 142, 143, 0))))
+    draw_trace(Image.new("RGB", (12, 12)), trace, 0, 12)
+
+
 def test_one_bar_per_pass_holds_the_tokens_it_added() -> None:
     trace = build_trace()
     bars = _bars(trace, 0, trace.token_origins[0])

@@ -15,7 +15,9 @@ from torch import Tensor
 from transformers import Emu3Processor
 
 from vargen.errors import UserError
+from vargen.methods.catalogue import resolve_method
 from vargen.models.description import describe_model
+from vargen.models.llamagen.drafter import LlamaGenDrafter
 from vargen.models.options import ModelOptions
 from vargen.pipelines.emu3 import Emu3Pipeline
 from vargen.pipelines.loading import load_pipeline
@@ -144,6 +146,38 @@ def test_the_trace_and_the_callback_see_every_pass(pipeline: Emu3Pipeline) -> No
         hook.remove()
     assert output.trace.target_passes == len(calls) == len(seen) and output.trace.row_tokens == [14] * 3
     assert torch.equal(seen[-1][1]["tokens"], output.tokens) and seen[-1][0] == [14] * 3
+
+
+@pytest.fixture(scope="module")
+def head(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A random one, large enough that its guesses differ from place to place."""
+    torch.manual_seed(3)
+    drafter = LlamaGenDrafter(dim=32, num_attention_heads=4, intermediate_size=48, vocab_size=CODES + 1, grid_size=4)
+    with torch.no_grad():
+        for parameter in drafter.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(std=0.3)
+    folder = tmp_path_factory.mktemp("head")
+    drafter.save_pretrained(folder)
+    return str(folder)
+
+
+TREE = {"total_tokens": 12, "depth": 6, "tree_top_k": 3}
+DRAWN = {"tree": [[0], [1], [0, 0], [0, 1]], "children": "sampled"}
+
+
+@pytest.mark.parametrize("scale", [3.0, 1.0])
+@pytest.mark.parametrize("options", [TREE, DRAWN], ids=["tree", "drawn"])
+def test_heads_draft_lines_that_end_where_they_end(
+    pipeline: Emu3Pipeline, head: str, scale: float, options: dict[str, Any]
+) -> None:
+    plain = pipeline(PROMPTS, temperature=0, guidance_scale=scale, output_type="latent", **SIZE)
+    eagle = resolve_method("eagle", {"drafter": head, **options})
+    drafted = pipeline(PROMPTS, temperature=0, guidance_scale=scale, method=eagle, output_type="latent", **SIZE)
+    assert torch.equal(drafted.tokens, plain.tokens) and drafted.trace.target_passes < plain.trace.target_passes
+    loose = resolve_method("lantern", {"drafter": head, "delta": 1.0, "num_neighbours": CODES - 1, **options})
+    relaxed = pipeline(PROMPTS, temperature=2.0, guidance_scale=scale, method=loose, output_type="latent", **SIZE)
+    assert torch.equal(relaxed.tokens == CODES, plain.tokens == CODES) and int(relaxed.images.max()) < CODES
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -79,7 +79,7 @@ class Emu3Target(TransformersTarget):
             max_draft_nodes=max_draft_nodes,
             vocab_size=len(names),
             decoder=model.model.text_model,
-            output_head=lambda hidden_states: model.lm_head(hidden_states)[..., names[:-1]],  # the mark is never open
+            output_head=lambda hidden_states: _with_mark(model.lm_head(hidden_states)[..., names[:-1]]),
             embed=lambda tokens: embed(names[tokens]),
         )
 
@@ -104,7 +104,7 @@ class Emu3Target(TransformersTarget):
             return output
         conditional, null = output.logits[..., :-1].chunk(2)
         hidden_states = None if output.hidden_states is None else torch.cat(output.hidden_states.chunk(2), dim=-1)
-        return TargetOutput(F.pad(apply_guidance(conditional, null, self.guidance_scale), (0, 1)), hidden_states)
+        return TargetOutput(_with_mark(apply_guidance(conditional, null, self.guidance_scale)), hidden_states)
 
     def _with_ends_of_lines(self, output: TargetOutput, places: Tensor) -> TargetOutput:
         """Nothing but the mark where a line ends, and nothing but codes elsewhere.
@@ -121,3 +121,11 @@ class Emu3Target(TransformersTarget):
                 (known >= 0) & is_mark, 0
             ),
         )
+
+
+def _with_mark(logits: Tensor) -> Tensor:
+    """[..., C + 1] from logits of codes [..., C]: a mark is never open, for heads that draft from these logits neither.
+
+    The lowest number instead of minus infinity, of which nothing has an expectation.
+    """
+    return F.pad(logits, (0, 1), value=torch.finfo(logits.dtype).min)

@@ -271,14 +271,8 @@ def build(gr: Any, models: Models, tickets: Tickets, shared: dict[str, Any]) -> 
         queue=False,
     )
     examples.click(lambda index: EXAMPLES[index], examples, [prompt, seed], show_progress="hidden", queue=False)
-    gr.on(
-        [start.click, prompt.submit],
-        begin,
-        method,
-        [ticket, shown, closer, start, stop],
-        show_progress="hidden",
-        queue=False,
-    ).then(
+    prompt.submit(None, js=markup.press("draw"))
+    start.click(begin, method, [ticket, shown, closer, start, stop], show_progress="hidden", queue=False).then(
         go_on,
         [ticket, model, method, settings, prompt, seed, guidance, count],
         [shown, drawn, closer, which, slider, trace],

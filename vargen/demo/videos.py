@@ -317,9 +317,8 @@ def build(gr: Any, tab: Any, models: Models, tickets: Tickets, shared: dict[str,
     upload.upload(take, [upload, frames], [clip, shown], **quiet)
     method.change(choose_method, method, [hint, settings], queue=False, **quiet)
     questions.click(lambda index: QUESTIONS[index], questions, question, queue=False, **quiet)
-    gr.on(
-        [start.click, question.submit], begin, None, [ticket, answer, account, start, stop], queue=False, **quiet
-    ).then(
+    question.submit(None, js=markup.press("ask"))
+    start.click(begin, None, [ticket, answer, account, start, stop], queue=False, **quiet).then(
         go_on,
         [ticket, clip, method, settings, question, frames, most, temperature, seed],
         [answer, account],

@@ -152,8 +152,9 @@ def test_what_is_wrong_stands_in_its_place_and_the_page_lives_on(page: Any) -> N
     write_prompt(page, "   ")
     page.click("#draw")
     page.wait_for_selector("#stage .error")
+    page.wait_for_selector("#draw:not([disabled])")
     write_prompt(page, "a red cube")
-    page.click("#draw:not([disabled])")
+    page.locator("#prompt textarea").press("Shift+Enter")
     page.wait_for_selector("#stage .verdict")
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from vargen.errors import NotFiniteError, UserError
 from vargen.models.model_folder import find_tensor
@@ -26,7 +27,8 @@ def check_weights(model: torch.nn.Module, place: str | os.PathLike[str]) -> None
     Raises:
         UserError: with the file and the tensor.
     """
-    state = {name: tensor for name, tensor in model.state_dict().items() if isinstance(tensor, Tensor)}
+    # Quantized weights are tensors of a type of their own, which not every function takes.
+    state = {name: tensor for name, tensor in model.state_dict().items() if type(tensor) in (Tensor, Parameter)}
     floating = {name: tensor for name, tensor in state.items() if tensor.is_floating_point() and tensor.numel()}
     if not floating or any(tensor.is_meta for tensor in floating.values()):  # meta: offloaded to a disk
         return

@@ -7,6 +7,8 @@ pipeline's `from_pretrained`. A family's pipeline is imported when one of its mo
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -84,12 +86,20 @@ def load_pipeline(model: ModelDescription, options: ModelOptions) -> tuple[Image
         arguments.setdefault("device_map", {"": device})  # what is quantized on its way cannot be moved afterwards
     diffusers_logging.disable_progress_bar()
     transformers_logging.disable_progress_bar()
-    try:
+    with _device_errors(device):
         place = torch.device(device)
-        pipeline = pipeline_class(model.family).from_pretrained(Path(model.folder), **arguments)
-        if "device_map" not in arguments:
+    pipeline = pipeline_class(model.family).from_pretrained(Path(model.folder), **arguments)
+    if "device_map" not in arguments:
+        with _device_errors(device):
             pipeline = pipeline.to(place)
-    except RuntimeError as error:
-        raise UserError(f"device {device!r} cannot be used ({error}); use --device cpu") from error
     pipeline.set_progress_bar_config(disable=True)  # one bar over all batches instead
     return pipeline, device if "device_map" not in arguments else str(pipeline.device), dtype
+
+
+@contextmanager
+def _device_errors(device: str) -> Iterator[None]:
+    """What a device cannot do, in one line."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise UserError(f"device {device!r} cannot be used ({error}); use --device cpu") from error

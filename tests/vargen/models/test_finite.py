@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from vargen.errors import NotFiniteError, UserError
-from vargen.models.finite import check_pixels
+from vargen.models.finite import check_pixels, check_weights
 from vargen.pipelines.llamagen import LlamaGenPipeline
 
 
@@ -29,6 +29,26 @@ def test_the_file_and_the_tensor_are_named(tiny_model_folder: Path, file: str, v
     save_file(weights, path, metadata={"format": "pt"})
     with pytest.raises(UserError, match=rf"{file}: the weights {name} are not finite in float32"):
         LlamaGenPipeline.from_pretrained(tiny_model_folder)
+
+
+class _Quantized(torch.Tensor):
+    """A weight that no function takes, as those of torchao are for most of them."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        if "aminmax" in str(func):
+            raise NotImplementedError
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def test_quantized_weights_are_not_looked_into() -> None:
+    model = torch.nn.Linear(2, 2)
+    model.weight = torch.nn.Parameter(torch.ones(2, 2).as_subclass(_Quantized))
+    check_weights(model, "somewhere")
+    with torch.no_grad():
+        model.bias[0] = torch.nan
+    with pytest.raises(UserError, match="the weights bias are not finite"):
+        check_weights(model, "somewhere")
 
 
 def test_what_overflows_in_another_precision_is_said_to(tiny_model_folder: Path) -> None:

@@ -31,7 +31,7 @@ from typing import Any, Protocol, Self
 import torch
 from torch import Tensor
 
-from specdecode.sampling import RandomStreams, SamplingConfig
+from specdecode.sampling import RandomStreams, SamplingConfig, logits_to_probabilities
 from specdecode.tree import TokenTree
 
 
@@ -48,6 +48,16 @@ class TargetOutput:
 
     logits: Tensor
     hidden_states: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        self._drawn_from: tuple[SamplingConfig, Tensor] | None = None
+
+    def probabilities(self, sampling: SamplingConfig) -> Tensor:
+        """[B, n, V] float32: the distributions that tokens are drawn from. Computed once for all who ask; not to be
+        written to."""
+        if self._drawn_from is None or self._drawn_from[0] != sampling:
+            self._drawn_from = sampling, logits_to_probabilities(self.logits, sampling)
+        return self._drawn_from[1]
 
     def after(self, count: int) -> Self:
         """The output of the fed tokens from number `count` on."""

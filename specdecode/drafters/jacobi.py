@@ -145,7 +145,7 @@ class JacobiDrafter(Drafter):
 
     def observe(self, draft: Draft, output: TargetOutput, verdict: Verdict, state: DecodeState) -> None:
         """Keep what the target said after every node."""
-        self._opinions = logits_to_probabilities(output.logits, state.sampling)
+        self._opinions = output.probabilities(state.sampling)
         self._tokens = draft.tree.tokens
         self._drawn_from = torch.zeros_like(self._opinions) if draft.probabilities is None else draft.probabilities
         self._accepted = verdict.accepted

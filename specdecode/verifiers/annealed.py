@@ -90,7 +90,7 @@ class AnnealedVerifier:
         check_chain("AnnealedVerifier", draft)
         if state.sampling.is_greedy or draft.tree.max_depth == 0:
             return ExactVerifier().accept(draft, output, state)
-        target = chain_targets(draft.tree, output.logits, state)
+        target = chain_targets(draft.tree, output, state)
         weights = self._weights(chain_length(draft.tree), target)
         if draft.probabilities is None:
             return _one_draw_chain(draft.tree, target, weights, state)

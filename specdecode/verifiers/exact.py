@@ -120,7 +120,7 @@ def chain_walk(draft: Draft, output: TargetOutput, state: DecodeState) -> Verdic
         output: `logits` [B, n, V].
         state: Lengths, sampling and random streams.
     """
-    target = chain_targets(draft.tree, output.logits, state)
+    target = chain_targets(draft.tree, output, state)
     return judge_chain(draft, target, chain_masses(draft, target), state)
 
 
@@ -139,9 +139,9 @@ def chain_follows(tree: TokenTree) -> Tensor:
     return tree.valid[:, 1 : chain_length(tree) + 1]
 
 
-def chain_targets(tree: TokenTree, logits: Tensor, state: DecodeState) -> Tensor:
+def chain_targets(tree: TokenTree, output: TargetOutput, state: DecodeState) -> Tensor:
     """[B, L + 1, V]: the target's distribution after each node of a chain."""
-    return logits_to_probabilities(logits[:, : chain_length(tree) + 1], state.sampling)
+    return output.probabilities(state.sampling)[:, : chain_length(tree) + 1]
 
 
 def chain_masses(draft: Draft, target: Tensor) -> tuple[Tensor, Tensor]:

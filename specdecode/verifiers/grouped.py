@@ -78,7 +78,7 @@ class GroupedVerifier:
                 "GroupedVerifier compares with the distributions the drafted tokens were drawn from, but this draft "
                 "has no probabilities: use a drafter that samples, or another verifier"
             )
-        target = chain_targets(draft.tree, output.logits, state)
+        target = chain_targets(draft.tree, output, state)
         masses = chain_masses(draft, target)
         if self.exact:
             return judge_chain(draft, target, masses, state)

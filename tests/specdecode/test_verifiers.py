@@ -13,6 +13,7 @@ from random_chains import assert_same, random_chain, state_for
 from scipy import stats
 from torch import Tensor
 
+import specdecode.roles as roles
 import specdecode.verifiers.exact as exact
 from specdecode.loop import decode
 from specdecode.roles import DecodeState, Draft, Drafter, TargetOutput, Verdict, Verifier
@@ -338,7 +339,7 @@ def test_fault_top_p_before_top_k(monkeypatch: pytest.MonkeyPatch) -> None:
     sampling = SamplingConfig(temperature=1.3, top_k=3, top_p=0.7)
     make_drafter = markov_drafter(CHAIN, "sampled")
     assert chi_square_p_value(make_drafter, sampling=sampling, draws=DRAWS_FOR_FAULTS) > 1e-3
-    monkeypatch.setattr(exact, "logits_to_probabilities", wrong_order)
+    monkeypatch.setattr(roles, "logits_to_probabilities", wrong_order)
     assert chi_square_p_value(make_drafter, sampling=sampling, draws=DRAWS_FOR_FAULTS) < 1e-9
 
 

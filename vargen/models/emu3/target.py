@@ -128,4 +128,5 @@ def _with_mark(logits: Tensor) -> Tensor:
 
     The lowest number instead of minus infinity, of which nothing has an expectation.
     """
-    return F.pad(logits, (0, 1), value=torch.finfo(logits.dtype).min)
+    lowest = max(torch.finfo(dtype).min for dtype in (logits.dtype, torch.float32))  # float32 is what they become
+    return F.pad(logits, (0, 1), value=lowest)

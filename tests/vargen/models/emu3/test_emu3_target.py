@@ -156,6 +156,17 @@ def test_logits_leave_one_choice_at_the_end_of_a_line(model: Emu3ForConditionalG
         target.commit(None, torch.ones(3).long())
 
 
+@pytest.mark.parametrize("scale", [3.0, 1.0])
+def test_heads_on_the_models_features_hold_the_end_of_a_line_for_least_likely(
+    model: Emu3ForConditionalGeneration, scale: float
+) -> None:
+    """They know no places; where a line ends, `KnownTokensDrafter` says so."""
+    target = build(model, scale)
+    states = torch.randn(3 * target.rows_per_sequence, 5, 32, dtype=torch.float64)
+    logits = target.combine(TargetOutput(target.logits(states))).logits
+    assert bool((logits.argmin(-1) == CODES).all()) and bool(logits.isfinite().all())
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Sampling: two lines of two codes, each picture of a known probability
 

@@ -155,7 +155,7 @@ def _describe_glm_image(folder: Path) -> ModelDescription:
         guidance_scale=None,
         **_generate_settings(sampling),
         resolve_method=lambda name, options: resolve_method(name, options).resolved(num_tokens),
-        loading=(),
+        loading=("attn_implementation",),
         beside_grid=range(16**2),
         pixels_from_tokens=False,
     )

@@ -152,18 +152,22 @@ class GlmImagePriorPipeline(GlmImagePipeline):
         Args:
             pretrained_model_name_or_path: such as "zai-org/GLM-Image".
             **kwargs: for `DiffusionPipeline.from_pretrained`: dtype, device_map, quantization_config, revision, ...;
-                `transformer=None, vae=None, text_encoder=None, tokenizer=None, scheduler=None` for priors alone.
+                `transformer=None, vae=None, text_encoder=None, tokenizer=None, scheduler=None` for priors alone;
+                `attn_implementation`, "sdpa" or "eager", of the autoregressive part.
 
         Raises:
             UserError: there is no such model, it is another pipeline's, or weights are missing or damaged.
         """
-        source = os.fspath(pretrained_model_name_or_path)
+        source, attention = os.fspath(pretrained_model_name_or_path), kwargs.pop("attn_implementation", None)
         try:
             folder = source if os.path.isdir(source) else cls.download(source, **hub_arguments(kwargs))
             check_pipeline_class(folder, (GlmImagePipeline.__name__,))
             passed = {*kwargs} & {*cls._get_signature_keys(cls)[0]}
             check_model_folder(folder, skip=passed, required={"processor", "vision_language_encoder"} - passed)
-            return super().from_pretrained(folder, **{"use_safetensors": True, **kwargs})
+            made: Self = super().from_pretrained(folder, **{"use_safetensors": True, **kwargs})
+            if attention is not None:
+                made.vision_language_encoder.set_attn_implementation(attention)
+            return made
         except UserError:
             raise
         except (OSError, ValueError, RuntimeError, ImportError) as error:

@@ -66,6 +66,16 @@ def test_text_becomes_the_tokens_and_pixels_of_transformers(
         assert made.size == (8 * COLUMNS, 8 * ROWS) and np.array_equal(made, wanted)
 
 
+def test_eager_attention_in_float32() -> None:
+    """In float64 transformers' own eager attention gives no numbers for rows that are padded on the left."""
+    pipeline = Emu3Pipeline(emu3_models.make().float(), emu3_models.processor())
+    pipeline.set_progress_bar_config(disable=True)
+    pipeline.model.set_attn_implementation("eager")
+    wanted = emu3_models.as_drawn(pipeline.model, emu3_models.by_generate(pipeline.model, 3.0))
+    made = pipeline(PROMPTS, negative_prompt=AWAY, temperature=0, method="scd", output_type="latent", **SIZE)
+    assert torch.equal(made.tokens, wanted)
+
+
 def test_tokens_may_be_given_instead_of_prompts(
     pipeline: Emu3Pipeline, by_transformers: tuple[float, Tensor, list[Any]]
 ) -> None:

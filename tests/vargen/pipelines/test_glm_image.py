@@ -87,6 +87,20 @@ def test_pictures_and_text_become_the_priors_of_diffusers(
     assert all(map(torch.equal, priors.source_image_grid_thw, grids))
 
 
+def test_eager_attention_in_float32(tmp_path: Path) -> None:
+    """In float64 transformers' own eager attention gives no numbers for rows that are padded on the left."""
+    pipe = glm_image_models.make(kind=GlmImageProcessor)
+    pipe.vision_language_encoder.float()
+    pipe.save_pretrained(tmp_path)
+    pipeline = GlmImagePriorPipeline.from_pretrained(tmp_path, attn_implementation="eager")
+    pipeline.set_progress_bar_config(disable=True)
+    assert pipeline.vision_language_encoder.config.get_text_config()._attn_implementation == "eager"
+    pipeline.processor = glm_image_models.processor()
+    wanted, _, _ = glm_image_models.by_diffusers(pipeline, PROMPTS)
+    made = pipeline.generate_priors(PROMPTS, temperature=0, method="scd", **SIZE)
+    assert torch.equal(made.prior_token_ids, wanted)
+
+
 def test_the_published_preview_and_size() -> None:
     """With diffusers' and the processor's own numbers: 256 codes of a preview, then 32 x 32 of 1024 pixels a side."""
     pipe = glm_image_models.make(kind=GlmImageProcessor)

@@ -82,6 +82,16 @@ def test_skipping_needs_no_drafter(pipeline: JanusPipeline) -> None:
     assert trace.row_tokens == [16] * 3 and 0 < trace.skipped_tokens < 48
 
 
+def test_eager_attention_in_float32() -> None:
+    """In float64 transformers' own eager attention gives no numbers for rows that are padded on the left."""
+    model, (ids, mask) = janus_models.make().float(), janus_models.prompts()
+    model.set_attn_implementation("eager")
+    bare = JanusPipeline(model)
+    bare.set_progress_bar_config(disable=True)
+    made = bare(input_ids=ids, attention_mask=mask, temperature=0, method="scd", output_type="latent")
+    assert torch.equal(made.tokens, janus_models.by_generate(model, ids, mask, 5.0))
+
+
 def test_tokens_may_be_given_instead_of_prompts(
     pipeline: JanusPipeline, tokens_of_prompts: dict[str, Tensor], by_transformers: tuple[Tensor, Tensor]
 ) -> None:

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 _FIRST = ("scd", "eagle-chain", "likeness-quality", "likeness-balanced", "likeness-fast")
 """Methods that README recommends; they are offered before the others."""
 
+_SHOWN = ("llamagen", "janus")
+"""Families whose tokens are those of a square grid, and make pixels by themselves at any time."""
+
 _FOLDERS = {"drafter": "drafter", "draft_model": "draft_transformer"}
 """Where in a model's folder the weights lie that a method's setting names."""
 
@@ -41,7 +44,7 @@ class Models:
         video_model, video_draft_model: as `VideoAnswerer.from_pretrained` takes them.
 
     Raises:
-        UserError: no such model, or one that makes no pixels of tokens.
+        UserError: no such model, or one of a family that cannot be shown while it draws.
     """
 
     def __init__(
@@ -57,10 +60,10 @@ class Models:
         self._loading: dict[str, tuple[ModelDescription, ModelOptions]] = {}
         for each in (*own, *(replace(plain, model=name) for name in shipped)):
             description = open_model(each)
-            if description.family == "glm_image":
+            if description.family not in _SHOWN:
                 raise UserError(
-                    "model: the pixels of GLM-Image come from its denoising, not from its tokens, so the page cannot "
-                    "show how they come about; use vargen generate"
+                    f"model: the page shows pictures row by row, which it can of the families {' and '.join(_SHOWN)} "
+                    f"alone; {description.name} is of the family {description.family}: use vargen generate"
                 )
             self._loading.setdefault(description.name, (description, each))
         self._video_model, self._video_draft_model = video_model, video_draft_model

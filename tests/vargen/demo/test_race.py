@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 
+import janus_models
 import pytest
 import torch
 
 from vargen.demo.race import Commission, Race
 from vargen.methods.catalogue import resolve_method
 from vargen.pipelines.common import beside
+from vargen.pipelines.janus import JanusPipeline
 
 METHODS = {"plain": resolve_method("ar"), "drafted": resolve_method("scd", {"window": 3})}
 
@@ -41,6 +43,17 @@ def test_two_requests_at_once_give_each_the_picture_of_its_seed(tiny_pipeline) -
     for race, seed in zip(races, (1, 2), strict=True):
         for lane in race.lanes:
             assert torch.equal(lane.tokens, alone(tiny_pipeline, lane.method, seed))
+
+
+def test_another_family_is_drawn_and_shown_alike() -> None:
+    janus = JanusPipeline(janus_models.make(), janus_models.processor())
+    janus.set_progress_bar_config(disable=True)
+    *_, lanes = Race(janus, Commission(janus_models.PROMPTS[0], (3,)), METHODS).run()
+    for lane in lanes:
+        generator = torch.Generator().manual_seed(3)
+        expected = janus(janus_models.PROMPTS[0], generator=generator, method=lane.method)
+        assert torch.equal(lane.tokens, expected.tokens)
+        assert lane.images[0].tobytes() == expected.images[0].tobytes()
 
 
 def test_pipelines_side_by_side_share_weights_and_no_cache(tiny_pipeline) -> None:

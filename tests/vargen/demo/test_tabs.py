@@ -213,6 +213,12 @@ def test_a_stop_ends_an_answer_between_two_passes(video_models: Models) -> None:
         assert asking.answer is None and asking.error is None and asking.passes <= 1
 
 
+def test_a_family_that_cannot_be_shown_row_by_row_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "emu3"}')
+    with pytest.raises(UserError, match="emu3"):
+        Models(ModelOptions(str(tmp_path)))
+
+
 def test_no_model_is_an_error_before_anything_is_loaded() -> None:
     with pytest.raises(UserError, match="model"):
         Models(ModelOptions("no/such/folder"))

@@ -154,15 +154,17 @@ class Runner:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--trust", action="store_true", help="the tests have just passed without a fault")
     parser.add_argument("--render", action="store_true", help="only write the table into docs/reliability.md")
     parser.add_argument("--only", default="", help="faults in files whose path begins so")
     options = parser.parse_args()
     if options.render:
-        DOCUMENT.write_text(render(DOCUMENT.read_text(), _read()))
-        return 0
+        return _report([], {str(row["key"]): row for row in _read()})
     faults = [fault for fault in read_faults() if fault.file.startswith(options.only)]
-    for fault in faults:
-        fault.planted()  # all of them, before anything runs
+    stale = [fault for fault in faults if (ROOT / fault.file).read_text().count(fault.search) != 1]
+    for fault in stale:
+        print(f"STALE  {fault.file}: {fault.search!r} does not stand there once any more; mend the list")
+    faults = [fault for fault in faults if fault not in stale]
     known = {row["key"]: row for row in _read()}
     waiting = [fault for fault in faults if known.get(fault.key, {}).get("state") != fault.state()]
     print(f"{len(faults)} faults, {len(waiting)} to look at", flush=True)
@@ -173,7 +175,10 @@ def main() -> int:
     torch.set_num_threads(1)
 
     runner, sound = Runner(options.processes), set()
-    for tests in dict.fromkeys(fault.tests for fault in waiting):  # without a fault they must pass
+    if options.trust:
+        sound |= {fault.tests for fault in waiting}
+    for tests in dict.fromkeys(fault.tests for fault in waiting if fault.tests not in sound):
+        # Without a fault they must pass.
         runner.start(tests, None, tests)
         if len(runner.running) >= options.processes:
             _note_sound(runner, sound)
@@ -249,6 +254,7 @@ def _report(faults: list[Fault], known: dict[str, dict[str, object]]) -> int:
     from metrics.provenance import provenance
 
     _write(list(known.values()), provenance=provenance())
+    DOCUMENT.write_text(render(DOCUMENT.read_text(), _read()))
     missing = [fault for fault in faults if known.get(fault.key, {}).get("state") != fault.state()]
     survivors = [fault for fault in faults if fault not in missing and not known[fault.key]["caught"]]
     for fault in survivors:

@@ -34,6 +34,8 @@ MAX_DRAFT = 4_096
 """Tokens drafted at once. Far fewer are ever accepted, and masks grow with the square."""
 MAX_DEPTH = 100
 """Of what is nested in an argument or a YAML file."""
+MAX_ARGUMENT = 100_000
+"""Characters of one argument; what reads options takes a minute for a million."""
 MAX_CHARACTERS = 10_000
 """Of a prompt or a question. No model here reads more than a few thousand."""
 
@@ -118,6 +120,8 @@ def check_argument(name: str, text: str) -> None:
     Raises:
         UserError: see above.
     """
+    if len(text) > MAX_ARGUMENT:
+        raise UserError(f"{name} has {len(text):,} characters; give at most {MAX_ARGUMENT:,}, or a file")
     check_characters(name, text)
     if is_too_deep(text):
         raise UserError(f"{name} is nested too deeply; give a value")

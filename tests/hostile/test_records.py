@@ -72,7 +72,7 @@ def test_a_run_is_not_continued_on_what_is_damaged(
     [
         (write("result.jsonl", "7\n"), "line 1 is no record"),
         (write("result.jsonl", ""), "holds no record"),
-        (write("result.jsonl", "{}\n"), "is not the name of something in it"),
+        (write("result.jsonl", "{}\n"), "a record without an index or text"),
         (write("result.jsonl", DEEP + "\n"), "line 1 is not JSON"),
         (change(image_path="../../../../etc/passwd"), "is not the name of something in it"),
         (change(image_path="/etc/passwd"), "is not the name of something in it"),

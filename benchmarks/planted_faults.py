@@ -35,7 +35,11 @@ MOST_WAITING = 7200
 """Seconds of a clock, likewise: a fault may keep two processes waiting for each other, and a machine may be busy."""
 _LIBRARIES = ("torch", "numpy", "scipy.stats", "pytest", "hypothesis", "transformers", "diffusers", "PIL.Image", "yaml")
 
-HARMLESS: dict[str, str] = {}
+HARMLESS: dict[str, str] = {
+    "888539c29e": "a row that has stopped stays at its node with its token, so it finds no child later either",
+    "9489591f40": "where nothing is left the two distributions are equal up to rounding",
+    "69473fb0dc": "no chain says that it is deeper than it has nodes",
+}
 """Why it does no harm that a fault survives, by its key."""
 
 
@@ -207,7 +211,10 @@ def render(document: str, rows: list[dict[str, object]]) -> str:
     for row in rows:
         if not row["caught"]:
             reason = HARMLESS.get(str(row["key"]), "a gap: its test is missing")
-            lines.append(f"- `{row['file']}`: `{row['replace']}` survived; {reason}")
+            planted = str(row["replace"]).split("\n")[0]
+            lines.append(f"- `{row['file']}`: `{planted}` survived; {reason}")
+    if len(rows) < len(read_faults()):
+        lines = [f"{len(rows)} of {len(read_faults())} have been planted so far.", "", *lines]
     text = "\n".join(lines).rstrip() if rows else "Nothing has been recorded yet."
     before, rest = document.split("<!-- faults:begin -->\n")
     after = rest.split("<!-- faults:end -->")[1]

@@ -290,3 +290,7 @@ def test_cuda_draws_the_same_numbers() -> None:
     assert torch.equal(here.uniform(3, counters, 50), there.uniform(3, counters.cuda(), 50).cpu())
     noise, other = here.exponential(3, counters, 500), there.exponential(3, counters.cuda(), 500).cpu()
     torch.testing.assert_close(noise, other, rtol=1.2e-7, atol=0)
+
+
+def test_every_purpose_has_numbers_of_its_own() -> None:
+    assert len(set(Tag)) == len(Tag.__members__)  # equal values would be one member with two names

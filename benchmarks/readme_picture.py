@@ -19,7 +19,7 @@ from vargen.runs.files import save_image_atomic
 from vargen.world.judge.judging import JudgeRanker
 
 PICTURE = Path(__file__).resolve().parent.parent / "docs" / "images" / "plain_and_accelerated.png"
-METHODS = {"plain decoding": "ar", "scd": "scd"}
+METHODS = {"plain decoding": "ar", "jacobi": "jacobi"}
 CANDIDATES = 8
 PROMPTS = (
     "a large green cone on grass",

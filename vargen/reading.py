@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -44,11 +45,11 @@ def reading(place: str | os.PathLike[str], remedy: str = "copy it again", argume
 
 
 def reason_of(error: BaseException) -> str:
-    """What an error says, in one short line."""
+    """What an error says, in one line: its first sentence, since numpy's second is how to load a file unsafely."""
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
     said = (isinstance(error, OSError) and error.strerror) or str(error).strip() or type(error).__name__
-    line = " ".join(said.split()).rstrip(".:")
+    line = re.split(r"(?<=\w)\. ", " ".join(said.split()))[0].rstrip(".:")
     return line if len(line) <= _LONGEST_REASON else f"{line[: _LONGEST_REASON - 3]}..."
 
 

@@ -34,6 +34,7 @@ def summarise(log: Path) -> dict[str, Any]:
         "event",
         "output_dir",
         "vqvae",
+        "codes",
         "initial_weights",
         "frozen_text_encoder",
         "answers",

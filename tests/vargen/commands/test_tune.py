@@ -145,7 +145,7 @@ def test_windows_of_every_order_are_measured_before_any_is_drawn() -> None:
 
     for name in ("jacobi", "scd", "gsd", "vvs-jacobi"):
         assert set(windows(name, {"initial_guess": "random"})) == {4, 8, 16, 32, 64}
-        assert windows(name, {"window": 5, "initial_guess": "random"}) == [None]
+        assert set(windows(name, {"window": 5, "initial_guess": "random"})) == {None}
 
 
 def test_a_fixed_shape_is_not_replaced_by_a_chain() -> None:

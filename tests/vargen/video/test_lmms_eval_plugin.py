@@ -310,6 +310,7 @@ def test_it_gives_its_memory_back(model: Callable[..., Any], video: Path) -> Non
 
 def test_each_process_has_its_own_device(model: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch, "empty", lambda *_, device: torch.zeros(1))  # a device is tried before it is used
     monkeypatch.setenv("LOCAL_RANK", "3")
     assert model().made[2:] == ("cuda:3", "bfloat16")
     assert model("device=cuda:1,dtype=float16").made[2:] == ("cuda:1", "float16")

@@ -86,7 +86,8 @@ def true_distribution(model: PreTrainedModel, prompt: Tensor, sampling: Sampling
     logits = model(ids, use_cache=False).logits[:, len(prompt) - 1 : -1]
     each = logits_to_probabilities(logits, sampling).double()
     each = each / each.sum(-1, keepdim=True)
-    return each.gather(2, sequences[..., None])[..., 0].prod(1)
+    product = each.gather(2, sequences[..., None])[..., 0].prod(1)
+    return product / product.sum()  # rows of one batch round the same prefix differently
 
 
 @pytest.mark.parametrize("sampling", [SamplingConfig(1.5), SamplingConfig(2.0, 4, 0.9)], ids=str)

@@ -1,7 +1,7 @@
-"""What pipelines over causal models of transformers share: prompts as tokens, sampling as `generate` has it, refusals.
+"""What pipelines over causal models of transformers share: prompts as tokens, sampling as `generate` has it, pictures.
 
-Belongs here: what every such family asks of its arguments. Does not belong here: any family, and what pipelines of
-other models do as well (`vargen.pipelines.common`).
+Belongs here: what every such family asks of its arguments and does with what its decoder makes. Does not belong here:
+any family, and what pipelines of other models do as well (`vargen.pipelines.common`).
 """
 
 from __future__ import annotations
@@ -11,6 +11,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, Self
 
+import numpy as np
+import PIL.Image
+import torch
 from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel, ProcessorMixin
@@ -27,6 +30,10 @@ _OTHER_FILTERS = {
     "repetition_penalty": 1.0, "sequence_bias": None, "top_h": None, "typical_p": 1.0,
 }  # fmt: skip
 """What `generate` can do to logits beside these, and the values at which it does nothing."""
+
+
+_USUAL_NORMALISATION = (0.5, 0.5, 0.5)
+"""Mean and deviation of the image processors of every published Janus and Emu3."""
 
 
 class CausalModelPipeline(DiffusionPipeline):
@@ -130,6 +137,36 @@ def check_context(config: Any, attention_mask: Tensor, num_tokens: int) -> None:
             f"prompt has {longest} tokens; in the model's context of {context} there is room for {max(room, 0)} beside "
             f"the {num_tokens} of a picture"
         )
+
+
+def for_every_picture(
+    input_ids: Tensor, attention_mask: Tensor | None, num_images_per_prompt: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Tokens [B, T] of prompts and their mask (None: nothing is padded), on a device, copies beside each other."""
+    mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+    return (
+        input_ids.to(device).repeat_interleave(num_images_per_prompt, dim=0),
+        mask.to(device).repeat_interleave(num_images_per_prompt, dim=0),
+    )
+
+
+def normalisation(processor: Any) -> tuple[Sequence[float], Sequence[float]]:
+    """Mean and deviation, three each, of a processor's pictures; the usual ones where there is no processor."""
+    image_processor = getattr(processor, "image_processor", None)
+    mean, std = (getattr(image_processor, name, None) for name in ("image_mean", "image_std"))
+    return mean or _USUAL_NORMALISATION, std or _USUAL_NORMALISATION
+
+
+def images_of(intensities: Tensor, output_type: str) -> Any:
+    """Intensities fp32 [B, H, W, 3] in [0, 255] as `output_type` asks: "pil", "np" or "pt".
+
+    As images they are those of the processors' `postprocess`, which drops what follows the point of an intensity.
+    """
+    if output_type == "pt":
+        return (intensities / 255).permute(0, 3, 1, 2)
+    if output_type == "np":
+        return (intensities / 255).cpu().numpy()
+    return [PIL.Image.fromarray(picture) for picture in intensities.cpu().numpy().astype(np.uint8)]
 
 
 @contextmanager

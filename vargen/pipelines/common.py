@@ -183,6 +183,28 @@ def decode_pictures(
             ) from error
 
 
+def finished(
+    pipeline: DiffusionPipeline,
+    make_images: Callable[[], Any],
+    tokens: Tensor,
+    trace: DecodeTrace,
+    return_dict: bool,
+) -> AutoregressivePipelineOutput | tuple[Any, Tensor, DecodeTrace]:
+    """What a call returns, once tokens are there: images are made, on the trace's clock, and offloaded models freed.
+
+    Args:
+        make_images: makes them, as `output_type` asks.
+        tokens: int64 [B, N], what was drawn.
+        return_dict: an output object instead of the tuple (images, tokens, trace).
+    """
+    with trace.phase("decode_images"):
+        images = make_images()
+    pipeline.maybe_free_model_hooks()
+    if not return_dict:
+        return images, tokens, trace
+    return AutoregressivePipelineOutput(images=images, tokens=tokens, trace=trace)
+
+
 AnyPipeline = TypeVar("AnyPipeline", bound=DiffusionPipeline)
 
 

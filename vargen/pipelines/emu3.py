@@ -13,8 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-import PIL.Image
 import torch
 from diffusers.utils import replace_example_docstring
 from torch import Tensor
@@ -30,12 +28,16 @@ from vargen.models.components import KeptBetweenBatches
 from vargen.models.emu3.components import Emu3Components
 from vargen.models.emu3.target import Emu3Target
 from vargen.models.emu3.vocabulary import ImageVocabulary
-from vargen.models.emu3.vq import decode_codes
+from vargen.models.emu3.vq import decode_codes, intensities
+from vargen.models.finite import check_pixels
 from vargen.pipelines.causal_models import (
     CausalModelPipeline,
     check_context,
     check_input_ids,
     count_prompts,
+    for_every_picture,
+    images_of,
+    normalisation,
     refusals,
     sampling_as_generate,
     setting,
@@ -47,6 +49,7 @@ from vargen.pipelines.common import (
     check_count_and_type,
     check_prompts,
     decode_pictures,
+    finished,
     move_offloaded,
     random_streams,
 )
@@ -55,8 +58,6 @@ USUAL_AREA = 720 * 720
 """Pixels, of the processor of every published Emu3."""
 _USUAL_GUIDANCE = 3.0
 """With which its authors draw."""
-_USUAL_NORMALISATION = (0.5, 0.5, 0.5)
-"""Mean and deviation of the image processor of every published Emu3."""
 
 EXAMPLE_DOC_STRING = """
     Examples:
@@ -147,10 +148,8 @@ class Emu3Pipeline(CausalModelPipeline):
                 f"processor must be of the same model: it makes pictures of {self.processor.downsample_ratio} pixels a "
                 f"code, the decoder of {self.pixels_a_code}"
             )
-        device = self._execution_device
-        return (
-            tokens["input_ids"].to(device).repeat_interleave(num_images_per_prompt, dim=0),
-            tokens["attention_mask"].to(device).repeat_interleave(num_images_per_prompt, dim=0),
+        return for_every_picture(
+            tokens["input_ids"], tokens["attention_mask"], num_images_per_prompt, self._execution_device
         )
 
     def target_of(self, prompts: Sequence[str], max_draft_nodes: int) -> Emu3Target:
@@ -200,19 +199,9 @@ class Emu3Pipeline(CausalModelPipeline):
         """
         if output_type == "latent":
             return codes
-        image_processor = getattr(self.processor, "image_processor", None)
-        mean = getattr(image_processor, "image_mean", None) or _USUAL_NORMALISATION
-        std = getattr(image_processor, "image_std", None) or _USUAL_NORMALISATION
-        pictures = decode_codes(self.model, codes).permute(0, 2, 3, 1)
-        # Normalised backwards in the same order of operations, so that no rounding crosses a whole number.
-        shift = pictures.new_tensor([-each / spread for each, spread in zip(mean, std, strict=True)])
-        scale = pictures.new_tensor([1 / spread for spread in std])
-        intensities = ((pictures - shift) / scale * 255.0).clamp(0, 255)
-        if output_type == "pt":
-            return (intensities / 255).permute(0, 3, 1, 2)
-        if output_type == "np":
-            return (intensities / 255).cpu().numpy()
-        return [PIL.Image.fromarray(picture) for picture in intensities.cpu().numpy().astype(np.uint8)]
+        pixels = decode_codes(self.model, codes)
+        check_pixels(pixels)
+        return images_of(intensities(pixels, *normalisation(self.processor)), output_type)
 
     @torch.no_grad()
     @replace_example_docstring(EXAMPLE_DOC_STRING)
@@ -317,12 +306,8 @@ class Emu3Pipeline(CausalModelPipeline):
             drafter = KnownTokensDrafter(players.drafter, target.known_tokens, target.vocab_size)
             players = replace(players, drafter=drafter)
         result = decode_pictures(self, target, players, num_tokens, sampling, streams, trace, report)
-        with trace.phase("decode_images"):
-            images = self.decode_tokens(self.vocabulary.codes(result.tokens, *grid), output_type)
-        self.maybe_free_model_hooks()
-        if not return_dict:
-            return images, result.tokens, trace
-        return AutoregressivePipelineOutput(images=images, tokens=result.tokens, trace=trace)
+        codes = self.vocabulary.codes(result.tokens, *grid)
+        return finished(self, lambda: self.decode_tokens(codes, output_type), result.tokens, trace, return_dict)
 
     def _negative_prompts(self, negative_prompt: str | Sequence[str], num_prompts: int) -> list[str]:
         if isinstance(negative_prompt, str):
@@ -345,16 +330,13 @@ class Emu3Pipeline(CausalModelPipeline):
     ) -> tuple[Tensor, Tensor]:
         """Tokens and mask of prompts, or those that were given instead, for every picture."""
         if prompts is not None:
-            input_ids, mask = self.encode_prompt(prompts, grid, num_images_per_prompt)
+            tokens = self.encode_prompt(prompts, grid, num_images_per_prompt)
         else:
             assert input_ids is not None
             check_input_ids(input_ids, attention_mask, self.model.config.get_text_config().vocab_size, name)
-            device = self._execution_device
-            given = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-            mask = given.to(device).repeat_interleave(num_images_per_prompt, dim=0)
-            input_ids = input_ids.to(device).repeat_interleave(num_images_per_prompt, dim=0)
-        check_context(self.model.config, mask, _num_tokens(grid))
-        return input_ids, mask
+            tokens = for_every_picture(input_ids, attention_mask, num_images_per_prompt, self._execution_device)
+        check_context(self.model.config, tokens[1], _num_tokens(grid))
+        return tokens
 
 
 def _num_tokens(grid: tuple[int, int]) -> int:

@@ -42,6 +42,7 @@ from vargen.pipelines.common import (
     check_count_and_type,
     check_prompts,
     decode_pictures,
+    finished,
     move_offloaded,
     random_streams,
 )
@@ -388,29 +389,27 @@ class GlmImagePriorPipeline(GlmImagePipeline):
             callback_on_step_end,
             callback_on_step_end_tensor_inputs,
         )
-        images: Any = priors.picture_codes
-        if output_type != "latent":
+
+        def denoised() -> Any:
             repeated = None if pictures is None else [own for own in pictures for _ in range(num_images_per_prompt)]
             guidance = {} if guidance_scale is None else {"guidance_scale": guidance_scale}
             one_or_more = generator if generator is None or isinstance(generator, torch.Generator) else [*generator]
-            with priors.trace.phase("decode_images"):
-                images = super().__call__(
-                    [text for text in prompts for _ in range(num_images_per_prompt)],
-                    image=repeated,
-                    height=height,
-                    width=width,
-                    num_inference_steps=num_inference_steps,
-                    generator=one_or_more,
-                    output_type=output_type,
-                    return_dict=False,
-                    **priors.arguments(),
-                    **guidance,
-                    **kwargs,
-                )[0]
-        self.maybe_free_model_hooks()
-        if not return_dict:
-            return images, priors.tokens, priors.trace
-        return AutoregressivePipelineOutput(images=images, tokens=priors.tokens, trace=priors.trace)
+            return super(GlmImagePriorPipeline, self).__call__(
+                [text for text in prompts for _ in range(num_images_per_prompt)],
+                image=repeated,
+                height=height,
+                width=width,
+                num_inference_steps=num_inference_steps,
+                generator=one_or_more,
+                output_type=output_type,
+                return_dict=False,
+                **priors.arguments(),
+                **guidance,
+                **kwargs,
+            )[0]
+
+        make_images = denoised if output_type != "latent" else lambda: priors.picture_codes
+        return finished(self, make_images, priors.tokens, priors.trace, return_dict)
 
     def _pictures(self, image: Images | None, num_prompts: int) -> list[list[PIL.Image.Image]] | None:
         """As diffusers reads them: for every prompt a list of as many."""

@@ -12,8 +12,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-import PIL.Image
 import torch
 from diffusers.utils import replace_example_docstring
 from torch import Tensor
@@ -33,6 +31,9 @@ from vargen.pipelines.causal_models import (
     check_context,
     check_input_ids,
     count_prompts,
+    for_every_picture,
+    images_of,
+    normalisation,
     refusals,
     sampling_as_generate,
     setting,
@@ -44,14 +45,13 @@ from vargen.pipelines.common import (
     check_picture_arguments,
     check_prompts,
     decode_pictures,
+    finished,
     move_offloaded,
     random_streams,
 )
 
 _USUAL_GUIDANCE = 5.0
 """What its `generate` takes where neither the call nor generation_config.json says."""
-_USUAL_NORMALISATION = (0.5, 0.5, 0.5)
-"""Mean and deviation of the image processors of every published Janus."""
 
 EXAMPLE_DOC_STRING = """
     Examples:
@@ -112,11 +112,7 @@ class JanusPipeline(CausalModelPipeline):
         check_input_ids(input_ids, attention_mask, self.model.config.get_text_config().vocab_size)
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         check_context(self.model.config, mask, num_image_tokens(self.model))
-        device = self._execution_device
-        return (
-            input_ids.to(device).repeat_interleave(num_images_per_prompt, dim=0),
-            mask.to(device).repeat_interleave(num_images_per_prompt, dim=0),
-        )
+        return for_every_picture(input_ids, mask, num_images_per_prompt, self._execution_device)
 
     def prompt_problems(self, prompt: str | Sequence[str]) -> list[str]:
         """Nothing: every word of a prompt is read. Raises UserError for one that the context has no room for."""
@@ -170,17 +166,9 @@ class JanusPipeline(CausalModelPipeline):
         codes = tokens.reshape(-1, self.grid_size**2)
         if output_type == "latent":
             return codes.view(-1, self.grid_size, self.grid_size)
-        image_processor = getattr(self.processor, "image_processor", None)
-        mean = getattr(image_processor, "image_mean", None) or _USUAL_NORMALISATION
-        std = getattr(image_processor, "image_std", None) or _USUAL_NORMALISATION
         pixels = decode_codes(self.model, codes)
         check_pixels(pixels)
-        pictures = intensities(pixels, mean, std)
-        if output_type == "pt":
-            return (pictures / 255).permute(0, 3, 1, 2)
-        if output_type == "np":
-            return (pictures / 255).cpu().numpy()
-        return [PIL.Image.fromarray(picture) for picture in pictures.cpu().numpy().astype(np.uint8)]
+        return images_of(intensities(pixels, *normalisation(self.processor)), output_type)
 
     @torch.no_grad()
     @replace_example_docstring(EXAMPLE_DOC_STRING)
@@ -259,9 +247,4 @@ class JanusPipeline(CausalModelPipeline):
             )
         players = method.build(JanusComponents(self.model, target, self._kept))
         result = decode_pictures(self, target, players, num_tokens, sampling, streams, trace, report)
-        with trace.phase("decode_images"):
-            images = self.decode_tokens(result.tokens, output_type)
-        self.maybe_free_model_hooks()
-        if not return_dict:
-            return images, result.tokens, trace
-        return AutoregressivePipelineOutput(images=images, tokens=result.tokens, trace=trace)
+        return finished(self, lambda: self.decode_tokens(result.tokens, output_type), result.tokens, trace, return_dict)

@@ -44,6 +44,7 @@ from vargen.pipelines.common import (
     check_prompts,
     check_sampling,
     decode_pictures,
+    finished,
     move_offloaded,
     random_streams,
 )
@@ -445,12 +446,7 @@ class LlamaGenPipeline(DiffusionPipeline):
             target = components.start(condition, condition_mask, guidance_scale, method.max_draft_nodes(num_tokens))
         players = method.build(components)
         result = decode_pictures(self, target, players, num_tokens, sampling, streams, trace, report)
-        with trace.phase("decode_images"):
-            images = self.decode_tokens(result.tokens, output_type)
-        self.maybe_free_model_hooks()
-        if not return_dict:
-            return images, result.tokens, trace
-        return AutoregressivePipelineOutput(images=images, tokens=result.tokens, trace=trace)
+        return finished(self, lambda: self.decode_tokens(result.tokens, output_type), result.tokens, trace, return_dict)
 
     def _count_prompts(self, prompt: Any, class_labels: Any, prompt_embeds: Tensor | None) -> int:
         if prompt_embeds is not None:

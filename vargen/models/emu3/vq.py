@@ -1,10 +1,12 @@
 """Emu3's image tokenizer, as the model has it: its codebook, and pictures from codes.
 
-Belongs here: what `Emu3ForConditionalGeneration` does with codes. Does not belong here: who chose the codes, what they
-are called in the vocabulary of text (`vocabulary.py`), and files.
+Belongs here: what `Emu3ForConditionalGeneration` does with codes, and how its numbers become intensities. Does not
+belong here: who chose the codes, what they are called in the vocabulary of text (`vocabulary.py`), and files.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -36,3 +38,19 @@ def decode_codes(model: Emu3ForConditionalGeneration, codes: Tensor) -> Tensor:
         fp32 [B, 3, H, W], nominally in [-1, 1] but not clamped.
     """
     return torch.cat([model.model.vqmodel.decode(row).float() for row in codes.split(1)])
+
+
+def intensities(pictures: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+    """The 255ths of full intensity that `Emu3Processor.postprocess` sees, before it drops what follows the point.
+
+    Args:
+        pictures: fp32 [B, 3, H, W] from `decode_codes`.
+        mean, std: three each, of the image processor.
+
+    Returns:
+        fp32 [B, H, W, 3] in [0, 255].
+    """
+    # Normalised backwards in the same order of operations, so that no rounding crosses a whole number.
+    shift = pictures.new_tensor([-each / spread for each, spread in zip(mean, std, strict=True)])
+    scale = pictures.new_tensor([1 / spread for spread in std])
+    return ((pictures.permute(0, 2, 3, 1) - shift) / scale * 255.0).clamp(0, 255)

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from types import TracebackType
-from typing import Self
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
@@ -52,7 +51,7 @@ class InTurnChannel:
         """See `DraftChannel`; nothing works here on its own."""
 
 
-class ThreadChannel:
+class ThreadChannel(AbstractContextManager):
     """The drafter works in a thread of its own, on a GPU in a stream of its own.
 
     On one device both sides share its bandwidth, so what is gained depends on how much of it either leaves idle.
@@ -107,12 +106,7 @@ class ThreadChannel:
         if not self._hint.done():
             self._hint.set_result(None)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 

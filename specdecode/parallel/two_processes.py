@@ -23,12 +23,12 @@ import signal
 import traceback
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import IntEnum
 from multiprocessing.connection import Connection, wait
-from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 import torch
 import torch.multiprocessing
@@ -235,7 +235,7 @@ def _draft(drafter: WindowDrafter, message: Message, link: Link) -> Window:
     return drafter.begin(pickle.loads(message.payload), message.values[0], hint)
 
 
-class RemoteDrafter:
+class RemoteDrafter(AbstractContextManager):
     """The target's end of a link.
 
     Args:
@@ -327,12 +327,7 @@ class RemoteDrafter:
         """What to say when the link has closed."""
         return f"the drafter's process cannot be reached: {error}"
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 

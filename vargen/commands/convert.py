@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from vargen.bounds import MAX_PIXELS, check_numbers
 from vargen.commands.options import build_parser, fill, parse
@@ -60,6 +61,9 @@ class ConvertDrafterConfig:
     overwrite: bool = False
 
 
+AnyConfig = TypeVar("AnyConfig", ConvertConfig, ConvertDrafterConfig)
+
+
 def run(arguments: Sequence[str]) -> int:
     """Convert and say what the files held."""
     source = arguments[0] if arguments else "--help"
@@ -73,16 +77,13 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _convert_llamagen(arguments: Sequence[str]) -> int:
-    parser = build_parser(
-        "convert llamagen",
+    config, as_json = _read(
+        arguments,
+        "llamagen",
         "Read official LlamaGen files (.pt, nothing in them is executed), infer size and kind of condition from their "
         "shapes, and write a model folder for `vargen generate --model`.",
         ConvertConfig,
     )
-    parser.add_argument("--json", action="store_true", help="print a JSON summary and nothing else")
-    values = parse(parser, arguments)
-    config = fill(ConvertConfig, values)
-    _check_dtype(config.dtype)
 
     import torch
 
@@ -106,7 +107,7 @@ def _convert_llamagen(arguments: Sequence[str]) -> int:
         "grid_size": result.grid_size,
         "num_parameters": result.num_parameters,
     }
-    if values.json:
+    if as_json:
         print(json.dumps(summary))
     else:
         print(
@@ -118,16 +119,13 @@ def _convert_llamagen(arguments: Sequence[str]) -> int:
 
 
 def _convert_lantern_drafter(arguments: Sequence[str]) -> int:
-    parser = build_parser(
-        "convert lantern-drafter",
+    config, as_json = _read(
+        arguments,
+        "lantern-drafter",
         "Read a published LANTERN drafter for LlamaGen and write a folder for `--method eagle` and its relatives "
         "(`--method_options.drafter FOLDER`).",
         ConvertDrafterConfig,
     )
-    parser.add_argument("--json", action="store_true", help="print a JSON summary and nothing else")
-    values = parse(parser, arguments)
-    config = fill(ConvertDrafterConfig, values)
-    _check_dtype(config.dtype)
 
     import torch
 
@@ -145,7 +143,7 @@ def _convert_lantern_drafter(arguments: Sequence[str]) -> int:
         "grid_size": drafter.config.grid_size,
         "num_parameters": sum(parameter.numel() for parameter in drafter.parameters()),
     }
-    if values.json:
+    if as_json:
         print(json.dumps(summary))
     else:
         print(
@@ -155,9 +153,15 @@ def _convert_lantern_drafter(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _check_dtype(dtype: str | None) -> None:
-    if dtype is not None and dtype not in DTYPES:
-        raise UserError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+def _read(arguments: Sequence[str], source: str, description: str, options: type[AnyConfig]) -> tuple[AnyConfig, bool]:
+    """The options of a conversion, and whether its summary is wanted as JSON. Raises UserError."""
+    parser = build_parser(f"convert {source}", description, options)
+    parser.add_argument("--json", action="store_true", help="print a JSON summary and nothing else")
+    values = parse(parser, arguments)
+    config = fill(options, values)
+    if config.dtype is not None and config.dtype not in DTYPES:
+        raise UserError(f"dtype must be one of {', '.join(DTYPES)}, got {config.dtype!r}")
+    return config, bool(values.json)
 
 
 SOURCES = {"llamagen": _convert_llamagen, "lantern-drafter": _convert_lantern_drafter}

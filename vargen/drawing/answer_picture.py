@@ -17,14 +17,10 @@ from torch import Tensor
 from specdecode.trace import TokenOrigin
 from vargen.drawing.sheet import to_pil, wrap_text
 from vargen.drawing.trace_image import ORIGIN_COLOURS
+from vargen.drawing.trace_image import ORIGIN_LABELS as PICTURE_LABELS
 
-ORIGIN_LABELS = {
-    TokenOrigin.TARGET: "the target's own",
-    TokenOrigin.ACCEPTED: "drafted, verified",
-    TokenOrigin.RELAXED: "drafted, accepted by relaxation",
-    TokenOrigin.UNVERIFIED: "drafted, never verified",
-}
-"""Colours are those of `vargen.drawing.trace_image`."""
+ORIGIN_LABELS = {**PICTURE_LABELS, TokenOrigin.TARGET: "the target's own"}
+"""Colours are those of `vargen.drawing.trace_image`, and so are words, but that the likeliest token is not drawn."""
 
 MAX_FRAMES = 16
 """Frames that are shown; of more, some, evenly spread."""

@@ -230,6 +230,14 @@ class ImageMethodConfig(MethodConfig, ABC):
     def _players(self, components: Components) -> Method:
         """As `build`, with ValueErrors of the players as they come."""
 
+    def _verifier(self, components: Components) -> Verifier | None:
+        """As `Method.verifier`."""
+        return None
+
+    def _schedule(self, components: Components) -> Schedule | None:
+        """As `Method.schedule`."""
+        return None
+
     def resolved(self, num_tokens: int) -> Self:
         """The same with every size that pictures depend on in numbers, for records and identities."""
         return self

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from specdecode.draft_size import DraftSize
     from specdecode.drafters.eagle import EagleDrafter
     from specdecode.drafters.tree_shapes import DynamicTree, StaticTree
-    from specdecode.roles import Schedule, Verifier
 
 TREE_NAMES = (
     "dynamic",
@@ -148,14 +147,6 @@ class EagleConfig(ImageMethodConfig):
     def _drafter(self, components: Components) -> EagleDrafter:
         sizes = self.sizes(components.num_tokens)
         return eagle_drafter(components, self.drafter, self._shape(), sizes, self.children)
-
-    def _verifier(self, components: Components) -> Verifier:
-        from specdecode.verifiers import ExactVerifier
-
-        return ExactVerifier()
-
-    def _schedule(self, components: Components) -> Schedule | None:
-        return None
 
     @classmethod
     def search(cls, suggest: Suggestions) -> dict[str, Any]:

@@ -17,7 +17,6 @@ from vargen.methods.base import AUTO, Auto, ChainMethodConfig, Components, Metho
 if TYPE_CHECKING:
     from specdecode.draft_size import DraftSize, DraftSizer
     from specdecode.drafters.jacobi import JacobiDrafter
-    from specdecode.roles import Schedule, Verifier
 
 COUPLINGS = ("gumbel", "maximal")
 INITIAL_GUESSES = ("random", "repeat")
@@ -59,14 +58,6 @@ class WindowConfig(ChainMethodConfig):
     def _drafting(self) -> dict[str, Any]:
         """Options of the drafter."""
         return {"initial_guess": self.initial_guess}
-
-    def _verifier(self, components: Components) -> Verifier:
-        from specdecode.verifiers import ExactVerifier
-
-        return ExactVerifier()
-
-    def _schedule(self, components: Components) -> Schedule | None:
-        return None
 
     @classmethod
     def search(cls, suggest: Suggestions) -> dict[str, Any]:

@@ -23,6 +23,7 @@ class ScenesConfig:
         detail: strength of grass, sand, wood grain and clouds; 0 is smooth.
         num_frames: of a video, 4 or more.
         frames_per_second: of a video.
+        captions: how videos are told: "plain", or "written" for longer ones in which more happens, told as people do.
     """
 
     output: str = "scenes"
@@ -33,6 +34,7 @@ class ScenesConfig:
     detail: float = 1.0
     num_frames: int = 8
     frames_per_second: float = 2.0
+    captions: str = "plain"
 
     def __post_init__(self) -> None:
         check_numbers(self, {"count": (1, MAX_PICTURES), "image_size": (8, MAX_PIXELS), "num_frames": (4, MAX_FRAMES)})
@@ -60,7 +62,8 @@ def run(arguments: Sequence[str]) -> int:
     if values.videos:
         folder = write_videos(**settings, progress=not values.quiet)
     else:
-        del settings["num_frames"], settings["frames_per_second"]
+        for name in ("num_frames", "frames_per_second", "captions"):
+            del settings[name]
         folder = write_scenes(**settings, progress=not values.quiet)
     if values.json:
         print(json.dumps({"output": str(folder), "count": config.count, "split": config.split}))

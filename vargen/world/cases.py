@@ -19,9 +19,9 @@ from vargen.runs.identity import digest
 from vargen.video.frames import VideoFrames
 from vargen.world.captions.caption_parser import CaptionError, parse_caption
 from vargen.world.captions.captions import Caption, compose_caption
+from vargen.world.captions.languages import find_language
 from vargen.world.scenes.renderer import SceneRenderer
 from vargen.world.scenes.scene import Scene, sample_scene
-from vargen.world.scenes.video import sample_video
 from vargen.world.seeds import PROMPT_SEED, REFERENCE_SEED, VIDEO_SEED
 
 
@@ -96,10 +96,19 @@ def written_cases(prompts: Sequence[str]) -> list[BenchmarkCase]:
     return cases
 
 
-def scene_video_cases(count: int, split: str, num_frames: int, image_size: int, seed: int = 0) -> list[VideoCase]:
-    """Videos of the scene world that training never showed."""
+def scene_video_cases(
+    count: int, split: str, num_frames: int, image_size: int, seed: int = 0, captions: str = "plain"
+) -> list[VideoCase]:
+    """Videos of the scene world that training never showed, of those that are told in plain or in written captions.
+
+    Raises:
+        UserError: an unknown language, or too few frames for it.
+    """
+    language = find_language(captions)
+    if num_frames < language.min_frames:
+        raise UserError(f"num_frames: {num_frames} are too few with captions {captions}; give {language.min_frames}")
     renderer = SceneRenderer(image_size)
-    videos = [sample_video(VIDEO_SEED + seed + number, num_frames, split) for number in range(count)]
+    videos = [language.sample(VIDEO_SEED + seed + number, num_frames, split) for number in range(count)]
     return [VideoCase(VideoFrames.from_frames(renderer(list(video.frames)).images), video) for video in videos]
 
 

@@ -1,7 +1,7 @@
 """Scenes on disk: pictures or videos, captions, truth, and a sheet to look at.
 
 Only laying out and writing files belongs here. What a scene is, how it looks and what is said about it are the business
-of `scene.py`, `renderer.py` and `captions.py`, and of `video.py` and `video_captions.py`.
+of `scene.py`, `renderer.py` and `captions.py`, and of `languages.py`.
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ from vargen.drawing.sheet import contact_sheet, to_pil
 from vargen.errors import UserError
 from vargen.runs.files import check_replaceable, own_folder, read_jsonl, save_image_atomic, write_atomic
 from vargen.world.captions.captions import compose_caption
-from vargen.world.captions.video_captions import compose_questions, compose_video_caption
+from vargen.world.captions.languages import Language, find_language
 from vargen.world.scenes.renderer import SceneRenderer
 from vargen.world.scenes.scene import SPLITS, Scene, object_boxes, sample_scene
-from vargen.world.scenes.video import sample_video
 
 METADATA_NAME = "metadata.jsonl"
 MAX_SHEET_IMAGES = 64
@@ -85,6 +84,7 @@ def write_videos(
     detail: float = 1.0,
     num_frames: int = 8,
     frames_per_second: float = 2.0,
+    captions: str = "plain",
     progress: bool = False,
 ) -> Path:
     """Render videos `seed`, `seed + 1`, ... into a folder.
@@ -97,6 +97,7 @@ def write_videos(
         output, count, split, seed, image_size, detail, progress: as for `write_scenes`.
         num_frames: of a video, 4 or more; the seed of a video is another video with another number of frames.
         frames_per_second: of a video.
+        captions: how videos are told: "plain", or "written" for longer ones in which more happens, told as people do.
 
     Returns:
         The folder.
@@ -107,10 +108,11 @@ def write_videos(
     from vargen.video.frames import check_writing  # pictures shall not need what videos need
 
     renderer = _check(count, split, seed, image_size, detail)
-    if num_frames < 4:
-        raise UserError(f"num_frames: {num_frames} frames are too few for something to happen; give 4 or more")
+    language = find_language(captions)
+    if num_frames < (fewest := language.min_frames):
+        raise UserError(f"num_frames: {num_frames} frames are too few for something to happen; give {fewest} or more")
     check_writing(frames_per_second)
-    samples = _videos(renderer, count, split, seed, num_frames, frames_per_second)
+    samples = _videos(renderer, language, count, split, seed, num_frames, frames_per_second)
     return _write(Path(output), "videos", samples, count, MAX_SHEET_VIDEOS, progress, columns=1)
 
 
@@ -192,20 +194,26 @@ def _pictures(renderer: SceneRenderer, count: int, split: str, seed: int) -> Ite
 
 
 def _videos(
-    renderer: SceneRenderer, count: int, split: str, seed: int, num_frames: int, frames_per_second: float
+    renderer: SceneRenderer,
+    language: Language,
+    count: int,
+    split: str,
+    seed: int,
+    num_frames: int,
+    frames_per_second: float,
 ) -> Iterator[_Sample]:
     """Records and videos, rendered one at a time."""
     from vargen.video.frames import write_video
 
     for index in range(count):
-        video = sample_video(seed + index, num_frames, split)
-        caption = compose_video_caption(video, seed + index)
+        video = language.sample(seed + index, num_frames, split)
+        caption = language.compose(video, seed + index)
         frames = renderer(list(video.frames)).images  # [F, 3, H, W]
         record = {
             "file_name": f"videos/{index:06d}.mp4",
             "text": caption.text,
             "claims": sorted(caption.claims),
-            "questions": [{"question": question, "answer": answer} for question, answer in compose_questions(video)],
+            "questions": [{"question": question, "answer": answer} for question, answer in language.questions(video)],
             "split": split,
             "frames_per_second": frames_per_second,
             "video": {**asdict(video), "frames": [scene.to_dict() for scene in video.frames]},

@@ -16,7 +16,7 @@ from torch import Tensor
 from vargen.errors import UserError
 from vargen.jobs.cases import BenchmarkCase, World
 from vargen.world.captions.caption_parser import CaptionError, parse_caption
-from vargen.world.captions.video_captions import CLAIM_KINDS, caption_accuracy
+from vargen.world.captions.languages import language_of
 from vargen.world.cases import RenderedReference, file_cases, scene_cases
 from vargen.world.judge.judge import SceneJudge, load_judge, read_images
 from vargen.world.judge.verdict import KINDS, Check, judge_claims
@@ -95,7 +95,8 @@ class JudgeRanker:
 
 def judge_answer(video: VideoScene, text: str) -> dict[str, float]:
     """How right a description of a video is, as `vargen.jobs.cases.VideoJudge` asks for."""
-    return {kind: caption_accuracy(video, text, kind) for kind in ("all", *CLAIM_KINDS)}
+    language = language_of(video)
+    return {kind: language.accuracy(video, text, kind) for kind in ("all", *language.claim_kinds)}
 
 
 SCENE_WORLD = World(scene_cases, file_cases, RenderedReference, ClaimJudge)

@@ -199,9 +199,17 @@ class SceneRenderer:
     def _render(self, scenes: Sequence[Scene]) -> RenderedScenes:
         tiles = torch.empty(len(scenes), self._tiles_across**2, TILE * TILE, 3, device=self.device)
         coverage = torch.zeros(tiles.shape[:3], device=self.device)
-        for start in range(0, len(scenes), _BACKGROUND_CHUNK):
-            chunk = scenes[start : start + _BACKGROUND_CHUNK]
-            self._background(chunk, tiles[start : start + len(chunk)].flatten(1, 2))
+        # Frames of a video share ground and sky, which are most of the work.
+        shared: dict[tuple[object, ...], list[int]] = {}
+        for number, scene in enumerate(scenes):
+            shared.setdefault((scene.seed, scene.ground, scene.sky), []).append(number)
+        groups = list(shared.values())
+        for start in range(0, len(groups), _BACKGROUND_CHUNK):
+            chunk = groups[start : start + _BACKGROUND_CHUNK]
+            painted = torch.empty(len(chunk), *tiles.shape[1:], device=self.device)
+            self._background([scenes[numbers[0]] for numbers in chunk], painted.flatten(1, 2))
+            for background, numbers in zip(painted, chunk, strict=True):
+                tiles[numbers] = background
         solids = [batch for shape in SHAPES if (batch := SolidBatch.gather(shape, scenes, self.device))]
         # Shadows lie under every solid; far solids come first, so that nearer ones are painted over them.
         for picture, tile, keep in _by_layer([self._shadows(batch) for batch in solids]):

@@ -36,8 +36,8 @@ KINDS = ("goes left", "goes right", "comes closer", "goes away", "appears", "lea
 
 _COLUMN_CENTRES = {"left": -0.62, "middle": 0.0, "right": 0.62}
 _DEPTHS = {"near": 0.1, "far": 2.3}
-_LIGHTS = {"left": -1.0, "viewer": 0.0, "right": 1.0}
-LIGHTS = tuple(_LIGHTS)
+LIGHT_SIDES = {"left": -1.0, "viewer": 0.0, "right": 1.0}
+LIGHTS = tuple(LIGHT_SIDES)
 _COUNTS = (1, 2, 2, 3)
 _MAX_TRIES = 5000
 
@@ -98,7 +98,7 @@ class VideoScene:
         if event.kind == "turns":
             assert event.colour is not None
             return event.colour, column, distance
-        return colour, *_destination(event.kind, column, distance)
+        return colour, *destination(event.kind, column, distance)
 
 
 def sample_video(seed: int, num_frames: int = 8, split: str = "train") -> VideoScene:
@@ -133,7 +133,7 @@ def render_video(video: VideoScene, image_size: int = 64) -> Tensor:
     return SceneRenderer(image_size)(list(video.frames)).images
 
 
-_BACKWARDS = {
+BACKWARDS = {
     "goes left": "goes right",
     "goes right": "goes left",
     "comes closer": "goes away",
@@ -161,7 +161,7 @@ def backwards(video: VideoScene) -> VideoScene:
     events = [
         replace(
             event,
-            kind=_BACKWARDS.get(event.kind, event.kind),
+            kind=BACKWARDS.get(event.kind, event.kind),
             first=last_frame - event.last,
             last=last_frame - event.first,
             colour=None if event.colour is None else video.objects[event.subject].colour,
@@ -184,25 +184,33 @@ def _propose(rng: random.Random, seed: int, num_frames: int, count: int) -> Vide
     if len({column for column, _ in places}) < count:  # one behind the other would hide it
         return None
     names = rng.sample([(colour, shape) for colour in COLOURS for shape in SHAPES], count)
-    objects = []
-    for (column, distance), (colour, shape) in zip(places, names, strict=True):
-        depth = _DEPTHS[distance] + rng.uniform(-0.15, 0.15)
-        x = _COLUMN_CENTRES[column] / camera.screen_position(1.0, depth) + rng.uniform(-0.08, 0.08)
-        size, material = rng.choice(SIZES), rng.choice(MATERIALS)
-        objects.append(SceneObject(shape, colour, material, size, x, depth, rng.uniform(0.0, math.pi / 2)))
+    objects = [place_object(rng, *place, *name) for place, name in zip(places, names, strict=True)]
     columns, distances = (tuple(place[each] for place in places) for each in (0, 1))
     events = _propose_events(rng, objects, columns, distances, num_frames)
     if events is None:
         return None
-    light = rng.choice(LIGHTS)
-    base = Scene(seed, (), rng.choice(GROUNDS), rng.choice(SKIES), _LIGHTS[light], rng.uniform(0.7, 1.1))
+    base, light = propose_surroundings(rng, seed)
     frames = []
     for number in range(num_frames):
         standing = _standing_at(objects, events, number)
-        if not standing or not _apart(standing, events):
+        if not standing or not stand_apart(standing, events):
             return None
         frames.append(replace(base, objects=tuple(item for _, item in standing)))
     return VideoScene(seed, tuple(frames), tuple(objects), columns, distances, tuple(events), light)
+
+
+def place_object(rng: random.Random, column: str, distance: str, colour: str, shape: str) -> SceneObject:
+    """An object of any size and material, somewhere around the middle of a column and a distance."""
+    depth = _DEPTHS[distance] + rng.uniform(-0.15, 0.15)
+    x = _COLUMN_CENTRES[column] / camera.screen_position(1.0, depth) + rng.uniform(-0.08, 0.08)
+    size, material = rng.choice(SIZES), rng.choice(MATERIALS)
+    return SceneObject(shape, colour, material, size, x, depth, rng.uniform(0.0, math.pi / 2))
+
+
+def propose_surroundings(rng: random.Random, seed: int) -> tuple[Scene, str]:
+    """A scene without objects, and which of `LIGHTS` lights it."""
+    light = rng.choice(LIGHTS)
+    return Scene(seed, (), rng.choice(GROUNDS), rng.choice(SKIES), LIGHT_SIDES[light], rng.uniform(0.7, 1.1)), light
 
 
 def _propose_events(
@@ -245,10 +253,10 @@ def _possible(kind: str, column: str, distance: str, count: int) -> bool:
         return count > 1
     if kind == "turns":
         return True
-    return (column, distance) != _destination(kind, column, distance)
+    return (column, distance) != destination(kind, column, distance)
 
 
-def _destination(kind: str, column: str, distance: str) -> tuple[str, str]:
+def destination(kind: str, column: str, distance: str) -> tuple[str, str]:
     """Where an object stands after it has gone somewhere; where it was, for everything else and at the border."""
     if kind in ("goes left", "goes right"):
         step = -1 if kind == "goes left" else 1
@@ -276,14 +284,14 @@ def _standing_at(objects: Sequence[SceneObject], events: Sequence[Event], frame:
             item = replace(item, colour=event.colour)
         elif event.kind == "bumps into":
             assert event.other is not None
-            item = _towards(item, objects[event.other], 1 - abs(2 * share - 1))
+            item = towards(item, objects[event.other], 1 - abs(2 * share - 1))
         elif event.kind in ("goes left", "goes right", "comes closer", "goes away"):
-            item = _on_the_way(item, event.kind, share)
+            item = on_the_way(item, event.kind, share)
         standing.append((number, item))
     return standing
 
 
-def _on_the_way(item: SceneObject, kind: str, share: float) -> SceneObject:
+def on_the_way(item: SceneObject, kind: str, share: float) -> SceneObject:
     """The object after a share of its way. It goes by one column, or from one distance to the other."""
     across = item.x * camera.screen_position(1.0, item.depth)
     depth = item.depth
@@ -294,14 +302,14 @@ def _on_the_way(item: SceneObject, kind: str, share: float) -> SceneObject:
     return replace(item, x=across / camera.screen_position(1.0, depth), depth=depth)
 
 
-def _towards(item: SceneObject, other: SceneObject, share: float) -> SceneObject:
+def towards(item: SceneObject, other: SceneObject, share: float) -> SceneObject:
     """The object after a share of its way to touching another one."""
     gap = math.hypot(other.x - item.x, other.depth - item.depth)
     way = share * max(gap - (item.footprint + other.footprint) * 1.02, 0.0) / gap
     return replace(item, x=item.x + way * (other.x - item.x), depth=item.depth + way * (other.depth - item.depth))
 
 
-def _apart(standing: Sequence[tuple[int, SceneObject]], events: Sequence[Event]) -> bool:
+def stand_apart(standing: Sequence[tuple[int, SceneObject]], events: Sequence[Event]) -> bool:
     """Whether nothing stands in anything, and nobody but who bumps into another one touches it or hides it."""
     pairs = {frozenset((event.subject, event.other)) for event in events if event.other is not None}
     for place, (number, item) in enumerate(standing):

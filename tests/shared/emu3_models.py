@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -129,3 +130,10 @@ def as_drawn(model: Emu3ForConditionalGeneration, sequences: Tensor) -> Tensor:
     """What the loop calls the tokens of `by_generate`: codes and the mark, without the four that end a picture."""
     names = [*(model.vocabulary_mapping.img2bpe[code] for code in range(len(model.vocabulary_mapping.img2bpe))), EOL]
     return torch.tensor([[names.index(token) for token in row] for row in sequences[:, :-4].tolist()])
+
+
+def save(folder: Path, context: int = 64) -> Path:
+    """A whole model in float32, as transformers saves it."""
+    make(context=context).float().save_pretrained(folder)
+    processor().save_pretrained(folder)
+    return folder

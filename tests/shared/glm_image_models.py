@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, GlmImagePipeline, GlmImageTransformer2DModel
 from PIL import Image
@@ -178,3 +180,11 @@ def inputs(pictures: bool = False, prompts: list[str] = PROMPTS, height: int = H
             chats, tokenize=True, return_dict=True, return_tensors="pt", processor_kwargs=options
         )
     )
+
+
+def save(folder: Path, context: int = 512) -> Path:
+    """A whole pipeline in float32, as diffusers saves it, with previews as large as the published model's."""
+    pipe = make(kind=GlmImageProcessor)
+    pipe.register_modules(vision_language_encoder=make_model(context=context).float())
+    pipe.save_pretrained(folder)
+    return folder

@@ -123,7 +123,7 @@ def _keep(race: Any, lanes: list[Lane]) -> Drawn:
 
     plain, chosen = lanes
     assert chosen.trace is not None
-    traces = [draw_trace(image, chosen.trace, row, race.grid_size) for row, image in enumerate(chosen.images)]
+    traces = [draw_trace(image, chosen.trace, row, (race.grid_size,) * 2) for row, image in enumerate(chosen.images)]
     return Drawn(plain.images, chosen.images, traces)
 
 

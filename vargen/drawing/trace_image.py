@@ -33,7 +33,7 @@ _INK, _PAPER = (40, 40, 40), (255, 255, 255)
 
 
 def draw_trace(
-    image: Image.Image, trace: DecodeTrace, row: int, grid_size: int, beside_grid: Collection[int] = ()
+    image: Image.Image, trace: DecodeTrace, row: int, grid: tuple[int, int], beside_grid: Collection[int] = ()
 ) -> Image.Image:
     """The picture, its token grid, and a timeline of its steps.
 
@@ -41,30 +41,33 @@ def draw_trace(
     the bottom up; tokens taken unverified before a pass stand below the pass's own.
 
     Args:
-        image: the picture, of any size.
+        image: the picture, of any size; it is drawn in the shape of the grid.
         trace: of the call that made it.
         row: which picture of the call.
-        grid_size: tokens along a side.
+        grid: tokens down and across.
         beside_grid: places of tokens that are none of the grid's; they stand in the timeline alone.
 
     Raises:
-        ValueError: the row has not exactly `grid_size ** 2` tokens in the grid.
+        ValueError: the row has another number of tokens than the grid.
     """
     origins = trace.token_origins[row]
     in_grid = [origin for place, origin in enumerate(origins) if place not in beside_grid]
-    if len(in_grid) != grid_size**2:
+    rows, columns = grid
+    if len(in_grid) != rows * columns:
         raise ValueError(
-            f"grid_size: a grid of {grid_size} has {grid_size**2} tokens, but row {row} has {len(in_grid)}"
+            f"grid: one of {rows} x {columns} has {rows * columns} tokens, but row {row} has {len(in_grid)}"
         )
+    scale = _SIDE / max(grid)
+    size = round(columns * scale), round(rows * scale)
     width = 3 * _MARGIN + 2 * _SIDE
-    legend_top = 2 * _MARGIN + _SIDE
+    legend_top = 2 * _MARGIN + size[1]
     timeline_top = legend_top + _LINE * 2 + _MARGIN
     sheet = Image.new("RGB", (width, timeline_top + _TIMELINE_HEIGHT + _LINE + _MARGIN), _PAPER)
     draw = ImageDraw.Draw(sheet)
     font = ImageFont.load_default(12)
-    picture = image.convert("RGB").resize((_SIDE, _SIDE), Image.Resampling.LANCZOS)
+    picture = image.convert("RGB").resize(size, Image.Resampling.LANCZOS)
     sheet.paste(picture, (_MARGIN, _MARGIN))
-    _draw_grid(sheet, picture, in_grid, grid_size, (2 * _MARGIN + _SIDE, _MARGIN))
+    _draw_grid(sheet, picture, in_grid, grid, (2 * _MARGIN + _SIDE, _MARGIN))
     for number, (origin, label) in enumerate(ORIGIN_LABELS.items()):
         left = _MARGIN + (number % 2) * (width // 2 - _MARGIN)
         top = legend_top + (number // 2) * _LINE
@@ -78,19 +81,26 @@ def draw_trace(
 
 
 def _draw_grid(
-    sheet: Image.Image, picture: Image.Image, origins: list[TokenOrigin], grid_size: int, corner: tuple[int, int]
+    sheet: Image.Image,
+    picture: Image.Image,
+    origins: list[TokenOrigin],
+    grid: tuple[int, int],
+    corner: tuple[int, int],
 ) -> None:
     """The picture in grey under the colours of its tokens."""
-    colours = Image.new("RGB", (grid_size, grid_size))
+    rows, columns = grid
+    colours = Image.new("RGB", (columns, rows))
     colours.putdata([ORIGIN_COLOURS[origin] for origin in origins])
     colours = colours.resize(picture.size, Image.Resampling.NEAREST)
     sheet.paste(Image.blend(picture.convert("L").convert("RGB"), colours, 0.62), corner)
     draw = ImageDraw.Draw(sheet)
-    for line in range(grid_size + 1):
-        at = round(line * _SIDE / grid_size)
-        left, top = corner
-        draw.line((left + at, top, left + at, top + _SIDE), fill=_PAPER)
-        draw.line((left, top + at, left + _SIDE, top + at), fill=_PAPER)
+    (left, top), (width, height) = corner, picture.size
+    for line in range(columns + 1):
+        x = left + round(line * width / columns)
+        draw.line((x, top, x, top + height), fill=_PAPER)
+    for line in range(rows + 1):
+        y = top + round(line * height / rows)
+        draw.line((left, y, left + width, y), fill=_PAPER)
 
 
 def _bars(trace: DecodeTrace, row: int, origins: list[TokenOrigin]) -> list[list[TokenOrigin]]:

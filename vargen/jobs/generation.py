@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,6 +52,10 @@ class GenerateConfig(SamplingOptions):
         prompts_file: more prompts: a .txt (one a line), .csv, .tsv (with a column "prompt") or .jsonl file; "-" reads
             lines from standard input.
         class_labels: for a class-conditional model, instead of prompts, such as "[207, 360]".
+        height: of pictures in pixels, with `width`, where a family draws several sizes (Emu3 multiples of 8, GLM-Image
+            of 32); null for the model's usual one.
+        width: of pictures in pixels, with `height`.
+        ratio: of width and height instead of them, such as "16:9": about as many pixels as the usual picture has.
         num_images_per_prompt: pictures for every prompt.
         num_candidates: make so many of each picture, the first with its seed, and keep the best; 1 keeps what comes.
         ranker: what says which is best: "judge", a recogniser of the shipped model's scenes, or "clip".
@@ -69,6 +73,9 @@ class GenerateConfig(SamplingOptions):
     output: str = "out"
     prompts_file: str | None = None
     class_labels: list[int] = field(default_factory=list)
+    height: int | None = None
+    width: int | None = None
+    ratio: str | None = None
     num_images_per_prompt: int = 1
     num_candidates: int = 1
     ranker: str = "judge"
@@ -148,7 +155,7 @@ def generate(
         UserError: what cannot be made, or a folder of other pictures. Nothing has been written then.
         KeyboardInterrupt: with a message that says how far the run came.
     """
-    model = open_model(config)
+    model = open_model(config).sized(config.height, config.width, config.ratio)
     requests = _build_requests(config, _read_conditions(config, prompts, model), model.image_size)
     with own_folder(config.output, PictureFolder.INSIDE):
         return _fill_folder(config, requests, model, judge_ranker, quiet)
@@ -177,7 +184,7 @@ def _fill_folder(
         began = time.perf_counter()
         pipeline, device, settings["dtype"] = load_pipeline(model, replace(config, dtype=settings["dtype"]))
         totals.add_seconds("load", time.perf_counter() - began)
-        _warn_about_prompts(pipeline, requests)
+        _warn_about_prompts(pipeline, requests, model.size)
         ranker = _load_ranker(config, requests, model.image_size, judge_ranker)
         results.begin(_describe_run(settings, config, model, device))
         try:
@@ -249,6 +256,7 @@ def _settings(config: GenerateConfig, requests: Sequence[ImageRequest], model: M
         **config.identity,
         "method": model.resolve_method(config.method, config.method_options).to_dict(),
         **model.sampling(**config.sampling),
+        **model.size,
         "dtype": config.dtype,
         "seed": config.seed,
         "num_images_per_prompt": config.num_images_per_prompt,
@@ -288,11 +296,11 @@ def _load_ranker(
     return ranker
 
 
-def _warn_about_prompts(pipeline: ImagePipeline, requests: Sequence[ImageRequest]) -> None:
+def _warn_about_prompts(pipeline: ImagePipeline, requests: Sequence[ImageRequest], size: Mapping[str, Any]) -> None:
     from vargen.pipelines.common import PromptWarning
 
     prompts = list(dict.fromkeys(request.text for request in requests if request.text is not None))
-    for problem in pipeline.prompt_problems(prompts) if prompts else ():
+    for problem in pipeline.prompt_problems(prompts, **size) if prompts else ():
         warnings.warn(problem, PromptWarning, stacklevel=2)
 
 
@@ -342,7 +350,8 @@ def _generate(
             made: list[_Made] = []
             for first in range(0, len(candidates), config.batch_size):
                 count.begin(start * tokens_of_one + first * model.num_tokens)
-                made += _make(pipeline, candidates[first : first + config.batch_size], config, settings, totals, count)
+                several = candidates[first : first + config.batch_size]
+                made += _make(pipeline, model, several, config, settings, totals, count)
             began = time.perf_counter()
             for place, request in enumerate(batch):
                 own = made[place * config.num_candidates : (place + 1) * config.num_candidates]
@@ -360,7 +369,9 @@ def _generate(
                     }
                 drawn = None
                 if config.trace_image:
-                    drawn = draw_trace(chosen.image, chosen.trace, chosen.row, model.grid_size, model.beside_grid)
+                    drawn = draw_trace(
+                        chosen.image, chosen.trace, chosen.row, model.rows_and_columns, model.beside_grid
+                    )
                 results.add(request, chosen.image, measured, drawn)
             totals.add_seconds("save" if ranker is None else "rank_and_save", time.perf_counter() - began)
         count.begin(len(missing) * tokens_of_one)
@@ -378,6 +389,7 @@ class _Made:
 
 def _make(
     pipeline: ImagePipeline,
+    model: ModelDescription,
     candidates: Sequence[tuple[ImageRequest, int]],
     config: GenerateConfig,
     settings: dict[str, Any],
@@ -397,11 +409,11 @@ def _make(
     try:
         output = pipeline(
             **condition,
-            **{name: settings[name] for name in config.sampling},
+            **{name: settings[name] for name in (*config.sampling, "height", "width") if name in settings},
             generator=[
                 torch.Generator().manual_seed(candidate_seed(request.seed, number)) for request, number in candidates
             ],
-            method=pipeline.resolve_method(config.method, config.method_options),
+            method=model.resolve_method(config.method, config.method_options),
             callback_on_step_end=count.step,
         )
     except NotFiniteError as error:

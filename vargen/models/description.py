@@ -6,6 +6,7 @@ Does not belong here: whether its weights are whole, and loading (`vargen.pipeli
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ from vargen.methods.base import ImageMethodConfig
 from vargen.methods.catalogue import resolve_method
 from vargen.models.model_folder import method_resolver, read_json
 from vargen.models.options import ModelOptions
+from vargen.models.picture_size import Grid, asked_grid
 from vargen.models.source import SETTINGS, find_files, is_hub_name
 from vargen.reading import reading
 
@@ -28,8 +30,8 @@ class ModelDescription:
     Args:
         folder: of its files.
         family: "llamagen", "janus", "glm_image" or "emu3".
-        grid_size: tokens a side.
-        image_size: pixels a side.
+        grid_size: tokens a side of the usual picture.
+        image_size: pixels a side of it.
         guidance_scale, top_k, temperature, top_p: what its pipeline takes where a call does not say.
         resolve_method: what a method's name and options stand for, as its pipeline's `resolve_method` says.
         num_classes: of a class-conditional model; None where it reads prompts.
@@ -39,6 +41,8 @@ class ModelDescription:
         keeps_methods: whether its folder has a place for settings of methods.
         name: for reports: on the hub, else that of the folder.
         beside_grid: places of drawn tokens that are none of the grid's: those of a preview, and ends of lines.
+        grid: tokens down and across; None: the usual picture's.
+        at_grid: the same model drawing another grid; None: it draws but one.
         pixels_from_tokens: whether tokens alone make pixels, without a prompt and noise.
     """
 
@@ -59,11 +63,46 @@ class ModelDescription:
     name: str = ""
     beside_grid: Collection[int] = ()
     pixels_from_tokens: bool = True
+    grid: Grid | None = None
+    at_grid: Callable[[Grid], ModelDescription] | None = None
+
+    @property
+    def rows_and_columns(self) -> Grid:
+        """Tokens down and across."""
+        return self.grid or (self.grid_size, self.grid_size)
 
     @property
     def num_tokens(self) -> int:
         """Of a picture."""
-        return self.grid_size**2 + len(self.beside_grid)
+        rows, columns = self.rows_and_columns
+        return rows * columns + len(self.beside_grid)
+
+    @property
+    def size(self) -> dict[str, int]:
+        """Height and width in pixels by name, where another size than the usual was asked for; else empty."""
+        if self.grid is None:
+            return {}
+        pixels = self.image_size // self.grid_size
+        return {"height": self.grid[0] * pixels, "width": self.grid[1] * pixels}
+
+    def sized(self, height: int | None = None, width: int | None = None, ratio: str | None = None) -> ModelDescription:
+        """The same model drawing pictures of another size: of both sides in pixels, or of a ratio such as "16:9".
+
+        Raises:
+            UserError: a size that it does not draw.
+        """
+        if self.at_grid is None:
+            for name, asked in (("height", height), ("width", width), ("ratio", ratio)):
+                if asked not in (None, self.image_size):
+                    raise UserError(
+                        f"{name} cannot be chosen with a model of the family {self.family}: its pictures are "
+                        f"{self.image_size} x {self.image_size}; leave it out"
+                    )
+            return self
+        if height is None and width is None and ratio is None:
+            return self
+        grid = asked_grid(height, width, ratio, self.image_size**2, self.image_size // self.grid_size)
+        return replace(self.at_grid(grid), folder=self.folder, name=self.name, grid=grid)
 
     def sampling(self, **asked: Any) -> dict[str, Any]:
         """Settings of sampling by name: those asked for, else (None) the model's own."""
@@ -140,13 +179,15 @@ def _describe_janus(folder: Path) -> ModelDescription:
     )
 
 
-def _describe_glm_image(folder: Path) -> ModelDescription:
+def _describe_glm_image(folder: Path, grid: Grid | None = None) -> ModelDescription:
     decoder = read_json(folder / "vae" / "config.json")
     sampling = _sampling(folder / "vision_language_encoder")
     # Where a file is silent: diffusers' GlmImagePipeline and AutoencoderKL, the processor's preview, and `generate`.
     image_size = 128 * 2 ** (len(decoder.get("block_out_channels", (64, 64, 64, 64))) - 1)
     grid_size = image_size // 32
-    num_tokens = grid_size**2 + 16**2
+    rows, columns = grid or (grid_size, grid_size)
+    preview = int(math.sqrt(rows / columns) * 16) * int(math.sqrt(columns / rows) * 16)
+    num_tokens = rows * columns + preview
     return ModelDescription(
         folder=folder,
         family="glm_image",
@@ -156,17 +197,19 @@ def _describe_glm_image(folder: Path) -> ModelDescription:
         **_generate_settings(sampling),
         resolve_method=lambda name, options: resolve_method(name, options).resolved(num_tokens),
         loading=("attn_implementation",),
-        beside_grid=range(16**2),
+        beside_grid=range(preview),
         pixels_from_tokens=False,
+        at_grid=lambda grid: _describe_glm_image(folder, grid),
     )
 
 
-def _describe_emu3(folder: Path) -> ModelDescription:
+def _describe_emu3(folder: Path, grid: Grid | None = None) -> ModelDescription:
     # Where a file is silent: transformers' Emu3VQVAEConfig and Emu3Processor, and what its authors draw with.
     decoder = read_json(folder / "config.json").get("vq_config") or {}
     pixels_a_code = 2 ** (len(decoder.get("channel_multiplier", (1, 2, 2, 4))) - 1)
     grid_size = round(720 / pixels_a_code)
-    num_tokens = grid_size * (grid_size + 1) - 1
+    rows, columns = grid or (grid_size, grid_size)
+    num_tokens = rows * (columns + 1) - 1
     sampling = _sampling(folder)
     return ModelDescription(
         folder=folder,
@@ -175,7 +218,8 @@ def _describe_emu3(folder: Path) -> ModelDescription:
         image_size=grid_size * pixels_a_code,
         guidance_scale=sampling.get("guidance_scale") or 3.0,
         resolve_method=lambda name, options: resolve_method(name, options).resolved(num_tokens),
-        beside_grid=range(grid_size, num_tokens, grid_size + 1),
+        beside_grid=range(columns, num_tokens, columns + 1),
+        at_grid=lambda grid: _describe_emu3(folder, grid),
         **_generate_settings(sampling),
     )
 

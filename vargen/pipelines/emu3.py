@@ -30,6 +30,7 @@ from vargen.models.emu3.target import Emu3Target
 from vargen.models.emu3.vocabulary import ImageVocabulary
 from vargen.models.emu3.vq import decode_codes, intensities
 from vargen.models.finite import check_pixels
+from vargen.models.picture_size import grid_of_ratio, grid_of_sides
 from vargen.pipelines.causal_models import (
     CausalModelPipeline,
     check_context,
@@ -104,21 +105,10 @@ class Emu3Pipeline(CausalModelPipeline):
         if (height is None) != (width is None):
             raise UserError("height and width must be given both, or none of them; ratio and image_area stand for both")
         if height is not None and width is not None:
-            for name, side in (("height", height), ("width", width)):
-                bounds.check_number(name, side, self.pixels_a_code, bounds.MAX_PIXELS)
-                if side % self.pixels_a_code:
-                    raise UserError(f"{name} must be a multiple of {self.pixels_a_code}, got {side}")
-            return height // self.pixels_a_code, width // self.pixels_a_code
-        across, colon, down = ratio.partition(":")
-        if not (colon and across.isdecimal() and down.isdecimal() and int(across) and int(down)):
-            raise UserError(f'ratio must be WIDTH:HEIGHT in whole numbers, such as "16:9", got {ratio!r}')
+            return grid_of_sides(height, width, self.pixels_a_code)
         area = getattr(self.processor, "image_area", USUAL_AREA) if image_area is None else image_area
         bounds.check_number("image_area", area, self.pixels_a_code**2, bounds.MAX_PIXELS**2)
-        scale = (area / (int(across) * int(down))) ** 0.5 / self.pixels_a_code
-        rows, columns = round(int(down) * scale), round(int(across) * scale)  # as Emu3Processor rounds
-        if not rows or not columns:
-            raise UserError(f"ratio must leave a line and a column of {area} pixels, got {ratio!r}")
-        return rows, columns
+        return grid_of_ratio(ratio, area, self.pixels_a_code)
 
     def encode_prompt(
         self, prompt: str | Sequence[str], grid: tuple[int, int], num_images_per_prompt: int = 1
@@ -171,9 +161,11 @@ class Emu3Pipeline(CausalModelPipeline):
             max_draft_nodes=max_draft_nodes,
         )
 
-    def prompt_problems(self, prompt: str | Sequence[str]) -> list[str]:
+    def prompt_problems(
+        self, prompt: str | Sequence[str], height: int | None = None, width: int | None = None
+    ) -> list[str]:
         """Nothing: every word of a prompt is read. Raises UserError for one that the context has no room for."""
-        grid = self.grid()
+        grid = self.grid(height, width)
         check_context(self.model.config, self.encode_prompt(check_prompts(prompt), grid)[1], _num_tokens(grid))
         return []
 

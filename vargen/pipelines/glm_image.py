@@ -33,6 +33,7 @@ from vargen.models.glm_image.components import GlmImageComponents
 from vargen.models.glm_image.request import PriorRequest, read_request, upsampled
 from vargen.models.glm_image.target import GlmImageTarget
 from vargen.models.model_folder import check_model_folder, check_pipeline_class
+from vargen.models.picture_size import grid_of_sides
 from vargen.models.transformers_folder import hub_arguments, unloadable
 from vargen.pipelines.causal_models import check_context, refusals, sampling_as_generate
 from vargen.pipelines.common import (
@@ -243,9 +244,11 @@ class GlmImagePriorPipeline(GlmImagePipeline):
             self.vision_language_encoder, self.encode_request(prompts), max_draft_nodes=max_draft_nodes
         )
 
-    def prompt_problems(self, prompt: str | Sequence[str]) -> list[str]:
+    def prompt_problems(
+        self, prompt: str | Sequence[str], height: int | None = None, width: int | None = None
+    ) -> list[str]:
         """Nothing: every word of a prompt is read. Raises UserError for one that the context has no room for."""
-        self.encode_request(prompt)
+        self.encode_request(prompt, height=height, width=width)
         return []
 
     @torch.no_grad()
@@ -427,9 +430,7 @@ class GlmImagePriorPipeline(GlmImagePipeline):
         else:
             usual_height = usual_width = self.default_sample_size * self.vae_scale_factor
         height, width = usual_height if height is None else height, usual_width if width is None else width
-        for name, side in (("height", height), ("width", width)):
-            if side < PIXELS_A_TOKEN or side % PIXELS_A_TOKEN:
-                raise UserError(f"{name} must be a multiple of {PIXELS_A_TOKEN}, got {side}")
+        grid_of_sides(height, width, PIXELS_A_TOKEN)
         return height, width
 
     def _check_denoising(self) -> None:

@@ -27,7 +27,7 @@ def build_trace() -> DecodeTrace:
 
 def test_every_cell_has_the_colour_of_its_origin() -> None:
     trace = build_trace()
-    sheet = draw_trace(Image.new("RGB", (8, 8), (255, 255, 255)), trace, 0, 4)
+    sheet = draw_trace(Image.new("RGB", (8, 8), (255, 255, 255)), trace, 0, (4, 4))
     for position, origin in enumerate(trace.token_origins[0]):
         row, column = divmod(position, 4)
         pixel = sheet.getpixel((24 + 384 + column * 96 + 48, 12 + row * 96 + 48))
@@ -39,7 +39,7 @@ def test_every_cell_has_the_colour_of_its_origin() -> None:
 def test_tokens_beside_the_grid_stand_in_the_timeline_alone() -> None:
     """Of 16 tokens seven are none of the grid's."""
     trace = build_trace()
-    sheet = draw_trace(Image.new("RGB", (9, 9), (255, 255, 255)), trace, 0, 3, beside_grid=range(1, 8))
+    sheet = draw_trace(Image.new("RGB", (9, 9), (255, 255, 255)), trace, 0, (3, 3), beside_grid=range(1, 8))
     kept = [origin for place, origin in enumerate(trace.token_origins[0]) if place in (0, *range(8, 16))]
     for position, origin in enumerate(kept):
         row, column = divmod(position, 3)
@@ -52,7 +52,7 @@ def test_a_pass_of_more_tokens_than_its_bar_has_pixels_is_drawn() -> None:
     trace = DecodeTrace(1, torch.device("cpu"))
     trace.record_prefill()
     trace.record_step(StepRecord(*(torch.tensor([value]) for value in (True, 143, 142, 143, 0))))
-    draw_trace(Image.new("RGB", (12, 12)), trace, 0, 12)
+    draw_trace(Image.new("RGB", (12, 12)), trace, 0, (12, 12))
 
 
 def test_one_bar_per_pass_holds_the_tokens_it_added() -> None:
@@ -64,8 +64,8 @@ def test_one_bar_per_pass_holds_the_tokens_it_added() -> None:
 
 
 def test_a_grid_of_another_size_is_refused() -> None:
-    with pytest.raises(ValueError, match="grid of 3 has 9 tokens, but row 0 has 16"):
-        draw_trace(Image.new("RGB", (8, 8)), build_trace(), 0, 3)
+    with pytest.raises(ValueError, match="one of 3 x 3 has 9 tokens, but row 0 has 16"):
+        draw_trace(Image.new("RGB", (8, 8)), build_trace(), 0, (3, 3))
 
 
 def test_the_command_writes_one_beside_each_picture(

@@ -252,7 +252,7 @@ def test_folders_that_cannot_draw_are_refused(saved: Path, tmp_path: Path, tiny_
             r"prompt has \d+ tokens; in the model's context of 96 there is room for 86",
         ),
         ({"height": 48}, "height must be a multiple of 32, got 48"),
-        ({"width": 0}, "width must be a multiple of 32, got 0"),
+        ({"width": 0}, "width must be at least 32, got 0"),
         ({"num_images_per_prompt": 0}, "num_images_per_prompt must be at least 1"),
         ({"output_type": "gif"}, "output_type must be one of pil, np, pt, latent"),
         ({"temperature": -1}, "temperature must be at least 0, got -1"),

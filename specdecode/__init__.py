@@ -6,6 +6,7 @@ who choose the players themselves, and `README.md` says what a player must promi
 
 from typing import TYPE_CHECKING, Any
 
+from specdecode.continuous import FinishedRow, decode_queue
 from specdecode.draft_size import AdaptiveDraftSize, DraftSize, DraftSizer, FixedDraftSize, StepCosts
 from specdecode.drafters import (
     BranchingJacobiDrafter,
@@ -26,7 +27,7 @@ from specdecode.drafters.tree_growth import DraftHeadOutput
 from specdecode.finite import NotFiniteError
 from specdecode.generate import GenerateResult, generate
 from specdecode.kv_cache import StaticKVCache
-from specdecode.loop import DecodeResult, decode
+from specdecode.loop import DecodeResult, DecodeRun, decode
 from specdecode.roles import (
     DecodeState,
     Draft,
@@ -60,6 +61,7 @@ __all__ = [
     "AnnealedVerifier",
     "BranchingJacobiDrafter",
     "DecodeResult",
+    "DecodeRun",
     "DecodeState",
     "DecodeTrace",
     "Draft",
@@ -75,6 +77,7 @@ __all__ = [
     "EagleDrafter",
     "ExactVerifier",
     "FeatureReuse",
+    "FinishedRow",
     "FixedDraftSize",
     "GenerateResult",
     "GroupedVerifier",
@@ -105,6 +108,7 @@ __all__ = [
     "WindowedVerifier",
     "apply_guidance",
     "decode",
+    "decode_queue",
     "generate",
     "logits_to_probabilities",
     "measure_step_costs",

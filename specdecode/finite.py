@@ -43,8 +43,16 @@ class FiniteWatch:
         wrong = (~largest.isfinite() & nodes).any(1)
         self._first = torch.where(wrong, self._first.clamp(max=step), self._first)
 
+    def replace_rows(self, rows: Tensor, other: FiniteWatch) -> None:
+        """What is noted of `rows` [k] is what another watch noted of its k rows."""
+        self._first = self._first.index_copy(0, rows, other._first)
+
+    def first_steps(self) -> list[int | None]:
+        """Of every row the step at which its logits were no numbers; None: they always were. Waits for the device."""
+        return [None if step == self._never else step for step in self._first.tolist()]
+
     def check(self) -> None:
         """Wait for the device. Raises NotFiniteError for the first row of which anything was noted."""
-        for row, step in enumerate(self._first.tolist()):
-            if step != self._never:
+        for row, step in enumerate(self.first_steps()):
+            if step is not None:
                 raise NotFiniteError(row, step)

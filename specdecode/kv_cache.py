@@ -200,6 +200,30 @@ class StaticKVCache:
         self._rows.index_copy_(2, self.flatten_slots(targets), moved)
         self.lengths.add_(counts)
 
+    def replace_rows(self, rows: Tensor, other: StaticKVCache, num_slots: int) -> None:
+        """Rows become those of another cache with the same layers and heads.
+
+        Args:
+            rows: int64 `[k]`, distinct.
+            other: of k rows.
+            num_slots: none of its rows is longer; as many slots are copied.
+
+        Raises:
+            ValueError: so many slots do not fit.
+        """
+        if num_slots > min(self.max_length, other.max_length):
+            raise ValueError(
+                f"num_slots must be at most {min(self.max_length, other.max_length)}, the slots of both caches, got "
+                f"{num_slots}"
+            )
+        targets = (rows[:, None] * self.max_length + self._slot_index[:num_slots]).flatten()
+        sources = (other._row_offsets + other._slot_index[:num_slots]).flatten()
+        self._rows.index_copy_(2, targets, other._rows.index_select(2, sources).to(self.dtype))
+        self.lengths.index_copy_(0, rows, other.lengths)
+        if self.starts is not None or other.starts is not None:
+            mine, theirs = (torch.zeros_like(c.lengths) if c.starts is None else c.starts for c in (self, other))
+            self.starts = mine.index_copy(0, rows, theirs)
+
     def rollback(self, lengths: Tensor) -> None:
         """Return to earlier lengths `[B]`; tokens from there on are forgotten."""
         self.lengths.copy_(lengths)

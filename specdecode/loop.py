@@ -1,7 +1,8 @@
 """The decode loop: propose, judge, keep. Plain decoding is this loop with no drafter.
 
 Belongs here: the order in which the roles are asked, the ends of rows, and the bookkeeping of tokens.
-Does not belong here: how any role answers, and anything that knows what a token stands for.
+Does not belong here: how any role answers, which requests take the places of finished rows (`continuous.py`), and
+anything that knows what a token stands for.
 
 Rows are independent: each has its own length, accepts its own number of tokens and ends on its own. Shapes depend on
 the draft's static shape alone, and the host waits for the device only when every row might be finished, which for
@@ -20,7 +21,17 @@ from torch import Tensor
 from specdecode import ragged
 from specdecode.finite import FiniteWatch
 from specdecode.pending import PendingChain
-from specdecode.roles import DecodeState, Draft, Drafter, Schedule, SkippingDrafter, Target, Verdict, Verifier
+from specdecode.roles import (
+    DecodeState,
+    Draft,
+    Drafter,
+    Schedule,
+    SkippingDrafter,
+    Target,
+    Verdict,
+    Verifier,
+    replace_rows,
+)
 from specdecode.sampling import RandomStreams, SamplingConfig, Tag, draw_tokens
 from specdecode.trace import DecodeTrace, StepRecord
 from specdecode.tree import TokenTree
@@ -84,108 +95,208 @@ def decode(
             size, or a schedule without a drafter that can skip.
         NotFiniteError: logits of a row were no numbers; found when all is decoded.
     """
-    batch_size, device = target.batch_size, target.device
-    if max_new_tokens < 1:
-        raise ValueError(f"max_new_tokens must be >= 1, got {max_new_tokens}")
-    if streams.batch_size != batch_size:
-        raise ValueError(f"streams must hold one stream per row: {streams.batch_size} streams, {batch_size} rows")
-    stops = stop_tokens(stop_token, target.vocab_size, device)
-    skipping = None if drafter is None or schedule is None else drafter.skipping
-    if schedule is not None and skipping is None:
-        raise ValueError(
-            f"schedule needs a drafter that can go on unverified, but `skipping` of {type(drafter).__name__} is None"
-        )
-    trace = DecodeTrace(batch_size, device) if trace is None else trace
-    if trace.batch_size != batch_size:
-        raise ValueError(f"trace must be of the target's batch size {batch_size}, got one of {trace.batch_size}")
-    verifier = ExactVerifier() if verifier is None else verifier
-    part = trace.phase if profile else _untimed
-
-    # One column more than the result has: tokens that must not be kept are written there.
-    filler = 0 if stops is None else int(stops[0])
-    buffer = torch.full((batch_size, max_new_tokens + 1), filler, dtype=torch.int64, device=device)
-    no_tokens = torch.zeros(batch_size, dtype=torch.int64, device=device)
-    every_row = torch.ones(batch_size, dtype=torch.bool, device=device)
-    state = DecodeState(buffer[:, :max_new_tokens], no_tokens, every_row, max_new_tokens, sampling, streams)
-
-    with trace.phase("prefill"):
-        prompt = target.prefill()
-        first = draw_tokens(prompt.logits[:, -1:], sampling, streams, no_tokens[:, None], Tag.TARGET)
-        _append(state, buffer, first, no_tokens + 1, stops)
-        trace.record_prefill()
-        if drafter is not None and max_new_tokens > 1:
-            drafter.start(prompt, state)
-        if schedule is not None:
-            schedule.start(state)
+    run = DecodeRun(
+        target,
+        max_new_tokens=max_new_tokens,
+        sampling=sampling,
+        streams=streams,
+        drafter=drafter,
+        verifier=verifier,
+        schedule=schedule,
+        stop_token=stop_token,
+        trace=trace,
+        profile=profile,
+    )
+    run.start()
     if on_step is not None:
-        on_step(0, state)
-
-    # Without a drafter only the root's token changes from step to step.
-    root_only = TokenTree.chain(no_tokens[:, None])
-    root_mask = root_only.ancestor_mask()
-    watch = FiniteWatch(batch_size, device)
-    watch.look(0, prompt.logits[:, -1:], every_row[:, None])
-    step = 0
-    with trace.phase("decode"):
-        # The slowest row gains at most max_depth + 1 tokens a step, so for some time nobody need look whether it is
+        on_step(0, run.state)
+    with run.trace.phase("decode"):
+        # The slowest row gains at most `step`'s number a step, so for some time nobody need look whether it is
         # finished. Only a stop token can end rows earlier.
-        slowest_needs = max_new_tokens - 1 if stops is None else _slowest_needs(state)
+        may_stop = run.stops is not None
+        slowest_needs = _slowest_needs(run.state) if may_stop else max_new_tokens - 1
         while slowest_needs > 0:
-            step += 1
-            with part("draft"):
-                if drafter is None:
-                    draft = Draft(replace(root_only, tokens=state.last_tokens()[:, None]))
-                else:
-                    draft = drafter.propose(state)
-                if drafter is not None or stops is not None:
-                    draft = _clip(draft, state)
-                pending, skipped = None, no_tokens
-                if schedule is not None and skipping is not None:
-                    draft, pending, skipped = _skip(draft, schedule, skipping, state, buffer, stops)
-                    if stops is not None and not bool(state.active.any()):
-                        trace.record_unverified(skipped)
-                        break
-                tree = draft.tree
-                if pending is not None:
-                    tokens, mask, depths = pending.join(tree)
-                else:
-                    tokens, depths = tree.tokens, tree.depth
-                    mask = root_mask if tree.num_nodes == 1 else tree.ancestor_mask()
-            with part("target"):
-                output = target.forward(tokens, mask, depths)
-            with part("verify"):
-                tree_output = output if pending is None else output.after(pending.max_length)
-                watch.look(step, tree_output.logits, tree.valid & state.active[:, None])
-                verdict = verifier.accept(draft, tree_output, state)
-            with part("commit"):
-                going_on, accepted = state.active, verdict.accepted * state.active
-                verdict = replace(verdict, accepted=accepted)
-                nodes, before = (verdict.path, no_tokens) if pending is None else pending.kept(verdict)
-                in_order = pending is None and tree.is_chain
-                target.commit(None if in_order else nodes, before + accepted + going_on)
-                emitted = _append(state, buffer, _new_tokens(tree, verdict), accepted + going_on, stops)
-            trace.record_step(
-                StepRecord(
-                    active=going_on,
-                    drafted=tree.valid[:, 1:].sum(1),
-                    accepted=torch.minimum(accepted, emitted),
-                    emitted=emitted,
-                    skipped=skipped,
-                    relaxed=verdict.relaxed,
-                )
-            )
-            if drafter is not None:
-                with part("draft"):
-                    if pending is not None and skipping is not None:
-                        skipping.observe_pending(output, pending.counts, state)
-                    drafter.observe(draft, tree_output, verdict, state)
+            slowest_needs -= run.step()
+            if run.ended:
+                break
             if on_step is not None:
-                on_step(step, state)
-            slowest_needs -= tree.max_depth + 1 + (0 if pending is None else pending.max_length)
-            if slowest_needs <= 0 or stops is not None:
-                slowest_needs = _slowest_needs(state)
-    watch.check()
-    return DecodeResult(state.tokens, state.lengths, trace)
+                on_step(run.steps, run.state)
+            if slowest_needs <= 0 or may_stop:
+                slowest_needs = _slowest_needs(run.state)
+    run.watch.check()
+    return DecodeResult(run.state.tokens, run.state.lengths, run.trace)
+
+
+class DecodeRun:
+    """A batch on its way: `start`, then `step` until its rows are finished.
+
+    For who decides between steps what becomes of the rows; `decode` is all there is to it otherwise.
+
+    Args:
+        as for `decode`.
+
+    Attributes:
+        state: where every row stands.
+        steps: passes since the prefill.
+        ended: every row was ended by a stop token before a pass was made; nothing is left to do.
+        stops: [s] int64, tokens that end a row; None for none.
+        watch: of logits that are no numbers.
+
+    Raises:
+        ValueError: as `decode`.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        *,
+        max_new_tokens: int,
+        sampling: SamplingConfig,
+        streams: RandomStreams,
+        drafter: Drafter | None = None,
+        verifier: Verifier | None = None,
+        schedule: Schedule | None = None,
+        stop_token: int | Sequence[int] | None = None,
+        trace: DecodeTrace | None = None,
+        profile: bool = False,
+    ) -> None:
+        batch_size, device = target.batch_size, target.device
+        if max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens must be >= 1, got {max_new_tokens}")
+        if streams.batch_size != batch_size:
+            raise ValueError(f"streams must hold one stream per row: {streams.batch_size} streams, {batch_size} rows")
+        self.stops = stop_tokens(stop_token, target.vocab_size, device)
+        self._skipping = None if drafter is None or schedule is None else drafter.skipping
+        if schedule is not None and self._skipping is None:
+            raise ValueError(
+                f"schedule needs a drafter that can go on unverified, but `skipping` of {type(drafter).__name__} is "
+                f"None"
+            )
+        self.trace = DecodeTrace(batch_size, device) if trace is None else trace
+        if self.trace.batch_size != batch_size:
+            raise ValueError(
+                f"trace must be of the target's batch size {batch_size}, got one of {self.trace.batch_size}"
+            )
+        self.target, self.drafter, self.schedule = target, drafter, schedule
+        self.verifier = ExactVerifier() if verifier is None else verifier
+        self._part = self.trace.phase if profile else _untimed
+
+        # One column more than the result has: tokens that must not be kept are written there.
+        filler = 0 if self.stops is None else int(self.stops[0])
+        self._buffer = torch.full((batch_size, max_new_tokens + 1), filler, dtype=torch.int64, device=device)
+        self._no_tokens = torch.zeros(batch_size, dtype=torch.int64, device=device)
+        every_row = torch.ones(batch_size, dtype=torch.bool, device=device)
+        self.state = DecodeState(
+            self._buffer[:, :max_new_tokens], self._no_tokens, every_row, max_new_tokens, sampling, streams
+        )
+        # Without a drafter only the root's token changes from step to step.
+        self._root_only = TokenTree.chain(self._no_tokens[:, None])
+        self._root_mask = self._root_only.ancestor_mask()
+        self.watch = FiniteWatch(batch_size, device)
+        self.steps = 0
+        self.ended = False
+        # Rows of plain decoding have all the same length, unless they stop or other rows took their places.
+        self._ragged = drafter is not None or self.stops is not None
+
+    @torch.no_grad()
+    def start(self) -> None:
+        """Feed the prompts, draw the first tokens, and start the other players."""
+        state, every_row = self.state, self.state.active
+        with self.trace.phase("prefill"):
+            prompt = self.target.prefill()
+            first = draw_tokens(
+                prompt.logits[:, -1:], state.sampling, state.streams, self._no_tokens[:, None], Tag.TARGET
+            )
+            _append(state, self._buffer, first, self._no_tokens + 1, self.stops)
+            self.trace.record_prefill()
+            if self.drafter is not None and state.max_new_tokens > 1:
+                self.drafter.start(prompt, state)
+            if self.schedule is not None:
+                self.schedule.start(state)
+        self.watch.look(0, prompt.logits[:, -1:], every_row[:, None])
+
+    @torch.no_grad()
+    def step(self) -> int:
+        """One target pass, and what comes before and after it. Returns the most tokens that any row can have gained."""
+        state, drafter, schedule, skipping, part = self.state, self.drafter, self.schedule, self._skipping, self._part
+        buffer, no_tokens, stops = self._buffer, self._no_tokens, self.stops
+        self.steps += 1
+        with part("draft"):
+            if drafter is None:
+                draft = Draft(replace(self._root_only, tokens=state.last_tokens()[:, None]))
+            else:
+                draft = drafter.propose(state)
+            if self._ragged:
+                draft = _clip(draft, state)
+            pending, skipped = None, no_tokens
+            if schedule is not None and skipping is not None:
+                draft, pending, skipped = _skip(draft, schedule, skipping, state, buffer, stops)
+                if stops is not None and not bool(state.active.any()):
+                    self.trace.record_unverified(skipped)
+                    self.ended = True
+                    return 0
+            tree = draft.tree
+            if pending is not None:
+                tokens, mask, depths = pending.join(tree)
+            else:
+                tokens, depths = tree.tokens, tree.depth
+                mask = self._root_mask if tree.num_nodes == 1 else tree.ancestor_mask()
+        with part("target"):
+            output = self.target.forward(tokens, mask, depths)
+        with part("verify"):
+            tree_output = output if pending is None else output.after(pending.max_length)
+            self.watch.look(self.steps, tree_output.logits, tree.valid & state.active[:, None])
+            verdict = self.verifier.accept(draft, tree_output, state)
+        with part("commit"):
+            going_on, accepted = state.active, verdict.accepted * state.active
+            verdict = replace(verdict, accepted=accepted)
+            nodes, before = (verdict.path, no_tokens) if pending is None else pending.kept(verdict)
+            in_order = pending is None and tree.is_chain
+            self.target.commit(None if in_order else nodes, before + accepted + going_on)
+            emitted = _append(state, buffer, _new_tokens(tree, verdict), accepted + going_on, stops)
+        self.trace.record_step(
+            StepRecord(
+                active=going_on,
+                drafted=tree.valid[:, 1:].sum(1),
+                accepted=torch.minimum(accepted, emitted),
+                emitted=emitted,
+                skipped=skipped,
+                relaxed=verdict.relaxed,
+            )
+        )
+        if drafter is not None:
+            with part("draft"):
+                if pending is not None and skipping is not None:
+                    skipping.observe_pending(output, pending.counts, state)
+                drafter.observe(draft, tree_output, verdict, state)
+        return tree.max_depth + 1 + (0 if pending is None else pending.max_length)
+
+    @torch.no_grad()
+    def replace_rows(self, rows: Tensor, other: DecodeRun) -> None:
+        """Give rows to other requests, while the rest goes on as if nothing had happened.
+
+        Args:
+            rows: [k] int64, distinct; whatever they held is forgotten.
+            other: a run of k rows and the same settings that has just started. It is used up.
+
+        Raises:
+            ValueError: a player that cannot, by name; see `specdecode.roles.RowReplacing`.
+        """
+        for player, theirs in (
+            (self.target, other.target),
+            (self.drafter, other.drafter),
+            (self.schedule, other.schedule),
+        ):
+            if player is not None:
+                replace_rows(player, rows, theirs)
+        state = self.state
+        self._buffer[rows] = other._buffer
+        state.lengths = state.lengths.index_copy(0, rows, other.state.lengths)
+        state.active = state.active.index_copy(0, rows, other.state.active)
+        state.streams = state.streams.with_rows(rows, other.state.streams)
+        self.watch.replace_rows(rows, other.watch)
+        self.trace.add_passes(other.trace)
+        self.ended, self._ragged = False, True
 
 
 def stop_tokens(stop_token: int | Sequence[int] | None, vocab_size: int, device: torch.device) -> Tensor | None:

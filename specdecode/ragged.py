@@ -34,6 +34,28 @@ def take(values: Tensor, index: Tensor) -> Tensor:
     return values.gather(1, index[..., None].expand(-1, -1, values.shape[-1]))
 
 
+def put_rows(values: Tensor, rows: Tensor, others: Tensor) -> Tensor:
+    """`values` with rows `rows` [k] replaced by `others`; entries along dimension 1 that either has more are zeros.
+
+    Args:
+        values: [B, m, ...], or [B]; it stays as it is.
+        rows: [k] int64.
+        others: [k, n, ...], or [k].
+
+    Returns:
+        [B, max(m, n), ...], or [B].
+    """
+    if values.ndim > 1 and values.shape[1] != others.shape[1]:
+        values, others = (
+            torch.cat([each, each.new_zeros(len(each), missing, *each.shape[2:])], 1) if missing > 0 else each
+            for each, missing in (
+                (values, others.shape[1] - values.shape[1]),
+                (others, values.shape[1] - others.shape[1]),
+            )
+        )
+    return values.index_copy(0, rows, others.to(values.dtype))
+
+
 def columns_needed(mask: Tensor) -> int:
     """How many columns of bool [B, C] hold everything that is true, where a CPU can tell; else all of them."""
     if mask.device.type != "cpu":

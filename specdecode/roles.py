@@ -193,6 +193,34 @@ class Target(Protocol):
         ...
 
 
+class RowReplacing(Protocol):
+    """A target, drafter or schedule whose rows can go to other requests while its other rows go on.
+
+    Continuous batches ask for it (`specdecode.continuous`). A player that keeps nothing about rows between two steps
+    has nothing to do; one that cannot leaves the method out and is refused by name.
+    """
+
+    def replace_rows(self, rows: Tensor, other: Any) -> None:
+        """Rows `rows` [k] int64 become those of `other`: a player of the same kind and settings, of k rows, that has
+        just been prefilled (a target) or started. Nothing of what they held before may be seen again."""
+        ...
+
+
+def replace_rows(player: object, rows: Tensor, other: object) -> None:
+    """See `RowReplacing.replace_rows`. Raises ValueError for a player that cannot, by name."""
+    check_can_replace_rows(player)
+    player.replace_rows(rows, other)  # type: ignore[attr-defined]
+
+
+def check_can_replace_rows(player: object) -> None:
+    """Raises ValueError for a player that does not play `RowReplacing`, by name; None, which is no player, is fine."""
+    if player is not None and not hasattr(player, "replace_rows"):
+        raise ValueError(
+            f"{type(player).__name__} cannot give a finished row to another request: it has no replace_rows; decode "
+            f"in fixed batches"
+        )
+
+
 class Drafter(Protocol):
     """The cheap guesser: which tokens come next?
 

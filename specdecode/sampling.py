@@ -260,6 +260,10 @@ class RandomStreams:
         """Number of rows."""
         return self.keys.shape[0]
 
+    def with_rows(self, rows: Tensor, other: RandomStreams) -> RandomStreams:
+        """These streams with those of `rows` [k] int64 replaced by another's k streams."""
+        return RandomStreams(self.keys.index_copy(0, rows, other.keys))
+
     def _states(self, tag: int, counters: Tensor) -> Tensor:
         """A scrambled 64-bit state per (row, tag, counter): [B, ...] int64."""
         tag_keys = self._tag_keys.get(tag)

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from scipy import stats
 from torch import Tensor
 
+from specdecode.ragged import put_rows
 from specdecode.roles import DecodeState, Draft, Drafter, TargetOutput, Verdict
 from specdecode.sampling import SamplingConfig, Tag, logits_to_probabilities, sample
 from specdecode.tree import TokenTree
@@ -125,6 +126,11 @@ class MarkovTarget:
         self.committed.scatter_(1, columns, kept)
         self.lengths = self.lengths + counts
 
+    def replace_rows(self, rows: Tensor, other: MarkovTarget) -> None:
+        """See `specdecode.roles.RowReplacing`."""
+        for name in ("prompts", "committed", "lengths"):
+            setattr(self, name, put_rows(getattr(self, name), rows, getattr(other, name)))
+
     def rewind(self, counts: Tensor) -> None:
         """Forget the last `counts[b]` committed tokens."""
         self.lengths = self.lengths - counts
@@ -169,6 +175,10 @@ class MarkovDrafter(Drafter):
 
     def observe(self, draft: Draft, output: TargetOutput, verdict: Verdict, state: DecodeState) -> None:
         """Nothing to learn: the tokens in `state` are all this drafter reads."""
+
+    def replace_rows(self, rows: Tensor, other: MarkovDrafter) -> None:
+        """See `specdecode.roles.RowReplacing`."""
+        self.prompts = put_rows(self.prompts, rows, other.prompts)
 
     def propose(self, state: DecodeState) -> Draft:
         """The tree, and what its nodes were drawn from unless the choice is deterministic."""

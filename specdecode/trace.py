@@ -75,6 +75,7 @@ class DecodeTrace:
         self.phase_seconds: dict[str, float] = {}
         self._steps: list[StepRecord] = []
         self._first_tokens = 0
+        self._num_forgotten = 0
         self._columns: dict[str, Tensor] | None = None
         self._origins: list[list[TokenOrigin]] | None = None
 
@@ -107,6 +108,33 @@ class DecodeTrace:
         nothing = torch.zeros_like(skipped)
         self._steps.append(StepRecord(nothing.bool(), nothing, nothing, nothing, skipped))
         self._columns = self._origins = None
+
+    def add_passes(self, other: DecodeTrace) -> None:
+        """Rows of another run take the places of rows here: its prefill counts as a pass, its seconds are added."""
+        self.target_passes += other.target_passes
+        for name, seconds in other.phase_seconds.items():
+            self.phase_seconds[name] = self.phase_seconds.get(name, 0.0) + seconds
+
+    @property
+    def recorded_steps(self) -> int:
+        """How many steps have been recorded, forgotten ones included: the number of the next one."""
+        return self._num_forgotten + len(self._steps)
+
+    def forget_steps(self, before: int) -> None:
+        """Let go of the steps before number `before`, in which nobody is interested any more; passes still count."""
+        dropped = max(before - self._num_forgotten, 0)
+        if dropped:
+            del self._steps[:dropped]
+            self._num_forgotten += dropped
+            self._columns = self._origins = None
+
+    def since(self, step: int) -> DecodeTrace:
+        """The same rows from step number `step` on, each having begun with a prefill just before. Without seconds."""
+        trace = DecodeTrace(self.batch_size, self.device)
+        trace._steps = self._steps[max(step - self._num_forgotten, 0) :]
+        trace._first_tokens = 1
+        trace.target_passes = 1 + len(trace._steps)
+        return trace
 
     def of_row(self, row: int) -> DecodeTrace:
         """What one row took part in. Its seconds are those of the batch."""

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from specdecode import ragged
 from specdecode.draft_size import DraftSize, DraftSizer
-from specdecode.roles import DecodeState, Draft, Drafter, Target, TargetOutput, Verdict
+from specdecode.roles import DecodeState, Draft, Drafter, Target, TargetOutput, Verdict, replace_rows
 from specdecode.sampling import Tag, draw_tokens, logits_to_probabilities
 from specdecode.tree import TokenTree
 
@@ -57,6 +57,12 @@ class ModelInStep:
             )
         self.model.prefill()
         self._waiting, self._counts = state.last_tokens()[:, None], state.active.long()
+
+    def replace_rows(self, rows: Tensor, other: ModelInStep) -> None:
+        """See `specdecode.roles.RowReplacing`."""
+        replace_rows(self.model, rows, other.model)
+        self._waiting = ragged.put_rows(self._waiting, rows, other._waiting)
+        self._counts = ragged.put_rows(self._counts, rows, other._counts)
 
     def _feed(self, counts: Tensor) -> Tensor:
         """Feed the waiting tokens as a chain, of which the first `counts[b]` stay. Returns logits [B, V] after the last

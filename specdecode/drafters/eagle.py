@@ -29,7 +29,7 @@ from specdecode.drafters.tree_growth import DraftHeadOutput, dynamic_tree, expec
 from specdecode.drafters.tree_plan import TreePlan
 from specdecode.drafters.tree_shapes import DynamicTree, StaticTree
 from specdecode.ragged import take
-from specdecode.roles import DecodeState, Draft, Selection, TargetOutput, Verdict
+from specdecode.roles import DecodeState, Draft, Selection, TargetOutput, Verdict, replace_rows
 from specdecode.tree import TokenTree
 
 _MOST_WAITING = 16  # pairs that may wait while nothing is drafted, before they are fed
@@ -238,6 +238,14 @@ class EagleDrafter:
         self._skipped_features = self.head.features(output)[:, : self._skipped_tokens.shape[1]]  # [B, m, F]
         self._skipped_counts = counts
         self.feature_reuse.write(self._skipped_features, self._skipped_first, counts)
+
+    def replace_rows(self, rows: Tensor, other: EagleDrafter) -> None:
+        """See `specdecode.roles.RowReplacing`."""
+        replace_rows(self.head, rows, other.head)
+        if self.feature_reuse is not None:
+            replace_rows(self.feature_reuse, rows, other.feature_reuse)
+        for name in ("_features", "_tokens", "_counts"):
+            setattr(self, name, ragged.put_rows(getattr(self, name), rows, getattr(other, name)))
 
     def _forget_skip(self) -> None:
         self._skipped_tokens = None

@@ -39,6 +39,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from specdecode import ragged
 from specdecode.draft_size import DraftSize, DraftSizer
 from specdecode.ragged import take
 from specdecode.roles import DecodeState, Draft, Drafter, Selection, SkippingDrafter, TargetOutput, Verdict
@@ -107,7 +108,8 @@ class JacobiDrafter(Drafter):
         self._tokens = state.last_tokens()[:, None]  # [B, n]
         self._drawn_from = torch.zeros_like(self._opinions)  # [B, n, V]
         self._accepted = torch.zeros_like(state.lengths)  # [B]
-        self._iteration = 0
+        self._last_node: int | Tensor = 0  # [B, 1] where rows' chains are of several lengths
+        self._iteration = torch.zeros_like(state.lengths)  # [B]
         self._behind_skip = False
 
     def propose(self, state: DecodeState) -> Draft:
@@ -115,14 +117,14 @@ class JacobiDrafter(Drafter):
         if not self._behind_skip:
             # Behind a skip the rest of the window stands: the same numbers at the same positions give the same guesses.
             self._size = self.sizer.choose()
-            self._iteration += 1
+            self._iteration = self._iteration + 1
         self._behind_skip = False
         root = state.last_tokens()[:, None]
         window = self._size.depth
         if window < 1:
             return Draft(TokenTree.chain(root))
         place = torch.arange(1, window + 1, device=root.device)
-        last_node = self._opinions.shape[1] - 1
+        last_node = self._last_node
         # Guess k stands k positions behind the root; one position earlier stood node `accepted + k` of the last chain.
         node = self._accepted[:, None] + place  # [B, window]
         wanted = take(self._opinions, node.clamp(max=last_node))  # [B, window, V]; beyond the last node, its own
@@ -146,6 +148,7 @@ class JacobiDrafter(Drafter):
     def observe(self, draft: Draft, output: TargetOutput, verdict: Verdict, state: DecodeState) -> None:
         """Keep what the target said after every node."""
         self._opinions = output.probabilities(state.sampling)
+        self._last_node = self._opinions.shape[1] - 1
         self._tokens = draft.tree.tokens
         self._drawn_from = torch.zeros_like(self._opinions) if draft.probabilities is None else draft.probabilities
         self._accepted = verdict.accepted
@@ -159,6 +162,15 @@ class JacobiDrafter(Drafter):
     def observe_pending(self, output: TargetOutput, counts: Tensor, state: DecodeState) -> None:
         """Nothing: what the target says after tokens before the root is about tokens that are settled."""
 
+    def replace_rows(self, rows: Tensor, other: JacobiDrafter) -> None:
+        """See `specdecode.roles.RowReplacing`."""
+        mine, theirs = (
+            torch.zeros_like(each._accepted)[:, None] + each._last_node for each in (self, other)
+        )  # [B, 1], [k, 1]
+        self._last_node = ragged.put_rows(mine, rows, theirs)
+        for name in ("_opinions", "_tokens", "_drawn_from", "_accepted", "_iteration"):
+            setattr(self, name, ragged.put_rows(getattr(self, name), rows, getattr(other, name)))
+
     def _raced(self, root: Tensor, arrival: Tensor) -> Draft:
         """The chain of the winners of races [B, window, V], the first and greatest entry wins; `root` is [B, 1]."""
         return Draft(TokenTree.chain(torch.cat([root, arrival.argmax(-1)], 1)))
@@ -169,23 +181,26 @@ class JacobiDrafter(Drafter):
 
     def _counters(self, positions: Tensor, state: DecodeState) -> Tensor:
         """Counters of random numbers that are fresh at every pass; positions lie below the stride."""
-        return positions + self._iteration * (state.max_new_tokens + self.sizer.largest.depth + 1)
+        passes = self._iteration.view(-1, *[1] * (positions.ndim - 1))
+        return positions + passes * (state.max_new_tokens + self.sizer.largest.depth + 1)
 
-    def _before(self, node: Tensor, last_node: int) -> tuple[Tensor, Tensor, Tensor]:
+    def _before(self, node: Tensor, last_node: int | Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The last guess at each place [B, window, 1], what it was drawn from, [B, window, V], and whether there was
         one, [B, window]; arguments as for `_draw`."""
         before = (node + 1).clamp(max=last_node)
         return self._tokens.gather(1, before)[..., None], take(self._drawn_from, before), node + 1 <= last_node
 
     def _surviving(
-        self, tokens: Tensor, wanted: Tensor, node: Tensor, last_node: int, least: float
+        self, tokens: Tensor, wanted: Tensor, node: Tensor, last_node: int | Tensor, least: float
     ) -> tuple[Tensor, Tensor]:
         """Guesses [B, window] and what they were drawn from, with the last ones where enough overlaps."""
         old, old_from, there = self._before(node, last_node)
         stays = there & (torch.minimum(wanted, old_from).sum(-1) >= least)
         return torch.where(stays, old[..., 0], tokens), torch.where(stays[..., None], old_from, wanted)
 
-    def _draw(self, wanted: Tensor, node: Tensor, last_node: int, positions: Tensor, state: DecodeState) -> Tensor:
+    def _draw(
+        self, wanted: Tensor, node: Tensor, last_node: int | Tensor, positions: Tensor, state: DecodeState
+    ) -> Tensor:
         """Guesses [B, window] distributed as `wanted` [B, window, V], coupled with the last ones.
 
         Args:

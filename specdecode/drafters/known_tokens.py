@@ -17,7 +17,16 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from specdecode.roles import DecodeState, Draft, Drafter, Selection, SkippingDrafter, TargetOutput, Verdict
+from specdecode.roles import (
+    DecodeState,
+    Draft,
+    Drafter,
+    Selection,
+    SkippingDrafter,
+    TargetOutput,
+    Verdict,
+    replace_rows,
+)
 
 
 class KnownTokensDrafter(Drafter):
@@ -83,6 +92,10 @@ class KnownTokensDrafter(Drafter):
     def observe_pending(self, output: TargetOutput, counts: Tensor, state: DecodeState) -> None:
         """See `SkippingDrafter.observe_pending`."""
         self._skipping().observe_pending(output, counts, state)
+
+    def replace_rows(self, rows: Tensor, other: KnownTokensDrafter) -> None:
+        """See `specdecode.roles.RowReplacing`."""
+        replace_rows(self.drafter, rows, other.drafter)
 
     def _skipping(self) -> SkippingDrafter:
         assert self.drafter.skipping is not None

@@ -15,6 +15,7 @@ Source: Saxena 2023, "Prompt lookup decoding" (github.com/apoorvumang/prompt-loo
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from specdecode import ragged
@@ -75,6 +76,13 @@ class PromptLookupDrafter(Drafter):
     def observe(self, draft: Draft, output: TargetOutput, verdict: Verdict, state: DecodeState) -> None:
         """The tokens in `state` are all this drafter reads."""
         self.sizer.observe(self._size, verdict.accepted, draft.tree.valid[:, 0])
+
+    def replace_rows(self, rows: Tensor, other: PromptLookupDrafter) -> None:
+        """See `specdecode.roles.RowReplacing`."""
+        mine, theirs = self.prompt, other.prompt
+        length = max(mine.shape[1], theirs.shape[1])
+        mine, theirs = (F.pad(each, (length - each.shape[1], 0), value=-1) for each in (mine, theirs))
+        self.prompt = ragged.put_rows(mine, rows, theirs)
 
     def _last_occurrence(self, row: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
         """Where the suffix that ends at `last` [B, 1] ended before: [B, 1] int64, and whether it did, [B, 1] bool."""

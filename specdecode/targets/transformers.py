@@ -62,6 +62,7 @@ class TransformersTarget:
         output_head: from hidden states [R, n, dim] to logits; given if and only if `decoder` is.
         embed: from tokens [R, n] to embeddings [R, n, dim]; None: the model is given tokens.
         kv_cache: one to use again, of a target that is done; None: a new one, made in the prefill.
+        longest_prompt: T of the longest prompt that may take a row's place; None: none is longer than these.
         static_shapes: attend over the whole cache at every step instead of the part that can be in use. Shapes then
             never change, as compiled code and CUDA graphs want; eagerly it only costs time.
 
@@ -90,6 +91,7 @@ class TransformersTarget:
         output_head: Callable[[Tensor], Tensor] | None = None,
         embed: Callable[[Tensor], Tensor] | None = None,
         kv_cache: StaticKVCache | None = None,
+        longest_prompt: int | None = None,
         static_shapes: bool = False,
     ) -> None:
         prompt = inputs_embeds if input_ids is None else input_ids
@@ -106,7 +108,9 @@ class TransformersTarget:
         self.model = model
         self._config = model.config.get_text_config()
         _check_model(model, self._config, decoder)
-        _check_rotation(model, self._config, length, length + max_new_tokens + max_draft_nodes)
+        self._longest_to_come = longest_prompt or 0
+        longest = max(self._longest_to_come, length)
+        _check_rotation(model, self._config, length, longest + max_new_tokens + max_draft_nodes)
         self._layer_kinds = _layer_kinds(model, self._config)
         self._prompt = {"inputs_embeds" if input_ids is None else "input_ids": prompt}
         self._attention_mask = _left_padded(attention_mask, num_rows, length)
@@ -115,7 +119,9 @@ class TransformersTarget:
             counted = counted if self._attention_mask is None else self._attention_mask.long()
             position_ids = (counted.cumsum(1) - 1).clamp(min=0)
         self._position_ids = position_ids
-        self._positions = positions or _onwards(position_ids)
+        # [R, 1]: the position after each prompt, alike on all axes; where positions go onwards from there.
+        self._onward_from = position_ids.reshape(-1, *position_ids.shape[-2:]).amax((0, 2))[:, None] + 1
+        self._given_positions = positions
         self._own_vocab_size = int(self._config.vocab_size)
         self.vocab_size = self._own_vocab_size if vocab_size is None else vocab_size
         self.batch_size = num_rows // self.rows_per_sequence
@@ -130,6 +136,13 @@ class TransformersTarget:
         self._most_committed = self._max_committed = 0
         self._num_new = 0  # tokens of the last forward
         self.prompt_length = length
+        # [R]: where the tokens after the prompt begin. Of one number, until rows are given to other prompts.
+        self._prompt_lengths = torch.full((num_rows,), length, device=prompt.device)
+
+    @property
+    def longest_prompt(self) -> int:
+        """T of the longest prompt that rows have room for."""
+        return max(self._longest_to_come, self.prompt_length)
 
     @property
     def prompt_mask(self) -> Tensor | None:
@@ -144,7 +157,8 @@ class TransformersTarget:
     def lay_out(self, prompt_length: int) -> None:
         """Empty the cache; prompts of at most so many tokens come next, the last token of each in the same slot."""
         self.prompt_length = prompt_length
-        self._max_committed = prompt_length + self.max_new_tokens - 1
+        self._prompt_lengths = torch.full((self._num_rows,), prompt_length, device=self.device)
+        self._max_committed = self.longest_prompt + self.max_new_tokens - 1
         self._cache.start_prompt(prompt_length, self._max_committed + self._max_draft_nodes)
 
     def finish_prompt(self, starts: Tensor | None) -> None:
@@ -216,7 +230,7 @@ class TransformersTarget:
         reach = ragged.at_most(static.lengths, self._most_committed) + num_new
         kv_length = None if self.static_shapes else min(reach, static.max_length)
         self._cache.start_tokens(num_new, kv_length)
-        places = static.lengths[:, None] - self.prompt_length + depths  # [R, n]
+        places = (static.lengths - self._prompt_lengths)[:, None] + depths  # [R, n]
         masks = self._masks(static, mask, depths, kv_length)
         return self.run(inputs, masks, self._positions(places), last_only)
 
@@ -229,6 +243,31 @@ class TransformersTarget:
             static.keep(self._for_all_rows(node_indices), counts)
         num_kept = self._num_new if node_indices is None else node_indices.shape[1]
         self._most_committed = min(self._most_committed + num_kept, self._max_committed)
+
+    def replace_rows(self, rows: Tensor, other: TransformersTarget) -> None:
+        """See `specdecode.roles.RowReplacing`.
+
+        Raises:
+            ValueError: positions of a caller's own, which belong to the prompts they were given with, or a prompt
+                longer than `longest_prompt`.
+        """
+        if self._given_positions is not None or other._given_positions is not None:
+            raise ValueError("rows cannot be given to other prompts where positions are given; decode in fixed batches")
+        if other.prompt_length > self.longest_prompt:
+            raise ValueError(
+                f"prompts must be at most longest_prompt ({self.longest_prompt}), got {other.prompt_length}"
+            )
+        rows = torch.cat([rows + kind * self.batch_size for kind in range(self.rows_per_sequence)])
+        self._cache.allocated().replace_rows(rows, other._cache.allocated(), other.prompt_length)
+        self._prompt_lengths.index_copy_(0, rows, other._prompt_lengths)
+        self._onward_from = self._onward_from.index_copy(0, rows, other._onward_from)
+        self._most_committed = max(self._most_committed, other._most_committed)
+
+    def _positions(self, places: Tensor) -> Tensor:
+        """Position ids [R, n] or [A, R, n] of places [R, n] after the prompt."""
+        if self._given_positions is not None:
+            return self._given_positions(places)
+        return (self._onward_from + places).expand(*self._position_ids.shape[:-2], -1, -1)
 
     def rewind(self, counts: Tensor) -> None:
         """Forget the last `counts[b]` committed tokens of row b; [B] int64."""
@@ -465,13 +504,6 @@ def _layer_kinds(model: Any, config: Any) -> tuple[str, ...]:
     if kinds := getattr(config, "layer_types", None):
         return tuple(dict.fromkeys(kinds))
     return ("full_attention",) if getattr(config, "sliding_window", None) is None else ("sliding_attention",)
-
-
-def _onwards(position_ids: Tensor) -> Callable[[Tensor], Tensor]:
-    """Position ids behind a prompt's [R, T] or [A, R, T]: from its greatest on, alike on all axes."""
-    next_position = position_ids.reshape(-1, *position_ids.shape[-2:]).amax((0, 2))[:, None] + 1  # [R, 1]
-    axes = position_ids.shape[:-2]
-    return lambda places: (next_position + places).expand(*axes, -1, -1)
 
 
 def _takes(function: Any, argument: str) -> bool:

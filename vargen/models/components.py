@@ -40,6 +40,23 @@ class KeptBetweenBatches:
     draft_sizes: MeasuredDraftSizes = field(default_factory=MeasuredDraftSizes)
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where a batch stands among those that are decoded as one, see `specdecode.continuous`.
+
+    Args:
+        longest_prompt: tokens of the longest prompt that may take one of its rows; 0: none longer than its own does.
+        joins: its rows take places in another batch as soon as they have begun.
+    """
+
+    longest_prompt: int = 0
+    joins: bool = False
+
+
+ONLY = Place()
+"""Of a batch that is decoded alone."""
+
+
 class ModelComponents:
     """Plays `vargen.methods.base.Components`, but for `target` and `num_tokens`, which every family adds.
 

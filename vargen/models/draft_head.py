@@ -32,23 +32,32 @@ class PictureDraftHead(ABC):
         target: the target it drafts for.
         halves: rows of a picture, 2 with guidance.
         condition_length: tokens before the picture.
+        longest_condition: of the longest condition that may take a row's place.
         most_new_pairs: the most pairs that are fed before some of them join the sequence: those of one accepted draft,
             and the nodes of the next tree that are expanded.
     """
 
     def __init__(
-        self, drafter: LlamaGenDrafter, target: Target, halves: int, condition_length: int, most_new_pairs: int
+        self,
+        drafter: LlamaGenDrafter,
+        target: Target,
+        halves: int,
+        condition_length: int,
+        longest_condition: int,
+        most_new_pairs: int,
     ) -> None:
         self.drafter = drafter
         self.vocab_size = target.vocab_size
         self._batch_size, self._device, self._halves = target.batch_size, target.device, halves
-        self._prefix_length = condition_length - 1
+        self._prefix_length, self._longest_prefix = condition_length - 1, longest_condition - 1
+        # [rows]: where pictures begin. Of one number, until rows are given to other conditions.
+        self._picture_starts = torch.full((target.batch_size * halves,), self._prefix_length, device=target.device)
         self._last_position = drafter.num_image_tokens - 1
         self.kv_cache = StaticKVCache(
             num_layers=1,
             batch_size=target.batch_size * halves,
             num_heads=drafter.config.num_attention_heads,
-            max_length=self._prefix_length + drafter.num_image_tokens + most_new_pairs,
+            max_length=self._longest_prefix + drafter.num_image_tokens + most_new_pairs,
             head_dim=drafter.head_dim,
             device=target.device,
             dtype=drafter.dtype,
@@ -102,7 +111,7 @@ class PictureDraftHead(ABC):
         before = num_new - num_pairs  # new pairs that were fed in earlier forwards
         tokens = torch.cat([tokens] * self._halves)
         mask, depths = (self._both(value) for value in (mask, depths))
-        positions = (cache.lengths - self._prefix_length)[:, None] + depths
+        positions = (cache.lengths - self._picture_starts)[:, None] + depths
         # Below the last token of a picture nothing is drafted; what a tree asks for there is clipped by the loop.
         positions = positions.clamp(max=self._last_position)
         self._num_new = num_new
@@ -133,8 +142,15 @@ class PictureDraftHead(ABC):
     def advance(self, counts: Tensor) -> None:
         """The first `counts[b]` new pairs of row b join the sequence."""
         self.kv_cache.advance(torch.cat([counts] * self._halves))
-        most = self._prefix_length + self._last_position + 1
+        most = self._longest_prefix + self._last_position + 1
         self._most_committed = min(self._most_committed + self._num_new, most)
+
+    def replace_rows(self, rows: Tensor, other: PictureDraftHead) -> None:
+        """See `specdecode.roles.RowReplacing`."""
+        rows = torch.cat([rows + half * self._batch_size for half in range(self._halves)])
+        self.kv_cache.replace_rows(rows, other.kv_cache, other._prefix_length)
+        self._picture_starts.index_copy_(0, rows, other._picture_starts)
+        self._most_committed = max(self._most_committed, other._most_committed)
 
     def _rows(self, features: Tensor) -> Tensor:
         """Features [B, n, F] as rows [2B, n, dim] (or [B, n, dim] without guidance), the conditional half first."""
@@ -161,7 +177,9 @@ class TransformersDraftHead(PictureDraftHead):
 
     def __init__(self, drafter: LlamaGenDrafter, target: TransformersTarget, most_new_pairs: int) -> None:
         check_drafter_fits(drafter, target)
-        super().__init__(drafter, target, target.rows_per_sequence, target.prompt_length, most_new_pairs)
+        super().__init__(
+            drafter, target, target.rows_per_sequence, target.prompt_length, target.longest_prompt, most_new_pairs
+        )
         self.target = target
 
     def features(self, output: TargetOutput) -> Tensor:

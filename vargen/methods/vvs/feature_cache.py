@@ -14,6 +14,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from specdecode.ragged import put_rows
+
 
 class FeatureCache:
     """Plays `specdecode.drafters.eagle.FeatureReuse`.
@@ -70,6 +72,11 @@ class FeatureCache:
         where there are not so many, the oldest is repeated. Entries from `counts[b]` on mean nothing.
         """
         return self._stand_ins(counts, width, self.staleness)
+
+    def replace_rows(self, rows: Tensor, other: FeatureCache) -> None:
+        """See `specdecode.roles.RowReplacing`."""
+        self._features = put_rows(self._features, rows, other._features)
+        self._newest = put_rows(self._newest, rows, other._newest)
 
     def _stand_ins(self, counts: Tensor, width: int, staleness: int) -> Tensor:
         place = torch.arange(width, device=counts.device)

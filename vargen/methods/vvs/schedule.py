@@ -14,7 +14,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from specdecode.roles import DecodeState, Draft, Selection
+from specdecode.roles import DecodeState, Draft, RowReplacing, Selection
 from vargen.methods.vvs.selector import Selector, confidence_of, path_vectors
 
 
@@ -42,19 +42,28 @@ class UniformSchedule:
         self.selector = selector
         self.min_tokens = _checked_min_tokens(min_tokens)
         self.first_skip = interval - 1 if first_skip is None else first_skip
-        self._verified = 0
+        self._verified: list[int] = []  # of every row, on the host: nobody need wait to know that no row skips
 
     def start(self, state: DecodeState) -> None:
         """A new batch begins."""
-        self._verified = 0
+        self._verified = [0] * len(state.lengths)
 
     def select(self, draft: Draft, state: DecodeState) -> Selection | None:
         """Asked before every target pass; see `specdecode.roles.Schedule`."""
-        since_first = self._verified - self.first_skip
-        self._verified += 1
-        if since_first < 0 or since_first % (self.interval - 1):
+        since_first = [verified - self.first_skip for verified in self._verified]
+        self._verified = [verified + 1 for verified in self._verified]
+        due = [since >= 0 and since % (self.interval - 1) == 0 for since in since_first]
+        if not any(due):
             return None
-        return _only(self.selector(draft, state), state.lengths > self.min_tokens)
+        rows = state.lengths > self.min_tokens
+        if not all(due):
+            rows = rows & torch.tensor(due, device=rows.device)
+        return _only(self.selector(draft, state), rows)
+
+    def replace_rows(self, rows: Tensor, other: UniformSchedule) -> None:
+        """See `specdecode.roles.RowReplacing`."""
+        for row, verified in zip(rows.tolist(), other._verified, strict=True):
+            self._verified[row] = verified
 
 
 class DynamicSchedule:
@@ -100,6 +109,9 @@ class DynamicSchedule:
 
     def start(self, state: DecodeState) -> None:
         """Nothing to forget."""
+
+    def replace_rows(self, rows: Tensor, other: RowReplacing) -> None:
+        """Nothing is kept about rows."""
 
     def select(self, draft: Draft, state: DecodeState) -> Selection | None:
         """Asked before every target pass; waits for the device, to know whether any row skips."""
@@ -188,6 +200,9 @@ class LikenessSchedule:
 
     def start(self, state: DecodeState) -> None:
         """Nothing to forget."""
+
+    def replace_rows(self, rows: Tensor, other: RowReplacing) -> None:
+        """Nothing is kept about rows."""
 
     def select(self, draft: Draft, state: DecodeState) -> Selection | None:
         """Asked before every target pass; waits for the device, to know whether any row skips."""

@@ -95,7 +95,7 @@ class Emu3Target(TransformersTarget):
 
     def forward(self, tokens: Tensor, mask: Tensor, depths: Tensor) -> TargetOutput:
         """See `TransformersTarget.forward`."""
-        committed = self._cache.allocated().lengths[: self.batch_size, None] - self.prompt_length
+        committed = (self._cache.allocated().lengths - self._prompt_lengths)[: self.batch_size, None]
         return self._with_ends_of_lines(super().forward(tokens, mask, depths), committed + depths + 1)
 
     def combine(self, output: TargetOutput) -> TargetOutput:

@@ -14,11 +14,11 @@ import torch
 from diffusers.models.autoencoders.vq_model import VQModel
 from torch import Tensor
 
-from specdecode.draft_size import DraftSize, DraftSizer
+from specdecode.draft_size import DraftSize, DraftSizer, FixedDraftSize
 from specdecode.drafters.draft_model import MOST_WAITING
 from vargen.errors import UserError
 from vargen.methods.base import DraftNetwork, MethodConfig
-from vargen.models.components import KeptBetweenBatches, ModelComponents
+from vargen.models.components import ONLY, KeptBetweenBatches, ModelComponents, Place
 from vargen.models.finite import check_weights
 from vargen.models.llamagen.draft_head import LlamaGenDraftHead, check_drafter
 from vargen.models.llamagen.drafter import LlamaGenDrafter
@@ -63,7 +63,12 @@ class LlamaGenComponents(ModelComponents):
         return (folder or self.drafter) is not None and self._drafter(folder).config.attend_to_padding
 
     def start(
-        self, condition: Mapping[str, Tensor], mask: Tensor | None, guidance_scale: float, max_draft_nodes: int
+        self,
+        condition: Mapping[str, Tensor],
+        mask: Tensor | None,
+        guidance_scale: float,
+        max_draft_nodes: int,
+        place: Place = ONLY,
     ) -> LlamaGenTarget:
         """A batch begins; its target, on the cache of the last batch, or on a new one where that does not fit.
 
@@ -72,12 +77,18 @@ class LlamaGenComponents(ModelComponents):
             mask: [B, T] bool of a prompt, None for classes.
             guidance_scale: as for `LlamaGenTarget`.
             max_draft_nodes: of the method.
+            place: in a queue of batches.
         """
         transformer = self.transformer
+        self._place = place
         self._condition, self._mask, self._guidance_scale = condition, mask, guidance_scale
         embeds = transformer.embed_condition(**condition)
         rows = embeds.shape[0] * (2 if guidance_scale > 1 else 1)
-        num_slots = cache_length(transformer, embeds.shape[1], max_draft_nodes)
+        if place.joins:
+            self._target = LlamaGenTarget(transformer, embeds, mask, guidance_scale=guidance_scale, prompt_only=True)
+            return self._target
+        longest = max(embeds.shape[1], place.longest_prompt)
+        num_slots = cache_length(transformer, longest, max_draft_nodes)
         if self.kept.kv_cache is None or not cache_fits(self.kept.kv_cache, transformer, rows, num_slots):
             self.kept.kv_cache = None  # free the old one first
             # For the longest condition, so that the next prompts, of another length, fit as well.
@@ -90,6 +101,7 @@ class LlamaGenComponents(ModelComponents):
             guidance_scale=guidance_scale,
             max_draft_nodes=max_draft_nodes,
             kv_cache=self.kept.kv_cache,
+            longest_condition=longest,
         )
         return self._target
 
@@ -119,6 +131,8 @@ class LlamaGenComponents(ModelComponents):
             self._mask,
             guidance_scale=self._guidance_scale,
             max_draft_nodes=MOST_WAITING + 2,
+            longest_condition=self._place.longest_prompt,
+            prompt_only=self._place.joins,
         )
 
         def draft_once(num_tokens: int) -> None:
@@ -142,6 +156,8 @@ class LlamaGenComponents(ModelComponents):
         self, sizes: Sequence[DraftSize], drafter: str, draft_step: Callable[[], object], prior_rate: float
     ) -> DraftSizer:
         """See `Components.draft_sizer`."""
+        if self._place.joins:
+            return FixedDraftSize(sizes[0])  # nobody asks it: who joins a batch drafts as that does
         target, transformer = self.target, self.transformer
         is_cuda = self.device.type == "cuda"
         geometry = {

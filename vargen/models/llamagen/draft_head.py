@@ -57,7 +57,8 @@ class LlamaGenDraftHead(PictureDraftHead):
                 f"drafter reads prompts in their full length of {full_length} tokens, padding included; this one has "
                 f"{target.condition_length}"
             )
-        super().__init__(drafter, target, 2 if target.is_guided else 1, target.condition_length, most_new_pairs)
+        halves = 2 if target.is_guided else 1
+        super().__init__(drafter, target, halves, target.condition_length, target.longest_condition, most_new_pairs)
         self.target = target
         self._logits_dtype = target.transformer.dtype  # diffusers looks through all parameters for it, every time
 

@@ -44,6 +44,9 @@ class LlamaGenTarget:
             batch is not computed.
         max_draft_nodes: nodes of the largest tree `forward` will be given, the root included.
         kv_cache: a cache to use again; it must fit (see `cache_fits`). None: a new one.
+        longest_condition: T of the longest condition that may take a row's place; None: none is longer than these. A
+            `prompt_only` target is one that takes places: it is prefilled, never stepped, and has room for no more.
+        prompt_only: see there.
         static_shapes: attend over the whole cache at every step instead of the part that can be in use. Shapes then
             never change, as compiled code and CUDA graphs want; eagerly it only costs time.
 
@@ -60,6 +63,8 @@ class LlamaGenTarget:
         guidance_scale: float = 1.0,
         max_draft_nodes: int = 1,
         kv_cache: StaticKVCache | None = None,
+        longest_condition: int | None = None,
+        prompt_only: bool = False,
         static_shapes: bool = False,
     ) -> None:
         if condition_embeds.ndim != 3:
@@ -75,6 +80,7 @@ class LlamaGenTarget:
         self.static_shapes = static_shapes
         self._batch_size = batch_size
         self.condition_length = condition_length
+        self.longest_condition = max(longest_condition or 0, condition_length)
 
         if self.is_guided:
             # Conditional rows first, everywhere. The null condition goes with the prompt's own mask.
@@ -84,7 +90,12 @@ class LlamaGenTarget:
         self._condition_embeds = condition_embeds
         self.condition_mask = condition_mask  # [rows, T], rows = 2B when guided
 
-        num_slots = cache_length(transformer, condition_length, max_draft_nodes)
+        # [rows]: where pictures begin. Of one number, until rows are given to other conditions.
+        self._picture_starts = torch.full((len(condition_embeds),), condition_length, device=condition_embeds.device)
+
+        num_slots = condition_length
+        if not prompt_only:
+            num_slots = cache_length(transformer, self.longest_condition, max_draft_nodes)
         if kv_cache is None:
             kv_cache = allocate_cache(transformer, condition_embeds.shape[0], num_slots)
         elif not cache_fits(kv_cache, transformer, condition_embeds.shape[0], num_slots):
@@ -172,7 +183,7 @@ class LlamaGenTarget:
             tokens, mask, depths = (torch.cat((value, value)) for value in (tokens, mask, depths))
         # Committed image tokens of a row, plus the depth, is the place in the picture. A finished row has all but its
         # last token committed, so that even its padding (depth 0) stands inside the picture.
-        positions = depths + (cache.lengths - self.condition_length)[:, None]  # [2B, n]
+        positions = depths + (cache.lengths - self._picture_starts)[:, None]  # [2B, n]
         kv_length = None if self.static_shapes else min(self._most_committed + num_new, cache.max_length)
         output = self.transformer(
             input_ids=tokens,
@@ -199,8 +210,25 @@ class LlamaGenTarget:
         else:
             self.kv_cache.keep(torch.cat((node_indices, node_indices)) if self.is_guided else node_indices, counts)
         # A row never holds more than its condition and all image tokens but the last.
-        most = self.condition_length + self.transformer.num_image_tokens - 1
+        most = self.longest_condition + self.transformer.num_image_tokens - 1
         self._most_committed = min(self._most_committed + num_kept, most)
+
+    def replace_rows(self, rows: Tensor, other: LlamaGenTarget) -> None:
+        """See `specdecode.roles.RowReplacing`. The guidance is this target's.
+
+        Raises:
+            ValueError: a condition longer than `longest_condition`, or one without the half that guidance needs.
+        """
+        if other.condition_length > self.longest_condition or other.is_guided != self.is_guided:
+            raise ValueError(
+                f"conditions must be at most longest_condition ({self.longest_condition}) long and guided alike, got "
+                f"{other.condition_length}"
+            )
+        if self.is_guided:
+            rows = torch.cat((rows, rows + self.batch_size))
+        self.kv_cache.replace_rows(rows, other.kv_cache, other.condition_length)
+        self._picture_starts.index_copy_(0, rows, other._picture_starts)
+        self._most_committed = max(self._most_committed, other._most_committed)
 
     @torch.no_grad()
     def half_way(self, max_draft_nodes: int) -> LlamaGenTarget:

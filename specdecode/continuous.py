@@ -1,0 +1,177 @@
+"""Continuous batches: a finished row's place is taken by the next request, so nobody waits for the slowest row.
+
+Belongs here: when rows are looked at, who takes their places, and what each request gave and took. Does not belong
+here: a step of decoding (`loop.py`), how a player gives a row away (`specdecode.roles.RowReplacing`), and what a
+request is.
+
+How. Requests that come later are first decoded one pass far as a small batch of their own, by players of their own:
+prompts are fed, first tokens drawn, drafters started. That run's rows are then copied over the finished ones, cache and
+all, and go on there. So a row that joins is, to the last number, one that begins a batch; and as rows never depend on
+their neighbours, a request's tokens are those that it gets alone.
+
+The host looks for finished rows only when one may have finished: the row that needs the fewest tokens gains no more
+than a draft's depth a step. All rows found finished are refilled at once, by one prefill. When no request is left,
+finished rows idle, and the batch keeps its shape to the end.
+
+Source: Yu et al. 2022, "Orca: A distributed serving system for transformer-based generative models" (iteration-level
+scheduling).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from specdecode.finite import NotFiniteError
+from specdecode.loop import DecodeRun
+from specdecode.roles import DecodeState, check_can_replace_rows
+from specdecode.trace import DecodeTrace
+
+
+@dataclass(frozen=True)
+class FinishedRow:
+    """What decoding gives back of one request.
+
+    Args:
+        request: its number.
+        tokens: [max_new_tokens] int64; after an early end, filled up with the (first) stop token.
+        length: decoded tokens, a stop token included.
+        trace: what happened, of one row; passes are those it took part in. Its only phase, "decode", is `seconds`.
+        seconds: the time from its prefill to its end, over the rows of the batch: its share of the machine.
+    """
+
+    request: int
+    tokens: Tensor
+    length: int
+    trace: DecodeTrace
+    seconds: float
+
+
+class StartRun(Protocol):
+    """Makes the runs of a queue."""
+
+    def __call__(self, requests: range, joins: bool) -> DecodeRun:
+        """A run of these requests, one a row, not started yet.
+
+        Args:
+            requests: their numbers.
+            joins: False for the first, in which all later ones will take places: it needs room for the longest prompt.
+                True for those: they are started, never stepped, and need room for their own prompts alone.
+        """
+        ...
+
+
+def decode_queue(
+    start_run: StartRun,
+    count: int,
+    batch_size: int,
+    on_step: Callable[[DecodeState, Sequence[int | None]], None] | None = None,
+) -> Iterator[FinishedRow]:
+    """Decode requests 0 to `count - 1`, `batch_size` at a time, and give each as it is finished.
+
+    Args:
+        start_run: makes runs of the same settings.
+        count: requests.
+        batch_size: rows of a batch; fewer where there are fewer requests.
+        on_step: called as `on_step(state, requests)` after the first prefill and every pass, with the request of each
+            row, None where a row idles. It must not change `state`; reading a tensor's value there waits for the
+            device.
+
+    Yields:
+        Every request once, in the order in which they finish.
+
+    Raises:
+        ValueError: no request or row; or a player that cannot give a row to another request, by name.
+        NotFiniteError: logits of a request were no numbers; `row` is the request. Those finished before were given.
+    """
+    if count < 1 or batch_size < 1:
+        raise ValueError(f"count and batch_size must be at least 1, got {count} and {batch_size}")
+    run = start_run(range(min(batch_size, count)), joins=False)
+    num_rows = run.target.batch_size
+    if count > num_rows:
+        for player in (run.target, run.drafter, run.schedule):
+            check_can_replace_rows(player)
+    begun = time.perf_counter()
+    run.start()
+    places: list[_Occupied | None] = [_Occupied(request, begun, 0) for request in range(num_rows)]
+    following = num_rows
+    _report(on_step, run, places)
+    # Tokens that the row which is nearest to its end needs; who has just been started may have stopped already.
+    soonest = 0 if run.stops is not None else run.state.max_new_tokens - 1
+    while any(places):
+        with run.trace.phase("decode"):
+            while soonest > 0:
+                soonest -= run.step()
+                _report(on_step, run, places)
+                if run.stops is not None:
+                    break
+            active = run.state.active.tolist()
+        finished = [row for row, place in enumerate(places) if place is not None and not active[row]]
+        if finished:
+            yield from _given(run, places, finished)
+            for row in finished:
+                places[row] = None
+            requests = range(following, min(following + len(finished), count))
+            if requests:
+                following = requests.stop
+                _refill(run, start_run, finished[: len(requests)], requests, places)
+            run.trace.forget_steps(min((place.first_step for place in places if place), default=0))
+        soonest = 0 if finished and run.stops is not None else _soonest(run.state)
+
+
+def _soonest(state: DecodeState) -> int:
+    """Tokens that the unfinished row which is nearest to its end needs."""
+    return int(torch.where(state.active, state.max_new_tokens - state.lengths, state.max_new_tokens).min())
+
+
+@dataclass
+class _Occupied:
+    """Who has a row, since when, and the number of the first step after its prefill."""
+
+    request: int
+    begun: float
+    first_step: int
+
+
+def _refill(
+    run: DecodeRun, start_run: StartRun, rows: list[int], requests: range, places: list[_Occupied | None]
+) -> None:
+    """The next requests take these rows."""
+    begun = time.perf_counter()
+    joining = start_run(requests, joins=True)
+    joining.start()
+    run.replace_rows(torch.tensor(rows, device=run.state.lengths.device), joining)
+    for row, request in zip(rows, requests, strict=True):
+        places[row] = _Occupied(request, begun, run.trace.recorded_steps)
+
+
+def _given(run: DecodeRun, places: Sequence[_Occupied | None], finished: Sequence[int]) -> Iterator[FinishedRow]:
+    """The finished rows' requests. Raises NotFiniteError, after all that are well, for one that is not."""
+    state, wrong, now = run.state, run.watch.first_steps(), time.perf_counter()
+    failed = None
+    for row in finished:
+        place, step = places[row], wrong[row]
+        assert place is not None
+        if step is not None:
+            failed = failed or NotFiniteError(place.request, max(step - place.first_step, 0))
+            continue
+        trace = run.trace.since(place.first_step).of_row(row)
+        seconds = (now - place.begun) / len(places)
+        trace.phase_seconds = {"decode": seconds}
+        yield FinishedRow(place.request, state.tokens[row].clone(), int(state.lengths[row]), trace, seconds)
+    if failed is not None:
+        raise failed
+
+
+def _report(
+    on_step: Callable[[DecodeState, Sequence[int | None]], None] | None,
+    run: DecodeRun,
+    places: Sequence[_Occupied | None],
+) -> None:
+    if on_step is not None:
+        on_step(run.state, [None if place is None else place.request for place in places])

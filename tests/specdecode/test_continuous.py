@@ -1,0 +1,208 @@
+"""Continuous batches: what a request gives and what it took are what they are alone, whoever had its row before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from specdecode.continuous import FinishedRow, decode_queue
+from specdecode.draft_size import DraftSize, FixedDraftSize
+from specdecode.drafters.draft_model import DraftModelDrafter
+from specdecode.drafters.draft_model_tree import DraftModelTreeDrafter
+from specdecode.drafters.jacobi import JacobiDrafter
+from specdecode.drafters.jacobi_front import BranchingJacobiDrafter, branch_nodes
+from specdecode.drafters.known_tokens import KnownTokensDrafter
+from specdecode.drafters.prompt_lookup import PromptLookupDrafter
+from specdecode.drafters.tree_shapes import StaticTree
+from specdecode.finite import NotFiniteError
+from specdecode.loop import DecodeResult, DecodeRun, decode
+from specdecode.roles import DecodeState, Drafter
+from specdecode.sampling import RandomStreams, SamplingConfig
+from specdecode.synthetic import MarkovDrafter, MarkovTarget, random_table
+
+VOCAB, LENGTH, STOP = 11, 14, 4
+TABLE = random_table(VOCAB, seed=5, scale=1.6)
+DRAFT_TABLE = 0.6 * TABLE + random_table(VOCAB, seed=6, scale=0.6)
+GREEDY, DRAWN = SamplingConfig(temperature=0), SamplingConfig(temperature=0.9, top_k=8)
+WINDOW = FixedDraftSize(DraftSize(5, 4))
+WITH_BRANCHES = FixedDraftSize(DraftSize(5 + branch_nodes(4, 3, 2), 4))
+MakeDrafter = Callable[[Tensor], Drafter | None]
+
+
+def smaller(prompts: Tensor) -> MarkovTarget:
+    return MarkovTarget(DRAFT_TABLE, prompts, LENGTH + 8)
+
+
+DRAFTERS: dict[str, MakeDrafter] = {
+    "none": lambda prompts: None,
+    "tree": lambda prompts: MarkovDrafter(DRAFT_TABLE, prompts, [-1, 0, 0, 1, 2, 2], "without replacement"),
+    "chain": lambda prompts: MarkovDrafter(DRAFT_TABLE, prompts, [-1, 0, 1, 2]),
+    "jacobi": lambda prompts: JacobiDrafter(VOCAB, WINDOW),
+    "gumbel": lambda prompts: JacobiDrafter(VOCAB, WINDOW, "repeat", "gumbel", confident=True),
+    "maximal": lambda prompts: JacobiDrafter(VOCAB, WINDOW, "repeat", "maximal", keep_overlap=0.6),
+    "target": lambda prompts: JacobiDrafter(VOCAB, WINDOW, "repeat", "target"),
+    "branches": lambda prompts: BranchingJacobiDrafter(VOCAB, WITH_BRANCHES, 3, 2),
+    "smaller": lambda prompts: DraftModelDrafter(smaller(prompts), WINDOW),
+    "smaller, tree": lambda prompts: DraftModelTreeDrafter(smaller(prompts), StaticTree.from_child_counts("2 / 2 1")),
+    "lookup": lambda prompts: PromptLookupDrafter(prompts, WINDOW),
+    "known": lambda prompts: KnownTokensDrafter(
+        JacobiDrafter(VOCAB, WINDOW), torch.full((LENGTH,), -1).index_fill(0, torch.tensor([3, 7]), 2), VOCAB
+    ),
+}
+
+
+class Queue:
+    """Requests that are told apart by their prompts and their seeds."""
+
+    def __init__(self, seeds: list[int], make: MakeDrafter, sampling: SamplingConfig, stop: int | None = None) -> None:
+        self.seeds, self.make, self.sampling, self.stop = seeds, make, sampling, stop
+        self.asked: list[tuple[range, bool]] = []
+
+    def arguments(self, requests: list[int]) -> tuple[MarkovTarget, dict[str, Any]]:
+        seeds = [self.seeds[request] for request in requests]
+        prompts = torch.tensor([[seed % VOCAB, (seed * 7 + 3) % VOCAB] for seed in seeds])
+        return MarkovTarget(TABLE, prompts, LENGTH - 1), {
+            "max_new_tokens": LENGTH,
+            "sampling": self.sampling,
+            "streams": RandomStreams.from_seeds(seeds),
+            "drafter": self.make(prompts),
+            "stop_token": self.stop,
+        }
+
+    def __call__(self, requests: range, joins: bool) -> DecodeRun:
+        self.asked.append((requests, joins))
+        target, others = self.arguments(list(requests))
+        return DecodeRun(target, **others)
+
+    def alone(self, request: int) -> DecodeResult:
+        target, others = self.arguments([request])
+        return decode(target, **others)
+
+    def check(self, finished: list[FinishedRow]) -> None:
+        assert sorted(row.request for row in finished) == list(range(len(self.seeds)))
+        for row in finished:
+            alone = self.alone(row.request)
+            assert row.tokens.tolist() == alone.tokens[0].tolist() and row.length == int(alone.lengths[0])
+            for figure in ("accepted_lengths", "token_origins", "row_passes", "row_tokens", "drafted", "target_passes"):
+                assert getattr(row.trace, figure) == getattr(alone.trace, figure), figure
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+@settings(max_examples=4, deadline=None)
+@given(
+    seeds=st.lists(st.integers(0, 1000), min_size=1, max_size=7),
+    batch_size=st.integers(1, 5),
+    sampling=st.sampled_from([GREEDY, DRAWN]),
+    stop=st.sampled_from([None, STOP]),
+)
+def test_a_request_gets_what_it_gets_alone(
+    name: str, seeds: list[int], batch_size: int, sampling: SamplingConfig, stop: int | None
+) -> None:
+    queue = Queue(seeds, DRAFTERS[name], sampling, stop)
+    queue.check(list(decode_queue(queue, len(seeds), batch_size)))
+
+
+def test_places_are_refilled_at_once_and_the_shape_stays() -> None:
+    queue = Queue(list(range(20)), DRAFTERS["jacobi"], DRAWN)
+    lengths: list[list[int | None]] = []
+
+    def on_step(state: DecodeState, requests: Any) -> None:
+        lengths.append(list(requests))
+        assert len(state.lengths) == len(requests) == 4
+
+    rows = list(decode_queue(queue, 20, 4, on_step))
+    queue.check(rows)
+    assert queue.asked[0] == (range(4), False) and all(joins for _, joins in queue.asked[1:])
+    assert [request for requests, _ in queue.asked for request in requests] == list(range(20))
+    # As long as requests wait, no pass is made with an idle row; and all passes are spent on somebody.
+    last = next(step for step, requests in enumerate(lengths) if 19 in requests)
+    assert not any(None in requests for requests in lengths[: last + 1])
+    passes = sum(row.trace.target_passes - 1 for row in rows)
+    assert passes <= sum(request is not None for requests in lengths[1:] for request in requests)
+    assert len(lengths) < sum(max(rows[i].trace.target_passes for i in range(k, k + 4)) for k in range(0, 20, 4))
+
+
+def test_a_request_whose_logits_are_no_numbers_is_named_after_the_others() -> None:
+    class Broken(Queue):
+        def arguments(self, requests: list[int]) -> tuple[MarkovTarget, dict[str, Any]]:
+            target, others = super().arguments(requests)
+            target.table = TABLE.clone()
+            target.table[:, 9] = torch.nan  # after token 9 nothing can be said
+            return target, others
+
+    seeds = list(range(12))
+    queue, given = Broken(seeds, DRAFTERS["none"], DRAWN), []
+    with pytest.raises(NotFiniteError) as raised:
+        given += list(decode_queue(queue, len(seeds), 3))
+    with pytest.raises(NotFiniteError) as alone:
+        queue.alone(raised.value.row)
+    assert alone.value.step == raised.value.step
+
+
+def test_a_player_that_cannot_is_refused_by_name_before_anything_is_decoded() -> None:
+    class Rigid(JacobiDrafter):
+        replace_rows = property()  # type: ignore[assignment]  # there is no such attribute
+
+    queue = Queue([1, 2, 3], lambda prompts: Rigid(VOCAB, WINDOW), DRAWN)
+    with pytest.raises(ValueError, match="Rigid cannot give a finished row to another request"):
+        next(decode_queue(queue, 3, 2))
+    assert len(list(decode_queue(queue, 3, 3))) == 3, "where no place is taken, nobody need give one"
+    with pytest.raises(ValueError, match="count and batch_size must be at least 1"):
+        next(decode_queue(queue, 0, 2))
+
+
+@pytest.mark.parametrize(
+    ("player", "attribute", "name"),
+    [
+        (MarkovTarget, "lengths", "none"),
+        (MarkovTarget, "committed", "none"),
+        (JacobiDrafter, "_iteration", "jacobi"),
+        (JacobiDrafter, "_opinions", "gumbel"),
+        (JacobiDrafter, "_last_node", "jacobi"),
+        (DraftModelDrafter, "_waiting", "smaller"),
+        (DraftModelDrafter, "_counts", "smaller"),
+        (PromptLookupDrafter, "prompt", "lookup"),
+        (DecodeRun, "_buffer", "none"),
+    ],
+)
+def test_what_stays_of_the_row_before_is_noticed(
+    player: type, attribute: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = player.replace_rows  # type: ignore[attr-defined]
+
+    def planted(self: Any, rows: Tensor, other: Any) -> None:
+        before = getattr(self, attribute)
+        before = before.clone() if isinstance(before, Tensor) else before
+        original(self, rows, other)
+        if attribute == "_buffer":
+            self._buffer.copy_(before)
+        else:
+            setattr(self, attribute, before)
+
+    monkeypatch.setattr(player, "replace_rows", planted)
+    assert_noticed(Queue(list(range(24)), DRAFTERS[name], DRAWN))
+
+
+@pytest.mark.parametrize("fault", ["streams", "the drafter's model"])
+def test_a_part_that_is_not_replaced_is_noticed(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if fault == "streams":
+        monkeypatch.setattr(RandomStreams, "with_rows", lambda self, rows, other: self)
+    else:
+        original = MarkovTarget.replace_rows
+        monkeypatch.setattr(
+            MarkovTarget,
+            "replace_rows",
+            lambda self, rows, other: None if self.table is DRAFT_TABLE else original(self, rows, other),
+        )
+    assert_noticed(Queue(list(range(24)), DRAFTERS["smaller"], DRAWN))
+
+
+def assert_noticed(queue: Queue) -> None:
+    with pytest.raises((AssertionError, RuntimeError, IndexError)):
+        queue.check(list(decode_queue(queue, len(queue.seeds), 3)))

@@ -23,6 +23,7 @@ from vargen.errors import UserError
 from vargen.runs.files import atomic_path, own_folder
 from vargen.runs.identity import check_identity
 from vargen.training.video_source import VideoSource
+from vargen.video.architectures.catalogue import architecture_of
 from vargen.video.drafters.feature_drafter import TargetStates
 from vargen.video.frames import CAPTION_PROMPTS, VideoFrames, processor_inputs
 from vargen.video.request import VideoRequest, prepare_request
@@ -250,7 +251,9 @@ class TeacherForcing:
             behind = request.next_position + torch.arange(len(answer), device=device)
             places = torch.cat((request.position_ids[:, 0], behind.expand(len(request.position_ids), -1)), dim=1)
             positions.append(F.pad(places, (0, fill[3])))
-        middle, final = self._hidden_states(torch.stack(embeds), torch.stack(positions, dim=1))
+        middle, final = self._hidden_states(
+            torch.stack(embeds), torch.stack(positions, dim=1), _stacked(requests, max(lengths))
+        )
         result = []
         for row, (request, answer) in enumerate(zip(requests, answers, strict=True)):
             visual = request.is_visual.nonzero()[:, 0]
@@ -266,11 +269,18 @@ class TeacherForcing:
             )
         return result
 
-    def _hidden_states(self, embeds: Tensor, positions: Tensor) -> tuple[Tensor | None, Tensor]:
-        """[B, L, dim] after `layer` layers, and after the last norm, of embeddings [B, L, dim] at [A, B, L]."""
-        language_model = self.model.model.language_model
+    def _hidden_states(
+        self, embeds: Tensor, positions: Tensor, stacked: Sequence[Tensor]
+    ) -> tuple[Tensor | None, Tensor]:
+        """[B, L, dim] after `layer` layers, and after the last norm, of embeddings [B, L, dim] at [A, B, L].
+
+        `stacked`, [B, L, dim] each, is added after the first layer, the second, and so on.
+        """
+        language_model = architecture_of(self.model).decoder(self.model)
         reached: list[Tensor] = [] if self.layer else [embeds]
         handles = []
+        for layer, added in zip(language_model.layers, stacked, strict=False):
+            handles.append(layer.register_forward_hook(lambda module, inputs, output, added=added: output + added))
         if self.layer:
 
             def keep(module: Any, inputs: Any, output: Any) -> None:
@@ -315,3 +325,16 @@ class TeacherForcing:
             visual_states=torch.stack(visual_states) if visual_states else None,
         )
         return states, torch.stack(learned)
+
+
+def _stacked(requests: Sequence[VideoRequest], length: int) -> list[Tensor]:
+    """[B, length, dim] each: DeepStack's features at the visual tokens, zero everywhere else."""
+    result = []
+    for number in range(len(requests[0].deepstack)):
+        rows = []
+        for each in requests:
+            row = each.inputs_embeds.new_zeros(length, each.inputs_embeds.shape[-1])
+            row[: each.length][each.is_visual] = each.deepstack[number]
+            rows.append(row)
+        result.append(torch.stack(rows))
+    return result

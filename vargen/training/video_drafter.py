@@ -40,6 +40,7 @@ from vargen.training.run import RunResult, autocast, prepare, train
 from vargen.training.video_answers import TeacherForcing, VideoQuestions, generate_answers, stop_tokens
 from vargen.training.video_source import VideoSource
 from vargen.video.answering import VideoAnswerer
+from vargen.video.architectures.catalogue import architecture_of
 from vargen.video.drafters.drafter_folder import new_drafter, save_drafter
 from vargen.video.drafters.feature_drafter import KINDS, VISUAL_INPUTS, FeatureDrafter, TargetStates
 from vargen.video.drafters.feature_head import FeatureHead
@@ -262,7 +263,7 @@ class VideoDrafterTask:
         return features + config.token_loss_weight * tokens, {"features": features.detach(), "tokens": tokens.detach()}
 
     def _output_head(self, features: Tensor) -> Tensor:
-        head = self.model.lm_head
+        head = architecture_of(self.model).output_head(self.model)
         return head(features.to(head.weight.dtype))
 
     @torch.no_grad()

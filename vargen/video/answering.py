@@ -30,8 +30,10 @@ from vargen.bounds import MAX_NEW_TOKENS, check_number, check_sampling
 from vargen.errors import NotFiniteError, UserError
 from vargen.methods.base import MethodConfig
 from vargen.models.finite import check_weights
+from vargen.models.model_folder import read_json
 from vargen.reading import reason_of
 from vargen.resources import find_trained_drafters, find_video_model
+from vargen.video.architectures.catalogue import architecture_of, find_architecture
 from vargen.video.drafters.drafter_folder import load_drafter
 from vargen.video.drafters.feature_drafter import FeatureDrafter
 from vargen.video.frames import QuestionWarning, VideoFrames, processor_inputs
@@ -105,13 +107,13 @@ class VideoAnswerer:
     """Answers questions about videos.
 
     Args:
-        model: transformers' `Qwen2_5_VLForConditionalGeneration` or `LlavaOnevisionForConditionalGeneration`.
+        model: of transformers, of an architecture in `vargen.video.architectures.catalogue`.
         processor: its processor.
         draft_model: a smaller model of the same words, or None.
         drafters: folders of trained drafters for this model, by kind, for methods that name none.
 
     Raises:
-        UserError: the two models have different words.
+        UserError: an architecture that cannot be served.
     """
 
     def __init__(
@@ -121,6 +123,9 @@ class VideoAnswerer:
         draft_model: Any | None = None,
         drafters: Mapping[str, str | os.PathLike[str]] | None = None,
     ) -> None:
+        for each in (model, draft_model):
+            if each is not None:
+                architecture_of(each)
         self.model = model.eval().requires_grad_(False)
         self.processor = processor
         self.draft_model = None if draft_model is None else draft_model.eval().requires_grad_(False)
@@ -406,6 +411,7 @@ def check_same_words(tokenizer: Any, draft_tokenizer: Any) -> None:
 
 
 def _load(folder: Path, device: str, dtype: str) -> Any:
+    find_architecture(read_json(folder / "config.json").get("model_type"), f"model: {folder}")
     transformers_logging.disable_progress_bar()
     try:
         model: Any = AutoModelForImageTextToText.from_pretrained(

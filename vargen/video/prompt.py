@@ -38,6 +38,7 @@ class Prompt:
             argument says whether the video has rows when drafting (None: as it was trained to).
         lasting: what methods keep from one answer to the next, by keys that begin with their names. Whoever owns it
             closes what is in it.
+        repetition_penalty: of `generate`; 1 does nothing.
     """
 
     model: Any
@@ -47,6 +48,7 @@ class Prompt:
     protected_tokens: tuple[int, ...] = ()
     trained_drafter: Callable[..., FeatureDrafter] = no_trained_drafter
     lasting: MutableMapping[Hashable, Any] = field(default_factory=dict)
+    repetition_penalty: float = 1.0
 
     @cached_property
     def requests(self) -> list[VideoRequest]:
@@ -68,6 +70,7 @@ class Prompt:
             "max_new_tokens": self.max_new_tokens,
             "max_draft_nodes": max(num_nodes, MOST_WAITING + 2),
             "vocab_size": self.vocab_size,
+            "repetition_penalty": self.repetition_penalty,
         }
 
     def draft_weights(self, drafter: str) -> Any:

@@ -4,9 +4,10 @@ Belongs here: merging the vision tower's output into the prompt once (the target
 share it), positions that belong to the request, and leaving visual tokens out. Does not belong here: which tokens to
 leave out (`pruning.py`), caches and decoding (`target.py`).
 
-transformers keeps the offset between a Qwen2.5-VL sequence's length and its next position as state of the model object,
+transformers keeps the offset between a Qwen-VL sequence's length and its next position as state of the model object,
 so a second request, or a pruned drafter of the same weights, silently breaks the first. Here positions are worked out
-once, belong to the request and are always passed explicitly.
+once, belong to the request and are always passed explicitly. What differs from one architecture to the next is in
+`vargen.video.architectures`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vargen.video.architectures.base import VideoFeatures
+from vargen.video.architectures.catalogue import architecture_of
 from vargen.video.pruning import token_budget, visual_gain
 
 
@@ -32,6 +35,8 @@ class VideoRequest:
         is_visual: [T] bool.
         next_position: of the first generated token, on every axis; the one after stands one further.
         num_separators: visual tokens at the end that show nothing and are never left out: LLaVA-OneVision's new line.
+        deepstack: [m, dim] each: what is added to the hidden states of the visual tokens after the first decoder layer,
+            the second, and so on; empty where the architecture has none.
     """
 
     input_ids: Tensor
@@ -40,6 +45,7 @@ class VideoRequest:
     is_visual: Tensor
     next_position: int
     num_separators: int = 0
+    deepstack: tuple[Tensor, ...] = ()
 
     @property
     def length(self) -> int:
@@ -63,80 +69,72 @@ class VideoRequest:
         return torch.arange(last + 1, length, device=self.is_visual.device)
 
 
-def encode_video(model: Any, inputs: Mapping[str, Tensor]) -> Tensor:
-    """What the vision tower makes of the video: [m, dim], in the order of the prompt's visual tokens.
+@torch.no_grad()
+def encode_video(model: Any, inputs: Mapping[str, Tensor]) -> VideoFeatures:
+    """What the vision tower makes of the video.
 
     Args:
-        model: transformers' `Qwen2_5_VLForConditionalGeneration` or `LlavaOnevisionForConditionalGeneration`.
+        model: of transformers, of an architecture in `vargen.video.architectures.catalogue`.
         inputs: of its processor, with `pixel_values_videos`.
 
     Raises:
-        ValueError: there is no video, or one without frames.
+        UserError: another architecture.
+        ValueError: there is no video, one without frames, or something the architecture needs is missing.
     """
+    architecture = architecture_of(model)
     pixels = inputs.get("pixel_values_videos")
     if pixels is None:
         raise ValueError("inputs must hold pixel_values_videos: the prompt has no video; give the processor one")
     if pixels.numel() == 0:
         raise ValueError("inputs: the video has no frames; give at least as many as the model reads at once")
-    names = [name for name in ("pixel_values_videos", "video_grid_thw") if name in inputs]
-    # By position: older releases call the first one otherwise.
-    features = model.model.get_video_features(*(inputs[name] for name in names), return_dict=True).pooler_output
-    if isinstance(features, Tensor):  # LLaVA-OneVision: [1, m, dim]
-        return features.flatten(0, 1)
-    return torch.cat(list(features), dim=0)
+    for name in architecture.needs:
+        if name not in inputs:
+            raise ValueError(
+                f"inputs must hold {name}: without it this model silently falls back to other positions; use the "
+                "processor of transformers 5.3 or later"
+            )
+    return architecture.encode(model, inputs)
 
 
 @torch.no_grad()
-def prepare_request(model: Any, inputs: Mapping[str, Tensor], video_features: Tensor | None = None) -> VideoRequest:
+def prepare_request(
+    model: Any, inputs: Mapping[str, Tensor], video_features: VideoFeatures | None = None
+) -> VideoRequest:
     """A request out of what the model's processor gives.
 
     Args:
         model: as for `encode_video`.
-        inputs: `input_ids` [1, T] and the video's tensors; for Qwen2.5-VL `mm_token_type_ids`, too.
-        video_features: [m, dim] of `encode_video` on the same weights, where that has been done already.
+        inputs: `input_ids` [1, T] and the video's tensors; for Qwen's architectures `mm_token_type_ids`, too.
+        video_features: of `encode_video` on the same weights, where that has been done already.
 
     Raises:
-        ValueError: more than one prompt, no video, `mm_token_type_ids` missing, or another number of visual tokens than
-            features.
+        UserError: another architecture.
+        ValueError: more than one prompt, no video, an input missing, or another number of visual tokens than features.
     """
-    input_ids = inputs["input_ids"]
+    architecture, input_ids = architecture_of(model), inputs["input_ids"]
     if input_ids.shape[0] != 1:
         raise ValueError(f"inputs must hold one prompt, got {input_ids.shape[0]}; make a request of each")
-    is_visual = input_ids[0] == model.config.video_token_id
+    is_visual = architecture.is_visual(model.config, input_ids)[0]
     if not is_visual.any():
         raise ValueError("inputs: the prompt has no place for the video; use the processor's chat template")
-    if video_features is None:
-        video_features = encode_video(model, inputs)
-    newline = getattr(model.model, "image_newline", None)
-    if newline is not None and len(video_features) == int(is_visual.sum()) - 1:
-        video_features = torch.cat((video_features, newline[None]))  # older releases add it in the forward
-    if len(video_features) != int(is_visual.sum()):
+    features = encode_video(model, inputs) if video_features is None else video_features
+    if any(len(each) != int(is_visual.sum()) for each in (features.embeds, *features.deepstack)):
         raise ValueError(
-            f"inputs: the prompt has {int(is_visual.sum())} visual tokens, the video gives {len(video_features)}; both "
-            "must come from one call of the processor"
+            f"inputs: the prompt has {int(is_visual.sum())} visual tokens, the video gives {len(features.embeds)}; "
+            "both must come from one call of the processor"
         )
     embeds = model.get_input_embeddings()(input_ids)  # [1, T, dim]
-    embeds = embeds.masked_scatter(is_visual[None, :, None], video_features.to(embeds))
-    position_ids, next_position = _positions(model, inputs)
-    return VideoRequest(input_ids, embeds, position_ids, is_visual, next_position, int(newline is not None))
-
-
-def _positions(model: Any, inputs: Mapping[str, Tensor]) -> tuple[Tensor, int]:
-    """[A, 1, T], and the position of the first generated token."""
-    input_ids = inputs["input_ids"]
-    length = input_ids.shape[1]
-    if not hasattr(model.model, "get_rope_index"):
-        return torch.arange(length, device=input_ids.device)[None, None], length
-    if "mm_token_type_ids" not in inputs:
-        raise ValueError(
-            "inputs must hold mm_token_type_ids: without them this model silently falls back to plain positions; use "
-            "the processor of transformers 5.3 or later"
-        )
-    names = ("mm_token_type_ids", "image_grid_thw", "video_grid_thw", "second_per_grid_ts", "attention_mask")
-    positions, _ = model.model.get_rope_index(input_ids, **{name: inputs[name] for name in names if name in inputs})
-    # What is generated goes on from the last token, as in training. (The offset that comes with the positions goes on
-    # from the greatest, which in a long video is that of its last moment.)
-    return positions[-3:], int(positions[:, 0, -1].max()) + 1
+    embeds = embeds.masked_scatter(is_visual[None, :, None], features.embeds.to(embeds))
+    position_ids, next_position = architecture.positions(model, inputs)
+    return VideoRequest(
+        input_ids,
+        embeds,
+        position_ids,
+        is_visual,
+        next_position,
+        architecture.num_separators,
+        tuple(each.to(embeds) for each in features.deepstack),
+    )
 
 
 def keep_share(request: VideoRequest, keep_ratio: float, choose: Callable[[int, int], Tensor]) -> Tensor:
@@ -192,4 +190,5 @@ def keep_visual(request: VideoRequest, kept: Tensor, compact: bool = False) -> V
         position_ids=positions,
         is_visual=request.is_visual[stays],
         next_position=next_position,
+        deepstack=tuple(each[kept.to(each.device)] for each in request.deepstack),
     )

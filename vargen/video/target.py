@@ -21,8 +21,10 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.hooks import RemovableHandle
 
+from specdecode.repetition import RepetitionPenalty
 from specdecode.roles import TargetOutput
 from specdecode.targets.transformers import TransformersTarget
+from vargen.video.architectures.catalogue import architecture_of
 from vargen.video.attention import watch_attention
 from vargen.video.request import VideoRequest
 
@@ -34,7 +36,7 @@ class SeenPrompt:
     Attributes:
         request: the prompt.
         places: for every layer [T'] int64, ascending: the tokens that it has cached; usually all T.
-        captured: by layer, hidden states [T, dim].
+        captured: by layer, hidden states [T, dim], as the next layer reads them.
         attention: for every layer [kv_heads, m] float32: how much attention the tokens after the video pay to each
             visual token, the mean over those tokens, summed over the heads that share a key.
         hidden_states: [T', dim], final ones.
@@ -64,13 +66,14 @@ class VideoTarget(TransformersTarget):
     """`specdecode.roles.Target` over requests, one a row; also `specdecode.drafters.draft_model.DraftModel`.
 
     Args:
-        model: see `vargen.video.request.encode_video`.
+        model: see `vargen.video.request.encode_video`. DeepStack is added between its layers.
         requests: the prompts, whole or with visual tokens left out.
         capture_layers: hidden states after so many decoder layers are kept from the prefill; 0 are the embeddings.
         capture_attention: keep from the prefill what attention the text after the video pays to the video.
         on_layer: called while a prompt is fed with the hidden states [T, dim] after so many decoder layers, as soon as
             they are there. It must not wait for the device.
         max_new_tokens, max_draft_nodes, vocab_size: see `TransformersTarget`.
+        repetition_penalty: of transformers' `generate`; see `specdecode.repetition`. Logits have it already.
 
     Attributes:
         forward_passes: of the model.
@@ -93,9 +96,11 @@ class VideoTarget(TransformersTarget):
         max_new_tokens: int = 256,
         max_draft_nodes: int = 64,
         vocab_size: int | None = None,
+        repetition_penalty: float = 1.0,
     ) -> None:
         self.requests = (requests,) if isinstance(requests, VideoRequest) else tuple(requests)
-        self.language_model = model.model.language_model
+        self.architecture = architecture_of(model)
+        self.language_model = self.architecture.decoder(model)
         self.on_layer = dict(on_layer or {})
         self.capture_layers, self.capture_attention = tuple(capture_layers), capture_attention
         num_layers = len(self.language_model.layers)
@@ -104,6 +109,9 @@ class VideoTarget(TransformersTarget):
                 if not 0 <= layer <= num_layers:
                     raise ValueError(f"{name} must lie between 0 and the model's {num_layers} layers, got {layer}")
         self._prompts: list[SeenPrompt] = []
+        self.repetition_penalty = repetition_penalty
+        self._repetition: RepetitionPenalty | None = None
+        self._fed = torch.empty(0)  # [B, n] of the last forward
         self.forward_passes = 0
         super().__init__(
             model,
@@ -113,7 +121,7 @@ class VideoTarget(TransformersTarget):
             positions=self._positions_after,
             vocab_size=vocab_size,
             decoder=self.language_model,
-            output_head=model.lm_head,
+            output_head=self.architecture.output_head(model),
             embed=model.get_input_embeddings(),
         )
 
@@ -138,6 +146,10 @@ class VideoTarget(TransformersTarget):
         for row, prompt in enumerate(self.prompts):
             self._feed(row, prompt)
         self.finish_prompts()
+        if self._repetition is not None:
+            logits = self._repetition.of_prompts(torch.stack([prompt.logits for prompt in self.prompts]))
+            for prompt, lowered in zip(self.prompts, logits, strict=True):
+                prompt.logits = lowered
         last = torch.stack([prompt.hidden_states[-1:] for prompt in self.prompts])
         return TargetOutput(torch.stack([prompt.logits for prompt in self.prompts]), last)
 
@@ -149,6 +161,30 @@ class VideoTarget(TransformersTarget):
         ]
         self._next_positions = torch.tensor([[each.next_position] for each in self.requests], device=self.device)
         self.lay_out(max(each.length for each in self.requests))
+        if self.repetition_penalty != 1:
+            prompts = [each.input_ids[0] for each in self.requests]
+            size = self.max_new_tokens + self._max_draft_nodes
+            self._repetition = RepetitionPenalty(self.repetition_penalty, prompts, self.vocab_size, size)
+
+    @torch.no_grad()
+    def forward(self, tokens: Tensor, mask: Tensor, depths: Tensor) -> TargetOutput:
+        """See `TransformersTarget.forward`; what has been said is less likely by `repetition_penalty`."""
+        output = super().forward(tokens, mask, depths)
+        if self._repetition is not None:
+            self._fed = tokens
+            output.logits = self._repetition.of_nodes(output.logits, tokens, mask, self._num_kept())
+        return output
+
+    def commit(self, node_indices: Tensor | None, counts: Tensor) -> None:
+        """See `specdecode.roles.Target.commit`."""
+        if self._repetition is not None:
+            kept = self._fed if node_indices is None else self._fed.gather(1, node_indices.clamp(min=0))
+            self._repetition.keep(kept, self._num_kept())
+        super().commit(node_indices, counts)
+
+    def _num_kept(self) -> Tensor:
+        """[B] int64: committed tokens behind the prompts."""
+        return self._cache.allocated().lengths - self.prompt_length
 
     def finish_prompts(self) -> None:
         """All prompts lie in the cache."""
@@ -201,7 +237,12 @@ class VideoTarget(TransformersTarget):
     def _hooks(self, prompt: SeenPrompt) -> list[RemovableHandle]:
         """What looks at the pass over a prompt, or takes part in it."""
         layers = self.language_model.layers
+        # First what is added, then who looks at the sum.
         handles = [
+            layers[number].register_forward_hook(self._deepener(prompt, number), with_kwargs=True)
+            for number in range(len(prompt.request.deepstack))
+        ]
+        handles += [
             layers[layer - 1].register_forward_hook(self._keeper(prompt, layer), with_kwargs=True)
             for layer in {*self.capture_layers, *self.on_layer} - {0}
         ]
@@ -216,6 +257,22 @@ class VideoTarget(TransformersTarget):
 
             handles += [watch_attention(layer.self_attn, self._cache, lambda: rows, keep) for layer in layers]
         return handles
+
+    def _deepener(self, prompt: SeenPrompt, number: int) -> Any:
+        """A hook behind layer `number`, counted from 0, that adds DeepStack's features at the visual tokens it has."""
+        request = prompt.request
+
+        def add(module: Any, args: Any, inputs: dict[str, Any], output: Any) -> Any:
+            if inputs.get("past_key_values") is not self._cache:
+                return None  # another request's pass through the same model
+            places = prompt.places[number]
+            visual = request.is_visual[places]
+            rows = (request.is_visual.cumsum(0) - 1)[places[visual]]
+            states = output if isinstance(output, Tensor) else output[0]
+            states = states.index_add(1, visual.nonzero()[:, 0], request.deepstack[number][None, rows].to(states))
+            return states if isinstance(output, Tensor) else (states, *output[1:])
+
+        return add
 
     def _keeper(self, prompt: SeenPrompt, layer: int) -> Any:
         def keep(module: Any, args: Any, inputs: dict[str, Any], output: Any) -> None:

@@ -1,4 +1,4 @@
-"""Tiny random Video-LLMs of both architectures, and requests about random videos."""
+"""Tiny random Video-LLMs of every architecture, and requests about random videos."""
 
 from __future__ import annotations
 
@@ -9,14 +9,21 @@ import pytest
 import torch
 from torch import Tensor
 from transformers import (
+    LlavaNextVideoConfig,
+    LlavaNextVideoForConditionalGeneration,
     LlavaOnevisionConfig,
     LlavaOnevisionForConditionalGeneration,
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
+    Qwen2VLConfig,
+    Qwen2VLForConditionalGeneration,
+    Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
 )
 
 VOCAB, IMAGE, VIDEO, VISION_START, VISION_END, END = 300, 290, 291, 292, 293, 2
 ARCHITECTURES = ("qwen2_5_vl", "llava_onevision")
+"""One of each kind of positions, for what does not depend on the rest; `architectures/` tests all of them."""
 FRAMES = 4
 
 
@@ -44,27 +51,65 @@ def build_model(architecture: str, seed: int = 0, num_layers: int = 3) -> Any:
         "pad_token_id": 0,
         "tie_word_embeddings": False,
     }
-    if architecture == "qwen2_5_vl":
-        rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
-        config: Any = Qwen2_5_VLConfig(
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
+    tokens = {
+        "image_token_id": IMAGE,
+        "video_token_id": VIDEO,
+        "vision_start_token_id": VISION_START,
+        "vision_end_token_id": VISION_END,
+    }
+    patches = {"depth": 2, "num_heads": 2, "patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2}
+    if architecture == "qwen2_vl":
+        config: Any = Qwen2VLConfig(
             text_config={**text, "rope_parameters": rope, "use_sliding_window": False},
+            vision_config={**patches, "embed_dim": 32, "hidden_size": 64, "mlp_ratio": 2},
+            **tokens,
+        )
+        return sharpen(Qwen2VLForConditionalGeneration(config))
+    if architecture == "qwen3_vl":
+        config = Qwen3VLConfig(
+            text_config={**text, "head_dim": 16, "rope_parameters": {**rope, "mrope_interleaved": True}},
             vision_config={
-                "depth": 2,
+                **patches,
                 "hidden_size": 32,
                 "intermediate_size": 64,
-                "num_heads": 2,
                 "out_hidden_size": 64,
-                "patch_size": 4,
-                "spatial_merge_size": 2,
-                "temporal_patch_size": 2,
+                "num_position_embeddings": 64,
+                "deepstack_visual_indexes": [0, 1],
+            },
+            **tokens,
+        )
+        return sharpen(Qwen3VLForConditionalGeneration(config))
+    if architecture == "llava_next_video":
+        config = LlavaNextVideoConfig(
+            text_config={**text, "model_type": "llama"},
+            vision_config={
+                "model_type": "clip_vision_model",
+                "hidden_size": 32,
+                "intermediate_size": 64,
+                "num_hidden_layers": 3,
+                "num_attention_heads": 2,
+                "image_size": 32,
+                "patch_size": 8,
+                "projection_dim": 32,
+            },
+            image_token_index=IMAGE,
+            video_token_index=VIDEO,
+        )
+        return sharpen(LlavaNextVideoForConditionalGeneration(config))
+    if architecture == "qwen2_5_vl":
+        config = Qwen2_5_VLConfig(
+            text_config={**text, "rope_parameters": rope, "use_sliding_window": False},
+            vision_config={
+                **patches,
+                "hidden_size": 32,
+                "intermediate_size": 64,
+                "out_hidden_size": 64,
                 "window_size": 16,
                 "fullatt_block_indexes": [1],
                 "tokens_per_second": 2,
             },
-            image_token_id=IMAGE,
-            video_token_id=VIDEO,
-            vision_start_token_id=VISION_START,
-            vision_end_token_id=VISION_END,
+            **tokens,
         )
         return sharpen(Qwen2_5_VLForConditionalGeneration(config))
     config = LlavaOnevisionConfig(
@@ -92,20 +137,26 @@ def build_inputs(architecture: str, seed: int = 0, question_length: int = 6, fra
     """What the processor of a model would give for a random video and question."""
     generator = torch.Generator().manual_seed(seed)
     question = torch.randint(3, 280, (question_length,), generator=generator).tolist()
-    if architecture == "qwen2_5_vl":
+    is_qwen = architecture.startswith("qwen")
+    if is_qwen:
         time, height, width = frames, 8, 4
-        count = time * height * width // 4
+        of_a_step = height * width // 4
         video: dict[str, Tensor] = {
             "pixel_values_videos": torch.randn(time * height * width, 3 * 2 * 4 * 4, generator=generator),
             "video_grid_thw": torch.tensor([[time, height, width]]),
-            "second_per_grid_ts": torch.tensor([1.0]),
         }
+        if architecture == "qwen2_5_vl":
+            video["second_per_grid_ts"] = torch.tensor([1.0])
+        span = [VISION_START, *[VIDEO] * time * of_a_step, VISION_END]
+        if architecture == "qwen3_vl":  # a timestamp before every step
+            span = [t for step in range(time) for t in (10 + step, VISION_START, *[VIDEO] * of_a_step, VISION_END)]
     else:
-        count = frames * 4 + 1
+        count = frames * 4 + (architecture == "llava_onevision")
         video = {"pixel_values_videos": torch.randn(1, frames, 3, 32, 32, generator=generator)}
-    ids = torch.tensor([[5, 6, VISION_START, *[VIDEO] * count, VISION_END, *question]])
+        span = [VISION_START, *[VIDEO] * count, VISION_END]
+    ids = torch.tensor([[5, 6, *span, *question]])
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), **video}
-    if architecture == "qwen2_5_vl":
+    if is_qwen:
         inputs["mm_token_type_ids"] = 2 * (ids == VIDEO).int()
     return inputs
 

@@ -18,6 +18,7 @@ from specdecode.loop import DecodeResult, decode
 from specdecode.roles import DecodeState, Draft, TargetOutput, Verdict, Verifier
 from specdecode.sampling import RandomStreams, SamplingConfig
 from specdecode.tree import TokenTree
+from vargen.video.architectures.base import VideoFeatures
 from vargen.video.pruning import keep_uniform, token_budget
 from vargen.video.request import VideoRequest, encode_video, keep_share, keep_visual, prepare_request
 from vargen.video.target import VideoTarget
@@ -271,7 +272,7 @@ def test_the_vision_tower_runs_once_for_target_and_drafter(
     features = encode_video(model, inputs)
     once, again = prepare_request(model, inputs, features), prepare_request(model, inputs)
     assert torch.equal(once.inputs_embeds, again.inputs_embeds)
-    assert once.num_visual == len(features) == int((inputs["input_ids"] == model.config.video_token_id).sum())
+    assert once.num_visual == len(features.embeds) == int((inputs["input_ids"] == model.config.video_token_id).sum())
 
 
 def test_pruning_keeps_text_order_and_positions(architecture: str, models: Models, inputs_of: Inputs) -> None:
@@ -326,7 +327,7 @@ def test_prompts_without_a_video_are_refused(architecture: str, models: Models, 
     with pytest.raises(ValueError, match="one prompt"):
         prepare_request(model, {**inputs, "input_ids": inputs["input_ids"].repeat(2, 1)})
     with pytest.raises(ValueError, match="visual tokens, the video gives"):
-        prepare_request(model, inputs, torch.zeros(3, 64))
+        prepare_request(model, inputs, VideoFeatures(torch.zeros(3, 64)))
 
 
 def test_the_right_positions_need_the_token_types(models: Models, inputs_of: Inputs) -> None:

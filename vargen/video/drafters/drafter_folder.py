@@ -24,6 +24,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from vargen.models.finite import check_weights
+from vargen.video.architectures.catalogue import architecture_of
 from vargen.video.drafters.feature_drafter import FeatureDrafter, FeatureDrafterConfig
 from vargen.video.request import VideoRequest
 from vargen.video.target import VideoTarget
@@ -44,7 +45,7 @@ def describe_target(model: Any, layers: Sequence[int] = ()) -> dict[str, Any]:
     text = model.config.get_text_config()
     device = model.get_input_embeddings().weight.device
     tokens = (torch.arange(1, _NUM_TOKENS + 1, device=device) * int(text.vocab_size) // (_NUM_TOKENS + 1))[None]
-    axes = 3 if hasattr(model.model, "get_rope_index") else 1
+    axes = architecture_of(model).num_axes
     request = VideoRequest(
         input_ids=tokens,
         inputs_embeds=model.get_input_embeddings()(tokens),
@@ -110,7 +111,7 @@ def new_drafter(kind: str, model: Any, **changes: Any) -> FeatureDrafter:
     config = FeatureDrafterConfig.of_kind(kind, model, **changes)
     layers = () if config.visual_layer is None else (config.visual_layer,)
     network = FeatureDrafter(replace(config, target=describe_target(model, layers)))
-    network.layer.load_state_dict(model.model.language_model.layers[-1].state_dict())
+    network.layer.load_state_dict(architecture_of(model).decoder(model).layers[-1].state_dict())
     return network
 
 

@@ -33,10 +33,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache, PreTrainedConfig, Qwen2_5_VLTextConfig, Qwen2Config
-from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer, Qwen2RotaryEmbedding
-from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLDecoderLayer, Qwen2_5_VLRotaryEmbedding
+from transformers import AutoConfig, Cache, PreTrainedConfig
 
+from vargen.video.architectures.catalogue import layer_classes
 from vargen.video.drafters.visual_compressor import VisualCompressor
 
 VISUAL_INPUTS = ("pairs", "embeddings", "states", "compressed_embeddings", "compressed_features")
@@ -51,10 +50,6 @@ KINDS: dict[str, dict[str, Any]] = {
 """The published methods: what of `FeatureDrafterConfig` each of them sets."""
 
 _OF_COMPRESSION = ("num_queries", "scale")
-_LAYERS: dict[str, tuple[Any, Any, Any]] = {
-    "qwen2_5_vl_text": (Qwen2_5_VLTextConfig, Qwen2_5_VLDecoderLayer, Qwen2_5_VLRotaryEmbedding),
-    "qwen2": (Qwen2Config, Qwen2DecoderLayer, Qwen2RotaryEmbedding),
-}
 
 
 @dataclass(frozen=True)
@@ -93,11 +88,7 @@ class FeatureDrafterConfig:
             raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {self.kind!r}")
         if self.visual not in VISUAL_INPUTS:
             raise ValueError(f"visual must be one of {', '.join(VISUAL_INPUTS)}, got {self.visual!r}")
-        if self.text_config.get("model_type") not in _LAYERS:
-            raise ValueError(
-                f"text_config must be of a language model of {' or '.join(_LAYERS)}, got "
-                f"{self.text_config.get('model_type')!r}"
-            )
+        layer_classes(self.text_config.get("model_type"))
         if self.draft_length < 1:
             raise ValueError(f"draft_length must be at least 1, got {self.draft_length}")
         if (self.visual == "states") != (self.visual_layer is not None):
@@ -140,7 +131,9 @@ class FeatureDrafterConfig:
         # What every configuration of the library has, such as names of classes, means nothing to a layer.
         common = set(PreTrainedConfig().to_dict()) - {"model_type"}
         layer = {name: value for name, value in text.to_dict().items() if name not in common}
-        layer |= {"num_hidden_layers": 1, "use_sliding_window": False, "layer_types": None}
+        layer |= {"num_hidden_layers": 1, "use_sliding_window": False}
+        if "layer_types" in layer:
+            layer["layer_types"] = None
         return cls(kind=kind, text_config=layer, **values)
 
     @classmethod
@@ -212,8 +205,8 @@ class FeatureDrafter(nn.Module):
     def __init__(self, config: FeatureDrafterConfig) -> None:
         super().__init__()
         self.config = config
-        config_type, layer_type, rotary_type = _LAYERS[config.text_config["model_type"]]
-        self.text_config = config_type.from_dict(config.text_config)
+        layer_type, rotary_type = layer_classes(config.text_config["model_type"])
+        self.text_config = AutoConfig.for_model(**config.text_config)
         self.set_attention("sdpa")
         dim = int(self.text_config.hidden_size)
         self.dim = dim

@@ -147,6 +147,6 @@ class FeatureHead:
 
     def _logits(self, features: Tensor) -> Tensor:
         """[B, n, V] float32."""
-        head = self.target.model.lm_head
+        head = self.target.architecture.output_head(self.target.model)
         self.flops += 2 * head.weight.numel() * features.shape[:2].numel()
         return head(features.to(head.weight.dtype))[..., : self.vocab_size].float()

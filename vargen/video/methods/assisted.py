@@ -56,6 +56,7 @@ class AssistedGeneration:
         """See `vargen.video.players.VideoDecoder`; the trace is made from watching the target's forwards."""
         import torch
 
+        from vargen.video.architectures.catalogue import architecture_of
         from vargen.video.players import Decoded
 
         prompt, sampling, trace = self.prompt, generation.sampling, generation.trace
@@ -72,9 +73,9 @@ class AssistedGeneration:
         assistant_settings.num_assistant_tokens = self.draft_length
         assistant_settings.num_assistant_tokens_schedule = "constant"
         assistant_settings.assistant_confidence_threshold = 0.0
-        drawing = {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": 0}
+        drawing = {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k}
         began = time.perf_counter()
-        handle = prompt.model.model.language_model.register_forward_hook(watch, with_kwargs=True)
+        handle = architecture_of(prompt.model).decoder(prompt.model).register_forward_hook(watch, with_kwargs=True)
         try:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(generation.seeds[0])
@@ -83,6 +84,7 @@ class AssistedGeneration:
                     assistant_model=draft_model,
                     max_new_tokens=generation.max_new_tokens,
                     do_sample=not sampling.is_greedy,
+                    repetition_penalty=prompt.repetition_penalty,
                     **({} if sampling.is_greedy else drawing),
                 )
         finally:

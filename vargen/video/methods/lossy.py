@@ -66,5 +66,5 @@ class SparseVLMConfig(VideoMethodConfig):
         from vargen.video.lossy_targets import SparseVLMTarget, sparsevlm_stages
         from vargen.video.players import Players
 
-        stages = sparsevlm_stages(len(prompt.model.model.language_model.layers), self.keep_ratio)
+        stages = sparsevlm_stages(int(prompt.model.config.get_text_config().num_hidden_layers), self.keep_ratio)
         return Players(SparseVLMTarget(prompt.model, prompt.requests, stages, **prompt.sizes(1)))

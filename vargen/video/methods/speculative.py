@@ -99,7 +99,7 @@ class SpeculativeConfig(VideoMethodConfig):
         Raises:
             UserError: a layer that the model has not.
         """
-        num_layers = len(model.model.language_model.layers)
+        num_layers = int(model.config.get_text_config().num_hidden_layers)
         if self.pruning_layer is None:
             return max(1, num_layers // 4)
         if self.pruning_layer > num_layers:

@@ -68,6 +68,9 @@ class TransformersTarget:
 
     Attributes:
         kv_cache: None before the first prefill if none was given.
+        feature_layers: after which decoder layers `hidden_states` are taken, side by side, as transformers counts them:
+            the last one's is normed. Empty for the final ones alone. Needs a `decoder` that takes
+            `output_hidden_states`. A drafter that reads several depths says so before the prefill.
 
     Raises:
         ValueError: an architecture that cannot be served, by name; or arguments that do not belong together.
@@ -128,6 +131,7 @@ class TransformersTarget:
         self.device = prompt.device
         self.decoder, self.output_head, self.embed = decoder, output_head, embed
         self.static_shapes = static_shapes
+        self.feature_layers: tuple[int, ...] = ()
         self.max_new_tokens, self._max_draft_nodes = max_new_tokens, max_draft_nodes
         self._num_rows = num_rows
         self._cache = SlotCache(type(model).__name__, int(self._config.num_hidden_layers), num_rows, kv_cache)
@@ -283,7 +287,7 @@ class TransformersTarget:
             last_only: logits of the last token only.
 
         Returns:
-            Logits [R, n or 1, V], and hidden states [R, n, dim] where there is a `decoder`.
+            Logits [R, n or 1, V], and hidden states [R, n, F] where there is a `decoder`; F = dim for each layer.
         """
         arguments = {"attention_mask": mask, "position_ids": positions, "past_key_values": self._cache}
         hidden_states = None
@@ -292,8 +296,12 @@ class TransformersTarget:
             logits = self.model(**inputs, **arguments, **kept, use_cache=True).logits
             logits = logits[:, -1:] if last_only else logits
         else:
-            hidden_states = self.decoder(**inputs, **arguments, use_cache=True).last_hidden_state
-            return TargetOutput(self.logits(hidden_states[:, -1:] if last_only else hidden_states), hidden_states)
+            depths = {"output_hidden_states": True} if self.feature_layers else {}
+            output = self.decoder(**inputs, **arguments, **depths, use_cache=True)
+            hidden_states = features = output.last_hidden_state
+            if self.feature_layers:
+                features = torch.cat([output.hidden_states[layer] for layer in self.feature_layers], dim=-1)
+            return TargetOutput(self.logits(hidden_states[:, -1:] if last_only else hidden_states), features)
         return TargetOutput(self._fitted(logits), hidden_states)
 
     def logits(self, hidden_states: Tensor) -> Tensor:

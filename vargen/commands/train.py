@@ -97,10 +97,11 @@ def _data(name: str, config: Any) -> tuple[Any, ...]:
     from vargen.training.run import prepare
     from vargen.world.cases import scene_prompts
     from vargen.world.seeds import DRAFTER_SEED, HELDOUT_SEED
+    from vargen.world.training.code_store import stored_pictures
     from vargen.world.training.video_data import RenderedVideoSource
 
     if name == "drafter":
-        return (lambda seed, count: scene_prompts(DRAFTER_SEED + seed, count),)
+        return (lambda seed, count: scene_prompts(DRAFTER_SEED + seed, count)), stored_pictures
     if name == "video-drafter":
         source = RenderedVideoSource(config.image_size, config.num_frames, prepare(config))
         return source, {"train": DRAFTER_SEED, "heldout": HELDOUT_SEED}

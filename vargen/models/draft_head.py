@@ -17,10 +17,11 @@ from torch import Tensor
 
 from specdecode.drafters.tree_growth import DraftHeadOutput
 from specdecode.kv_cache import StaticKVCache
-from specdecode.roles import Target, TargetOutput
+from specdecode.roles import TargetOutput
 from specdecode.targets.transformers import TransformersTarget
 from vargen.errors import UserError
 from vargen.models.llamagen.drafter import LlamaGenDrafter
+from vargen.models.llamagen.target import LlamaGenTarget
 from vargen.models.llamagen.transformer import CONDITION_POSITION, condition_attention_mask
 
 
@@ -40,12 +41,13 @@ class PictureDraftHead(ABC):
     def __init__(
         self,
         drafter: LlamaGenDrafter,
-        target: Target,
+        target: LlamaGenTarget | TransformersTarget,
         halves: int,
         condition_length: int,
         longest_condition: int,
         most_new_pairs: int,
     ) -> None:
+        target.feature_layers = drafter.feature_layers
         self.drafter = drafter
         self.vocab_size = target.vocab_size
         self._batch_size, self._device, self._halves = target.batch_size, target.device, halves
@@ -65,9 +67,16 @@ class PictureDraftHead(ABC):
         self._most_committed = 0
         self._num_new = 0
 
-    @abstractmethod
     def features(self, output: TargetOutput) -> Tensor:
-        """[B, n, F]: hidden states of the target's halves side by side, F = dim or 2 dim."""
+        """[B, n, F]: features of the target's halves side by side, F = dim or 2 dim."""
+        states = self.states(output)
+        if not self.drafter.feature_layers:
+            return states
+        return torch.cat([self.drafter.fused(half) for half in states.chunk(self._halves, dim=-1)], dim=-1)
+
+    @abstractmethod
+    def states(self, output: TargetOutput) -> Tensor:
+        """[B, n, halves * k dim]: hidden states of the target's halves side by side, each after k layers."""
 
     @abstractmethod
     def condition_mask(self) -> Tensor | None:
@@ -182,8 +191,8 @@ class TransformersDraftHead(PictureDraftHead):
         )
         self.target = target
 
-    def features(self, output: TargetOutput) -> Tensor:
-        """See `PictureDraftHead.features`."""
+    def states(self, output: TargetOutput) -> Tensor:
+        """See `PictureDraftHead.states`."""
         assert output.hidden_states is not None
         return output.hidden_states
 
@@ -209,8 +218,18 @@ def check_drafter_fits(drafter: LlamaGenDrafter, target: TransformersTarget) -> 
                 f"drafter was trained for another model: {theirs} {meaning} ({name}), this model has {ours}; give one "
                 f"trained for it"
             )
+    check_feature_layers(drafter, int(target.model.config.get_text_config().num_hidden_layers))
     if target.max_new_tokens > drafter.num_image_tokens:
         raise UserError(
             f"drafter was trained on pictures of {drafter.num_image_tokens} tokens, these have "
             f"{target.max_new_tokens}; train one for this size"
+        )
+
+
+def check_feature_layers(drafter: LlamaGenDrafter, num_layers: int) -> None:
+    """Refuse a drafter that reads layers which a model of `num_layers` has not got. Raises UserError."""
+    if drafter.feature_layers and drafter.feature_layers[-1] != num_layers:
+        raise UserError(
+            f"drafter was trained for another model: it reads the last of {drafter.feature_layers[-1]} layers "
+            f"(feature_layers), this model has {num_layers}; give one trained for it"
         )

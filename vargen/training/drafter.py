@@ -1,14 +1,14 @@
 """Training of an EAGLE drafter on its target's own pictures and hidden states.
 
-The drafter learns to guess the target's next hidden state from a token and the hidden state before it, in both halves
-of guidance. Losses and recipe follow EAGLE as LANTERN trained it for LlamaGen (SmoothL1 on the features plus a tenth of
-the soft cross-entropy of the tokens, uniform noise on the features read), with one more: the cross-entropy of the
+The drafter learns to guess the target's next hidden state from a token and what the target made of the one before it,
+in both halves of guidance. Losses and recipe follow EAGLE as LANTERN trained it for LlamaGen (SmoothL1 on the features
+plus a tenth of the soft cross-entropy of the tokens, uniform noise on the features read), with two more, both of the
 *guided* distributions, because guidance at scale s multiplies the halves' errors by s, and the guided distribution is
-what the draft is judged by.
+what the draft is judged by: their cross-entropy, and the share that they have not in common (the total variation),
+which is the very chance that a drawn token is rejected.
 
-Below the first level of a tree the drafter reads its own guesses in place of features, so it learns on such: a random
-share of the features of each picture is replaced by what it guesses there (scheduled sampling for all positions at
-once; HASS, arXiv 2408.15766, and EAGLE-3 train on own guesses to the same end).
+It reads the target at three depths, and learns below the first level of a tree by drafting there, both as EAGLE-3 (Li
+et al. 2025, arXiv 2503.01840); see `unrolled.py`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import copy
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -34,7 +34,10 @@ from vargen.training.config import RunConfig, check, check_fraction, check_posit
 from vargen.training.generated import generate_codes
 from vargen.training.run import RunResult, autocast, move, prepare, train
 from vargen.training.teachers import Teacher, teacher_of
-from vargen.training.transformer_pass import train_on_cpu, training_mask
+from vargen.training.unrolled import guesses_by_level
+
+_MEASURED_LEVELS = 4
+_ENDS = ("", *(f"_{level}" for level in range(2, _MEASURED_LEVELS + 1)))
 
 
 @dataclass
@@ -48,18 +51,24 @@ class DrafterTrainingConfig(RunConfig):
         quantization: of the target, as `vargen generate` takes it; null for none.
         prompts: file of prompts to draw, as `vargen generate` reads them; empty for captions of the project's own
             scenes, which only models of them draw.
-        images: pictures to learn from; with a file of prompts, at most so many of them.
+        images: pictures that the target makes to learn from; with a file of prompts, at most so many of them.
+        codes: folder of a store that `vargen train data` wrote with the model's own tokenizer, whose pictures are
+            learned from beside those; empty for none. They cost no making, and are true instead of the target's own.
+        stored_images: so many of them.
         generation_batch_size: pictures made at once.
         intermediate_size: width of the drafter's feed-forward layer; null for the target's.
         token_loss_weight: weight of the soft cross-entropy of each half.
         guided_loss_weight: weight of the soft cross-entropy of the guided distributions.
+        overlap_loss_weight: weight of their total variation, 1 minus the overlap.
+        feature_loss_weight: weight of the SmoothL1 of the features.
         feature_noise: width of the uniform noise on the features read, for pictures of 512 tokens; it is divided by
             the tokens of a picture and multiplied by 512, as in LANTERN.
         loss_positions: at how many positions of each picture the cross-entropies are worked out, drawn anew at every
             step; null for all. Distributions over the vocabulary are most of a step's work.
-        own_feature_share: share of the features of image tokens that are replaced by the drafter's own guesses.
-        feature_memory_gib: the target's features are kept, in bfloat16 in main memory, up to so many GiB; what does
-            not fit is worked out again at every step.
+        feature_layers: after which of the target's layers it is read, the last at the end; null for a low, a middle
+            and the last one, the last layer alone for EAGLE's single depth.
+        levels: how many levels of a draft are learned, 1 or more.
+        level_decay: by how much less each level counts than the one above it.
     """
 
     model: str = ""
@@ -68,32 +77,42 @@ class DrafterTrainingConfig(RunConfig):
     quantization: str | None = None
     prompts: str = ""
     images: int = 2048
+    codes: str = ""
+    stored_images: int = 20_000
     generation_batch_size: int = 32
     intermediate_size: int | None = None
     token_loss_weight: float = 0.1
     guided_loss_weight: float = 0.5
+    overlap_loss_weight: float = 1.0
+    feature_loss_weight: float = 1.0
     feature_noise: float = 0.2
     loss_positions: int | None = 64
-    own_feature_share: float = 0.4
-    feature_memory_gib: float = 4.0
+    feature_layers: list[int] | None = None
+    levels: int = 3
+    level_decay: float = 0.8
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive(self, "images", "generation_batch_size")
+        check_positive(self, "images", "generation_batch_size", "stored_images", "levels")
         check(
             self.images > self.evaluation_size,
             "images",
             self.images,
             f"must exceed evaluation_size ({self.evaluation_size}), whose pictures are kept apart",
         )
-        for name in ("token_loss_weight", "guided_loss_weight", "feature_noise", "feature_memory_gib"):
+        weights = ("token_loss_weight", "guided_loss_weight", "overlap_loss_weight", "feature_loss_weight")
+        for name in (*weights, "feature_noise"):
             check(getattr(self, name) >= 0, name, getattr(self, name), "must not be negative")
-        check_fraction(self, "own_feature_share")
+        check(any(getattr(self, name) for name in weights), weights[-1], 0, "leaves no loss at all; raise a weight")
+        check_fraction(self, "level_decay")
+        layers = self.feature_layers
+        rising = layers is None or (len(layers) > 0 and sorted({0, *layers})[1:] == list(layers))
+        check(rising, "feature_layers", layers, "must be numbers of layers from 1 on, rising, or null")
         positions = self.loss_positions
         check(positions is None or positions >= 1, "loss_positions", positions, "must be at least 1, or null for all")
 
     def architecture(self) -> dict[str, Any]:
-        return {"intermediate_size": self.intermediate_size}
+        return {"intermediate_size": self.intermediate_size, "feature_layers": self.feature_layers}
 
 
 def soft_cross_entropy(logits: Tensor, target_logits: Tensor) -> Tensor:
@@ -106,197 +125,206 @@ def soft_cross_entropy(logits: Tensor, target_logits: Tensor) -> Tensor:
     return -(target_logits.softmax(-1) * surprise).sum(-1).mean()
 
 
-class FeatureStore:
-    """Features of pictures that have been seen, without padding, as far as memory goes.
-
-    Args:
-        num_bytes: the most that is kept.
-    """
-
-    def __init__(self, num_bytes: float) -> None:
-        self._left = num_bytes
-        self._kept: dict[int, Tensor] = {}
-
-    def __contains__(self, row: int) -> bool:
-        return row in self._kept
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing is kept yet, though there would be room."""
-        return self._left > 0 and not self._kept
-
-    def offer(self, row: int, features: Tensor) -> bool:
-        """Keep features [halves, T + N - 1, dim] of a picture. Returns whether there was room."""
-        size = 2 * features.numel()
-        if size > self._left:
-            self._left = 0.0
-            return False
-        self._left -= size
-        self._kept[row] = features.to("cpu", torch.bfloat16, copy=True)
-        return True
-
-    def batch(self, rows: Sequence[int], num_tokens: int, device: torch.device) -> tuple[Tensor, Tensor, int]:
-        """Kept pictures as `DrafterTask._features` gives them, padded on the left."""
-        kept = [self._kept[row] for row in rows]
-        longest = max(features.shape[1] for features in kept)
-        halves = len(kept[0])
-        batch = torch.zeros(halves, len(rows), longest, kept[0].shape[2])
-        length = longest - (num_tokens - 1)  # T
-        mask = torch.zeros(len(rows), length, dtype=torch.bool)
-        for number, features in enumerate(kept):
-            batch[:, number, longest - features.shape[1] :] = features
-            mask[number, longest - features.shape[1] :] = True
-        return batch.flatten(0, 1).to(device), torch.cat([mask] * halves).to(device), length
+def total_variation(logits: Tensor, target_logits: Tensor) -> Tensor:
+    """Mean over everything but the last dimension of 1 - sum min(p, q), in [0, 1]; arguments as above."""
+    return 1 - torch.minimum(logits.float().softmax(-1), target_logits.softmax(-1)).sum(-1).mean()
 
 
 class DrafterTask:
-    """The drafter as the common loop sees it."""
+    """The drafter as the common loop sees it.
 
-    def __init__(self, config: DrafterTrainingConfig, teacher: Teacher, prompts: list[str], codes: Tensor):
+    Args:
+        config: of the run.
+        teacher: the target.
+        prompts, codes [M, N]: pictures that the target drew; the first `evaluation_size` are kept apart.
+        stored_prompts, stored_codes [K, N]: others to learn from.
+
+    Raises:
+        UserError: layers that the target has not got.
+    """
+
+    def __init__(
+        self,
+        config: DrafterTrainingConfig,
+        teacher: Teacher,
+        prompts: list[str],
+        codes: Tensor,
+        stored_prompts: Sequence[str] = (),
+        stored_codes: Tensor | None = None,
+    ) -> None:
         self.config = config
         self.device = codes.device
         self.teacher = teacher
-        self.drafter = self.teacher.new_drafter(config.intermediate_size)
+        last = teacher.num_layers
+        layers = default_feature_layers(last) if config.feature_layers is None else config.feature_layers
+        check(layers[-1] == last, "feature_layers", layers, f"must end with the target's last layer, which is {last}")
+        self.drafter = self.teacher.new_drafter(config.intermediate_size, layers if len(layers) > 1 else ())
         self.drafter.train()
         move(self.drafter, self.device)
-        if self.device.type == "cpu":
-            train_on_cpu(self.drafter)
         self.module: nn.Module = self.drafter
         self.extra_modules = nn.ModuleList()
         size = config.evaluation_size
-        self.prompts, self.codes = prompts[size:], codes[size:]
+        self.prompts, self.codes = [*prompts[size:], *stored_prompts], codes[size:]
+        if stored_codes is not None:
+            self.codes = torch.cat((self.codes, stored_codes.to(codes)))
         self.heldout_prompts, self.heldout_codes = prompts[:size], codes[:size]
-        self.store = FeatureStore(config.feature_memory_gib * 2**30)
 
     def muon_parameters(self) -> Iterable[nn.Parameter]:
         """Every matrix but the token embedding."""
         return [p for name, p in self.drafter.named_parameters() if p.ndim == 2 and not name.startswith("token_")]
 
-    def _features(self, prompts: list[str], codes: Tensor) -> tuple[Tensor, Tensor, int]:
-        """See `Teacher.features`."""
-        return self.teacher.features(prompts, codes)
+    def _states(self, prompts: list[str], codes: Tensor) -> tuple[Tensor, Tensor, int]:
+        """See `Teacher.features`; the final states are the last `dim` channels."""
+        return self.teacher.features(prompts, codes, self.drafter.feature_layers)
 
-    def _fill_store(self) -> None:
-        """Work out features picture by picture until memory is full. Always in the same batches, so that a resumed run
-        reads the very same numbers."""
-        size = self.config.generation_batch_size
-        for start in range(0, len(self.codes), size):
-            codes = self.codes[start : start + size]
-            with autocast(self.config):
-                features, mask, _ = self._features(self.prompts[start : start + size], codes)
-            halves = features.unflatten(0, (self.teacher.halves, len(codes)))
-            for number, valid in enumerate(mask[: len(codes)].sum(1).tolist()):
-                if not self.store.offer(start + number, halves[:, number, -(valid + codes.shape[1] - 1) :]):
-                    return
-
-    def _features_of_rows(self, rows: list[int]) -> tuple[Tensor, Tensor, int]:
-        """`_features` of training pictures, from the store where it has them all."""
-        if self.store.is_empty:
-            self._fill_store()
-        if all(row in self.store for row in rows):
-            return self.store.batch(rows, self.codes.shape[1], self.device)
-        return self._features([self.prompts[row] for row in rows], self.codes[torch.tensor(rows, device=self.device)])
-
-    def _guesses(self, features: Tensor, mask: Tensor, length: int, codes: Tensor) -> Tensor:
-        """The drafter's hidden states [halves * B, N - 1, dim] for all image tokens but the last, from their pairs."""
+    def _guesses(self, features: Tensor, mask: Tensor, length: int, codes: Tensor, levels: int) -> list[Tensor]:
+        """For each level the drafter's hidden states [halves * B, N - 1, dim] for all image tokens but the last."""
         tokens = codes[:, :-1].repeat(self.teacher.halves, 1)
         tokens = F.pad(tokens, (length - 1, 0))  # token 0 with the features of the condition
         num_pairs = tokens.shape[1]
         positions = torch.arange(1 - length, num_pairs - length + 1, device=codes.device)
         positions = positions.clamp(min=CONDITION_POSITION)[None]
-        visible = training_mask(mask[:, : length - 1], num_pairs - length + 1, features.dtype)
-        guesses = self.drafter(tokens, features[:, :num_pairs], positions, visible)
-        return guesses[:, length - 1 :]
-
-    @torch.no_grad()
-    def _with_own(self, features: Tensor, own: Tensor, mask: Tensor, length: int, codes: Tensor) -> Tensor:
-        """Features with the drafter's own guesses of them where `own` [B, N - 1] says so."""
-        guesses = self._guesses(features, mask, length, codes).to(features)
-        own = own.repeat(self.teacher.halves, 1)[..., None]
-        return torch.cat((features[:, :length], torch.where(own, guesses, features[:, length:])), 1)
+        valid = F.pad(mask[:, : length - 1], (0, num_pairs - length + 1), value=True)
+        guesses = guesses_by_level(
+            self.drafter, tokens, features[:, :num_pairs], positions, valid, first=length, levels=levels
+        )
+        return [each[:, length - 1 :] for each in guesses]
 
     def loss(self, step: int, progress: float) -> tuple[Tensor, dict[str, Tensor]]:
         config = self.config
         generator = torch.Generator().manual_seed(config.base_seed + step)
         rows = torch.randint(len(self.codes), (config.batch_size,), generator=generator)
         codes = self.codes[rows.to(self.device)]
-        features, mask, length = self._features_of_rows(rows.tolist())
+        states, mask, length = self._states([self.prompts[row] for row in rows.tolist()], codes)
+        features = self.drafter.fused(states)
         width = config.feature_noise * 512 / codes.shape[1]
         noise = (torch.rand(features.shape, generator=generator) - 0.5).to(features) * width
-        given = features + noise
-        if config.own_feature_share > 0:
-            # Drawn per picture and position: the halves of guidance draft the same tokens, at the same depth.
-            own = torch.rand(len(codes), codes.shape[1] - 1, generator=generator) < config.own_feature_share
-            given = self._with_own(given, own.to(self.device), mask, length, codes)
-        guesses = self._guesses(given, mask, length, codes)  # [halves * B, N - 1, dim]
-        wanted = features[:, length:]
-        feature_loss = F.smooth_l1_loss(guesses.float(), wanted.float())
+        guesses = self._guesses(features + noise, mask, length, codes, config.levels)
+        final = states[:, length:, -features.shape[2] :]
+        chosen = torch.arange(final.shape[1], device=self.device)
         if config.loss_positions is not None:
-            chosen = torch.randperm(wanted.shape[1], generator=generator)[: config.loss_positions].to(self.device)
-            guesses, wanted = guesses[:, chosen], wanted[:, chosen]
+            chosen = torch.randperm(final.shape[1], generator=generator)[: config.loss_positions].to(self.device)
         with torch.no_grad():
-            wanted_logits = self.teacher.logits(wanted)
-        logits = self.teacher.logits(guesses)
-        token_loss = soft_cross_entropy(logits, wanted_logits)
-        guided_loss = soft_cross_entropy(self.teacher.guided(logits), self.teacher.guided(wanted_logits))
-        loss = feature_loss + config.token_loss_weight * token_loss + config.guided_loss_weight * guided_loss
-        parts = {"features": feature_loss, "tokens": token_loss, "guided": guided_loss}
+            wanted = self.teacher.logits(final[:, chosen])
+            guided = self.teacher.guided(wanted)
+        decays = [config.level_decay**level for level in range(config.levels)]
+        parts: dict[str, Tensor] = {}
+        for decay, guess in zip(decays, guesses, strict=True):
+            logits = self.teacher.logits(guess[:, chosen])
+            drafted = self.teacher.guided(logits)
+            for name, value in (
+                ("features", F.smooth_l1_loss(guess.float(), final.float())),
+                ("tokens", soft_cross_entropy(logits, wanted)),
+                ("guided", soft_cross_entropy(drafted, guided)),
+                ("missed", total_variation(drafted, guided)),
+            ):
+                parts[name] = parts.get(name, 0.0) + decay / sum(decays) * value
+        loss = (
+            config.feature_loss_weight * parts["features"]
+            + config.token_loss_weight * parts["tokens"]
+            + config.guided_loss_weight * parts["guided"]
+            + config.overlap_loss_weight * parts["missed"]
+        )
         return loss, {name: value.detach() for name, value in parts.items()}
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
-        """How much of the target's guided probability the draft covers, on pictures kept apart.
+        """How much of the target's guided probability the draft covers, on pictures that the target drew, kept apart.
 
         `accepted_top1` is the chance that the likeliest drafted token is accepted, `accepted_top10` that one of ten
-        is, `overlap` that a drafted token drawn from the drafter's own distribution is (1 minus total variation). With
-        `_own` at the end, where the drafter has read its own guesses throughout, which is harder than any tree.
+        is, `overlap` that a drafted token drawn from the drafter's own distribution is (1 minus total variation).
+        These are of the first level; `_2` to `_4` at the end: of the levels below, all drafted above them accepted.
+        `accepted_length` is how many of a chain of four drawn tokens are accepted, on the average.
         """
         sums: dict[str, float] = {}
+
+        def add(name: str, values: Tensor) -> None:
+            sums[name] = sums.get(name, 0.0) + values.double().sum().item()
+
         size = self.config.batch_size
         for start in range(0, len(self.heldout_codes), size):
             codes = self.heldout_codes[start : start + size]
             with autocast(self.config):
-                features, mask, length = self._features(self.heldout_prompts[start : start + size], codes)
-                every = torch.ones_like(codes[:, 1:], dtype=torch.bool)
-                own = self._with_own(features, every, mask, length, codes)
-                wanted = self.teacher.guided(self.teacher.logits(features[:, length:]))
-                drafts = {
-                    name: self.teacher.guided(self.teacher.logits(self._guesses(given, mask, length, codes)))
-                    for name, given in (("", features), ("_own", own))
-                }
-            share = len(codes) / len(self.heldout_codes)
-            for name, drafted in drafts.items():
-                truth, guess = wanted.softmax(-1), drafted.softmax(-1)
-                covered = truth.gather(-1, guess.topk(10).indices)  # [B, N - 1, 10]
-                for measure, value in (
-                    ("guided_loss", soft_cross_entropy(drafted, wanted)),
-                    ("accepted_top1", covered[..., 0].mean()),
-                    ("accepted_top10", covered.sum(-1).mean()),
-                    ("overlap", torch.minimum(truth, guess).sum(-1).mean()),
-                ):
-                    sums[measure + name] = sums.get(measure + name, 0.0) + share * value.item()
-        return sums
+                states, mask, length = self._states(self.heldout_prompts[start : start + size], codes)
+                features = self.drafter.fused(states)
+                truth = self.teacher.guided(self.teacher.logits(states[:, length:, -features.shape[2] :])).softmax(-1)
+                # The codes were drawn from the truth. That a drawn chain is accepted down to level k is then, on the
+                # average, the product of min(1, q / p) at the codes of its levels.
+                following = codes[:, 1:-1, None]  # what each pair but the last is followed by
+                reached = torch.ones_like(truth[..., 0])  # [B, N - 1]: at each pair, that all above it are accepted
+                for level, guess in enumerate(self._guesses(features, mask, length, codes, _MEASURED_LEVELS), start=1):
+                    drafted = self.teacher.guided(self.teacher.logits(guess)).softmax(-1)
+                    covered = truth.gather(-1, drafted.topk(10).indices)  # [B, N - 1, 10]
+                    overlap = torch.minimum(truth, drafted).sum(-1)
+                    # Chains that begin with the picture or in it, and end in it.
+                    here, end = slice(level - 1, None), "" if level == 1 else f"_{level}"
+                    add(f"reached{end}", reached[:, here])
+                    add(f"places{end}", torch.ones_like(reached[:, here]))
+                    add(f"overlap{end}", (reached * overlap)[:, here])
+                    add(f"accepted_top1{end}", (reached * covered[..., 0])[:, here])
+                    if level == 1:
+                        add("accepted_top10", covered.sum(-1))
+                        surprise = -(truth * drafted.clamp(min=1e-30).log()).sum(-1)
+                        add("guided_loss", surprise)
+                    mine, theirs = (each[:, :-1].gather(-1, following)[..., 0] for each in (drafted, truth))
+                    # A token that the target never says is put there by the family, which drafts it for sure.
+                    stays = torch.where(theirs > 0, mine / theirs, 1.0).clamp(max=1)
+                    reached = F.pad(reached[:, :-1] * stays, (1, 0))
+        return _figures(sums)
 
     def draw_samples(self, path: Path) -> None:
         """A drafter has no pictures of its own: with it the target makes the pictures that it makes without."""
 
     def export(self, folder: Path) -> None:
-        """Write the drafter in bfloat16, with the acceptance it reaches where it reads its own guesses."""
+        """Write the drafter in bfloat16, with the acceptance it reaches, a mean over levels."""
         drafter: Any = copy.deepcopy(self.drafter)
         drafter.to(torch.bfloat16)
         measured = self.evaluate()
+        rates = {
+            name: sum(measured[name + end] for end in _ENDS) / _MEASURED_LEVELS for name in ("accepted_top1", "overlap")
+        }
         drafter.register_to_config(
-            acceptance_rate=round(measured["accepted_top1_own"], 3),
-            sampled_acceptance_rate=round(measured["overlap_own"], 3),
+            acceptance_rate=round(rates["accepted_top1"], 3), sampled_acceptance_rate=round(rates["overlap"], 3)
         )
         drafter.save_pretrained(folder)
 
 
-def train_drafter(config: DrafterTrainingConfig, sample_prompts: Callable[[int, int], list[str]]) -> RunResult:
+def default_feature_layers(num_layers: int) -> list[int]:
+    """A low layer, the middle one and the last; those of them that there are."""
+    return sorted({min(2, num_layers), max(num_layers // 2, 1), num_layers})
+
+
+def _figures(sums: dict[str, float]) -> dict[str, float]:
+    """Means of what `DrafterTask.evaluate` summed up."""
+    figures = {name: sums[name] / sums["places"] for name in ("guided_loss", "accepted_top10")}
+    for name in ("accepted_top1", "overlap"):
+        figures |= {name + end: sums[name + end] / max(sums["reached" + end], 1e-9) for end in _ENDS}
+    figures["accepted_length"] = sum(sums["overlap" + end] / sums["places" + end] for end in _ENDS)
+    return figures
+
+
+class Pictures(Protocol):
+    """Where pictures that nobody has to make come from."""
+
+    def __call__(self, folder: str, count: int, vqvae: Any) -> tuple[list[str], Tensor]:
+        """Prompts and codes [K, N] of at most so many pictures of a store, made with this tokenizer.
+
+        Raises:
+            UserError: no such store, or one of another tokenizer.
+        """
+        ...
+
+
+def train_drafter(
+    config: DrafterTrainingConfig,
+    sample_prompts: Callable[[int, int], list[str]],
+    stored_pictures: Pictures | None = None,
+) -> RunResult:
     """Make pictures with the target, then train a drafter on them.
 
     Args:
         sample_prompts: gives so many prompts, by seed and number, where the config names no file of them.
+        stored_pictures: reads the store that the config names.
 
     Raises:
         UserError: for a field, model folder or checkpoint that does not fit.
@@ -333,4 +361,10 @@ def train_drafter(config: DrafterTrainingConfig, sample_prompts: Callable[[int, 
         seed=config.base_seed,
         batch_size=config.generation_batch_size,
     ).to(device)
-    return train(config, DrafterTask(config, teacher, prompts, codes), {"target": fingerprint, **options.identity})
+    stored: tuple[Sequence[str], Tensor | None] = ((), None)
+    if config.codes:
+        if not model.draws_scenes or stored_pictures is None:
+            raise UserError("codes: a store holds vargen's own scenes, which this model does not draw; leave it out")
+        stored = stored_pictures(config.codes, config.stored_images, pipeline.vqvae)
+    task = DrafterTask(config, teacher, prompts, codes, *stored)
+    return train(config, task, {"target": fingerprint, **options.identity})

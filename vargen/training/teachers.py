@@ -30,13 +30,20 @@ class Teacher(Protocol):
         """Rows a picture."""
         ...
 
-    def new_drafter(self, intermediate_size: int | None) -> LlamaGenDrafter:
-        """An untrained one. None: a feed-forward layer as wide as the model's."""
+    @property
+    def num_layers(self) -> int:
+        """Of the model."""
         ...
 
-    def features(self, prompts: list[str], codes: Tensor) -> tuple[Tensor, Tensor, int]:
-        """Hidden states at prompts and codes [B, N] but the last, [halves * B, T + N - 1, dim], as decoding sees them;
-        which tokens of prompts are none of padding, bool [halves * B, T]; and T."""
+    def new_drafter(self, intermediate_size: int | None, feature_layers: Sequence[int]) -> LlamaGenDrafter:
+        """An untrained one, which reads states after these layers. No size: a feed-forward layer as wide as the
+        model's."""
+        ...
+
+    def features(self, prompts: list[str], codes: Tensor, feature_layers: Sequence[int]) -> tuple[Tensor, Tensor, int]:
+        """Hidden states after some layers, or the final ones if none is named, at prompts and codes [B, N] but the
+        last, [halves * B, T + N - 1, F], as decoding sees them; which tokens of prompts are none of padding, bool
+        [halves * B, T]; and T."""
         ...
 
     def logits(self, hidden_states: Tensor) -> Tensor:
@@ -75,7 +82,11 @@ class LlamaGenTeacher:
         self.pipeline, self.transformer = pipeline, pipeline.transformer
         self.transformer.requires_grad_(False)
 
-    def new_drafter(self, intermediate_size: int | None) -> LlamaGenDrafter:
+    @property
+    def num_layers(self) -> int:
+        return int(self.transformer.config.num_layers)
+
+    def new_drafter(self, intermediate_size: int | None, feature_layers: Sequence[int]) -> LlamaGenDrafter:
         target = self.transformer.config
         drafter = LlamaGenDrafter(
             dim=target.dim,
@@ -85,11 +96,12 @@ class LlamaGenTeacher:
             grid_size=target.grid_size,
             rope_base=target.rope_base,
             condition_rotary=target.condition_rotary,
+            feature_layers=list(feature_layers) or None,
         )
         return _begun(drafter, self.transformer.token_embedding.weight)
 
-    def features(self, prompts: list[str], codes: Tensor) -> tuple[Tensor, Tensor, int]:
-        return guided_features(self.pipeline, prompts, codes)
+    def features(self, prompts: list[str], codes: Tensor, feature_layers: Sequence[int]) -> tuple[Tensor, Tensor, int]:
+        return guided_features(self.pipeline, prompts, codes, feature_layers)
 
     def logits(self, hidden_states: Tensor) -> Tensor:
         return self.transformer.lm_head(hidden_states).float()
@@ -115,7 +127,11 @@ class TransformersTeacher:
     def halves(self) -> int:
         return self._any.rows_per_sequence
 
-    def new_drafter(self, intermediate_size: int | None) -> LlamaGenDrafter:
+    @property
+    def num_layers(self) -> int:
+        return int(self._any.model.config.get_text_config().num_hidden_layers)
+
+    def new_drafter(self, intermediate_size: int | None, feature_layers: Sequence[int]) -> LlamaGenDrafter:
         text, target = self._any.model.config.get_text_config(), self._any
         dim, heads = int(text.hidden_size), int(text.num_attention_heads)
         while heads > 1 and (dim % heads or dim // heads % 4):
@@ -126,14 +142,16 @@ class TransformersTeacher:
             intermediate_size=intermediate_size or int(text.intermediate_size),
             vocab_size=target.vocab_size,
             grid_size=math.isqrt(target.max_new_tokens - 1) + 1,  # the smallest square with room for all tokens
+            feature_layers=list(feature_layers) or None,
         )
         assert target.embed is not None
         with torch.no_grad():
             return _begun(drafter, target.embed(torch.arange(target.vocab_size, device=target.device)[None])[0])
 
-    def features(self, prompts: list[str], codes: Tensor) -> tuple[Tensor, Tensor, int]:
+    def features(self, prompts: list[str], codes: Tensor, feature_layers: Sequence[int]) -> tuple[Tensor, Tensor, int]:
         target = self._target(prompts, codes.shape[1] - 1)
-        states = target.hidden_states_of(codes[:, :-1])  # [B, T + N - 1, halves * dim]
+        target.feature_layers = tuple(feature_layers)
+        states = target.hidden_states_of(codes[:, :-1])  # [B, T + N - 1, halves * F]
         rows = torch.cat(states.chunk(self.halves, dim=-1))
         mask = target.prompt_mask
         if mask is None:
@@ -157,4 +175,7 @@ def _begun(drafter: LlamaGenDrafter, embeddings: Tensor) -> LlamaGenDrafter:
     with torch.no_grad():
         drafter.token_embedding.weight.copy_(embeddings)
         drafter.fc.weight[:, dim:].copy_(torch.eye(dim))
+        if drafter.feature_layers:  # at first what the last layer says, as if nothing else were read
+            drafter.fuse.weight.zero_()
+            drafter.fuse.weight[:, -dim:].copy_(torch.eye(dim))
     return drafter

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from vargen.training.drafter import (
     DrafterTask,
     DrafterTrainingConfig,
     soft_cross_entropy,
+    total_variation,
     train_drafter,
 )
 from vargen.training.generated import generate_codes
@@ -178,11 +180,14 @@ def test_soft_cross_entropy_is_the_mean_surprise() -> None:
         ({"images": 8}, "images"),
         ({"guided_loss_weight": -1.0}, "guided_loss_weight"),
         ({"generation_batch_size": 0}, "generation_batch_size"),
+        ({"levels": 0}, "levels"),
+        ({"feature_layers": [2, 1]}, "feature_layers"),
+        ({"feature_layers": []}, "feature_layers"),
     ],
 )
-def test_wrong_fields_are_named(config: DrafterTrainingConfig, change: dict[str, float], message: str) -> None:
+def test_wrong_fields_are_named(config: DrafterTrainingConfig, change: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        replace(config, **change)  # type: ignore[arg-type]
+        replace(config, **change)
 
 
 def test_class_conditional_models_are_refused(config: DrafterTrainingConfig, tiny_class_model_folder: Path) -> None:
@@ -205,43 +210,81 @@ def build_task(config: DrafterTrainingConfig, pipeline: LlamaGenPipeline) -> Dra
     return DrafterTask(replace(config, evaluation_size=4, batch_size=4), teacher_of(pipeline), prompts, codes)
 
 
-def test_kept_features_are_those_worked_out_again(
+def test_what_is_missed_is_one_minus_the_overlap() -> None:
+    logits = torch.tensor([[0.5, 0.25, 0.25], [1.0, 1e-9, 1e-9]]).log()
+    teacher = torch.tensor([[0.25, 0.25, 0.5], [1e-9, 1.0, 1e-9]]).log()
+    assert total_variation(logits, teacher).item() == pytest.approx((0.25 + 1.0) / 2, abs=1e-6)
+
+
+@pytest.mark.parametrize("layers", [None, [2]], ids=["three depths", "the last alone"])
+def test_a_new_drafter_starts_from_the_last_state(
+    config: DrafterTrainingConfig, tiny_pipeline: LlamaGenPipeline, layers: list[int] | None
+) -> None:
+    """The other depths have no say before training, and have one afterwards."""
+    task = build_task(replace(config, feature_layers=layers), tiny_pipeline)
+    states, _, _ = task._states(task.prompts[:2], task.codes[:2])
+    assert states.shape[2] == 16 * (1 if layers else 2)  # of 2 layers of the tiny model: the first and the last
+    torch.testing.assert_close(task.drafter.fused(states), states[..., -16:])
+    loss, _ = task.loss(0, 0.0)
+    loss.backward()
+    assert layers or task.drafter.fuse.weight.grad[:, :16].abs().max() > 0
+
+
+@torch.no_grad()
+def test_the_accepted_length_is_what_chains_of_drawn_tokens_get(
+    config: DrafterTrainingConfig, tiny_pipeline: LlamaGenPipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chain by chain and level by level, from guesses that are anything."""
+    task = build_task(replace(config, autocast=False), tiny_pipeline)
+    torch.manual_seed(1)
+    guesses = [torch.randn(8, 15, 16) for _ in range(4)]
+    monkeypatch.setattr(task, "_guesses", lambda *_: guesses)
+    codes = task.heldout_codes
+    states, _, length = task._states(task.heldout_prompts, codes)
+    truth = task.teacher.guided(task.teacher.logits(states[:, length:, -16:])).softmax(-1)  # [4, 15, V]
+    drafted = [task.teacher.guided(task.teacher.logits(guess)).softmax(-1) for guess in guesses]
+    reach: dict[int, list[float]] = {level: [] for level in range(5)}
+    for row in range(4):
+        for root in range(15):
+            alive = 1.0
+            for level in range(min(4, 15 - root)):
+                p, q = truth[row, root + level], drafted[level][row, root + level]
+                reach[level + 1].append(alive * torch.minimum(p, q).sum().item())
+                reach[0].append(alive) if level == 3 else None
+                if root + level + 1 < 16:
+                    token = codes[row, root + level + 1]
+                    alive *= min(1.0, (q[token] / p[token]).item())
+    measured = task.evaluate()
+    means = [sum(reach[level]) / len(reach[level]) for level in range(1, 5)]
+    assert measured["accepted_length"] == pytest.approx(sum(means), rel=1e-4)
+    assert measured["overlap"] == pytest.approx(means[0], rel=1e-4)
+    assert measured["overlap_4"] == pytest.approx(sum(reach[4]) / sum(reach[0]), rel=1e-4)
+    monkeypatch.setattr(task, "_guesses", lambda *_: [states[:, length:, -16:]] * 4)
+    assert task.evaluate()["accepted_length"] == pytest.approx(4, rel=1e-4), "a perfect drafter"
+
+
+def test_pictures_of_a_store_are_learned_from_too(
     config: DrafterTrainingConfig, tiny_pipeline: LlamaGenPipeline
 ) -> None:
     task = build_task(config, tiny_pipeline)
-    rows = [5, 0, 3, 5]
-    kept, kept_mask, length = task._features_of_rows(rows)
-    assert all(row in task.store for row in range(8))
-    nothing_kept = build_task(replace(config, feature_memory_gib=0.0), tiny_pipeline)
-    again, mask, again_length = nothing_kept._features_of_rows(rows)
-    assert not any(row in nothing_kept.store for row in range(8))
-    assert length == again_length and torch.equal(kept_mask, mask)
-    valid = torch.cat((mask, torch.ones(8, 15, dtype=torch.bool)), dim=1)
-    torch.testing.assert_close(kept[valid], again[valid], rtol=1e-2, atol=1e-2)  # bfloat16
-    one_fits = build_task(replace(config, feature_memory_gib=4 * kept.shape[1] * 16 / 2**30), tiny_pipeline)
-    one_fits._features_of_rows(rows)
-    assert [row in one_fits.store for row in range(3)] == [True, False, False]
+    prompts, codes = ["a red cube", "a cone"], torch.full((2, 16), 7)
+    more = DrafterTask(task.config, task.teacher, task.prompts, task.codes, prompts, codes)
+    assert more.prompts[-2:] == prompts and torch.equal(more.codes[-2:], codes)
+    assert torch.equal(more.heldout_codes, task.codes[:4]), "what is kept apart are the target's own"
 
 
-def test_own_guesses_stand_where_they_are_wanted(
-    config: DrafterTrainingConfig, tiny_pipeline: LlamaGenPipeline
-) -> None:
-    task = build_task(config, tiny_pipeline)
-    codes = task.codes[:2]
-    features, mask, length = task._features(task.prompts[:2], codes)
-    own = torch.zeros(2, 15, dtype=torch.bool)
-    assert torch.equal(task._with_own(features, own, mask, length, codes), features)
-    own[0, 3] = True
-    guesses = task._guesses(features, mask, length, codes)
-    mixed = task._with_own(features, own, mask, length, codes)
-    changed = (mixed != features).any(-1)
-    assert changed.nonzero().tolist() == [[0, length + 3], [2, length + 3]]  # both halves of the first picture
-    torch.testing.assert_close(mixed[[0, 2], length + 3], guesses[[0, 2], 3])
+def test_layers_that_are_not_there_are_refused(config: DrafterTrainingConfig, tiny_pipeline: LlamaGenPipeline) -> None:
+    with pytest.raises(UserError, match="which is 2"):
+        build_task(replace(config, feature_layers=[1, 3]), tiny_pipeline)
 
 
 def test_an_export_says_how_often_its_likeliest_token_is_accepted(config: DrafterTrainingConfig) -> None:
     result = train_drafter(replace(config, steps=3), scene_prompts)
     exported = LlamaGenDrafter.from_pretrained(Path(config.output_dir) / "export")
-    assert exported.config.acceptance_rate == round(result.evaluation["accepted_top1_own"], 3)
-    assert exported.config.sampled_acceptance_rate == round(result.evaluation["overlap_own"], 3)
+
+    def mean(name: str) -> float:
+        return round(sum(result.evaluation[name + end] for end in ("", "_2", "_3", "_4")) / 4, 3)
+
+    assert exported.config.acceptance_rate == mean("accepted_top1")
+    assert exported.config.sampled_acceptance_rate == mean("overlap")
     assert 0 <= exported.config.acceptance_rate <= 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,25 +42,30 @@ def draw(pipeline: Any, method: Any = "ar") -> Any:
     return pipeline(janus_models.PROMPTS, generator=generators, method=method, temperature=0, output_type="latent")
 
 
-def test_a_teacher_says_what_decoding_sees(pipeline: Any) -> None:
-    """Prompts of different lengths, both halves of guidance, and guided logits."""
+@pytest.mark.parametrize("layers", [(), (1, 3)], ids=["last", "two depths"])
+def test_a_teacher_says_what_decoding_sees(pipeline: Any, layers: tuple[int, ...]) -> None:
+    """Prompts of different lengths, both halves of guidance, several depths, and guided logits."""
     seen: list[TargetOutput] = []
     teacher = teacher_of(pipeline)
     assert isinstance(teacher, TransformersTeacher) and teacher.halves == 2
     target = pipeline.target_of(janus_models.PROMPTS, 1)
+    target.feature_layers = layers
+    assert teacher.num_layers == 3
     for name in ("prefill", "forward"):
         call = getattr(target, name)
         setattr(target, name, lambda *given, call=call: seen.append(call(*given)) or seen[-1])
     tokens = draw(pipeline).tokens
     streams = RandomStreams.from_seeds([0, 1, 2])
     decode(target, max_new_tokens=tokens.shape[1], sampling=SamplingConfig(0), streams=streams)
-    features, mask, length = teacher.features(janus_models.PROMPTS, tokens)
+    features, mask, length = teacher.features(janus_models.PROMPTS, tokens, layers)
     stepwise = torch.cat([output.hidden_states for output in seen if output.hidden_states is not None], 1)
     rows = torch.cat(stepwise.chunk(2, -1))
-    assert features.shape == rows.shape == (6, length + tokens.shape[1] - 1, 32) and not mask.all()
+    assert (
+        features.shape == rows.shape == (6, length + tokens.shape[1] - 1, 32 * max(len(layers), 1)) and not mask.all()
+    )
     valid = torch.cat((mask, torch.ones(6, tokens.shape[1] - 1, dtype=torch.bool)), 1)
     torch.testing.assert_close(features[valid], rows[valid], rtol=1e-4, atol=1e-4)
-    guided = teacher.guided(teacher.logits(features[:, length - 1 :]))
+    guided = teacher.guided(teacher.logits(features[:, length - 1 :, -32:]))
     logits = torch.cat([output.logits for output in seen], 1)
     codes = tokens < 24  # the end of a line is forced while drawing, and no drafter is asked for it
     torch.testing.assert_close(guided.argmax(-1)[codes], logits.argmax(-1)[codes])
@@ -70,7 +74,7 @@ def test_a_teacher_says_what_decoding_sees(pipeline: Any) -> None:
 def test_a_drafter_learns_numbers_and_changes_no_picture(pipeline: Any, tmp_path: Path) -> None:
     plain = draw(pipeline)
     config = DrafterTrainingConfig(str(tmp_path), images=3, evaluation_size=1, batch_size=2, autocast=False)
-    task = DrafterTask(replace(config, feature_memory_gib=0), teacher_of(pipeline), janus_models.PROMPTS, plain.tokens)
+    task = DrafterTask(config, teacher_of(pipeline), janus_models.PROMPTS, plain.tokens)
     loss, _ = task.loss(0, 0.0)
     loss.backward()
     assert loss.isfinite() and all(each.grad.isfinite().all() for each in task.drafter.parameters())

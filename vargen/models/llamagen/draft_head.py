@@ -12,7 +12,7 @@ from torch import Tensor
 from specdecode.roles import TargetOutput
 from specdecode.sampling import apply_guidance
 from vargen.errors import UserError
-from vargen.models.draft_head import PictureDraftHead
+from vargen.models.draft_head import PictureDraftHead, check_feature_layers
 from vargen.models.llamagen.drafter import LlamaGenDrafter
 from vargen.models.llamagen.target import LlamaGenTarget, LlamaGenTargetOutput
 from vargen.models.llamagen.transformer import LlamaGenTransformer
@@ -22,7 +22,7 @@ def check_drafter(drafter: LlamaGenDrafter, transformer: LlamaGenTransformer) ->
     """Refuse a drafter that was not made for this transformer, naming what differs.
 
     Raises:
-        UserError: another vocabulary, grid or hidden size.
+        UserError: another vocabulary, grid or hidden size, or layers.
     """
     ours, theirs = transformer.config, drafter.config
     for name, meaning in (
@@ -35,6 +35,7 @@ def check_drafter(drafter: LlamaGenDrafter, transformer: LlamaGenTransformer) ->
                 f"drafter was trained for another model: {theirs[name]} {meaning}, this model has {ours[name]}; "
                 f"give one trained for it"
             )
+    check_feature_layers(drafter, ours["num_layers"])
 
 
 class LlamaGenDraftHead(PictureDraftHead):
@@ -62,8 +63,8 @@ class LlamaGenDraftHead(PictureDraftHead):
         self.target = target
         self._logits_dtype = target.transformer.dtype  # diffusers looks through all parameters for it, every time
 
-    def features(self, output: TargetOutput) -> Tensor:
-        """See `PictureDraftHead.features`."""
+    def states(self, output: TargetOutput) -> Tensor:
+        """See `PictureDraftHead.states`."""
         assert isinstance(output, LlamaGenTargetOutput) and output.hidden_states is not None
         if self._halves == 1:
             return output.hidden_states

@@ -3,6 +3,10 @@
 Belongs here: the network alone. Its cache, guidance and place in the decode loop are
 `vargen.models.llamagen.draft_head`; the published LANTERN layout is read in `vargen.models.llamagen.convert`.
 
+Depths. A drafter may read the target's states after several of its layers, low, middle and last, as EAGLE-3 does (Li et
+al. 2025, arXiv 2503.01840, section 3.1): `fuse` makes one feature of them. Its own guesses, which are of the last
+state alone, take the place of a fused feature as they are.
+
 The architecture is that of LANTERN's LlamaGen drafter (arXiv 2410.03355; `models/drafters/cnets_llamagen.py` of the
 release), which differs from a LlamaGen block: a biased projection of token embedding and feature to one width, no norm
 before the attention, none at the end, an epsilon of 1e-6, its own token embedding; the output head is the target's and
@@ -14,6 +18,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 from diffusers.configuration_utils import ConfigMixin, register_to_config
 from diffusers.models.modeling_utils import ModelMixin
 from torch import Tensor, nn
@@ -47,9 +52,11 @@ class LlamaGenDrafter(ModelMixin, ConfigMixin):  # type: ignore[misc]
             from its distribution, when training ended; for choosing draft sizes. None where nobody measured them. No
             weight depends on them.
         condition_rotary: what rotary embedding does to pairs of the condition, as the target has it.
+        feature_layers: after which of the target's layers it reads hidden states, rising, the last layer at the end;
+            None: the final states alone, and there is nothing to fuse.
 
     Raises:
-        ValueError: the sizes do not fit each other, or `condition_rotary` is unknown.
+        ValueError: the sizes do not fit each other, `condition_rotary` is unknown, or `feature_layers` do not rise.
     """
 
     if TYPE_CHECKING:
@@ -69,6 +76,7 @@ class LlamaGenDrafter(ModelMixin, ConfigMixin):  # type: ignore[misc]
         acceptance_rate: float | None = None,
         sampled_acceptance_rate: float | None = None,
         condition_rotary: str = "zero",
+        feature_layers: list[int] | None = None,
     ) -> None:
         super().__init__()
         if condition_rotary not in CONDITION_ROTARY:
@@ -80,9 +88,16 @@ class LlamaGenDrafter(ModelMixin, ConfigMixin):  # type: ignore[misc]
                 f"dim must be num_attention_heads times a multiple of 4, got dim {dim} with "
                 f"{num_attention_heads} heads."
             )
+        if feature_layers is not None and (
+            len(feature_layers) < 2 or sorted({0, *feature_layers})[1:] != [*feature_layers]
+        ):
+            raise ValueError(f"feature_layers must be two layers or more, from 1 on, rising, got {feature_layers}.")
         self.head_dim = dim // num_attention_heads
         self.num_image_tokens = grid_size**2
         self.token_embedding = nn.Embedding(vocab_size, dim)
+        self.feature_layers: tuple[int, ...] = tuple(feature_layers or ())
+        if self.feature_layers:
+            self.fuse = nn.Linear(len(self.feature_layers) * dim, dim, bias=False)
         self.fc = nn.Linear(2 * dim, dim)
         self.attn = LlamaGenAttention(dim, num_attention_heads, num_attention_heads, layer_index=0, dropout=0.0)
         self.norm2 = LlamaGenRMSNorm(dim, norm_eps)
@@ -96,6 +111,17 @@ class LlamaGenDrafter(ModelMixin, ConfigMixin):  # type: ignore[misc]
             nn.init.normal_(module.weight, std=0.02)
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
+
+    def fused(self, states: Tensor) -> Tensor:
+        """Features `[..., dim]` of the target's states `[..., k dim]` after the k layers of `feature_layers`.
+
+        Only the last layer's state is normed; the others, whose size grows from layer to layer, are put on one scale.
+        """
+        if not self.feature_layers:
+            return states
+        dim = self.config.dim
+        *inner, last = states.to(self.fuse.weight.dtype).split(dim, dim=-1)
+        return self.fuse(torch.cat([*(F.rms_norm(state, (dim,), eps=1e-6) for state in inner), last], dim=-1))
 
     def forward(
         self,
@@ -111,7 +137,8 @@ class LlamaGenDrafter(ModelMixin, ConfigMixin):  # type: ignore[misc]
 
         Args:
             input_ids: int64 `[B, n]`, the pairs' tokens (0 for pairs of the condition).
-            features: `[B, n, dim]`, the target's hidden state (or a guess of it) at the token before each.
+            features: `[B, n, dim]`, what `fused` makes of the target's hidden states at the token before each, or a
+                guess of the last of these.
             positions: int64 `[B or 1, n]`, the token's place in the picture, -1 for pairs of the condition.
             attention_mask, kv_cache, slots, kv_length: as for `LlamaGenTransformer.forward`.
 

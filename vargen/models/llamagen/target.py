@@ -24,10 +24,11 @@ from vargen.models.llamagen.transformer import CONDITION_POSITION, LlamaGenTrans
 class LlamaGenTargetOutput(TargetOutput):
     """`TargetOutput` and what drafters that are themselves guided need.
 
-    `logits` [B, n, V] are guided; `hidden_states` [B, n, dim] are those of the conditional half.
+    `logits` [B, n, V] are guided; `hidden_states` [B, n, F] are those of the conditional half; F = dim, or k dim where
+    `feature_layers` names k depths.
 
     Args:
-        unconditional_hidden_states: [B, n, dim] of the other half; None without guidance.
+        unconditional_hidden_states: [B, n, F] of the other half; None without guidance.
     """
 
     unconditional_hidden_states: Tensor | None = None
@@ -49,6 +50,10 @@ class LlamaGenTarget:
         prompt_only: see there.
         static_shapes: attend over the whole cache at every step instead of the part that can be in use. Shapes then
             never change, as compiled code and CUDA graphs want; eagerly it only costs time.
+
+    Attributes:
+        feature_layers: after which blocks `hidden_states` are taken; none for the final ones alone. A drafter that
+            reads several depths says so before the prefill.
 
     Raises:
         ValueError: the condition's shapes do not belong together, or the cache does not fit.
@@ -78,6 +83,7 @@ class LlamaGenTarget:
         self.transformer = transformer
         self.guidance_scale = guidance_scale
         self.static_shapes = static_shapes
+        self.feature_layers: tuple[int, ...] = ()
         self._batch_size = batch_size
         self.condition_length = condition_length
         self.longest_condition = max(longest_condition or 0, condition_length)
@@ -156,10 +162,11 @@ class LlamaGenTarget:
             slots=cache.new_slots(length),
             kv_length=length,
             logits_to_keep=1,
+            feature_layers=self.feature_layers,
         )
         cache.advance(length)
         self._most_committed = length
-        return self._combine(output.logits, output.hidden_states)
+        return self._combine(output.logits, output.features)
 
     def forward(self, tokens: Tensor, mask: Tensor, depths: Tensor) -> LlamaGenTargetOutput:
         """Judge new tokens; see `specdecode.roles.Target.forward`.
@@ -192,8 +199,9 @@ class LlamaGenTarget:
             kv_cache=cache,
             slots=cache.new_slots(num_new),
             kv_length=kv_length,
+            feature_layers=self.feature_layers,
         )
-        return self._combine(output.logits, output.hidden_states)
+        return self._combine(output.logits, output.features)
 
     def commit(self, node_indices: Tensor | None, counts: Tensor) -> None:
         """Keep tokens of the last forward; see `specdecode.roles.Target.commit`.

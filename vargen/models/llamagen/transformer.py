@@ -17,7 +17,7 @@ pre-norm Llama decoder (RMSNorm, SwiGLU, no biases, untied embeddings) with two 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
@@ -61,10 +61,12 @@ class LlamaGenTransformerOutput(BaseOutput):
     Attributes:
         logits: fp32 `[B, n, vocab_size]`, raw: no guidance, no temperature.
         hidden_states: `[B, n, dim]` after the final norm, in the model's dtype; `lm_head` of it gives the logits.
+        features: `[B, n, k dim]`, states of `feature_layers` side by side; `hidden_states` where none were asked for.
     """
 
     logits: Tensor
     hidden_states: Tensor
+    features: Tensor
 
 
 def default_intermediate_size(dim: int, multiple_of: int = 256) -> int:
@@ -550,6 +552,7 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin):  # type: ignore[misc]
         slots: Tensor | None = None,
         kv_length: int | None = None,
         logits_to_keep: int = 0,
+        feature_layers: Sequence[int] = (),
     ) -> LlamaGenTransformerOutput:
         """One pass over `n` tokens of every row, with or without a cache.
 
@@ -564,9 +567,10 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin):  # type: ignore[misc]
             slots: int64 `[B, n]` cache slots of the new tokens; None for `kv_cache.new_slots(n)`.
             kv_length: attend to the first `kv_length` slots only, when the host knows that no row reaches further.
             logits_to_keep: compute logits of the last so many tokens only; 0 for all.
+            feature_layers: after how many blocks hidden states are kept, rising; that of all blocks is normed.
 
         Returns:
-            Logits, fp32 `[B, n or logits_to_keep, vocab_size]`, and final hidden states `[B, n, dim]`.
+            Logits, fp32 `[B, n or logits_to_keep, vocab_size]`, final hidden states `[B, n, dim]`, and features.
 
         Raises:
             ValueError: not exactly one kind of input, no positions, or a cache without a mask.
@@ -583,8 +587,14 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin):  # type: ignore[misc]
             slots = kv_cache.new_slots(hidden_states.shape[1]) if slots is None else slots
             slots = kv_cache.flatten_slots(slots)
         rotary = self.rotary_rows(positions)
-        for block in self.transformer_blocks:
+        kept = []
+        for number, block in enumerate(self.transformer_blocks, start=1):
             hidden_states = block(hidden_states, rotary, attention_mask, kv_cache, slots, kv_length)
+            if number in feature_layers and number < len(self.transformer_blocks):
+                kept.append(hidden_states)
         hidden_states = self.norm_out(hidden_states)
+        if len(self.transformer_blocks) in feature_layers:
+            kept.append(hidden_states)
         logits = self.lm_head(hidden_states[:, -logits_to_keep:] if logits_to_keep else hidden_states)
-        return LlamaGenTransformerOutput(logits=logits.float(), hidden_states=hidden_states)
+        features = torch.cat(kept, dim=-1) if kept else hidden_states
+        return LlamaGenTransformerOutput(logits=logits.float(), hidden_states=hidden_states, features=features)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from diffusers.models.autoencoders.vq_model import VQModel
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -23,6 +24,7 @@ from vargen.reading import reading
 from vargen.runs.files import atomic_path, write_json_atomic
 from vargen.runs.identity import check_identity_file, digest
 from vargen.training.config import check, check_positive, check_sizes
+from vargen.world.captions.captions import compose_caption
 from vargen.world.scenes.scene import MAX_OBJECTS, OBJECT_COUNT_WEIGHTS, sample_scene
 from vargen.world.seeds import STORE_SEED
 from vargen.world.training.coded import CodedBatch, FrozenEncoder, RenderedCodes, load_vqvae, weights_fingerprint
@@ -177,6 +179,24 @@ class StoredCodes:
         weights = self.identity["object_count_weights"]
         scenes = [sample_scene(STORE_SEED + index, "train", weights) for index in indices]
         return CodedBatch(scenes, range(first, first + count), codes, places)
+
+
+def stored_pictures(folder: str, count: int, vqvae: VQModel) -> tuple[list[str], Tensor]:
+    """Captions and codes int64 [K, N] of the first pictures of a store, K = `count` or as many as there are.
+
+    Raises:
+        UserError: no store is there, or it was made with another tokenizer than `vqvae`.
+    """
+    stored = StoredCodes(folder)
+    check(
+        stored.identity["vqvae"] == weights_fingerprint(vqvae),
+        "codes",
+        folder,
+        "was written with another tokenizer than the model's; write one with vargen train data --vqvae",
+    )
+    batch = stored(0, min(count, len(stored)))
+    pairs = zip(batch.scenes, batch.caption_seeds, strict=True)
+    return [compose_caption(scene, seed).text for scene, seed in pairs], batch.codes
 
 
 def _shard_path(folder: Path, shard: int) -> Path:

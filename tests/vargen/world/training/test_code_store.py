@@ -11,9 +11,10 @@ from safetensors.torch import load_file
 
 from vargen.errors import UserError
 from vargen.models.llamagen.vq import encode_images
+from vargen.world.captions.captions import compose_caption
 from vargen.world.seeds import HELDOUT_SEED, STORE_SEED
 from vargen.world.training import code_store
-from vargen.world.training.code_store import CodeStoreConfig, StoredCodes, write_codes
+from vargen.world.training.code_store import CodeStoreConfig, StoredCodes, stored_pictures, write_codes
 from vargen.world.training.coded import PLACES, load_vqvae, token_places
 from vargen.world.training.transformer import TransformerTask, train_transformer
 
@@ -128,6 +129,20 @@ def test_a_store_of_another_tokenizer_is_refused(tmp_path: Path, config, transfo
     changed = replace(transformer_config, codes=config.output_dir, vqvae=str(tmp_path / "other"))
     with pytest.raises(UserError, match=r"^codes: .*another vqvae"):
         TransformerTask(changed, cheap_scenes, CPU)
+
+
+def test_drafters_get_pictures_with_captions_of_their_scenes(config, cheap_scenes) -> None:
+    write_codes(config, cheap_scenes)
+    vqvae, _ = load_vqvae(config.vqvae, config.image_size, CPU)
+    prompts, codes = stored_pictures(config.output_dir, 7, vqvae)
+    batch = StoredCodes(config.output_dir)(0, 7)
+    assert torch.equal(codes, batch.codes)
+    assert prompts == [compose_caption(scene, number).text for number, scene in enumerate(batch.scenes)]
+    assert len(stored_pictures(config.output_dir, 100, vqvae)[0]) == 10, "as many as there are"
+    with torch.no_grad():
+        next(vqvae.parameters()).add_(1.0)
+    with pytest.raises(UserError, match="another tokenizer"):
+        stored_pictures(config.output_dir, 7, vqvae)
 
 
 def test_token_places_by_coverage() -> None:

@@ -1,0 +1,94 @@
+"""What a drafter guesses several levels below the tokens that were judged, at all places of a picture at once.
+
+EAGLE-3's training-time test (Li et al. 2025, arXiv 2503.01840, section 3.2). A node of a draft, k levels deep, reads
+its parent's guess in place of a feature, sees its k - 1 ancestors in the draft as they were read there, and everything
+before them with the target's own features. So level k at place t attends to level 1 up to place t - k + 1, and to
+level i at place t - k + i for 1 < i <= k: what drafting does, and what own guesses strewn over a picture do not.
+
+Belongs here: the network's parts put together so. Does not belong here: losses, and what is fed (`drafter.py`).
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vargen.models.llamagen.drafter import LlamaGenDrafter
+
+_CHUNK = 96  # queries at once; see `transformer_pass.attention_in_chunks`
+
+
+def guesses_by_level(
+    drafter: LlamaGenDrafter,
+    tokens: Tensor,
+    features: Tensor,
+    positions: Tensor,
+    valid: Tensor,
+    first: int,
+    levels: int,
+) -> list[Tensor]:
+    """The drafter's hidden states after each pair, for each level.
+
+    Args:
+        tokens: int64 [R, P]. features: [R, P, dim] fused, of the target. positions: int64 [1, P].
+        valid: bool [R, P], False at padding.
+        first: the first pair whose feature a draft may have guessed; pairs before it read the target's at every level.
+        levels: 1 or more.
+
+    Returns:
+        `levels` times [R, P, dim]. At places where a draft of so many levels would begin before pair `first - 1`, that
+        of the deepest that would not.
+    """
+    attention = drafter.attn
+    rotary = drafter.rotary_rows(positions)
+    embeddings = drafter.token_embedding(tokens)
+    keys: list[Tensor] = []
+    values: list[Tensor] = []
+    guesses: list[Tensor] = []
+    for level in range(levels):
+        read = features if level == 0 else torch.cat((features[:, :first], guesses[-1][:, first - 1 : -1]), dim=1)
+        hidden_states = drafter.fc(torch.cat((embeddings, read.to(embeddings.dtype)), dim=-1))
+        query, key, value = attention.project(attention, hidden_states, rotary)  # [R, H, P, D]
+        keys.append(key)
+        values.append(value)
+        attended = _attend(query, keys, values, valid)
+        hidden_states = hidden_states + attention.to_out(attended.transpose(1, 2).reshape(hidden_states.shape))
+        guesses.append(hidden_states + drafter.ff(drafter.norm2(hidden_states)))
+    return guesses
+
+
+def _attend(query: Tensor, keys: list[Tensor], values: list[Tensor], valid: Tensor) -> Tensor:
+    """[R, H, P, D]: attention of the deepest level's queries to all levels' keys, each [R, H, P, D]."""
+    num_pairs, above = query.shape[2], len(keys) - 1
+    query = query * query.shape[-1] ** -0.5
+    # One key of each later level: of the ancestor there, which stands so many places before.
+    backs = range(above - 1, -1, -1)
+    ancestors = [_moved(key, back) for key, back in zip(keys[1:], backs, strict=True)]
+    along = [_moved(value, back) for value, back in zip(values[1:], backs, strict=True)]
+    seen = [F.pad(valid, (back, 0))[:, :num_pairs] for back in backs]  # [R, P] each
+    places = torch.arange(num_pairs, device=query.device)
+    chunks = []
+    for begin in range(0, num_pairs, _CHUNK):
+        rows = slice(begin, min(begin + _CHUNK, num_pairs))
+        visible = (places[: rows.stop] <= places[rows, None] - above) & valid[:, None, : rows.stop]  # [R, c, end]
+        if above == 0:
+            visible = visible | (places[: rows.stop] == places[rows, None])  # padding sees itself
+        scores = [query[:, :, rows] @ keys[0][:, :, : rows.stop].mT]  # [R, H, c, end]
+        scores[0] = scores[0].masked_fill(~visible[:, None], -torch.inf)
+        for number, ancestor in enumerate(ancestors):
+            score = (query[:, :, rows] * ancestor[:, :, rows]).sum(-1, keepdim=True)  # [R, H, c, 1]
+            if number < above - 1:  # the last is the node itself
+                score = score.masked_fill(~seen[number][:, None, rows, None], -torch.inf)
+            scores.append(score)
+        weights = torch.cat(scores, dim=-1).softmax(dim=-1).to(query.dtype)
+        mixed = weights[..., : rows.stop] @ values[0][:, :, : rows.stop]
+        for number, value in enumerate(along):
+            mixed = mixed + weights[..., rows.stop + number, None] * value[:, :, rows]
+        chunks.append(mixed)
+    return torch.cat(chunks, dim=2)
+
+
+def _moved(states: Tensor, back: int) -> Tensor:
+    """[R, H, P, D]: at each place what stood `back` places before it, zeros at the beginning."""
+    return F.pad(states, (0, 0, back, 0))[:, :, : states.shape[2]] if back else states

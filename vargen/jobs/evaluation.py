@@ -61,6 +61,7 @@ from vargen.runs.processes import Processes
 from vargen.runs.progress import Progress, progress
 
 if TYPE_CHECKING:
+    from vargen.pipelines.common import AutoregressivePipelineOutput
     from vargen.pipelines.loading import ImagePipeline
 
 GIVEN = "given"
@@ -216,11 +217,6 @@ def _cases(
     except DataError as error:
         raise UserError(str(error)) from error
     if model is not None:
-        if not model.pixels_from_tokens:
-            raise UserError(
-                f"model: pictures of the family {model.family} are denoised, of which evaluate keeps nothing to go on "
-                f"from; draw them with `vargen generate`, and name their folder with --images"
-            )
         by_class = model.num_classes is not None
         if by_class != (protocol.captions == "class_labels"):
             kind = "class labels" if by_class else "text"
@@ -294,9 +290,9 @@ def _make_pictures(
     with run.progress(batches, "batches of pictures") as shown, warnings.catch_warnings():
         warnings.simplefilter("ignore", PromptWarning)
         for label, job in jobs.items():
-            _make_share(run, job, methods[label], pipeline, shared, shown)
+            _make_share(run, job, methods[label], pipeline, shared, shown, model.pixels_from_tokens)
     processes.wait()
-    return jobs, pipeline.image_size
+    return jobs, model.image_size
 
 
 def _make_share(
@@ -306,23 +302,36 @@ def _make_share(
     pipeline: ImagePipeline,
     shared: Mapping[str, Any],
     shown: Progress,
+    pixels_from_tokens: bool,
 ) -> None:
-    """This process's batches of one method: tokens, then their pictures."""
+    """This process's batches of one method: tokens, then their pictures; both at once where tokens make no pixels."""
     sampling = {name: shared[name] for name in run.config.sampling}
 
-    def make(indices: range) -> tuple[dict[str, Any], dict[str, Any]]:
+    def call(indices: range, output_type: str) -> tuple[AutoregressivePipelineOutput, CallRecord]:
         chosen = [run.cases[index] for index in indices]
-        output, record = call_pipeline(
-            pipeline, method, chosen, shared["seed"] + indices[0], output_type="latent", **sampling
-        )
+        return call_pipeline(pipeline, method, chosen, shared["seed"] + indices[0], output_type=output_type, **sampling)
+
+    def make(indices: range) -> tuple[dict[str, Any], dict[str, Any]]:
+        output, record = call(indices, "latent")
         codes = torch.as_tensor(output.images)  # [B, rows, columns]
         return {"tokens": codes.cpu().numpy().astype(np.int32)}, record.to_dict()
+
+    def make_pictures(indices: range) -> tuple[dict[str, Any], dict[str, Any]]:
+        output, record = call(indices, "pil")
+        assert isinstance(output.images, list)
+        job.keep_pictures(indices, output.images)
+        return {"tokens": output.tokens.cpu().numpy().astype(np.int32)}, record.to_dict()
 
     def decode(tokens: Any) -> Any:
         return pipeline.decode_tokens(torch.from_numpy(tokens).long()[None].to(pipeline.device))[0]
 
+    own = run.share.of(range(len(job.tokens.batches)))
+    if not pixels_from_tokens:
+        job.forget_without_pictures(own)
+        job.work(run.share, make_pictures, shown.update)
+        return
     job.work(run.share, make, shown.update)
-    for batch in run.share.of(range(len(job.tokens.batches))):
+    for batch in own:
         job.save_pictures(batch, decode)
 
 

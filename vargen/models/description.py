@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,8 @@ class ModelDescription:
         resolve_method: what a method's name and options stand for, as its pipeline's `resolve_method` says.
         num_classes: of a class-conditional model; None where it reads prompts.
         loading: which of `ModelOptions.special` its loader can use.
+        quantized: where it is a pipeline of several networks, those that quantization is for: by name the library of
+            each.
         usual_methods: what a comparison compares that names no methods.
         draws_scenes: whether captions of the project's own world are prompts for it.
         keeps_methods: whether its folder has a place for settings of methods.
@@ -57,6 +59,7 @@ class ModelDescription:
     top_p: float = 1.0
     num_classes: int | None = None
     loading: tuple[str, ...] = ("device_map", "quantization", "attn_implementation")
+    quantized: Mapping[str, str] = field(default_factory=dict)
     usual_methods: str = "ar,sjd,scd"
     draws_scenes: bool = False
     keeps_methods: bool = False
@@ -183,7 +186,8 @@ def _describe_glm_image(folder: Path, grid: Grid | None = None) -> ModelDescript
     decoder = read_json(folder / "vae" / "config.json")
     sampling = _sampling(folder / "vision_language_encoder")
     # Where a file is silent: diffusers' GlmImagePipeline and AutoencoderKL, the processor's preview, and `generate`.
-    image_size = 128 * 2 ** (len(decoder.get("block_out_channels", (64, 64, 64, 64))) - 1)
+    sample_size = read_json(folder / "transformer" / "config.json").get("sample_size", 128)
+    image_size = sample_size * 2 ** (len(decoder.get("block_out_channels", (64, 64, 64, 64))) - 1)
     grid_size = image_size // 32
     rows, columns = grid or (grid_size, grid_size)
     preview = int(math.sqrt(rows / columns) * 16) * int(math.sqrt(columns / rows) * 16)
@@ -196,7 +200,7 @@ def _describe_glm_image(folder: Path, grid: Grid | None = None) -> ModelDescript
         guidance_scale=None,
         **_generate_settings(sampling),
         resolve_method=lambda name, options: resolve_method(name, options).resolved(num_tokens),
-        loading=("attn_implementation",),
+        quantized={"vision_language_encoder": "transformers", "transformer": "diffusers"},
         beside_grid=range(preview),
         pixels_from_tokens=False,
         at_grid=lambda grid: _describe_glm_image(folder, grid),

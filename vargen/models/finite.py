@@ -7,6 +7,7 @@ Belongs here: looking, and saying where. Does not belong here: logits, which the
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -42,6 +43,13 @@ def check_weights(model: torch.nn.Module, place: str | os.PathLike[str]) -> None
                 f"{find_tensor(Path(place), name)}: the weights {name} are not finite in {precision}; copy the file "
                 f"again, or load it with another dtype"
             )
+
+
+def check_component_weights(components: Mapping[str, object], folder: str | os.PathLike[str]) -> None:
+    """`check_weights` of every network of a pipeline of diffusers, each in the folder of its name. Raises UserError."""
+    for name, component in components.items():
+        if isinstance(component, torch.nn.Module):
+            check_weights(component, os.path.join(folder, name))
 
 
 def check_pixels(pictures: Tensor) -> None:

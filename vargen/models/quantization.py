@@ -1,26 +1,29 @@
-"""Quantization as transformers' `from_pretrained` takes it, from what a user writes.
+"""Quantization as `from_pretrained` of transformers and diffusers takes it, from what a user writes.
 
 Belongs here: bitsandbytes and torchao, by the names of their own fields. Does not belong here: quantizing, which
-transformers does while it loads, and which names there are (`vargen.models.options`).
+these libraries do while they load, and which names there are (`vargen.models.options`).
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from types import ModuleType
 from typing import Any
 
-from transformers import BitsAndBytesConfig, TorchAoConfig
+import transformers
+from diffusers import PipelineQuantizationConfig
 
 from vargen.errors import UserError
 from vargen.models.options import quantization_fields
 
 
-def quantization_config(quantization: str | Mapping[str, Any]) -> BitsAndBytesConfig | TorchAoConfig:
+def quantization_config(quantization: str | Mapping[str, Any], library: ModuleType = transformers) -> Any:
     """The configuration for `from_pretrained(quantization_config=...)`.
 
     Args:
         quantization: as `ModelOptions.quantization`.
+        library: transformers, or diffusers: each has a BitsAndBytesConfig and a TorchAoConfig of its own.
 
     Raises:
         UserError: an unknown name or field, a wrong value, or a package that is missing or too old.
@@ -29,15 +32,28 @@ def quantization_config(quantization: str | Mapping[str, Any]) -> BitsAndBytesCo
     method = settings.pop("quant_method")
     try:
         if method == "bitsandbytes":
-            return BitsAndBytesConfig(**_known(settings, BitsAndBytesConfig))
-        return _torchao_config(settings)
+            return library.BitsAndBytesConfig(**_known(settings, library.BitsAndBytesConfig))
+        return _torchao_config(settings, library.TorchAoConfig)
     except (ValueError, TypeError, ImportError) as error:
         if isinstance(error, UserError):
             raise
         raise UserError(f"quantization: {' '.join(str(error).split())}") from error
 
 
-def _torchao_config(settings: dict[str, Any]) -> TorchAoConfig:
+def pipeline_quantization(
+    quantization: str | Mapping[str, Any], parts: Mapping[str, ModuleType]
+) -> PipelineQuantizationConfig:
+    """The same for a pipeline of diffusers, of which `parts` are quantized: by name the library of each.
+
+    Raises:
+        UserError: see `quantization_config`.
+    """
+    return PipelineQuantizationConfig(
+        quant_mapping={name: quantization_config(quantization, library) for name, library in parts.items()}
+    )
+
+
+def _torchao_config(settings: dict[str, Any], config: type) -> Any:
     import torchao.quantization
 
     name = settings.pop("quant_type", None)
@@ -47,9 +63,9 @@ def _torchao_config(settings: dict[str, Any]) -> TorchAoConfig:
             f"quantization.quant_type must name a configuration of torchao.quantization, such as "
             f"Int8WeightOnlyConfig, got {name!r}"
         )
-    own = _fields(TorchAoConfig) - {"quant_type"}
+    own = _fields(config) - {"quant_type"}
     of_kind = {field: settings.pop(field) for field in [*settings] if field not in own}
-    return TorchAoConfig(kind(**_known(of_kind, kind)), **settings)
+    return config(kind(**_known(of_kind, kind)), **settings)
 
 
 def _fields(kind: type) -> set[str]:

@@ -7,6 +7,7 @@ diffusers (`vargen.models.model_folder`), and any family.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -39,7 +40,7 @@ def load_model(source: str | os.PathLike[str], model_class: type[Model], model_t
     except MemoryError:
         raise
     except Exception as error:  # a damaged file can raise anything
-        raise unloadable(source, error) from error
+        raise unloadable(source, error, kwargs) from error
     model, report = loaded
     if missing := sorted(report["missing_keys"]):
         raise UserError(
@@ -94,9 +95,11 @@ def hub_arguments(kwargs: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in kwargs.items() if name in _HUB_ARGUMENTS}
 
 
-def unloadable(source: str | os.PathLike[str], error: Exception) -> UserError:
-    """What to tell where a library could not load a folder or a name on the hub."""
+def unloadable(source: str | os.PathLike[str], error: Exception, kwargs: Mapping[str, Any] | None = None) -> UserError:
+    """What to tell where a library could not load a folder or a name on the hub, so as `kwargs` say."""
     remedy = "copy or download it again" if Path(source).is_dir() else "name a folder, or try again with a network"
+    if kwargs and kwargs.get("quantization_config") is not None:
+        remedy += ", without quantization or on another device"
     return UserError(f"{source} cannot be loaded ({_first_line(error)}); {remedy}")
 
 

@@ -20,6 +20,7 @@ import PIL.Image
 import torch
 from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, GlmImageTransformer2DModel
 from diffusers.pipelines.glm_image.pipeline_glm_image import GlmImagePipeline
+from diffusers.pipelines.pipeline_utils import SUPPORTED_DEVICE_MAP
 from diffusers.utils import BaseOutput, replace_example_docstring
 from torch import Tensor
 from transformers import ByT5Tokenizer, GlmImageForConditionalGeneration, GlmImageProcessor, T5EncoderModel
@@ -29,6 +30,7 @@ from vargen.errors import UserError
 from vargen.methods.base import ImageMethodConfig
 from vargen.methods.catalogue import resolve_method
 from vargen.models.components import KeptBetweenBatches
+from vargen.models.finite import check_component_weights, check_pixels
 from vargen.models.glm_image.components import GlmImageComponents
 from vargen.models.glm_image.request import PriorRequest, read_request, upsampled
 from vargen.models.glm_image.target import GlmImageTarget
@@ -153,14 +155,19 @@ class GlmImagePriorPipeline(GlmImagePipeline):
 
         Args:
             pretrained_model_name_or_path: such as "zai-org/GLM-Image".
-            **kwargs: for `DiffusionPipeline.from_pretrained`: dtype, device_map, quantization_config, revision, ...;
+            **kwargs: for `DiffusionPipeline.from_pretrained`: dtype, device_map ("balanced", or a kind of device),
+                quantization_config (a `PipelineQuantizationConfig`), revision, ...;
                 `transformer=None, vae=None, text_encoder=None, tokenizer=None, scheduler=None` for priors alone;
                 `attn_implementation`, "sdpa" or "eager", of the autoregressive part.
 
         Raises:
-            UserError: there is no such model, it is another pipeline's, or weights are missing or damaged.
+            UserError: there is no such model, it is another pipeline's, it cannot be put where it is wanted, or weights
+                are missing or damaged.
         """
         source, attention = os.fspath(pretrained_model_name_or_path), kwargs.pop("attn_implementation", None)
+        if (place := kwargs.get("device_map")) not in (None, *SUPPORTED_DEVICE_MAP):
+            known = ", ".join(dict.fromkeys(SUPPORTED_DEVICE_MAP))
+            raise UserError(f"device_map of a pipeline of diffusers must be one of {known}, got {place!r}")
         try:
             folder = source if os.path.isdir(source) else cls.download(source, **hub_arguments(kwargs))
             check_pipeline_class(folder, (GlmImagePipeline.__name__,))
@@ -169,11 +176,12 @@ class GlmImagePriorPipeline(GlmImagePipeline):
             made: Self = super().from_pretrained(folder, **{"use_safetensors": True, **kwargs})
             if attention is not None:
                 made.vision_language_encoder.set_attn_implementation(attention)
+            check_component_weights(made.components, folder)
             return made
         except UserError:
             raise
-        except (OSError, ValueError, RuntimeError, ImportError) as error:
-            raise unloadable(source, error) from error
+        except (OSError, ValueError, RuntimeError, ImportError, NotImplementedError) as error:
+            raise unloadable(source, error, kwargs) from error
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
         """Save as diffusers' pipeline, which it and `from_pretrained` read."""
@@ -397,19 +405,24 @@ class GlmImagePriorPipeline(GlmImagePipeline):
             repeated = None if pictures is None else [own for own in pictures for _ in range(num_images_per_prompt)]
             guidance = {} if guidance_scale is None else {"guidance_scale": guidance_scale}
             one_or_more = generator if generator is None or isinstance(generator, torch.Generator) else [*generator]
-            return super(GlmImagePriorPipeline, self).__call__(
+            pixels = super(GlmImagePriorPipeline, self).__call__(
                 [text for text in prompts for _ in range(num_images_per_prompt)],
                 image=repeated,
                 height=height,
                 width=width,
                 num_inference_steps=num_inference_steps,
                 generator=one_or_more,
-                output_type=output_type,
+                output_type="pt",
                 return_dict=False,
                 **priors.arguments(),
                 **guidance,
                 **kwargs,
             )[0]
+            check_pixels(pixels)
+            if output_type == "pt":
+                return pixels
+            arrays = self.image_processor.pt_to_numpy(pixels)  # as diffusers goes from one to the next
+            return arrays if output_type == "np" else self.image_processor.numpy_to_pil(arrays)
 
         make_images = denoised if output_type != "latent" else lambda: priors.picture_codes
         return finished(self, make_images, priors.tokens, priors.trace, return_dict)

@@ -26,7 +26,7 @@ from specdecode.trace import DecodeTrace
 from vargen.errors import UserError
 from vargen.methods.base import ImageMethodConfig
 from vargen.methods.catalogue import check_own_settings, resolve_method
-from vargen.models.finite import check_pixels, check_weights
+from vargen.models.finite import check_component_weights, check_pixels
 from vargen.models.llamagen.components import KeptBetweenBatches, LlamaGenComponents, check_draft_transformer
 from vargen.models.llamagen.draft_head import check_drafter
 from vargen.models.llamagen.drafter import LlamaGenDrafter
@@ -186,9 +186,7 @@ class LlamaGenPipeline(DiffusionPipeline):
         kwargs["dtype"] = {"vqvae": torch.float32, **dtypes}
         with reading(pretrained_model_name_or_path, "copy the whole folder again"):
             pipeline = super().from_pretrained(os.fspath(pretrained_model_name_or_path), **kwargs)
-        for name, component in pipeline.components.items():
-            if isinstance(component, torch.nn.Module):
-                check_weights(component, os.path.join(pretrained_model_name_or_path, name))
+        check_component_weights(pipeline.components, pretrained_model_name_or_path)
         return pipeline
 
     def check_inputs(

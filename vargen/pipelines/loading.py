@@ -19,7 +19,7 @@ from transformers.utils import logging as transformers_logging
 from vargen.errors import UserError
 from vargen.models.description import ModelDescription
 from vargen.models.options import ModelOptions
-from vargen.models.quantization import quantization_config
+from vargen.models.quantization import pipeline_quantization, quantization_config
 from vargen.reading import reason_of
 
 if TYPE_CHECKING:
@@ -82,8 +82,14 @@ def load_pipeline(model: ModelDescription, options: ModelOptions) -> tuple[Image
     if options.attn_implementation is not None:
         arguments["attn_implementation"] = options.attn_implementation
     if options.quantization is not None:
-        arguments["quantization_config"] = quantization_config(options.quantization)
-        arguments.setdefault("device_map", {"": device})  # what is quantized on its way cannot be moved afterwards
+        # What is quantized on its way cannot be moved afterwards.
+        if model.quantized:
+            parts = {name: importlib.import_module(library) for name, library in model.quantized.items()}
+            arguments["quantization_config"] = pipeline_quantization(options.quantization, parts)
+            arguments.setdefault("device_map", device)
+        else:
+            arguments["quantization_config"] = quantization_config(options.quantization)
+            arguments.setdefault("device_map", {"": device})
     diffusers_logging.disable_progress_bar()
     transformers_logging.disable_progress_bar()
     with _device_errors(device):

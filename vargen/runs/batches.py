@@ -7,8 +7,9 @@
 
 Batches are cut by number alone, so any number of processes makes the same ones, each its share; a batch that a kill
 interrupted is made again from nothing, one that is there is never made again. Pictures are decoded one by one from
-stored tokens, so a lost or half-written PNG comes back bit by bit the same. Belongs here: files. Does not belong here:
-which pictures, and what they are good for (`vargen.commands.evaluate`).
+stored tokens, so a lost or half-written PNG comes back bit by bit the same; its batch is made again where tokens alone
+make no pixels. Belongs here: files. Does not belong here: which pictures, and what they are good for
+(`vargen.commands.evaluate`).
 """
 
 from __future__ import annotations
@@ -146,15 +147,30 @@ class PictureBatches:
         Args:
             decode: a picture from its tokens int32 `[N]`.
         """
+        broken = self._broken(batch)
+        if broken:
+            (self.path / "images").mkdir(exist_ok=True)
+            first, tokens = self.tokens.batches[batch][0], self.tokens.read(batch)[0]["tokens"]
+            for index in broken:
+                save_image_atomic(decode(tokens[index - first]), self.image_path(index))
+
+    def keep_pictures(self, indices: range, pictures: Sequence[Image]) -> None:
+        """Write the pictures of a batch that tokens alone do not make again, before its tokens are kept."""
+        (self.path / "images").mkdir(parents=True, exist_ok=True)
+        for index, picture in zip(indices, pictures, strict=True):
+            save_image_atomic(picture, self.image_path(index))
+
+    def forget_without_pictures(self, batches: Sequence[int]) -> None:
+        """Remove the tokens of batches of which a picture is missing or not whole, so that both are made again."""
+        for batch in batches:
+            if self._broken(batch):
+                self.tokens.path(batch).unlink(missing_ok=True)
+
+    def _broken(self, batch: int) -> list[int]:
+        """Numbers of the batch's pictures that are missing or not whole."""
         from metrics.images import unreadable
 
-        indices = self.tokens.batches[batch]
-        (self.path / "images").mkdir(exist_ok=True)
-        broken = [place for place, index in enumerate(indices) if unreadable([self.image_path(index)])]
-        if broken:
-            tokens = self.tokens.read(batch)[0]["tokens"]
-            for place in broken:
-                save_image_atomic(decode(tokens[place]), self.image_path(indices[place]))
+        return [index for index in self.tokens.batches[batch] if unreadable([self.image_path(index)])]
 
     def call_records(self) -> list[dict[str, Any]]:
         """What each batch cost, in order."""

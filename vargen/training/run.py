@@ -81,6 +81,11 @@ class RunResult:
         """Whether it reached its end."""
         return self.stopped_by is None
 
+    def __str__(self) -> str:
+        """As a user is told, such as "1,200 steps in 0:20:05, loss 0.21"."""
+        steps = f"{self.step:,} step{'' if self.step == 1 else 's'} in {_clock(self.elapsed)}"
+        return ", ".join((steps, *(f"{name} {value:.4g}" for name, value in self.evaluation.items())))
+
 
 def prepare(config: RunConfig) -> torch.device:
     """Set threads and the random state, and give the device.

@@ -27,7 +27,7 @@ class Language:
         compose: a true caption of a video by a seed. questions: short ones with their answers.
         accuracy: F1 of a text's claims, of a kind or "all". claim_kinds: the kinds, and the claims of each.
         order_answers: what of what order alone decides a text has right, and wrong.
-        vocabulary: every word that is ever said.
+        vocabulary: every word that is ever said. visual_words: those of them that say what is seen.
         min_frames: of a video.
         max_caption_tokens: no caption is longer.
     """
@@ -40,6 +40,7 @@ class Language:
     claim_kinds: Mapping[str, tuple[str, ...]]
     order_answers: Callable[[Any, str], tuple[int, int]]
     vocabulary: Callable[[], list[str]]
+    visual_words: Callable[[], frozenset[str]]
     min_frames: int
     max_caption_tokens: int
 
@@ -54,6 +55,7 @@ LANGUAGES = {
         video_captions.CLAIM_KINDS,
         video_captions.order_answers,
         video_captions.video_vocabulary,
+        video_captions.visual_words,
         min_frames=4,
         max_caption_tokens=220,
     ),
@@ -66,6 +68,7 @@ LANGUAGES = {
         written_captions.CLAIM_KINDS,
         written_captions.written_order_answers,
         written_captions.written_vocabulary,
+        written_captions.visual_words,
         min_frames=MIN_STORY_FRAMES,
         max_caption_tokens=340,
     ),

@@ -264,4 +264,10 @@ def video_vocabulary() -> list[str]:
     return sorted({word for phrase in phrases for word in phrase.split()})
 
 
+def visual_words() -> frozenset[str]:
+    """Words that say what is seen, and are no function words."""
+    moves = "left right middle near far one two three closer away appears disappears vanishes shows turns becomes bumps"
+    return frozenset((*COLOURS, *SHAPES, *SIZES, *MATERIALS, *GROUNDS, *SKIES, *moves.split()))
+
+
 assert set(LIGHTS) == set(_LIGHT_PHRASES) and set(DISTANCES) == set(_DISTANCES)

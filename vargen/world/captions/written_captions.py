@@ -35,6 +35,8 @@ CLAIM_KINDS = {
 }
 """Kinds of claims by their first words. Events need frames in their order, and which comes first needs nothing else."""
 
+_UNSEEN = ("end", "earlier", "it")  # slots
+_FUNCTION_WORDS = frozenset(("the", "on", "at", "in", "to", "from", "of", "is", "be", "no", "it", "side", "hand", "us"))
 _HEDGE_SHARE, _IT_SHARE, _EARLIER_SHARE, _REMARK_SHARE = 0.15, 0.5, 0.25, 0.35
 
 
@@ -323,3 +325,15 @@ def written_vocabulary() -> list[str]:
         *(phrase for values in WORDINGS.values() for each in values.values() for phrase in each),
     ]
     return sorted({word for phrase in phrases for word in phrase.split()})
+
+
+def visual_words() -> frozenset[str]:
+    """Words that say what is seen, and are no function words."""
+    said = (
+        phrase
+        for slot, values in WORDINGS.items()
+        if slot not in _UNSEEN
+        for each in values.values()
+        for phrase in each
+    )
+    return frozenset(word for phrase in said for word in phrase.split()) - _FUNCTION_WORDS

@@ -16,6 +16,7 @@ from transformers import (
     Qwen2_5_VLForConditionalGeneration,
 )
 
+from vargen.world.captions.languages import find_language
 from vargen.world.models.processor import (
     IMAGE,
     VIDEO,
@@ -59,9 +60,12 @@ class VideoLLMConfig:
         patch_size: side of a patch; four patches make one visual token.
         num_frames: frames of a video in training.
         text, vision: sizes.
+        captions: how videos are told, which decides the words that the model knows; see
+            `vargen.world.captions.languages`.
 
     Raises:
         ValueError: an unknown architecture, or sizes that do not divide.
+        UserError: an unknown way to tell videos.
     """
 
     architecture: str = "qwen2_5_vl"
@@ -70,6 +74,7 @@ class VideoLLMConfig:
     num_frames: int = 8
     text: TextModelConfig = field(default_factory=TextModelConfig)
     vision: VisionModelConfig = field(default_factory=VisionModelConfig)
+    captions: str = "plain"
 
     def __post_init__(self) -> None:
         if self.architecture not in ARCHITECTURES:
@@ -78,6 +83,7 @@ class VideoLLMConfig:
             raise ValueError(f"image_size: {self.image_size} must be a multiple of twice patch_size {self.patch_size}")
         if self.num_frames < 4 or self.num_frames % 2:
             raise ValueError(f"num_frames: {self.num_frames} must be an even number of at least 4")
+        find_language(self.captions)
         for name, tower in (("text", self.text), ("vision", self.vision)):
             if tower.hidden_size % (2 * tower.num_attention_heads):
                 raise ValueError(
@@ -93,9 +99,8 @@ class VideoLLMConfig:
 
 def build_processor(config: VideoLLMConfig) -> Any:
     """The processor that goes with a model of `build_model`."""
-    if config.architecture == "qwen2_5_vl":
-        return build_qwen_processor(config.image_size, config.patch_size)
-    return build_llava_processor(config.image_size, config.patch_size)
+    build = build_qwen_processor if config.architecture == "qwen2_5_vl" else build_llava_processor
+    return build(config.image_size, config.patch_size, config.captions)
 
 
 def build_model(config: VideoLLMConfig, tokenizer: PreTrainedTokenizerBase) -> Any:

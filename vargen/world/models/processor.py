@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from vargen.video.frames import CAPTION_PROMPTS, FRAMES_PER_SECOND
-from vargen.world.captions.video_captions import video_vocabulary
+from vargen.world.captions.languages import find_language
 
 PAD, END, START, UNKNOWN = "<|endoftext|>", "<|im_end|>", "<|im_start|>", "<unk>"
 VISION_START, VISION_END, VIDEO, IMAGE = "<|vision_start|>", "<|vision_end|>", "<|video_pad|>", "<|image_pad|>"
@@ -38,10 +38,14 @@ _TEMPLATE = (
 )
 
 
-def build_tokenizer() -> PreTrainedTokenizerFast:
-    """Every word of the videos' captions, questions and answers, lower case; marks are words of their own."""
+def build_tokenizer(captions: str = "plain") -> PreTrainedTokenizerFast:
+    """Every word of the videos' captions, questions and answers, lower case; marks are words of their own.
+
+    Args:
+        captions: how videos are told, one of `vargen.world.captions.languages.LANGUAGES`.
+    """
     prompt_words = {word for prompt in CAPTION_PROMPTS for word in prompt.replace(".", "").replace(",", "").split()}
-    words = sorted({*video_vocabulary(), *prompt_words, "user", "assistant"})
+    words = sorted({*find_language(captions).vocabulary(), *prompt_words, "user", "assistant"})
     listed = [*SPECIAL_TOKENS, *_MARKS, *words]
     backend = Tokenizer(WordLevel({word: index for index, word in enumerate(listed)}, unk_token=UNKNOWN))
     backend.normalizer = normalizers.Sequence(
@@ -68,7 +72,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def build_qwen_processor(image_size: int, patch_size: int) -> Any:
+def build_qwen_processor(image_size: int, patch_size: int, captions: str = "plain") -> Any:
     """A `Qwen2_5_VLProcessor` that resizes every frame to `image_size` pixels, two frames to a step of time."""
     # This class keeps the proportions of a frame and is told a number of pixels, not a side.
     size: dict[str, int] = {"shortest_edge": image_size**2, "longest_edge": image_size**2}
@@ -76,7 +80,7 @@ def build_qwen_processor(image_size: int, patch_size: int) -> Any:
     normal: dict[str, Any] = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
     return Qwen2_5_VLProcessor(
         image_processor=Qwen2VLImageProcessor(**shared, **normal),
-        tokenizer=build_tokenizer(),
+        tokenizer=build_tokenizer(captions),
         video_processor=Qwen2VLVideoProcessor(
             **shared, **normal, fps=FRAMES_PER_SECOND, min_frames=4, do_sample_frames=True, cap_pixels_per_frame=False
         ),
@@ -84,7 +88,7 @@ def build_qwen_processor(image_size: int, patch_size: int) -> Any:
     )
 
 
-def build_llava_processor(image_size: int, patch_size: int) -> Any:
+def build_llava_processor(image_size: int, patch_size: int, captions: str = "plain") -> Any:
     """A `LlavaOnevisionProcessor` that resizes every frame to a square of `image_size` pixels."""
     shared: dict[str, Any] = {
         "size": {"height": image_size, "width": image_size},
@@ -93,7 +97,7 @@ def build_llava_processor(image_size: int, patch_size: int) -> Any:
     }
     return LlavaOnevisionProcessor(
         image_processor=LlavaOnevisionImageProcessor(**shared),
-        tokenizer=build_tokenizer(),
+        tokenizer=build_tokenizer(captions),
         video_processor=LlavaOnevisionVideoProcessor(**shared, do_sample_frames=False),
         num_image_tokens=(image_size // patch_size) ** 2,
         vision_feature_select_strategy="full",

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from vargen.training.video_source import VideoBatch
 from vargen.video.frames import CAPTION_PROMPTS
-from vargen.world.captions.video_captions import compose_questions, compose_video_caption
+from vargen.world.captions.languages import find_language, language_of
 from vargen.world.scenes.renderer import SceneRenderer
-from vargen.world.scenes.video import VideoScene, sample_video
+from vargen.world.scenes.video import VideoScene
 from vargen.world.training.grounding import cell_attributes
 
 IGNORED = -100
@@ -27,15 +27,20 @@ PLACES = ("step", "column", "row")
 
 
 class RenderedVideoSource:
-    """Videos from `vargen.world.scenes`, rendered on `device`."""
+    """Videos from `vargen.world.scenes`, of those that are told in plain or in written captions, rendered on `device`.
 
-    def __init__(self, image_size: int, num_frames: int, device: torch.device) -> None:
+    Raises:
+        UserError: an unknown language.
+    """
+
+    def __init__(self, image_size: int, num_frames: int, device: torch.device, captions: str = "plain") -> None:
         self.num_frames = num_frames
+        self.language = find_language(captions)
         self.renderer = SceneRenderer(image_size, device=device)
 
     @torch.no_grad()
     def __call__(self, first_seed: int, count: int, split: str) -> VideoBatch:
-        videos = [sample_video(seed, self.num_frames, split) for seed in range(first_seed, first_seed + count)]
+        videos = [self.language.sample(seed, self.num_frames, split) for seed in range(first_seed, first_seed + count)]
         images = self.renderer([frame for video in videos for frame in video.frames]).images
         return VideoBatch(videos, images.unflatten(0, (count, self.num_frames)))
 
@@ -117,9 +122,10 @@ class Conversations:
     def about(self, video: VideoScene, seed: int, question_share: float) -> tuple[list[int], list[int]]:
         """A caption, or a few short questions in random order, by the share of the latter."""
         rng = random.Random(f"conversation-{video.seed}-{seed}")
+        language = language_of(video)
         if rng.random() >= question_share:
-            return self.sample([(rng.choice(CAPTION_PROMPTS), compose_video_caption(video, seed).text)])
-        questions = compose_questions(video)
+            return self.sample([(rng.choice(CAPTION_PROMPTS), language.compose(video, seed).text)])
+        questions = language.questions(video)
         return self.sample(rng.sample(questions, min(len(questions), 4)))
 
     def _ids(self, text: str) -> list[int]:

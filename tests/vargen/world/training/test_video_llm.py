@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,7 @@ from vargen.world.training.video_data import (
     qwen_patches,
 )
 from vargen.world.training.video_llm import VideoLLMTask, VideoLLMTrainingConfig, train_video_llm
+from vargen.world.training.video_views import hidden_states
 
 SIZE, FRAMES = 64, 4
 
@@ -87,9 +90,51 @@ def test_training_sees_what_the_model_will_see(architecture: str, batch, tmp_pat
     assert torch.equal(ids, inputs["input_ids"])
     with torch.no_grad():
         expected = task.model(**inputs).logits
-        hidden_states = task._hidden_states(ids, task._features(frames.float() / 255))
-        actual = task.model.lm_head(hidden_states)
+        view = task.view(ids, task._features(frames.float() / 255), FRAMES)
+        actual = task.model.lm_head(hidden_states(task.model.model.language_model, view))
     torch.testing.assert_close(actual, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_captions_are_what_transformers_generates(architecture: str, batch, tmp_path: Path) -> None:
+    source = RenderedVideoSource(SIZE, FRAMES, torch.device("cpu"))
+    task = VideoLLMTask(training_config(tmp_path, architecture), source, torch.device("cpu"))
+    task.language = replace(task.language, max_caption_tokens=30)
+    # Tied to its embeddings, an untrained head says the same word over and over.
+    task.model.lm_head.weight = torch.nn.Parameter(torch.randn_like(task.model.lm_head.weight))
+    frames = (batch.frames * 255).round().to(torch.uint8)
+    for text, each in zip(task.captions(frames.float() / 255), frames, strict=True):
+        inputs = processor_inputs(task.processor, VideoFrames.from_frames(each), CAPTION_PROMPTS[0])
+        tokens = task.model.generate(**inputs, max_new_tokens=task.language.max_caption_tokens, do_sample=False)
+        answer = tokens[0, inputs["input_ids"].shape[1] :]
+        assert text == task.tokenizer.decode(answer, skip_special_tokens=True)
+        assert len(set(text.split())) > 1
+
+
+def test_stories_are_learned_from_parts_of_them_at_several_lengths(tmp_path: Path) -> None:
+    """Everything that makes long videos affordable at once: lengths, parts, early readers, words as readers."""
+    config = training_config(
+        tmp_path,
+        steps=12,
+        learning_rate=3e-3,
+        frame_counts=(8, 12),
+        short_until=0.3,
+        kept_shares=(1.0, 0.5, 0.2),
+        fusion_share=0.5,
+        time_stretch=3,
+        grounded_layer=1,
+        grounding_words=True,
+        visual_word_weight=2.0,
+        evaluated_share=0.1,
+    )
+    config.model = model_config(num_frames=8, captions="written", text=TextModelConfig(32, 64, 3, 4, 2))
+    result = train_video_llm(config)
+    assert result.finished and {"order_pruned", "all_shuffled", "objects"} <= set(result.evaluation)
+    log = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    losses = [each["answers"] for each in log if "answers" in each]
+    assert losses[-1] < losses[0] - 0.25
+    processor = AutoProcessor.from_pretrained(tmp_path / "export")
+    assert processor.tokenizer.unk_token_id not in processor.tokenizer("it seems that the ball drifts left").input_ids
 
 
 def test_only_answers_are_learned() -> None:
@@ -178,6 +223,11 @@ def test_a_run_learns_resumes_and_exports(architecture: str, tmp_path: Path) -> 
         ({"question_share": 1.5}, "question_share"),
         ({"grounding_weight": -1}, "grounding_weight"),
         ({"depth": 3}, "depth"),
+        ({"kept_shares": (0.0,)}, "kept_shares"),
+        ({"kept_choices": ("best",)}, "kept_choices"),
+        ({"frame_counts": (7,)}, "frame_counts"),
+        ({"grounded_layer": 99}, "grounded_layer"),
+        ({"time_stretch": 2, "model": VideoLLMConfig("llava_onevision")}, "architecture"),
     ],
 )
 def test_bad_settings_are_named(changes: dict[str, Any], named: str) -> None:

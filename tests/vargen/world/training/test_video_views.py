@@ -1,0 +1,110 @@
+"""Parts of videos in training: what is shown keeps its place, and what is taken away is seen until then only."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from vargen.video.frames import CAPTION_PROMPTS, VideoFrames, processor_inputs
+from vargen.video.pruning import keep_uniform
+from vargen.video.request import keep_visual, prepare_request
+from vargen.world.models.architectures import (
+    TextModelConfig,
+    VideoLLMConfig,
+    VisionModelConfig,
+    build_model,
+    build_processor,
+)
+from vargen.world.training.video_views import (
+    CHOICES,
+    View,
+    choose_visual,
+    greedy,
+    hidden_states,
+    without_visual_after,
+)
+
+CONFIG = VideoLLMConfig(
+    image_size=64, num_frames=8, text=TextModelConfig(32, 64, 4, 4, 2), vision=VisionModelConfig(32, 64, 1, 2)
+)
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    model = build_model(CONFIG, build_processor(CONFIG).tokenizer).eval()
+    for weight in model.parameters():
+        weight.data.mul_(3 if weight.ndim == 2 else 1)
+    return model.requires_grad_(False)
+
+
+@pytest.fixture(scope="module")
+def request_of(model):
+    frames = VideoFrames.from_frames(torch.randint(0, 255, (8, 3, 64, 64), dtype=torch.uint8))
+    return prepare_request(model, processor_inputs(build_processor(CONFIG), frames, CAPTION_PROMPTS[0]))
+
+
+def view_of(request) -> View:
+    places = request.is_visual.nonzero()[:, 0]
+    return View(request.inputs_embeds, request.position_ids, slice(int(places[0]), int(places[-1]) + 1))
+
+
+def test_a_part_is_what_a_drafter_is_shown(model, request_of) -> None:
+    kept = keep_uniform(request_of.num_visual, 9)
+    expected, actual = keep_visual(request_of, kept), view_of(request_of).with_kept(kept[None])
+    assert torch.equal(actual.embeds, expected.inputs_embeds)
+    assert torch.equal(actual.positions, expected.position_ids)
+    assert actual.visual.stop - actual.visual.start == 9
+
+
+def test_visual_tokens_taken_away_are_seen_before_and_not_after(model, request_of) -> None:
+    """An oracle by masks: all rows stay, and text may no longer look at visual ones from that layer on."""
+    view, language_model = view_of(request_of), model.model.language_model
+    layer = 2
+    with without_visual_after(language_model, layer, view):
+        actual = hidden_states(language_model, view)
+    length = view.embeds.shape[1]
+    states, rope = view.embeds, language_model.rotary_emb(view.embeds, view.positions)
+    for number, each in enumerate(language_model.layers):
+        mask = torch.ones(length, length, dtype=torch.bool).tril()
+        if number >= layer:
+            mask[:, view.visual] = torch.eye(length, dtype=torch.bool)[:, view.visual]
+        states = each(states, attention_mask=mask[None, None], position_embeddings=rope)
+        states = states if isinstance(states, torch.Tensor) else states[0]
+    expected = language_model.norm(states)[:, view.text_columns]
+    torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-4)
+    whole = hidden_states(language_model, view)[:, view.text_columns]
+    assert not torch.allclose(actual, whole, atol=1e-2)
+    torch.testing.assert_close(hidden_states(language_model, view)[:, view.text_columns], whole)  # nothing is left
+
+
+def test_greedy_goes_on_as_a_pass_over_everything_says(model, request_of) -> None:
+    view = view_of(request_of).with_kept(keep_uniform(request_of.num_visual, 5)[None])
+    (answer,) = greedy(model, view, 12, [10**6])
+    assert len(answer) == 12
+    embeds, positions = view.embeds, view.positions
+    for token in answer:
+        states = hidden_states(model.model.language_model, View(embeds, positions, view.visual))
+        assert int(model.lm_head(states[0, -1]).argmax()) == token
+        embeds = torch.cat((embeds, model.get_input_embeddings()(torch.tensor([[token]]))), dim=1)
+        positions = torch.cat((positions, positions[..., -1:] + 1), dim=-1)
+    (stopped,) = greedy(model, view, 12, [answer[4]])
+    assert stopped == answer[: answer.index(answer[4])]
+
+
+def test_stretching_moves_time_and_nothing_else(request_of) -> None:
+    view = view_of(request_of)
+    far = view.stretched(3)
+    time, before = far.positions[0, 0, view.visual], view.positions[0, 0, view.visual]
+    assert torch.equal(time - time[0], 3 * (before - before[0])) and int(time[0]) == int(before[0])
+    assert torch.equal(far.positions[1:], view.positions[1:])
+    assert torch.equal(far.positions[..., view.text_columns], view.positions[..., view.text_columns])
+
+
+@pytest.mark.parametrize("how", CHOICES)
+def test_choices_have_their_budget_in_order_and_objects_are_preferred_where_asked(how: str) -> None:
+    shows_object = torch.rand(4, 1000, generator=torch.Generator().manual_seed(1)) < 0.11
+    kept = choose_visual(how, 0.1, shows_object, torch.Generator().manual_seed(0))
+    assert kept.shape == (4, 100) and bool((kept.diff() > 0).all())
+    share = float(shows_object.gather(1, kept).float().mean())
+    assert 0.45 < share < 0.75 if how == "objects" else share < 0.2

@@ -69,8 +69,9 @@ SAMPLED_CHAIN = {"tree": CHAIN, "depth": 4, "children": "sampled"}
 SKIPPING = {"window": 16, "initial_guess": "repeat", "max_skip": 4}
 PRESETS = (
     "eagle-chain", "eagle-sampled-9", "eagle-sampled-25", "eagle-sampled-57", "eagle-tree", "jacobi-wide",
-    "lantern-tree", "likeness-balanced", "likeness-fast", "likeness-quality", "scd-wide", "vvs-dynamic-8",
-    "vvs-jacobi-wide", "vvs-paper-dynamic", "vvs-paper-uniform", "vvs-uniform-8",
+    "lantern-tree", "likeness-balanced", "likeness-fast", "likeness-quality", "likeness-sampled-9",
+    "likeness-sampled-25", "likeness-sampled-57", "scd-wide", "vvs-dynamic-8", "vvs-jacobi-wide", "vvs-paper-dynamic",
+    "vvs-paper-uniform", "vvs-uniform-8",
 )  # fmt: skip
 
 IMAGE_SETTINGS: dict[str, dict[str, dict[str, Any]]] = {

@@ -30,6 +30,7 @@ SIZE = DraftSize(10, 3)
 SHAPES = {
     "dynamic": DynamicTree(4),
     "static": StaticTree.from_paths([[0], [1], [2], [0, 0], [0, 1], [1, 0], [0, 0, 0]]),
+    "sampled": StaticTree.from_paths([[0], [1], [2], [0, 0], [0, 1], [1, 0], [0, 0, 0]]),
 }
 
 
@@ -87,6 +88,7 @@ def run(
         head,
         SHAPES[shape],
         FixedDraftSize(SIZE),
+        "sampled" if shape == "sampled" else "top",
         feature_reuse=features,
         refresh=refresh,
         depth_behind_skip=depth_behind_skip,

@@ -83,6 +83,7 @@ class StaticKVCache:
 
         self.lengths = torch.zeros(batch_size, dtype=torch.long, device=device)
         self.starts: Tensor | None = None
+        self._is_pinned = False
         self._row_offsets = torch.arange(batch_size, device=device)[:, None] * max_length  # [B, 1]
         self._slot_index = torch.arange(max_length, device=device)  # [S]
 
@@ -103,6 +104,10 @@ class StaticKVCache:
         """The slots `length .. length + num_tokens - 1` of every row, int64 `[B, num_tokens]`."""
         return self.lengths[:, None] + self._slot_index[:num_tokens]
 
+    def first_slots(self, length: int) -> Tensor:
+        """The first `length` slots, int64 `[length]`, at most all there are."""
+        return self._slot_index[:length]
+
     def flatten_slots(self, slots: Tensor) -> Tensor:
         """Slots `[B, n]` of each row as indices `[B * n]` into all rows laid end to end.
 
@@ -120,8 +125,7 @@ class StaticKVCache:
             key, value: `[B, H, n, D]`.
             slots: int64 `[B, n]`, distinct within a row, or the same from `flatten_slots`, `[B * n]`.
             kv_length: return only the first `kv_length` slots (views, nothing is copied). A caller that knows on the
-                host how far its rows can reach saves attention over the empty rest of the buffer; under a CUDA graph
-                leave it None, so that shapes stay static.
+                host how far its rows can reach saves attention over the empty rest of the buffer.
 
         Returns:
             Keys and values `[B, H, kv_length or S, D]`.
@@ -132,10 +136,18 @@ class StaticKVCache:
         # [B, H, n, D] -> [B * n, H * D]; a model that makes its keys as [B, n, H, D] gets this as a view.
         self._key_rows[layer_index].index_copy_(0, slots, key.transpose(1, 2).reshape(-1, width))
         self._value_rows[layer_index].index_copy_(0, slots, value.transpose(1, 2).reshape(-1, width))
-        keys, values = self.keys[layer_index], self.values[layer_index]
-        if kv_length is None or kv_length == self.max_length:
-            return keys, values
+        if torch.compiler.is_compiling():
+            # Read through what was written to: of two overlapping inputs a compiler would copy the whole buffer.
+            keys, values = (self._in_heads(rows[layer_index]) for rows in (self._key_rows, self._value_rows))
+        else:
+            keys, values = self.keys[layer_index], self.values[layer_index]
+            if kv_length == self.max_length:
+                return keys, values
         return keys[:, :, :kv_length], values[:, :, :kv_length]
+
+    def _in_heads(self, rows: Tensor) -> Tensor:
+        """[B, H, S, D] of one layer's rows [B * S, H * D]."""
+        return rows.view(self.batch_size, self.max_length, self.num_heads, self.head_dim).transpose(1, 2)
 
     def attention_mask(self, new_token_mask: Tensor, kv_length: int | None = None) -> Tensor:
         """Which slots each of `q` new tokens sees, of `n` that lie in `new_slots(n)`.
@@ -177,6 +189,16 @@ class StaticKVCache:
         relative = slot_index - self.lengths[:, None]  # [B, S]: as in `attention_mask`; committed slots stand there
         places = torch.where(relative < 0, relative, depths.gather(1, relative.clamp(0, depths.shape[1] - 1)))
         return depths[:, :, None] - places[:, None, :]
+
+    def pin(self) -> None:
+        """Compiled passes read and write here from now on. What they take for granted: addresses stay, which captured
+        graphs rely on, and `starts` are there, so that one graph serves rows with and without padding."""
+        if self.starts is None:
+            self.starts = torch.zeros_like(self.lengths)
+        if not self._is_pinned:
+            for fixed in (*self._key_rows, *self._value_rows, self.lengths):
+                torch._dynamo.mark_static_address(fixed, guard=False)
+            self._is_pinned = True
 
     def advance(self, counts: Tensor | int) -> None:
         """Commit the first `counts` (`[B]`, or one number) tokens of the last forward, which need no moving."""

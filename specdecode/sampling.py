@@ -76,13 +76,17 @@ def apply_guidance(conditional: Tensor, unconditional: Tensor | None, guidance_s
     Raises:
         ValueError: Guidance is on and `unconditional` is None.
     """
-    conditional = conditional.float()
     if guidance_scale <= 1:
-        return conditional
+        return conditional.float()
     if unconditional is None:
         raise ValueError(f"unconditional logits are needed at guidance_scale {guidance_scale}; pass them or use 1")
+    return guide(conditional, unconditional, guidance_scale)
+
+
+def guide(conditional: Tensor, unconditional: Tensor, guidance_scale: float | Tensor) -> Tensor:
+    """`apply_guidance` where it is known to be on; the scale may be a tensor [], which compiled code takes as it comes."""
     unconditional = unconditional.float()
-    return unconditional + guidance_scale * (conditional - unconditional)
+    return unconditional + guidance_scale * (conditional.float() - unconditional)
 
 
 def logits_to_probabilities(logits: Tensor, config: SamplingConfig) -> Tensor:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +29,9 @@ from transformers import Cache
 from specdecode import ragged
 from specdecode.kv_cache import StaticKVCache
 from specdecode.roles import TargetOutput
+
+if TYPE_CHECKING:
+    from specdecode.compilation import PassCompiler
 
 _WINDOWS = {"full_attention": False, "sliding_attention": True}
 """Kinds of layers that can be served, by transformers' names, and whether they attend through a window."""
@@ -63,10 +66,9 @@ class TransformersTarget:
         embed: from tokens [R, n] to embeddings [R, n, dim]; None: the model is given tokens.
         kv_cache: one to use again, of a target that is done; None: a new one, made in the prefill.
         longest_prompt: T of the longest prompt that may take a row's place; None: none is longer than these.
-        static_shapes: attend over the whole cache at every step instead of the part that can be in use. Shapes then
-            never change, as compiled code and CUDA graphs want; eagerly it only costs time.
 
     Attributes:
+        compiler: compiles `forward`, see `compile`; None: it runs eagerly.
         kv_cache: None before the first prefill if none was given.
         feature_layers: after which decoder layers `hidden_states` are taken, side by side, as transformers counts them:
             the last one's is normed. Empty for the final ones alone. Needs a `decoder` that takes
@@ -95,7 +97,6 @@ class TransformersTarget:
         embed: Callable[[Tensor], Tensor] | None = None,
         kv_cache: StaticKVCache | None = None,
         longest_prompt: int | None = None,
-        static_shapes: bool = False,
     ) -> None:
         prompt = inputs_embeds if input_ids is None else input_ids
         if prompt is None or (input_ids is not None and inputs_embeds is not None):
@@ -130,8 +131,8 @@ class TransformersTarget:
         self.batch_size = num_rows // self.rows_per_sequence
         self.device = prompt.device
         self.decoder, self.output_head, self.embed = decoder, output_head, embed
-        self.static_shapes = static_shapes
         self.feature_layers: tuple[int, ...] = ()
+        self.compiler: PassCompiler | None = None
         self.max_new_tokens, self._max_draft_nodes = max_new_tokens, max_draft_nodes
         self._num_rows = num_rows
         self._cache = SlotCache(type(model).__name__, int(self._config.num_hidden_layers), num_rows, kv_cache)
@@ -158,12 +159,30 @@ class TransformersTarget:
         """Where keys and values lie."""
         return self._cache.static
 
+    def compile(self, compiler: PassCompiler | None, kv_cache: StaticKVCache | None = None) -> None:
+        """From the next prefill on, `forward` is compiled code.
+
+        Args:
+            compiler: None: it runs eagerly.
+            kv_cache: of an earlier batch, used again where it fits, since captured graphs write to fixed addresses.
+
+        Raises:
+            ValueError: a draft is wider than the compiler's buckets.
+        """
+        if compiler is not None:
+            compiler.check_width(self._max_draft_nodes)
+        self.compiler = compiler
+        self._cache.offered = kv_cache
+
     def lay_out(self, prompt_length: int) -> None:
         """Empty the cache; prompts of at most so many tokens come next, the last token of each in the same slot."""
         self.prompt_length = prompt_length
         self._prompt_lengths = torch.full((self._num_rows,), prompt_length, device=self.device)
         self._max_committed = self.longest_prompt + self.max_new_tokens - 1
-        self._cache.start_prompt(prompt_length, self._max_committed + self._max_draft_nodes)
+        num_slots = self._max_committed + self._max_draft_nodes
+        if self.compiler is not None:
+            num_slots = self.compiler.round_up(num_slots)  # so that prompts of similar lengths share a graph
+        self._cache.start_prompt(prompt_length, num_slots)
 
     def finish_prompt(self, starts: Tensor | None) -> None:
         """The prompts have been fed; slots of row b before `starts[b]`, [R] int64, are empty. None: no such slots."""
@@ -194,7 +213,13 @@ class TransformersTarget:
         Raises:
             ValueError: more tokens than `max_draft_nodes`, for which the cache has room.
         """
-        return self.combine(self._run_new(tokens, mask, depths))
+        static, length = self._cache.allocated(), self._length_with(tokens.shape[1])
+        if self.compiler is None:
+            return self._pass(tokens, mask, depths, static.first_slots(length))
+        static.pin()
+        reach = self.compiler.reach(length, static.max_length, static.device)
+        output: TargetOutput = self.compiler.run("target", self, type(self)._pass, tokens, mask, depths, reach=reach)
+        return output
 
     @torch.no_grad()
     def hidden_states_of(self, tokens: Tensor) -> Tensor:
@@ -206,7 +231,7 @@ class TransformersTarget:
         count = tokens.shape[1]
         chain = torch.ones(count, count, dtype=torch.bool, device=tokens.device).tril().expand(len(tokens), -1, -1)
         depths = torch.arange(count, device=tokens.device).expand(len(tokens), -1)
-        behind = self.combine(self._run_new(tokens, chain, depths, last_only=True))
+        behind = self.combine(self._run_new(tokens, chain, depths, self._length_with(count), last_only=True))
         assert prompt.hidden_states is not None and behind.hidden_states is not None
         return torch.cat((prompt.hidden_states, behind.hidden_states), 1)
 
@@ -221,19 +246,33 @@ class TransformersTarget:
         probe._most_committed += half
         return probe
 
-    def _run_new(self, tokens: Tensor, mask: Tensor, depths: Tensor, last_only: bool = False) -> TargetOutput:
-        num_new = self._num_new = tokens.shape[1]
+    def _length_with(self, num_new: int) -> int:
+        """Slots that are in use, with so many new tokens a row."""
         if num_new > self._max_draft_nodes:
             raise ValueError(f"tokens must be at most max_draft_nodes ({self._max_draft_nodes}) per row, got {num_new}")
+        self._num_new = num_new
+        lengths = self._cache.allocated().lengths
+        return ragged.at_most(lengths, self._most_committed) + num_new
+
+    def _pass(self, tokens: Tensor, mask: Tensor, depths: Tensor, reach: Tensor) -> TargetOutput:
+        """`forward` over tensors alone, for compilers: combined.
+
+        Args:
+            tokens, mask, depths: of `forward`.
+            reach: [S] int64, the slots that attention reads.
+        """
+        return self.combine(self._run_new(tokens, mask, depths, reach.shape[0]))
+
+    def _run_new(
+        self, tokens: Tensor, mask: Tensor, depths: Tensor, kv_length: int, last_only: bool = False
+    ) -> TargetOutput:
         tokens, mask, depths = (self._for_all_rows(value) for value in (tokens, mask, depths))
         if self.embed is None:
             inputs = {"input_ids": tokens.clamp(max=self._own_vocab_size - 1)}
         else:
             inputs = {"inputs_embeds": self.embed(tokens)}
         static = self._cache.allocated()
-        reach = ragged.at_most(static.lengths, self._most_committed) + num_new
-        kv_length = None if self.static_shapes else min(reach, static.max_length)
-        self._cache.start_tokens(num_new, kv_length)
+        self._cache.start_tokens(tokens.shape[1], kv_length)
         places = (static.lengths - self._prompt_lengths)[:, None] + depths  # [R, n]
         masks = self._masks(static, mask, depths, kv_length)
         return self.run(inputs, masks, self._positions(places), last_only)
@@ -345,6 +384,7 @@ class SlotCache(Cache):
     That is allocated at the first write of the first prompt, where the sizes of keys and values can be seen.
 
     Attributes:
+        offered: a cache to use instead of a new one if it fits.
         row: of which row alone the next pass is a part of the prompt; None: of all rows.
         first_slots: for every layer the first slot that new tokens read, where some layers hold but the end of what
             others hold; None: 0 for all.
@@ -359,6 +399,7 @@ class SlotCache(Cache):
         super().__init__(layers=[])
         self._name, self._num_layers, self._num_rows = name, num_layers, num_rows
         self.static = static
+        self.offered: StaticKVCache | None = None
         self.row: int | None = None
         self.first_slots: Sequence[int] | None = None
         self._slots: Tensor | None = None  # [R * n], where the tokens of this pass are written
@@ -442,14 +483,18 @@ class SlotCache(Cache):
         """Allocate for the first layer of a prompt; the others must be like it."""
         num_heads, head_dim = key.shape[1], key.shape[3]
         num_rows = len(key) if self.row is None else self._num_rows
+        if self.static is None and self.offered is not None:
+            given, has_room = self.offered, self.offered.max_length >= self._num_slots
+            sizes = self._num_layers, num_rows, num_heads, head_dim, key.dtype, key.device
+            if has_room and sizes == (given.num_layers, *_kind(given)):
+                self.static, self.offered = given, None
+                given.reset()
         if self.static is None:
             self.static = StaticKVCache(
                 self._num_layers, num_rows, num_heads, self._num_slots, head_dim, device=key.device, dtype=key.dtype
             )
         static = self.static
-        is_alike = (num_rows, num_heads, head_dim, key.dtype, key.device) == (
-            static.batch_size, static.num_heads, static.head_dim, static.dtype, static.device
-        )  # fmt: skip
+        is_alike = (num_rows, num_heads, head_dim, key.dtype, key.device) == _kind(static)
         has_room = static.num_layers >= self._num_layers and static.max_length >= self._num_slots
         if layer == 0 and not (is_alike and has_room):
             raise ValueError(
@@ -462,6 +507,11 @@ class SlotCache(Cache):
                 f"{list(value.shape)} on {key.device}; one cache holds layers alike, here with {static.num_heads} "
                 f"heads of {static.head_dim} on {static.device}"
             )
+
+
+def _kind(static: StaticKVCache) -> tuple[int, int, int, torch.dtype, torch.device]:
+    """Rows, heads, head_dim, dtype and device of a cache."""
+    return static.batch_size, static.num_heads, static.head_dim, static.dtype, static.device
 
 
 def _check_model(model: Any, config: Any, decoder: Callable[..., Any] | None) -> None:

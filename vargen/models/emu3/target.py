@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import Emu3ForConditionalGeneration
 
 from specdecode.roles import TargetOutput
-from specdecode.sampling import apply_guidance
+from specdecode.sampling import guide
 from specdecode.targets.transformers import TransformersTarget
 from vargen.models.emu3.vocabulary import ImageVocabulary
 
@@ -54,6 +54,9 @@ class Emu3Target(TransformersTarget):
         max_draft_nodes: int = 1,
     ) -> None:
         self.guidance_scale = guidance_scale
+        self.is_guided = guidance_scale > 1
+        """Whether null rows are computed."""
+        self._scale = torch.tensor(float(guidance_scale), device=input_ids.device)  # a tensor, for compiled passes
         self.rows_per_sequence = 2 if self.is_guided else 1
         attention_mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         if self.is_guided:
@@ -83,20 +86,15 @@ class Emu3Target(TransformersTarget):
             embed=lambda tokens: embed(names[tokens]),
         )
 
-    @property
-    def is_guided(self) -> bool:
-        """Whether null rows are computed."""
-        return self.guidance_scale > 1
-
     def prefill(self) -> TargetOutput:
         """See `TransformersTarget.prefill`."""
         output = super().prefill()
         return self._with_ends_of_lines(output, torch.zeros(self.batch_size, 1, device=self.device).long())
 
-    def forward(self, tokens: Tensor, mask: Tensor, depths: Tensor) -> TargetOutput:
-        """See `TransformersTarget.forward`."""
+    def _pass(self, tokens: Tensor, mask: Tensor, depths: Tensor, reach: Tensor) -> TargetOutput:
+        """See `TransformersTarget._pass`."""
         committed = (self._cache.allocated().lengths - self._prompt_lengths)[: self.batch_size, None]
-        return self._with_ends_of_lines(super().forward(tokens, mask, depths), committed + depths + 1)
+        return self._with_ends_of_lines(super()._pass(tokens, mask, depths, reach), committed + depths + 1)
 
     def combine(self, output: TargetOutput) -> TargetOutput:
         """Guided logits, and the hidden states [B, n, 2 dim] of both rows of a picture, the conditional one's first."""
@@ -104,7 +102,7 @@ class Emu3Target(TransformersTarget):
             return output
         conditional, null = output.logits[..., :-1].chunk(2)
         hidden_states = None if output.hidden_states is None else torch.cat(output.hidden_states.chunk(2), dim=-1)
-        return TargetOutput(_with_mark(apply_guidance(conditional, null, self.guidance_scale)), hidden_states)
+        return TargetOutput(_with_mark(guide(conditional, null, self._scale)), hidden_states)
 
     def _with_ends_of_lines(self, output: TargetOutput, places: Tensor) -> TargetOutput:
         """Nothing but the mark where a line ends, and nothing but codes elsewhere.

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import GenerationConfig, JanusForConditionalGeneration
 
 from specdecode.roles import TargetOutput
-from specdecode.sampling import apply_guidance
+from specdecode.sampling import guide
 from specdecode.targets.transformers import TransformersTarget
 from vargen.errors import UserError
 
@@ -81,6 +81,9 @@ class JanusTarget(TransformersTarget):
         max_draft_nodes: int = 1,
     ) -> None:
         self.guidance_scale = guidance_scale
+        self.is_guided = guidance_scale > 1
+        """Whether null rows are computed."""
+        self._scale = torch.tensor(float(guidance_scale), device=input_ids.device)  # a tensor, for compiled passes
         self.rows_per_sequence = 2 if self.is_guided else 1
         self.prompts = input_ids, attention_mask  # as they were given, for a smaller model that drafts
         if self.is_guided:
@@ -101,18 +104,13 @@ class JanusTarget(TransformersTarget):
             embed=model.prepare_embeddings_for_image_generation,
         )
 
-    @property
-    def is_guided(self) -> bool:
-        """Whether null rows are computed."""
-        return self.guidance_scale > 1
-
     def combine(self, output: TargetOutput) -> TargetOutput:
         """Guided logits, and the hidden states [B, n, 2 dim] of both rows of a picture, the conditional one's first."""
         if not self.is_guided:
             return output
         conditional, null = output.logits.chunk(2)
         hidden_states = None if output.hidden_states is None else torch.cat(output.hidden_states.chunk(2), dim=-1)
-        return TargetOutput(apply_guidance(conditional, null, self.guidance_scale), hidden_states)
+        return TargetOutput(guide(conditional, null, self._scale), hidden_states)
 
 
 def num_image_tokens(model: JanusForConditionalGeneration) -> int:

@@ -11,13 +11,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
 from specdecode.kv_cache import StaticKVCache
 from specdecode.roles import TargetOutput
-from specdecode.sampling import apply_guidance
+from specdecode.sampling import guide
 from vargen.models.llamagen.transformer import CONDITION_POSITION, LlamaGenTransformer, condition_attention_mask
+
+if TYPE_CHECKING:
+    from specdecode.compilation import PassCompiler
 
 
 @dataclass
@@ -48,10 +53,9 @@ class LlamaGenTarget:
         longest_condition: T of the longest condition that may take a row's place; None: none is longer than these. A
             `prompt_only` target is one that takes places: it is prefilled, never stepped, and has room for no more.
         prompt_only: see there.
-        static_shapes: attend over the whole cache at every step instead of the part that can be in use. Shapes then
-            never change, as compiled code and CUDA graphs want; eagerly it only costs time.
 
     Attributes:
+        compiler: compiles `forward`, see `compile`; None: it runs eagerly.
         feature_layers: after which blocks `hidden_states` are taken; none for the final ones alone. A drafter that
             reads several depths says so before the prefill.
 
@@ -70,7 +74,6 @@ class LlamaGenTarget:
         kv_cache: StaticKVCache | None = None,
         longest_condition: int | None = None,
         prompt_only: bool = False,
-        static_shapes: bool = False,
     ) -> None:
         if condition_embeds.ndim != 3:
             raise ValueError(f"condition_embeds must be [batch, length, dim], got {list(condition_embeds.shape)}")
@@ -82,8 +85,10 @@ class LlamaGenTarget:
             )
         self.transformer = transformer
         self.guidance_scale = guidance_scale
-        self.static_shapes = static_shapes
+        self.is_guided = guidance_scale > 1
+        """Whether the unconditional half is computed."""
         self.feature_layers: tuple[int, ...] = ()
+        self.compiler: PassCompiler | None = None
         self._batch_size = batch_size
         self.condition_length = condition_length
         self.longest_condition = max(longest_condition or 0, condition_length)
@@ -95,6 +100,7 @@ class LlamaGenTarget:
             condition_mask = None if condition_mask is None else torch.cat((condition_mask, condition_mask))
         self._condition_embeds = condition_embeds
         self.condition_mask = condition_mask  # [rows, T], rows = 2B when guided
+        self._scale = torch.tensor(float(guidance_scale), device=condition_embeds.device)  # for compiled passes
 
         # [rows]: where pictures begin. Of one number, until rows are given to other conditions.
         self._picture_starts = torch.full((len(condition_embeds),), condition_length, device=condition_embeds.device)
@@ -115,14 +121,19 @@ class LlamaGenTarget:
         self._max_draft_nodes = max_draft_nodes
         self._num_new = 0  # tokens of the last forward
 
+    def compile(self, compiler: PassCompiler | None) -> None:
+        """From now on `forward` is compiled code; None: it runs eagerly.
+
+        Raises:
+            ValueError: a draft is wider than the compiler's buckets.
+        """
+        if compiler is not None:
+            compiler.check_width(self._max_draft_nodes)
+        self.compiler = compiler
+
     def rewind(self, counts: Tensor) -> None:
         """Forget the last `counts[b]` committed tokens of row b; [B] int64."""
         self.kv_cache.advance(-torch.cat((counts, counts)) if self.is_guided else -counts)
-
-    @property
-    def is_guided(self) -> bool:
-        """Whether the unconditional half is computed."""
-        return self.guidance_scale > 1
 
     @property
     def vocab_size(self) -> int:
@@ -166,7 +177,7 @@ class LlamaGenTarget:
         )
         cache.advance(length)
         self._most_committed = length
-        return self._combine(output.logits, output.features)
+        return self._split(self._guided(output.logits), output.features)
 
     def forward(self, tokens: Tensor, mask: Tensor, depths: Tensor) -> LlamaGenTargetOutput:
         """Judge new tokens; see `specdecode.roles.Target.forward`.
@@ -186,22 +197,44 @@ class LlamaGenTarget:
         num_new = self._num_new = tokens.shape[1]
         if num_new > self._max_draft_nodes:
             raise ValueError(f"tokens must be at most max_draft_nodes ({self._max_draft_nodes}) per row, got {num_new}")
+        length = self._most_committed + num_new
+        if self.compiler is None:
+            logits, hidden_states = self._pass(tokens, mask, depths, cache.first_slots(length))
+        else:
+            cache.pin()
+            reach = self.compiler.reach(length, cache.max_length, cache.device)
+            logits, hidden_states = self.compiler.run(
+                "target", self, LlamaGenTarget._pass, tokens, mask, depths, reach=reach
+            )
+        return self._split(logits, hidden_states)
+
+    def _pass(self, tokens: Tensor, mask: Tensor, depths: Tensor, reach: Tensor) -> tuple[Tensor, Tensor]:
+        """`forward` over tensors alone, for compilers.
+
+        Args:
+            tokens, mask, depths: of `forward`.
+            reach: [S] int64, the slots that attention reads.
+
+        Returns:
+            Guided logits [B, n, V], and the hidden states [2B, n, dim] of both halves (or [B, n, dim] of the one).
+        """
+        cache = self.kv_cache
         if self.is_guided:
             tokens, mask, depths = (torch.cat((value, value)) for value in (tokens, mask, depths))
         # Committed image tokens of a row, plus the depth, is the place in the picture. A finished row has all but its
         # last token committed, so that even its padding (depth 0) stands inside the picture.
         positions = depths + (cache.lengths - self._picture_starts)[:, None]  # [2B, n]
-        kv_length = None if self.static_shapes else min(self._most_committed + num_new, cache.max_length)
+        kv_length = reach.shape[0]
         output = self.transformer(
             input_ids=tokens,
             positions=positions,
             attention_mask=cache.attention_mask(mask, kv_length),
             kv_cache=cache,
-            slots=cache.new_slots(num_new),
+            slots=cache.new_slots(tokens.shape[1]),
             kv_length=kv_length,
             feature_layers=self.feature_layers,
         )
-        return self._combine(output.logits, output.features)
+        return self._guided(output.logits), output.features
 
     def commit(self, node_indices: Tensor | None, counts: Tensor) -> None:
         """Keep tokens of the last forward; see `specdecode.roles.Target.commit`.
@@ -245,22 +278,30 @@ class LlamaGenTarget:
         shape = (self.batch_size, self.condition_length, transformer.config.dim)
         embeds = torch.zeros(shape, device=device, dtype=transformer.dtype)
         target = LlamaGenTarget(
-            transformer, embeds, guidance_scale=self.guidance_scale, max_draft_nodes=max_draft_nodes
+            transformer,
+            embeds,
+            guidance_scale=self.guidance_scale,
+            max_draft_nodes=max_draft_nodes,
         )
+        target.compile(self.compiler)
         target.prefill()
         half = transformer.num_image_tokens // 2
         target.kv_cache.advance(half)  # what the slots hold does not matter to the clock
         target._most_committed += half
         return target
 
-    def _combine(self, logits: Tensor, hidden_states: Tensor) -> LlamaGenTargetOutput:
-        """Apply guidance to the logits and separate the halves."""
+    def _guided(self, logits: Tensor) -> Tensor:
+        """[B, n, V] of the rows' logits: guidance is in."""
+        if not self.is_guided:
+            return logits
+        conditional, unconditional = logits.chunk(2)
+        return guide(conditional, unconditional, self._scale)
+
+    def _split(self, logits: Tensor, hidden_states: Tensor) -> LlamaGenTargetOutput:
+        """Guided logits [B, n, V], and the rows' hidden states by halves."""
         if not self.is_guided:
             return LlamaGenTargetOutput(logits, hidden_states)
-        conditional, unconditional = logits.chunk(2)
-        conditional_states, unconditional_states = hidden_states.chunk(2)
-        guided = apply_guidance(conditional, unconditional, self.guidance_scale)
-        return LlamaGenTargetOutput(guided, conditional_states, unconditional_states)
+        return LlamaGenTargetOutput(logits, *hidden_states.chunk(2))
 
 
 def cache_length(transformer: LlamaGenTransformer, condition_length: int, max_draft_nodes: int = 1) -> int:

@@ -96,20 +96,6 @@ def test_guidance_is_that_of_two_models(transformer: LlamaGenTransformer) -> Non
 
 
 @torch.no_grad()
-def test_static_shapes_change_no_logits(transformer: LlamaGenTransformer) -> None:
-    outputs = []
-    for static in (False, True):
-        target = build(transformer, static_shapes=static)
-        target.prefill()
-        outputs.append(
-            target.forward(
-                torch.tensor([[1, 2]] * 3), torch.ones(3, 2, 2, dtype=torch.bool).tril(), torch.arange(2).expand(3, -1)
-            ).logits
-        )
-    torch.testing.assert_close(*outputs)
-
-
-@torch.no_grad()
 def test_what_does_not_fit_is_refused(transformer: LlamaGenTransformer) -> None:
     with pytest.raises(ValueError, match=r"condition_embeds must be \[batch, length, dim\]"):
         LlamaGenTarget(transformer, CONDITION[0])

@@ -1,7 +1,7 @@
 """Passes as compiled code: one whole graph for every static shape, compiled once and used for every batch of it.
 
-Belongs here: what every compiled pass needs around it, whoever compiles: buckets of attention, inputs of one layout, how
-many graphs there are and what making them took. Does not belong here: the passes (targets and draft heads have them as
+Belongs here: what every compiled pass needs around it: buckets of attention, inputs of one layout, how many graphs there
+are and what making them took. Does not belong here: the passes (targets and draft heads have them as
 a method that takes and returns tensors), where compiled code is kept, and what is told to a user.
 
 How. A pass is a method of its owner over tensors alone. What differs between batches and steps (lengths, padding,
@@ -70,7 +70,7 @@ class PassCompiler:
             )
 
     def reach(self, length: int, most: int, device: torch.device) -> Tensor:
-        """[S] int64: the slots that attention reads where `length` are in use, a whole number of buckets up to `most`."""
+        """[S] int64: the slots that attention reads where `length` are in use, whole buckets of them up to `most`."""
         slots = min(self.round_up(length), most)
         key = slots, device
         if key not in self._reaches:

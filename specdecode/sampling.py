@@ -84,7 +84,7 @@ def apply_guidance(conditional: Tensor, unconditional: Tensor | None, guidance_s
 
 
 def guide(conditional: Tensor, unconditional: Tensor, guidance_scale: float | Tensor) -> Tensor:
-    """`apply_guidance` where it is known to be on; the scale may be a tensor [], which compiled code takes as it comes."""
+    """`apply_guidance` where it is known to be on; the scale may be a tensor [], for compiled code."""
     unconditional = unconditional.float()
     return unconditional + guidance_scale * (conditional.float() - unconditional)
 

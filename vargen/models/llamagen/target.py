@@ -10,7 +10,6 @@ tokens; nobody outside sees the second half except through `unconditional_hidden
 from __future__ import annotations
 
 from dataclasses import dataclass
-
 from typing import TYPE_CHECKING
 
 import torch

@@ -1,8 +1,8 @@
 """Passes as compiled code: one whole graph for every static shape, compiled once and used for every batch of it.
 
-Belongs here: what every compiled pass needs around it: buckets of attention, inputs of one layout, how many graphs there
-are and what making them took. Does not belong here: the passes (targets and draft heads have them as
-a method that takes and returns tensors), where compiled code is kept, and what is told to a user.
+Belongs here: what every compiled pass needs around it: buckets of attention, inputs of one layout, how many graphs were
+made and what that took. Does not belong here: the passes (targets and draft heads have them, as a method that takes and
+returns tensors), where compiled code is kept, and what a user is told.
 
 How. A pass is a method of its owner over tensors alone. What differs between batches and steps (lengths, padding,
 places, guidance) is tensors too, so that a graph made for one batch serves all of its shape. How far attention reaches

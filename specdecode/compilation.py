@@ -55,6 +55,7 @@ class PassCompiler:
         self.backend, self.bucket, self.on_compiled = backend, bucket, on_compiled
         self.num_compiled, self.seconds = 0, 0.0
         self._compiled: dict[Callable[..., Any], Callable[..., Any]] = {}
+        self._kinds: set[tuple[Any, ...]] = set()
         self._reaches: dict[tuple[int, torch.device], Tensor] = {}
 
     def round_up(self, length: int) -> int:
@@ -98,15 +99,19 @@ class PassCompiler:
                 fullgraph=True,
                 backend=self.backend,
                 options=self._options(tensors[0].device),
-                recompile_limit=_MOST_GRAPHS,
-                isolate_recompiles=True,
             )
         # Of one layout, and no two the same: both would be other graphs.
         laid_out = [each.clone(memory_format=torch.contiguous_format) for each in tensors]
         before, began = counters["stats"]["unique_graphs"], time.perf_counter()
         if tensors[0].is_cuda:
             torch.compiler.cudagraph_mark_step_begin()
-        output = self._compiled[method](owner, *laid_out, reach)
+        kind = method, *(each.shape for each in laid_out)
+        if kind in self._kinds:
+            output = self._compiled[method](owner, *laid_out, reach)
+        else:
+            self._kinds.add(kind)
+            with torch._dynamo.config.patch(recompile_limit=_MOST_GRAPHS, accumulated_recompile_limit=_MOST_GRAPHS):
+                output = self._compiled[method](owner, *laid_out, reach)
         if made := counters["stats"]["unique_graphs"] - before:
             seconds = time.perf_counter() - began
             self.num_compiled += made

@@ -20,9 +20,6 @@ import torch
 from torch import Tensor
 from torch._dynamo.utils import counters
 
-DEFAULT_BUCKET = 128
-"""Slots. Attention over what is masked costs little beside a pass, and more buckets are more captured graphs."""
-
 _MOST_GRAPHS = 256
 """Of one pass in one process: widths times numbers of rows; torch's own limit of 8 is meant for accidents."""
 
@@ -47,7 +44,7 @@ class PassCompiler:
     def __init__(
         self,
         backend: str | Callable[..., Any] = "inductor",
-        bucket: int = DEFAULT_BUCKET,
+        bucket: int = 128,
         on_compiled: Callable[[str, int, float], None] | None = None,
     ) -> None:
         if bucket < 2:

@@ -26,6 +26,8 @@ MAX_PIXELS = 4_096
 """Along a side."""
 MAX_FRAMES = 10_000
 """Of a video, taken or rendered."""
+MAX_COMPILE_BUCKET = 65_536
+"""Tokens. One bucket then holds the longest sequence that is known here."""
 MAX_THREADS = 1_024
 """Of one process. torch ends without a word where a system gives no more."""
 MAX_WARM_UP = 1_000

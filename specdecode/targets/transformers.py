@@ -122,7 +122,7 @@ class TransformersTarget:
             counted = torch.ones(num_rows, length, device=prompt.device).long()
             counted = counted if self._attention_mask is None else self._attention_mask.long()
             position_ids = (counted.cumsum(1) - 1).clamp(min=0)
-        self._position_ids = position_ids
+        self._position_ids, self._axes = position_ids, position_ids.shape[:-2]
         # [R, 1]: the position after each prompt, alike on all axes; where positions go onwards from there.
         self._onward_from = position_ids.reshape(-1, *position_ids.shape[-2:]).amax((0, 2))[:, None] + 1
         self._given_positions = positions
@@ -310,7 +310,7 @@ class TransformersTarget:
         """Position ids [R, n] or [A, R, n] of places [R, n] after the prompt."""
         if self._given_positions is not None:
             return self._given_positions(places)
-        return (self._onward_from + places).expand(*self._position_ids.shape[:-2], -1, -1)
+        return (self._onward_from + places).expand(*self._axes, -1, -1)
 
     def rewind(self, counts: Tensor) -> None:
         """Forget the last `counts[b]` committed tokens of row b; [B] int64."""

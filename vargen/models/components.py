@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -22,6 +22,9 @@ from vargen.errors import UserError
 from vargen.methods.base import DraftNetwork
 from vargen.methods.draft_sizes import MeasuredDraftSizes
 
+if TYPE_CHECKING:
+    from specdecode.compilation import PassCompiler
+
 
 @dataclass
 class KeptBetweenBatches:
@@ -29,15 +32,37 @@ class KeptBetweenBatches:
 
     Args:
         kv_cache: of the target.
+        target: of the last batch, where passes are compiled: the next takes over the addresses of its cache.
         models: drafters and smaller transformers that methods named, by folder.
         neighbours: the nearest codes [V, k] of each code, by k.
+        compiler: of passes; None: they run eagerly.
         draft_sizes: measured costs, and what sizes turned out to be worth.
     """
 
     kv_cache: StaticKVCache | None = None
+    target: Any = None
     models: dict[str, Any] = field(default_factory=dict)
     neighbours: dict[int, Tensor] = field(default_factory=dict)
+    compiler: PassCompiler | None = None
     draft_sizes: MeasuredDraftSizes = field(default_factory=MeasuredDraftSizes)
+
+    def compile(self, target: Any, **arguments: Any) -> None:
+        """Have a target's passes compiled, where the pipeline's are; `arguments` are for its `compile`.
+
+        Raises:
+            UserError: a draft is wider than a bucket.
+        """
+        if self.compiler is None:
+            return
+        try:
+            target.compile(self.compiler, **arguments)
+        except ValueError as error:
+            raise UserError(str(error)) from error
+
+    @property
+    def compiled(self) -> dict[str, Any]:
+        """What measured seconds depend on, of how passes are compiled; empty where they run eagerly."""
+        return {} if self.compiler is None else {"compiled": f"{self.compiler.backend}-{self.compiler.bucket}"}
 
 
 @dataclass(frozen=True)

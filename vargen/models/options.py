@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from vargen.bounds import MAX_COMPILE_BUCKET, check_number
 from vargen.errors import UserError
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -23,6 +24,8 @@ NAMED_QUANTIZATION: dict[str, dict[str, Any]] = {
     "torchao-int4": {"quant_method": "torchao", "quant_type": "Int4WeightOnlyConfig"},
 }
 """Short names of usual configurations."""
+COMPILE_BUCKET = 128
+"""Tokens. Attention over what is masked costs little beside a pass, and more buckets are more captured graphs."""
 QUANTIZERS = ("bitsandbytes", "torchao")
 
 
@@ -42,6 +45,10 @@ class ModelOptions:
             "quant_method" (bitsandbytes or torchao) and the fields of transformers' BitsAndBytesConfig or
             TorchAoConfig, where "quant_type" names a configuration of torchao and further fields are its own.
         attn_implementation: "sdpa" or "eager"; null for transformers' choice.
+        compile: compile the passes of the model and of what drafts for it, each width when it first comes up: seconds
+            to minutes once, kept in the cache for the next run, for faster passes from then on. Needs a C++ compiler,
+            or Triton on a GPU. Pictures can differ in tokens where two are about as likely.
+        compile_bucket: attention of compiled passes reads keys in multiples of so many tokens.
     """
 
     model: str | None = None
@@ -51,6 +58,8 @@ class ModelOptions:
     device_map: str | None = None
     quantization: str | dict[str, Any] | None = None
     attn_implementation: str | None = None
+    compile: bool = False
+    compile_bucket: int = COMPILE_BUCKET
 
     def __post_init__(self) -> None:
         check_dtype(self.dtype)
@@ -63,6 +72,7 @@ class ModelOptions:
             )
         if self.quantization is not None:
             quantization_fields(self.quantization)
+        check_number("compile_bucket", self.compile_bucket, 2, MAX_COMPILE_BUCKET)
 
     @property
     def special(self) -> dict[str, Any]:
@@ -74,7 +84,8 @@ class ModelOptions:
     def identity(self) -> dict[str, Any]:
         """What of these decides a model's numbers, beside its weights and its precision; empty where nothing was asked
         for."""
-        return {name: value for name, value in self.special.items() if name != "device_map"}
+        asked = {name: value for name, value in self.special.items() if name != "device_map"}
+        return asked | ({"compile_bucket": self.compile_bucket} if self.compile else {})
 
 
 def check_dtype(dtype: str) -> None:

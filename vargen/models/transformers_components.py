@@ -34,6 +34,9 @@ class TransformersComponents(ModelComponents):
     def __init__(self, model: Any, target: TransformersTarget, kept: KeptBetweenBatches) -> None:
         super().__init__(target.device, kept)
         self.model, self._target = model, target
+        if kept.compiler is not None:
+            kept.compile(target, kv_cache=None if kept.target is None else kept.target.kv_cache)
+            kept.target = target
 
     @property
     def target(self) -> TransformersTarget:
@@ -78,5 +81,6 @@ class TransformersComponents(ModelComponents):
             "rows": self.target.batch_size * self.target.rows_per_sequence,
             "tokens": self.num_tokens,
             "drafter": drafter,
+            **self.kept.compiled,
         }
         return self.kept.draft_sizes.sizer(sizes, geometry, self.target.half_way, draft_step, prior_rate)

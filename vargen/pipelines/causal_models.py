@@ -22,6 +22,7 @@ from specdecode.sampling import SamplingConfig
 from vargen.errors import UserError
 from vargen.models.transformers_folder import load_model, load_processor
 from vargen.pipelines.common import CALLBACK_TENSORS, check_prompts, check_sampling
+from vargen.pipelines.compilation import CompilablePipeline
 
 _DEFAULTS = {"temperature": 1.0, "top_k": 50, "top_p": 1.0}
 """What `generate` takes where neither the call nor generation_config.json says."""
@@ -36,7 +37,7 @@ _USUAL_NORMALISATION = (0.5, 0.5, 0.5)
 """Mean and deviation of the image processors of every published Janus and Emu3."""
 
 
-class CausalModelPipeline(DiffusionPipeline):
+class CausalModelPipeline(CompilablePipeline, DiffusionPipeline):
     """A pipeline of one model of transformers that does everything, and the processor that reads prompts for it.
 
     Attributes:

@@ -27,6 +27,7 @@ from vargen import bounds
 from vargen.errors import NotFiniteError, UserError
 from vargen.methods.base import Method
 from vargen.models.components import KeptBetweenBatches
+from vargen.pipelines.compilation import compile_time_apart
 
 OUTPUT_TYPES = ("pil", "np", "pt", "latent")
 CALLBACK_TENSORS = ("tokens", "lengths")
@@ -154,7 +155,7 @@ def decode_pictures(
     Raises:
         NotFiniteError: a picture was drawn from logits that are no numbers.
     """
-    with pipeline.progress_bar(total=num_tokens) as progress:
+    with compile_time_apart(pipeline._kept, trace, "decode"), pipeline.progress_bar(total=num_tokens) as progress:
 
         def on_step(step: int, state: DecodeState) -> None:
             if players.drafter is None:
@@ -214,7 +215,7 @@ def beside(pipeline: AnyPipeline) -> AnyPipeline:
     Weights are shared; what a batch leaves for the next, such as a cache of keys and values, is not.
     """
     other = copy.copy(pipeline)
-    other._kept = KeptBetweenBatches()
+    other._kept = KeptBetweenBatches(compiler=pipeline._kept.compiler)
     return other
 
 

@@ -49,6 +49,7 @@ from vargen.pipelines.common import (
     move_offloaded,
     random_streams,
 )
+from vargen.pipelines.compilation import CompilablePipeline
 
 PIXELS_A_TOKEN = 32
 """Of a side of the picture."""
@@ -99,7 +100,7 @@ class GlmImagePriorOutput(BaseOutput):
         return {name: getattr(self, name) for name in names}
 
 
-class GlmImagePriorPipeline(GlmImagePipeline):
+class GlmImagePriorPipeline(CompilablePipeline, GlmImagePipeline):
     """diffusers' `GlmImagePipeline` of the same components, whose priors are drawn by any decoding method.
 
     Args:

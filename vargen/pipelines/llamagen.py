@@ -48,6 +48,7 @@ from vargen.pipelines.common import (
     move_offloaded,
     random_streams,
 )
+from vargen.pipelines.compilation import CompilablePipeline
 from vargen.prompts import unknown_words
 from vargen.reading import reading
 
@@ -73,7 +74,7 @@ EXAMPLE_DOC_STRING = """
 """
 
 
-class LlamaGenPipeline(DiffusionPipeline):
+class LlamaGenPipeline(CompilablePipeline, DiffusionPipeline):
     """Pictures from a class label or a sentence, one token after another.
 
     Args:

@@ -63,6 +63,7 @@ class JanusComponents(TransformersComponents):
             guidance_scale=self._janus.guidance_scale,
             max_draft_nodes=MOST_WAITING + 2,
         )
+        self.kept.compile(target)
 
         @functools.cache
         def probe() -> TransformersTarget:

@@ -103,6 +103,7 @@ class LlamaGenComponents(ModelComponents):
             kv_cache=self.kept.kv_cache,
             longest_condition=longest,
         )
+        self.kept.compile(self._target)
         return self._target
 
     @property
@@ -134,6 +135,7 @@ class LlamaGenComponents(ModelComponents):
             longest_condition=self._place.longest_prompt,
             prompt_only=self._place.joins,
         )
+        self.kept.compile(smaller)
 
         def draft_once(num_tokens: int) -> None:
             tokens = torch.zeros(smaller.batch_size, num_tokens, dtype=torch.long, device=smaller.device)
@@ -166,6 +168,7 @@ class LlamaGenComponents(ModelComponents):
             "dtype": str(transformer.dtype),
             "rows": target.kv_cache.batch_size,
             "drafter": drafter,
+            **self.kept.compiled,
         }
         return self.kept.draft_sizes.sizer(sizes, geometry, target.half_way, draft_step, prior_rate)
 

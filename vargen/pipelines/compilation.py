@@ -1,0 +1,127 @@
+"""`pipeline.compile()`: passes of a pipeline's models as compiled code, for every family.
+
+Belongs here: whether there is a compiler, where its code is kept between runs, and how long it worked. Does not belong
+here: passes, buckets and graphs (`specdecode.compilation`), and which parts of a family compile (its `components.py`).
+"""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+
+from specdecode.trace import DecodeTrace
+from vargen.errors import UserError
+from vargen.models.components import KeptBetweenBatches
+from vargen.models.options import COMPILE_BUCKET
+from vargen.resources import cache_folder
+
+COMPILED = "compile"
+"""The phase of a trace that compiling is: beside "decode" and the others, not in them."""
+
+
+class CompilablePipeline:
+    """What makes a pipeline one whose passes can be compiled. It keeps things between batches in `_kept`."""
+
+    _kept: KeptBetweenBatches
+
+    def compile(
+        self,
+        backend: str | Callable[..., Any] | None = "inductor",
+        bucket: int = COMPILE_BUCKET,
+        on_compiled: Callable[[str, int, float], None] | None = None,
+    ) -> Self:
+        """From the next call on, passes of the target and of what drafts for it are compiled code.
+
+        Each width (tokens that a method feeds at once, times pictures of a batch) is compiled when it first comes up,
+        which takes from some seconds to minutes; the trace has it as a phase of its own. Code is kept for the next run
+        under `$VARGEN_CACHE` (unless `TORCHINDUCTOR_CACHE_DIR` says where). On CUDA passes are captured as graphs.
+
+        Compiled code adds in another order, so a token may differ where two are about as likely, as between machines.
+
+        Args:
+            backend: of `torch.compile`; None: eager passes again.
+            bucket: attention reads a batch's keys in multiples of so many tokens.
+            on_compiled: called as `on_compiled(name, width, seconds)` after each pass that was compiled: "target" or
+                "drafter", the tokens a picture, and what it took.
+
+        Returns:
+            The pipeline.
+
+        Raises:
+            UserError: there is no compiler, no such backend, or a bucket of less than two tokens.
+        """
+        if backend is None:
+            self._kept.compiler = None
+            return self
+        check_compiler(getattr(self, "device", torch.device("cpu")), backend)
+        from specdecode.compilation import PassCompiler  # torch's compiler takes a second to import
+
+        try:
+            self._kept.compiler = PassCompiler(backend, bucket, on_compiled)
+        except ValueError as error:
+            raise UserError(f"compile_{error}") from error
+        return self
+
+
+@contextmanager
+def compile_time_apart(kept: KeptBetweenBatches, trace: DecodeTrace, phase: str) -> Iterator[None]:
+    """What a block of one phase spent on compiling, as a phase of its own."""
+    compiler = kept.compiler
+    before = 0.0 if compiler is None else compiler.seconds
+    yield
+    if compiler is not None and (seconds := compiler.seconds - before):
+        trace.phase_seconds[phase] -= seconds
+        trace.phase_seconds[COMPILED] = trace.phase_seconds.get(COMPILED, 0.0) + seconds
+
+
+def check_compiler(device: torch.device, backend: str | Callable[..., Any] = "inductor") -> None:
+    """Refuse to compile where that cannot work, and see to it that compiled code is kept between runs.
+
+    Raises:
+        UserError: torch's own compiler lacks what it needs on this device, or there is no such backend.
+    """
+    if backend == "inductor":
+        if device.type == "cuda":
+            _check_triton()
+        else:
+            _check_cpp_compiler()
+        _keep_compiled_code()
+    elif isinstance(backend, str) and backend not in (known := torch._dynamo.list_backends(exclude_tags=())):
+        raise UserError(f"compile: backend must be one of {', '.join(known)}, got {backend!r}")
+
+
+def _check_triton() -> None:
+    from torch.utils._triton import has_triton
+
+    if not has_triton():
+        raise UserError("compile needs Triton on a GPU, which is not installed or does not know this one; leave it out")
+
+
+def _check_cpp_compiler() -> None:
+    from torch._inductor.cpp_builder import get_cpp_compiler
+
+    try:
+        get_cpp_compiler()
+    except RuntimeError:
+        raise UserError(
+            "compile needs a C++ compiler, and there is none; install g++ or clang++, name one in the environment "
+            "variable CXX, or leave compile out"
+        ) from None
+    if not Path(sysconfig.get_paths()["include"], "Python.h").is_file():
+        raise UserError("compile needs the headers of Python, such as the package python3-dev; leave compile out")
+
+
+def _keep_compiled_code() -> None:
+    folder = cache_folder() / "compiled"
+    if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError:
+            return  # an unwritable place costs compiling at every start, nothing more
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)

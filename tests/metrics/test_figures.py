@@ -69,6 +69,13 @@ def test_the_interval_is_about_the_textbook_one_and_is_reproducible() -> None:
     assert mean_interval(values, draws=400) == (low, high)
 
 
+def test_the_interval_around_a_figure_is_two_standard_errors_each_way() -> None:
+    values = torch.randn(200, generator=torch.Generator().manual_seed(2))
+    low, high = spread_interval(7.0, 200, lambda chosen: float(values[chosen].mean()), draws=400) or (0.0, 0.0)
+    assert (low + high) / 2 == pytest.approx(7.0)
+    assert (high - low) / 2 == pytest.approx(1.96 * float(values.std()) / math.sqrt(200), rel=0.15)
+
+
 def test_no_interval_without_draws_and_nan_is_no_number() -> None:
     assert spread_interval(1.0, 10, lambda chosen: 1.0, draws=0) is None
     assert percentile_interval(10, lambda chosen: 1.0, draws=0) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -51,6 +52,11 @@ def test_a_batch_counts_its_passes_once_and_its_rows_each() -> None:
     assert summary["tokens_per_pass"] == pytest.approx((5 + 5) / (3 + 2))
     assert seconds_per_image([call(3.0, [[1, 1], [3]])]) == [1.5, 1.5]
     assert summary["speedup"] is None and summary["pass_reduction"] is None
+
+
+def test_memory_is_that_of_the_hungriest_call() -> None:
+    calls = [replace(call(1.0, [[1]]), peak_memory=gib and gib * 2**30) for gib in (2, 5, None, 3)]
+    assert summarise(calls)["peak_memory_gib"] == 5
 
 
 def test_only_the_same_pictures_are_compared() -> None:

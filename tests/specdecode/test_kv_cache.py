@@ -136,6 +136,24 @@ def test_keeping_one_row_leaves_others_alone() -> None:
         assert torch.equal(keys[2, :, 0], old[2, :, 2])
 
 
+def test_distances_are_counted_from_where_tokens_stand() -> None:
+    """Siblings stand at one place; what is committed stands where it lies."""
+    cache, lengths = make_cache(3), [0, 4, 9]
+    cache.lengths.copy_(torch.tensor(lengths))
+    depths = torch.tensor([[0, 1, 1, 2], [0, 1, 2, 2], [0, 0, 1, 3]])
+    found = cache.distances(depths, 14)
+    assert found.shape == (3, 4, 14)
+    for row, length in enumerate(lengths):
+        places = [slot - length for slot in range(length)] + depths[row].tolist()
+        for token, depth in enumerate(depths[row].tolist()):
+            assert found[row, token, : length + 4].tolist() == [depth - place for place in places]
+
+
+def test_what_no_memory_holds_is_refused_with_the_figure() -> None:
+    with pytest.raises(MemoryError, match=r"keys and values need 4,194,304\.0 GiB"):
+        StaticKVCache(1, 1, 1, 1 << 49, 1)
+
+
 def test_sizes_must_be_positive() -> None:
     with pytest.raises(ValueError, match="max_length"):
         StaticKVCache(1, 1, 1, 0, 4)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
 from torch import Tensor
 
 import specdecode.loop
-from specdecode.loop import decode
-from specdecode.roles import DecodeState, TargetOutput
+from specdecode.loop import DecodeResult, decode
+from specdecode.roles import DecodeState, Draft, TargetOutput, Verdict
 from specdecode.sampling import RandomStreams, SamplingConfig, logits_to_probabilities, sample
 from specdecode.synthetic import MarkovDrafter, MarkovTarget, random_table
 from specdecode.trace import DecodeTrace
+from specdecode.verifiers import ExactVerifier
 
 GREEDY = SamplingConfig(temperature=0)
 TREE = [-1, 0, 0, 0, 1, 1, 2, 4]
@@ -180,6 +181,27 @@ def test_stop_token(parents: list[int] | None) -> None:
         assert (result.tokens[row, length:] == stop_token).all()
         assert sum(result.trace.accepted_lengths[row]) <= length - 1
     assert result.trace.target_passes == target.passes == max(result.trace.row_passes)
+
+
+class GenerousVerifier(ExactVerifier):
+    """Accepts the whole depth of a tree in rows that are finished, of which it knows nothing."""
+
+    def accept(self, draft: Draft, output: TargetOutput, state: DecodeState) -> Verdict:
+        verdict = super().accept(draft, output, state)
+        return replace(verdict, accepted=torch.where(state.active, verdict.accepted, draft.tree.max_depth))
+
+
+def test_what_a_verifier_says_of_finished_rows_reaches_nobody() -> None:
+    def run(verifier: ExactVerifier) -> DecodeResult:
+        target = make_target(6, 30)
+        return decode(
+            target, max_new_tokens=30, sampling=SamplingConfig(), streams=RandomStreams.from_seeds(range(6)),
+            drafter=make_drafter(target, CHAIN), verifier=verifier, stop_token=3,
+        )  # fmt: skip
+
+    usual, generous = run(ExactVerifier()), run(GenerousVerifier())
+    assert torch.equal(generous.tokens, usual.tokens) and torch.equal(generous.lengths, usual.lengths)
+    assert generous.trace.steps == usual.trace.steps and len(set(usual.lengths.tolist())) > 2
 
 
 def test_any_of_several_stop_tokens_ends_a_row() -> None:

@@ -25,17 +25,25 @@ GREEDY = SamplingConfig(temperature=0)
 
 
 class SkippingMarkovDrafter(MarkovDrafter):
-    """Reads nothing but the tokens, so there is nothing to keep."""
+    """Reads nothing but the tokens, so there is nothing to keep. It insists on being told what it has to be told."""
+
+    waiting: Tensor | None = None
+    """How many tokens of each row were skipped and not yet fed."""
 
     @property
     def skipping(self) -> SkippingMarkovDrafter:
         return self
 
     def observe_skipped(self, draft: Draft, selection: Selection, state: DecodeState) -> None:
-        pass
+        assert not selection.counts[~state.active].any(), "a row that has ended has nothing left to verify"
+        self.waiting = selection.counts
 
     def observe_pending(self, output: TargetOutput, counts: Tensor, state: DecodeState) -> None:
-        pass
+        assert self.waiting is not None and torch.equal(counts, self.waiting)
+        self.waiting = None
+
+    def observe(self, draft: Draft, output: TargetOutput, verdict: Verdict, state: DecodeState) -> None:
+        assert self.waiting is None, "what was skipped comes first"
 
 
 class Pattern:
@@ -197,6 +205,7 @@ class TwoFacedDrafter(SkippingMarkovDrafter):
         return self.proposed[-1]
 
     def observe_skipped(self, draft: Draft, selection: Selection, state: DecodeState) -> None:
+        super().observe_skipped(draft, selection, state)
         self.skipped = selection.counts > 0
 
     def observe(self, draft: Draft, output: TargetOutput, verdict: Verdict, state: DecodeState) -> None:

@@ -66,6 +66,22 @@ def test_clipping_keeps_exactly_the_shallow_nodes(tree: TokenTree, data: st.Data
                     assert getattr(clipped, name)[row, node] == getattr(tree, name)[row, node]
 
 
+@settings(max_examples=40, deadline=None)
+@given(trees(), st.data())
+def test_rows_of_one_tree_or_the_other(one: TokenTree, data: st.DataObject) -> None:
+    other = data.draw(trees().filter(lambda tree: tree.batch_size == one.batch_size))
+    rows = torch.tensor(data.draw(st.lists(st.booleans(), min_size=one.batch_size, max_size=one.batch_size)))
+    joined = TokenTree.where(rows, one, other)
+    joined.check()
+    for row, of_one in enumerate(rows.tolist()):
+        chosen = one if of_one else other
+        for name in ("tokens", "parents", "depth", "valid"):
+            assert torch.equal(getattr(joined, name)[row, : chosen.num_nodes], getattr(chosen, name)[row])
+        assert not joined.valid[row, chosen.num_nodes :].any()
+    assert joined.max_depth == max(one.max_depth, other.max_depth)
+    assert joined.max_children == max(one.max_children, other.max_children)
+
+
 def test_a_chain_is_a_tree_of_width_one() -> None:
     tokens = torch.tensor([[5, 6, 7, 8], [1, 2, 3, 4]])
     chain = TokenTree.chain(tokens)

@@ -1,0 +1,38 @@
+"""Scores of a set of pictures: each from the features, the settings and the side of the comparison that it says."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from metrics.clip_score import clip_scores
+from metrics.frechet import GaussianStatistics
+from metrics.manifold import precision_and_recall
+from metrics.protocol import ClipProtocol, Protocol
+from metrics.quality import Reference, score_pictures
+
+PROTOCOL = Protocol(
+    "own", extractor="clip", manifold_extractor="clip", manifold_neighbours=2, clip_score=ClipProtocol(scale=2.5)
+)
+
+
+def features(count: int, spread: float, seed: int) -> torch.Tensor:
+    return torch.randn(count, 3, generator=torch.Generator().manual_seed(seed)) * spread
+
+
+def test_scores_are_those_of_their_formulas() -> None:
+    ours, theirs, texts = features(24, 0.4, 0), features(24, 2.0, 1), features(24, 1.0, 2)
+    reference = Reference(GaussianStatistics.of(theirs), theirs)
+    scores = score_pictures(PROTOCOL, {"clip": ours}, reference, texts, draws=0)
+    precision, recall = (float(each.double().mean()) for each in precision_and_recall(theirs, ours, 2))
+    assert precision > recall + 0.2, "pictures of little variety"
+    assert scores["precision"]["value"] == pytest.approx(precision)
+    assert scores["recall"]["value"] == pytest.approx(recall)
+    assert scores["clip_score"]["value"] == pytest.approx(float(clip_scores(ours, texts, 2.5).mean()))
+
+
+def test_no_frechet_distance_lies_below_nothing() -> None:
+    same = features(24, 1.0, 3)
+    scores = score_pictures(PROTOCOL, {"clip": same}, Reference(GaussianStatistics.of(same), same), same, draws=20)
+    low, high = scores["frechet_distance"]["interval"]
+    assert low == 0 < high

@@ -1,0 +1,36 @@
+"""Rows of different lengths behind each other, against Python lists."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specdecode import ragged
+
+rows = st.lists(st.lists(st.integers(1, 99), max_size=5), min_size=3, max_size=3)
+
+
+def padded(lists: list[list[int]], width: int) -> torch.Tensor:
+    return torch.tensor([row + [-1] * (width - len(row)) for row in lists])
+
+
+@settings(deadline=None, max_examples=60)
+@given(rows, rows, st.integers(0, 2))
+def test_a_block_behind_another(left: list[list[int]], right: list[list[int]], room: int) -> None:
+    counts = [torch.tensor([len(row) for row in block]) for block in (left, right)]
+    blocks = [padded(block, 5 + room) for block in (left, right)]
+    joined, lengths = ragged.append(blocks[0], counts[0], blocks[1], counts[1])
+    expected = [one + other for one, other in zip(left, right, strict=True)]
+    assert [row[:length] for row, length in zip(joined.tolist(), lengths.tolist(), strict=True)] == expected
+    wide, _ = ragged.append(
+        blocks[0][..., None].expand(-1, -1, 2), counts[0], blocks[1][..., None].expand(-1, -1, 2), counts[1]
+    )
+    assert torch.equal(wide, joined[..., None].expand(-1, -1, 2))
+    assert ragged.at_most(lengths, 10) == max(map(len, expected))
+
+
+def test_how_many_columns_hold_all_that_is_true() -> None:
+    mask = torch.tensor([[True, False, False, False], [False, False, True, False]])
+    assert ragged.columns_needed(mask) == 3 and ragged.columns_needed(mask & False) == 0
+    assert ragged.surely_none(mask & False) and not ragged.surely_none(mask)

@@ -19,8 +19,8 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("metrics", "specdecode", "vargen")
 
 FLOORS = (
-    "errors", "bounds", "reading", "resources", "prompts", "runs", "drawing", "methods", "models", "pipelines",
-    "video", "training", "jobs", "world", "demo", "commands", "cli",
+    "errors", "bounds", "reading", "resources", "prompts", "runs", "drawing", "methods", "kernels", "models",
+    "pipelines", "video", "training", "jobs", "world", "demo", "commands", "cli",
 )  # fmt: skip
 """The parts of `vargen` from the ground up."""
 

@@ -28,6 +28,9 @@ from diffusers.models.modeling_utils import ModelMixin
 from diffusers.utils import BaseOutput
 from torch import Tensor, nn
 
+from vargen.kernels.native import Geometry
+from vargen.models.llamagen.fast_pass import FastPass
+
 if TYPE_CHECKING:
     from specdecode.kv_cache import StaticKVCache
 
@@ -129,13 +132,17 @@ class RotaryTable:
         -1 gives the row of the condition. A position past the last image token is the caller's error: an
         IndexError on a CPU, a device assertion on CUDA.
         """
+        return self.table(positions.device)[positions].unsqueeze(2)
+
+    def table(self, device: torch.device) -> Tensor:
+        """All rows, on a device."""
         # Rebuilt when the model has moved. Outside inference mode, or a later training pass could not use it.
-        if self._table is None or self._table.device != positions.device:
+        if self._table is None or self._table.device != device:
             with torch.inference_mode(False):
                 self._table = build_rotary_table(
-                    self.grid_size, self.head_dim, self.base, positions.device, self.condition_rotary
+                    self.grid_size, self.head_dim, self.base, device, self.condition_rotary
                 )
-        return self._table[positions].unsqueeze(2)
+        return self._table
 
 
 def apply_rotary(states: Tensor, rotary: Tensor) -> Tensor:
@@ -455,6 +462,10 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin):  # type: ignore[misc]
         self.lm_head = nn.Linear(dim, vocab_size, bias=False)
 
         self.rotary_rows = RotaryTable(grid_size, self.head_dim, rope_base, condition_rotary)
+        self.fast_pass = FastPass(
+            [(block.norm1, block.attn, block.norm2, block.ff) for block in self.transformer_blocks],
+            Geometry(num_attention_heads, num_key_value_heads, self.head_dim, intermediate_size, norm_eps),
+        )
         self.apply(self._initialise)
         nn.init.zeros_(self.lm_head.weight)
 
@@ -586,6 +597,20 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin):  # type: ignore[misc]
                 raise ValueError("attention_mask must be given with kv_cache, for instance kv_cache.attention_mask().")
             slots = kv_cache.new_slots(hidden_states.shape[1]) if slots is None else slots
             slots = kv_cache.flatten_slots(slots)
+            fast = self.fast_pass.run(
+                hidden_states,
+                positions,
+                self.rotary_rows.table(positions.device),
+                attention_mask,
+                kv_cache,
+                slots,
+                self.norm_out,
+                self.lm_head,
+                logits_to_keep,
+                is_prompt=input_ids is None,
+            )
+            if fast is not None and fast[1] is not None:
+                return LlamaGenTransformerOutput(logits=fast[1], hidden_states=fast[0])
         rotary = self.rotary_rows(positions)
         kept = []
         for number, block in enumerate(self.transformer_blocks, start=1):

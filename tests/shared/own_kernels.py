@@ -1,0 +1,26 @@
+"""The project's own kernels in tests: off everywhere, so that no test waits for a compiler, and on where asked for."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+os.environ.setdefault("VARGEN_KERNELS", "plain")  # also of what tests start; VARGEN_KERNELS=auto runs all with them
+
+
+@pytest.fixture(scope="session")
+def _kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("kernels")
+
+
+@pytest.fixture
+def own_kernels(monkeypatch: pytest.MonkeyPatch, _kernel_cache: Path) -> None:
+    """Built once a session. Skips where there is no compiler."""
+    from vargen.kernels.build import why_not
+
+    monkeypatch.setenv("VARGEN_KERNELS", "auto")
+    monkeypatch.setenv("VARGEN_CACHE", str(_kernel_cache))
+    if reason := why_not():
+        pytest.skip(reason)

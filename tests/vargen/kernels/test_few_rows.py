@@ -1,0 +1,109 @@
+"""The kernels against sums in double precision, and the promise that a row depends on no other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from vargen.errors import UserError
+from vargen.kernels import build
+from vargen.kernels.native import linear, linear_now, serves_linear
+
+SHAPES = [(1, 768, 70), (2, 192, 5), (7, 100, 33), (13, 37, 64), (33, 64, 128)]
+"""Rows, columns, outputs: whole lanes and not, whole tiles and not."""
+DTYPES = (torch.float32, torch.bfloat16)
+
+
+def example(rows: int, columns: int, outputs: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(rows)
+    draw = [torch.randn(size, generator=generator) for size in ((rows, columns), (outputs, columns), (outputs,))]
+    x, weight, bias = (tensor.to(dtype) for tensor in draw)
+    return x, weight, bias
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_product_is_the_product(own_kernels: None, shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+    x, weight, bias = example(*shape, dtype)
+    exact = x.double() @ weight.double().T + bias.double()
+    largest = x.double().abs() @ weight.double().abs().T + bias.double().abs()  # what rounding is measured by
+    bound = largest * 2e-6 + exact.abs() * (2**-8 if dtype == torch.bfloat16 else 0)
+    assert ((linear_now(x, weight, None, bias) - exact).abs() <= bound).all()
+    assert not ((linear_now(x, weight.roll(1, 0), None, bias) - exact).abs() <= bound).all()  # the bound is tight
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_bytes_with_a_scale_are_weights(own_kernels: None, shape: tuple[int, int, int]) -> None:
+    x, weight, _ = example(*shape, torch.float32)
+    scale = weight.abs().amax(1) / 127
+    quantized = (weight / scale[:, None]).round().to(torch.int8)
+    torch.testing.assert_close(
+        linear_now(x, quantized, scale), (x.double() @ (quantized.double() * scale[:, None]).T).float()
+    )
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.int8])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_row_has_the_same_bits_alone(own_kernels: None, shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+    x, weight, _ = example(*shape, torch.float32 if dtype == torch.int8 else dtype)
+    scale = None
+    if dtype == torch.int8:
+        scale, weight = torch.ones(len(weight)), (weight * 20).to(torch.int8)
+    together = linear_now(x, weight, scale)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        for row, alone in zip(together, x, strict=True):
+            assert torch.equal(linear_now(alone[None], weight, scale)[0], row)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_compiled_graphs_hold_the_product(own_kernels: None) -> None:
+    x, weight, bias = example(2, 192, 5, torch.float32)
+    torch.library.opcheck(linear, (x, weight, None, bias), test_utils=("test_schema", "test_faketensor"))
+    assert torch.equal(torch.ops.vargen.few_row_linear(x, weight, None, bias), linear_now(x, weight, None, bias))
+
+
+def test_a_processor_without_wide_vectors_gets_the_same_sums(
+    own_kernels: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "_FLAGS", ("-O1", "-std=c++17", "-fPIC", "-fopenmp", "-w"))
+    x, weight, bias = example(7, 100, 33, torch.float32)
+    small, small_weight, _ = example(2, 192, 5, torch.bfloat16)
+    fast = linear_now(x, weight, None, bias), linear_now(small, small_weight)
+    monkeypatch.setenv("VARGEN_CACHE", str(tmp_path))
+    assert build.library() is not None and list(tmp_path.glob("kernels/*.so"))
+    torch.testing.assert_close(linear_now(x, weight, None, bias), fast[0])
+    torch.testing.assert_close(linear_now(small, small_weight), fast[1], rtol=2**-7, atol=1e-3)
+
+
+def test_without_a_compiler_torch_computes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VARGEN_KERNELS", "auto")
+    monkeypatch.setenv("VARGEN_CACHE", str(tmp_path))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    x, weight, _ = example(2, 192, 5, torch.float32)
+    with torch.no_grad():
+        assert not serves_linear(x, weight)
+    assert "no C++ compiler" in (build.why_not() or "")
+
+
+def test_a_compiler_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = tmp_path / "compiler"
+    compiler.write_text('#!/bin/sh\n[ "$1" = --version ] && exit 0\necho "out of luck" >&2\nexit 1\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("VARGEN_KERNELS", "auto")
+    monkeypatch.setenv("VARGEN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("CXX", str(compiler))
+    assert build.library() is None
+    assert "out of luck" in (build.why_not() or "")
+    assert not list((tmp_path / "cache" / "kernels").iterdir())
+
+
+def test_a_choice_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VARGEN_KERNELS", "fastest")
+    with pytest.raises(UserError, match="VARGEN_KERNELS must be one of auto, plain, got 'fastest'"):
+        build.library()

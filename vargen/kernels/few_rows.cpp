@@ -1,0 +1,654 @@
+// Products of few rows with large matrices, and a whole decoder pass of them, at the speed of the machine's memory.
+//
+// Belongs here: arithmetic on plain pointers. Does not belong here: torch, which tensors these are, and when to come here
+// (`native.py`). Compiled for the machine it runs on by `build.py`; without AVX-512 the same lines in the compiler's own
+// vectors do.
+//
+// What every line keeps to: **a row's numbers depend on that row alone.** The sum of one output runs over the columns in
+// one order, in sixteen lanes that are added in one order at the end, whatever other rows or outputs are computed beside
+// it and by whichever thread. Attention runs over the keys that a query sees, in the order in which they lie, and over
+// nothing else. So a token's logits are the same bits in a batch of one or of eight, fed alone or in a tree of sixty.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+#include <vector>
+
+#include <omp.h>
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
+#include <immintrin.h>
+#define HAS_AVX512 1
+#endif
+
+namespace {
+
+typedef float Lanes __attribute__((vector_size(64)));
+typedef uint32_t Bits __attribute__((vector_size(64)));
+typedef int32_t Integers __attribute__((vector_size(64)));
+typedef float Four __attribute__((vector_size(16)));
+typedef uint16_t Halves __attribute__((vector_size(32)));
+typedef int8_t Bytes __attribute__((vector_size(16)));
+typedef uint16_t bfloat16;
+
+constexpr int LANES = 16;
+constexpr int OUTPUTS = 4;  // outputs of a tile: their sums are added lane by lane together
+
+enum Kind : int64_t { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2 };
+
+// --- numbers -----------------------------------------------------------------------------------------------------------
+
+inline Lanes multiply_add(Lanes a, Lanes b, Lanes c) {
+#ifdef HAS_AVX512
+    return (Lanes)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#else
+    return a * b + c;
+#endif
+}
+
+inline float widen(bfloat16 value) {
+    uint32_t bits = (uint32_t)value << 16;
+    float result;
+    std::memcpy(&result, &bits, 4);
+    return result;
+}
+
+inline bfloat16 narrow(float value) {  // to the nearest, ties to even
+    uint32_t bits;
+    std::memcpy(&bits, &value, 4);
+    if ((bits & 0x7fffffff) > 0x7f800000) return (bfloat16)(bits >> 16 | 0x40);
+    return (bfloat16)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+inline Lanes load(const float* from) {
+    Lanes lanes;
+    std::memcpy(&lanes, from, 64);
+    return lanes;
+}
+
+inline Lanes load(const bfloat16* from) {
+#ifdef HAS_AVX512
+    return (Lanes)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)from)), 16);
+#endif
+    Halves halves;
+    std::memcpy(&halves, from, 32);
+    return (Lanes)(__builtin_convertvector(halves, Bits) << 16);
+}
+
+inline Lanes load(const int8_t* from) {
+#ifdef HAS_AVX512
+    return (Lanes)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)from)));
+#endif
+    Bytes bytes;
+    std::memcpy(&bytes, from, 16);
+    return __builtin_convertvector(__builtin_convertvector(bytes, Integers), Lanes);
+}
+
+template <typename Number>
+inline Lanes load_some(const Number* from, int64_t count) {  // the rest is zero
+    Number whole[LANES] = {};
+    std::memcpy(whole, from, count * sizeof(Number));
+    return load(whole);
+}
+
+inline void store(float* to, Lanes lanes) { std::memcpy(to, &lanes, 64); }
+
+inline void store(bfloat16* to, Lanes lanes) {
+#if defined(HAS_AVX512) && defined(__AVX512BF16__)
+    __m256bh halves = _mm512_cvtneps_pbh((__m512)lanes);
+    std::memcpy(to, &halves, 32);
+#else
+    Bits bits = (Bits)lanes, odd = bits >> 16 & 1;
+    Bits is_nan = (Bits)((bits & 0x7fffffff) > 0x7f800000);
+    bits = ((bits + 0x7fff + odd) & ~is_nan) | ((bits | 0x400000) & is_nan);
+    Halves halves = __builtin_convertvector(bits >> 16, Halves);
+    std::memcpy(to, &halves, 32);
+#endif
+}
+
+template <typename Number>
+inline void store_some(Number* to, Lanes lanes, int64_t count) {
+    Number whole[LANES];
+    store(whole, lanes);
+    std::memcpy(to, whole, count * sizeof(Number));
+}
+
+// Calls take(first, load, store) over `count` numbers, sixteen at once; the last ones are filled with zeros.
+template <typename Take>
+inline void sweep(int64_t count, Take take) {
+    int64_t i = 0;
+    for (; i + LANES <= count; i += LANES)
+        take(i, [](const auto* from) { return load(from); }, [](auto* to, Lanes lanes) { store(to, lanes); });
+    if (int64_t rest = count - i)
+        take(i, [rest](const auto* from) { return load_some(from, rest); },
+             [rest](auto* to, Lanes lanes) { store_some(to, lanes, rest); });
+}
+
+inline Lanes rounded(Lanes lanes) {  // to bfloat16
+    bfloat16 halves[LANES];
+    store(halves, lanes);
+    return load(halves);
+}
+
+inline Lanes all(float value) { return Lanes{} + value; }
+
+// Sums of the lanes of four, in one order: a transpose of four by four in each quarter, added up, then the quarters.
+inline Four sums(const Lanes* four) {
+    const Integers low = {0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29};
+    const Integers high = {2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31};
+    const Integers first = {0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29};
+    const Integers second = {2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31};
+    Lanes ab = __builtin_shuffle(four[0], four[1], low) + __builtin_shuffle(four[0], four[1], high);
+    Lanes cd = __builtin_shuffle(four[2], four[3], low) + __builtin_shuffle(four[2], four[3], high);
+    Lanes abcd = __builtin_shuffle(ab, cd, first) + __builtin_shuffle(ab, cd, second);
+#ifdef HAS_AVX512
+    __m256 half = _mm256_add_ps(_mm512_castps512_ps256((__m512)abcd), _mm512_extractf32x8_ps((__m512)abcd, 1));
+    return (Four)_mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+#else
+    Four parts[4];
+    std::memcpy(parts, &abcd, 64);
+    return (parts[0] + parts[2]) + (parts[1] + parts[3]);
+#endif
+}
+
+inline float sum(Lanes lanes) {
+    Lanes four[4] = {lanes, Lanes{}, Lanes{}, Lanes{}};
+    return sums(four)[0];
+}
+
+// e to the x, to two units in the last place; x at most 88, below -87 it is 0.
+inline Lanes exponential(Lanes x) {
+    Bits tiny = (Bits)(x < all(-87.0f));
+    x = (Lanes)(((Bits)x & ~tiny) | ((Bits)all(-87.0f) & tiny));
+    Lanes magic = all(12582912.0f);  // 1.5 * 2 ** 23: adding it rounds to an integer
+    Lanes shifted = multiply_add(x, all(1.44269504088896341f), magic);
+    Lanes whole = shifted - magic;
+    Lanes rest = multiply_add(whole, all(-0.693145751953125f), x);
+    rest = multiply_add(whole, all(-1.42860682030941723e-6f), rest);
+    Lanes series = all(1.0f / 5040);
+    for (float factor : {1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f})
+        series = multiply_add(series, rest, all(factor));
+    Bits power = ((Bits)shifted - (Bits)magic) << 23;
+    return (Lanes)(((Bits)series + power) & ~tiny);
+}
+
+inline void store(float* to, Four four, int64_t count) {
+    if (count == OUTPUTS) std::memcpy(to, &four, 16);
+    else for (int o = 0; o < count; o++) to[o] = four[o];
+}
+
+// --- products ----------------------------------------------------------------------------------------------------------
+
+struct Matrix {
+    const void* weight;  // [outputs, columns], row after row
+    const float* scale;  // [outputs] of INT8
+    const float* bias;   // [outputs] or null
+    int64_t kind, outputs, columns;
+};
+
+// Sums of `OUTPUTS` outputs (the last `OUTPUTS - count` of a narrower tile are zero) for `ROWS` rows.
+// `ahead`: how many bytes further on the next weights lie.
+template <typename Weight, typename Number, int ROWS>
+inline void tile(const Weight* weight, int64_t count, const Number* rows, int64_t stride, int64_t columns, int64_t ahead,
+                 Four* result) {
+    Lanes total[ROWS][OUTPUTS] = {};
+    const Weight* line[OUTPUTS];
+    for (int o = 0; o < OUTPUTS; o++) line[o] = weight + std::min<int64_t>(o, count - 1) * columns;
+    int64_t column = 0;
+#if defined(HAS_AVX512) && defined(__AVX512BF16__)
+    if constexpr (sizeof(Weight) == 2) {
+        for (; column + 32 <= columns; column += 32) {
+            __m512i weights[OUTPUTS];
+            for (int o = 0; o < OUTPUTS; o++) {
+                weights[o] = _mm512_loadu_si512(line[o] + column);
+                if (ahead) _mm_prefetch((const char*)(line[o] + column) + ahead, _MM_HINT_T0);
+            }
+            for (int r = 0; r < ROWS; r++) {
+                __m512i own = _mm512_loadu_si512(rows + r * stride + column);
+                for (int o = 0; o < OUTPUTS; o++)
+                    total[r][o] = (Lanes)_mm512_dpbf16_ps((__m512)total[r][o], (__m512bh)weights[o], (__m512bh)own);
+            }
+        }
+    }
+#endif
+    for (; column + LANES <= columns; column += LANES) {
+        Lanes weights[OUTPUTS];
+        for (int o = 0; o < OUTPUTS; o++) {
+            weights[o] = load(line[o] + column);
+            if (ahead) __builtin_prefetch((const char*)(line[o] + column) + ahead);
+        }
+        for (int r = 0; r < ROWS; r++) {
+            Lanes own = load(rows + r * stride + column);
+            for (int o = 0; o < OUTPUTS; o++) total[r][o] = multiply_add(weights[o], own, total[r][o]);
+        }
+    }
+    if (column < columns) {
+        int64_t rest = columns - column;
+        for (int r = 0; r < ROWS; r++) {
+            Lanes own = load_some(rows + r * stride + column, rest);
+            for (int o = 0; o < OUTPUTS; o++)
+                total[r][o] = multiply_add(load_some(line[o] + column, rest), own, total[r][o]);
+        }
+    }
+    for (int r = 0; r < ROWS; r++) result[r] = sums(total[r]);
+}
+
+constexpr int MOST_ROWS = 6;  // of a tile: 24 sums fit the registers beside what is added
+
+template <typename Weight, typename Number>
+inline void tile_of(int rows, const Weight* weight, int64_t count, const Number* from, int64_t stride, int64_t columns,
+                    int64_t ahead, Four* result) {
+    switch (rows) {
+        case 1: return tile<Weight, Number, 1>(weight, count, from, stride, columns, ahead, result);
+        case 2: return tile<Weight, Number, 2>(weight, count, from, stride, columns, ahead, result);
+        case 3: return tile<Weight, Number, 3>(weight, count, from, stride, columns, ahead, result);
+        case 4: return tile<Weight, Number, 4>(weight, count, from, stride, columns, ahead, result);
+        case 5: return tile<Weight, Number, 5>(weight, count, from, stride, columns, ahead, result);
+        default: return tile<Weight, Number, 6>(weight, count, from, stride, columns, ahead, result);
+    }
+}
+
+struct Span {
+    int64_t begin, end;
+};
+
+// The part of `count` that is this thread's, in whole units.
+inline Span share(int64_t count, int64_t unit, int thread, int threads) {
+    int64_t units = (count + unit - 1) / unit;
+    return {std::min(count, units * thread / threads * unit), std::min(count, units * (thread + 1) / threads * unit)};
+}
+
+// Outputs `span` of all rows: calls take(row, first output, four sums, how many of them count). Outputs up to `until` will
+// be read next.
+template <typename Weight, typename Number, typename Take>
+void product(const Matrix& matrix, const Number* rows, int64_t num_rows, Span span, int64_t until, Take take) {
+    const Weight* weights = (const Weight*)matrix.weight;
+    int64_t columns = matrix.columns, bytes = columns * sizeof(Weight);
+    int64_t groups = (num_rows + MOST_ROWS - 1) / MOST_ROWS;
+    for (int64_t output = span.begin; output < span.end; output += OUTPUTS) {
+        int64_t count = std::min<int64_t>(OUTPUTS, span.end - output);
+        for (int64_t group = 0; group < groups; group++) {
+            int64_t first = num_rows * group / groups, last = num_rows * (group + 1) / groups;
+            Four result[MOST_ROWS];
+            int64_t ahead = group == 0 && output + 2 * OUTPUTS <= until ? OUTPUTS * bytes : 0;
+            tile_of<Weight, Number>((int)(last - first), weights + output * columns, count, rows + first * columns,
+                                    columns, columns, ahead, result);
+            for (int64_t row = first; row < last; row++) {
+                Four sums = result[row - first];
+                for (int o = 0; o < count; o++) {
+                    if (matrix.scale) sums[o] *= matrix.scale[output + o];
+                    if (matrix.bias) sums[o] += matrix.bias[output + o];
+                }
+                take(row, output, sums, count);
+            }
+        }
+    }
+}
+
+// Rows as products read them: bfloat16 beside bfloat16 matrices, else float32.
+struct Rows {
+    std::vector<float> wide;
+    std::vector<bfloat16> narrow_;
+    int64_t columns;
+    Rows(int64_t rows, int64_t columns_, int64_t matrix_kind) : columns(columns_) {
+        if (matrix_kind == BFLOAT16) narrow_.resize(rows * columns);
+        else wide.resize(rows * columns);
+    }
+    // Calls `keep` with where row `row` from column `column` on begins.
+    template <typename Keep>
+    void at(int64_t row, int64_t column, Keep keep) {
+        if (wide.empty()) keep(&narrow_[row * columns + column]);
+        else keep(&wide[row * columns + column]);
+    }
+};
+
+template <typename Take>
+void product(const Matrix& matrix, const Rows& rows, int64_t skipped, int64_t num_rows, Span span, int64_t until,
+             Take take) {
+    const float* wide = rows.wide.data() + skipped * matrix.columns;
+    const bfloat16* small = rows.narrow_.data() + skipped * matrix.columns;
+    if (matrix.kind == BFLOAT16) product<bfloat16, bfloat16>(matrix, small, num_rows, span, until, take);
+    else if (matrix.kind == INT8) product<int8_t, float>(matrix, wide, num_rows, span, until, take);
+    else product<float, float>(matrix, wide, num_rows, span, until, take);
+}
+
+}  // namespace
+
+// --- what is called from outside ---------------------------------------------------------------------------------------
+
+// y[rows, outputs] = x[rows, columns] weight^T (+ bias), all of `kind` but INT8, whose x is `row_kind` and has a scale.
+extern "C" void few_rows_linear(const void* x, int64_t row_kind, const void* weight, int64_t kind, const float* scale,
+                                const void* bias, void* y, int64_t num_rows, int64_t columns, int64_t outputs,
+                                int64_t threads) {
+    std::vector<float> biases, wide;
+    if (bias) {
+        biases.resize(outputs);
+        for (int64_t o = 0; o < outputs; o++)
+            biases[o] = row_kind == BFLOAT16 ? widen(((const bfloat16*)bias)[o]) : ((const float*)bias)[o];
+    }
+    if (kind == INT8 && row_kind == BFLOAT16) {
+        wide.resize(num_rows * columns);
+        for (int64_t i = 0; i < num_rows * columns; i++) wide[i] = widen(((const bfloat16*)x)[i]);
+        x = wide.data();
+    }
+    Matrix matrix{weight, scale, bias ? biases.data() : nullptr, kind, outputs, columns};
+#pragma omp parallel num_threads((int)threads)
+    {
+        Span span = share(outputs, OUTPUTS, omp_get_thread_num(), omp_get_num_threads());
+        auto take = [&](int64_t row, int64_t output, Four sums, int64_t count) {
+            for (int o = 0; o < count; o++) {
+                if (row_kind == BFLOAT16) ((bfloat16*)y)[row * outputs + output + o] = narrow(sums[o]);
+                else ((float*)y)[row * outputs + output + o] = sums[o];
+            }
+        };
+        if (kind == BFLOAT16) product<bfloat16, bfloat16>(matrix, (const bfloat16*)x, num_rows, span, span.end, take);
+        else if (kind == INT8) product<int8_t, float>(matrix, (const float*)x, num_rows, span, span.end, take);
+        else product<float, float>(matrix, (const float*)x, num_rows, span, span.end, take);
+    }
+}
+
+// A decoder pass over new tokens: [norm, attention, norm, gated feed-forward] a layer, a norm and an output head.
+// All arrays are whole in memory, row after row; a null pointer leaves the step out.
+extern "C" {
+struct Layer {
+    const void *norm_attention, *qkv, *out, *norm_feed_forward, *gate_up, *down;
+    const float *qkv_scale, *out_scale, *gate_up_scale, *down_scale;  // of INT8
+    void *keys, *values;  // [sequences * slots, key_value_heads * head_dim] of `kind`
+};
+
+struct Pass {
+    int64_t kind;         // FLOAT32 or BFLOAT16: of all but INT8 matrices
+    int64_t matrix_kind;  // of the layers' matrices
+    int64_t sequences, tokens, dim, heads, key_value_heads, head_dim, intermediate, layers, vocabulary;
+    int64_t slots;           // of a sequence in the cache
+    int64_t seen;            // columns of the mask
+    int64_t mask_sequences;  // 1: all see the same
+    int64_t logits_of;       // the last so many tokens of every sequence get logits
+    int64_t positions_of;    // 1: all stand at the same places
+    int64_t rotary_rows;
+    int64_t threads;
+    double epsilon;
+    const void* hidden;        // [sequences, tokens, dim] of `kind`: embeddings
+    const int64_t* positions;  // [positions_of, tokens], counted from the end where negative
+    const float* rotary;       // [rotary_rows, head_dim / 2, 2]
+    const bool* mask;          // [mask_sequences, tokens, seen]
+    const int64_t* places;     // [sequences * tokens]: rows of the cache
+    const void* norm_out;      // [dim]
+    const void* head;          // [vocabulary, dim] of `kind`
+    void* states;              // out, [sequences, tokens, dim] of `kind`: after the last norm
+    float* logits;             // out, [sequences, logits_of, vocabulary]
+};
+}
+
+namespace {
+
+inline float number(const void* from, int64_t index, int64_t kind) {
+    return kind == BFLOAT16 ? widen(((const bfloat16*)from)[index]) : ((const float*)from)[index];
+}
+
+// As LlamaGen has it: normalised, rounded to the model's precision, then multiplied by the weight. Without a weight as
+// it is.
+template <typename Model, typename Number>
+void normalise(const float* row, int64_t dim, const Model* weight, float epsilon, Number* to) {
+    constexpr bool ROUND = sizeof(Model) == 2;
+    float factor = 1.0f;
+    if (weight) {
+        Lanes squares = {};
+        sweep(dim, [&](int64_t i, auto load, auto) { squares = multiply_add(load(row + i), load(row + i), squares); });
+        factor = 1.0f / std::sqrt(sum(squares) / dim + epsilon);
+    }
+    sweep(dim, [&](int64_t i, auto load, auto store) {
+        Lanes own = load(row + i);
+        if (weight) {
+            own = own * all(factor);
+            own = (ROUND ? rounded(own) : own) * load(weight + i);
+        }
+        store(to + i, ROUND ? rounded(own) : own);
+    });
+}
+
+// Neighbouring channels turned by their angles' cosine and sine.
+inline Lanes turned(Lanes channels, Lanes angles) {
+    Integers even = {0, 0, 2, 2, 4, 4, 6, 6, 8, 8, 10, 10, 12, 12, 14, 14};
+    Integers swap = {1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14};
+    Lanes sign = {-1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1};
+    Lanes cosine = __builtin_shuffle(angles, even), sine = __builtin_shuffle(angles, even + 1) * sign;
+    return multiply_add(channels, cosine, __builtin_shuffle(channels, swap) * sine);
+}
+
+// `BLOCKS` times sixteen channels of the sum of values, weighted by `scores`; four sums of every fourth key.
+template <int BLOCKS, typename Number>
+inline void weigh(const Number* values, const int32_t* seen, int64_t count, int64_t stride, int64_t channels,
+                  const float* scores, float factor, float* output) {
+    constexpr int CHAINS = 4;
+    Lanes total[CHAINS][BLOCKS] = {};
+    int64_t rest = channels - (BLOCKS - 1) * LANES;  // of the last block
+    for (int64_t k = 0; k < count; k += CHAINS) {
+        for (int c = 0; c < CHAINS; c++) {
+            // Past the end: the last key again, with a weight of zero, which leaves a sum as it is.
+            int64_t key = std::min(k + c, count - 1);
+            const Number* value = values + seen[key] * stride;
+            Lanes weight = all(k + c < count ? scores[key] : 0.0f);
+            for (int b = 0; b < BLOCKS; b++) {
+                Lanes own = b < BLOCKS - 1 || rest >= LANES ? load(value + b * LANES) : load_some(value + b * LANES, rest);
+                total[c][b] = multiply_add(weight, own, total[c][b]);
+            }
+        }
+    }
+    for (int b = 0; b < BLOCKS; b++)
+        store(output + b * LANES, ((total[0][b] + total[1][b]) + (total[2][b] + total[3][b])) * all(factor));
+}
+
+// One query against the keys that it sees, one after another. `query` and `output` are padded to whole lanes.
+template <typename Number>
+void attend(const float* query, const Number* keys, const Number* values, const int32_t* seen, int64_t count,
+            int64_t stride, int64_t head_dim, float* scores, float* output) {
+    int64_t whole = head_dim / LANES * LANES, rest = head_dim - whole;
+    Four scale = Four{} + 1.0f / std::sqrt((float)head_dim);
+    if (count == 0) {
+        std::memset(output, 0, head_dim * 4);
+        return;
+    }
+    for (int64_t k = 0; k < count; k += OUTPUTS) {
+        Lanes total[OUTPUTS] = {};
+        const Number* key[OUTPUTS];
+        for (int o = 0; o < OUTPUTS; o++) key[o] = keys + seen[std::min(k + o, count - 1)] * stride;
+        for (int64_t d = 0; d < whole; d += LANES)
+            for (int o = 0; o < OUTPUTS; o++) total[o] = multiply_add(load(key[o] + d), load(query + d), total[o]);
+        if (rest)
+            for (int o = 0; o < OUTPUTS; o++)
+                total[o] = multiply_add(load_some(key[o] + whole, rest), load(query + whole), total[o]);
+        Four own = sums(total) * scale;
+        std::memcpy(scores + k, &own, 16);  // there is room behind the last
+    }
+    Lanes most = all(-INFINITY), total = {};
+    for (int64_t k = count; k % LANES; k++) scores[k] = -INFINITY;
+    for (int64_t k = 0; k < count; k += LANES) {
+        Lanes own = load(scores + k);
+        most = own > most ? own : most;
+    }
+    float greatest = most[0];
+    for (int lane = 1; lane < LANES; lane++) greatest = std::max(greatest, most[lane]);
+    for (int64_t k = 0; k < count; k += LANES) {
+        Lanes own = exponential(load(scores + k) - all(greatest));
+        total = total + own;
+        store(scores + k, own);
+    }
+    float factor = 1.0f / sum(total);
+    constexpr int64_t MOST = 4 * LANES;
+    for (int64_t begin = 0; begin < head_dim; begin += MOST) {
+        int64_t channels = std::min<int64_t>(MOST, head_dim - begin);
+        auto some = [&](auto blocks) {
+            weigh<decltype(blocks)::value>(values + begin, seen, count, stride, channels, scores, factor, output + begin);
+        };
+        if (channels > 3 * LANES) some(std::integral_constant<int, 4>());
+        else if (channels > 2 * LANES) some(std::integral_constant<int, 3>());
+        else if (channels > LANES) some(std::integral_constant<int, 2>());
+        else some(std::integral_constant<int, 1>());
+    }
+}
+
+// The heads of one sequence that share keys and values: turn, remember, attend.
+template <typename Number>
+void attend_group(const Pass& pass, const Layer& layer, const float* qkv, int64_t sequence, int64_t group,
+                  const std::vector<int32_t>& seen, const std::vector<int64_t>& counts, float* scores, Rows& attended) {
+    int64_t D = pass.head_dim, per_group = pass.heads / pass.key_value_heads;
+    int64_t width = (pass.heads + 2 * pass.key_value_heads) * D, stride = pass.key_value_heads * D;
+    Number *keys = (Number*)layer.keys + group * D, *values = (Number*)layer.values + group * D;
+    float query[1024] = {}, output[1024];  // `native.py` gives no larger heads
+    auto angles = [&](int64_t token) {
+        int64_t position = pass.positions[(pass.positions_of == 1 ? 0 : sequence * pass.tokens) + token];
+        return pass.rotary + (position < 0 ? position + pass.rotary_rows : position) * D;
+    };
+    for (int64_t token = 0; token < pass.tokens; token++) {
+        int64_t row = sequence * pass.tokens + token, place = pass.places[row] * stride;
+        const float *key = qkv + row * width + (pass.heads + group) * D, *value = key + stride, *angle = angles(token);
+        sweep(D, [&](int64_t d, auto load, auto store) {
+            store(keys + place + d, turned(load(key + d), load(angle + d)));
+            store(values + place + d, load(value + d));
+        });
+    }
+    keys += sequence * pass.slots * stride;
+    values += sequence * pass.slots * stride;
+    for (int64_t token = 0; token < pass.tokens; token++) {
+        int64_t row = sequence * pass.tokens + token;
+        int64_t of = (pass.mask_sequences == 1 ? 0 : sequence * pass.tokens) + token;
+        const float* angle = angles(token);
+        for (int64_t head = group * per_group; head < (group + 1) * per_group; head++) {
+            const float* own = qkv + row * width + head * D;
+            sweep(D, [&](int64_t d, auto load, auto store) {
+                Lanes lanes = turned(load(own + d), load(angle + d));
+                store(query + d, sizeof(Number) == 2 ? rounded(lanes) : lanes);
+            });
+            attend<Number>(query, keys, values, seen.data() + of * pass.seen, counts[of], stride, D, scores, output);
+            attended.at(row, head * D, [&](auto* to) {
+                sweep(D, [&](int64_t d, auto load, auto store) { store(to + d, load(output + d)); });
+            });
+        }
+    }
+}
+
+}  // namespace
+
+// Returns 0, or 1 where a place or a position lies outside its table; then nothing was written.
+extern "C" int64_t few_rows_pass(const Pass* given, const Layer* layers) {
+    const Pass& pass = *given;
+    int64_t R = pass.sequences * pass.tokens, dim = pass.dim, I = pass.intermediate;
+    int64_t width = (pass.heads + 2 * pass.key_value_heads) * pass.head_dim;
+    for (int64_t row = 0; row < R; row++)
+        if (pass.places[row] < 0 || pass.places[row] >= pass.sequences * pass.slots) return 1;
+    for (int64_t i = 0; i < pass.positions_of * pass.tokens; i++)
+        if (pass.positions[i] < -pass.rotary_rows || pass.positions[i] >= pass.rotary_rows) return 1;
+    std::vector<float> residual(R * dim), qkv(R * width), scores(pass.threads * (pass.seen + LANES));
+    std::vector<int32_t> seen(pass.mask_sequences * pass.tokens * pass.seen);
+    std::vector<int64_t> counts(pass.mask_sequences * pass.tokens);
+    std::vector<float> gates(R * I), ups(R * I);
+    Rows normed(R, dim, pass.matrix_kind), last(R, dim, pass.kind);
+    Rows attended(R, pass.heads * pass.head_dim, pass.matrix_kind), activated(R, I, pass.matrix_kind);
+#pragma omp parallel num_threads((int)pass.threads)
+    {
+        int thread = omp_get_thread_num(), threads = omp_get_num_threads();
+        Span rows = share(R, 1, thread, threads), lists = share((int64_t)counts.size(), 1, thread, threads);
+        for (int64_t i = rows.begin * dim; i < rows.end * dim; i++) residual[i] = number(pass.hidden, i, pass.kind);
+        for (int64_t list = lists.begin; list < lists.end; list++) {
+            int64_t count = 0;
+            for (int64_t slot = 0; slot < pass.seen; slot++)
+                if (pass.mask[list * pass.seen + slot]) seen[list * pass.seen + count++] = (int32_t)slot;
+            counts[list] = count;
+        }
+        auto norm = [&](const void* weight, Rows& to) {
+            for (int64_t row = rows.begin; row < rows.end; row++)
+                to.at(row, 0, [&](auto* own) {
+                    const float* from = &residual[row * dim];
+                    float epsilon = (float)pass.epsilon;
+                    if (pass.kind == BFLOAT16) normalise(from, dim, (const bfloat16*)weight, epsilon, own);
+                    else normalise(from, dim, (const float*)weight, epsilon, own);
+                });
+#pragma omp barrier
+        };
+        auto add = [&](int64_t row, int64_t output, Four sums, int64_t count) {
+            float* own = &residual[row * dim + output];
+            if (count == OUTPUTS) {
+                Four sum;
+                std::memcpy(&sum, own, 16);
+                sum += sums;
+                std::memcpy(own, &sum, 16);
+            } else {
+                for (int o = 0; o < count; o++) own[o] += sums[o];
+            }
+        };
+        Span outputs = share(dim, OUTPUTS, thread, threads);
+        for (int64_t l = 0; l < pass.layers; l++) {
+            const Layer& layer = layers[l];
+            norm(layer.norm_attention, normed);
+            Span columns = share(width, OUTPUTS, thread, threads);
+            Matrix matrix{layer.qkv, layer.qkv_scale, nullptr, pass.matrix_kind, width, dim};
+            product(matrix, normed, 0, R, columns, columns.end,
+                    [&](int64_t row, int64_t output, Four sums, int64_t count) {
+                        store(&qkv[row * width + output], sums, count);
+                    });
+#pragma omp barrier
+            Span groups = share(pass.sequences * pass.key_value_heads, 1, thread, threads);
+            for (int64_t group = groups.begin; group < groups.end; group++) {
+                auto run = pass.kind == BFLOAT16 ? attend_group<bfloat16> : attend_group<float>;
+                run(pass, layer, qkv.data(), group / pass.key_value_heads, group % pass.key_value_heads, seen, counts,
+                    &scores[thread * (pass.seen + LANES)], attended);
+            }
+#pragma omp barrier
+            product({layer.out, layer.out_scale, nullptr, pass.matrix_kind, dim, dim}, attended, 0, R, outputs, outputs.end,
+                    add);
+#pragma omp barrier
+            norm(layer.norm_feed_forward, normed);
+            // A thread's part of the gate, the same part of what it gates, and then their product.
+            Span gated = share(I, OUTPUTS, thread, threads);
+            int64_t bytes = pass.matrix_kind == FLOAT32 ? 4 : pass.matrix_kind == BFLOAT16 ? 2 : 1;
+            const char* up = (const char*)layer.gate_up + I * dim * bytes;
+            const float* up_scale = layer.gate_up_scale ? layer.gate_up_scale + I : nullptr;
+            auto keep = [&](std::vector<float>& where) {
+                return [&](int64_t row, int64_t output, Four sums, int64_t count) {
+                    store(&where[row * I + output], sums, count);
+                };
+            };
+            product({layer.gate_up, layer.gate_up_scale, nullptr, pass.matrix_kind, I, dim}, normed, 0, R, gated,
+                    gated.end, keep(gates));
+            product({up, up_scale, nullptr, pass.matrix_kind, I, dim}, normed, 0, R, gated, gated.end, keep(ups));
+            for (int64_t row = 0; row < R; row++)
+                activated.at(row, gated.begin, [&](auto* to) {
+                    const float *gate = &gates[row * I + gated.begin], *gates_what = &ups[row * I + gated.begin];
+                    sweep(gated.end - gated.begin, [&](int64_t i, auto load, auto store) {
+                        Lanes own = load(gate + i), bounded = -own < all(88.0f) ? -own : all(88.0f);
+                        store(to + i, own / (all(1.0f) + exponential(bounded)) * load(gates_what + i));
+                    });
+                });
+#pragma omp barrier
+            product({layer.down, layer.down_scale, nullptr, pass.matrix_kind, dim, I}, activated, 0, R, outputs, outputs.end,
+                    add);
+#pragma omp barrier
+        }
+        norm(pass.norm_out, last);
+        last.at(rows.begin, 0, [&](auto* own) {
+            std::memcpy((char*)pass.states + rows.begin * dim * sizeof(*own), own,
+                        (rows.end - rows.begin) * dim * sizeof(*own));
+        });
+        // Logits of the last tokens of every sequence; of all tokens that is one product.
+        int64_t kept = pass.logits_of, pieces = kept == pass.tokens ? 1 : pass.sequences;
+        int64_t skipped = pieces == 1 ? 0 : pass.tokens - kept;
+        Matrix head{pass.head, nullptr, nullptr, pass.kind, pass.vocabulary, dim};
+        Span words = share(pass.vocabulary, OUTPUTS, thread, threads);
+        for (int64_t piece = 0; piece < pieces && pass.head; piece++)
+            product(head, last, piece * pass.tokens + skipped, pieces == 1 ? R : kept,
+                    words, words.end,
+                    [&](int64_t row, int64_t output, Four sums, int64_t count) {
+                        // Rounded as the head's own output is.
+                        if (pass.kind == BFLOAT16) {
+                            Lanes wide = {};
+                            std::memcpy(&wide, &sums, 16);
+                            wide = rounded(wide);
+                            std::memcpy(&sums, &wide, 16);
+                        }
+                        store(&pass.logits[(piece * kept + row) * pass.vocabulary + output], sums, count);
+                    });
+    }
+    return 0;
+}

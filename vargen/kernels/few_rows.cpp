@@ -632,12 +632,13 @@ extern "C" int64_t few_rows_pass(const Pass* given, const Layer* layers) {
                         (rows.end - rows.begin) * dim * sizeof(*own));
         });
         // Logits of the last tokens of every sequence; of all tokens that is one product.
-        int64_t kept = pass.logits_of, pieces = kept == pass.tokens ? 1 : pass.sequences;
-        int64_t skipped = pieces == 1 ? 0 : pass.tokens - kept;
+        bool everything = pass.logits_of == pass.tokens;
+        int64_t pieces = everything ? 1 : pass.sequences, kept = everything ? R : pass.logits_of;
+        int64_t skipped = everything ? 0 : pass.tokens - kept;
         Matrix head{pass.head, nullptr, nullptr, pass.kind, pass.vocabulary, dim};
         Span words = share(pass.vocabulary, OUTPUTS, thread, threads);
         for (int64_t piece = 0; piece < pieces && pass.head; piece++)
-            product(head, last, piece * pass.tokens + skipped, pieces == 1 ? R : kept,
+            product(head, last, piece * pass.tokens + skipped, kept,
                     words, words.end,
                     [&](int64_t row, int64_t output, Four sums, int64_t count) {
                         // Rounded as the head's own output is.

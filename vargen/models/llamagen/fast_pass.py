@@ -43,18 +43,17 @@ class FastPass:
         geometry: Geometry,
     ) -> None:
         self._layers, self.geometry = layers, geometry
+        self._functions = [(attention.project, attention.attend) for _, attention, _, _ in layers]
         self._usable: bool | None = None
 
     def check(self) -> bool:
         """Whether every module is what it was built as; asked where a prompt is fed, remembered until the next."""
-        from vargen.models.llamagen.transformer import project, scaled_dot_product_attention
-
         modules: list[nn.Module] = []
         usable = True
-        for norm, attention, norm2, feed_forward in self._layers:
+        for functions, (norm, attention, norm2, feed_forward) in zip(self._functions, self._layers, strict=True):
             linears = (attention.to_qkv, attention.to_out, feed_forward.gate_up_proj, feed_forward.down_proj)
             modules += [attention, norm2, feed_forward, *linears] + ([] if norm is None else [norm])
-            usable &= attention.project is project and attention.attend is scaled_dot_product_attention
+            usable &= (attention.project, attention.attend) == functions
             usable &= all(type(linear) is nn.Linear and linear.bias is None for linear in linears)
         self._usable = usable and untouched(modules)
         return self._usable

@@ -95,7 +95,9 @@ def test_logits_have_the_same_bits_however_tokens_are_fed(
     for row in range(len(LENGTHS)):
         rows = slice(row, row + 1)
         assert torch.equal(logits_by(make_target(model, rows), tokens[rows], 2 * STEP), one_by_one[rows])
-    assert served() == 1 + NUM_STEPS * STEP + 1 + NUM_STEPS + 3 * 3
+    unguided = logits_by(make_target(model, guidance_scale=1.0), tokens, STEP)
+    assert torch.equal(logits_by(make_target(model, slice(0, 1), 1.0), tokens[:1], 1), unguided[:1])
+    assert served() == (1 + 9) + (1 + 3) + 3 * (1 + 2) + (1 + 3) + (1 + 9)
 
 
 @torch.no_grad()

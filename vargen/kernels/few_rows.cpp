@@ -355,6 +355,7 @@ struct Layer {
     const void *norm_attention, *qkv, *out, *norm_feed_forward, *gate_up, *down;
     const float *qkv_scale, *out_scale, *gate_up_scale, *down_scale;  // of INT8
     void *keys, *values;  // [sequences * slots, key_value_heads * head_dim] of `kind`
+    void* kept;           // out, [sequences, tokens, dim] of `kind`: after the layer, or null
 };
 
 struct Pass {
@@ -625,6 +626,10 @@ extern "C" int64_t few_rows_pass(const Pass* given, const Layer* layers) {
             product({layer.down, layer.down_scale, nullptr, pass.matrix_kind, dim, I}, activated, 0, R, outputs, outputs.end,
                     add);
 #pragma omp barrier
+            for (int64_t i = rows.begin * dim; layer.kept && i < rows.end * dim; i++) {
+                if (pass.kind == BFLOAT16) ((bfloat16*)layer.kept)[i] = narrow(residual[i]);
+                else ((float*)layer.kept)[i] = residual[i];
+            }
         }
         norm(pass.norm_out, last);
         last.at(rows.begin, 0, [&](auto* own) {

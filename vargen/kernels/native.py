@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ctypes
 from array import array
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -153,7 +153,8 @@ def decoder_pass(
     norm_out: Tensor | None = None,
     head: Tensor | None = None,
     logits_to_keep: int = 0,
-) -> tuple[Tensor, Tensor | None]:
+    kept_layers: Collection[int] = (),
+) -> tuple[Tensor, Tensor | None, list[Tensor]]:
     """All layers, the last norm and the output head over new tokens. Where `serves_pass`.
 
     Args:
@@ -168,9 +169,11 @@ def decoder_pass(
         norm_out: [dim], or None: no last norm.
         head: [V, dim], or None: no logits.
         logits_to_keep: of the last so many tokens; 0: of all.
+        kept_layers: after how many layers states are kept.
 
     Returns:
-        States after the last norm [B, n, dim], and logits float32 [B, n or logits_to_keep, V].
+        States after the last norm [B, n, dim]; logits float32 [B, n or logits_to_keep, V], None without a head; and
+        states [B, n, dim] after each of `kept_layers`, in rising order.
 
     Raises:
         IndexError: a position or a place that does not exist; nothing was written.
@@ -202,9 +205,14 @@ def decoder_pass(
         ],
     )
     of_layers = array("q")
-    for layer, key, value in zip(layers, keys, values, strict=True):
-        of_layers.extend((*layer.pointers(), key.data_ptr(), value.data_ptr()))
+    kept_states = []
+    for number, (layer, key, value) in enumerate(zip(layers, keys, values, strict=True), start=1):
+        kept_here = 0
+        if number in kept_layers:
+            kept_states.append(torch.empty_like(hidden_states))
+            kept_here = kept_states[-1].data_ptr()
+        of_layers.extend((*layer.pointers(), key.data_ptr(), value.data_ptr(), kept_here))
     given = sizes.tobytes() + array("d", (geometry.norm_eps,)).tobytes() + pointers.tobytes()
     if kernels.few_rows_pass(given, ctypes.c_void_p(of_layers.buffer_info()[0])):
         raise IndexError("positions or slots lie outside the rotary table or the cache")
-    return states, logits
+    return states, logits, kept_states

@@ -9,7 +9,7 @@ has put in a module's place (an adapter, a hook, another attention) is noticed w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -83,8 +83,9 @@ class FastPass:
         norm_out: nn.Module | None = None,
         head: nn.Module | None = None,
         logits_to_keep: int = 0,
+        kept_layers: Collection[int] = (),
         is_prompt: bool = False,
-    ) -> tuple[Tensor, Tensor | None] | None:
+    ) -> tuple[Tensor, Tensor | None, list[Tensor]] | None:
         """As `decoder_pass`, or None where the modules must be called one by one.
 
         Args:
@@ -113,6 +114,7 @@ class FastPass:
             None if norm_out is None else _own(norm_out),
             None if head is None else _own(head),
             logits_to_keep,
+            kept_layers,
         )
 
 

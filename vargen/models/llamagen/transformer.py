@@ -607,10 +607,15 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin):  # type: ignore[misc]
                 self.norm_out,
                 self.lm_head,
                 logits_to_keep,
+                [number for number in feature_layers if number < len(self.transformer_blocks)],
                 is_prompt=input_ids is None,
             )
-            if fast is not None and fast[1] is not None:
-                return LlamaGenTransformerOutput(logits=fast[1], hidden_states=fast[0])
+            if fast is not None:
+                states, logits, kept = fast
+                assert logits is not None
+                if len(self.transformer_blocks) in feature_layers:
+                    kept.append(states)
+                return LlamaGenTransformerOutput(logits, states, torch.cat(kept, dim=-1) if kept else states)
         rotary = self.rotary_rows(positions)
         kept = []
         for number, block in enumerate(self.transformer_blocks, start=1):

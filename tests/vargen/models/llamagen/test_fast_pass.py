@@ -170,6 +170,29 @@ def test_whatever_stands_in_a_modules_place_is_obeyed(served: Callable[[], int])
     torch.testing.assert_close(logits_by(make_target(model), tokens, STEP), hooked)
 
 
+@torch.no_grad()
+def test_states_of_several_layers_are_those_of_the_modules(
+    served: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make_model()
+
+    def features() -> Tensor:
+        target = make_target(model)
+        return model(
+            inputs_embeds=target._condition_embeds,
+            positions=torch.full((1, CONDITION_LENGTH), -1),
+            attention_mask=torch.ones(1, 1, CONDITION_LENGTH, CONDITION_LENGTH, dtype=torch.bool).tril(),
+            kv_cache=target.kv_cache,
+            kv_length=CONDITION_LENGTH,
+            feature_layers=(1, 2),
+        ).features
+
+    fast = features()
+    assert served() == 1 and fast.shape[-1] == 64
+    monkeypatch.setenv("VARGEN_KERNELS", "plain")
+    torch.testing.assert_close(fast, features(), rtol=1e-4, atol=1e-5)
+
+
 def test_a_slot_that_does_not_exist_is_an_error(own_kernels: None) -> None:
     model = make_model()
     target = make_target(model)

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 import specdecode.loop
-import vargen.pipelines.llamagen
+import vargen.pipelines.common
 from metrics.provenance import write_result
 from specdecode.roles import Drafter
 from vargen.methods.base import ImageMethodConfig
@@ -37,16 +37,16 @@ RESULTS = Path(__file__).resolve().parent / "results"
 @contextmanager
 def profiled_decoding() -> Iterator[None]:
     """Let the pipeline's decode loop time its phases."""
-    plain = vargen.pipelines.llamagen.decode
+    plain = vargen.pipelines.common.decode
 
     def decode(*arguments: Any, **keywords: Any) -> Any:
         return specdecode.loop.decode(*arguments, profile=True, **keywords)
 
-    vargen.pipelines.llamagen.decode = decode
+    vargen.pipelines.common.decode = decode
     try:
         yield
     finally:
-        vargen.pipelines.llamagen.decode = plain
+        vargen.pipelines.common.decode = plain
 
 
 class Stopwatch:
@@ -120,7 +120,10 @@ def measure(pipeline: LlamaGenPipeline, name: str, options: dict[str, Any], prom
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=None, help="model folder or name of a shipped one")
-    parser.add_argument("--methods", default="ar,eagle,lantern,vvs,sjd,draft-model")
+    parser.add_argument(
+        "--methods",
+        default="ar,jacobi,vvs-jacobi,eagle-chain,eagle-sampled-25,lantern-tree,likeness-balanced,draft-model",
+    )
     parser.add_argument("--drafter", default=None, help="drafter folder, for a model without one")
     parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--operators", action="store_true", help="profile operators too, and print the costliest")

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from specdecode import ragged
 from specdecode.draft_size import DraftSize
 from specdecode.drafters.tree_plan import TreePlan, likeliest
 from specdecode.ragged import take
@@ -233,11 +234,11 @@ def _without_earlier(probabilities: Tensor, choices: Tensor, rank: Tensor) -> Te
         [B, m, V].
     """
     earlier = torch.arange(choices.shape[-1], device=rank.device) < rank[:, None]  # [m, width]
-    # Later siblings are pointed at an extra column, which is cut off.
-    vocab_size = probabilities.shape[-1]
-    padded = torch.cat([probabilities, torch.zeros_like(probabilities[..., :1])], dim=-1)
-    left = padded.scatter(-1, torch.where(earlier, choices, vocab_size), 0.0)[..., :-1]
+    kept = probabilities.gather(-1, choices).masked_fill(earlier, 0.0)  # choices of a node are different tokens
+    left = probabilities.scatter(-1, choices, kept)
     total = left.sum(-1, keepdim=True)
+    if ragged.surely_none(total <= 0):
+        return left / total.clamp_min(1e-30)
     # With nothing left to draw from, the node is a deterministic guess, and its distribution says so.
     own = choices.gather(-1, rank.view(1, -1, 1).expand(choices.shape[0], -1, 1))  # [B, m, 1]
     return torch.where(total > 0, left / total.clamp_min(1e-30), torch.zeros_like(left).scatter_(-1, own, 1.0))

@@ -264,6 +264,8 @@ def multi_round_walk(
                 token = tree.tokens.gather(1, child[:, None])  # [B, 1]
                 drawn_from = probabilities[rows, child]  # [B, V]
                 tested = exists & ~found
+                if ragged.surely_none(descending & tested):  # nor is there a later sibling to test
+                    break
                 compared = thresholds[:, child_rank] * drawn_from.gather(1, token)[:, 0]
                 passes = compared < target.gather(1, token)[:, 0]
                 if relax is not None:

@@ -69,6 +69,10 @@ class PathSelector:
             ValueError: "confidence" or "drafter" is asked of a draft without confidences.
         """
         tree = draft.tree
+        if tree.is_chain:  # there is but one path, as long as the mean of all
+            width = min(tree.max_depth + 1, tree.num_nodes)
+            path = torch.arange(width, device=tree.device).expand(tree.batch_size, -1)
+            return Selection(path, tree.valid[:, 1:width].sum(1))
         leaves = tree.leaves() & (tree.depth > 0)  # [B, n]
         number = leaves.sum(1)  # [B]
         if self.choice == "sample":

@@ -9,56 +9,33 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vargen.bounds import MAX_FRAMES, MAX_NEW_TOKENS, MAX_SEED, check_numbers, check_sampling, check_text
+from vargen.bounds import check_text
 from vargen.commands.options import build_parser, check_place, fill, parse
 from vargen.methods.catalogue import read_options
-from vargen.models.options import check_dtype
 from vargen.runs.files import save_image_atomic
 from vargen.video.methods.catalogue import VIDEO_METHODS, resolve_video_method
+from vargen.video.options import VideoOptions
 
 DEFAULT_QUESTION = "describe the video in detail."
 
 
 @dataclass(frozen=True)
-class CaptionConfig:
+class CaptionConfig(VideoOptions):
     """How to answer.
 
     Args:
         method: a name that `vargen methods --task video` lists.
         method_options: settings that differ from the defaults, such as `--method_options.draft_length 8`.
-        model: folder of a Qwen2.5-VL or LLaVA-OneVision with its processor, or the name of a shipped one; null for the
-            shipped default, which knows only this project's own little world.
-        draft_model: likewise, the smaller one of a pair; null for the one shipped with the default model.
-        num_frames: frames to look at, evenly spread; null for all, at most as many as the model's processor takes.
-        max_new_tokens: at most so many.
-        temperature: 0 always takes the likeliest token.
-        top_p: of sampling.
-        seed: of the answer.
-        device: "cpu", "cuda", "cuda:1"; "auto" takes a GPU if there is one.
-        dtype: float32, bfloat16, float16; "auto" is bfloat16 on a GPU and float32 on a CPU.
         picture: PNG file for a picture of the answer: words coloured by how much they have to do with what is seen,
             underlined by how they were accepted.
     """
 
     method: str = "sd"
     method_options: dict[str, Any] = field(default_factory=dict)
-    model: str | None = None
-    draft_model: str | None = None
-    num_frames: int | None = None
-    max_new_tokens: int = 256
-    temperature: float = 0.0
-    top_p: float = 1.0
-    seed: int = 0
-    device: str = "auto"
-    dtype: str = "auto"
     picture: str | None = None
 
     def __post_init__(self) -> None:
-        check_numbers(
-            self, {"max_new_tokens": (1, MAX_NEW_TOKENS), "num_frames": (1, MAX_FRAMES), "seed": (0, MAX_SEED)}
-        )
-        check_sampling(self.temperature, None, self.top_p)
-        check_dtype(self.dtype)
+        super().__post_init__()
         check_place("picture", self.picture)
 
 
@@ -81,24 +58,32 @@ def run(arguments: Sequence[str]) -> int:
     check_text("question", values.question)
     method = resolve_video_method(config.method, read_options(config.method_options))
 
-    from vargen.pipelines.loading import place_and_precision
-    from vargen.video.answering import VideoAnswerer, load_processor
-    from vargen.video.frames import frame_limits, read_video
+    import torch
 
-    device, dtype = place_and_precision(config.device, config.dtype)
-    processor = load_processor(config.model)
-    limits = frame_limits(processor)
-    frames = read_video(values.video, num_frames=config.num_frames, **limits)  # before gigabytes of weights
-    with VideoAnswerer.from_pretrained(config.model, config.draft_model, device, dtype, processor) as answerer:
+    from vargen.pipelines.loading import loading_arguments
+    from vargen.video.answering import VideoAnswerer, sized_inputs
+    from vargen.video.context import ContextUse
+    from vargen.video.frames import frame_sampler, take_frames
+    from vargen.video.loading import load_processor, open_video_model
+
+    _, _, dtype = loading_arguments(config.of_target)
+    found = open_video_model(config.model, config.revision)
+    processor = load_processor(found)
+    # Before gigabytes of weights: what is wrong with the video, and what it takes.
+    frames = take_frames(values.video, frame_sampler(processor, config.num_frames, config.fps), config.fps)
+    inputs = sized_inputs(processor, found.architecture, frames, values.question, config.max_pixels)
+    use = ContextUse.of(found.config, inputs, len(frames.frames), getattr(torch, dtype).itemsize)
+    use.check(config.max_new_tokens)
+    print(f"video: {use} ({dtype})", file=sys.stderr)
+    with VideoAnswerer.from_options(config, found, processor) as answerer:
         answer = answerer.answer(
             frames,
             values.question,
             method,
-            max_new_tokens=config.max_new_tokens,
-            temperature=config.temperature,
-            top_p=config.top_p,
             seed=config.seed,
+            inputs=inputs,
             on_text=None if values.json else _show,
+            **config.generation,
         )
         if config.picture is not None:
             relevance = answerer.relevance(frames, values.question, answer)

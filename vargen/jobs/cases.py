@@ -48,10 +48,15 @@ class VideoCase:
     Args:
         frames: to look at.
         truth: to judge by, in whatever form the judge takes it; None where nobody can.
+        question: asked about it; None: what is asked about all.
     """
 
     frames: VideoFrames
     truth: Any
+    question: str | None = None
+
+    def forget(self) -> None:
+        """Its turn is over. Nothing to do: the frames were there before."""
 
 
 def prompt_cases(

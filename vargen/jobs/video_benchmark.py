@@ -4,6 +4,7 @@ Belongs here: what is kept of each answer, rows out of what was kept. Does not b
 (`vargen.jobs.comparison`), an answer (`vargen.video.answering`), definitions that pictures share
 (`metrics.speculation`), options and printing.
 
+*Agreement* is the share of tokens, of the longer of two answers, at whose place plain decoding's says the same.
 Speed-ups divide plain decoding's seconds per token by the method's, medians over answers: of decoding alone, both
 prefills left out, and from end to end, with processor and vision towers. *Retention* is the method's caption accuracy
 over plain decoding's.
@@ -12,7 +13,7 @@ over plain decoding's.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,79 +23,90 @@ from metrics.bootstrap import mean_interval
 from metrics.provenance import provenance
 from metrics.speculation import CallRecord, percentile, summarise
 from vargen.jobs.cases import VideoCase, VideoJudge
+from vargen.jobs.clips import Clip
 from vargen.jobs.comparison import compare, describe_run
 from vargen.methods.base import MethodConfig
 from vargen.models.model_folder import weights_fingerprint
 from vargen.pipelines.loading import place_and_precision
-from vargen.resources import find_video_model
 from vargen.runs.progress import Progress, progress
 from vargen.runs.records import Records
 from vargen.video.answering import Answer, VideoAnswerer
+from vargen.video.generation_settings import generation_settings
+from vargen.video.loading import load_processor, open_video_model
+from vargen.video.options import VideoOptions
 
 
 def benchmark_video_model(
-    model: str | None,
-    draft_model: str | None,
+    options: VideoOptions,
     methods: Mapping[str, MethodConfig],
-    cases: Sequence[VideoCase],
+    cases: Callable[[Any], Sequence[VideoCase | Clip]],
     question: str,
     *,
-    described: Mapping[str, Any],
+    described: Callable[[Sequence[Any]], Mapping[str, Any]],
     judge: VideoJudge | None = None,
-    device: str = "auto",
-    dtype: str = "auto",
     warm_up: int = 1,
     calls: Path | None = None,
     quiet: bool = False,
-    **generation: Any,
 ) -> list[dict[str, Any]]:
     """`run_video_benchmark` with models from disk, going on where a run of the same answers was stopped.
 
     Args:
-        model, draft_model: as `VideoAnswerer.from_pretrained` takes them.
-        methods, cases, question, judge, warm_up, **generation: as for `run_video_benchmark`.
+        options: the models, and how they answer.
+        methods, question, judge, warm_up: as for `run_video_benchmark`.
+        cases: gives the videos, of the processor that reads them.
         described: what says which cases these are.
-        device, dtype: as `vargen.pipelines.loading.place_and_precision` takes them.
         calls: file that keeps answers until somebody removes it; None: in memory.
         quiet: show no progress.
 
     Returns:
         One row a method, as `build_video_rows`, with what it was run with.
     """
-    device, dtype = place_and_precision(device, dtype)
-    folder = find_video_model(model)
-    with VideoAnswerer.from_pretrained(model, draft_model, device, dtype) as answerer:
+    device, dtype = place_and_precision(options.device, options.dtype)
+    found, generation = open_video_model(options.model, options.revision), options.generation
+    processor = load_processor(found)
+    videos = cases(processor)
+    with VideoAnswerer.from_options(options, found, processor) as answerer:
         settings = describe_run(
             methods,
-            weights_fingerprint(folder),
+            weights_fingerprint(found.folder),
             drafters={kind: weights_fingerprint(path) for kind, path in sorted(answerer.drafters.items())},
-            videos=len(cases),
+            videos=len(videos),
             question=question,
-            device=device,
+            device=options.device_map or device,
             dtype=dtype,
-            **described,
+            max_pixels=options.max_pixels,
+            seed=options.seed,
+            **options.identity,
+            **described(videos),
             **generation,
         )
         records = Records(calls, settings)
-        with progress(len(cases) * len(methods), "answers", quiet) as shown:
+        with progress(len(videos) * len(methods), "answers", quiet) as shown:
             rows = run_video_benchmark(
                 answerer,
                 methods,
-                cases,
+                videos,
                 question,
+                seed=options.seed,
                 warm_up=warm_up,
                 judge=judge,
                 records=records,
                 shown=shown,
                 **generation,
             )
-    return [{**row, "dtype": dtype, "model": folder.name} for row in rows]
+        drawn = generation_settings(answerer.model.generation_config, **_of_sampling(generation)).sampling
+    more = {"dtype": dtype, "model": found.name, "temperature": drawn.temperature}
+    return [{**row, **more} for row in rows]
+
+
+def _of_sampling(generation: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in generation.items() if name != "max_new_tokens"}
 
 
 def run_video_benchmark(
     answerer: VideoAnswerer,
     methods: Mapping[str, MethodConfig],
-    cases: Sequence[VideoCase],
+    cases: Sequence[VideoCase | Clip],
     question: str,
     *,
     warm_up: int = 1,
@@ -110,7 +122,7 @@ def run_video_benchmark(
         answerer: the models.
         methods: methods by label; plain decoding among them, or ratios are None.
         cases: the videos; the answer about case i is drawn with the seed `seed + i`.
-        question: asked about each.
+        question: asked about each that has none of its own.
         warm_up: answers of each method before the first that counts.
         judge: rates the answers; None: nobody does.
         records: where answers are kept, and those that are there already; None: in memory.
@@ -124,9 +136,15 @@ def run_video_benchmark(
         UserError: a method that needs what is not there.
     """
     records = Records(None, {}) if records is None else records
+    latest = [0]
 
     def call(method: MethodConfig, number: int) -> Answer:
-        return answerer.answer(cases[number].frames, question, method, seed=seed + number, **generation)
+        if latest[-1] != number:  # methods take turns on one video; of long ones not many fit into memory
+            cases[latest[-1]].forget()
+            latest[:] = [number]
+        case = cases[number]
+        asked = case.question or question
+        return answerer.answer(case.frames, asked, method, seed=seed + number, **generation)
 
     def keep(_label: str, number: int, answer: Answer) -> dict[str, Any]:
         return _kept(answer, cases[number], judge)
@@ -135,7 +153,7 @@ def run_video_benchmark(
     return build_video_rows(methods, records, len(cases))
 
 
-def _kept(answer: Answer, case: VideoCase, judge: VideoJudge | None) -> dict[str, Any]:
+def _kept(answer: Answer, case: VideoCase | Clip, judge: VideoJudge | None) -> dict[str, Any]:
     return {
         "call": answer.record.to_dict(),
         "token_ids": answer.token_ids,
@@ -185,12 +203,15 @@ def _figures(answers: Sequence[dict[str, Any]], plain: Sequence[dict[str, Any]] 
         caption_accuracy_by_kind=None,
         retention=None,
         equal_to_plain=None,
+        agreement=None,
     )
     if plain is not None and plain_calls is not None:
         summary["decode_speedup"] = _median(plain_calls, _decode_seconds) / _median(calls, _decode_seconds)
         summary["end_to_end_speedup"] = _median(plain_calls, _all_seconds) / _median(calls, _all_seconds)
-        pairs = zip(answers, plain, strict=True)
-        summary["equal_to_plain"] = sum(answer["token_ids"] == other["token_ids"] for answer, other in pairs)
+        pairs = [(each["token_ids"], other["token_ids"]) for each, other in zip(answers, plain, strict=True)]
+        summary["equal_to_plain"] = sum(own == other for own, other in pairs)
+        alike = sum(own == other for pair in pairs for own, other in zip(*pair, strict=False))
+        summary["agreement"] = alike / max(1, sum(max(map(len, pair)) for pair in pairs))
     judged = [answer["accuracies"] for answer in answers]
     if judged and judged[0] is not None:
         accuracies = torch.tensor([each["all"] for each in judged], dtype=torch.float64)

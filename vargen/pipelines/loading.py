@@ -7,7 +7,7 @@ pipeline's `from_pretrained`. A family's pipeline is imported when one of its mo
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,6 +65,36 @@ def place_and_precision(device: str, dtype: str) -> tuple[str, str]:
     return device, dtype
 
 
+def loading_arguments(
+    options: ModelOptions, quantized: Mapping[str, str] | None = None
+) -> tuple[dict[str, Any], str, str]:
+    """What `from_pretrained` is told of options, the name of the device, and that of the precision.
+
+    Args:
+        options: how to load a model.
+        quantized: see `ModelDescription.quantized`; None: a model of transformers, quantized as a whole.
+
+    Raises:
+        UserError: a device is absent, or quantization is not possible.
+    """
+    device, dtype = place_and_precision(options.device, options.dtype)
+    arguments: dict[str, Any] = {"dtype": getattr(torch, dtype)}
+    if options.device_map is not None:
+        arguments["device_map"] = options.device_map
+    if options.attn_implementation is not None:
+        arguments["attn_implementation"] = options.attn_implementation
+    if options.quantization is not None:
+        # What is quantized on its way cannot be moved afterwards.
+        if quantized:
+            parts = {name: importlib.import_module(library) for name, library in quantized.items()}
+            arguments["quantization_config"] = pipeline_quantization(options.quantization, parts)
+            arguments.setdefault("device_map", device)
+        else:
+            arguments["quantization_config"] = quantization_config(options.quantization)
+            arguments.setdefault("device_map", {"": device})
+    return arguments, device, dtype
+
+
 def load_pipeline(model: ModelDescription, options: ModelOptions) -> tuple[ImagePipeline, str, str]:
     """A pipeline where options want it, the name of that device, and the name of the transformer's precision.
 
@@ -75,21 +105,7 @@ def load_pipeline(model: ModelDescription, options: ModelOptions) -> tuple[Image
     Raises:
         UserError: a device is absent, a file is damaged, or the family cannot be loaded so.
     """
-    device, dtype = place_and_precision(options.device, options.dtype)
-    arguments: dict[str, Any] = {"dtype": getattr(torch, dtype)}
-    if options.device_map is not None:
-        arguments["device_map"] = options.device_map
-    if options.attn_implementation is not None:
-        arguments["attn_implementation"] = options.attn_implementation
-    if options.quantization is not None:
-        # What is quantized on its way cannot be moved afterwards.
-        if model.quantized:
-            parts = {name: importlib.import_module(library) for name, library in model.quantized.items()}
-            arguments["quantization_config"] = pipeline_quantization(options.quantization, parts)
-            arguments.setdefault("device_map", device)
-        else:
-            arguments["quantization_config"] = quantization_config(options.quantization)
-            arguments.setdefault("device_map", {"": device})
+    arguments, device, dtype = loading_arguments(options, model.quantized)
     diffusers_logging.disable_progress_bar()
     transformers_logging.disable_progress_bar()
     with _device_errors(device):

@@ -11,34 +11,32 @@ import time
 import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForImageTextToText, AutoProcessor
-from transformers.utils import logging as transformers_logging
 
 from metrics.speculation import CallRecord
 from specdecode.finite import NotFiniteError as LogitsError
 from specdecode.parallel.loop import chain_layout
 from specdecode.roles import DecodeState
-from specdecode.sampling import SamplingConfig
 from specdecode.trace import DecodeTrace, TokenOrigin
 from specdecode.verifiers.loose import relevance_to
-from vargen.bounds import MAX_NEW_TOKENS, check_number, check_sampling
+from vargen.bounds import MAX_NEW_TOKENS, check_number
 from vargen.errors import NotFiniteError, UserError
 from vargen.methods.base import MethodConfig
-from vargen.models.finite import check_weights
-from vargen.models.model_folder import read_json
-from vargen.reading import reason_of
-from vargen.resources import find_trained_drafters, find_video_model
-from vargen.video.architectures.catalogue import architecture_of, find_architecture
+from vargen.resources import find_trained_drafters
+from vargen.video.architectures.base import Architecture
+from vargen.video.architectures.catalogue import architecture_of
+from vargen.video.context import ContextUse
 from vargen.video.drafters.drafter_folder import load_drafter
 from vargen.video.drafters.feature_drafter import FeatureDrafter
 from vargen.video.frames import QuestionWarning, VideoFrames, processor_inputs
+from vargen.video.generation_settings import generation_settings
+from vargen.video.loading import LazyModel, VideoModelFolder, load_processor, open_video_model
 from vargen.video.methods.base import VideoMethodConfig
 from vargen.video.methods.catalogue import resolve_video_method
+from vargen.video.options import VideoOptions
 from vargen.video.players import Generation
 from vargen.video.prompt import Prompt
 
@@ -109,8 +107,10 @@ class VideoAnswerer:
     Args:
         model: of transformers, of an architecture in `vargen.video.architectures.catalogue`.
         processor: its processor.
-        draft_model: a smaller model of the same words, or None.
+        draft_model: a smaller model of the same words, loaded or not; or None.
         drafters: folders of trained drafters for this model, by kind, for methods that name none.
+        source: where the model came from, for methods that load it again in another process; None: its folder.
+        max_pixels: of a frame; None: the processor's own limit.
 
     Raises:
         UserError: an architecture that cannot be served.
@@ -122,13 +122,17 @@ class VideoAnswerer:
         processor: Any,
         draft_model: Any | None = None,
         drafters: Mapping[str, str | os.PathLike[str]] | None = None,
+        source: LazyModel | None = None,
+        max_pixels: int | None = None,
     ) -> None:
-        for each in (model, draft_model):
-            if each is not None:
-                architecture_of(each)
+        self.architecture = architecture_of(model)
         self.model = model.eval().requires_grad_(False)
         self.processor = processor
-        self.draft_model = None if draft_model is None else draft_model.eval().requires_grad_(False)
+        if draft_model is not None and not isinstance(draft_model, LazyModel):
+            architecture_of(draft_model)
+            draft_model = draft_model.eval().requires_grad_(False)
+        self.draft_model = draft_model
+        self.source, self.max_pixels = source, max_pixels
         self.drafters = dict(drafters or {})
         self._trained: dict[tuple[str, bool | None], FeatureDrafter] = {}
         self._lasting: dict[Hashable, Any] = {}
@@ -145,7 +149,8 @@ class VideoAnswerer:
         """Load a pair.
 
         Args:
-            model: folder of a model with its processor, or the name of a shipped one; None: the shipped target.
+            model: folder of a model with its processor, a name on the hub, or the name of a shipped one; None: the
+                shipped target.
             draft_model: likewise; None: the one shipped for the shipped target, and none for others.
             device: of both.
             dtype: of both, such as "bfloat16".
@@ -154,15 +159,38 @@ class VideoAnswerer:
         Raises:
             UserError: no such model, or the two have different words.
         """
-        folder = find_video_model(model)
-        processor = load_processor(model) if processor is None else processor
-        if draft_model is None and model is None:
-            draft_model = f"{folder.name}-draft"
-        draft_folder = None if draft_model is None else find_video_model(draft_model)
-        models = [None if each is None else _load(each, device, dtype) for each in (folder, draft_folder)]
-        if draft_folder is not None:
-            check_same_words(processor.tokenizer, load_processor(draft_folder).tokenizer)
-        return cls(models[0], processor, models[1], find_trained_drafters(folder))
+        names = [None if each is None else os.fspath(each) for each in (model, draft_model)]
+        options = VideoOptions(model=names[0], draft_model=names[1], device=device, dtype=dtype)
+        return cls.from_options(options, processor=processor)
+
+    @classmethod
+    def from_options(
+        cls, options: VideoOptions, found: VideoModelFolder | None = None, processor: Any | None = None
+    ) -> VideoAnswerer:
+        """Load a pair, of which the drafter follows when a method asks for it.
+
+        Args:
+            options: which, and how.
+            found: the target, where `open_video_model` has been called already.
+            processor: of it, where that has been called already.
+
+        Raises:
+            UserError: no such model, an architecture that cannot be served, or the two have different words.
+        """
+        found = open_video_model(options.model, options.revision) if found is None else found
+        processor = load_processor(found) if processor is None else processor
+        draft_name = options.draft_model
+        if draft_name is None and options.model is None:
+            draft_name = f"{found.name}-draft"
+        draft: LazyModel | None = None
+        if draft_name is not None:
+            draft = LazyModel(
+                open_video_model(draft_name, options.draft_revision, "draft_model"), options.of_draft_model
+            )
+            check_same_words(processor.tokenizer, load_processor(draft.found).tokenizer)
+        source = LazyModel(found, options.of_target)
+        drafters = find_trained_drafters(found.folder)
+        return cls(source.load(), processor, draft, drafters, source.elsewhere(), options.max_pixels)
 
     @property
     def stop_tokens(self) -> tuple[int, ...]:
@@ -179,9 +207,12 @@ class VideoAnswerer:
         method: str | MethodConfig = "ar",
         *,
         max_new_tokens: int = 256,
-        temperature: float = 0.0,
-        top_p: float = 1.0,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        repetition_penalty: float | None = None,
         seed: int = 0,
+        inputs: Mapping[str, Tensor] | None = None,
         on_text: Callable[[str], None] | None = None,
         on_tokens: Callable[[list[str], list[TokenOrigin]], None] | None = None,
     ) -> Answer:
@@ -192,10 +223,12 @@ class VideoAnswerer:
             question: any words the processor knows.
             method: a name or settings.
             max_new_tokens: at most so many.
-            temperature: 0 always takes the likeliest token.
-            top_p: of sampling.
+            temperature: 0 always takes the likeliest token; None: as the model's own generation config, which may not
+                draw.
+            top_k, top_p, repetition_penalty: None: the model's own, else those of transformers' `generate`.
             seed: of the request; the same seed and video give the same answer, by an exact method the same as by plain
                 decoding.
+            inputs: of `self.inputs(frames, question)`, where that has been called already.
             on_text: called with every new piece of text.
             on_tokens: called after every pass with the texts of all tokens so far, special ones left out, and how each
                 came about. What either raises ends the answer.
@@ -204,7 +237,9 @@ class VideoAnswerer:
             UserError: a value out of range, or a method that needs what is not there.
         """
         told = (on_text, on_tokens)
-        (result,) = self._answer([(frames, question)], method, [seed], told, max_new_tokens, temperature, top_p)
+        asked = (temperature, top_k, top_p, repetition_penalty)
+        given = None if inputs is None else [inputs]
+        (result,) = self._answer([(frames, question)], method, [seed], told, max_new_tokens, asked, given)
         return result
 
     def answer_batch(
@@ -213,8 +248,10 @@ class VideoAnswerer:
         method: str | MethodConfig = "ar",
         *,
         max_new_tokens: int = 256,
-        temperature: float = 0.0,
-        top_p: float = 1.0,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        repetition_penalty: float | None = None,
         seeds: Sequence[int] | None = None,
     ) -> list[Answer]:
         """Answer several questions at once, each about a video of its own.
@@ -222,7 +259,7 @@ class VideoAnswerer:
         Args:
             questions: videos, and what is asked about each.
             seeds: of the requests; None: all 0.
-            method, max_new_tokens, temperature, top_p: as of `answer`.
+            method, max_new_tokens, temperature, top_k, top_p, repetition_penalty: as of `answer`.
 
         Returns:
             What `answer` gives for each. Seconds, and the drafter's passes and operations, are those of all together.
@@ -233,7 +270,8 @@ class VideoAnswerer:
         seeds = [0] * len(questions) if seeds is None else seeds
         if not questions or len(seeds) != len(questions):
             raise UserError(f"questions and seeds must be as many, at least one: {len(questions)} and {len(seeds)}")
-        return self._answer(questions, method, seeds, (None, None), max_new_tokens, temperature, top_p)
+        asked = (temperature, top_k, top_p, repetition_penalty)
+        return self._answer(questions, method, seeds, (None, None), max_new_tokens, asked)
 
     def _answer(
         self,
@@ -242,24 +280,28 @@ class VideoAnswerer:
         seeds: Sequence[int],
         told: tuple[Callable[[str], None] | None, Callable[[list[str], list[TokenOrigin]], None] | None],
         max_new_tokens: int,
-        temperature: float,
-        top_p: float,
+        asked: tuple[float | None, int | None, float | None, float | None],
+        given: Sequence[Mapping[str, Tensor]] | None = None,
     ) -> list[Answer]:
         config = resolve_video_method(method)
         check_number("max_new_tokens", max_new_tokens, 1, MAX_NEW_TOKENS)
-        check_sampling(temperature, None, top_p)
-        sampling = SamplingConfig(temperature=temperature, top_p=top_p)
+        settings = generation_settings(self.model.generation_config, *asked)
         began = time.perf_counter()
         trace = DecodeTrace(len(questions), self.model.device)
         show = _Streamer(self.processor.tokenizer, trace, *told)
         with trace.phase("encode"):
-            prompt = self.prompt([self._inputs(*each) for each in questions], max_new_tokens)
+            inputs = [self.inputs(*each) for each in questions] if given is None else given
+            for (frames, _), each in zip(questions, inputs, strict=True):
+                self.context_use(frames, each).check(max_new_tokens)
+            prompt = self.prompt([self._placed(each) for each in inputs], max_new_tokens, settings.repetition_penalty)
             try:
                 players = config.build(prompt)
             except ValueError as error:
                 raise UserError(f"{config.name}: {error}") from error
         try:
-            decoded = players.decode(Generation(max_new_tokens, sampling, seeds, self.stop_tokens, trace, show.step))
+            decoded = players.decode(
+                Generation(max_new_tokens, settings.sampling, seeds, self.stop_tokens, trace, show.step)
+            )
         except LogitsError as error:
             raise NotFiniteError(
                 error.row,
@@ -285,16 +327,33 @@ class VideoAnswerer:
             for row, token_ids in enumerate(decoded.token_ids)
         ]
 
-    def _inputs(self, frames: VideoFrames, question: str) -> dict[str, Tensor]:
-        """What the model is fed, on its device."""
-        inputs = processor_inputs(self.processor, frames, question)
+    def inputs(self, frames: VideoFrames, question: str) -> dict[str, Tensor]:
+        """What the model is fed. Raises UserError as `processor_inputs` does."""
+        return sized_inputs(self.processor, self.architecture, frames, question, self.max_pixels)
+
+    def _placed(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The same on the model's device."""
         return {name: value.to(self.model.device) for name, value in inputs.items()}
 
-    def prompt(self, inputs: Sequence[Mapping[str, Tensor]], max_new_tokens: int = 256) -> Prompt:
-        """What the processor has made, as methods take it."""
-        special = tuple(self.processor.tokenizer.all_special_ids)
-        drafters = self.trained_drafter
-        return Prompt(self.model, inputs, max_new_tokens, self.draft_model, special, drafters, self._lasting)
+    def context_use(self, frames: VideoFrames, inputs: Mapping[str, Tensor]) -> ContextUse:
+        """What of the model's context a prompt takes."""
+        return ContextUse.of(self.model.config, inputs, len(frames.frames), self.model.dtype.itemsize)
+
+    def prompt(
+        self, inputs: Sequence[Mapping[str, Tensor]], max_new_tokens: int = 256, repetition_penalty: float = 1.0
+    ) -> Prompt:
+        """What the processor has made, on the model's device, as methods take it."""
+        return Prompt(
+            self.model,
+            inputs,
+            max_new_tokens,
+            self.draft_model,
+            tuple(self.processor.tokenizer.all_special_ids),
+            self.trained_drafter,
+            self._lasting,
+            repetition_penalty,
+            self.source,
+        )
 
     def trained_drafter(self, kind: str, folder: str | None = None, text_only: bool | None = None) -> FeatureDrafter:
         """A network that drafts for the target, read once for all answers.
@@ -326,7 +385,7 @@ class VideoAnswerer:
         """How much each token of an answer has to do with what is seen: LVSpec's visual relevance, for pictures."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", QuestionWarning)  # has been said when the question was answered
-            inputs = self._inputs(frames, question)
+            inputs = self._placed(self.inputs(frames, question))
         tokens = torch.tensor([answer.token_ids], device=self.model.device)
         count = tokens.shape[1]
         target = self.prompt([inputs], count + 1).target(count)
@@ -383,19 +442,6 @@ class _Streamer:
             self.shown = text
 
 
-def load_processor(model: str | os.PathLike[str] | None) -> Any:
-    """The processor that lies beside a model's weights; see `vargen.resources.find_video_model`.
-
-    Raises:
-        UserError: no such model, or no processor there.
-    """
-    folder = find_video_model(model)
-    try:
-        return AutoProcessor.from_pretrained(folder)
-    except Exception as error:  # tokenizers raise no more special kind
-        raise UserError(f"model: {folder} has no processor that loads ({reason_of(error)}); copy it again") from error
-
-
 def check_same_words(tokenizer: Any, draft_tokenizer: Any) -> None:
     """Refuse a drafter whose token numbers mean other words.
 
@@ -410,16 +456,11 @@ def check_same_words(tokenizer: Any, draft_tokenizer: Any) -> None:
         )
 
 
-def _load(folder: Path, device: str, dtype: str) -> Any:
-    find_architecture(read_json(folder / "config.json").get("model_type"), f"model: {folder}")
-    transformers_logging.disable_progress_bar()
-    try:
-        model: Any = AutoModelForImageTextToText.from_pretrained(
-            folder, dtype=getattr(torch, dtype), use_safetensors=True
-        )
-    except MemoryError:
-        raise
-    except Exception as error:  # a damaged file can raise anything
-        raise UserError(f"model: {folder} cannot be loaded ({reason_of(error)}); copy it again") from error
-    check_weights(model, folder)
-    return model.to(device)
+def sized_inputs(
+    processor: Any, architecture: Architecture, frames: VideoFrames, question: str, max_pixels: int | None = None
+) -> dict[str, Tensor]:
+    """`vargen.video.frames.processor_inputs`, with frames of at most so many pixels where that is asked for."""
+    size = None
+    if max_pixels is not None:
+        size = architecture.frame_size(processor.video_processor, max_pixels, len(frames.frames))
+    return processor_inputs(processor, frames, question, size)

@@ -12,10 +12,11 @@ from __future__ import annotations
 import re
 import warnings
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from types import ModuleType
@@ -167,6 +168,56 @@ def sample_indices(
     return torch.arange(0, total, total / count).int()[:count].tolist()
 
 
+def frame_sampler(
+    processor: Any, num_frames: int | None = None, fps: float | None = None
+) -> Callable[[int, float], list[int]]:
+    """A processor's own choice of frames, for `take_frames`.
+
+    Args:
+        processor: of a Video-LLM.
+        num_frames: how many to take; rounded to whole steps of time.
+        fps: how many to take of a second, instead. Without either, what the processor's settings say; many say
+            nothing, and then every frame is taken.
+
+    Returns:
+        From the number of frames of a video and its frames a second to the numbers of those to take, which raises
+        UserError where the video is too short or too long, or a number out of range.
+    """
+    own, limits = processor.video_processor, frame_limits(processor)
+    step, fewest = limits["temporal_patch_size"], max(limits["min_frames"], limits["temporal_patch_size"])
+    by_itself = own.do_sample_frames and (own.fps is not None or own.num_frames is not None)
+
+    def choose(total: int, rate: float) -> list[int]:
+        asked: dict[str, Any] = {}
+        if total < fewest:
+            raise UserError(f"video: it has {_frames(total)}, the model reads at least {fewest}; give a longer one")
+        if num_frames is not None:
+            if num_frames < fewest:
+                raise UserError(f"num_frames: the model reads at least {fewest} frames, got {num_frames}")
+            asked["num_frames"] = round(num_frames / step) * step
+            if asked["num_frames"] > total:
+                raise UserError(
+                    f"num_frames: {asked['num_frames']} cannot be taken of a video of {total}; give at most "
+                    f"{total // step * step}"
+                )
+        elif fps is not None:
+            asked["fps"] = fps
+        elif not by_itself:
+            if total > limits["max_frames"]:
+                raise UserError(
+                    f"num_frames: the video has {total} frames, more than {limits['max_frames']}, and the model's "
+                    f"processor takes all; give num_frames or fps"
+                )
+            return list(range(total))
+        metadata = VideoMetadata(total_num_frames=total, fps=rate, duration=total / rate)
+        try:
+            return [int(number) for number in own.sample_frames(metadata=metadata, **asked)]
+        except ValueError as error:
+            raise UserError(f"fps: frames cannot be taken so ({reason_of(error)}); give a lower one") from error
+
+    return choose
+
+
 def read_video(
     path: str | PathLike[str],
     num_frames: int | None = None,
@@ -183,7 +234,6 @@ def read_video(
             ("2.png" before "10.png"), `frames_per_second` of them a second (without it, 2).
         num_frames, frames_per_second, min_frames, max_frames, temporal_patch_size: as for `sample_indices`;
             `frame_limits` has the last three of a processor.
-
     Returns:
         The frames, upright where the file says how it was held.
 
@@ -191,25 +241,41 @@ def read_video(
         UserError: nothing there, no video, damaged, too short, frames of different sizes, numbers out of range, or
             PyAV is not installed.
     """
+    choose = partial(
+        sample_indices,
+        num_frames=num_frames,
+        frames_per_second=frames_per_second,
+        min_frames=min_frames,
+        max_frames=max_frames,
+        temporal_patch_size=temporal_patch_size,
+    )
+    return take_frames(path, choose, frames_per_second)
+
+
+def take_frames(
+    path: str | PathLike[str], choose: Callable[[int, float], list[int]], frames_per_second: float | None = None
+) -> VideoFrames:
+    """`read_video` by another rule, such as `frame_sampler`'s.
+
+    Args:
+        path: see `read_video`.
+        choose: gives the numbers of the frames to take, ascending, of how many there are and how many a second.
+        frames_per_second: of pictures in a folder; None: 2.
+
+    Raises:
+        UserError: see `read_video`, or what `choose` raises.
+    """
     place = _existing(path)
 
-    def choose(total: int, rate: float) -> list[int]:
+    def chosen(total: int, rate: float) -> list[int]:
         try:
-            return sample_indices(
-                total,
-                rate,
-                num_frames,
-                frames_per_second,
-                min_frames=min_frames,
-                max_frames=max_frames,
-                temporal_patch_size=temporal_patch_size,
-            )
+            return choose(total, rate)
         except UserError as error:
             raise UserError(f"{error} ({place})") from error
 
     if place.is_dir():
-        return _read_folder(place, choose, FRAMES_PER_SECOND if frames_per_second is None else frames_per_second)
-    return _read_file(place, choose)
+        return _read_folder(place, chosen, FRAMES_PER_SECOND if frames_per_second is None else frames_per_second)
+    return _read_file(place, chosen)
 
 
 def count_frames(path: str | PathLike[str]) -> int:
@@ -284,17 +350,20 @@ def check_writing(frames_per_second: float) -> ModuleType:
     return _pyav()
 
 
-def processor_inputs(processor: Any, frames: VideoFrames, question: str) -> dict[str, Tensor]:
+def processor_inputs(
+    processor: Any, frames: VideoFrames, question: str, size: Mapping[str, int] | None = None
+) -> dict[str, Tensor]:
     """What a model is fed to answer a question about a video.
 
     Args:
-        processor: transformers' `Qwen2_5_VLProcessor` or `LlavaOnevisionProcessor`, with a chat template.
+        processor: of a Video-LLM of transformers, with a chat template.
         frames: of the video; all of them are used.
         question: in words.
+        size: of frames, as the video processor takes it; None: its own.
 
     Returns:
-        `input_ids` [1, T], `attention_mask`, `pixel_values_videos`, and for Qwen2.5-VL `mm_token_type_ids`,
-        `video_grid_thw` and `second_per_grid_ts`.
+        `input_ids` [1, T], `attention_mask`, `pixel_values_videos`, and for Qwen's architectures `mm_token_type_ids`,
+        `video_grid_thw` and, for Qwen2.5-VL, `second_per_grid_ts`.
 
     Raises:
         UserError: the question is empty, or contains a token that only the layout of a conversation may.
@@ -324,6 +393,7 @@ def processor_inputs(processor: Any, frames: VideoFrames, question: str) -> dict
             do_sample_frames=False,
             return_tensors="pt",
             **({"cap_pixels_per_frame": False} if undecided else {}),
+            **({} if size is None else {"size": dict(size)}),
         )
     except ValueError as error:  # frames of 300:1
         raise UserError(f"video: the model's processor refuses its frames ({reason_of(error)}); cut them") from error

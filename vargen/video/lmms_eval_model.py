@@ -1,4 +1,4 @@
-"""This project's Video-LLMs as a model of lmms-eval 0.7, by its chat interface:
+"""Video-LLMs as a model of lmms-eval 0.7, by its chat interface:
 
     python -m lmms_eval --model vargen_video --tasks video_dc499 --batch_size 1 --log_samples --output_path out \\
         --model_args pretrained=Qwen/Qwen2.5-VL-32B-Instruct,draft_model=Qwen/Qwen2.5-VL-7B-Instruct,method=lvspec
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,9 @@ from metrics.speculation import summarise
 from vargen.errors import UserError
 from vargen.pipelines.loading import place_and_precision
 from vargen.video.answering import Answer, VideoAnswerer
-from vargen.video.frames import count_frames, frame_limits, read_video
+from vargen.video.frames import count_frames, frame_limits, frame_sampler, take_frames
 from vargen.video.methods.catalogue import resolve_video_method
+from vargen.video.options import VideoOptions
 
 FIGURES = ("target_passes", "mean_accepted_length", "mean_accepted_length_with_bonus", "tokens_per_pass")
 """Of `metrics.speculation.summarise`, beside the tokens and seconds that lmms-eval asks every model for."""
@@ -35,19 +37,18 @@ class VargenVideo(lmms):
     """Answers questions about one video each, one after the other.
 
     Args:
-        pretrained: folder or name of the target; None: the shipped one.
-        draft_model: folder or name of the drafter; None: the shipped one, for the shipped target.
+        pretrained: folder of the target, its name on the hub, or a shipped name; None: the shipped one.
         method: decoding method.
         num_frames: frames of a video; of a shorter one, all. None with `frames_per_second`; else 32.
         frames_per_second: frames of a second instead.
-        device: "cpu", "cuda", ...; "auto" takes a GPU if there is one. Of several processes, each takes its own.
-        dtype: "float32", "bfloat16", "float16"; "auto" is bfloat16 on a GPU and float32 on a CPU.
-        max_new_tokens: where a task does not say.
-        seed: of sampling; a request's own number is added.
         batch_size: 1.
+        **options: further fields of `vargen.video.options.VideoOptions`, such as draft_model, revision, device, dtype,
+            device_map, quantization, attn_implementation, max_pixels, max_new_tokens (where a task does not say) and
+            seed, to which a request's own number is added. Of several processes on "auto", each takes its own GPU.
 
     Raises:
         UserError: what cannot be used.
+        TypeError: an unknown argument.
     """
 
     is_simple = False
@@ -55,15 +56,11 @@ class VargenVideo(lmms):
     def __init__(
         self,
         pretrained: str | None = None,
-        draft_model: str | None = None,
         method: str = "ar",
         num_frames: int | None = None,
         frames_per_second: float | None = None,
-        device: str = "auto",
-        dtype: str = "auto",
-        max_new_tokens: int = 256,
-        seed: int = 0,
         batch_size: int | str = 1,
+        **options: Any,
     ) -> None:
         super().__init__()
         if str(batch_size) != "1":
@@ -71,15 +68,14 @@ class VargenVideo(lmms):
         if num_frames is not None and frames_per_second is not None:
             raise UserError("num_frames and frames_per_second cannot both be given; leave out one of them")
         self.method = resolve_video_method(method)
-        self.num_frames = 32 if num_frames is None and frames_per_second is None else num_frames
-        self.frames_per_second = frames_per_second
-        self.max_new_tokens = max_new_tokens
-        self.seed = seed
-        device, dtype = place_and_precision(device, dtype)
-        if device == "cuda":
+        taken = 32 if num_frames is None and frames_per_second is None else num_frames
+        self.options = VideoOptions(model=pretrained, num_frames=taken, fps=frames_per_second, **options)
+        device, _ = place_and_precision(self.options.device, self.options.dtype)
+        if device == "cuda" and self.options.device_map is None:
             device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
+            self.options = replace(self.options, device=device)
         self.device = torch.device(device)
-        self.answerer: VideoAnswerer | None = VideoAnswerer.from_pretrained(pretrained, draft_model, device, dtype)
+        self.answerer: VideoAnswerer | None = VideoAnswerer.from_options(self.options)
 
     @property
     def batch_size(self) -> int:
@@ -93,7 +89,7 @@ class VargenVideo(lmms):
         for number, request in enumerate(tqdm(requests, disable=self.rank != 0, desc="Model Responding")):
             context, doc_to_messages, settings, doc_id, task, split = request.args
             video, question = read_messages(doc_to_messages(self.task_dict[task][split][doc_id]))
-            answer = self._answer(video, question, decoding_settings(settings, self.max_new_tokens), number)
+            answer = self._answer(video, question, self._asked(settings), number)
             answers.append(answer)
             results.append(GenerationResult(answer.text, TokenCounts(answer.prompt_tokens, len(answer.token_ids))))
             self.cache_hook.add_partial("generate_until", (context, settings), answer.text)
@@ -111,16 +107,24 @@ class VargenVideo(lmms):
             )
         return results
 
+    def _asked(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """What `VideoAnswerer.answer` is told: of a task's settings what they say, else of the model's arguments.
+
+        Where neither speaks of temperature, nothing is drawn, as with other models of lmms-eval.
+        """
+        told = {**self.options.generation, **decoding_settings(settings)}
+        return {**told, "temperature": told["temperature"] or 0.0}
+
     def _answer(self, video: str, question: str, settings: dict[str, Any], number: int) -> Answer:
         if self.answerer is None:
             raise UserError("the model has been cleaned up by lmms-eval; make a new one")
-        limits = frame_limits(self.answerer.processor)
-        num_frames = self.num_frames
+        processor, num_frames = self.answerer.processor, self.options.num_frames
         if num_frames is not None:
-            step = limits["temporal_patch_size"]
+            step = frame_limits(processor)["temporal_patch_size"]
             num_frames = min(num_frames, count_frames(video) // step * step)
-        frames = read_video(video, num_frames, self.frames_per_second, **limits)
-        return self.answerer.answer(frames, question, self.method, seed=self.seed + number, **settings)
+        fps = self.options.fps
+        frames = take_frames(video, frame_sampler(processor, num_frames, fps), fps)
+        return self.answerer.answer(frames, question, self.method, seed=self.options.seed + number, **settings)
 
     def loglikelihood(self, requests: Sequence[Any]) -> list[tuple[float, bool]]:
         """Not offered: speculative decoding generates."""
@@ -164,23 +168,22 @@ def read_messages(messages: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
     return str(media[0]["url"]), "\n".join(text for text in texts if text)
 
 
-def decoding_settings(generation_kwargs: Mapping[str, Any], max_new_tokens: int) -> dict[str, Any]:
-    """`max_new_tokens`, `temperature` and `top_p` of lmms-eval's settings of a task.
+def decoding_settings(generation_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """What lmms-eval's settings of a task say of `max_new_tokens`, `temperature`, `top_k` and `top_p`.
 
     Stop strings ("until") do not count, as with its other chat models: an answer ends with the end-of-text token.
 
     Raises:
-        UserError: beam search or top-k sampling is asked for.
+        UserError: beam search is asked for.
     """
     if (generation_kwargs.get("num_beams") or 1) != 1:
         raise UserError("num_beams: beams cannot be decoded speculatively; give --gen_kwargs num_beams=1")
-    temperature = (
-        float(generation_kwargs.get("temperature") or 0.0) if generation_kwargs.get("do_sample", True) else 0.0
-    )
-    if temperature and generation_kwargs.get("top_k"):
-        raise UserError("top_k: answers are sampled by temperature and top_p; give --gen_kwargs top_k=0")
-    return {
-        "max_new_tokens": generation_kwargs.get("max_new_tokens") or max_new_tokens,
-        "temperature": temperature,
-        "top_p": float(generation_kwargs.get("top_p") or 1.0),
-    }
+    told: dict[str, Any] = {}
+    if not generation_kwargs.get("do_sample", True):
+        told["temperature"] = 0.0
+    elif generation_kwargs.get("temperature") is not None:
+        told["temperature"] = float(generation_kwargs["temperature"])
+    for name in ("max_new_tokens", "top_k", "top_p"):
+        if generation_kwargs.get(name) is not None:
+            told[name] = generation_kwargs[name]
+    return told

@@ -17,8 +17,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForImageTextToText
-from transformers.utils import logging as transformers_logging
 
 from specdecode.parallel import (
     DraftChannel,
@@ -31,6 +29,8 @@ from specdecode.parallel import (
     measure_draft_length,
 )
 from vargen.errors import UserError
+from vargen.models.options import ModelOptions
+from vargen.video.loading import LazyModel, open_video_model
 from vargen.video.players import Decoded, Generation
 from vargen.video.prompt import Prompt
 from vargen.video.pruned_draft import PrunedDraft
@@ -51,14 +51,14 @@ class DraftPrompt:
 
     inputs: Mapping[str, Tensor]
     compact: bool
-    sizes: Mapping[str, int]
+    sizes: Mapping[str, Any]
 
 
 class ParallelPair:
     """The drafter's side, for any number of answers. It starts with the first, and anew after a failure.
 
     Args:
-        drafter: the model that drafts.
+        drafter: the model that drafts; for "processes" it need not be loaded.
         workers: "processes", "threads" or "in_turn".
     """
 
@@ -85,10 +85,12 @@ class ParallelPair:
             return ThreadChannel(_source_of(drafter), drafter.device)
         if self.workers == "in_turn":
             return InTurnChannel(_source_of(drafter))
+        if isinstance(drafter, LazyModel):
+            return DraftProcess(partial(_load_source, drafter.elsewhere()))
         if not drafter.name_or_path:
             raise UserError("draft_model must be loaded from a folder, so that the drafter's process can load it")
-        dtype = str(drafter.dtype).removeprefix("torch.")
-        return DraftProcess(partial(_load_source, drafter.name_or_path, str(drafter.device), dtype))
+        options = ModelOptions(device=str(drafter.device), dtype=str(drafter.dtype).removeprefix("torch."))
+        return DraftProcess(partial(_load_source, LazyModel(open_video_model(drafter.name_or_path), options)))
 
     def close(self) -> None:
         """End the drafter's process, if there is one."""
@@ -182,11 +184,9 @@ class ParallelPlayers:
         return self.prompt.target(self.prompt.max_new_tokens, on_layer=hint)
 
 
-def _load_source(folder: str, device: str, dtype: str) -> DraftSource:
+def _load_source(model: LazyModel) -> DraftSource:
     """In the drafter's process: load the weights."""
-    transformers_logging.disable_progress_bar()
-    model: Any = AutoModelForImageTextToText.from_pretrained(folder, dtype=getattr(torch, dtype), use_safetensors=True)
-    return _source_of(model.to(device).eval().requires_grad_(False))
+    return _source_of(model.load())
 
 
 def _source_of(model: Any) -> DraftSource:
@@ -197,7 +197,7 @@ def _source_of(model: Any) -> DraftSource:
 
         def chosen(row: int) -> Tensor:
             kept = hint()
-            return torch.arange(request.num_visual) if kept is None else kept
+            return torch.arange(request.num_visual) if kept is None else kept.to(model.device)
 
         return PrunedDraft(model, request, chosen, compact=prompt.compact, **prompt.sizes)
 

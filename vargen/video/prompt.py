@@ -15,6 +15,7 @@ from torch import Tensor
 from specdecode.drafters.draft_model import MOST_WAITING
 from vargen.errors import UserError
 from vargen.video.drafters.feature_drafter import FeatureDrafter
+from vargen.video.loading import LazyModel
 from vargen.video.request import VideoRequest, prepare_request
 from vargen.video.target import VideoTarget
 
@@ -32,13 +33,14 @@ class Prompt:
         model: the target's.
         inputs: of the processor, for each prompt.
         max_new_tokens: of an answer.
-        draft_model: the smaller one, if there is one.
+        draft_model: the smaller one, if there is one; loaded, or when it is asked for.
         protected_tokens: special tokens, which nobody may loosen.
         trained_drafter: gives the network of a kind, in a folder or (None) the one that came with the model; its third
             argument says whether the video has rows when drafting (None: as it was trained to).
         lasting: what methods keep from one answer to the next, by keys that begin with their names. Whoever owns it
             closes what is in it.
         repetition_penalty: of `generate`; 1 does nothing.
+        source: where the target's weights came from; None: its folder.
     """
 
     model: Any
@@ -49,6 +51,7 @@ class Prompt:
     trained_drafter: Callable[..., FeatureDrafter] = no_trained_drafter
     lasting: MutableMapping[Hashable, Any] = field(default_factory=dict)
     repetition_penalty: float = 1.0
+    source: LazyModel | None = None
 
     @cached_property
     def requests(self) -> list[VideoRequest]:
@@ -81,6 +84,17 @@ class Prompt:
         """
         if drafter == "self":
             return self.model
+        source = self.draft_source(drafter)
+        return source.load() if isinstance(source, LazyModel) else source
+
+    def draft_source(self, drafter: str) -> Any:
+        """What `draft_weights` gives, or a `LazyModel` of it, for whoever loads it elsewhere.
+
+        Raises:
+            UserError: there is no smaller model.
+        """
+        if drafter == "self":
+            return self.model if self.source is None else self.source
         if self.draft_model is None:
             raise UserError('draft_model must be given: this method drafts with a smaller model; or set drafter "self"')
         return self.draft_model
@@ -94,7 +108,8 @@ class Prompt:
         model = self.draft_weights(drafter)
         if model is self.model:
             return model, self.requests
-        return model, [prepare_request(model, each) for each in self.inputs]
+        moved = [{name: value.to(model.device) for name, value in each.items()} for each in self.inputs]
+        return model, [prepare_request(model, each) for each in moved]
 
     @property
     def vocab_size(self) -> int:

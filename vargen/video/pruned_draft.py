@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from specdecode.roles import TargetOutput
@@ -28,6 +29,7 @@ class PrunedDraft(VideoTarget):
         choose: gives for a row [k] int64 numbers of the visual tokens to keep, ascending, when the target has been
             prefilled.
         compact: see `vargen.video.request.keep_visual`.
+        home: device of whoever asks, where that is not the model's; what it gives and takes lies there.
         options: see `VideoTarget`.
 
     Attributes:
@@ -41,11 +43,13 @@ class PrunedDraft(VideoTarget):
         choose: Callable[[int], Tensor],
         *,
         compact: bool = False,
+        home: torch.device | None = None,
         **options: Any,
     ) -> None:
         super().__init__(model, requests, **options)
         self.choose = choose
         self.compact = compact
+        self.home = self.device if home is None else home
         self._whole = self.requests
 
     def prefill(self) -> TargetOutput:
@@ -54,4 +58,20 @@ class PrunedDraft(VideoTarget):
             keep_visual(request, self.choose(row).to(self.device), self.compact)
             for row, request in enumerate(self._whole)
         )
-        return super().prefill()
+        return self._sent_home(super().prefill())
+
+    def forward(self, tokens: Tensor, mask: Tensor, depths: Tensor) -> TargetOutput:
+        """See `VideoTarget.forward`."""
+        return self._sent_home(super().forward(*(each.to(self.device) for each in (tokens, mask, depths))))
+
+    def commit(self, node_indices: Tensor | None, counts: Tensor) -> None:
+        """See `VideoTarget.commit`."""
+        super().commit(None if node_indices is None else node_indices.to(self.device), counts.to(self.device))
+
+    def rewind(self, counts: Tensor) -> None:
+        """See `TransformersTarget.rewind`."""
+        super().rewind(counts.to(self.device))
+
+    def _sent_home(self, output: TargetOutput) -> TargetOutput:
+        states = None if output.hidden_states is None else output.hidden_states.to(self.home)
+        return TargetOutput(output.logits.to(self.home), states)

@@ -7,13 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torchvision.transforms.functional import to_pil_image
 
 from metrics.speculation import CallRecord
 from vargen.cli import main
 from vargen.errors import UserError
 from vargen.jobs.cases import VideoCase
+from vargen.jobs.clips import ask_about
 from vargen.jobs.video_benchmark import build_video_rows, run_video_benchmark
 from vargen.runs.records import Records
+from vargen.video.frames import write_video
 from vargen.video.methods.catalogue import resolve_video_method
 
 FRAMES, SIZE = 4, 64
@@ -46,6 +49,7 @@ def test_figures_of_known_answers() -> None:
     plain, loose = build_video_rows(contenders, records, 3)
     assert plain["decode_speedup"] == plain["end_to_end_speedup"] == plain["retention"] == 1
     assert plain["equal_to_plain"] == 3 and loose["equal_to_plain"] == 0
+    assert plain["agreement"] == 1 and loose["agreement"] == 0.5  # of [1, 3] and [1, 2]
     assert loose["decode_speedup"] == pytest.approx(2.0) and loose["end_to_end_speedup"] == pytest.approx(1.0)
     assert loose["retention"] == pytest.approx(0.75) and loose["relaxed_share"] == pytest.approx(0.4)
     assert loose["mean_run_length"] == 3 and plain["mean_run_length"] is None
@@ -126,3 +130,66 @@ def test_the_command(qwen_pair: Path, tmp_path: Path, capsys: pytest.CaptureFixt
         assert named in capsys.readouterr().err
     assert main(["bench", "--task", "sound"]) == 2
     assert "task" in capsys.readouterr().err
+
+
+@pytest.fixture
+def folder(tmp_path: Path, cases: list[VideoCase]) -> Path:
+    """A user's own clips: a file, and a folder of pictures."""
+    place = tmp_path / "clips"
+    (place / "pictures").mkdir(parents=True)
+    write_video(cases[0].frames.frames, place / "first.mp4")
+    for number, frame in enumerate(cases[1].frames.frames):
+        to_pil_image(frame).save(place / "pictures" / f"{number}.png")
+    return place
+
+
+def test_ones_own_clips_are_compared_with_plain_decoding(
+    qwen_pair: Path, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    questions, out = tmp_path / "questions.jsonl", tmp_path / "bench.json"
+    asked = [{"video": "first.mp4", "question": "what is there?"}, {"video": "pictures", "question": "what happens?"}]
+    questions.write_text("".join(json.dumps(each) + "\n" for each in asked))
+    base = ["bench", "--task", "video", "--model", str(qwen_pair / "target"), "--draft_model", str(qwen_pair / "draft")]
+    base += ["--videos", str(folder), "--max_new_tokens", "8", "--quiet", "--warm_up", "0", "--num_frames", "4"]
+    arguments = [*base, "--questions", str(questions), "--methods", "sd,lvspec", "--json", str(out)]
+    assert main(arguments) == 0
+    table = capsys.readouterr().out
+    assert "agreement" in table and "retention" not in table
+    rows = {row["method"]: row for row in json.loads(out.read_text())}
+    assert rows["sd"]["agreement"] == 1 and rows["sd"]["answers"] == rows["sd"]["equal_to_plain"] == 2
+    assert 0 <= rows["lvspec"]["agreement"] <= 1 and rows["ar"]["caption_accuracy"] is None
+    assert rows["ar"]["temperature"] == 0
+
+
+def test_questions_go_to_their_videos(folder: Path, tmp_path: Path) -> None:
+    def pairs(name: str, text: str) -> list[tuple[str, str]]:
+        (tmp_path / name).write_text(text)
+        return [(clip.path.name, clip.question) for clip in ask_about(folder, str(tmp_path / name), "", list)]
+
+    assert pairs("q.txt", "a?\nb?\n") == [(video, q) for video in ("first.mp4", "pictures") for q in ("a?", "b?")]
+    assert pairs("q.csv", 'video,question\npictures,"a, b?"\n') == [("pictures", "a, b?")]
+    usual = ask_about(folder, None, "what?", lambda total, rate: [0, 2])
+    assert [clip.question for clip in usual] == ["what?"] * 2
+    assert [len(clip.frames.frames) for clip in usual] == [2, 2]
+    frames = usual[0].frames
+    assert usual[0].frames is frames
+    usual[0].forget()
+    assert usual[0].frames is not frames
+    for name, text, told in (
+        ("q.jsonl", '{"video": "second.mp4", "question": "a?"}', "row 1 .* asks about 'second.mp4'"),
+        ("q.jsonl", '{"video": "first.mp4"}', "row 1 .* needs a video and a question"),
+        ("q.jsonl", "{", "cannot be read"),
+        ("q.csv", "video,question\n", "holds none"),
+    ):
+        with pytest.raises(UserError, match=told):
+            pairs(name, text)
+    with pytest.raises(UserError, match="is no folder"):
+        ask_about(tmp_path / "none", None, "", list)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match="holds no videos"):
+        ask_about(tmp_path / "empty", None, "", list)
+
+
+def test_questions_belong_to_ones_own_videos(capsys: pytest.CaptureFixture) -> None:
+    assert main(["bench", "--task", "video", "--questions", "q.txt"]) == 2
+    assert "questions belongs to a folder of videos" in capsys.readouterr().err

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import Qwen2VLVideoProcessor
 
 from specdecode.trace import DecodeTrace, StepRecord
 from vargen.errors import UserError
@@ -25,6 +26,7 @@ from vargen.video.answering import Answer
 from vargen.video.frames import write_video
 from vargen.video.lmms_eval_plugin import MODEL_NAME, manifest
 from vargen.video.methods.catalogue import resolve_video_method
+from vargen.video.options import VideoOptions
 from vargen.world.models.architectures import (
     TextModelConfig,
     VideoLLMConfig,
@@ -149,7 +151,7 @@ class FakeAnswerer:
     """Answers with what it was asked."""
 
     def __init__(self) -> None:
-        video_processor = types.SimpleNamespace(min_frames=4, max_frames=768, temporal_patch_size=2)
+        video_processor = Qwen2VLVideoProcessor()
         self.processor = types.SimpleNamespace(video_processor=video_processor)
         self.asked: list[dict[str, Any]] = []
         self.closed = False
@@ -171,14 +173,14 @@ class FakeAnswerer:
 def model(logged: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Makes the model around a `FakeAnswerer`, from a string of arguments."""
     resolved = model_class()
-    made: list[tuple[Any, ...]] = []
+    made: list[VideoOptions] = []
 
-    def from_pretrained(*arguments: Any) -> FakeAnswerer:
-        made.append(arguments)
+    def from_options(options: VideoOptions) -> FakeAnswerer:
+        made.append(options)
         return FakeAnswerer()
 
     module = sys.modules["vargen.video.lmms_eval_model"]
-    monkeypatch.setattr(module.VideoAnswerer, "from_pretrained", from_pretrained)
+    monkeypatch.setattr(module.VideoAnswerer, "from_options", from_options)
 
     def make(arguments: str = "", **additional: Any) -> Any:
         built = resolved.create_from_arg_string(arguments, {"batch_size": 1, "max_batch_size": None, **additional})
@@ -213,14 +215,18 @@ def test_answers_come_in_order_with_their_counts(
     model: Callable[..., Any], video: Path, logged: list[dict[str, Any]]
 ) -> None:
     made = model("pretrained=some/folder,draft_model=other,method=lvspec,num_frames=4,seed=5", device="cpu")
-    assert made.made == ("some/folder", "other", "cpu", "float32") and made.device == torch.device("cpu")
+    assert made.made == VideoOptions(
+        model="some/folder", draft_model="other", num_frames=4, device="cpu", max_new_tokens=256, seed=5
+    )
+    assert made.device == torch.device("cpu")
     results = ask(made, video, ["one", "two", "three"], max_new_tokens=16, temperature=0, until=["\n\n"])
     assert [result.text for result in results] == ["about one", "about two", "about three"]
     # 1 + (0 + 1) + (1 + 1), then with another step of 2 + 1, of 3 + 1
     assert [result.token_counts.output_tokens for result in results] == [4, 7, 11]
     assert results[0].token_counts.input_tokens == 40
     method = resolve_video_method("lvspec")
-    shared = {"frames": 4, "method": method, "max_new_tokens": 16, "temperature": 0.0, "top_p": 1.0}
+    unsaid = dict.fromkeys(("top_k", "top_p", "repetition_penalty"))
+    shared = {"frames": 4, "method": method, "max_new_tokens": 16, "temperature": 0.0, **unsaid}
     assert made.answerer.asked == [
         {**shared, "question": q, "seed": 5 + i} for i, q in enumerate(("one", "two", "three"))
     ]
@@ -242,16 +248,15 @@ def test_answers_come_in_order_with_their_counts(
 def test_settings_of_a_task_and_their_defaults(model: Callable[..., Any], video: Path) -> None:
     made = model("max_new_tokens=77", device="cpu")
     for settings, expected in (
-        ({}, (77, 0.0, 1.0)),
+        ({}, (77, 0.0, None)),
         ({"max_new_tokens": 8, "temperature": 0.5, "top_p": 0.9, "num_beams": 1}, (8, 0.5, 0.9)),
-        ({"temperature": 0.5, "do_sample": False, "top_k": 5, "top_p": None}, (77, 0.0, 1.0)),
+        ({"temperature": 0.5, "do_sample": False, "top_k": 5, "top_p": None}, (77, 0.0, None)),
     ):
         ask(made, video, ["what?"], **settings)
         asked = made.answerer.asked[-1]
         assert (asked["max_new_tokens"], asked["temperature"], asked["top_p"]) == expected
-    for settings, message in (({"num_beams": 3}, "num_beams: beams"), ({"temperature": 1.0, "top_k": 5}, "top_k: ")):
-        with pytest.raises(UserError, match=message):
-            ask(made, video, ["what?"], **settings)
+    with pytest.raises(UserError, match="num_beams: beams"):
+        ask(made, video, ["what?"], num_beams=3)
 
 
 @pytest.mark.parametrize(("arguments", "frames"), [("", 10), ("num_frames=6", 6), ("frames_per_second=1", 4)])
@@ -312,8 +317,25 @@ def test_each_process_has_its_own_device(model: Callable[..., Any], monkeypatch:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch, "empty", lambda *_, device: torch.zeros(1))  # a device is tried before it is used
     monkeypatch.setenv("LOCAL_RANK", "3")
-    assert model().made[2:] == ("cuda:3", "bfloat16")
-    assert model("device=cuda:1,dtype=float16").made[2:] == ("cuda:1", "float16")
+    assert model().made.device == "cuda:3"
+    made = model("device=cuda:1,dtype=float16").made
+    assert (made.device, made.dtype) == ("cuda:1", "float16")
+
+
+def test_models_of_the_hub_are_loaded_as_the_command_line_does(model: Callable[..., Any]) -> None:
+    made = model(
+        "pretrained=Qwen/Qwen2.5-VL-32B-Instruct,draft_model=Qwen/Qwen2.5-VL-7B-Instruct,revision=main,"
+        "device_map=auto,attn_implementation=sdpa,max_pixels=200704,frames_per_second=2"
+    )
+    assert made.options == VideoOptions(
+        model="Qwen/Qwen2.5-VL-32B-Instruct",
+        draft_model="Qwen/Qwen2.5-VL-7B-Instruct",
+        revision="main",
+        device_map="auto",
+        attn_implementation="sdpa",
+        max_pixels=200704,
+        fps=2,
+    )
 
 
 def test_a_real_model_answers(logged: list[dict[str, Any]], video: Path, tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from vargen.errors import UserError
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -58,6 +60,17 @@ class Architecture:
     def is_visual(self, config: Any, input_ids: Tensor) -> Tensor:
         """bool like `input_ids`: tokens that stand for the video, in one span or several."""
         return input_ids == config.video_token_id
+
+    def frame_size(self, video_processor: Any, max_pixels: int, num_frames: int) -> dict[str, int]:
+        """A video processor's `size` for frames of at most so many pixels each.
+
+        Raises:
+            UserError: frames have one size whatever they show.
+        """
+        if not self.resizes:
+            raise UserError(f"max_pixels cannot be used with {self.title}, whose frames have one size; leave it out")
+        fewest = int(video_processor.size["shortest_edge"])
+        return {"shortest_edge": min(fewest, max_pixels), "longest_edge": max_pixels}
 
     def encode(self, model: Any, inputs: Mapping[str, Tensor]) -> VideoFeatures:
         """What the vision tower makes of the video in a processor's inputs."""

@@ -23,6 +23,10 @@ class Qwen3VL(Qwen2VL):
     title: ClassVar[str] = "Qwen3-VL"
     layers: ClassVar[Mapping[str, str]] = {"qwen3_vl_text": "qwen3_vl.modeling_qwen3_vl.Qwen3VLText"}
 
+    def frame_size(self, video_processor: Any, max_pixels: int, num_frames: int) -> dict[str, int]:
+        """See `Architecture`. This one's processor counts the pixels of all frames together."""
+        return super().frame_size(video_processor, max_pixels * num_frames, num_frames)
+
     def encode(self, model: Any, inputs: Mapping[str, Tensor]) -> VideoFeatures:
         """See `Architecture`."""
         output = self._output(model, inputs)

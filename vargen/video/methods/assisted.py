@@ -68,7 +68,7 @@ class AssistedGeneration:
             fed = int(output.last_hidden_state.shape[1])
             passes.append((after - fed, fed, time.perf_counter()))
 
-        draft_model: Any = prompt.draft_model
+        draft_model: Any = prompt.draft_weights("pair")
         assistant_settings = draft_model.generation_config
         assistant_settings.num_assistant_tokens = self.draft_length
         assistant_settings.num_assistant_tokens_schedule = "constant"

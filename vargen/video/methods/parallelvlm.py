@@ -48,7 +48,9 @@ class ParallelConfig(SpeculativeConfig):
         from vargen.video.parallel_pair import ParallelPair, ParallelPlayers
 
         prompt.check_single(self.name)
-        pair = ParallelPair(prompt.draft_weights(self.drafter), self.workers)
+        apart = self.workers == "processes"
+        drafter = prompt.draft_source(self.drafter) if apart else prompt.draft_weights(self.drafter)
+        pair = ParallelPair(drafter, self.workers)
         return ParallelPlayers(
             prompt,
             prompt.lasting.setdefault((self.name, self.drafter, self.workers), pair),

@@ -76,7 +76,8 @@ class SpeculativeConfig(VideoMethodConfig):
         )
         model, requests = prompt.draft_requests(self.drafter)
         choose = partial(self._choose, target, layer)
-        draft = PrunedDraft(model, requests, choose, compact=self.compact, **prompt.sizes(self.num_nodes))
+        sizes = prompt.sizes(self.num_nodes)
+        draft = PrunedDraft(model, requests, choose, compact=self.compact, home=target.device, **sizes)
         return Players(target, self._drafter(draft), self._verifier(prompt, target), draft)
 
     @property

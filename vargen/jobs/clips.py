@@ -1,0 +1,121 @@
+"""A user's own videos, and what is asked about them.
+
+Belongs here: the videos of a folder, files of questions, and reading a clip when its turn comes. Does not belong here:
+decoding files (`vargen.video.frames`), and what becomes of the answers.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from vargen.errors import UserError
+from vargen.prompts import read_prompts
+from vargen.video.frames import VideoFrames, take_frames
+
+VIDEO_SUFFIXES = (".mp4", ".mkv", ".webm", ".mov", ".avi", ".m4v", ".gif", ".mpg", ".mpeg", ".ts", ".flv", ".wmv")
+"""What counts as a video in a folder; a folder of pictures in it is one, too."""
+
+
+@dataclass
+class Clip:
+    """A question about a video of the user's, whose truth nobody knows.
+
+    Args:
+        path: of the video.
+        question: asked about it.
+        choose: which frames are taken; see `vargen.video.frames.frame_sampler`.
+        frames_per_second: of pictures in a folder.
+    """
+
+    path: Path
+    question: str
+    choose: Callable[[int, float], list[int]]
+    frames_per_second: float | None = None
+    truth: Any = field(default=None, init=False)
+
+    @cached_property
+    def frames(self) -> VideoFrames:
+        """Read when they are asked for first. Raises UserError as `take_frames` does."""
+        return take_frames(self.path, self.choose, self.frames_per_second)
+
+    def forget(self) -> None:
+        """Give the memory of the frames back."""
+        self.__dict__.pop("frames", None)
+
+
+def find_videos(folder: str | Path, argument: str = "videos") -> list[Path]:
+    """The videos of a folder by name.
+
+    Raises:
+        UserError: no such folder, or none in it.
+    """
+    place = Path(folder).expanduser()
+    if not place.is_dir():
+        raise UserError(f"{argument}: {place} is no folder; name one that holds videos")
+    found = sorted(path for path in place.iterdir() if path.suffix.lower() in VIDEO_SUFFIXES or path.is_dir())
+    if not found:
+        raise UserError(f"{argument}: {place} holds no videos ({', '.join(VIDEO_SUFFIXES)}); name another folder")
+    return found
+
+
+def ask_about(
+    folder: str | Path,
+    questions: str | None,
+    usual: str,
+    choose: Callable[[int, float], list[int]],
+    frames_per_second: float | None = None,
+) -> list[Clip]:
+    """Clips of a folder with their questions.
+
+    Args:
+        folder: of the videos.
+        questions: a .txt file, each line of which is asked about every video; or .csv or .jsonl with a "video" of the
+            folder and a "question" in each row; None: `usual` is asked about all.
+        choose, frames_per_second: of each clip.
+
+    Raises:
+        UserError: no folder, no videos, or a file that does not say so.
+    """
+    videos = find_videos(folder)
+    if questions is None:
+        pairs: Iterable[tuple[Path, str]] = [(path, usual) for path in videos]
+    elif Path(questions).suffix.lower() in (".csv", ".jsonl"):
+        named = {path.name: path for path in videos}
+        pairs = [_pair(row, number, questions, named) for number, row in enumerate(_rows(Path(questions)), 1)]
+    else:
+        pairs = [(path, each) for path in videos for each in read_prompts(questions)]
+    clips = [Clip(path, question, choose, frames_per_second) for path, question in pairs]
+    if not clips:
+        raise UserError(f"questions: {questions} holds none; write one a line")
+    return clips
+
+
+def describe_clips(clips: Sequence[Clip]) -> list[list[Any]]:
+    """What makes the same clips: names, sizes and questions."""
+    return [[clip.path.name, clip.path.stat().st_size, clip.question] for clip in clips]
+
+
+def _rows(path: Path) -> list[Any]:
+    try:
+        text = path.expanduser().read_text(encoding="utf-8")
+        if path.suffix.lower() == ".csv":
+            return list(csv.DictReader(text.splitlines()))
+        return [json.loads(line) for line in text.splitlines() if line.strip()]
+    except (OSError, ValueError, RecursionError, csv.Error) as error:
+        raise UserError(f"questions: {path} cannot be read ({str(error).splitlines()[0]}); repair it") from error
+
+
+def _pair(row: Any, number: int, source: str, named: Mapping[str, Path]) -> tuple[Path, str]:
+    values = row if isinstance(row, Mapping) else {}
+    video, question = values.get("video"), values.get("question")
+    if not isinstance(video, str) or not isinstance(question, str) or not question.strip():
+        raise UserError(f"questions: row {number} of {source} needs a video and a question, both texts")
+    if video not in named:
+        raise UserError(f"questions: row {number} of {source} asks about {video!r}, which is not among the videos")
+    return named[video], question

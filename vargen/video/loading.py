@@ -1,0 +1,169 @@
+"""Finding and loading Video-LLMs: shipped, in a folder, or on the hub; now or when somebody asks.
+
+Belongs here: from options to a model and its processor, with one line for everything that can go wrong. Does not belong
+here: options themselves (`options.py`), what a model is asked (`answering.py`).
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor
+from transformers.utils import logging as transformers_logging
+
+from vargen.errors import UserError
+from vargen.models.finite import check_weights
+from vargen.models.model_folder import read_json
+from vargen.models.options import ModelOptions
+from vargen.models.source import SETTINGS, WEIGHTS, fetch, is_hub_name
+from vargen.pipelines.loading import loading_arguments
+from vargen.reading import reason_of
+from vargen.resources import find_video_model, shipped_video_models
+from vargen.video.architectures.base import Architecture
+from vargen.video.architectures.catalogue import find_architecture
+
+
+@dataclass(frozen=True)
+class VideoModelFolder:
+    """A Video-LLM that has not been loaded.
+
+    Args:
+        folder: of its files.
+        name: on the hub, else that of the folder.
+        architecture: of it.
+    """
+
+    folder: Path
+    name: str
+    architecture: Architecture
+
+    @property
+    def config(self) -> Any:
+        """transformers' configuration. Raises UserError where it cannot be read."""
+        try:
+            return AutoConfig.from_pretrained(self.folder)
+        except Exception as error:  # a damaged file can raise anything
+            raise UserError(f"model: {self.folder} cannot be loaded ({reason_of(error)}); copy it again") from error
+
+
+def open_video_model(
+    model: str | os.PathLike[str] | None = None, revision: str | None = None, argument: str = "model"
+) -> VideoModelFolder:
+    """A Video-LLM, all its files fetched; of one on the hub that cannot be served, only small ones are.
+
+    Args:
+        model: a shipped name (None: the default), a folder, or a name on the hub.
+        revision: of the hub; None for the main one.
+        argument: which argument named it.
+
+    Raises:
+        UserError: no such model, no way to it, another architecture, or a revision of what has none.
+    """
+    name = None if model is None else os.fspath(model)
+    if name is not None and is_hub_name(name) and name not in shipped_video_models():
+        architecture = _architecture_in(fetch(name, revision, SETTINGS, argument), name, argument)
+        return VideoModelFolder(fetch(name, revision, WEIGHTS, argument), name, architecture)
+    folder = find_video_model(model)
+    if revision is not None:
+        raise UserError(f"revision cannot be used: {folder} is a folder, and only models on the hub have revisions")
+    return VideoModelFolder(folder, folder.name, _architecture_in(folder, str(folder), argument))
+
+
+def _architecture_in(folder: Path, called: str, argument: str) -> Architecture:
+    return find_architecture(read_json(folder / "config.json").get("model_type"), f"{argument}: {called}")
+
+
+def load_processor(model: str | os.PathLike[str] | VideoModelFolder | None) -> Any:
+    """The processor that lies beside a model's weights.
+
+    Raises:
+        UserError: no such model, or no processor of videos there, or one without a layout of conversations.
+    """
+    folder = model.folder if isinstance(model, VideoModelFolder) else open_video_model(model).folder
+    try:
+        processor = AutoProcessor.from_pretrained(folder)
+    except Exception as error:  # tokenizers raise no more special kind
+        raise UserError(f"model: {folder} has no processor that loads ({reason_of(error)}); copy it again") from error
+    for name, what in (("video_processor", "settings of videos"), ("chat_template", "chat template")):
+        if getattr(processor, name, None) is None:  # of a tokenizer alone the library makes a processor, too
+            raise UserError(f"model: {folder} has no processor that loads (it has no {what}); copy it again")
+    return processor
+
+
+@dataclass
+class LazyModel:
+    """A Video-LLM that is loaded when somebody asks for it; until then it can travel to another process.
+
+    Args:
+        found: where it lies.
+        options: how it is loaded.
+    """
+
+    found: VideoModelFolder
+    options: ModelOptions
+    _loaded: Any = field(default=None, repr=False)
+
+    @property
+    def config(self) -> Any:
+        """transformers' configuration."""
+        return self.found.config if self._loaded is None else self._loaded.config
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is, or will begin."""
+        if self._loaded is not None:
+            return self._loaded.device
+        place = self.options.device_map
+        return torch.device(loading_arguments(self.options)[1] if place in (None, "auto") else place)
+
+    def elsewhere(self) -> LazyModel:
+        """The same, not loaded, for another process."""
+        return LazyModel(self.found, self.options)
+
+    def load(self) -> Any:
+        """The model, in evaluation mode, loaded once. Raises UserError where it cannot be."""
+        if self._loaded is None:
+            self._loaded = load_video_model(self.found, self.options)
+        return self._loaded
+
+
+def load_video_model(found: VideoModelFolder, options: ModelOptions) -> Any:
+    """The model where options want it.
+
+    Raises:
+        UserError: a device is absent, files are damaged or missing, or its layers come to lie on several devices.
+    """
+    arguments, device, _ = loading_arguments(options)
+    transformers_logging.disable_progress_bar()
+    try:
+        loaded: Any = AutoModelForImageTextToText.from_pretrained(
+            found.folder, use_safetensors=True, output_loading_info=True, **arguments
+        )
+    except MemoryError:
+        raise
+    except Exception as error:  # a damaged file can raise anything
+        raise UserError(f"model: {found.folder} cannot be loaded ({reason_of(error)}); copy it again") from error
+    model, report = loaded
+    if missing := sorted(report["missing_keys"]):
+        raise UserError(
+            f"model: {found.folder} lacks {len(missing)} weights, such as {missing[0]}; it was not copied whole"
+        )
+    _check_places(model, found)
+    check_weights(model, found.folder)
+    model = model.eval().requires_grad_(False)
+    return model if "device_map" in arguments else model.to(device)
+
+
+def _check_places(model: Any, found: VideoModelFolder) -> None:
+    """Raises UserError for decoder layers on several devices: one cache holds the keys and values of all."""
+    decoder = found.architecture.decoder(model)
+    places = {str(parameter.device) for parameter in decoder.parameters()}
+    if len(places) > 1:
+        raise UserError(
+            f"device_map: the decoder layers of {found.name} would lie on {' and '.join(sorted(places))}, and must lie "
+            f"on one device; name one, such as cuda:0, or take less memory with quantization"
+        )

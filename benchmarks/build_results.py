@@ -283,6 +283,67 @@ def speculation_section(records: dict[str, list[Record]], overhead: Record | Non
     return "\n\n".join(parts)
 
 
+def studies_section(record: Record) -> str:
+    """VVS's own studies, by `vvs_studies.py`."""
+    parts = [
+        "## The studies of VVS's paper",
+        f"On the shipped model, {record['prompts']:,} prompts, trees of 59 nodes 5 deep, float32; the paper's figures "
+        "are tokens a pass on LlamaGen-XL, and FID where it has one.",
+    ]
+    for name, rows in record["studies"].items():
+        parts.append(f"### {name}")
+        if isinstance(rows, dict):  # figures by what they are of
+            cells = [[figure, *(f"{key}: {_plain(value)}" for key, value in of.items())] for figure, of in rows.items()]
+            parts.append("\n".join(f"- {first.replace('_', ' ')}: {'; '.join(rest)}" for first, *rest in cells))
+            continue
+        cells = [
+            [
+                row["label"],
+                f"{row['tokens_per_pass']:.2f}",
+                row["paper"] or "",
+                f"{row['accepted_length']:.2f}",
+                f"{100 * row['unverified']:.0f} %",
+                f"{100 * row['relaxed']:.0f} %",
+                f"{100 * row['claims_right']:.1f}",
+            ]
+            for row in rows
+        ]
+        header = ["setting", "tokens a pass", "paper", "accepted", "never verified", "relaxed", "judge, % of claims"]
+        parts.append(table(header, cells))
+    return "\n\n".join([*parts, source_line(record)])
+
+
+def heads_section(records: dict[str, Record]) -> str:
+    """Drafters compared in training, by `drafter_heads.py`."""
+    parts = [
+        "## What a head reads and learns",
+        "Trained side by side on the same pictures by the same few steps, to rank them; held-out pictures of the "
+        "target. Overlap: 1 - total variation of the guided distributions, which is the chance that a drawn token is "
+        "accepted, at the first level and below accepted ones; accepted: of a chain of four drawn tokens.",
+    ]
+    for start, record in records.items():
+        levels = ("overlap", "overlap_2", "overlap_3", "overlap_4")
+        cells = [
+            [name, *(f"{head[level]:.3f}" for level in levels), f"{head['accepted_length']:.2f}"]
+            for name, head in record["heads"].items()
+        ]
+        settings = record["settings"]
+        parts += [
+            f"### From {start} weights",
+            f"{settings['steps']} steps of {settings['batch_size']} pictures.",
+            table(["head", "overlap", "level 2", "level 3", "level 4", "accepted"], cells),
+            source_line(record),
+        ]
+    return "\n\n".join(parts)
+
+
+def _plain(value: Any) -> str:
+    """A figure, several of them, or words."""
+    if isinstance(value, list):
+        return ", ".join(map(_plain, value))
+    return value if isinstance(value, str) else f"{value:.3g}"
+
+
 def quality_section(records: dict[str, list[Record]]) -> str:
     """Evaluations by `vargen evaluate`."""
     parts = [
@@ -718,6 +779,10 @@ def build() -> dict[Path, str]:
     evaluations = load_evaluations()
     if evaluations:
         sections.append(quality_section(evaluations))
+    if studies := load("vvs_studies"):
+        sections.append(studies_section(studies))
+    if heads := {start: record for start in ("new", "shipped") if (record := load(f"drafter_heads_{start}"))}:
+        sections.append(heads_section(heads))
     if videos or seeing:
         names = ("what_videos_show", "parallel_overlap_cpu", "video_drafters", "loose_verification")
         sections.append(video_section(videos, seeing, {name: load(name) for name in names}))

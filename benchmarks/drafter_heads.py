@@ -1,10 +1,11 @@
 """Which head, and which loss: drafters trained side by side on the same pictures, by the same steps, and compared.
 
     python benchmarks/drafter_heads.py --output runs/drafter_heads --codes runs/codes
+    python benchmarks/drafter_heads.py --output runs/drafter_heads --codes runs/codes --start shipped
 
 One pass of the target serves all heads at every step, so that comparing four costs little more than one. Written
-to benchmarks/results/drafter_heads.json: first-level overlap, overlap by level and accepted length on pictures kept
-apart, of every head and of the shipped one. Steps are few: heads are ranked here, `vargen train drafter` trains them.
+to benchmarks/results/drafter_heads_<start>.json: overlap by level and accepted length on pictures kept apart, of every
+head and of the shipped one. Steps are few: heads are ranked here, `vargen train drafter` trains them.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from vargen.world.cases import scene_prompts
 from vargen.world.seeds import DRAFTER_SEED
 from vargen.world.training.code_store import stored_pictures
 
-RESULT = Path(__file__).resolve().parent / "results" / "drafter_heads.json"
+RESULTS = Path(__file__).resolve().parent / "results"
 ONE, THREE = [16], None
 HEADS: dict[str, dict[str, Any]] = {
     "one depth": {"feature_layers": ONE, "overlap_loss_weight": 0.0, "levels": 1},
@@ -70,6 +71,8 @@ def main() -> None:
     parser.add_argument("--batch_size", type=int, default=8)
     parser.add_argument("--evaluation_size", type=int, default=32)
     parser.add_argument("--max_seconds", type=float, default=None, help="end earlier, all heads at the same step")
+    parser.add_argument("--start", choices=("new", "shipped"), default="new", help="the weights that heads begin with")
+    parser.add_argument("--rate", type=float, default=1.0, help="learning rates, as a share of the trainer's own")
     parser.add_argument("--remark", default="")
     arguments = parser.parse_args()
 
@@ -101,6 +104,8 @@ def main() -> None:
         torch.manual_seed(base.base_seed)
         config = replace(base, **head)
         task = tasks[name] = DrafterTask(config, teacher, prompts, codes, *stored)
+        if arguments.start == "shipped":  # of which what fuses the depths is no part: it begins with the last alone
+            task.drafter.load_state_dict(pipeline.drafter.state_dict(), strict=False)
         teacher.every = tuple(sorted({*teacher.every, teacher.num_layers, *task.drafter.feature_layers}))
         optimizers[name] = OptimizerGroup(config, task.module.parameters(), task.muon_parameters())
         averages[name] = AveragedWeights(task.module, config.ema_decay)
@@ -113,7 +118,7 @@ def main() -> None:
     seconds = dict.fromkeys(HEADS, 0.0)
     step, begun, progress = 0, time.monotonic(), 0.0
     while progress < 1:
-        factor = learning_rate_factor(step, base.warmup_steps, progress, 0.0)
+        factor = arguments.rate * learning_rate_factor(step, base.warmup_steps, progress, 0.0)
         for name, task in tasks.items():
             started = time.process_time()
             optimizers[name].set_factor(factor)
@@ -139,14 +144,15 @@ def main() -> None:
         "remark": arguments.remark,
         "weights": fingerprint,
         "settings": {key: getattr(base, key) for key in ("batch_size", "images", "evaluation_size")}
-        | {"steps": step, "stored_images": len(stored[0])},
+        | {"rate": arguments.rate, "steps": step, "stored_images": len(stored[0])},
         "heads": {
             name: {"settings": HEADS.get(name, {}), "seconds": round(seconds.get(name, 0.0), 1), **measured}
             for name, measured in figures.items()
         },
     }
-    write_result(RESULT, record)
-    print(f"written to {RESULT}")
+    path = RESULTS / f"drafter_heads_{arguments.start}.json"
+    write_result(path, record)
+    print(f"written to {path}")
 
 
 if __name__ == "__main__":

@@ -33,6 +33,10 @@ RECORDED_ON = RESULTS / "recorded_on.json"
 WORK = ROOT / "runs" / "record_all"
 PICKS = "ar,jacobi,scd,eagle-chain,lantern-tree,vvs-jacobi,likeness-quality,likeness-balanced,likeness-fast"
 ALL = f"{PICKS},eagle,eagle-tree,eagle-sampled-9,lantern,sjd,gsd,coolsd,draft-model,vvs-paper-uniform,vvs-paper-dynamic"
+REST = (  # of the exact ones those whose pictures are not plain decoding's own
+    "ar,sjd,eagle-sampled-9,eagle-sampled-25,likeness-sampled-9,likeness-sampled-25,vvs-jacobi-wide,vvs-uniform-8,"
+    "vvs-dynamic-8,vvs-paper-uniform,vvs-paper-dynamic"
+)
 EVALUATED = "ar,scd,eagle-chain,lantern-tree,gsd,coolsd,vvs-jacobi,likeness-quality,likeness-balanced,likeness-fast"
 
 
@@ -72,6 +76,8 @@ STEPS: dict[str, Step] = {
     "token_hashes": Step(_script("token_hashes", "--record", str(RESULTS / "token_hashes.json"))),
     "greedy_equality": Step(_script("greedy_equality")),
     "evaluation": _evaluation("evaluation_scenes_2000", 2000, EVALUATED),
+    "evaluation_rest": _evaluation("evaluation_scenes_1000", 1000, REST),
+    "vvs_studies": Step(_script("vvs_studies")),
     "plain_decoding": Step(_script("plain_decoding"), timed=True),
     "plain_decoding_batch_8": Step(_script("plain_decoding", "--batch_size", "8"), timed=True),
     "overhead": Step(_script("speculation_overhead"), timed=True),

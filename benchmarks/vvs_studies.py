@@ -1,0 +1,280 @@
+"""The studies of VVS's paper on the shipped model, each beside the paper's own figure: tables for docs/results.md.
+
+    python benchmarks/vvs_studies.py --list
+    python benchmarks/vvs_studies.py --prompts 64                      # all of them
+    python benchmarks/vvs_studies.py --prompts 2 --studies staleness   # a look
+
+Trees are the paper's, 59 nodes and 5 deep, with the released acceptance. The judge reads every picture.
+Every row is kept in runs/vvs_studies as soon as it is through, so the same command goes on after a kill; rows of other
+weights or another number of prompts are measured anew. Writes benchmarks/results/vvs_studies.json. The study at 512
+pixels is left out: the shipped model's grid has 256 tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from metrics.provenance import write_result
+from vargen.methods.base import ImageMethodConfig
+from vargen.methods.catalogue import resolve_method
+from vargen.methods.vvs.schedule import tree_similarity
+from vargen.models.llamagen.vq import unit_codebook
+from vargen.models.model_folder import weights_fingerprint
+from vargen.pipelines.llamagen import LlamaGenPipeline
+from vargen.resources import find_model
+from vargen.runs.files import append_jsonl, read_jsonl
+from vargen.training.teacher_forcing import guided_features
+from vargen.world.cases import PromptCase, sample_prompts
+from vargen.world.judge.judge import load_judge
+from vargen.world.judge.report import judge_images
+
+RESULTS = Path(__file__).resolve().parent / "results"
+KEPT = Path(__file__).resolve().parent.parent / "runs" / "vvs_studies" / "rows.jsonl"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One setting of a study.
+
+    Args:
+        method: a method or preset. settings: what differs from its defaults. call: of the pipeline.
+        paper: what the paper says of it, tokens a pass where it says no more; None: nothing that is known.
+    """
+
+    method: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    call: dict[str, Any] = field(default_factory=dict)
+    paper: str | None = None
+
+
+def _uniform(interval: int, delta: float, **others: Any) -> dict[str, Any]:
+    return {"interval": interval, "delta": delta, **others}
+
+
+_TREE = {"total_tokens": 59, "depth": 5, "tree_top_k": 10, "mode": "release"}
+_SELECTION = {  # of VVS-U(3), stage I: tokens a pass, FID
+    ("sample", 0.1, True): "2.16, FID 23.88",
+    ("confidence", 0.1, False): "2.42, FID 26.24",
+    ("confidence", 0.1, True): "2.16, FID 24.71",
+    ("sample", 0.2, True): "2.43, FID 25.49",
+    ("confidence", 0.2, False): "2.69, FID 27.41",
+    ("confidence", 0.2, True): "2.43, FID 26.20",
+}
+_STALENESS = {(0, 0): "2.23, FID 32.63", (-1, 3): "2.27, FID 28.93", (-1, 0): "2.31, FID 27.69"}
+_SAMPLED = ("jacobi", "eagle-sampled-9", "likeness-sampled-9", "vvs-paper-uniform")
+
+STUDIES: dict[str, dict[str, Row]] = {
+    "selection": {
+        f"{choice}, delta {delta}{'' if cut else ', whole'}": Row(
+            "vvs-paper-uniform",
+            _uniform(3, delta, choice=choice, truncate=cut),
+            paper=_SELECTION.get((choice, delta, cut)),
+        )
+        for delta in (0.1, 0.2)
+        for choice in ("sample", "confidence")
+        for cut in (True, False)
+    },
+    "staleness": {
+        f"({verified}, {skipped})": Row(
+            "vvs-paper-uniform",
+            _uniform(3, 0.2, verified_staleness=verified, staleness=skipped),
+            paper=_STALENESS.get((verified, skipped)),
+        )
+        for verified, skipped in ((0, 0), (-1, 0), (-1, 1), (-1, 3), (3, 3))
+    },
+    "interval": {
+        f"VVS-U({interval}), delta {delta}": Row("vvs-paper-uniform", _uniform(interval, delta), paper=paper)
+        for interval, delta, paper in (
+            (2, 0.1, "2.86 (stage II)"),
+            (2, 0.2, None),
+            (3, 0.2, "2.43"),
+            (4, 0.2, "2.24"),
+            (5, 0.2, None),
+        )
+    },
+    "threshold": {
+        f"VVS-D({threshold})": Row(
+            "vvs-paper-dynamic", {"threshold": threshold}, paper="3.1" if threshold == 0.65 else None
+        )
+        for threshold in (0.2, 0.35, 0.5, 0.65, 0.8)
+    },
+    "delta": {
+        f"LANTERN, delta {delta}": Row(
+            "lantern", {**_TREE, "delta": delta}, paper={0.2: "1.83 (stage II)", 0.3: "2.10"}.get(delta)
+        )
+        for delta in (0.0, 0.05, 0.1, 0.2, 0.3, 0.5)
+    },
+    "sampling": {
+        f"{method}, {label}": Row(method, call=call)
+        for label, call in (
+            ("as shipped", {}),
+            ("temperature 0.8", {"temperature": 0.8}),
+            ("temperature 1.2", {"temperature": 1.2}),
+            ("top-k 100", {"top_k": 100}),
+            ("guidance 3", {"guidance_scale": 3.0}),
+            ("guidance 7.5", {"guidance_scale": 7.5}),
+        )
+        for method in _SAMPLED
+    },
+}
+"""By study, by label."""
+
+
+def draw(pipeline: LlamaGenPipeline, row: Row, cases: list[PromptCase], batch_size: int, judge: Any) -> dict[str, Any]:
+    """Tokens a pass, tokens never verified and the share of claims that the judge finds right, over all prompts."""
+    method = resolve_method(row.method, row.settings)
+    traces, verdicts = [], []
+    for start in range(0, len(cases), batch_size):
+        batch = cases[start : start + batch_size]
+        output = pipeline(
+            [case.caption.text for case in batch],
+            method=method,
+            generator=[torch.Generator().manual_seed(start + number) for number in range(len(batch))],
+            output_type="pt",
+            **row.call,
+        )
+        traces.append(output.trace)
+        verdicts += judge_images(judge, output.images, batch)
+    claims = [check.right for verdict in verdicts for check in verdict.checks]
+    tokens = sum(trace.tokens for trace in traces)
+    steps = [length for trace in traces for lengths in trace.accepted_lengths for length in lengths]
+    return {
+        "tokens_per_pass": tokens / sum(sum(trace.row_passes) for trace in traces),
+        "accepted_length": sum(steps) / max(len(steps), 1),
+        "unverified": sum(trace.skipped_tokens for trace in traces) / tokens,
+        "relaxed": sum(trace.relaxed_tokens for trace in traces) / tokens,
+        "claims_right": sum(claims) / len(claims),
+    }
+
+
+@torch.no_grad()
+def likenesses(pipeline: LlamaGenPipeline, cases: list[PromptCase]) -> dict[str, Any]:
+    """How alike the paths of drafted trees are, what looking costs, and how alike features of near tokens are.
+
+    The paper: three quarters of all iterations above 0.7; looking at every second path costs a quarter; features of
+    neighbours have a cosine of 0.68.
+    """
+    codebook = unit_codebook(pipeline.vqvae)
+    seen: list[Tensor] = []
+    seconds = {1: 0.0, 2: 0.0}
+    build = ImageMethodConfig.build
+
+    def watched(*arguments: Any, **keywords: Any) -> Any:
+        players = build(*arguments, **keywords)
+        propose = players.drafter.propose
+
+        def proposed(state: Any) -> Any:
+            draft = propose(state)
+            if draft.tree.max_depth > 0:
+                for stride in seconds:
+                    began = time.perf_counter()
+                    alike = tree_similarity(draft, codebook, 0.9, stride)
+                    seconds[stride] += time.perf_counter() - began
+                seen.append(alike[state.active])
+            return draft
+
+        players.drafter.propose = proposed
+        return players
+
+    prompts = [case.caption.text for case in cases]
+    generators = [torch.Generator().manual_seed(number) for number in range(len(prompts))]
+    ImageMethodConfig.build = watched  # type: ignore[method-assign]
+    try:
+        method = resolve_method("lantern", {**_TREE, "delta": 0.2})
+        output = pipeline(prompts, method=method, generator=generators, output_type="latent")
+    finally:
+        ImageMethodConfig.build = build  # type: ignore[method-assign]
+    similarity = torch.cat(seen)
+    states, _, length = guided_features(pipeline, prompts, output.tokens)
+    own = states[: len(prompts), length:]
+    cosines = {
+        str(back): F.cosine_similarity(own[:, back:], own[:, :-back], dim=-1).mean().item()
+        for back in (1, 2, 3, 4, 8, 16)
+    }
+    return {
+        "path_similarity": {
+            "mean": similarity.mean().item(),
+            "above_0.7": (similarity > 0.7).float().mean().item(),
+            "deciles": similarity.quantile(torch.linspace(0.1, 0.9, 9)).tolist(),
+            "paper": "above 0.7: 0.75",
+        },
+        "feature_cosine_by_distance": {**cosines, "paper": "1: 0.68"},
+        "milliseconds_of_looking": {
+            **{f"every {stride}": 1000 * spent / len(seen) for stride, spent in seconds.items()},
+            "paper": "with every second path and a compiler a quarter",
+        },
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--studies", default=",".join((*STUDIES, "likeness")), help="which, by name, with commas between"
+    )
+    parser.add_argument("--prompts", type=int, default=64)
+    parser.add_argument("--batch_size", type=int, default=16)
+    parser.add_argument("--kept", type=Path, default=KEPT, help="file of the rows that are through")
+    parser.add_argument("--output", type=Path, default=RESULTS / "vvs_studies.json")
+    parser.add_argument("--list", action="store_true", help="say what there is, and stop")
+    arguments = parser.parse_args()
+    wanted = arguments.studies.split(",")
+    if unknown := [name for name in wanted if name not in (*STUDIES, "likeness")]:
+        parser.error(f"studies: no {unknown[0]!r}; there are {', '.join((*STUDIES, 'likeness'))}")
+    if arguments.list:
+        print("\n".join(f"{study}: {'; '.join(rows)}" for study, rows in STUDIES.items()))
+        return
+
+    folder = find_model()
+    identity = {"weights": weights_fingerprint(folder), "prompts": arguments.prompts}
+    through = {
+        (kept["study"], kept["label"]): kept["measured"]
+        for kept in (read_jsonl(arguments.kept) if arguments.kept.exists() else [])
+        if {name: kept[name] for name in identity} == identity
+    }
+    pipeline, judge = LlamaGenPipeline.from_pretrained(folder), load_judge(None, "cpu")
+    pipeline.set_progress_bar_config(disable=True)
+    cases = sample_prompts(arguments.prompts)
+
+    def measured(study: str, label: str, measure: Any) -> dict[str, Any]:
+        if (study, label) not in through:
+            began = time.monotonic()
+            through[study, label] = measure()
+            arguments.kept.parent.mkdir(parents=True, exist_ok=True)
+            append_jsonl(
+                arguments.kept, {**identity, "study": study, "label": label, "measured": through[study, label]}
+            )
+            print(f"{study}: {label}  {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+        return through[study, label]
+
+    studies: dict[str, Any] = {}
+    for study in wanted:
+        if study == "likeness":
+            studies[study] = measured(study, "", lambda: likenesses(pipeline, cases[: arguments.batch_size]))
+            continue
+        studies[study] = [
+            {
+                "label": label,
+                "method": row.method,
+                "settings": row.settings,
+                "call": row.call,
+                "paper": row.paper,
+                **measured(study, label, lambda row=row: draw(pipeline, row, cases, arguments.batch_size, judge)),
+            }
+            for label, row in STUDIES[study].items()
+        ]
+    write_result(arguments.output, {"benchmark": "vvs_studies", "model": folder.name, **identity, "studies": studies})
+    print(json.dumps({study: len(rows) for study, rows in studies.items()}), f"written to {arguments.output}")
+
+
+if __name__ == "__main__":
+    main()

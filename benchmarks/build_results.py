@@ -751,6 +751,41 @@ def between_markers(text: str, content: str, name: str, region: str = "results")
     return f"{before}{begin}\n{content}\n{end}{rest.split(end, 1)[1]}"
 
 
+def passes_section(record: Record) -> str:
+    """What a pass costs, by model, precision, tokens and length, with kernels of our own and without."""
+
+    def time_of(row: Record, way: str) -> str:
+        return f"{row['median_ms'][way]:.1f}" if way in row["median_ms"] else "-"
+
+    def share_of(row: Record, way: str) -> str:
+        return f"{100 * row['bandwidth_share'][way]:.0f}" if way in row["bandwidth_share"] else "-"
+
+    rows = sorted(
+        record["rows"], key=lambda row: (row["model"], row["dtype"], row["batch"], row["length"], row["tokens"])
+    )
+    cells = [
+        [
+            row["model"], row["dtype"], str(row["tokens"]), str(row["length"]), time_of(row, "reference"),
+            time_of(row, "plain"), time_of(row, "auto"), f"{row['streaming_ms']:.1f}", share_of(row, "plain"),
+            share_of(row, "auto"), f"{row['cache_bytes'] / 2**20:.0f}",
+        ]
+        for row in rows
+    ]  # fmt: skip
+    header = ["model", "precision", "tokens a pass", "tokens before", "public code, ms", "torch, ms", "own kernels, ms"]
+    header += ["streaming the weights, ms", "share of bandwidth, torch, %", "own kernels, %", "cache, MiB"]
+    return "\n\n".join(
+        [
+            "## Passes",
+            "One pass of one guided picture (two rows), median milliseconds, the ways of a line in turns. Models with "
+            "random weights have the named geometry and draw nothing. Streaming is the weights' bytes at the bandwidth "
+            "that a plain sum reached in the same minute; it differs between lines because the machine's does. "
+            "[docs/passes.md](passes.md) says what the kernels are. Measured by `benchmarks/passes.py`.",
+            table(header, cells),
+            source_line(record),
+        ]
+    )
+
+
 def build() -> dict[Path, str]:
     """Every file that is made of records, and what it should hold."""
     judged = load(f"judge_{MODEL}")
@@ -788,6 +823,8 @@ def build() -> dict[Path, str]:
         sections.append(video_section(videos, seeing, {name: load(name) for name in names}))
     if families := load("families"):
         sections.append(families_section(families))
+    if passes := load("passes"):
+        sections.append(passes_section(passes))
     if trained:
         sections.append(training_section(trained))
         card.append(training_section(trained))

@@ -514,8 +514,12 @@ class Rows:
         same = [other for other in self.rows if all(other.get(name) == value for name, value in key.items())]
         self.rows = [other for other in self.rows if other not in same] + [row]
         write_result(self.path, {"rows": self.rows})
-        told = {name: value for name, value in row.items() if name not in ("settings", "processor")}
-        print(json.dumps(told), flush=True)
+        print(self.tell(row), flush=True)
+
+    @staticmethod
+    def tell(row: dict[str, Any]) -> str:
+        """What is printed of a row."""
+        return json.dumps({name: value for name, value in row.items() if name not in ("settings", "processor")})
 
 
 def time_family(name: str, size: Size, dtype: str, rows: Rows, options: argparse.Namespace) -> None:

@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# Records on a machine with a GPU what the other scripts record on a CPU: passes, plain decoding, families. Under ten
+# minutes. Rows that are there stay, so a run that was cut off goes on where it was.
+#
+#     bash benchmarks/gpu.sh                     # into benchmarks/results
+#     RESULTS=/tmp/gpu SECONDS_EACH=60 bash benchmarks/gpu.sh
+#
+# Without a GPU it says so and does nothing; a part that fails or runs out of time is named, and the others go on.
+set -u
+
+cd "$(dirname "$0")/.." || exit 1
+export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
+python="${PYTHON:-python}"
+results="${RESULTS:-benchmarks/results}"
+limit="${SECONDS_EACH:-100}"
+
+if ! "$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then
+    echo "skipped: torch finds no GPU here ($("$python" -c 'import torch; print("torch", torch.__version__)'))"
+    exit 0
+fi
+mkdir -p "$results" || exit 1
+
+failed=0
+record() { # record NAME COMMAND...
+    local name="$1"
+    shift
+    echo "== $name"
+    timeout "$limit" "$@" || {
+        echo "$name: ended with $? after at most $limit s; the rows that were measured are kept"
+        failed=$((failed + 1))
+    }
+}
+
+record "passes of the shipped model, B and L" \
+    "$python" benchmarks/passes.py --device cuda --models shipped B L --tokens 1 8 32 64 \
+    --buffer_mib 1024 --output "$results/passes_cuda.json"
+record "passes of XL" \
+    "$python" benchmarks/passes.py --device cuda --models XL --dtypes bfloat16 --tokens 1 8 32 64 --batch_sizes 1 8 \
+    --buffer_mib 1024 --output "$results/passes_cuda.json"
+record "cache lengths of XL" \
+    "$python" benchmarks/passes.py --device cuda --models XL --dtypes bfloat16 --tokens 1 8 --lengths 256 1024 4096 \
+    --buffer_mib 1024 --output "$results/passes_cuda.json"
+for size in B XL; do
+    record "plain decoding of $size" \
+        "$python" benchmarks/plain_decoding.py --device cuda --dtype bfloat16 --size "$size" --repeats 3
+done
+echo "$failed parts failed; results lie in $results"
+exit "$((failed > 0))"

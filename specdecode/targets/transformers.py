@@ -29,6 +29,7 @@ from transformers import Cache
 from specdecode import ragged
 from specdecode.kv_cache import StaticKVCache
 from specdecode.roles import TargetOutput
+from specdecode.targets.grouped_attention import GROUPED_ATTENTION
 
 if TYPE_CHECKING:
     from specdecode.compilation import PassCompiler
@@ -531,7 +532,7 @@ def _check_model(model: Any, config: Any, decoder: Callable[..., Any] | None) ->
     for reason, holds in reasons.items():
         if holds:
             raise ValueError(f"{name} cannot be served: {reason}")
-    if (kernel := getattr(config, "_attn_implementation", "eager")) not in ("eager", "sdpa"):
+    if (kernel := getattr(config, "_attn_implementation", "eager")) not in ("eager", "sdpa", GROUPED_ATTENTION):
         raise ValueError(
             f"{name} must attend by 'sdpa' or 'eager', which read masks of trees, not by {kernel!r}; call "
             f"model.set_attn_implementation('sdpa')"

@@ -15,6 +15,7 @@ import torch
 from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor
 from transformers.utils import logging as transformers_logging
 
+from specdecode.targets.grouped_attention import use_grouped_attention
 from vargen.errors import UserError
 from vargen.models.finite import check_weights
 from vargen.models.model_folder import read_json
@@ -154,6 +155,7 @@ def load_video_model(found: VideoModelFolder, options: ModelOptions) -> Any:
         )
     _check_places(model, found)
     check_weights(model, found.folder)
+    use_grouped_attention(model)
     model = model.eval().requires_grad_(False)
     return model if "device_map" in arguments else model.to(device)
 

@@ -1,0 +1,129 @@
+"""Peak memory of an answer about a video, against transformers' own `generate`, by the number of visual tokens.
+
+    python benchmarks/video_memory.py --record benchmarks/results/video_memory.json
+
+Random weights of the Qwen2.5-VL architecture with a small width and the published proportions of its attention (seven
+query heads share a key/value head); each measurement in a process of its own, on the CPU. What the vision tower makes is
+drawn at random and its memory not measured. Memory is the resident set's peak over what the process holds before the
+answer begins: keys and values, activations, copies.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+VISUAL_TOKENS = (1_000, 5_000, 25_000)
+WAYS = ("generate", "ar", "sd", "std")
+LAYERS, HEADS, SHARED, HEAD_DIM, VOCAB, NEW_TOKENS = 6, 14, 2, 64, 1000, 16
+
+
+def build_model() -> Any:
+    """Random weights."""
+    import torch
+    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+
+    torch.manual_seed(0)
+    width = HEADS * HEAD_DIM
+    text = {
+        "vocab_size": VOCAB, "hidden_size": width, "intermediate_size": 2 * width, "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS, "num_key_value_heads": SHARED, "max_position_embeddings": 65_536,
+        "bos_token_id": 1, "eos_token_id": 2, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [8, 12, 12]},
+    }  # fmt: skip
+    vision = {
+        "depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": width,
+        "patch_size": 4, "fullatt_block_indexes": [0],
+    }  # fmt: skip
+    config = Qwen2_5_VLConfig(
+        text_config=text, vision_config=vision, image_token_id=990, video_token_id=991, vision_start_token_id=992
+    )
+    return Qwen2_5_VLForConditionalGeneration(config).eval().requires_grad_(False)
+
+
+def measure(way: str, visual_tokens: int) -> dict[str, Any]:
+    """MiB, in this process."""
+    import torch
+
+    from specdecode.sampling import SamplingConfig
+    from specdecode.targets.grouped_attention import use_grouped_attention
+    from specdecode.trace import DecodeTrace
+    from vargen.video.architectures.base import VideoFeatures
+    from vargen.video.methods.catalogue import resolve_video_method
+    from vargen.video.players import Generation
+    from vargen.video.prompt import Prompt
+    from vargen.video.request import prepare_request
+
+    model = build_model()
+    model.generation_config.eos_token_id = None
+    steps = visual_tokens // 100
+    ids = torch.tensor([[1, 2, 992, *[991] * visual_tokens, *range(3, 20)]])
+    features = torch.randn(visual_tokens, HEADS * HEAD_DIM)
+    inputs = {
+        "input_ids": ids,
+        "mm_token_type_ids": 2 * (ids == 991).int(),
+        "video_grid_thw": torch.tensor([[steps, 20, 20]]),
+        "second_per_grid_ts": torch.tensor([1.0]),
+        "pixel_values_videos": torch.zeros(1),
+    }
+    model.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=2, do_sample=False)  # what is loaded when first used
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    if way == "generate":
+        from transformers.modeling_outputs import BaseModelOutputWithPooling
+
+        del inputs["pixel_values_videos"]
+        seen = {"video": BaseModelOutputWithPooling(pooler_output=(features,))}
+        tokens = model.generate(**inputs, mm_encoder_outputs=seen, max_new_tokens=NEW_TOKENS, do_sample=False)
+        answer = tokens[0, ids.shape[1] :].tolist()
+    else:
+        use_grouped_attention(model)
+        options = {"drafter": "self", "keep_ratio": 0.1} if way == "sd" else {}
+        prompt = Prompt(model, [inputs], NEW_TOKENS)
+        prompt.__dict__["requests"] = [prepare_request(model, inputs, VideoFeatures(features))]
+        generation = Generation(NEW_TOKENS, SamplingConfig(temperature=0), [0], (), DecodeTrace(1, model.device))
+        (answer,) = resolve_video_method(way, options).build(prompt).decode(generation).token_ids
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return {"way": way, "visual_tokens": visual_tokens, "mebibytes": (peak - before) / 1024, "answer": answer}
+
+
+def main() -> None:
+    """Measure everything, print a table, record it."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser.add_argument("--record", type=Path, help="JSON file for the figures")
+    parser.add_argument("--one", nargs=2, metavar=("WAY", "TOKENS"), help="one measurement, as JSON")
+    options = parser.parse_args()
+    if options.one:
+        print(json.dumps(measure(options.one[0], int(options.one[1]))))
+        return
+
+    from metrics.provenance import provenance
+
+    rows = []
+    for count in VISUAL_TOKENS:
+        made = []
+        for way in WAYS:
+            command = [sys.executable, __file__, "--one", way, str(count)]
+            made.append(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
+        expected = made[0]["answer"]
+        for row in made:
+            row["equal_to_generate"] = row.pop("answer") == expected
+        rows += made
+        print(f"{count:,}: " + ", ".join(f"{row['way']} {row['mebibytes']:,.0f} MiB" for row in made), flush=True)
+    cache = 2 * LAYERS * SHARED * HEAD_DIM * 4
+    figures = {
+        "rows": rows,
+        "cache_bytes_per_token": cache,
+        "model": {"layers": LAYERS, "heads": HEADS, "key_value_heads": SHARED, "head_dim": HEAD_DIM},
+        "dtype": "float32",
+        "provenance": provenance(),
+    }
+    if options.record is not None:
+        options.record.write_text(json.dumps(figures, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -3,8 +3,8 @@
     python benchmarks/video_memory.py --record benchmarks/results/video_memory.json
 
 Random weights of the Qwen2.5-VL architecture with a small width and the published proportions of its attention (seven
-query heads share a key/value head); each measurement in a process of its own, on the CPU. What the vision tower makes is
-drawn at random and its memory not measured. Memory is the resident set's peak over what the process holds before the
+query heads share a key/value head); each measurement in a process of its own, on the CPU. What the vision tower makes
+is drawn at random and its memory not measured. Memory is the resident set's peak over what the process holds before the
 answer begins: keys and values, activations, copies.
 """
 
@@ -33,7 +33,8 @@ def build_model() -> Any:
     text = {
         "vocab_size": VOCAB, "hidden_size": width, "intermediate_size": 2 * width, "num_hidden_layers": LAYERS,
         "num_attention_heads": HEADS, "num_key_value_heads": SHARED, "max_position_embeddings": 65_536,
-        "bos_token_id": 1, "eos_token_id": 2, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [8, 12, 12]},
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [8, 12, 12]},
+        "bos_token_id": 1, "eos_token_id": 2,
     }  # fmt: skip
     vision = {
         "depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": width,

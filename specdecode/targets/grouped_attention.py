@@ -35,7 +35,6 @@ def grouped_attention(
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
-    *rest: Any,
     scaling: float | None = None,
     **named: Any,
 ) -> tuple[Tensor, Tensor | None]:
@@ -52,7 +51,7 @@ def grouped_attention(
     groups = num_heads // num_shared
     is_stock = attention_mask is None or groups == 1 or module.training or attention_mask.shape[1] != 1
     if is_stock or groups * count > 2 * (groups - 1) * num_shared * head_dim:
-        return sdpa_attention_forward(module, query, key, value, attention_mask, *rest, scaling=scaling, **named)
+        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **named)
     assert attention_mask is not None
     rows = query.reshape(batch_size, num_shared, groups * count, head_dim)
     mask = attention_mask[..., :length].repeat(1, 1, groups, 1)

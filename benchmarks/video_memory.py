@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 VISUAL_TOKENS = (1_000, 5_000, 25_000)
-WAYS = ("generate", "ar", "sd", "std")
-LAYERS, HEADS, SHARED, HEAD_DIM, VOCAB, NEW_TOKENS = 6, 14, 2, 64, 1000, 16
+WAYS = ("generate", "ar", "sd")
+LAYERS, HEADS, SHARED, HEAD_DIM, VOCAB, NEW_TOKENS = 2, 7, 1, 64, 1000, 16
 
 
 def build_model() -> Any:

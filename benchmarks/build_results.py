@@ -344,6 +344,35 @@ def _plain(value: Any) -> str:
     return value if isinstance(value, str) else f"{value:.3g}"
 
 
+def compiled_section(record: Record) -> str:
+    """Compiled passes beside eager ones."""
+    header = ["model", "precision", "batch", "method", "eager, ms a pass", "compiled", "gain", "pictures that differ"]
+    cells = [
+        [
+            row["model"],
+            row["dtype"],
+            str(row["batch_size"]),
+            row["method"],
+            f"{row['eager_milliseconds_per_pass']:.2f}",
+            f"{row['compiled_milliseconds_per_pass']:.2f}",
+            f"{row['gain']:.2f}x",
+            f"{row['different_pictures']} of {row['pictures']}",
+        ]
+        for row in record["rows"]
+    ]
+    window = record["rows"][0]["window"]
+    return "\n\n".join(
+        [
+            "## Compiled passes",
+            "`--compile` beside eager passes, in turns, the same seeds, compiling left out; `jacobi` feeds a window of "
+            f"{window} guesses. With random weights milliseconds are those of a model of that size; its pictures are "
+            "noise. A picture differs where two tokens were about as likely and rounding chose.",
+            table(header, cells),
+            source_line(record),
+        ]
+    )
+
+
 def quality_section(records: dict[str, list[Record]]) -> str:
     """Evaluations by `vargen evaluate`."""
     parts = [
@@ -811,6 +840,8 @@ def build() -> dict[Path, str]:
     seeing = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("training_video-llm*.json"))]
     if benches:
         sections.append(speculation_section(benches, load("speculation_overhead"), load("greedy_equality")))
+    if compiled := load("compiled"):
+        sections.append(compiled_section(compiled))
     evaluations = load_evaluations()
     if evaluations:
         sections.append(quality_section(evaluations))

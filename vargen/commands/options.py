@@ -22,6 +22,8 @@ from vargen.runs.files import check_replaceable
 
 Options = TypeVar("Options")
 
+_TRUTHS = ("true", "false", "yes", "no", "null")
+"""What follows a switch that is given a value."""
 COMPARED_SPLITS = ("heldout", "all")
 """Of what comparisons draw their prompts and videos from; training never shows the former."""
 
@@ -62,7 +64,8 @@ def parse(parser: ArgumentParser, arguments: Sequence[str]) -> Namespace:
     """
     rest, nested = _take_nested(parser, arguments)
     try:
-        values = parser.parse_args([_shipped_config(argument, previous) for previous, argument in _normalised(rest)])
+        normalised = [_shipped_config(argument, previous) for previous, argument in _normalised(rest)]
+        values = parser.parse_args(_switched_on(parser, normalised))
     except ArgumentError as error:
         reason = " ".join(str(error).split())
         raise UserError(f"{reason} (see {parser.prog} --help)") from error
@@ -151,6 +154,23 @@ def _normalised(arguments: Sequence[str]) -> list[tuple[str, str]]:
         normalised.append((previous, argument))
         previous = argument
     return normalised
+
+
+def _switched_on(parser: ArgumentParser, arguments: list[str]) -> list[str]:
+    """`--compile` for `--compile true`, of every option that is a switch."""
+    switches = {
+        flag
+        for action in parser._actions
+        if isinstance(action.default, bool) and action.nargs != 0  # 0: takes no value
+        for flag in action.option_strings
+    }
+    switched: list[str] = []
+    for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
+        if argument == "--":
+            return switched + arguments[len(switched) :]
+        on = argument in switches and following.lower() not in _TRUTHS
+        switched.append(f"{argument}=true" if on else argument)
+    return switched
 
 
 def _shipped_config(argument: str, previous: str) -> str:

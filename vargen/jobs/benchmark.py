@@ -27,6 +27,7 @@ from vargen.methods.base import MethodConfig
 from vargen.models.description import ModelDescription
 from vargen.models.model_folder import weights_fingerprint
 from vargen.models.options import ModelOptions
+from vargen.pipelines.compilation import COMPILED
 from vargen.pipelines.loading import load_pipeline
 from vargen.runs.files import save_image_atomic
 from vargen.runs.progress import Progress, progress
@@ -72,7 +73,7 @@ def benchmark_model(
         One row a method, as `build_rows`, with what it was run with.
     """
     scorer = None if clip is None else ClipScorer(clip)
-    pipeline, _, dtype = load_pipeline(model, options)
+    pipeline, _, dtype = load_pipeline(model, options, quiet)
     shared = {"batch_size": batch_size, "seed": seed, **generation}
     settings = describe_run(
         methods,
@@ -202,7 +203,7 @@ def call_pipeline(
     output = pipeline(**condition, generator=generators, method=method, **arguments)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    seconds = time.perf_counter() - began
+    seconds = time.perf_counter() - began - output.trace.phase_seconds.get(COMPILED, 0.0)
     return output, CallRecord.from_trace(output.trace.to_dict(), seconds, _peak_memory(device))
 
 

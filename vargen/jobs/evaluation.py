@@ -266,7 +266,7 @@ def _make_pictures(
     """Every method's folder with all its pictures, and their side."""
     config, processes = run.config, run.processes
     place = config.device if config.device_map is not None else str(processes.device)
-    pipeline, device, dtype = load_pipeline(model, replace(config, device=place))
+    pipeline, device, dtype = load_pipeline(model, replace(config, device=place), run.quiet)
     shared = {
         "weights": weights_fingerprint(model.folder),
         **config.identity,

@@ -182,7 +182,7 @@ def _fill_folder(
         from vargen.pipelines.loading import load_pipeline
 
         began = time.perf_counter()
-        pipeline, device, settings["dtype"] = load_pipeline(model, replace(config, dtype=settings["dtype"]))
+        pipeline, device, settings["dtype"] = load_pipeline(model, replace(config, dtype=settings["dtype"]), quiet)
         totals.add_seconds("load", time.perf_counter() - began)
         _warn_about_prompts(pipeline, requests, model.size)
         ranker = _load_ranker(config, requests, model.image_size, judge_ranker)

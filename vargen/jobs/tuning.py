@@ -330,7 +330,7 @@ def _tune(config: TuneConfig, world: World, quiet: bool, report: Callable[[dict[
     cases = prompt_cases(model, config.prompts_file, world.read_cases, compose)[: config.prompts]
     config, judge = _with_quality(config, model, world)
     clip = None if config.clip is None else ClipScorer(Path(config.clip))
-    pipeline, _, dtype = load_pipeline(model, config)
+    pipeline, _, dtype = load_pipeline(model, config, quiet)
     described = describe_run(
         {PLAIN: resolve_method(PLAIN)},
         weights_fingerprint(model.folder),

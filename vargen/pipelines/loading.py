@@ -7,6 +7,8 @@ pipeline's `from_pretrained`. A family's pipeline is imported when one of its mo
 from __future__ import annotations
 
 import importlib
+import logging
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,12 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from diffusers.utils import logging as diffusers_logging
+from tqdm import tqdm
 from transformers.utils import logging as transformers_logging
 
 from vargen.errors import UserError
 from vargen.models.description import ModelDescription
 from vargen.models.options import ModelOptions
 from vargen.models.quantization import pipeline_quantization, quantization_config
+from vargen.pipelines.compilation import check_compiler
 from vargen.reading import reason_of
 
 if TYPE_CHECKING:
@@ -95,17 +99,23 @@ def loading_arguments(
     return arguments, device, dtype
 
 
-def load_pipeline(model: ModelDescription, options: ModelOptions) -> tuple[ImagePipeline, str, str]:
+def load_pipeline(
+    model: ModelDescription, options: ModelOptions, quiet: bool = False
+) -> tuple[ImagePipeline, str, str]:
     """A pipeline where options want it, the name of that device, and the name of the transformer's precision.
 
     Args:
         model: of `vargen.models.description.open_model(options)`.
         options: how to load it.
+        quiet: say nothing of passes that are compiled.
 
     Raises:
-        UserError: a device is absent, a file is damaged, or the family cannot be loaded so.
+        UserError: a device is absent, a file is damaged, the family cannot be loaded so, or there is no compiler.
     """
     arguments, device, dtype = loading_arguments(options, model.quantized)
+    if options.compile:
+        check_compiler(torch.device(device))  # before anything is loaded
+        logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # it misses CUDA on every CPU
     diffusers_logging.disable_progress_bar()
     transformers_logging.disable_progress_bar()
     with _device_errors(device):
@@ -115,7 +125,14 @@ def load_pipeline(model: ModelDescription, options: ModelOptions) -> tuple[Image
         with _device_errors(device):
             pipeline = pipeline.to(place)
     pipeline.set_progress_bar_config(disable=True)  # one bar over all batches instead
+    if options.compile:
+        pipeline.compile(bucket=options.compile_bucket, on_compiled=None if quiet else _tell)
     return pipeline, device if "device_map" not in arguments else str(pipeline.device), dtype
+
+
+def _tell(name: str, width: int, seconds: float) -> None:
+    """One line on standard error, above a bar where there is one."""
+    tqdm.write(f"compiling passes of the {name} over {width} token{'s' * (width > 1)}: {seconds:.0f} s", sys.stderr)
 
 
 @contextmanager

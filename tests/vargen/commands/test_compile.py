@@ -1,0 +1,93 @@
+"""`--compile` from the outside: the same pictures, a line about compiling, another identity, refusals in one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from vargen.cli import main
+from vargen.commands.options import build_parser, fill, parse
+from vargen.errors import UserError
+from vargen.jobs.generation import GenerateConfig
+from vargen.models.options import ModelOptions
+from vargen.pipelines.compilation import CompilablePipeline
+
+
+@pytest.fixture
+def only_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Graphs are captured and run as they are: no machine code is made."""
+    compile = CompilablePipeline.compile
+
+    def captured(self: Any, *arguments: Any, **options: Any) -> Any:
+        return compile(self, "eager", *arguments, **options)
+
+    monkeypatch.setattr(CompilablePipeline, "compile", captured)
+
+
+def generate(model: Path, output: Path, *arguments: str) -> int:
+    return main(["generate", "a red cube", "--model", str(model), "--output", str(output), *arguments])
+
+
+@pytest.mark.usefixtures("only_captured")
+def test_the_same_picture_and_a_line_about_it(
+    tiny_model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert generate(tiny_model_folder, tmp_path / "eager", "--quiet") == 0
+    capsys.readouterr()
+    assert generate(tiny_model_folder, tmp_path / "compiled", "--json", "--compile") == 0
+    shown = capsys.readouterr()
+    assert "compiling passes of the target over 1 token: " in shown.err
+    summary = json.loads(shown.out)
+    assert summary["seconds"]["compile"] > summary["seconds"]["decode"], "compiling is no decoding"
+    pictures = [Image.open(tmp_path / name / "images" / "000000.png").tobytes() for name in ("eager", "compiled")]
+    assert pictures[0] == pictures[1]
+    assert generate(tiny_model_folder, tmp_path / "eager", "--quiet", "--compile") == 2
+    assert "compile_bucket" in capsys.readouterr().err, "another identity: compiled code may round otherwise"
+    wide = ("--method", "jacobi", "--method_options.window", "8", "--compile", "--compile_bucket", "4")
+    assert generate(tiny_model_folder, tmp_path / "wide", *wide) == 2
+    shown = capsys.readouterr()
+    assert "compile_bucket must be at least the 9 tokens of a draft, got 4" in shown.err
+    assert not (tmp_path / "wide").exists()
+
+
+def test_without_a_compiler(
+    tiny_model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch._inductor.config.cpp, "cxx", (None, "no-such-compiler"))
+    from torch._inductor.cpp_builder import cpp_compiler_search
+
+    cpp_compiler_search.cache_clear()
+    assert generate(tiny_model_folder, tmp_path / "out", "--compile") == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert "compile needs a C++ compiler, and there is none; install g++" in line
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "compiled", "prompts"),
+    [
+        (["--compile"], True, []),
+        (["a", "--compile", "--seed", "3"], True, ["a"]),
+        (["--compile", "a red cube"], True, ["a red cube"]),
+        (["--compile", "false", "a"], False, ["a"]),
+        (["--compile=true", "--", "--compile"], True, ["--compile"]),
+    ],
+)
+def test_a_switch_needs_no_value(arguments: list[str], compiled: bool, prompts: list[str]) -> None:
+    parser = build_parser("generate", "", GenerateConfig)
+    parser.add_argument("prompts", nargs="*", type=str)
+    parser.add_argument("--quiet", action="store_true")
+    values = parse(parser, [*arguments[:1], "--quiet", *arguments[1:]] if arguments[0] == "a" else arguments)
+    assert fill(GenerateConfig, values).compile is compiled and values.prompts == prompts
+
+
+def test_what_is_compiled_is_told_in_the_identity() -> None:
+    assert ModelOptions().identity == {} and ModelOptions(compile_bucket=64).identity == {}
+    assert ModelOptions(compile=True, compile_bucket=64).identity == {"compile_bucket": 64}
+    with pytest.raises(UserError, match="compile_bucket must be at least 2, got 1"):
+        ModelOptions(compile_bucket=1)

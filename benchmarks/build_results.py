@@ -346,12 +346,23 @@ def _plain(value: Any) -> str:
 
 def compiled_section(record: Record) -> str:
     """Compiled passes beside eager ones."""
-    header = ["model", "precision", "batch", "method", "eager, ms a pass", "compiled", "gain", "pictures that differ"]
+    header = [
+        "model",
+        "precision",
+        "batch",
+        "eager in",
+        "method",
+        "eager, ms a pass",
+        "compiled",
+        "gain",
+        "pictures that differ",
+    ]
     cells = [
         [
             row["model"],
             row["dtype"],
             str(row["batch_size"]),
+            "own kernels" if row["kernels"] == "own" else "torch",
             row["method"],
             f"{row['eager_milliseconds_per_pass']:.2f}",
             f"{row['compiled_milliseconds_per_pass']:.2f}",
@@ -364,7 +375,7 @@ def compiled_section(record: Record) -> str:
     return "\n\n".join(
         [
             "## Compiled passes",
-            "`--compile` beside eager passes, in turns, the same seeds, compiling left out; `jacobi` feeds a window of "
+            "Compiled passes beside eager ones, in turns, the same seeds, compiling left out; `jacobi` feeds a window of "
             f"{window} guesses. With random weights milliseconds are those of a model of that size; its pictures are "
             "noise. A picture differs where two tokens were about as likely and rounding chose.",
             table(header, cells),

@@ -6,6 +6,7 @@ order, so a token may differ where two are about as likely; from there on the pi
     python benchmarks/compiled.py                                   # the shipped model, float32, two threads
     python benchmarks/compiled.py --size B --tokens 32              # a published size, random weights
     python benchmarks/compiled.py --dtype bfloat16 --batch_size 8
+    VARGEN_KERNELS=plain python benchmarks/compiled.py              # torch's operations where eager passes have our own
 
 Writes its rows to benchmarks/results/compiled.json, in place of those of the same model, precision, batch and tokens.
 """
@@ -28,6 +29,7 @@ from specdecode.draft_size import DraftSize, FixedDraftSize
 from specdecode.drafters.jacobi import JacobiDrafter
 from specdecode.loop import DecodeResult, decode
 from specdecode.sampling import RandomStreams, SamplingConfig
+from vargen.kernels.build import why_not
 from vargen.models.llamagen.target import LlamaGenTarget
 from vargen.models.llamagen.transformer import LlamaGenTransformer
 from vargen.pipelines.compilation import check_compiler
@@ -52,7 +54,7 @@ def draw(
     features = torch.randn(batch_size, 12, transformer.config.caption_dim, generator=generator)
     embeds = transformer.embed_condition(caption_embeds=features.to(transformer.device, transformer.dtype))
     target = LlamaGenTarget(transformer, embeds, guidance_scale=GUIDANCE, max_draft_nodes=WINDOW + 1)
-    target.compile(compiler)
+    target.compiler = compiler  # `compile` would leave to the project's own kernels what they serve
     sizer = FixedDraftSize(DraftSize(WINDOW + 1, WINDOW))
     drafter = JacobiDrafter(transformer.config.vocab_size, sizer, coupling="target") if method == "jacobi" else None
     return decode(
@@ -155,6 +157,7 @@ def main() -> None:
         "window": WINDOW,
         "guidance_scale": GUIDANCE,
         "threads": arguments.num_threads,
+        "kernels": "plain" if why_not() else "own",
     }
     new = [
         {**key, **row}

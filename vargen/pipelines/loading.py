@@ -20,6 +20,7 @@ from tqdm import tqdm
 from transformers.utils import logging as transformers_logging
 
 from vargen.errors import UserError
+from vargen.kernels.build import why_not
 from vargen.models.description import ModelDescription
 from vargen.models.options import ModelOptions
 from vargen.models.quantization import pipeline_quantization, quantization_config
@@ -127,6 +128,9 @@ def load_pipeline(
     pipeline.set_progress_bar_config(disable=True)  # one bar over all batches instead
     if options.compile:
         pipeline.compile(bucket=options.compile_bucket, on_compiled=None if quiet else _tell)
+        if not quiet and model.family == "llamagen" and device == "cpu" and why_not() is None:
+            what = "LlamaGen's passes stay in vargen's own kernels on this CPU, which are faster than compiled code"
+            print(f"compile: {what}; VARGEN_KERNELS=plain has them compiled", file=sys.stderr)
     return pipeline, device if "device_map" not in arguments else str(pipeline.device), dtype
 
 

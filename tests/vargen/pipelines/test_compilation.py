@@ -62,6 +62,17 @@ def test_llamagen_by_every_kind_of_draft(tiny_pipeline: Any) -> None:
     assert len(told) == 2
 
 
+@pytest.mark.usefixtures("own_kernels")
+def test_what_our_own_kernels_serve_is_not_compiled(tiny_pipeline: Any) -> None:
+    told: list[Any] = []
+    eager = draw(tiny_pipeline, "ar").tokens
+    tiny_pipeline.compile("eager", BUCKET, lambda *what: told.append(what))
+    assert torch.equal(draw(tiny_pipeline, "ar").tokens, eager) and not told
+    tiny_pipeline.transformer.transformer_blocks[0].ff.register_forward_hook(lambda *_: None)
+    draw(tiny_pipeline, "ar")
+    assert [width for _, width, _ in told] == [1], "a hook is obeyed, so the kernels do not serve"
+
+
 def test_compiling_is_a_phase_of_its_own(tiny_pipeline: Any) -> None:
     tiny_pipeline.compile("eager", BUCKET)
     first, second = (draw(tiny_pipeline, "ar", guidance_scale=1.0).trace.phase_seconds for _ in range(2))

@@ -58,6 +58,13 @@ class FastPass:
         self._usable = usable and untouched(modules)
         return self._usable
 
+    def serves(self, kv_cache: StaticKVCache) -> bool:
+        """Whether passes over this cache run here, of a mask as a cache makes it."""
+        states = torch.empty(0, dtype=kv_cache.dtype, device=kv_cache.device)
+        mask = torch.empty(1, 1, 1, 1, dtype=torch.bool)
+        with torch.no_grad():
+            return serves_pass(states, mask, kv_cache.keys[0], self.geometry) and self.check()
+
     def weights(self) -> list[LayerWeights]:
         """Of every layer, as they are now."""
         return [

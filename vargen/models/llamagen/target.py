@@ -123,12 +123,14 @@ class LlamaGenTarget:
     def compile(self, compiler: PassCompiler | None) -> None:
         """From now on `forward` is compiled code; None: it runs eagerly.
 
+        Where the project's own kernels serve a pass they go on to, since one call of theirs is faster.
+
         Raises:
             ValueError: a draft is wider than the compiler's buckets.
         """
         if compiler is not None:
             compiler.check_width(self._max_draft_nodes)
-        self.compiler = compiler
+        self.compiler = None if self.transformer.fast_pass.serves(self.kv_cache) else compiler
 
     def rewind(self, counts: Tensor) -> None:
         """Forget the last `counts[b]` committed tokens of row b; [B] int64."""

@@ -376,8 +376,8 @@ def compiled_section(record: Record) -> str:
         [
             "## Compiled passes",
             "Compiled passes beside eager ones, in turns, the same seeds, compiling left out; `jacobi` feeds a window "
-            f"of {window} guesses. With random weights milliseconds are those of a model of that size; its pictures are "
-            "noise. A picture differs where two tokens were about as likely and rounding chose.",
+            f"of {window} guesses. With random weights milliseconds are those of a model of that size, its pictures "
+            "are noise. A picture differs where two tokens were about as likely and rounding chose.",
             table(header, cells),
             source_line(record),
         ]

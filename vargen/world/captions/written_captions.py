@@ -31,7 +31,7 @@ CLAIM_KINDS = {
     "setting": ("count", "ground", "sky", "light"),
     "objects": ("object", "size", "material", "place", "distance"),
     "events": ("event", "end"),
-    "order": ("order",),
+    "sequence": ("order",),
 }
 """Kinds of claims by their first words. Events need frames in their order, and which comes first needs nothing else."""
 

@@ -49,6 +49,7 @@ from vargen.world.training.video_data import (
 from vargen.world.training.video_views import (
     CHOICES,
     View,
+    alignment_loss,
     choose_visual,
     greedy,
     hidden_states,
@@ -70,8 +71,8 @@ class VideoLLMTrainingConfig(RunConfig):
         grounding_weight: weight of the grounding loss at the start; it falls to zero at three quarters of the run.
         grounded_layer: after how many layers of the language model visual tokens are told what they show; half of them
             if null. Later ones are left to themselves.
-        grounding_words: read what is told there off the model's own word embeddings, so that what shows an object
-            grows like the words for it; false has readers that are thrown away.
+        alignment_weight: weight of a loss by which, at that layer, what shows an object has become more like the
+            question than what shows none (`vargen.world.training.video_views.alignment_loss`).
         frame_counts: frames of the videos, drawn anew at every step; empty for `model.num_frames` always.
         short_until: share of the run in which all videos have the fewest of these frames.
         kept_shares: shares of the visual tokens that the language model is shown, drawn anew at every step.
@@ -89,7 +90,7 @@ class VideoLLMTrainingConfig(RunConfig):
     question_share: float = 0.25
     grounding_weight: float = 1.0
     grounded_layer: int | None = None
-    grounding_words: bool = False
+    alignment_weight: float = 0.0
     frame_counts: tuple[int, ...] = ()
     short_until: float = 0.0
     kept_shares: tuple[float, ...] = (1.0,)
@@ -103,7 +104,8 @@ class VideoLLMTrainingConfig(RunConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_fraction(self, "question_share", "short_until", "fusion_share")
-        check(self.grounding_weight >= 0, "grounding_weight", self.grounding_weight, "must not be negative")
+        for name in ("grounding_weight", "alignment_weight"):
+            check(getattr(self, name) >= 0, name, getattr(self, name), "must not be negative")
         check_positive(self, "visual_word_weight", "time_stretch")
         layers, layer = self.model.text.num_hidden_layers, self.grounded_layer
         check(layer is None or 1 <= layer <= layers, "grounded_layer", layer, f"must lie between 1 and {layers}")
@@ -158,12 +160,7 @@ class VideoLLMTask:
         self.grounded_layer = config.grounded_layer or max(1, self.num_layers // 2)
         longest = max((config.model.num_frames, *config.frame_counts))
         self.heads = nn.ModuleDict(
-            {
-                "tower": _heads(config.model, len(self._grounded_frames(longest)), GROUNDING),
-                "half-way": _heads(
-                    config.model, len(self._grounded_frames(longest)), () if config.grounding_words else GROUNDING
-                ),
-            }
+            {each: _heads(config.model, len(self._grounded_frames(longest))) for each in ("tower", "half-way")}
         ).to(device)
         self.extra_modules = nn.ModuleList([self.heads])
         self.word_weights = torch.ones(len(self.tokenizer), device=device)
@@ -210,18 +207,19 @@ class VideoLLMTask:
         weights = self.word_weights[learned]
         answers = (F.cross_entropy(logits.float(), learned, reduction="none") * weights).sum() / weights.sum()
         parts = {"answers": answers.detach()}
-        if not weight:
-            return answers, parts
-        in_model = half_way[0][:, view.visual]
-        tower = self._grounding("tower", features, truth)
-        if kept is not None:
-            truth = {name: each.gather(1, kept) for name, each in truth.items()}
-        inside = self._grounding("half-way", in_model, truth)
-        return answers + weight * (tower + inside) / 2, {
-            **parts,
-            "grounding": tower.detach(),
-            "grounding_half_way": inside.detach(),
-        }
+        loss = answers
+        told = truth if kept is None else {name: each.gather(1, kept) for name, each in truth.items()}
+        if config.alignment_weight:
+            asks = (labels != IGNORED).cumsum(1) == 0  # what is asked first, and nothing of the answers
+            aligned = alignment_loss(view, half_way[0], asks, told["shape"] > 0)
+            loss = loss + config.alignment_weight * aligned
+            parts["alignment"] = aligned.detach()
+        if weight:
+            tower = self._grounding("tower", features, truth)
+            inside = self._grounding("half-way", half_way[0][:, view.visual], told)
+            loss = loss + weight * (tower + inside) / 2
+            parts |= {"grounding": tower.detach(), "grounding_half_way": inside.detach()}
+        return loss, parts
 
     def _frame_count(self, draw: random.Random, progress: float) -> int:
         counts = self.config.frame_counts or (self.config.model.num_frames,)
@@ -322,14 +320,6 @@ class VideoLLMTask:
             F.cross_entropy(head(states[:, :told]).float().flatten(0, 1), truth[name].flatten())
             for name, head in heads.items()
         ]
-        shown = truth["shape"] > 0
-        if point == "half-way" and self.config.grounding_words and bool(shown.any()):
-            # Only what shows an object is told, and by words: the rest keeps its distance from all of them.
-            words = self.model.model.language_model.norm(states[:, :told][shown])
-            embedding = self.model.get_input_embeddings().weight
-            for name, values in GROUNDING.items():
-                logits = words @ embedding[self._word_ids(values)].T.to(words.dtype)
-                losses.append(F.cross_entropy(logits.float(), truth[name][shown] - 1))
         return torch.stack(losses).mean()
 
     @torch.no_grad()
@@ -397,9 +387,9 @@ class VideoLLMTask:
         self.processor.save_pretrained(folder)
 
 
-def _heads(config: VideoLLMConfig, num_steps: int, attributes: Iterable[str]) -> nn.ModuleDict:
-    """One linear reader for each thing that a visual token is told: attributes of `GROUNDING`, and its place."""
-    counts = {name: 1 + len(GROUNDING[name]) for name in attributes}
+def _heads(config: VideoLLMConfig, num_steps: int) -> nn.ModuleDict:
+    """One linear reader for each thing that a visual token is told."""
+    counts = {name: 1 + len(values) for name, values in GROUNDING.items()}
     counts.update(zip(PLACES, (num_steps, config.grid_size, config.grid_size), strict=True))
     return nn.ModuleDict({name: nn.Linear(config.text.hidden_size, count) for name, count in counts.items()})
 

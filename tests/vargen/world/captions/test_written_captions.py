@@ -116,7 +116,7 @@ def test_who_tells_the_story_backwards_is_wrong_in_what_order_decides() -> None:
 
 def test_order_is_a_large_part_of_what_captions_claim() -> None:
     claims = [claim[0] for story in STORIES for claim in true_claims(story)]
-    needs_order = sum(claim in CLAIM_KINDS["events"] + CLAIM_KINDS["order"] for claim in claims)
+    needs_order = sum(claim in CLAIM_KINDS["events"] + CLAIM_KINDS["sequence"] for claim in claims)
     assert needs_order / len(claims) > 0.4
 
 

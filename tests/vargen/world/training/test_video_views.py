@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from vargen.video.frames import CAPTION_PROMPTS, VideoFrames, processor_inputs
-from vargen.video.pruning import keep_uniform
+from vargen.video.pruning import keep_uniform, visual_gain
 from vargen.video.request import keep_visual, prepare_request
 from vargen.world.models.architectures import (
     TextModelConfig,
@@ -18,6 +18,7 @@ from vargen.world.models.architectures import (
 from vargen.world.training.video_views import (
     CHOICES,
     View,
+    alignment_loss,
     choose_visual,
     greedy,
     hidden_states,
@@ -108,3 +109,33 @@ def test_choices_have_their_budget_in_order_and_objects_are_preferred_where_aske
     assert kept.shape == (4, 100) and bool((kept.diff() > 0).all())
     share = float(shows_object.gather(1, kept).float().mean())
     assert 0.45 < share < 0.75 if how == "objects" else share < 0.2
+
+
+def test_alignment_makes_uv_prune_prefer_objects() -> None:
+    """States that follow the loss: what UV-Prune then keeps shows objects, of which it kept none at first."""
+    torch.manual_seed(0)
+    embeds, shown = torch.randn(2, 60, 16), torch.rand(2, 40) < 0.2
+    view = View(embeds, torch.zeros(3, 2, 60, dtype=torch.int64), slice(5, 45))
+    asks = torch.arange(15).expand(2, 15) < torch.tensor([[6], [9]])
+    states = embeds.clone()
+    states[:, 5:45][shown] = -embeds[:, 45:51].mean(1, keepdim=True).expand(2, 40, 16)[shown]
+    states.requires_grad_(True)
+
+    def object_share() -> float:
+        found = []
+        for row in range(2):
+            text = slice(45, 45 + int(asks[row].sum()))
+            gain = visual_gain(embeds[row, 5:45], states[row, 5:45], embeds[row, text], states[row, text])
+            found.append(shown[row][gain.topk(4).indices].float().mean())
+        return float(torch.stack(found).mean())
+
+    assert object_share() < 0.2
+    optimizer = torch.optim.Adam([states], lr=0.05)
+    first = float(alignment_loss(view, states.detach(), asks, shown))
+    for _ in range(60):
+        optimizer.zero_grad()
+        loss = alignment_loss(view, states, asks, shown)
+        loss.backward()
+        optimizer.step()
+    assert object_share() == 1 and float(loss.detach()) < 0.5 * first
+    assert torch.equal(states[0, 51:].detach(), embeds[0, 51:])  # the answer is told nothing

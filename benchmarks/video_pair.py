@@ -1,0 +1,341 @@
+"""What a pair of Video-LLMs is like, beside what papers say of theirs, on held-out videos of the scene world.
+
+    layers    F1 of captions when all visual tokens are taken away after a layer; papers' targets lose nothing late
+    views     F1 of target and drafter, each alone, by the share of visual tokens that it is shown, evenly spread
+    pruning   ParallelVLM: of the tokens that each way of pruning keeps, the share that shows an object; token-wise
+              agreement A of the drafter so shown with the target's answer, and M, the tokens between two rejections
+    overlap   ParallelVLM: seconds of a pass of each, window, and how idle the two sides are, reckoned from M's answers
+    lossy     FastV and SparseVLM: token-wise agreement of what is left of the target with its own answer
+    length    F1, and the drafter's agreement at a tenth, against the number of frames
+
+    python benchmarks/video_pair.py --model runs/video-story/export --draft_model runs/video-story-draft/export \
+        --captions written --num_frames 32 --videos 200
+
+Writes benchmarks/results/video_pair.json; studies that are not asked for stay as they were, if they are of the same
+models. Only `overlap` times anything: keep the machine to itself for it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from metrics.bootstrap import mean_interval
+from metrics.provenance import provenance, write_result
+from specdecode.parallel.loop import chain_layout
+from specdecode.parallel.simulation import Costs, simulate_in_turn, simulate_parallel, simulate_plain
+from vargen.jobs.cases import VideoCase
+from vargen.models.model_folder import weights_fingerprint
+from vargen.resources import find_video_model
+from vargen.runs.progress import Progress, progress
+from vargen.video.answering import VideoAnswerer
+from vargen.video.frames import CAPTION_PROMPTS, processor_inputs
+from vargen.video.lossy_targets import FastVTarget, SparseVLMTarget, sparsevlm_stages
+from vargen.video.pruning import keep_uniform, token_budget
+from vargen.video.request import VideoRequest, prepare_request
+from vargen.video.target import VideoTarget
+from vargen.world.captions.languages import LANGUAGES, language_of
+from vargen.world.cases import scene_video_cases
+from vargen.world.judge.pair import (
+    EarlyTarget,
+    agreements,
+    answer_tokens,
+    drafter_of,
+    pruning_scores,
+    run_lengths,
+    shows_object,
+)
+
+RESULTS = Path(__file__).resolve().parent / "results"
+SHARES = (1.0, 0.5, 0.25, 0.1, 0.05, 0.02)
+KEPT = 0.1  # of most papers
+TIMED_PASSES = 30
+
+
+def figure(values: Sequence[float]) -> dict[str, Any]:
+    """A mean over videos and its interval."""
+    numbers = torch.tensor(values, dtype=torch.float64)
+    return {"value": float(numbers.mean()), "interval": mean_interval(numbers)}
+
+
+class Studies:
+    """All of them, over one pair.
+
+    Args:
+        options: of the command line.
+        shown: counts videos.
+    """
+
+    def __init__(self, options: argparse.Namespace, shown: Progress) -> None:
+        self.options, self.shown = options, shown
+        self.answerer = VideoAnswerer.from_pretrained(options.model, options.draft_model)
+        self.model, self.drafter = self.answerer.model, self.answerer.draft_model
+        self.language = LANGUAGES[options.captions]
+        self.room = self.language.max_caption_tokens + 1
+        self.num_layers = len(self.model.model.language_model.layers)
+        self._answers: dict[tuple[int, int], list[int]] = {}
+
+    def cases(self, num_frames: int | None = None) -> Iterator[tuple[int, VideoCase]]:
+        """Held-out videos, each with its number; one at a time, since long ones are large."""
+        options = self.options
+        for number in range(options.videos):
+            frames = num_frames or options.num_frames
+            (case,) = scene_video_cases(1, "heldout", frames, options.image_size, number, options.captions)
+            yield number, case
+            self.shown.update()
+
+    def request(self, case: VideoCase, model: Any = None) -> VideoRequest:
+        """For a caption, of the target or of another model."""
+        inputs = processor_inputs(self.answerer.processor, case.frames, CAPTION_PROMPTS[0])
+        return prepare_request(model or self.model, inputs)
+
+    def tell(self, target: Any) -> list[int]:
+        """A target's caption."""
+        return answer_tokens(target, self.room - 1, self.answerer.stop_tokens)
+
+    def plain(self, number: int, case: VideoCase) -> list[int]:
+        """The target's own caption of a whole video, made once."""
+        key = (number, len(case.frames.frames))
+        if key not in self._answers:
+            self._answers[key] = self.tell(VideoTarget(self.model, self.request(case), max_new_tokens=self.room))
+        return self._answers[key]
+
+    def accuracy(self, case: VideoCase, tokens: Sequence[int]) -> float:
+        """F1 of a caption's claims."""
+        text = self.answerer.processor.tokenizer.decode(list(tokens), skip_special_tokens=True)
+        return language_of(case.truth).accuracy(case.truth, text, "all")
+
+    def agreed(self, make: Callable[..., Any], tokens: Sequence[int]) -> list[bool]:
+        """Agreement of what `make` makes of sizes with an answer."""
+        return agreements(make(max_new_tokens=len(tokens) + 1, max_draft_nodes=len(tokens)), tokens)
+
+    def drafted(self, request: VideoRequest, kept: Tensor, tokens: Sequence[int]) -> list[bool]:
+        """Agreement of the drafter, so shown, with the target's answer."""
+        return agreements(drafter_of(self.drafter, request, kept, len(tokens) + 1), tokens)
+
+    def layers(self) -> list[dict]:
+        """By the layer after which no visual token is left; the whole model last."""
+        chosen = sorted({max(1, round(self.num_layers * share)) for share in (0.17, 0.33, 0.5, 0.67, 0.75, 0.84)})
+        found: dict[int, list[float]] = {layer: [] for layer in (*chosen, self.num_layers)}
+        for number, case in self.cases():
+            for layer in chosen:
+                target = EarlyTarget(self.model, self.request(case), layer, max_new_tokens=self.room)
+                found[layer].append(self.accuracy(case, self.tell(target)))
+            found[self.num_layers].append(self.accuracy(case, self.plain(number, case)))
+        return [
+            {"layer": layer, "layers": self.num_layers, "accuracy": figure(values)} for layer, values in found.items()
+        ]
+
+    def views(self) -> list[dict]:
+        """By model and the share of visual tokens that it is shown."""
+        found: dict[tuple[str, float], list[float]] = {}
+        for _, case in self.cases():
+            for name, model in (("target", self.model), ("drafter", self.drafter)):
+                request = self.request(case, model)
+                for share in SHARES:
+                    kept = keep_uniform(request.num_visual, token_budget(request.num_visual, share))
+                    tokens = self.tell(drafter_of(model, request, kept, self.room))
+                    found.setdefault((name, share), []).append(self.accuracy(case, tokens))
+        whole = statistics.fmean(found["target", 1.0])
+        return [
+            {
+                "model": name,
+                "share": share,
+                "accuracy": figure(values),
+                "retention": statistics.fmean(values) / max(whole, 1e-9),
+            }
+            for (name, share), values in found.items()
+        ]
+
+    def _choices(self, number: int, case: VideoCase) -> tuple[Tensor, dict[str, Callable[[int], Tensor]]]:
+        """Which visual tokens show an object, and ways to prune: the papers' and UV-Prune at other layers."""
+        request = self.request(case)
+        layers = sorted({1, 2, max(1, self.num_layers // 4), self.num_layers // 2})
+        target = VideoTarget(self.model, request, (0, *layers), capture_attention=True, max_new_tokens=2)
+        target.prefill()
+        ways = dict(pruning_scores(target, max(1, self.num_layers // 4), number))
+        ways |= {f"visual_gain after {layer}": pruning_scores(target, layer, number)["visual_gain"] for layer in layers}
+        return shows_object(case.truth, round((request.num_visual * 2 / len(case.frames.frames)) ** 0.5)), ways
+
+    def pruning(self) -> list[dict]:
+        """By way and share of pruning; "nothing" keeps all."""
+        rows: dict[tuple[str, float], dict[str, list[float]]] = {}
+        for number, case in self.cases():
+            tokens, request = self.plain(number, case), self.request(case, self.drafter)
+            objects, ways = self._choices(number, case)
+            for share in SHARES:
+                budget = token_budget(len(objects), share)
+                for name, choose in ways.items() if share < 1 else (("nothing", ways["uniform"]),):
+                    kept = choose(budget)
+                    matches = self.drafted(request, kept, tokens)
+                    row = rows.setdefault((name, share), {"object_share": [], "agreement": [], "runs": []})
+                    row["object_share"].append(float(objects[kept].float().mean()))
+                    row["agreement"].append(sum(matches) / len(matches))
+                    row["runs"] += run_lengths(matches)
+        return [
+            {
+                "pruning": name,
+                "share": share,
+                "object_share": figure(row["object_share"]),
+                "agreement": figure(row["agreement"]),
+                "mean_run_length": statistics.fmean(row["runs"]),
+            }
+            for (name, share), row in rows.items()
+        ]
+
+    def overlap(self) -> list[dict]:
+        """By share shown to the drafter (UV-Prune): seconds, the window that suits them, idle shares, speed-ups."""
+        matches: dict[float, list[list[bool]]] = {share: [] for share in SHARES}
+        seconds: dict[str, list[float]] = {}
+        for number, case in self.cases():
+            tokens, request = self.plain(number, case), self.request(case, self.drafter)
+            _, ways = self._choices(number, case)
+            for share in SHARES:
+                kept = ways["visual_gain"](token_budget(request.num_visual, share))
+                matches[share].append(self.drafted(request, kept, tokens))
+                if number < 3:
+                    draft = drafter_of(self.drafter, request, kept, 2)
+                    seconds.setdefault(f"draft {share}", []).append(_pass_seconds(draft, 1))
+            if number < 3:
+                for count in (1, 8):
+                    target = VideoTarget(self.model, self.request(case), max_new_tokens=16, max_draft_nodes=8)
+                    seconds.setdefault(f"target {count}", []).append(_pass_seconds(target, count))
+        one, eight = (statistics.median(seconds[f"target {count}"]) for count in (1, 8))
+        rows = []
+        for share in SHARES:
+            draft = statistics.median(seconds[f"draft {share}"])
+            costs = Costs(target=one, draft=draft, target_token=max(0.0, (eight - one) / 7))
+            window = max(1, round(one / draft))
+            accounts = [simulate_parallel(each, costs, window) for each in matches[share]]
+            total = sum(each.total_seconds for each in accounts)
+            plain = sum(simulate_plain(len(each), costs) for each in matches[share])
+            rows.append(
+                {
+                    "share": share,
+                    "target_seconds": one,
+                    "target_seconds_per_token": costs.target_token,
+                    "draft_seconds": draft,
+                    "cost_ratio": one / draft,
+                    "window": window,
+                    "mean_run_length": statistics.fmean(run for each in accounts for run in each.run_lengths),
+                    "target_idle": 1 - sum(each.target_seconds for each in accounts) / total,
+                    "drafter_idle": 1 - sum(each.drafter_seconds for each in accounts) / total,
+                    "reckoned_speedup": plain / total,
+                    "reckoned_speedup_in_turn": plain
+                    / sum(simulate_in_turn(each, costs, window) for each in matches[share]),
+                }
+            )
+        return rows
+
+    def lossy(self) -> list[dict]:
+        """By method and share kept: agreement of what it leaves of the target, and its caption's F1."""
+        found: dict[tuple[str, float], tuple[list[float], list[float]]] = {}
+        for number, case in self.cases():
+            tokens = self.plain(number, case)
+            for share in (0.5, 0.25, KEPT):
+                stages = sparsevlm_stages(self.num_layers, share)
+                request = self.request(case)
+                ways: dict[str, Callable[..., Any]] = {
+                    "fastv": partial(FastVTarget, self.model, request, share),
+                    "sparsevlm": partial(SparseVLMTarget, self.model, request, stages),
+                }
+                for name, make in ways.items():
+                    agreed, accuracies = found.setdefault((name, share), ([], []))
+                    matches = self.agreed(make, tokens)
+                    agreed.append(sum(matches) / len(matches))
+                    accuracies.append(self.accuracy(case, self.tell(make(max_new_tokens=self.room))))
+        return [
+            {"method": name, "share": share, "agreement": figure(agreed), "accuracy": figure(accuracies)}
+            for (name, share), (agreed, accuracies) in found.items()
+        ]
+
+    def length(self) -> list[dict]:
+        """By number of frames."""
+        rows = []
+        for num_frames in self.options.lengths:
+            accuracies, agreed, runs, visual = [], [], [], 0
+            for number, case in self.cases(num_frames):
+                tokens, request = self.plain(number, case), self.request(case, self.drafter)
+                visual = request.num_visual
+                matches = self.drafted(request, keep_uniform(visual, token_budget(visual, KEPT)), tokens)
+                accuracies.append(self.accuracy(case, tokens))
+                agreed.append(sum(matches) / len(matches))
+                runs += run_lengths(matches)
+            rows.append(
+                {
+                    "frames": num_frames,
+                    "visual_tokens": visual,
+                    "accuracy": figure(accuracies),
+                    "agreement": figure(agreed),
+                    "mean_run_length": statistics.fmean(runs),
+                }
+            )
+        return rows
+
+
+def _pass_seconds(target: Any, count: int) -> float:
+    """Median of passes over so many tokens behind a prompt; nothing is kept of them."""
+    target.prefill()
+    tokens = torch.zeros(1, count, dtype=torch.int64)
+    places, mask = chain_layout(tokens)
+    taken = []
+    for _ in range(TIMED_PASSES):
+        began = time.perf_counter()
+        target.forward(tokens, mask, places)
+        taken.append(time.perf_counter() - began)
+    return statistics.median(taken)
+
+
+STUDIES = ("layers", "views", "pruning", "overlap", "lossy", "length")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default=None, help="folder of the target, or the name of a shipped one")
+    parser.add_argument("--draft_model", default=None, help="likewise, the smaller one")
+    parser.add_argument("--studies", default=",".join(STUDIES))
+    parser.add_argument("--captions", default="plain", choices=sorted(LANGUAGES), help="which videos")
+    parser.add_argument("--videos", type=int, default=200)
+    parser.add_argument("--num_frames", type=int, default=8)
+    parser.add_argument("--image_size", type=int, default=96)
+    parser.add_argument("--lengths", type=int, nargs="+", default=[8, 16, 32, 64, 128], help="frames, of `length`")
+    parser.add_argument("--quiet", action="store_true", help="show no progress")
+    parser.add_argument("--dry_run", action="store_true", help="write nothing")
+    options = parser.parse_args()
+    chosen = options.studies.split(",")
+    if unknown := set(chosen) - set(STUDIES):
+        parser.error(f"--studies: {unknown.pop()!r} is not one of {', '.join(STUDIES)}")
+    path = RESULTS / "video_pair.json"
+    folders = [find_video_model(options.model), find_video_model(options.draft_model or "video-llm-draft")]
+    described = {"models": [weights_fingerprint(folder) for folder in folders], "captions": options.captions}
+    earlier = json.loads(path.read_text()) if path.exists() else {}
+    found = earlier.get("studies", {}) if all(earlier.get(name) == value for name, value in described.items()) else {}
+    total = sum(options.videos * (len(options.lengths) if name == "length" else 1) for name in chosen)
+    with progress(total, "videos", options.quiet) as shown:
+        studies = Studies(options, shown)
+        for name in chosen:
+            rows = getattr(studies, name)()
+            frames = None if name == "length" else options.num_frames
+            found[name] = {"videos": options.videos, "frames": frames, "provenance": provenance(), "rows": rows}
+            for row in rows:
+                print(name, {key: _shown(value) for key, value in row.items()}, flush=True)
+            if not options.dry_run:
+                write_result(path, {**described, "studies": found})
+
+
+def _shown(value: Any) -> Any:
+    number = value["value"] if isinstance(value, dict) else value
+    return round(number, 4) if isinstance(number, float) else number
+
+
+if __name__ == "__main__":
+    main()

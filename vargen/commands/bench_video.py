@@ -38,6 +38,7 @@ class BenchVideoConfig(VideoOptions):
         split: "heldout" for combinations that training never showed, "all" for any.
         question: asked about each.
         image_size: side of the rendered frames in pixels.
+        captions: which rendered videos: "plain", or "written" for longer stories told as people write.
         warm_up: answers of each method that do not count, before the first that does.
         json: file for the rows; "-" prints them to standard output, and nothing else. What has been measured is kept
             beside it in FILE.calls.jsonl until the end, and the same command goes on from there.
@@ -50,6 +51,7 @@ class BenchVideoConfig(VideoOptions):
     split: str = "heldout"
     question: str = DEFAULT_QUESTION
     image_size: int = 96
+    captions: str = "plain"
     warm_up: int = 1
     json: str | None = None
 
@@ -101,13 +103,16 @@ def run(arguments: Sequence[str]) -> int:
 
     def cases(processor: Any) -> Any:
         if isinstance(config.videos, int):
-            return scene_video_cases(config.videos, config.split, num_frames, config.image_size, config.seed)
+            return scene_video_cases(
+                config.videos, config.split, num_frames, config.image_size, config.seed, config.captions
+            )
         choose = frame_sampler(processor, config.num_frames, config.fps)
         return ask_about(config.videos, config.questions, config.question, choose, config.fps)
 
     def described(clips: Any) -> dict[str, Any]:
         if isinstance(config.videos, int):
-            return {"split": config.split, "frames": [num_frames, config.image_size]}
+            told = {} if config.captions == "plain" else {"captions": config.captions}
+            return {"split": config.split, "frames": [num_frames, config.image_size], **told}
         return {"clips": describe_clips(clips), "frames": [config.num_frames, config.fps]}
 
     num_frames = _SCENE_FRAMES if config.num_frames is None else config.num_frames

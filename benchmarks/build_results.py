@@ -770,6 +770,37 @@ def families_section(record: Record) -> str:
     return "\n\n".join([*parts, source_line(record)])
 
 
+def continuous_section(rows: Sequence[Record]) -> str:
+    """Pictures an hour where rows take each other's places, over batches that wait for their slowest."""
+    lines = [
+        [
+            row["method"],
+            str(row["batch_size"]),
+            str(row["pictures"]),
+            *(
+                f"{row[way][figure]:,}"
+                for figure in ("pictures_an_hour", "passes_per_batch_of_pictures", "latency_seconds_p50")
+                for way in ("fixed", "continuous")
+            ),
+            f"{row['speedup']:.2f}",
+            str(row["pictures_that_differ"]),
+        ]
+        for row in rows
+    ]
+    header = ["method", "batch", "pictures", "an hour, fixed", "continuous", "passes a batch, fixed", "continuous"]
+    header += ["latency s, fixed", "continuous", "speed-up", "other tokens"]
+    return "\n\n".join(
+        [
+            "## Continuous batches",
+            "A finished picture's place goes to the next prompt at once. Both ways draw the same prompts and seeds in "
+            "turns. Latency is a picture's own time (fixed: that of its batch). At the end of so few pictures rows "
+            "idle, which in thousands is of no account; prefills of rows that join count as passes.",
+            table(header, lines),
+            source_line(rows[0]),
+        ]
+    )
+
+
 def tradeoff_rows(speed: Sequence[Record], quality: Iterable[Record]) -> list[Record]:
     """Speed at batch 1; quality from an evaluation where there is one, else from the bench's few prompts."""
     better = {row["method"]: row["judge_accuracy"] for row in quality}
@@ -853,6 +884,8 @@ def build() -> dict[Path, str]:
         sections.append(speculation_section(benches, load("speculation_overhead"), load("greedy_equality")))
     if compiled := load("compiled"):
         sections.append(compiled_section(compiled))
+    if continuous := load("continuous"):
+        sections.append(continuous_section(continuous))
     evaluations = load_evaluations()
     if evaluations:
         sections.append(quality_section(evaluations))

@@ -2,9 +2,12 @@
 
 Belongs here: definitions. Does not belong here: running anything, tables, and quality.
 
-A *call* makes a batch of pictures together. A *target pass* is one forward of the target over the batch, prefill
-included. *Tokens per pass* are per row: tokens over the passes in which the row took part. *Accepted length* counts
-drafted tokens that stayed in a verified step, bonus token excluded; with it, as most papers print it, it is one more.
+A *call* makes a batch of pictures together; in continuous batches, where pictures take each other's places, it is
+pictures that are kept together, and has the mean of their passes and the sum of their shares of the seconds.
+
+A *target pass* is one forward of the target over the batch, prefill included. *Tokens per pass* are per row: tokens
+over the passes in which the row took part. *Accepted length* counts drafted tokens that stayed in a verified step,
+bonus token excluded; with it, as most papers print it, it is one more.
 *Peak memory* is the device's on a GPU, else the whole process's so far.
 *Seconds per image* are wall-clock seconds of the whole call, prompt encoder and image decoder included, over its
 pictures. *Pass reduction* and *speed-up* divide plain decoding's figure by the method's, on the same prompts, seeds and
@@ -68,6 +71,32 @@ class CallRecord:
             skipped_tokens=trace["skipped_tokens"],
             phase_seconds=dict(trace["phase_seconds"]),
             peak_memory=peak_memory,
+        )
+
+    @classmethod
+    def of_pictures(cls, pictures: Sequence[CallRecord]) -> CallRecord:
+        """A batch of pictures that were drawn one in the place of another (continuous batches), from records of each.
+
+        Its seconds are the sum of theirs, of which each is a picture's share of the batch that it was drawn in. Its
+        passes are the mean of theirs: as many as a batch takes whose pictures end together, since nobody waits.
+        """
+        histogram = [0] * max(len(each.accepted_histogram) for each in pictures)
+        phases: dict[str, float] = {}
+        for each in pictures:
+            for length, steps in enumerate(each.accepted_histogram):
+                histogram[length] += steps
+            for name, seconds in each.phase_seconds.items():
+                phases[name] = phases.get(name, 0.0) + seconds
+        sums = {
+            name: sum(getattr(each, name) for each in pictures)
+            for name in ("seconds", "images", "tokens", "row_passes", "drafted", "skipped_steps", "skipped_tokens")
+        }
+        return cls(
+            **sums,
+            target_passes=round(sum(each.target_passes for each in pictures) / len(pictures)),
+            accepted_histogram=histogram,
+            phase_seconds=phases,
+            peak_memory=max((each.peak_memory for each in pictures if each.peak_memory), default=None),
         )
 
     def to_dict(self) -> dict[str, Any]:

@@ -19,6 +19,7 @@ import torch
 from metrics.provenance import provenance
 from metrics.speculation import CallRecord, summarise
 from vargen.drawing.sheet import to_pil
+from vargen.errors import UserError
 from vargen.jobs.cases import BenchmarkCase, Judge, told_cases
 from vargen.jobs.comparison import compare, describe_run
 from vargen.jobs.quality import clip_figures, count_claims, judge_figures
@@ -29,6 +30,7 @@ from vargen.models.model_folder import weights_fingerprint
 from vargen.models.options import ModelOptions
 from vargen.pipelines.compilation import COMPILED
 from vargen.pipelines.loading import load_pipeline
+from vargen.pipelines.streaming import FinishedPicture, PictureStream, open_stream
 from vargen.runs.files import save_image_atomic
 from vargen.runs.progress import Progress, progress
 from vargen.runs.records import Records
@@ -56,6 +58,8 @@ def benchmark_model(
     warm_up: int = 1,
     calls: Path | None = None,
     images: Path | None = None,
+    weighted_by: str | None = None,
+    weight_dtype: str = "auto",
     quiet: bool = False,
     **generation: Any,
 ) -> list[dict[str, Any]]:
@@ -67,6 +71,8 @@ def benchmark_model(
         options: how to load it.
         clip: folder of the CLIP model that scores; None: there are no CLIP scores.
         calls: file that keeps calls until somebody removes it; None: in memory.
+        weighted_by: size of a network that every pass also goes through, for the clock; None: none.
+        weight_dtype: its precision; "auto" is bfloat16 on a GPU and on CPUs that multiply in it, else float32.
         quiet: show no progress.
 
     Returns:
@@ -74,6 +80,7 @@ def benchmark_model(
     """
     scorer = None if clip is None else ClipScorer(clip)
     pipeline, _, dtype = load_pipeline(model, options, quiet)
+    weighed = {} if weighted_by is None else {"weighted_by": _weigh(pipeline, weighted_by, weight_dtype)}
     shared = {"batch_size": batch_size, "seed": seed, **generation}
     settings = describe_run(
         methods,
@@ -84,6 +91,7 @@ def benchmark_model(
         judged=judge is not None,
         **({} if scorer is None else {"clip": scorer.identity}),
         **options.identity,
+        **weighed,
         **shared,
     )
     records = Records(calls, settings)
@@ -100,7 +108,8 @@ def benchmark_model(
             shown=shown,
             **shared,
         )
-    told = {"batch_size": batch_size, "dtype": dtype, "model": model.name, **options.identity}
+    name = f"{model.name}, weighted by {weighed['weighted_by']}" if weighed else model.name
+    told = {"batch_size": batch_size, "dtype": dtype, "model": name, **weighed, **options.identity}
     return [{**row, **told} for row in rows]
 
 
@@ -190,21 +199,70 @@ def call_pipeline(
     **arguments: Any,
 ) -> tuple[AutoregressivePipelineOutput, CallRecord]:
     """One call for cases of consecutive seeds, and what it cost; `arguments` go to the pipeline."""
-    condition: dict[str, Any] = (
-        {"prompt": [case.prompt for case in cases]}
-        if cases[0].class_label is None
-        else {"class_labels": [case.class_label for case in cases]}
-    )
     generators = [torch.Generator().manual_seed(seed + row) for row in range(len(cases))]
     device = pipeline.device
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     began = time.perf_counter()
-    output = pipeline(**condition, generator=generators, method=method, **arguments)
+    output = pipeline(**_condition(cases), generator=generators, method=method, **arguments)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     seconds = time.perf_counter() - began - output.trace.phase_seconds.get(COMPILED, 0.0)
     return output, CallRecord.from_trace(output.trace.to_dict(), seconds, _peak_memory(device))
+
+
+def _weigh(pipeline: ImagePipeline, size: str, dtype: str) -> str:
+    """Put a network beside a pipeline's own; what the figures are then called. Raises UserError where none can be."""
+    from vargen.pipelines.llamagen import LlamaGenPipeline
+
+    if not isinstance(pipeline, LlamaGenPipeline):
+        raise UserError(
+            "weighted_by: networks of LlamaGen's sizes stand beside models of that family alone; leave it out"
+        )
+    if dtype == "auto":
+        multiplies = pipeline.device.type == "cuda" or (torch.backends.mkldnn.is_available() and _native_bfloat16())
+        dtype = "bfloat16" if multiplies else "float32"
+    label = pipeline.weigh(size, getattr(torch, dtype))
+    assert label is not None
+    return label
+
+
+def _native_bfloat16() -> bool:
+    """Whether this CPU multiplies in bfloat16; where torch cannot tell, it does not."""
+    supported = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
+    return bool(supported is not None and supported())
+
+
+def stream_pipeline(
+    pipeline: ImagePipeline,
+    method: MethodConfig,
+    cases: Sequence[BenchmarkCase],
+    seeds: Sequence[int],
+    batch_size: int,
+    **arguments: Any,
+) -> PictureStream:
+    """A stream of one picture a case, in continuous batches; `arguments` go to the pipeline."""
+    return open_stream(
+        pipeline,
+        True,
+        **_condition(cases),
+        generator=[torch.Generator().manual_seed(seed) for seed in seeds],
+        batch_size=batch_size,
+        method=method,
+        **arguments,
+    )
+
+
+def record_of_picture(picture: FinishedPicture, device: torch.device) -> CallRecord:
+    """What a picture of a stream cost; its seconds are its share of the batch."""
+    return CallRecord.from_trace(picture.trace.to_dict(), picture.seconds, _peak_memory(device))
+
+
+def _condition(cases: Sequence[BenchmarkCase]) -> dict[str, Any]:
+    """The argument of a pipeline that says what these cases show."""
+    if cases[0].class_label is None:
+        return {"prompt": [case.prompt for case in cases]}
+    return {"class_labels": [case.class_label for case in cases]}
 
 
 def _peak_memory(device: torch.device) -> int | None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from glob import escape
@@ -31,7 +31,7 @@ from metrics.provenance import provenance
 from metrics.quality import Reference
 from metrics.speculation import CallRecord, summarise
 from vargen.errors import UserError
-from vargen.jobs.benchmark import call_pipeline
+from vargen.jobs.benchmark import call_pipeline, record_of_picture, stream_pipeline
 from vargen.jobs.cases import BenchmarkCase, ReferencePictures, World, told_cases
 from vargen.jobs.options import EvaluateConfig
 from vargen.jobs.quality import (
@@ -273,6 +273,7 @@ def _make_pictures(
         "seed": config.seed,
         "dtype": dtype,
         "device": device.split(":")[0],
+        "continuous_batches": config.continuous_batches,
         **model.sampling(**config.sampling),
         "captions": told_cases(run.cases),
     }
@@ -325,12 +326,26 @@ def _make_share(
     def decode(tokens: Any) -> Any:
         return pipeline.decode_tokens(torch.from_numpy(tokens).long()[None].to(pipeline.device))[0]
 
+    def make_all(indices: Sequence[int]) -> Iterator[tuple[int, tuple[np.ndarray, CallRecord]]]:
+        chosen, seeds = [run.cases[index] for index in indices], [shared["seed"] + index for index in indices]
+        size = run.config.batch_size
+        for picture in stream_pipeline(pipeline, method, chosen, seeds, size, output_type="latent", **sampling):
+            tokens = torch.as_tensor(picture.image).cpu().numpy().astype(np.int32)
+            yield indices[picture.index], (tokens, record_of_picture(picture, pipeline.device))
+
+    def bind(pictures: Sequence[tuple[np.ndarray, CallRecord]]) -> tuple[dict[str, Any], dict[str, Any]]:
+        tokens, records = zip(*pictures, strict=True)
+        return {"tokens": np.stack(tokens)}, CallRecord.of_pictures(records).to_dict()
+
     own = run.share.of(range(len(job.tokens.batches)))
     if not pixels_from_tokens:
         job.forget_without_pictures(own)
         job.work(run.share, make_pictures, shown.update)
         return
-    job.work(run.share, make, shown.update)
+    if run.config.continuous_batches and hasattr(pipeline, "stream"):
+        job.collect(run.share, make_all, bind, shown.update)
+    else:
+        job.work(run.share, make, shown.update)
     for batch in own:
         job.save_pictures(batch, decode)
 

@@ -33,11 +33,10 @@ from vargen.runs.progress import Progress, progress
 from vargen.runs.records import ImageRequest, PictureFolder
 
 if TYPE_CHECKING:
-    from PIL import Image
     from torch import Tensor
 
-    from specdecode.trace import DecodeTrace
     from vargen.pipelines.loading import ImagePipeline
+    from vargen.pipelines.streaming import FinishedPicture
 
 MAX_CANDIDATES = 10_000
 
@@ -64,6 +63,8 @@ class GenerateConfig(SamplingOptions):
         method_options: settings of the method that differ from its defaults, such as
             `--method_options.total_tokens 30`; `vargen methods --json` shows them all.
         batch_size: pictures made at once. It changes speed and memory, not the pictures.
+        continuous_batches: give a finished picture's place in the batch to the next prompt at once, where the family
+            of models can. It changes speed, not the pictures.
         trace_image: beside each picture, also write traces/000000.png: where each of its tokens came from, and the
             passes in time.
         dtype: precision of the transformer: float32, bfloat16 or float16. "auto" is what a continued run was begun
@@ -84,6 +85,7 @@ class GenerateConfig(SamplingOptions):
     method_options: dict[str, Any] = field(default_factory=dict)
     batch_size: int = 8
     dtype: str = "auto"
+    continuous_batches: bool = True
     trace_image: bool = False
 
     def __post_init__(self) -> None:
@@ -108,7 +110,7 @@ class RunTotals:
         images: in the folder at the end.
         new_images: made by this run.
         tokens: image tokens, all new pictures together.
-        forward_passes: passes of the transformer over a batch, prefills included.
+        forward_passes: passes of the transformer over a batch, prefills included, also of rows that join one.
         seconds: by phase: load, encode_prompt, prefill, decode, decode_images, and save.
     """
 
@@ -123,13 +125,6 @@ class RunTotals:
         """Milliseconds of prefill and decoding per token, all pictures of a batch together; None without tokens."""
         decoding = self.seconds.get("prefill", 0.0) + self.seconds.get("decode", 0.0)
         return 1000 * decoding / self.tokens if self.tokens else None
-
-    def add(self, trace: DecodeTrace) -> None:
-        """Count one batch."""
-        self.tokens += trace.tokens
-        self.forward_passes += trace.target_passes
-        for phase, seconds in trace.phase_seconds.items():
-            self.add_seconds(phase, seconds)
 
     def add_seconds(self, phase: str, seconds: float) -> None:
         """Add to a phase."""
@@ -334,128 +329,142 @@ def _generate(
     ranker: Ranker | None,
     quiet: bool,
 ) -> None:
-    """Make and save every missing picture, batch by batch."""
-    from vargen.drawing.trace_image import draw_trace
+    """Make and save every missing picture, each as soon as it is finished."""
     from vargen.pipelines.common import PromptWarning
 
     missing = results.missing
-    tokens_of_one = model.num_tokens * config.num_candidates
-    with progress(len(missing) * tokens_of_one, "tokens", quiet) as shown, warnings.catch_warnings():
+    with (
+        progress(len(missing) * config.num_candidates * model.num_tokens, "tokens", quiet) as shown,
+        warnings.catch_warnings(),
+    ):
         count = _TokenCount(shown)
         warnings.simplefilter("ignore", PromptWarning)  # said once, for all prompts
-        size = max(1, config.batch_size // config.num_candidates)  # pictures whose candidates fit into a batch
-        for start in range(0, len(missing), size):
-            batch = missing[start : start + size]
-            candidates = [(request, place) for request in batch for place in range(config.num_candidates)]
-            made: list[_Made] = []
-            for first in range(0, len(candidates), config.batch_size):
-                count.begin(start * tokens_of_one + first * model.num_tokens)
-                several = candidates[first : first + config.batch_size]
-                made += _make(pipeline, model, several, config, settings, totals, count)
-            began = time.perf_counter()
-            for place, request in enumerate(batch):
-                own = made[place * config.num_candidates : (place + 1) * config.num_candidates]
-                chosen, measured = own[0], own[0].measured
-                if ranker is not None:
-                    assert request.text is not None
-                    scores = ranker.score([each.image for each in own], [request.text] * len(own))
-                    number = best(scores)
-                    chosen = own[number]
-                    measured = {
-                        **chosen.measured,
-                        "candidate": number,
-                        "candidate_seed": candidate_seed(request.seed, number),
-                        "scores": [round(score, 4) for score in scores],
-                    }
-                drawn = None
-                if config.trace_image:
-                    drawn = draw_trace(
-                        chosen.image, chosen.trace, chosen.row, model.rows_and_columns, model.beside_grid
-                    )
-                results.add(request, chosen.image, measured, drawn)
-            totals.add_seconds("save" if ranker is None else "rank_and_save", time.perf_counter() - began)
-        count.begin(len(missing) * tokens_of_one)
+        at_once = max(1, _MOST_IN_A_STREAM // config.num_candidates)
+        for first in range(0, len(missing), at_once):
+            some = missing[first : first + at_once]
+            _generate_some(pipeline, model, some, results, config, settings, totals, ranker, count)
 
 
-@dataclass(frozen=True)
-class _Made:
-    """A picture, where it stands in the trace of its batch, and what it cost."""
-
-    image: Image.Image
-    trace: DecodeTrace
-    row: int
-    measured: dict[str, Any]
+_MOST_IN_A_STREAM = 4096
+"""Pictures whose prompts and seeds are laid out at once; that rows idle at the end of so many is of no account."""
 
 
-def _make(
+def _generate_some(
     pipeline: ImagePipeline,
     model: ModelDescription,
-    candidates: Sequence[tuple[ImageRequest, int]],
+    requests: Sequence[ImageRequest],
+    results: PictureFolder,
     config: GenerateConfig,
     settings: dict[str, Any],
     totals: RunTotals,
+    ranker: Ranker | None,
     count: _TokenCount,
-) -> list[_Made]:
-    """One batch: a candidate of each of these requests."""
+) -> None:
+    """Make and save pictures in one stream."""
     import torch
 
-    requests = [request for request, _ in candidates]
+    from vargen.pipelines.streaming import open_stream
+
+    candidates = [(request, number) for request in requests for number in range(config.num_candidates)]
     condition: dict[str, Any] = (
-        {"prompt": [request.text for request in requests]}
+        {"prompt": [request.text for request, _ in candidates]}
         if requests[0].class_label is None
-        else {"class_labels": [request.class_label for request in requests]}
+        else {"class_labels": [request.class_label for request, _ in candidates]}
     )
-    began = time.perf_counter()
+    stream = open_stream(
+        pipeline,
+        config.continuous_batches,
+        **condition,
+        **{name: settings[name] for name in (*config.sampling, "height", "width") if name in settings},
+        generator=[
+            torch.Generator().manual_seed(candidate_seed(request.seed, number)) for request, number in candidates
+        ],
+        batch_size=config.batch_size,
+        method=model.resolve_method(config.method, config.method_options),
+        callback_on_step_end=count.step,
+    )
+    # By request, those of its candidates that are finished, by number.
+    made: dict[int, dict[int, FinishedPicture]] = {request.index: {} for request in requests}
     try:
-        output = pipeline(
-            **condition,
-            **{name: settings[name] for name in (*config.sampling, "height", "width") if name in settings},
-            generator=[
-                torch.Generator().manual_seed(candidate_seed(request.seed, number)) for request, number in candidates
-            ],
-            method=model.resolve_method(config.method, config.method_options),
-            callback_on_step_end=count.step,
-        )
+        for picture in stream:
+            count.finished(model.num_tokens)
+            totals.tokens += model.num_tokens
+            request, number = candidates[picture.index]
+            own = made[request.index]
+            own[number] = picture
+            if len(own) == config.num_candidates:
+                began = time.perf_counter()
+                _keep(request, [own[each] for each in sorted(own)], model, results, config, ranker)
+                totals.add_seconds("save" if ranker is None else "rank_and_save", time.perf_counter() - began)
+                del made[request.index]
     except NotFiniteError as error:
-        raise UserError(f"{requests[error.row].image_path}: {error}") from error
+        raise UserError(f"{candidates[error.row][0].image_path}: {error}") from error
     except torch.OutOfMemoryError as error:
         raise UserError(
             f"batch_size {config.batch_size} needs more memory than {config.device} has; give a smaller one"
         ) from error
-    seconds, trace = time.perf_counter() - began, output.trace
-    totals.add(trace)
-    return [
-        _Made(
-            image,
-            trace,
-            row,
-            {
-                "tokens": trace.row_tokens[row],
-                "forward_passes": trace.row_passes[row],
-                "seconds": round(seconds / len(candidates), 4),
-                "batch_size": len(candidates),
-            },
-        )
-        for row, image in enumerate(output.images)
-    ]
+    finally:
+        totals.forward_passes += stream.trace.target_passes
+        for phase, seconds in stream.trace.phase_seconds.items():
+            totals.add_seconds(phase, seconds)
+
+
+def _keep(
+    request: ImageRequest,
+    candidates: Sequence[FinishedPicture],
+    model: ModelDescription,
+    results: PictureFolder,
+    config: GenerateConfig,
+    ranker: Ranker | None,
+) -> None:
+    """Save a picture, or the best of its candidates."""
+    from vargen.drawing.trace_image import draw_trace
+
+    chosen, ranked = candidates[0], {}
+    if ranker is not None:
+        assert request.text is not None
+        scores = ranker.score([each.image for each in candidates], [request.text] * len(candidates))
+        number = best(scores)
+        chosen = candidates[number]
+        ranked = {
+            "candidate": number,
+            "candidate_seed": candidate_seed(request.seed, number),
+            "scores": [round(score, 4) for score in scores],
+        }
+    measured = {
+        "tokens": chosen.trace.tokens,
+        "forward_passes": chosen.trace.target_passes,
+        "seconds": round(chosen.seconds, 4),
+        "batch_size": chosen.batch_size,
+        **ranked,
+    }
+    drawn = None
+    if config.trace_image:
+        drawn = draw_trace(chosen.image, chosen.trace, 0, model.rows_and_columns, model.beside_grid)
+    results.add(request, chosen.image, measured, drawn)
 
 
 class _TokenCount:
-    """Progress in tokens over all batches, which reads the device only a few times a second."""
+    """Progress in tokens, which reads the device only a few times a second."""
 
     def __init__(self, shown: Progress) -> None:
         self.shown = shown
         self.before = 0
         self.read_at = 0.0
 
-    def begin(self, tokens: int) -> None:
-        """A batch begins, after so many tokens of others."""
-        self.before = tokens
-        self.shown.update(tokens - self.shown.n)
+    def finished(self, tokens: int) -> None:
+        """A picture of so many tokens is finished, and no row is of it any more."""
+        self.before += tokens
+        self._show(self.before)
 
-    def step(self, pipeline: Any, step: int, lengths: Tensor, tensors: dict[str, Tensor]) -> None:
-        """`callback_on_step_end` of the pipeline."""
+    def step(self, pipeline: Any, step: int, lengths: Tensor, tensors: dict[str, Any]) -> None:
+        """`callback_on_step_end` of the stream."""
         if self.shown.disable or time.perf_counter() - self.read_at < 0.2:
             return
-        self.shown.update(self.before + int(lengths.sum()) - self.shown.n)
+        occupied = [picture is not None for picture in tensors["pictures"]]
+        rows = zip(lengths.tolist(), occupied, strict=True)
+        self._show(self.before + sum(length for length, counts in rows if counts))
         self.read_at = time.perf_counter()
+
+    def _show(self, tokens: int) -> None:
+        self.shown.update(max(tokens - self.shown.n, 0))

@@ -74,6 +74,9 @@ class EvaluateConfig(SamplingOptions):
         inception_weights: file of torch-fidelity's Inception weights; null lets torch-fidelity download them.
         vgg_weights: file of torchvision's VGG16 weights, where the protocol uses it.
         batch_size: pictures per call. It belongs to the identity of a run, since costs are recorded by call.
+        continuous_batches: give a finished picture's place in the batch to the next at once, where the family of model
+            can. It changes no picture. It belongs to the identity of a run, too: a picture's seconds and passes are
+            then its own and not those of the slowest beside it.
         bootstrap: draws for the 95 % intervals; 0 for none.
     """
 
@@ -89,6 +92,7 @@ class EvaluateConfig(SamplingOptions):
     inception_weights: str | None = None
     vgg_weights: str | None = None
     batch_size: int = 32
+    continuous_batches: bool = True
     bootstrap: int = 200
 
     def __post_init__(self) -> None:

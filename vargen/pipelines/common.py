@@ -80,10 +80,18 @@ class StepReport:
         if unknown:
             raise UserError(f"callback_on_step_end_tensor_inputs must be among {list(CALLBACK_TENSORS)}, got {unknown}")
 
-    def send(self, pipeline: DiffusionPipeline, step: int, state: DecodeState) -> None:
-        """Tell the callback."""
+    def send(
+        self,
+        pipeline: DiffusionPipeline,
+        step: int,
+        state: DecodeState,
+        pictures: Sequence[int | None] | None = None,
+    ) -> None:
+        """Tell the callback; in a stream also which picture each row is of, as "pictures"."""
         if self.callback is not None:
-            tensors = {name: getattr(state, name) for name in self.tensor_inputs}
+            tensors: dict[str, Any] = {name: getattr(state, name) for name in self.tensor_inputs}
+            if pictures is not None:
+                tensors["pictures"] = pictures
             self.callback(pipeline, step, state.lengths, tensors)
 
 
@@ -177,11 +185,16 @@ def decode_pictures(
                 trace=trace,
             )
         except LogitsError as error:
-            raise NotFiniteError(
-                error.row,
-                f"picture {error.row + 1} of the batch: the model's logits are not finite at step {error.step}: "
-                "numbers too large for its precision or for guidance_scale; give dtype float32 or a smaller scale",
-            ) from error
+            raise not_finite(error, error.row, "of the batch") from error
+
+
+def not_finite(error: LogitsError, picture: int, of_what: str) -> NotFiniteError:
+    """The error of a user, for logits that are no numbers; `picture` counts from 0."""
+    return NotFiniteError(
+        picture,
+        f"picture {picture + 1} {of_what}: the model's logits are not finite at step {error.step}: numbers too large "
+        f"for its precision or for guidance_scale; give dtype float32 or a smaller scale",
+    )
 
 
 def finished(

@@ -22,10 +22,12 @@ from diffusers.utils import replace_example_docstring
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase, T5EncoderModel
 
+from specdecode.roles import Target
 from specdecode.trace import DecodeTrace
 from vargen.errors import UserError
-from vargen.methods.base import ImageMethodConfig
+from vargen.methods.base import ImageMethodConfig, Method
 from vargen.methods.catalogue import check_own_settings, resolve_method
+from vargen.models.components import Place
 from vargen.models.finite import check_component_weights, check_pixels
 from vargen.models.llamagen.components import KeptBetweenBatches, LlamaGenComponents, check_draft_transformer
 from vargen.models.llamagen.draft_head import check_drafter
@@ -33,6 +35,7 @@ from vargen.models.llamagen.drafter import LlamaGenDrafter
 from vargen.models.llamagen.text_encoder import clean_captions, encode_text
 from vargen.models.llamagen.transformer import LlamaGenTransformer
 from vargen.models.llamagen.vq import decode_codes, downsampling_factor
+from vargen.models.llamagen.weighted import WeightNetworks
 from vargen.models.model_folder import check_model_folder
 from vargen.pipelines.common import (
     CALLBACK_TENSORS,
@@ -49,6 +52,7 @@ from vargen.pipelines.common import (
     random_streams,
 )
 from vargen.pipelines.compilation import CompilablePipeline
+from vargen.pipelines.streaming import PictureStream, stream_pictures
 from vargen.prompts import unknown_words
 from vargen.reading import reading
 
@@ -140,6 +144,25 @@ class LlamaGenPipeline(CompilablePipeline, DiffusionPipeline):
         )
         self.image_processor = VaeImageProcessor(vae_scale_factor=self.vae_scale_factor)
         self._kept = KeptBetweenBatches()
+        self._weights: WeightNetworks | None = None
+
+    def weigh(self, size: str | None, dtype: torch.dtype = torch.float32) -> str | None:
+        """From now on every pass also goes through a network of another size with random weights, for the clock.
+
+        No picture changes; see `vargen.models.llamagen.weighted`.
+
+        Args:
+            size: "LlamaGen-B", "LlamaGen-L" or "LlamaGen-XL"; None: no longer.
+            dtype: of that network.
+
+        Returns:
+            What tables and records must call the figures; None for None.
+
+        Raises:
+            UserError: an unknown size.
+        """
+        self._weights = None if size is None else WeightNetworks.of_size(size, self.transformer, dtype)
+        return None if self._weights is None else self._weights.label
 
     def _check_components(self, image_size: int | None) -> None:
         transformer, vqvae = self.transformer.config, self.vqvae.config
@@ -427,11 +450,8 @@ class LlamaGenPipeline(CompilablePipeline, DiffusionPipeline):
         batch_size = self._count_prompts(prompt, class_labels, prompt_embeds) * num_images_per_prompt
         streams = random_streams(generator, batch_size, device)
         trace = DecodeTrace(batch_size, device)
-        components = LlamaGenComponents(
-            self.transformer, self.vqvae, self.drafter, self.draft_transformer, device, self._kept
-        )
         num_tokens = self.transformer.num_image_tokens
-
+        components = self._components(device)
         with trace.phase("encode_prompt"):
             condition, condition_mask = self._encode_condition(
                 prompt,
@@ -446,6 +466,104 @@ class LlamaGenPipeline(CompilablePipeline, DiffusionPipeline):
         players = method.build(components)
         result = decode_pictures(self, target, players, num_tokens, sampling, streams, trace, report)
         return finished(self, lambda: self.decode_tokens(result.tokens, output_type), result.tokens, trace, return_dict)
+
+    def stream(
+        self,
+        prompt: Sequence[str] | None = None,
+        class_labels: Sequence[int] | None = None,
+        *,
+        generator: torch.Generator | Sequence[torch.Generator] | None = None,
+        batch_size: int = 8,
+        continuous: bool = True,
+        guidance_scale: float | None = None,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float = 1.0,
+        max_sequence_length: int | None = None,
+        method: str | ImageMethodConfig = "ar",
+        output_type: str = "pil",
+        callback_on_step_end: StepCallback | None = None,
+        callback_on_step_end_tensor_inputs: Sequence[str] = ("tokens",),
+    ) -> PictureStream:
+        """Make any number of pictures, each given as soon as it is finished.
+
+        A finished picture's place in the batch goes to the next prompt at once, so that nobody waits for the slowest
+        (continuous batches). A picture is that of `__call__` with its seed, whoever is drawn beside or was before it.
+
+        Args:
+            prompt, class_labels: one for each picture.
+            generator: one for each picture, or a single one, which gives each its own stream, in order.
+            batch_size: pictures drawn at once.
+            continuous: False: every batch ends with its slowest picture, and only then the next begins. So it is, too,
+                where a model is offloaded, which would have to change places for every prompt.
+            callback_on_step_end: as for `__call__`; `tensors["pictures"]` says which picture each row is of, None where
+                a row idles at the end.
+            guidance_scale, temperature, top_k, top_p, max_sequence_length, method, output_type,
+            callback_on_step_end_tensor_inputs: as for `__call__`.
+
+        Returns:
+            An iterable of `FinishedPicture`, in the order in which they are finished; nothing is drawn before the first
+            is asked for.
+
+        Raises:
+            UserError: as `__call__`; also `batch_size` out of range.
+        """
+        report = StepReport(callback_on_step_end, callback_on_step_end_tensor_inputs)
+        self.check_inputs(prompt, class_labels, None, None, 1, None, None, output_type)
+        prompts = None if prompt is None else check_prompts(prompt)
+        labels = None if class_labels is None else torch.as_tensor(class_labels).reshape(-1)
+        chosen = self.resolve_method(method)
+        scale = self.config["default_guidance_scale"] if guidance_scale is None else guidance_scale
+        sampling = check_sampling(temperature, self.config["default_top_k"] if top_k is None else top_k, top_p, scale)
+        device = self._execution_device
+        num_tokens = self.transformer.num_image_tokens
+        trim = not self._components(device).wants_full_prompt(chosen)
+        longest = self._longest_condition(prompts, max_sequence_length, trim)
+
+        def start(pictures: range, place: Place) -> tuple[Target, Method]:
+            part = slice(pictures.start, pictures.stop)
+            components = self._components(device)
+            condition, mask = self._encode_condition(
+                None if prompts is None else prompts[part],
+                None if labels is None else labels[part],
+                1,
+                None,
+                None,
+                max_sequence_length,
+                trim,
+            )
+            nodes = chosen.max_draft_nodes(num_tokens)
+            target = components.start(condition, mask, scale, nodes, place)
+            return target, chosen.build(components)
+
+        count = self._count_prompts(prompts, labels, None)
+        return stream_pictures(
+            self,
+            start,
+            lambda tokens: self.decode_tokens(tokens, output_type),
+            batch_size=batch_size,
+            longest_prompt=longest,
+            num_tokens=num_tokens,
+            sampling=sampling,
+            streams=random_streams(generator, count, device),
+            report=report,
+            continuous=continuous and getattr(self.transformer, "_hf_hook", None) is None,
+        )
+
+    def _components(self, device: torch.device) -> LlamaGenComponents:
+        return LlamaGenComponents(
+            self.transformer, self.vqvae, self.drafter, self.draft_transformer, device, self._kept, self._weights
+        )
+
+    def _longest_condition(self, prompt: Sequence[str] | None, max_sequence_length: int | None, trim: bool) -> int:
+        """T of the longest of these prompts; 1 for classes."""
+        if prompt is None:
+            return 1
+        most = self._sequence_length(max_sequence_length)
+        if not trim:
+            return most
+        ids = self.tokenizer(self._clean(list(prompt)), verbose=False)["input_ids"]
+        return min(max(len(each) for each in ids), most)
 
     def _count_prompts(self, prompt: Any, class_labels: Any, prompt_embeds: Tensor | None) -> int:
         if prompt_embeds is not None:

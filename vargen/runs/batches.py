@@ -16,10 +16,10 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 Arrays = dict[str, np.ndarray]
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,38 @@ class BatchStore:
                 self.write(batch, *make(self.batches[batch]))
             advance()
 
+    def collect(
+        self,
+        share: Share,
+        make: Callable[[Sequence[int]], Iterator[tuple[int, Item]]],
+        bind: Callable[[Sequence[Item]], tuple[Arrays, dict[str, Any]]],
+        advance: Callable[[], object],
+    ) -> None:
+        """As `work`, from items that are made in any order: a batch is kept as soon as its last item is there.
+
+        Args:
+            share: this process's.
+            make: gives every one of these items, with its number.
+            bind: arrays and record of a batch, from its items in order.
+            advance: hears of every batch of the share.
+        """
+        missing = set(self.missing())
+        mine = share.of(range(len(self.batches)))
+        for _ in [batch for batch in mine if batch not in missing]:
+            advance()
+        wanted = {index: batch for batch in mine if batch in missing for index in self.batches[batch]}
+        if not wanted:
+            return
+        found: dict[int, dict[int, Item]] = {}
+        for index, item in make(list(wanted)):
+            batch = wanted[index]
+            of_batch = found.setdefault(batch, {})
+            of_batch[index] = item
+            if len(of_batch) == len(self.batches[batch]):
+                self.write(batch, *bind([of_batch[each] for each in self.batches[batch]]))
+                del found[batch]
+                advance()
+
 
 class PictureBatches:
     """The folder of one method's pictures.
@@ -131,12 +164,31 @@ class PictureBatches:
 
         def make_first(indices: range) -> tuple[Arrays, dict[str, Any]]:
             made = make(indices)
-            if not (self.path / "config.json").exists():  # not before: a start that fails must leave nothing
-                self.path.mkdir(parents=True, exist_ok=True)
-                write_json_atomic(self.path / "config.json", self.settings)
+            self._begin()
             return made
 
         self.tokens.work(share, make_first, advance)
+
+    def collect(
+        self,
+        share: Share,
+        make: Callable[[Sequence[int]], Iterator[tuple[int, Item]]],
+        bind: Callable[[Sequence[Item]], tuple[Arrays, dict[str, Any]]],
+        advance: Callable[[], object],
+    ) -> None:
+        """`BatchStore.collect` for the tokens; otherwise as `work`."""
+
+        def bind_first(items: Sequence[Item]) -> tuple[Arrays, dict[str, Any]]:
+            bound = bind(items)
+            self._begin()
+            return bound
+
+        self.tokens.collect(share, make, bind_first, advance)
+
+    def _begin(self) -> None:
+        if not (self.path / "config.json").exists():  # not before: a start that fails must leave nothing
+            self.path.mkdir(parents=True, exist_ok=True)
+            write_json_atomic(self.path / "config.json", self.settings)
 
     def image_path(self, index: int) -> Path:
         return self.path / "images" / f"{index:06d}.png"

@@ -143,6 +143,7 @@ class PictureFolder:
         self.requests = requests
         self.records: dict[int, dict[str, Any]] = {}
         self._config: Mapping[str, Any] = {}
+        self._written_before = 0  # `result.jsonl` has the lines of all finished pictures before this number
 
     @property
     def missing(self) -> list[ImageRequest]:
@@ -193,6 +194,7 @@ class PictureFolder:
         """Bring `result.jsonl` up to date. A new folder's `config.json` will hold `config` as soon as there is a
         picture, not before: a start that fails must leave nothing."""
         self._config = config
+        self._written_before = max(self.records, default=-1) + 1
         self._write_results()
 
     def add(
@@ -218,16 +220,18 @@ class PictureFolder:
         chunk = PngInfo()
         chunk.add_itxt(RECORD_CHUNK, json.dumps(record, ensure_ascii=False))
         save_image_atomic(image, self.path / request.image_path, pnginfo=chunk)
-        in_order = request.index > max(self.records, default=-1)
         self.records[request.index] = record
-        if in_order:
-            append_jsonl(self.path / "result.jsonl", record)
-        else:  # a gap in a resumed run
+        if request.index < self._written_before:  # a gap in a resumed run
             self._write_results()
+        # Pictures are finished in any order; the lines of those that overtook others wait for these.
+        while self._written_before in self.records:
+            append_jsonl(self.path / "result.jsonl", self.records[self._written_before])
+            self._written_before += 1
 
     def _write_results(self) -> None:
         """Rebuild `result.jsonl`, in order, if it does not say what the pictures say."""
-        content = "".join(json.dumps(self.records[i], ensure_ascii=False) + "\n" for i in sorted(self.records))
+        written = [index for index in sorted(self.records) if index < self._written_before]
+        content = "".join(json.dumps(self.records[index], ensure_ascii=False) + "\n" for index in written)
         path = self.path / "result.jsonl"
         if (path.read_bytes() if path.exists() else b"") != content.encode():
             write_atomic(path, content)

@@ -142,13 +142,13 @@ def test_one_more_method_leaves_the_others_alone(
     del only_ar[at : at + 2]
     assert main(only_ar) == 0
     made = []
-    call = quality_evaluation.call_pipeline
+    call = quality_evaluation.stream_pipeline
 
     def counting(pipeline: Any, method: Any, *rest: Any, **options: Any) -> Any:
         made.append(method.name)
         return call(pipeline, method, *rest, **options)
 
-    monkeypatch.setattr(quality_evaluation, "call_pipeline", counting)
+    monkeypatch.setattr(quality_evaluation, "stream_pipeline", counting)
     assert main(arguments) == 0
     assert set(made) == {"sjd"}
 

@@ -15,7 +15,8 @@ from diffusers.models.autoencoders.vq_model import VQModel
 from torch import Tensor
 
 from specdecode.draft_size import DraftSize, DraftSizer, FixedDraftSize
-from specdecode.drafters.draft_model import MOST_WAITING
+from specdecode.drafters.draft_model import MOST_WAITING, DraftModel
+from specdecode.drafters.eagle import DraftHead
 from vargen.errors import UserError
 from vargen.methods.base import DraftNetwork, MethodConfig
 from vargen.models.components import ONLY, KeptBetweenBatches, ModelComponents, Place
@@ -25,6 +26,7 @@ from vargen.models.llamagen.drafter import LlamaGenDrafter
 from vargen.models.llamagen.target import LlamaGenTarget, allocate_cache, cache_fits, cache_length
 from vargen.models.llamagen.transformer import LlamaGenTransformer
 from vargen.models.llamagen.vq import unit_codebook
+from vargen.models.llamagen.weighted import WeightedHead, WeightedTarget, WeightNetworks
 from vargen.models.model_folder import check_component_folder
 from vargen.reading import reading
 
@@ -38,6 +40,7 @@ class LlamaGenComponents(ModelComponents):
         transformer, vqvae, drafter, draft_transformer: as the pipeline has them; any but the first may be missing.
         device: where everything computes.
         kept: the pipeline's.
+        weights: networks that every pass also goes through, for the clock; None: none do.
     """
 
     def __init__(
@@ -48,7 +51,9 @@ class LlamaGenComponents(ModelComponents):
         draft_transformer: LlamaGenTransformer | None,
         device: torch.device,
         kept: KeptBetweenBatches,
+        weights: WeightNetworks | None = None,
     ) -> None:
+        self.weights = weights
         self.transformer = transformer
         self.vqvae = vqvae
         self.drafter = drafter
@@ -69,7 +74,7 @@ class LlamaGenComponents(ModelComponents):
         guidance_scale: float,
         max_draft_nodes: int,
         place: Place = ONLY,
-    ) -> LlamaGenTarget:
+    ) -> LlamaGenTarget | WeightedTarget:
         """A batch begins; its target, on the cache of the last batch, or on a new one where that does not fit.
 
         Args:
@@ -86,7 +91,7 @@ class LlamaGenComponents(ModelComponents):
         rows = embeds.shape[0] * (2 if guidance_scale > 1 else 1)
         if place.joins:
             self._target = LlamaGenTarget(transformer, embeds, mask, guidance_scale=guidance_scale, prompt_only=True)
-            return self._target
+            return self._weighed()
         longest = max(embeds.shape[1], place.longest_prompt)
         num_slots = cache_length(transformer, longest, max_draft_nodes)
         if self.kept.kv_cache is None or not cache_fits(self.kept.kv_cache, transformer, rows, num_slots):
@@ -104,7 +109,16 @@ class LlamaGenComponents(ModelComponents):
             longest_condition=longest,
         )
         self.kept.compile(self._target)
-        return self._target
+        return self._weighed()
+
+    def _weighed(self) -> LlamaGenTarget | WeightedTarget:
+        """The target, with a network beside it where one is asked for."""
+        self._beside = None if self.weights is None else self.weights.beside(self._target)
+        if self._beside is None:
+            return self._target
+        if not self._place.joins:
+            self.kept.compile(self._beside.heavy)
+        return self._beside
 
     @property
     def target(self) -> LlamaGenTarget:
@@ -116,17 +130,20 @@ class LlamaGenComponents(ModelComponents):
         """Tokens of a picture."""
         return self.transformer.num_image_tokens
 
-    def draft_head(self, folder: str | None, most_new_pairs: int) -> DraftNetwork[LlamaGenDraftHead]:
+    def draft_head(self, folder: str | None, most_new_pairs: int) -> DraftNetwork[DraftHead]:
         """The drafter in a folder, or the pipeline's own, beside the target."""
         drafter = self._drafter(folder)
-        head = LlamaGenDraftHead(drafter, self.target, most_new_pairs)
+        head: LlamaGenDraftHead | WeightedHead = LlamaGenDraftHead(drafter, self.target, most_new_pairs)
+        if self.weights is not None and self._beside is not None:
+            assert isinstance(head, LlamaGenDraftHead)
+            head = self.weights.beside_head(head, self._beside, most_new_pairs)
         rates = {"top": drafter.config.acceptance_rate, "sampled": drafter.config.sampled_acceptance_rate}
         return DraftNetwork(head, f"eagle-{drafter.config.dim}", head.draft_once, rates)
 
-    def draft_target(self, folder: str | None) -> DraftNetwork[LlamaGenTarget]:
+    def draft_target(self, folder: str | None) -> DraftNetwork[DraftModel]:
         """The smaller transformer in a folder (or in `transformer/` there), or the pipeline's own."""
         transformer = self._draft_transformer(folder)
-        smaller = LlamaGenTarget(
+        target = LlamaGenTarget(
             transformer,
             transformer.embed_condition(**self._condition),
             self._mask,
@@ -135,7 +152,8 @@ class LlamaGenComponents(ModelComponents):
             longest_condition=self._place.longest_prompt,
             prompt_only=self._place.joins,
         )
-        self.kept.compile(smaller)
+        self.kept.compile(target)
+        smaller = target if self.weights is None else self.weights.beside(target, "smaller")
 
         def draft_once(num_tokens: int) -> None:
             tokens = torch.zeros(smaller.batch_size, num_tokens, dtype=torch.long, device=smaller.device)
@@ -169,8 +187,10 @@ class LlamaGenComponents(ModelComponents):
             "rows": target.kv_cache.batch_size,
             "drafter": drafter,
             **self.kept.compiled,
+            **({} if self.weights is None else {"weighted_by": self.weights.label}),
         }
-        return self.kept.draft_sizes.sizer(sizes, geometry, target.half_way, draft_step, prior_rate)
+        probe = target.half_way if self._beside is None else self._beside.half_way
+        return self.kept.draft_sizes.sizer(sizes, geometry, probe, draft_step, prior_rate)
 
     def _drafter(self, folder: str | None) -> LlamaGenDrafter:
         if folder is None:

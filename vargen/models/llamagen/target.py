@@ -118,6 +118,7 @@ class LlamaGenTarget:
         # on the host, grows by the most a commit can keep, and spares every step the empty end of the cache.
         self._most_committed = 0
         self._max_draft_nodes = max_draft_nodes
+        self.prompt_only = prompt_only
         self._num_new = 0  # tokens of the last forward
 
     def compile(self, compiler: PassCompiler | None) -> None:
@@ -150,6 +151,11 @@ class LlamaGenTarget:
     def device(self) -> torch.device:
         """Where tokens and logits lie."""
         return self._condition_embeds.device
+
+    @property
+    def max_draft_nodes(self) -> int:
+        """The most new tokens of a pass that there is room for."""
+        return self._max_draft_nodes
 
     def prefill(self) -> LlamaGenTargetOutput:
         """Feed the condition to an empty cache.

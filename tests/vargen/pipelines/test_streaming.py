@@ -1,0 +1,195 @@
+"""Streams of pictures: every method's picture is that of its seed alone, whoever had its row before."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from specdecode.kv_cache import StaticKVCache
+from specdecode.sampling import RandomStreams
+from vargen.errors import NotFiniteError, UserError
+from vargen.methods.base import ImageMethodConfig
+from vargen.methods.catalogue import METHODS, resolve_method
+from vargen.methods.vvs.feature_cache import FeatureCache
+from vargen.methods.vvs.schedule import UniformSchedule
+from vargen.models.draft_head import PictureDraftHead
+from vargen.models.llamagen.target import LlamaGenTarget
+from vargen.pipelines.llamagen import LlamaGenPipeline
+from vargen.pipelines.streaming import FinishedPicture
+
+PROMPTS = [
+    "a cone",
+    "a small shiny blue sphere left of a large green cone on grass",
+    "a red cube",
+    "two cones",
+    "a large matte yellow cylinder behind a red cube and a small blue cone",
+]
+SEEDS = range(100, 105)
+SKIPPING = {"total_tokens": 10, "depth": 3, "min_tokens": 1}
+CASES: list[tuple[str, dict[str, Any]]] = [
+    *((config.name, {}) for config in METHODS),
+    ("jacobi", {"window": 5, "branches": 3, "branch_depth": 2}),
+    ("scd", {"window": 5, "coupling": "maximal", "keep_overlap": 0.5}),
+    ("eagle", {"tree": "mc_sim_7b_63", "children": "sampled"}),
+    ("draft-model", {"draft_length": 3}),
+    ("vvs", {**SKIPPING, "schedule": "uniform", "interval": 3}),
+    ("vvs", {**SKIPPING, "schedule": "dynamic", "threshold": -0.5}),
+    ("vvs", {**SKIPPING, "schedule": "likeness", "threshold": 0.1}),
+    ("vvs-jacobi", {"window": 5, "schedule": "uniform", "min_tokens": 1}),
+]
+
+
+@pytest.fixture(scope="module")
+def pipeline(drafting_pipeline: LlamaGenPipeline) -> LlamaGenPipeline:
+    """In float64, so that no tie is so near that another batch's rounding decides it."""
+    exact = copy.deepcopy(drafting_pipeline).to(torch.float64)
+    exact.set_progress_bar_config(disable=True)
+    return exact
+
+
+def draw(
+    pipeline: LlamaGenPipeline, method: str | ImageMethodConfig, seeds: Sequence[int], batch_size: int, **other: Any
+) -> list[FinishedPicture]:
+    stream = pipeline.stream(
+        [PROMPTS[seed % len(PROMPTS)] for seed in seeds],
+        generator=[torch.Generator().manual_seed(seed) for seed in seeds],
+        batch_size=batch_size,
+        method=method,
+        **{"output_type": "latent", **other},
+    )
+    return sorted(stream, key=lambda picture: picture.index)
+
+
+def check(
+    pipeline: LlamaGenPipeline, method: str | ImageMethodConfig, seeds: Sequence[int], batch_size: int, **other: Any
+) -> None:
+    pictures = draw(pipeline, method, seeds, batch_size, **other)
+    assert [picture.index for picture in pictures] == list(range(len(seeds)))
+    for seed, picture in zip(seeds, pictures, strict=True):
+        alone = pipeline(
+            PROMPTS[seed % len(PROMPTS)],
+            generator=torch.Generator().manual_seed(seed),
+            method=method,
+            output_type="latent",
+            **other,
+        )
+        assert torch.equal(picture.tokens, alone.tokens[0]) and torch.equal(picture.image, alone.images[0])
+        if len(pipeline.resolve_method(method).sizes(16)) > 1:
+            continue  # what is drafted, and how much of it stays, is a matter of seconds
+        for figure in ("accepted_lengths", "token_origins", "row_passes", "drafted", "skipped_tokens"):
+            assert getattr(picture.trace, figure) == getattr(alone.trace, figure), figure
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "temperature"),
+    [(*case, 1.0) for case in CASES] + [(name, {}, 0.0) for name in ("ar", "eagle", "jacobi", "vvs", "vvs-jacobi")],
+    ids=str,
+)
+def test_a_picture_of_a_stream_is_that_of_its_seed(
+    pipeline: LlamaGenPipeline, name: str, options: dict[str, Any], temperature: float
+) -> None:
+    check(pipeline, resolve_method(name, options), SEEDS, 2, temperature=temperature)
+
+
+@settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    seeds=st.lists(st.integers(0, 30), min_size=1, max_size=7),
+    batch_size=st.integers(1, 4),
+    method=st.sampled_from(["jacobi", "vvs", "draft-model"]),
+    scale=st.sampled_from([1.0, 3.0]),
+)
+def test_no_order_of_the_queue_changes_a_picture(
+    pipeline: LlamaGenPipeline, seeds: list[int], batch_size: int, method: str, scale: float
+) -> None:
+    check(pipeline, method, seeds, batch_size, guidance_scale=scale)
+
+
+def test_fixed_batches_give_the_same_pictures_in_more_passes(pipeline: LlamaGenPipeline) -> None:
+    passes = {}
+    for continuous in (True, False):
+        stream = pipeline.stream(
+            PROMPTS * 3, batch_size=3, generator=torch.Generator().manual_seed(3), method="sjd", continuous=continuous
+        )
+        passes[continuous] = {picture.index: picture.trace.accepted_lengths for picture in stream}, stream.trace
+    assert passes[True][0] == passes[False][0]
+    assert set(passes[True][1].phase_seconds) == {"encode_prompt", "prefill", "decode", "decode_images"}
+    assert passes[False][1].target_passes >= 5 * 2
+
+
+def test_who_looks_on_sees_which_picture_a_row_is_of(pipeline: LlamaGenPipeline) -> None:
+    seen: list[tuple[int, list[int | None]]] = []
+
+    def look(pipeline: Any, step: int, lengths: torch.Tensor, tensors: dict[str, Any]) -> None:
+        assert tensors["tokens"].shape == (2, 16) and lengths.shape == (2,)
+        seen.append((step, list(tensors["pictures"])))
+
+    draw(pipeline, "jacobi", SEEDS, 2, callback_on_step_end=look)
+    assert [step for step, _ in seen] == list(range(len(seen)))
+    assert {picture for _, pictures in seen for picture in pictures} - {None} == set(range(5))
+
+
+def test_bad_numbers_and_bad_arguments_are_told(pipeline: LlamaGenPipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match="batch_size must"):
+        draw(pipeline, "ar", [0], 0)
+    with pytest.raises(UserError, match="generator must be one per picture, 2 here"):
+        pipeline.stream(PROMPTS[:2], generator=[torch.Generator()])
+    with pytest.raises(UserError, match="class_labels cannot be used"):
+        pipeline.stream(PROMPTS, class_labels=[1])
+    broken = copy.copy(pipeline)
+    broken.transformer = copy.deepcopy(pipeline.transformer)
+    broken.transformer.lm_head.weight.data[3] = torch.inf
+    with pytest.raises(NotFiniteError, match=r"picture [12] of the stream"):
+        draw(broken, "ar", range(4), 2)
+
+
+def nothing(self: Any, rows: torch.Tensor, other: Any, *_: Any) -> None:
+    """In place of a `replace_rows`: whatever it should have replaced stays."""
+
+
+def without_lengths(self: StaticKVCache, rows: torch.Tensor, other: StaticKVCache, num_slots: int) -> None:
+    """The cache's keys and values stay those of the row before."""
+    self.lengths.index_copy_(0, rows, other.lengths)
+    assert self.starts is not None and other.starts is not None
+    self.starts = self.starts.index_copy(0, rows, other.starts)
+
+
+def without_starts(self: StaticKVCache, rows: torch.Tensor, other: StaticKVCache, num_slots: int) -> None:
+    """Padding of a prompt is where the row before had it."""
+    starts = self.starts
+    _REPLACE_CACHE(self, rows, other, num_slots)
+    self.starts = starts
+
+
+_REPLACE_CACHE = StaticKVCache.replace_rows
+
+
+@pytest.mark.parametrize(
+    ("player", "planted", "method"),
+    [
+        (StaticKVCache, without_lengths, "ar"),
+        (StaticKVCache, without_starts, "ar"),
+        (LlamaGenTarget, nothing, "ar"),
+        (PictureDraftHead, nothing, "eagle"),
+        (FeatureCache, nothing, "vvs"),
+        (UniformSchedule, nothing, "vvs"),
+        (RandomStreams, None, "jacobi"),
+    ],
+)
+def test_what_stays_of_the_picture_before_is_noticed(
+    pipeline: LlamaGenPipeline, player: type, planted: Any, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = {"total_tokens": 10, "depth": 3} if method == "eagle" else {}
+    if method == "vvs":
+        options = {**SKIPPING, "schedule": "uniform", "interval": 3}
+    if planted is None:
+        monkeypatch.setattr(player, "with_rows", lambda self, rows, other: self)
+    else:
+        monkeypatch.setattr(player, "replace_rows", planted)
+    with pytest.raises((AssertionError, RuntimeError, IndexError)):
+        check(pipeline, resolve_method(method, options), range(100, 108), 2)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hostile import arguments_of, change_json, check_refused, contents, write_json
+from hostile import arguments_of, change_json, check_refused, contents, file_size_limit, write_json
 
 from vargen.cli import main
 
@@ -225,6 +225,28 @@ def test_a_damaged_search(
     check_refused(command, expected, capsys, tmp_path)
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: path.write_bytes(b"junk" * 1000),
+        lambda path: path.write_bytes(path.read_bytes()[:6000]),
+        lambda path: path.write_bytes(path.read_bytes()[:100] + b"\0" * 50_000),
+    ],
+    ids=["junk", "torn", "zeros"],
+)
+def test_a_damaged_study(damage: Callable[[Path], object], tmp_path: Path) -> None:
+    pytest.importorskip("optuna", reason="tuning needs the tune extra")
+    from vargen.errors import UserError
+    from vargen.jobs.tuning import TuneConfig, _open_study
+    from vargen.methods.catalogue import resolve_method
+
+    path, config = tmp_path / "study.db", TuneConfig(method="sjd", output=str(tmp_path))
+    assert len(_open_study(path, config, resolve_method).trials) > 1
+    damage(path)
+    with pytest.raises(UserError, match=r"study\.db"):
+        _open_study(path, config, resolve_method)
+
+
 def _checkpoint(content: bytes | object) -> Callable[[Path], None]:
     def damage(path: Path) -> None:
         import torch
@@ -265,6 +287,23 @@ def test_a_checkpoint_that_is_none(
     command = ["train", "judge", "--output_dir", str(tmp_path / "run"), *sizes]
     check_refused(command, "checkpoint.pt", capsys, tmp_path)
     assert not os.path.exists("/tmp/vargen-bomb")
+
+
+def test_a_full_disk_at_a_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One line, nothing half-written, and the same command goes on from the last whole one."""
+    sizes = ["--batch_size", "2", "--evaluation_size", "2", "--image_size", "32", "--num_threads", "1"]
+    often = ["--checkpoint_seconds", "0.001", "--sample_every", "1000", "--evaluate_every", "1000", "--log_every", "1"]
+    command = ["train", "judge", "--output_dir", str(tmp_path / "run"), *sizes, *often, "--steps"]
+    assert main([*command, "1"]) == 0
+    whole = (tmp_path / "run" / "checkpoint.pt").read_bytes()
+    capsys.readouterr()
+    with file_size_limit(len(whole) // 2):
+        assert main([*command, "3"]) == 2
+    told = capsys.readouterr().err
+    assert told.count("vargen: error: ") == 1 and "Traceback" not in told and "file too large" in told, told[-800:]
+    assert (tmp_path / "run" / "checkpoint.pt").read_bytes() == whole
+    assert main([*command, "3"]) == 0
+    assert not [path for path in (tmp_path / "run").rglob("*") if "tmp" in path.name]
 
 
 @pytest.mark.parametrize(

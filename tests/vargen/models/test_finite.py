@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
+import emu3_models
+import glm_image_models
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from vargen.errors import NotFiniteError, UserError
 from vargen.models.finite import check_pixels, check_weights
+from vargen.pipelines.emu3 import Emu3Pipeline
+from vargen.pipelines.glm_image import GlmImagePriorPipeline
 from vargen.pipelines.llamagen import LlamaGenPipeline
 
 
@@ -77,3 +83,39 @@ def test_pixels_that_are_none_name_the_picture() -> None:
     pictures[1, 2, 3, 3] = torch.nan
     with pytest.raises(NotFiniteError, match="picture 2 of the batch has pixels that are not finite"):
         check_pixels(pictures)
+
+
+@pytest.mark.parametrize(
+    ("models", "kind", "file"),
+    [
+        (emu3_models, Emu3Pipeline, "model.safetensors"),
+        (glm_image_models, GlmImagePriorPipeline, "vision_language_encoder/model.safetensors"),
+        (glm_image_models, GlmImagePriorPipeline, "transformer/diffusion_pytorch_model.safetensors"),
+    ],
+    ids=["emu3", "glm_image", "glm_image, its transformer"],
+)
+def test_other_families_are_looked_at_too(models: ModuleType, kind: Any, file: str, tmp_path: Path) -> None:
+    models.save(tmp_path)
+    weights = load_file(tmp_path / file)
+    name = sorted(weights)[2]
+    weights[name].view(-1)[0] = torch.nan
+    save_file(weights, tmp_path / file, metadata={"format": "pt"})
+    with pytest.raises(UserError, match=r"the weights \S+ are not finite in float32; copy the file"):
+        kind.from_pretrained(tmp_path)
+
+
+def test_pixels_of_emu3_that_are_none_name_the_picture() -> None:
+    pipeline = Emu3Pipeline(emu3_models.make())
+    with torch.no_grad():
+        pipeline.model.model.vqmodel.decoder.conv_out.bias.fill_(torch.nan)
+    with pytest.raises(NotFiniteError, match="picture 1 of the batch has pixels that are not finite"):
+        pipeline.decode_tokens(torch.zeros(2, 3, 4, dtype=torch.int64))
+
+
+def test_pixels_of_glm_image_that_are_none_name_the_picture() -> None:
+    pipeline = GlmImagePriorPipeline.from_pipe(glm_image_models.make())
+    pipeline.set_progress_bar_config(disable=True)
+    with torch.no_grad():
+        pipeline.vae.decoder.conv_out.bias.fill_(torch.nan)
+    with pytest.raises(NotFiniteError, match="picture 1 of the batch has pixels that are not finite"):
+        pipeline("a dog", height=64, width=96, num_inference_steps=1)

@@ -1,0 +1,61 @@
+"""Videos that no model can see, and folders of Video-LLMs that are damaged: one line that names them."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hostile import Case, arguments_of, change_json, check_refused, each
+from PIL import Image
+
+from vargen.resources import find_video_model
+
+CAPTION = "caption {work}/video --model {work}/model --method ar --device cpu"
+
+
+def write(name: str, content: bytes) -> Callable[[Path], object]:
+    return lambda work: (work / "model" / name).write_bytes(content)
+
+
+def cut(name: str, count: int) -> Callable[[Path], object]:
+    return lambda work: (work / "model" / name).write_bytes((work / "model" / name).read_bytes()[:count])
+
+
+def change(name: str, **values: object) -> Callable[[Path], object]:
+    return lambda work: change_json(work / "model" / name, **values)
+
+
+def frames(width: int, height: int) -> Callable[[Path], object]:
+    def draw(work: Path) -> None:
+        for number in range(4):
+            Image.new("RGB", (width, height), (number, 0, 0)).save(work / "video" / f"{number}.png")
+
+    return draw
+
+
+CASES = [
+    Case("sides of 300:1", CAPTION, "video: the model's processor refuses its frames", frames(6000, 20)),
+    Case("sides of 1:300", CAPTION, "video: the model's processor refuses its frames", frames(20, 6000)),
+    Case("a config that is no JSON", CAPTION, "model", write("config.json", b"{")),
+    Case("a config of a list", CAPTION, "model", write("config.json", b"[]")),
+    Case("a config of another kind of model", CAPTION, "model", change("config.json", model_type="bert")),
+    Case("no config", CAPTION, "config.json", lambda work: (work / "model" / "config.json").unlink()),
+    Case("no weights", CAPTION, "model", lambda work: (work / "model" / "model.safetensors").unlink()),
+    Case("torn weights", CAPTION, "model", cut("model.safetensors", 100_000)),
+    Case("weights that are none", CAPTION, "model", write("model.safetensors", b"junk" * 9)),
+    Case("a torn tokenizer", CAPTION, "model", cut("tokenizer.json", 700)),
+    Case("a processor that is no JSON", CAPTION, "model", write("processor_config.json", b"{")),
+]
+
+
+@each(CASES)
+def test_what_cannot_be_seen_is_refused(case: Case, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own = shutil.ignore_patterns("drafters")
+    shutil.copytree(find_video_model(None), tmp_path / "model", ignore=own)
+    (tmp_path / "video").mkdir()
+    frames(32, 32)(tmp_path)
+    assert case.damage is not None
+    case.damage(tmp_path)
+    check_refused(arguments_of(case.command, {"work": tmp_path}), case.expected, capsys, tmp_path)

@@ -30,6 +30,12 @@ TREE = StaticTree.from_child_counts("3 / 2 1 / 1")
 NEW = 24
 
 
+@pytest.fixture(autouse=True)
+def _nothing_compiled() -> None:
+    """Graphs are kept by function, whoever has them compiled."""
+    torch._dynamo.reset()
+
+
 def build(model: Any, compiler: PassCompiler | None, seed: int = 0, length: int = 9) -> TransformersTarget:
     target = TransformersTarget(model, *ragged_prompts(seed, length), max_new_tokens=NEW, max_draft_nodes=8)
     target.compile(compiler)

@@ -18,6 +18,12 @@ from vargen.models.options import ModelOptions
 from vargen.pipelines.compilation import CompilablePipeline
 
 
+@pytest.fixture(autouse=True)
+def _nothing_compiled() -> None:
+    """Graphs are kept by function, whoever has them compiled."""
+    torch._dynamo.reset()
+
+
 @pytest.fixture
 def only_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Graphs are captured and run as they are: no machine code is made."""

@@ -29,6 +29,12 @@ PROMPTS = ["a red cube", "two blue spheres left of a green cone"]
 BUCKET = 32
 
 
+@pytest.fixture(autouse=True)
+def _nothing_compiled() -> None:
+    """Graphs are kept by function, whoever has them compiled."""
+    torch._dynamo.reset()
+
+
 def generators(seeds: range = range(2)) -> list[torch.Generator]:
     return [torch.Generator().manual_seed(seed) for seed in seeds]
 

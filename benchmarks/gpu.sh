@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Records on a machine with a GPU what the other scripts record on a CPU: passes, plain decoding, families. Under ten
+# Records on a machine with a GPU what the other scripts record on a CPU: passes, plain and compiled decoding. Under ten
 # minutes. Rows that are there stay, so a run that was cut off goes on where it was.
 #
 #     bash benchmarks/gpu.sh                     # into benchmarks/results

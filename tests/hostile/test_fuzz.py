@@ -13,7 +13,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from vargen.cli import main
@@ -84,6 +84,7 @@ def as_written(value: Any) -> str:
 @settings(tried, max_examples=150)
 @given(st.sampled_from(OPTIONS), values)
 def test_options(option: str, value: Any) -> None:
+    assume(not (option.endswith(" --model") and value is None))  # the shipped model: all of it would be done
     with tempfile.TemporaryDirectory() as folder:
         # Behind them a model that is not there, so that what is right is not made.
         places = [] if "--output" in option else ["--output", f"{folder}/out"]

@@ -165,7 +165,7 @@ def _switched_on(parser: ArgumentParser, arguments: list[str]) -> list[str]:
         for flag in action.option_strings
     }
     switched: list[str] = []
-    for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
+    for argument, following in zip(arguments, [*arguments[1:], ""], strict=False):
         if argument == "--":
             return switched + arguments[len(switched) :]
         on = argument in switches and following.lower() not in _TRUTHS

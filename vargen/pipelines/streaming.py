@@ -27,6 +27,7 @@ from vargen.errors import NotFiniteError
 from vargen.methods.base import Method
 from vargen.models.components import ONLY, Place
 from vargen.pipelines.common import StepCallback, StepReport, not_finite
+from vargen.pipelines.compilation import compile_time_apart
 
 StartBatch = Callable[[range, Place], tuple[Target, Method]]
 """Target and players of the pictures of these numbers, before the prefill."""
@@ -133,7 +134,8 @@ def stream_pictures(
             step += 1
 
         try:
-            yield from decode_queue(start_run, last - first, size, on_step)
+            with compile_time_apart(pipeline._kept, trace, "decode"):
+                yield from decode_queue(start_run, last - first, size, on_step)
         finally:
             total.add_passes(trace)
 

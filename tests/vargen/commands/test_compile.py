@@ -64,10 +64,10 @@ def test_the_same_picture_and_a_line_about_it(
 def test_without_a_compiler(
     tiny_model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch._inductor.config.cpp, "cxx", (None, "no-such-compiler"))
-    from torch._inductor.cpp_builder import cpp_compiler_search
+    def no_compiler() -> str:
+        raise RuntimeError("No working C++ compiler found")  # as torch's own
 
-    cpp_compiler_search.cache_clear()
+    monkeypatch.setattr("torch._inductor.cpp_builder.get_cpp_compiler", no_compiler)
     assert generate(tiny_model_folder, tmp_path / "out", "--compile") == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert "compile needs a C++ compiler, and there is none; install g++" in line

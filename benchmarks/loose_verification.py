@@ -6,9 +6,9 @@ equal share of accepted tokens, does looseness by relevance keep more accuracy t
 
     python benchmarks/loose_verification.py --videos 60
 
-Beside the paper's settings: N, the row of hidden states that relevance is taken from, and drafting by the target
-itself; beside chance, the target's own uncertainty as a control; and lambda 0 without shift, which is lossless at the
-same window and view.
+Beside the paper's settings: N, the row of hidden states that relevance is taken from, drafting by the target itself,
+and its appendix E's tree of two branches; beside chance, the target's own uncertainty as a control; and lambda 0
+without shift, which is lossless at the same window and view.
 
 Writes benchmarks/results/loose_verification.json.
 """
@@ -19,7 +19,6 @@ import argparse
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,6 +26,7 @@ from torch import Tensor
 from metrics.bootstrap import mean_interval
 from metrics.provenance import provenance, write_result
 from specdecode.loop import decode
+from specdecode.roles import TargetOutput
 from specdecode.sampling import RandomStreams, SamplingConfig
 from specdecode.trace import TokenOrigin
 from specdecode.verifiers.loose import LooseVerifier
@@ -52,18 +52,15 @@ class RandomVerifier(LooseVerifier):
 
     generator: torch.Generator
 
-    def _loosened(self, output: Any, there: Tensor) -> Tensor:
-        rank = torch.rand(there.shape, generator=self.generator).masked_fill(~there, torch.inf).argsort(1).argsort(1)
-        return (rank < (self.loose_ratio * there.sum(1) + 1e-6).floor()[:, None]) & there
+    def _relevance(self, output: TargetOutput) -> Tensor:
+        return torch.rand(output.logits.shape[:2], generator=self.generator)
 
 
 class EntropyVerifier(LooseVerifier):
     """As many tokens loosened as by relevance, but those of which the target is least sure."""
 
-    def _loosened(self, output: Any, there: Tensor) -> Tensor:
-        entropy = torch.distributions.Categorical(logits=output.logits[:, : there.shape[1]]).entropy()  # [B, L]
-        rank = (-entropy).masked_fill(~there, torch.inf).argsort(1).argsort(1)
-        return (rank < (self.loose_ratio * there.sum(1) + 1e-6).floor()[:, None]) & there
+    def _relevance(self, output: TargetOutput) -> Tensor:
+        return -torch.distributions.Categorical(logits=output.logits).entropy()
 
 
 CONTROLS = {"random": RandomVerifier, "entropy": EntropyVerifier}
@@ -76,7 +73,7 @@ class Variant:
     Args:
         kind: "lvspec", its controls "random" and "entropy", "fly" or "gate".
         dial: lambda, or FLy's threshold.
-        position_shift, num_nearest, relevance_from, drafter: as of `LVSpecConfig`.
+        position_shift, num_nearest, relevance_from, drafter, branches: as of `LVSpecConfig`.
     """
 
     kind: str
@@ -85,6 +82,7 @@ class Variant:
     num_nearest: int = 10
     relevance_from: str = "token"
     drafter: str = "pair"
+    branches: int = 1
 
     @property
     def label(self) -> str:
@@ -93,6 +91,7 @@ class Variant:
         parts += [f"N {self.num_nearest}"] * (self.num_nearest != 10)
         parts += [f"from {self.relevance_from}"] * (self.relevance_from != "token")
         parts += ["drafted by itself"] * (self.drafter == "self")
+        parts += [f"{self.branches} branches"] * (self.branches != 1)
         return " ".join(parts)
 
 
@@ -107,6 +106,7 @@ def variants() -> list[Variant]:
     chosen += [Variant("lvspec", 0.7, num_nearest=count) for count in NEAREST if count != 10]
     chosen += [Variant("lvspec", ratio, relevance_from="prediction") for ratio in (0.5, 0.7, 0.9)]
     chosen += [Variant("lvspec", ratio, shift, drafter="self") for ratio, shift in ((0.0, False), (0.7, True))]
+    chosen += [Variant("lvspec", ratio, shift, branches=2) for ratio, shift in ((0.0, False), (0.7, True))]
     return chosen + [Variant(kind, threshold, False) for threshold in THRESHOLDS for kind in ("fly", "gate")]
 
 
@@ -181,7 +181,9 @@ def run(answerer: VideoAnswerer, case: VideoCase, variant: Variant, seed: int, r
         loose_ratio=variant.dial if variant.kind in ("lvspec", "random", "entropy") else 0.0,
         position_shift=variant.position_shift,
         num_nearest=variant.num_nearest,
-        relevance_from=variant.relevance_from,
+        # How unsure the target is of a token is said by the row before it.
+        relevance_from="prediction" if variant.kind == "entropy" else variant.relevance_from,
+        branches=variant.branches,
     )
     inputs = processor_inputs(answerer.processor, case.frames, CAPTION_PROMPTS[0])
     players = config.build(answerer.prompt([inputs], room))

@@ -80,9 +80,20 @@ class StaticTree:
         Raises:
             ValueError: `draft_length` < 1.
         """
-        if draft_length < 1:
-            raise ValueError(f"draft_length must be at least 1, got {draft_length}")
-        return cls(tuple(range(-1, draft_length)), (0,) * (draft_length + 1))
+        return cls.branches(1, draft_length)
+
+    @classmethod
+    def branches(cls, count: int, draft_length: int) -> StaticTree:
+        """`count` choices below the root, each followed by a chain; all are `draft_length` tokens long.
+
+        Raises:
+            ValueError: a number below 1.
+        """
+        for name, value in (("count", count), ("draft_length", draft_length)):
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        parents = (-1, *(max(0, node - count) for node in range(1, count * draft_length + 1)))
+        return cls(parents, (0, *range(count), *(0,) * (count * (draft_length - 1))))
 
     @classmethod
     def published(cls, name: str) -> StaticTree:

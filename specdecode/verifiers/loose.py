@@ -6,7 +6,10 @@ of a window the share lambda with the least relevance is *loosened*: accepted wh
 that the target says elsewhere in the window is accepted, too (*position shift*). A loosened token stays as it was
 drafted, and what follows is conditioned on it.
 
-With lambda 0 nothing is loosened and nothing may stand elsewhere: the exact walk for chains, token for token.
+Of a tree each branch, from the root to a leaf, is judged as a chain of its own, and the one with most accepted tokens
+stays (appendix E, which has two branches); of equally long ones the first, which the drafter finds likeliest.
+
+With lambda 0 nothing is loosened and nothing may stand elsewhere: the exact walk, token for token.
 End-of-text and other special tokens are never loosened: an answer must not end, nor fail to, by looseness.
 """
 
@@ -20,8 +23,9 @@ from torch import Tensor
 
 from specdecode.roles import DecodeState, Draft, TargetOutput, Verdict
 from specdecode.sampling import Tag, draw_tokens
-from specdecode.verifiers.arguments import check_chain, check_number
-from specdecode.verifiers.exact import chain_counters, chain_path, count_accepted
+from specdecode.tree import TokenTree
+from specdecode.verifiers.arguments import check_number
+from specdecode.verifiers.exact import chain_length
 
 
 def relevance_to(hidden_states: Tensor, reference: Tensor, num_nearest: int = 10) -> Tensor:
@@ -41,12 +45,26 @@ def _relevance(hidden_states: Tensor, directions: Tensor, num_nearest: int) -> T
     return cosines.topk(min(num_nearest, cosines.shape[-1]), dim=-1).values.mean(-1)
 
 
+def _branches(tree: TokenTree) -> Tensor:
+    """[B, P, max_depth + 1] int64: the nodes from the root to each leaf, -1 behind it; of a chain, P is 1."""
+    if not tree.is_chain:
+        return tree.leaf_paths()
+    places = torch.arange(tree.num_nodes, device=tree.device).expand_as(tree.valid)
+    there = places.masked_fill(~tree.valid, -1)[:, None, : chain_length(tree) + 1]
+    return F.pad(there, (0, tree.max_depth + 1 - there.shape[-1]), value=-1)
+
+
+def _at(values: Tensor, nodes: Tensor) -> Tensor:
+    """[B, P, D]: values [B, n] at nodes [B, P, D]."""
+    return values[:, None].expand(-1, nodes.shape[1], -1).gather(2, nodes)
+
+
 class LooseVerifier:
-    """LVSpec's acceptance of a chain.
+    """LVSpec's acceptance of a chain, or of one branch of a tree.
 
     Args:
         reference: gives for each row [m, dim] of the target's prefill. They are normalised once.
-        loose_ratio: lambda, the share of a window that is loosened, 0 to 1, rounded down.
+        loose_ratio: lambda, the share of a window, or of a branch, that is loosened, 0 to 1, rounded down.
         num_nearest: N, tokens of the reference that a drafted token's relevance is the mean over.
         position_shift: accept a token also where the target's own stands elsewhere in the window; unless lambda is 0.
         protected_tokens: never loosened, neither as drafted nor as the target's: end-of-text and other special ones.
@@ -84,55 +102,59 @@ class LooseVerifier:
         return self.loose_ratio == 0
 
     def accept(self, draft: Draft, output: TargetOutput, state: DecodeState) -> Verdict:
-        """Accept the longest start of the chain whose every token is the target's, loosened or shifted.
+        """Accept the longest start of a branch whose every token is the target's, loosened or shifted.
 
         Args:
-            draft: a chain of n nodes, a deterministic choice.
+            draft: a tree of n nodes, each a deterministic choice.
             output: `logits` [B, n, V] and `hidden_states` [B, n, dim].
-            state: lengths, sampling and random streams.
+            state: lengths, sampling and random streams. A node at depth d is followed by output position d further on,
+                whose random number all branches share.
 
         Raises:
-            ValueError: the draft is no chain, its tokens were drawn at random, or hidden states are missing.
+            ValueError: the draft's tokens were drawn at random, or hidden states are missing.
         """
-        check_chain("LooseVerifier", draft)
         if draft.probabilities is not None:
             raise ValueError("LooseVerifier judges likeliest tokens, but these were drawn: draft with children top")
-        tree, counters = draft.tree, chain_counters(draft.tree, state)
-        length = counters.shape[1] - 1
-        choices = draw_tokens(
-            output.logits[:, : length + 1], state.sampling, state.streams, counters, Tag.TARGET
-        )  # [B, L + 1]
-        drafted, wanted = tree.tokens[:, 1 : length + 1], choices[:, :length]
-        there = tree.valid[:, 1 : length + 1]
+        tree = draft.tree
+        counters = state.lengths[:, None] + tree.depth
+        choices = draw_tokens(output.logits, state.sampling, state.streams, counters, Tag.TARGET)  # [B, n]
+        paths = _branches(tree)  # [B, P, D + 1]
+        there, paths = paths[..., 1:] >= 0, paths.clamp(min=0)
+        drafted, wanted = _at(tree.tokens, paths[..., 1:]), _at(choices, paths[..., :-1])  # [B, P, D]
         matches = drafted == wanted
         passes = matches
-        if length and not self.exact:
-            allowed = there & ~self._is_protected(drafted) & ~self._is_protected(wanted)
-            passes = passes | (allowed & self._loosened(output, there))
+        if tree.max_depth and not self.exact:
+            allowed = ~self._is_protected(drafted) & ~self._is_protected(wanted)
+            passes = passes | (allowed & self._loosened(output, paths, there))
             if self.position_shift:
-                elsewhere = ((wanted[:, :, None] == drafted[:, None, :]) & there[:, None, :]).any(2)
+                elsewhere = ((wanted[..., :, None] == drafted[..., None, :]) & there[..., None, :]).any(-1)
                 passes = passes | (allowed & elsewhere)
-        accepted = count_accepted(tree, passes)
-        relaxed = F.pad(passes & ~matches, (0, tree.max_depth - length))
-        return Verdict(chain_path(tree), accepted, choices.gather(1, accepted[:, None])[:, 0], relaxed)
+        accepted = (passes & there).cumprod(-1).sum(-1)  # [B, P]
+        longest = accepted.amax(1, keepdim=True)
+        rows = torch.arange(tree.batch_size, device=tree.device)
+        chosen = (accepted == longest).int().argmax(1)  # the first of them
+        path, count = paths[rows, chosen], longest[:, 0]
+        relaxed = (passes & ~matches)[rows, chosen]
+        return Verdict(path, count, choices[rows, path[rows, count]], relaxed)
 
     def _is_protected(self, tokens: Tensor) -> Tensor:
         """bool like `tokens`."""
         return torch.isin(tokens, torch.tensor(self.protected_tokens, dtype=tokens.dtype, device=tokens.device))
 
-    def _loosened(self, output: TargetOutput, there: Tensor) -> Tensor:
-        """[B, L] bool: the least relevant drafted tokens, as many as lambda of each row's window."""
+    def _loosened(self, output: TargetOutput, paths: Tensor, there: Tensor) -> Tensor:
+        """[B, P, D] bool: the least relevant drafted tokens, as many as lambda of each branch."""
+        of_branch = _at(self._relevance(output), paths[..., 1:] if self.relevance_from == "token" else paths[..., :-1])
+        rank = of_branch.masked_fill(~there, torch.inf).argsort(dim=-1, stable=True).argsort(dim=-1)
+        # A millionth keeps 0.7 * 10, which is 6.999..., at 7.
+        count = (self.loose_ratio * there.sum(-1, keepdim=True) + 1e-6).floor()
+        return (rank < count) & there
+
+    def _relevance(self, output: TargetOutput) -> Tensor:
+        """[B, n] of every node."""
         if output.hidden_states is None:
             raise ValueError("LooseVerifier reads the target's hidden states, but this target gives none")
-        length = there.shape[1]
-        first = 1 if self.relevance_from == "token" else 0
-        states = output.hidden_states[:, first : first + length]  # [B, L, dim]
-        pairs = zip(states, self._unit_vectors(), strict=True)
-        relevance = torch.stack([_relevance(of_row, directions, self.num_nearest) for of_row, directions in pairs])
-        rank = relevance.masked_fill(~there, torch.inf).argsort(dim=1, stable=True).argsort(dim=1)
-        # A millionth keeps 0.7 * 10, which is 6.999..., at 7.
-        count = (self.loose_ratio * there.sum(1) + 1e-6).floor()
-        return (rank < count[:, None]) & there
+        pairs = zip(output.hidden_states, self._unit_vectors(), strict=True)
+        return torch.stack([_relevance(of_row, directions, self.num_nearest) for of_row, directions in pairs])
 
     def _unit_vectors(self) -> list[Tensor]:
         """Of each row's reference [m, dim] float32."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,10 +13,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
+from specdecode.drafters.tree_shapes import StaticTree
 from specdecode.roles import DecodeState, Draft, TargetOutput
 from specdecode.sampling import RandomStreams, SamplingConfig
 from specdecode.tree import TokenTree
-from specdecode.verifiers import ExactVerifier
+from specdecode.verifiers import ExactVerifier, loose
 from specdecode.verifiers.loose import LooseVerifier, relevance_to
 
 VOCAB, DIM, END = 6, 5, 0
@@ -154,16 +156,111 @@ def test_drafts_it_cannot_judge_are_refused() -> None:
         verifier.accept(Draft(chain, torch.zeros(1, 2, VOCAB)), output, state_of())
     with pytest.raises(ValueError, match="hidden states"):
         verifier.accept(Draft(chain), TargetOutput(output.logits), state_of())
-    tree = TokenTree(
-        torch.tensor([[1, 2, 3]]),
-        torch.tensor([[-1, 0, 0]]),
-        torch.tensor([[0, 1, 1]]),
-        torch.ones(1, 3, dtype=torch.bool),
-        1,
-        2,
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> tuple[Draft, TargetOutput, Tensor]:
+    """A tree whose siblings differ, what the target says of it, and the reference."""
+    if draw(st.booleans()):
+        shape = StaticTree.branches(draw(st.integers(2, 3)), draw(st.integers(1, 5)))
+    else:
+        shape = StaticTree.from_child_counts("3 / 2 1 / 1 0 2")
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 9999)))
+    tokens = [draw(st.integers(0, VOCAB - 1))]
+    first = torch.randint(VOCAB, (shape.num_nodes,), generator=generator).tolist()
+    tokens += [(first[parent] + rank) % VOCAB for parent, rank in zip(shape.parents[1:], shape.ranks[1:], strict=True)]
+    tree = TokenTree.from_parents(torch.tensor([tokens]), torch.tensor([shape.parents]), max_depth=shape.max_depth)
+    # Mostly what one of the children is, so that branches go on.
+    wanted = torch.tensor(
+        [
+            [
+                (own + int(more)) % VOCAB
+                for own, more in zip(first, torch.rand(shape.num_nodes, generator=generator) * 2.5, strict=True)
+            ]
+        ]
     )
-    with pytest.raises(ValueError, match="chains only"):
-        verifier.accept(Draft(tree), output, state_of())
+    logits = torch.nn.functional.one_hot(wanted, VOCAB).float() * 9
+    states = torch.randn(1, shape.num_nodes, DIM, generator=generator)
+    tree = tree.clip(torch.tensor([draw(st.integers(1, shape.max_depth))]))
+    return Draft(tree), TargetOutput(logits, states), torch.randn(4, DIM, generator=generator)
+
+
+def slow_branches(
+    draft: Draft, output: TargetOutput, reference: Tensor, ratio: float, first: int
+) -> tuple[list[int], int]:
+    """Every branch as a chain by `slow_rule`; the longest, and the first of them."""
+    best: tuple[list[int], int] | None = None
+    parents = draft.tree.parents[0].tolist()
+    for leaf in draft.tree.leaves()[0].nonzero()[:, 0].tolist():
+        path = [leaf]
+        while parents[path[0]] >= 0:
+            path.insert(0, parents[path[0]])
+        assert output.hidden_states is not None
+        chain = Draft(TokenTree.chain(draft.tree.tokens[:, path]))
+        told = TargetOutput(output.logits[:, path], output.hidden_states[:, path])
+        found = slow_rule(chain, told, reference, ratio, 2, True, first)
+        if best is None or len(found[0]) > len(best[0]):
+            best = found
+    assert best is not None
+    return best
+
+
+def judged(draft: Draft, output: TargetOutput, reference: Tensor, ratio: float, source: str) -> tuple[list[int], int]:
+    verdict = LooseVerifier(lambda: [reference], ratio, 2, True, [END], source).accept(draft, output, state_of())
+    count = int(verdict.accepted[0])
+    path = verdict.path[0, : count + 1]
+    assert path[0] == 0 and torch.equal(draft.tree.parents[0, path[1:]], path[:-1])
+    assert verdict.relaxed is not None and verdict.relaxed.shape == (1, draft.tree.max_depth)
+    wanted = output.logits[0].argmax(-1)
+    assert torch.equal(verdict.relaxed[0, :count], draft.tree.tokens[0, path[1:]] != wanted[path[:-1]])
+    return draft.tree.tokens[0, path[1:]].tolist(), int(verdict.next_tokens[0])
+
+
+@settings(max_examples=100, deadline=None)
+@given(trees(), st.sampled_from([0.0, 0.3, 0.7, 1.0]), st.sampled_from(["token", "prediction"]))
+def test_of_a_tree_the_longest_branch_stays(
+    window: tuple[Draft, TargetOutput, Tensor], ratio: float, source: str
+) -> None:
+    expected = slow_branches(*window, ratio, 1 if source == "token" else 0)
+    assert judged(*window, ratio, source) == expected
+
+
+@pytest.mark.parametrize("fault", ["only the first branch", "the last of the longest", "another branch's relevance"])
+def test_a_fault_in_the_bookkeeping_of_branches_is_noticed(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    branches, at = loose._branches, loose._at
+    if fault == "only the first branch":
+        monkeypatch.setattr(loose, "_branches", lambda tree: branches(tree)[:, : tree.num_nodes - 1])
+    elif fault == "the last of the longest":
+        monkeypatch.setattr(loose, "_branches", lambda tree: branches(tree).flip(1))
+    else:
+
+        def shifted(values: Tensor, nodes: Tensor) -> Tensor:
+            return at(values.roll(1, 1) if values.is_floating_point() else values, nodes)
+
+        monkeypatch.setattr(loose, "_at", shifted)
+
+    @settings(max_examples=300, deadline=None, database=None, derandomize=True)
+    @given(trees())
+    def compare(window: tuple[Draft, TargetOutput, Tensor]) -> None:
+        assert judged(*window, 0.7, "token") == slow_branches(*window, 0.7, 1)
+
+    with pytest.raises(AssertionError):
+        compare()
+
+
+@settings(max_examples=60, deadline=None)
+@given(trees(), st.sampled_from([0.0, 1.0]))
+def test_lambda_zero_is_the_exact_walk_of_a_tree(
+    window: tuple[Draft, TargetOutput, Tensor], temperature: float
+) -> None:
+    draft, output, reference = window
+    output = replace(output, logits=output.logits / 9)  # so that draws differ from the likeliest
+    state = replace(state_of(), sampling=SamplingConfig(temperature=temperature))
+    verifiers = (LooseVerifier(lambda: [reference], 0.0), ExactVerifier())
+    ours, exact = (each.accept(draft, output, state) for each in verifiers)
+    assert torch.equal(ours.accepted, exact.accepted) and torch.equal(ours.next_tokens, exact.next_tokens)
+    count = int(exact.accepted[0]) + 1
+    assert torch.equal(ours.path[0, :count], exact.path[0, :count])
 
 
 @pytest.mark.parametrize(

@@ -84,3 +84,9 @@ def test_unknown_names_and_empty_chains_are_refused() -> None:
         StaticTree.published("naive_extend_58")
     with pytest.raises(ValueError, match="draft_length"):
         StaticTree.chain(0)
+
+
+@pytest.mark.parametrize(("count", "length"), [(1, 3), (2, 1), (2, 4), (3, 2)])
+def test_branches_are_chains_below_the_root(count: int, length: int) -> None:
+    paths = [[rank, *[0] * depth] for rank in range(count) for depth in range(length)]
+    assert StaticTree.branches(count, length) == StaticTree.from_paths(paths)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from vargen.bounds import MAX_DRAFT
 from vargen.video.methods.speculative import SpeculativeConfig
 
 if TYPE_CHECKING:
-    from specdecode.roles import Verifier
+    from specdecode.drafters.draft_model import DraftModel
+    from specdecode.roles import Drafter, Verifier
     from vargen.video.prompt import Prompt
     from vargen.video.target import VideoTarget
 
@@ -22,6 +24,8 @@ class LVSpecConfig(SpeculativeConfig):
         num_nearest: N, visual tokens whose cosines make a token's relevance.
         position_shift: accept what the target says elsewhere in the window.
         relevance_from: "token" or "prediction", see `specdecode.verifiers.loose`.
+        branches: chains of `draft_length` below each token, of which the one with most accepted tokens stays; the
+            paper's appendix E has 2.
     """
 
     name: ClassVar[str] = "lvspec"
@@ -34,12 +38,27 @@ class LVSpecConfig(SpeculativeConfig):
     num_nearest: int = 10
     position_shift: bool = True
     relevance_from: str = "token"
+    branches: int = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._number("loose_ratio", 0, 1)
         self._number("num_nearest", 1, whole=True)
         self._one_of("relevance_from", ("token", "prediction"))
+        self._number("branches", 1, MAX_DRAFT // self.draft_length, whole=True)
+
+    @property
+    def num_nodes(self) -> int:
+        """Of a draft, its root included."""
+        return 1 + self.branches * self.draft_length
+
+    def _drafter(self, draft: DraftModel) -> Drafter:
+        if self.branches == 1:
+            return super()._drafter(draft)
+        from specdecode.drafters.draft_model_tree import DraftModelTreeDrafter
+        from specdecode.drafters.tree_shapes import StaticTree
+
+        return DraftModelTreeDrafter(draft, StaticTree.branches(self.branches, self.draft_length))
 
     def _verifier(self, prompt: Prompt, target: VideoTarget) -> Verifier:
         from specdecode.verifiers.loose import LooseVerifier

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from vargen.video.prompt import Prompt
 
 _DRAFT_LENGTH = 8  # of drafters that guess one place at a time
+DYNAMIC_TREES = {"sparrow_30_4_8": (30, 4, 8)}
+"""Published sizes of trees grown by confidence, by name: total_tokens, depth, tree_top_k."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,8 @@ class TrainedDrafterConfig(VideoMethodConfig):
     Args:
         drafter: folder that `vargen train video-drafter` exported; null for the one that came with the model.
         tree: "chain"; "dynamic" (EAGLE-2: grown by confidence), which pays where a pass over many tokens costs no more
-            than over one, as on a GPU; or the name of a published fixed tree.
+            than over one, as on a GPU; "sparrow_30_4_8", the same in Sparrow's published size, which leaves the three
+            numbers below aside; or the name of a published fixed tree.
         total_tokens: nodes of a dynamic tree, its root included.
         depth: levels drafted below the root; null for eight, or, of a drafter that guesses several places at once, as
             many as it guesses.
@@ -47,7 +50,7 @@ class TrainedDrafterConfig(VideoMethodConfig):
     tree_top_k: int = 4
 
     def __post_init__(self) -> None:
-        self._one_of("tree", ("dynamic", *TREES))
+        self._one_of("tree", ("dynamic", *DYNAMIC_TREES, *TREES))
         self._number("total_tokens", 2, MAX_DRAFT, whole=True)
         self._number("tree_top_k", 1, MAX_DRAFT, whole=True)
         if self.depth is not None:
@@ -72,13 +75,13 @@ class TrainedDrafterConfig(VideoMethodConfig):
         from specdecode.draft_size import DraftSize, FixedDraftSize
         from specdecode.drafters.tree_shapes import DynamicTree, StaticTree
 
-        depth = self.depth
-        if depth is None:
-            depth = guessed_at_once if guessed_at_once > 1 else _DRAFT_LENGTH
-        if self.tree == "dynamic":
-            most = 1 + self.tree_top_k + max(depth - 1, 0) * self.tree_top_k**2  # candidates that there are at all
-            size = DraftSize(min(self.total_tokens, most), min(depth, self.total_tokens - 1))
-            return DynamicTree(self.tree_top_k), FixedDraftSize(size)
+        own = self.depth
+        if own is None:
+            own = guessed_at_once if guessed_at_once > 1 else _DRAFT_LENGTH
+        total, depth, top_k = DYNAMIC_TREES.get(self.tree, (self.total_tokens, own, self.tree_top_k))
+        if self.tree == "dynamic" or self.tree in DYNAMIC_TREES:
+            most = 1 + top_k + max(depth - 1, 0) * top_k**2  # candidates that there are at all
+            return DynamicTree(top_k), FixedDraftSize(DraftSize(min(total, most), min(depth, total - 1)))
         shape = StaticTree.chain(depth) if self.tree == "chain" else StaticTree.published(self.tree)
         return shape, FixedDraftSize(DraftSize(shape.num_nodes, min(depth, shape.max_depth)))
 

@@ -19,6 +19,7 @@ from vargen.video.drafters.drafter_folder import new_drafter
 from vargen.video.drafters.feature_drafter import KINDS, FeatureDrafter, TargetStates
 from vargen.video.drafters.feature_head import FeatureHead
 from vargen.video.drafters.visual_compressor import VisualCompressor
+from vargen.video.methods.trained import SparrowConfig
 from vargen.video.pruning import keep_uniform
 from vargen.video.request import VideoRequest, keep_visual, prepare_request
 from vargen.video.target import VideoTarget
@@ -313,3 +314,10 @@ def test_unscaled_scores_saturate() -> None:
     torch.testing.assert_close(even(features)[0, 0], features[0].mean(0), rtol=1e-4, atol=1e-4)
     with pytest.raises(ValueError, match="num_queries"):
         VisualCompressor(8, 0)
+
+
+def test_sparrows_published_tree_is_a_setting() -> None:
+    shape, sizer = SparrowConfig(tree="sparrow_30_4_8", total_tokens=5, depth=2).shape(1)
+    assert shape == DynamicTree(8) and sizer.largest == DraftSize(30, 4)
+    by_numbers = SparrowConfig(tree="dynamic", total_tokens=30, depth=4, tree_top_k=8).shape(1)
+    assert by_numbers[0] == shape and by_numbers[1].largest == sizer.largest

@@ -1,23 +1,28 @@
 """Trained drafters for a Video-LLM, part by part: what each part is worth, and what a longer video costs.
 
 Of Sparrow (arXiv 2602.15318): accepted length against the length of the video for all 2^3 of its parts (bridged visual
-states, multi-token prediction, text-only drafting), trained on stills of two frames; what drafting costs as the video
-grows, beside a drafter that keeps the video. Of FLASH (arXiv 2505.12728): tokens accepted per forward of the drafter
-against the number of places guessed at once; the compression of the video; how saturated the compressor's softmax is,
-with and without a scale.
+states, multi-token prediction, text-only drafting), each trained as it drafts, on videos of a quarter of the length or
+on stills; what drafting costs as the video grows, beside a drafter that keeps the video. Of FLASH (arXiv 2505.12728):
+its two parts with and without the other, beside text alone; tokens accepted per forward of the drafter against the
+number of places guessed at once; the compression of the video; how saturated the compressor's softmax is, with and
+without a scale.
 
-    python benchmarks/video_drafters.py --drafters runs/video-drafters
+    python benchmarks/video_drafters.py --captions written --model runs/video-story/export --commands > train.sh
+    python benchmarks/video_drafters.py --captions written --model runs/video-story/export --drafters runs/drafters
 
-`--drafters` holds one folder a drafter, with an export/ in it, made by `vargen train video-drafter` with the options
-that `TRAINED` lists. Writes benchmarks/results/video_drafters.json; studies that are not asked for stay as they were.
+`--drafters` holds one folder a drafter, with an export/ in it, made by the commands that `--commands` prints. Writes
+benchmarks/results/video_drafters.json, or video_drafters_written.json for stories; studies that are not asked for stay
+as they were.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,28 +40,98 @@ from vargen.video.frames import CAPTION_PROMPTS, processor_inputs
 from vargen.video.methods.trained import FlashConfig, MSDConfig, SparrowConfig, TrainedDrafterConfig
 from vargen.video.request import prepare_request
 from vargen.video.target import VideoTarget
-from vargen.world.captions.video_captions import caption_accuracy
+from vargen.world.captions.languages import LANGUAGES, language_of
 from vargen.world.cases import scene_video_cases
 
 RESULTS = Path(__file__).resolve().parent / "results"
-LENGTHS = (4, 8, 16, 32, 64)  # frames
 PLACES = (1, 2, 3, 4, 5, 6)
-QUERIES = {"1x": 144, "4x": 36, "9x": 16, "16x": 9}
 IMAGE_SIZE, DEPTH = 96, 5
 
-_STILL = "--kind sparrow --training_frames 2 --steps 1000"
-_SHORT = "--kind flash --videos 1024 --steps 600"
-TRAINED = {
-    **{kind: f"--kind {kind}" for kind in ("eagle", "msd", "vispec", "sparrow", "flash")},
-    "still_states_mtp": _STILL,
-    "still_states_none": f"{_STILL} --own_passes 0",
-    "still_embeddings_mtp": f"{_STILL} --visual embeddings",
-    "still_embeddings_none": f"{_STILL} --visual embeddings --own_passes 0",
-    **{f"flash_k{places}": f"{_SHORT} --draft_length {places}" for places in PLACES},
-    **{f"flash_{name}": f"{_SHORT} --num_queries {count}" for name, count in QUERIES.items() if name != "9x"},
-    "flash_scaled": f"{_SHORT} --scale true",
+
+@dataclass(frozen=True)
+class Setting:
+    """What the studies are over.
+
+    Args:
+        record: name of the file of results.
+        config: by which drafters are trained, but for the options of each.
+        short: options of those that are trained on short videos.
+        num_frames: of a usual video. lengths: of the studies of length.
+        queries: learned queries of FLASH's compressor by its ratio; `usual_queries` is what it has by itself.
+    """
+
+    record: str
+    config: str
+    short: str
+    num_frames: int
+    lengths: tuple[int, ...]
+    queries: Mapping[str, int]
+    usual_queries: str
+
+
+SETTINGS = {
+    "plain": Setting(
+        "video_drafters",
+        "",
+        "--training_frames 2 --steps 1000",
+        8,
+        (4, 8, 16, 32, 64),
+        {"1x": 144, "4x": 36, "9x": 16, "16x": 9},
+        "9x",
+    ),
+    "written": Setting(
+        "video_drafters_written",
+        "--config train/video-story-drafter.yaml",
+        "--num_frames 8 --answers runs/video-story-answers-8 --steps 1000",
+        32,
+        (8, 16, 32, 64, 128),
+        {"4x": 256, "16x": 64, "64x": 16, "256x": 4},
+        "64x",
+    ),
 }
-"""By folder, how each drafter is trained, by the shipped configuration but for these options."""
+PARTS = {"both": "", "compression": "--draft_length 1", "places": "--kind eagle --draft_length 4"}
+PARTS |= {"neither": "--kind eagle", "text_only": "--kind eagle --text_only true --blind_share 1"}
+"""FLASH with what is left of it, by what is left; its paper's FLASH, VisComp, SemiAR, Multimodal and Text-only."""
+
+
+def trained(setting: Setting) -> dict[str, str]:
+    """By folder, how each drafter is trained, by the setting's configuration but for these options."""
+    short, flash = f"--kind sparrow {setting.short}", "--kind flash --videos 1024 --steps 600"
+    visuals = {"states": "", "embeddings": " --visual embeddings"}
+    passes = {"mtp": "", "none": " --own_passes 0"}
+    rows = {"text": "", "video": " --text_only false --blind_share 0"}
+    return {
+        **{kind: f"--kind {kind}" for kind in ("eagle", "msd", "vispec", "sparrow", "flash")},
+        **{
+            f"still_{visual}_{own}_{row}": f"{short}{visuals[visual]}{passes[own]}{rows[row]}"
+            for visual, own, row in itertools.product(visuals, passes, rows)
+        },
+        **{f"flash_k{places}": f"{flash} --draft_length {places}" for places in PLACES},
+        **{
+            f"flash_{name}": f"{flash} --num_queries {count}"
+            for name, count in setting.queries.items()
+            if name != setting.usual_queries
+        },
+        "flash_scaled": f"{flash} --scale true",
+        **{f"part_{name}": f"{flash} {options}".strip() for name, options in PARTS.items()},
+    }
+
+
+def commands(setting: Setting, model: str | None, folder: str) -> list[str]:
+    """That train all of them, one after the other."""
+    of_model = [] if model is None else [f"--model {model}"]
+    return [
+        " ".join(
+            [
+                "vargen train video-drafter",
+                *filter(None, [setting.config]),
+                *of_model,
+                options,
+                f"--output_dir {folder}/{name}",
+            ]
+        )
+        for name, options in trained(setting).items()
+    ]
 
 
 def answer(answerer: VideoAnswerer, case: VideoCase, config: TrainedDrafterConfig, max_new_tokens: int) -> dict:
@@ -94,7 +169,7 @@ def answer(answerer: VideoAnswerer, case: VideoCase, config: TrainedDrafterConfi
         "drafting_flops": head.flops - prompt["flops"],
         "prompt_flops": prompt["flops"],
         "draft_seconds": trace.phase_seconds["draft"],
-        "caption_accuracy": caption_accuracy(case.truth, text),
+        "caption_accuracy": language_of(case.truth).accuracy(case.truth, text, "all"),
     }
 
 
@@ -126,33 +201,36 @@ class Studies:
 
     def __init__(self, options: argparse.Namespace, shown: Progress) -> None:
         self.options, self.shown = options, shown
+        self.setting = SETTINGS[options.captions]
+        self.room = LANGUAGES[options.captions].max_caption_tokens
         self.answerer = VideoAnswerer.from_pretrained(options.model)
 
     def folder(self, name: str) -> str:
         """Of a trained drafter."""
         return str(Path(self.options.drafters) / name / "export")
 
-    def ask(self, config: TrainedDrafterConfig, cases: Sequence[VideoCase], max_new_tokens: int = 220) -> dict:
+    def ask(self, config: TrainedDrafterConfig, cases: Sequence[VideoCase], max_new_tokens: int | None = None) -> dict:
         """Figures of a method over some videos."""
         answers = []
         for case in cases:
-            answers.append(answer(self.answerer, case, config, max_new_tokens))
+            answers.append(answer(self.answerer, case, config, max_new_tokens or self.room))
             self.shown.update()
         return figures(answers)
 
-    def cases(self, num_frames: int = 8) -> list[VideoCase]:
+    def cases(self, num_frames: int | None = None) -> list[VideoCase]:
         """Held-out videos."""
-        return scene_video_cases(self.options.videos, "heldout", num_frames, IMAGE_SIZE)
+        frames, captions = num_frames or self.setting.num_frames, self.options.captions
+        return scene_video_cases(self.options.videos, "heldout", frames, IMAGE_SIZE, captions=captions)
 
     def length(self) -> list[dict]:
         """Sparrow's parts against the length of the video."""
         rows = []
-        for num_frames in LENGTHS:
+        for num_frames in self.setting.lengths:
             cases = self.cases(num_frames)
             for visual in ("states", "embeddings"):
                 for passes in ("mtp", "none"):
                     for text_only in (True, False):
-                        drafter = self.folder(f"still_{visual}_{passes}")
+                        drafter = self.folder(f"still_{visual}_{passes}_{'text' if text_only else 'video'}")
                         config = SparrowConfig(drafter=drafter, text_only=text_only, tree="chain", depth=DEPTH)
                         parts = {"bridged": visual == "states", "multi_token": passes == "mtp", "text_only": text_only}
                         rows.append({"frames": num_frames, **parts, **self.ask(config, cases)})
@@ -161,7 +239,7 @@ class Studies:
     def cost(self) -> list[dict]:
         """A forward of the drafter against the length of the video; one answer after the other, of few videos."""
         rows = []
-        for num_frames in LENGTHS:
+        for num_frames in self.setting.lengths:
             cases = self.cases(num_frames)[:4]
             for config in (
                 SparrowConfig(drafter=self.folder("sparrow"), tree="chain", depth=DEPTH),
@@ -183,11 +261,24 @@ class Studies:
 
     def compression(self) -> list[dict]:
         """FLASH against the number of learned queries."""
-        cases = self.cases()
-        names = {ratio: "flash_k4" if ratio == "9x" else f"flash_{ratio}" for ratio in QUERIES}
+        cases, queries = self.cases(), self.setting.queries
+        names = {ratio: "flash_k4" if ratio == self.setting.usual_queries else f"flash_{ratio}" for ratio in queries}
         return [
-            {"compression": ratio, "queries": QUERIES[ratio], **self.ask(FlashConfig(drafter=self.folder(name)), cases)}
+            {"compression": ratio, "queries": queries[ratio], **self.ask(FlashConfig(drafter=self.folder(name)), cases)}
             for ratio, name in names.items()
+        ]
+
+    def parts(self) -> list[dict]:
+        """FLASH's two parts, each without the other; all draft chains of as many tokens."""
+        cases = self.cases()
+        return [
+            {
+                "compression": name in ("both", "compression"),
+                "places": name in ("both", "places"),
+                "text_only": name == "text_only",
+                **self.ask(FlashConfig(drafter=self.folder(f"part_{name}"), tree="chain", depth=4), cases),
+            }
+            for name in PARTS
         ]
 
     @torch.no_grad()
@@ -216,34 +307,41 @@ class Studies:
         return rows
 
 
-STUDIES = ("length", "cost", "places", "compression", "saturation")
+STUDIES = ("length", "cost", "parts", "places", "compression", "saturation")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--drafters", required=True, help="folder of trained drafters, see above")
+    parser.add_argument("--drafters", default="runs/video-drafters", help="folder of trained drafters, see above")
+    parser.add_argument("--commands", action="store_true", help="print how to train them, and nothing else")
     parser.add_argument("--model", default=None, help="folder of the target, or the name of a shipped one")
+    parser.add_argument("--captions", default="plain", choices=sorted(SETTINGS), help="which videos")
     parser.add_argument("--studies", default=",".join(STUDIES))
     parser.add_argument("--videos", type=int, default=20)
     parser.add_argument("--quiet", action="store_true", help="show no progress")
     parser.add_argument("--dry_run", action="store_true", help="write nothing")
     options = parser.parse_args()
-    if unknown := set(options.studies.split(",")) - set(STUDIES):
+    setting, chosen = SETTINGS[options.captions], options.studies.split(",")
+    if options.commands:
+        print("\n".join(commands(setting, options.model, options.drafters)))
+        return
+    if unknown := set(chosen) - set(STUDIES):
         parser.error(f"--studies: {unknown.pop()!r} is not one of {', '.join(STUDIES)}")
-    path = RESULTS / "video_drafters.json"
+    path = RESULTS / f"{setting.record}.json"
     found = json.loads(path.read_text())["studies"] if path.exists() else {}
-    per_study = dict(zip(STUDIES, (8 * len(LENGTHS), 2 * len(LENGTHS), len(PLACES), len(QUERIES), 2), strict=True))
-    chosen = options.studies.split(",")
+    lengths, counts = len(setting.lengths), (len(PARTS), len(PLACES), len(setting.queries), 2)
+    per_study = dict(zip(STUDIES, (8 * lengths, 2 * lengths, *counts), strict=True))
     total = sum(per_study[name] * (min(options.videos, 4) if name == "cost" else options.videos) for name in chosen)
     with progress(total, "answers", options.quiet) as shown:
         studies = Studies(options, shown)
         for name in chosen:
             rows = getattr(studies, name)()
-            found[name] = {"videos": options.videos, "provenance": provenance(), "rows": rows}
+            told = {"videos": options.videos, "captions": options.captions, "trained": trained(setting)}
+            found[name] = {**told, "provenance": provenance(), "rows": rows}
             for row in rows:
                 print(name, {key: round(value, 4) if isinstance(value, float) else value for key, value in row.items()})
             if not options.dry_run:
-                write_result(path, {"trained": TRAINED, "studies": found})
+                write_result(path, {"studies": found})
 
 
 if __name__ == "__main__":

@@ -103,9 +103,43 @@ def _data(name: str, config: Any) -> tuple[Any, ...]:
     if name == "drafter":
         return (lambda seed, count: scene_prompts(DRAFTER_SEED + seed, count)), stored_pictures
     if name == "video-drafter":
-        source = RenderedVideoSource(config.image_size, config.num_frames, prepare(config))
-        return source, {"train": DRAFTER_SEED, "heldout": HELDOUT_SEED}
+        if isinstance(config.videos, str):
+            return (_about_own_videos(config),)
+        from vargen.training.video_drafter import rendered_questions
+
+        source = RenderedVideoSource(config.image_size, config.rendered_frames, prepare(config), config.captions)
+        return (rendered_questions(config, source, {"train": DRAFTER_SEED, "heldout": HELDOUT_SEED}),)
     return ()
+
+
+def _about_own_videos(config: Any) -> Callable[[Any], Any]:
+    """What `train_video_drafter` asks about the videos of a folder."""
+    from vargen.jobs.clips import ask_about, describe_clips, set_apart
+    from vargen.runs.identity import digest
+    from vargen.training.video_questions import ClipQuestions
+    from vargen.video.frames import CAPTION_PROMPTS, frame_sampler
+
+    def ask(answerer: Any) -> Any:
+        asked = []
+        for split, most, frames in (
+            ("train", None, config.training_frames or config.num_frames),
+            ("heldout", config.evaluation_size, config.num_frames),
+        ):
+            choose = frame_sampler(answerer.processor, frames, None if frames else config.fps)
+            usual = CAPTION_PROMPTS if config.questions is None else CAPTION_PROMPTS[:1]
+            clips = [
+                clip for each in usual for clip in ask_about(config.videos, config.questions, each, choose, config.fps)
+            ]
+            chosen = set_apart(clips)[split == "heldout"][:most]
+            shown = {"frames": [frames, config.fps], "max_pixels": config.max_pixels}
+            described = {"clips": digest(describe_clips(chosen)), **shown}
+            size = config.generation_batch_size
+            processor, architecture = answerer.processor, answerer.architecture
+            questions = ClipQuestions(processor, architecture, chosen, described, split, size, config.max_pixels)
+            asked.append((questions, len(chosen)))
+        return asked
+
+    return ask
 
 
 def _usage() -> str:

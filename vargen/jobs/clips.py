@@ -96,6 +96,19 @@ def ask_about(
     return clips
 
 
+def set_apart(clips: Sequence[Clip]) -> tuple[list[Clip], list[Clip]]:
+    """Clips to learn from, and those of every tenth video to judge by.
+
+    Raises:
+        UserError: all are of one video.
+    """
+    names = sorted({clip.path for clip in clips})
+    if len(names) < 2:
+        raise UserError("videos: a tenth of them, one at least, is kept apart to judge by; give two or more")
+    apart = set(names[::10])
+    return [clip for clip in clips if clip.path not in apart], [clip for clip in clips if clip.path in apart]
+
+
 def describe_clips(clips: Sequence[Clip]) -> list[list[Any]]:
     """What makes the same clips: names, sizes and questions."""
     return [[clip.path.name, clip.path.stat().st_size, clip.question] for clip in clips]

@@ -1,7 +1,7 @@
 """Answers that a Video-LLM gave, kept on disk, and what it made of them: what a drafter for it is trained on.
 
-Belongs here: numbered questions about numbered videos, making the answers in resumable batches, and the target's hidden
-states under teacher forcing. Does not belong here: the drafter and its losses.
+Belongs here: making the answers in resumable batches, and the target's hidden states under teacher forcing. Does not
+belong here: what is asked about which videos (`video_questions.py`), the drafter and its losses.
 """
 
 from __future__ import annotations
@@ -17,60 +17,23 @@ import torch.nn.functional as F
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
 from vargen.errors import UserError
 from vargen.runs.files import atomic_path, own_folder
 from vargen.runs.identity import check_identity
-from vargen.training.video_source import VideoSource
+from vargen.training.video_questions import Questions
 from vargen.video.architectures.catalogue import architecture_of
 from vargen.video.drafters.feature_drafter import TargetStates
-from vargen.video.frames import CAPTION_PROMPTS, VideoFrames, processor_inputs
 from vargen.video.request import VideoRequest, prepare_request
 
 _FILLER = -1
 
 
-@dataclass(frozen=True)
-class VideoQuestions:
-    """What is asked: the video of every seed from the first one on, one question for each batch of videos.
-
-    Args:
-        processor: of the target.
-        source: where videos come from.
-        first_seed: of video 0.
-        split: of the videos.
-        batch_size: videos of one question; questions take turns.
-        num_frames: frames of a video that are shown, evenly spread; None for all.
-    """
-
-    processor: Any
-    source: VideoSource
-    first_seed: int
-    split: str
-    batch_size: int
-    num_frames: int | None = None
-
-    def inputs(self, number: int) -> dict[str, Tensor]:
-        """What the processor makes of a question.
-
-        Raises:
-            UserError: a video has fewer frames than are to be shown.
-        """
-        frames = self.source(self.first_seed + number, 1, self.split).frames[0]
-        if self.num_frames is not None:
-            if self.num_frames > len(frames):
-                raise UserError(
-                    f"training_frames: {self.num_frames} must be at most num_frames, which is {len(frames)}"
-                )
-            frames = frames[(torch.arange(self.num_frames) * 2 + 1) * len(frames) // (2 * self.num_frames)]
-        question = CAPTION_PROMPTS[number // self.batch_size % len(CAPTION_PROMPTS)]
-        return processor_inputs(self.processor, VideoFrames.from_frames(frames), question)
-
-
 def generate_answers(
     model: Any,
-    questions: VideoQuestions,
+    questions: Questions,
     count: int,
     folder: Path,
     *,
@@ -82,7 +45,7 @@ def generate_answers(
     Args:
         model: the target.
         questions: what is asked.
-        count: answers wanted.
+        count: answers wanted; of the first questions.
         folder: holds one file per batch.
         settings: what decides the answers beside the questions, such as the weights' fingerprint; a folder of other
             settings is refused.
@@ -96,10 +59,9 @@ def generate_answers(
     """
     described = {
         **settings,
-        "first_seed": questions.first_seed,
+        **questions.described,
         "split": questions.split,
         "batch_size": questions.batch_size,
-        "shown_frames": questions.num_frames,
         "max_answer_tokens": max_new_tokens,
     }
     answers: list[list[int]] = []
@@ -127,7 +89,20 @@ def _read(path: Path, described: dict[str, Any]) -> Tensor:
 
 
 def generate_batch(model: Any, inputs: Sequence[dict[str, Tensor]], max_new_tokens: int) -> Tensor:
-    """Greedy answers to questions of one length, by transformers' own loop: [B, n] int32, filled up with -1."""
+    """Greedy answers, by transformers' own loop: [B, n] int32, filled up with -1. Questions of one shape are answered
+    together, others in turn: not every architecture answers alike behind padding."""
+    shapes = [tuple(value.shape for value in each.values()) for each in inputs]
+    answers: list[Tensor] = [torch.empty(0, dtype=torch.int32)] * len(inputs)
+    for shape in dict.fromkeys(shapes):
+        rows = [row for row, own in enumerate(shapes) if own == shape]
+        together = _generate_together(model, [inputs[row] for row in rows], max_new_tokens)
+        for row, answer in zip(rows, together, strict=True):
+            answers[row] = answer
+    return pad_sequence(answers, batch_first=True, padding_value=_FILLER)
+
+
+def _generate_together(model: Any, inputs: Sequence[dict[str, Tensor]], max_new_tokens: int) -> Tensor:
+    """As `generate_batch`, of questions of one shape."""
     device = model.get_input_embeddings().weight.device
     batch = {name: torch.cat([each[name] for each in inputs]).to(device) for name in inputs[0]}
     length = batch["input_ids"].shape[1]
@@ -187,7 +162,7 @@ class TeacherForcing:
     def __init__(
         self,
         model: Any,
-        questions: VideoQuestions,
+        questions: Questions,
         answers: Sequence[Sequence[int]],
         layer: int | None,
         dtype: torch.dtype,
@@ -199,18 +174,22 @@ class TeacherForcing:
         self._kept: dict[int, AnswerStates] = {}
         self._filled = False
 
-    def batch(self, numbers: Sequence[int]) -> tuple[TargetStates, Tensor]:
+    def batches(self, numbers: Sequence[int]) -> list[tuple[TargetStates, Tensor]]:
         """States of some answers, padded on the right, and which of their tokens a drafter learns from.
 
         Returns:
-            The states, and [B, L] bool: the tokens of the answers but the last, which is followed by nothing.
+            For all whose visual tokens stand at the same places: the states, and [B, L] bool, the tokens of the answers
+            but the last, which is followed by nothing. Videos of one size are a single batch.
         """
         if not self._filled:
             self._fill()
             self._filled = True
-        if all(number in self._kept for number in numbers):
-            return self._padded([self._kept[number] for number in numbers])
-        return self._padded(self.states(numbers))
+        known = all(number in self._kept for number in numbers)
+        rows = [self._kept[number] for number in numbers] if known else self.states(numbers)
+        alike: dict[tuple[int, ...], list[AnswerStates]] = {}
+        for row in rows:
+            alike.setdefault(tuple(row.is_visual.nonzero()[:, 0].tolist()), []).append(row)
+        return [self._padded(group) for group in alike.values()]
 
     def _fill(self) -> None:
         size = self.questions.batch_size
@@ -301,6 +280,7 @@ class TeacherForcing:
         return (None if self.layer is None else reached[0]), final
 
     def _padded(self, rows: Sequence[AnswerStates]) -> tuple[TargetStates, Tensor]:
+        """Of rows whose visual tokens stand at the same places."""
         longest = max(len(row.ids) for row in rows)
         first, device = rows[0], rows[0].ids.device
         place = torch.arange(longest, device=device)
@@ -314,8 +294,6 @@ class TeacherForcing:
             features.append(F.pad(row.features, (0, 0, 0, missing)))
             positions.append(F.pad(row.positions, (0, missing)))
             learned.append((place >= len(row.is_visual)) & (place < len(row.ids) - 1))
-            if not torch.equal(row.is_visual.nonzero(), first.is_visual.nonzero()):
-                raise UserError("num_frames: the videos of a batch have different numbers of visual tokens")
         visual_states = [row.visual_states for row in rows if row.visual_states is not None]
         states = TargetStates(
             embeds=torch.stack(embeds),

@@ -33,22 +33,25 @@ from specdecode.roles import Drafter
 from specdecode.sampling import RandomStreams, SamplingConfig
 from vargen.errors import UserError
 from vargen.models.model_folder import weights_fingerprint
-from vargen.resources import find_video_model
 from vargen.training import cpu_attention
 from vargen.training.config import RunConfig, check, check_fraction, check_positive
 from vargen.training.run import RunResult, autocast, prepare, train
-from vargen.training.video_answers import TeacherForcing, VideoQuestions, generate_answers, stop_tokens
+from vargen.training.video_answers import TeacherForcing, generate_answers, stop_tokens
+from vargen.training.video_questions import Questions, VideoQuestions
 from vargen.training.video_source import VideoSource
 from vargen.video.answering import VideoAnswerer
 from vargen.video.architectures.catalogue import architecture_of
 from vargen.video.drafters.drafter_folder import new_drafter, save_drafter
 from vargen.video.drafters.feature_drafter import KINDS, VISUAL_INPUTS, FeatureDrafter, TargetStates
 from vargen.video.drafters.feature_head import FeatureHead
+from vargen.video.loading import open_video_model
+from vargen.video.options import VideoOptions
 from vargen.video.request import prepare_request
 from vargen.video.target import VideoTarget
 
 _OWN_PASSES = {"eagle": 0, "msd": 0, "vispec": 1, "sparrow": 1, "flash": 0}
 _BLIND_SHARE = {"eagle": 0.0, "msd": 0.0, "vispec": 0.0, "sparrow": 0.5, "flash": 0.0}
+_RENDERED_FRAMES = 8
 _AGREEMENT_PLACES = 4  # of drafters that guess one place at a time
 _DRAFTER_FIELDS = ("visual", "visual_layer", "num_queries", "scale", "text_only", "draft_length", "compact")
 
@@ -58,7 +61,8 @@ class VideoDrafterTrainingConfig(RunConfig):
     """Settings of `vargen train video-drafter`, beside those of every run.
 
     Args:
-        model: folder of the target, or the name of a shipped one; empty for the shipped default.
+        model: folder of the target, a name on the hub, or the name of a shipped one; empty for the shipped default.
+        revision: branch, tag or commit of a target on the hub; null for its main one.
         kind: "eagle", "msd", "vispec", "sparrow" or "flash"; what they are is in
             `vargen.video.drafters.feature_drafter`.
             Settings below are its own where they are null.
@@ -71,13 +75,20 @@ class VideoDrafterTrainingConfig(RunConfig):
         compact: give rows consecutive positions.
         own_passes: further passes over the drafter's own guesses, whose losses are added.
         blind_share: share of steps in which the video has no rows, the papers' first stage.
-        videos: answers to learn from.
-        num_frames: frames of a video.
+        videos: rendered videos, each with an answer to learn from; or a folder of the user's own. Of these every tenth
+            is kept apart for evaluation.
+        questions: about a folder's videos: a .txt file, each line of which is asked about every video, or a .csv or
+            .jsonl file with a "video" and a "question" in each row; null asks for descriptions.
+        num_frames: frames of a video; null for eight of rendered ones, and of others for what the target's processor
+            does by itself.
+        fps: of a folder's videos: frames of each second, instead of `num_frames`.
+        max_pixels: of a folder's videos: of a frame, at most; null for the processor's own limit.
         training_frames: frames of it that the target is shown for the answers to learn from; null for all. 1 or 2
-            train on stills. Evaluation shows all of them.
+            train on stills, where the architecture reads so few. Evaluation shows all of them.
         image_size: side of the rendered frames in pixels.
+        captions: which rendered videos: "plain", or "written" for longer stories told as people write.
         answers: folder of the target's answers, which several runs can share; empty for output_dir/answers.
-        generation_batch_size: answers made at once.
+        generation_batch_size: answers made at once, of videos and questions of one size.
         max_answer_tokens: most tokens of an answer.
         token_loss_weight: alpha, weight of the soft cross-entropy.
         feature_noise: width of the uniform noise on the features read, for sequences of 512 tokens; it is divided by
@@ -88,6 +99,7 @@ class VideoDrafterTrainingConfig(RunConfig):
     """
 
     model: str = ""
+    revision: str | None = None
     kind: str = "sparrow"
     visual: str | None = None
     visual_layer: int | None = None
@@ -98,10 +110,14 @@ class VideoDrafterTrainingConfig(RunConfig):
     compact: bool = False
     own_passes: int | None = None
     blind_share: float | None = None
-    videos: int = 2048
-    num_frames: int = 8
+    videos: int | str = 2048
+    questions: str | None = None
+    num_frames: int | None = None
+    fps: float | None = None
+    max_pixels: int | None = None
     training_frames: int | None = None
     image_size: int = 96
+    captions: str = "plain"
     answers: str = ""
     generation_batch_size: int = 32
     max_answer_tokens: int = 220
@@ -112,6 +128,7 @@ class VideoDrafterTrainingConfig(RunConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check(not self.compile, "compile", True, "gains nothing here: no two steps are of one length; leave it out")
         check(self.kind in KINDS, "kind", self.kind, f"is not one of {', '.join(KINDS)}")
         check(
             self.visual is None or self.visual in VISUAL_INPUTS,
@@ -119,19 +136,19 @@ class VideoDrafterTrainingConfig(RunConfig):
             self.visual,
             f"is not one of {', '.join(VISUAL_INPUTS)}",
         )
-        check_positive(self, "videos", "image_size", "generation_batch_size", "max_answer_tokens", "decoded_videos")
-        check(self.num_frames >= 4, "num_frames", self.num_frames, "must be at least 4: something has to happen")
+        check_positive(self, "image_size", "generation_batch_size", "max_answer_tokens", "decoded_videos")
+        self._check_videos()
         for name, least in (("visual_layer", 0), ("num_queries", 1), ("draft_length", 1), ("own_passes", 0)):
             value = getattr(self, name)
             check(value is None or value >= least, name, value, f"must be at least {least}, or null for the kind's own")
         if self.blind_share is not None:
             check_fraction(self, "blind_share")
-        frames = self.training_frames
+        frames, most = self.training_frames, self.num_frames if isinstance(self.videos, str) else self.rendered_frames
         check(
-            frames is None or 1 <= frames <= self.num_frames,
+            frames is None or 1 <= frames <= (most or frames),
             "training_frames",
             frames,
-            f"must lie between 1 and num_frames ({self.num_frames}), or be null for all",
+            f"must lie between 1 and num_frames ({most}), or be null for all",
         )
         for name in ("token_loss_weight", "feature_noise", "memory_gib"):
             check(getattr(self, name) >= 0, name, getattr(self, name), "must not be negative")
@@ -141,6 +158,27 @@ class VideoDrafterTrainingConfig(RunConfig):
             self.decoded_videos,
             f"must be at most evaluation_size ({self.evaluation_size})",
         )
+
+    def _check_videos(self) -> None:
+        for name in ("num_frames", "fps", "max_pixels"):
+            if getattr(self, name) is not None:
+                check_positive(self, name)
+        if isinstance(self.videos, str):
+            check(self.captions == "plain", "captions", self.captions, "belongs to rendered videos; leave it out")
+            both = self.num_frames is not None and self.fps is not None
+            check(not both, "fps", self.fps, "and num_frames cannot both be given; leave out one of them")
+            return
+        check_positive(self, "videos")
+        for name in ("questions", "fps", "max_pixels"):
+            value = getattr(self, name)
+            check(value is None, name, value, "belongs to a folder of videos; name one with videos, or leave it out")
+        frames = self.rendered_frames
+        check(frames >= 4, "num_frames", frames, "must be at least 4: something has to happen")
+
+    @property
+    def rendered_frames(self) -> int:
+        """Of a rendered video."""
+        return _RENDERED_FRAMES if self.num_frames is None else self.num_frames
 
     def architecture(self) -> dict[str, Any]:
         return {"kind": self.kind, **{name: getattr(self, name) for name in _DRAFTER_FIELDS}}
@@ -249,17 +287,18 @@ class VideoDrafterTask:
         config = self.config
         generator = torch.Generator().manual_seed(config.base_seed + step)
         numbers = torch.randint(len(self.training.answers), (config.batch_size,), generator=generator).tolist()
-        states, learned = self.training.batch(numbers)
-        width = config.feature_noise * 512 / states.features.shape[1]
-        noise = (torch.rand(states.features.shape, generator=generator) - 0.5).to(states.features) * width
-        given = replace(states, features=states.features + noise)
-        with_video = float(torch.rand((), generator=generator)) >= self.blind_share
-        regression, classification = [], []
-        for guesses, places in drafting_passes(self.network, given, learned, 1 + self.own_passes, with_video):
-            losses = offset_losses(guesses, states.features[:, places], learned[:, places], self._output_head)
-            regression.append(losses[0].sum())
-            classification.append(losses[1].sum())
-        features, tokens = torch.stack(regression).sum(), torch.stack(classification).sum()
+        losses = []  # [2] of each part of the batch
+        for states, learned in self.training.batches(numbers):
+            width = config.feature_noise * 512 / states.features.shape[1]
+            noise = (torch.rand(states.features.shape, generator=generator) - 0.5).to(states.features) * width
+            given = replace(states, features=states.features + noise)
+            with_video = float(torch.rand((), generator=generator)) >= self.blind_share
+            of_passes = [
+                torch.stack(offset_losses(guesses, states.features[:, at], learned[:, at], self._output_head)).sum(1)
+                for guesses, at in drafting_passes(self.network, given, learned, 1 + self.own_passes, with_video)
+            ]
+            losses.append(torch.stack(of_passes).sum(0) * len(learned) / len(numbers))
+        features, tokens = torch.stack(losses).sum(0)
         return features + config.token_loss_weight * tokens, {"features": features.detach(), "tokens": tokens.detach()}
 
     def _output_head(self, features: Tensor) -> Tensor:
@@ -281,27 +320,32 @@ class VideoDrafterTask:
         for start in range(0, len(self.heldout.answers), config.batch_size):
             numbers = range(start, min(start + config.batch_size, len(self.heldout.answers)))
             with autocast(config):
-                states, learned = self.heldout.batch(numbers)
-                drafts = drafting_passes(self.network, states, learned, passes, not drafter.text_only)
-                for number, (guesses, places) in enumerate(drafts):
-                    truth = self._output_head(states.features[:, places]).argmax(-1)  # [B, n]
-                    guessed = self._output_head(guesses).argmax(-1)  # [B, n, K]
-                    inside, num_rows = learned[:, places], len(places)
-                    for column in range(drafter.draft_length):
-                        ahead = number + column  # places after the last true feature, one less
-                        right = guessed[:, : num_rows - column, column] == truth[:, column:]
-                        counted = inside[:, ahead:] & inside[:, : num_rows - ahead]
-                        hits[ahead] += (right[:, number:] & counted).sum().cpu()
-                        counts[ahead] += counted.sum().cpu()
+                for states, learned in self.heldout.batches(numbers):
+                    self._count_hits(states, learned, passes, hits, counts)
         agreement = (hits / counts.clamp(min=1)).tolist()
         figures = {f"agreement_{place}": value for place, value in enumerate(agreement, start=1)}
         return {**figures, "accepted_length": self._accepted_length()}
+
+    def _count_hits(self, states: TargetStates, learned: Tensor, passes: int, hits: Tensor, counts: Tensor) -> None:
+        """Add, by how far ahead, [n] guesses that are the target's tokens, and all of them."""
+        drafter = self.network.config
+        drafts = drafting_passes(self.network, states, learned, passes, not drafter.text_only)
+        for number, (guesses, places) in enumerate(drafts):
+            truth = self._output_head(states.features[:, places]).argmax(-1)  # [B, n]
+            guessed = self._output_head(guesses).argmax(-1)  # [B, n, K]
+            inside, num_rows = learned[:, places], len(places)
+            for column in range(drafter.draft_length):
+                ahead = number + column  # places after the last true feature, one less
+                right = guessed[:, : num_rows - column, column] == truth[:, column:]
+                counted = inside[:, ahead:] & inside[:, : num_rows - ahead]
+                hits[ahead] += (right[:, number:] & counted).sum().cpu()
+                counts[ahead] += counted.sum().cpu()
 
     def _accepted_length(self) -> float:
         """Mean over rounds, without the bonus, of chains as long as the agreement is measured for."""
         length = _AGREEMENT_PLACES if self.network.config.draft_length == 1 else self.network.config.draft_length
         accepted = rounds = 0
-        for number in range(self.config.decoded_videos):
+        for number in range(min(self.config.decoded_videos, len(self.heldout.answers))):
             inputs = {name: value.to(self.device) for name, value in self.heldout.questions.inputs(number).items()}
             request = prepare_request(self.model, inputs)
             target = VideoTarget(
@@ -333,35 +377,68 @@ class VideoDrafterTask:
         save_drafter(copy.deepcopy(self.network).to(torch.bfloat16), folder)
 
 
-def train_video_drafter(
+Asked = tuple[Questions, int]
+"""Questions, and how many of them."""
+
+
+def rendered_questions(
     config: VideoDrafterTrainingConfig, source: VideoSource, first_seeds: Mapping[str, int]
-) -> RunResult:
-    """Have the target answer questions about videos, then train a drafter on the answers.
+) -> Callable[[VideoAnswerer], tuple[Asked, Asked]]:
+    """What `train_video_drafter` asks about videos that are numbered by seeds.
 
     Args:
         source: where videos come from.
         first_seeds: of the videos to learn from, "train", and of those kept apart, "heldout".
+    """
+    settings: dict[str, Any] = {"frames": [config.rendered_frames, config.image_size]}
+    if config.captions != "plain":
+        settings["captions"] = config.captions
+
+    def ask(answerer: VideoAnswerer) -> tuple[Asked, Asked]:
+        size, processor = config.generation_batch_size, answerer.processor
+        first = first_seeds["train"] + config.base_seed
+        train = VideoQuestions(processor, source, first, "train", size, config.training_frames, settings)
+        heldout = VideoQuestions(processor, source, first_seeds["heldout"], "heldout", size, settings=settings)
+        assert isinstance(config.videos, int)
+        return (train, config.videos), (heldout, config.evaluation_size)
+
+    return ask
+
+
+def train_video_drafter(
+    config: VideoDrafterTrainingConfig, ask: Callable[[VideoAnswerer], tuple[Asked, Asked]]
+) -> RunResult:
+    """Have the target answer questions about videos, then train a drafter on the answers.
+
+    Args:
+        ask: of the target: what it is asked for answers to learn from, and for those kept apart.
 
     Raises:
-        UserError: for a field, model folder, folder of answers or checkpoint that does not fit.
+        UserError: for a field, model, video, folder of answers or checkpoint that does not fit.
     """
     prepare(config)
-    folder = find_video_model(config.model or None)
     on_gpu = config.device == "cuda" and config.autocast
-    answerer = VideoAnswerer.from_pretrained(folder, None, config.device, "bfloat16" if on_gpu else "float32")
-    model, processor = answerer.model, answerer.processor
+    options = VideoOptions(
+        model=config.model or None,
+        revision=config.revision,
+        device=config.device,
+        dtype="bfloat16" if on_gpu else "float32",
+    )
+    found = open_video_model(options.model, options.revision)
+    answerer = VideoAnswerer.from_options(options, found)
+    model = answerer.model
     network = config.new_drafter(model)  # what does not fit is said before answers are made
-    fingerprint = weights_fingerprint(folder)
-    settings = {"target": fingerprint, "frames": [config.num_frames, config.image_size]}
+    fingerprint = weights_fingerprint(found.folder)
     kept = Path(config.answers or Path(config.output_dir) / "answers")
     readers = []
-    for split, first_seed, count, frames in (
-        ("train", first_seeds["train"] + config.base_seed, config.videos, config.training_frames),
-        ("heldout", first_seeds["heldout"], config.evaluation_size, None),
-    ):
-        questions = VideoQuestions(processor, source, first_seed, split, config.generation_batch_size, frames)
+    for questions, count in ask(answerer):
         answers = generate_answers(
-            model, questions, count, kept, settings=settings, max_new_tokens=config.max_answer_tokens
+            model,
+            questions,
+            count,
+            kept,
+            settings={"target": fingerprint},
+            max_new_tokens=config.max_answer_tokens,
         )
         dtype = torch.bfloat16 if config.autocast else torch.float32
         memory = config.memory_gib * 2**30

@@ -8,6 +8,8 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from vargen.video.frames import VideoFrames
+
 
 @dataclass(frozen=True)
 class VideoBatch:
@@ -26,3 +28,19 @@ class VideoSource(Protocol):
     """Anything that gives the videos of consecutive seeds."""
 
     def __call__(self, first_seed: int, count: int, split: str) -> VideoBatch: ...
+
+
+class AskedVideo(Protocol):
+    """A video that is read when its turn comes, and a question about it."""
+
+    @property
+    def frames(self) -> VideoFrames:
+        """Those that the model is shown. Raises UserError where they cannot be read."""
+        ...
+
+    @property
+    def question(self) -> str: ...
+
+    def forget(self) -> None:
+        """Give the memory of the frames back."""
+        ...

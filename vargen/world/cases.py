@@ -104,9 +104,7 @@ def scene_video_cases(
     Raises:
         UserError: an unknown language, or too few frames for it.
     """
-    language = find_language(captions)
-    if num_frames < language.min_frames:
-        raise UserError(f"num_frames: {num_frames} are too few with captions {captions}; give {language.min_frames}")
+    language = find_language(captions, num_frames)
     renderer = SceneRenderer(image_size)
     videos = [language.sample(VIDEO_SEED + seed + number, num_frames, split) for number in range(count)]
     return [VideoCase(VideoFrames.from_frames(renderer(list(video.frames)).images), video) for video in videos]

@@ -5,34 +5,41 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors import safe_open
 from torch import Tensor
+from torchvision.transforms.functional import to_pil_image
 
 from specdecode.draft_size import DraftSize, FixedDraftSize
 from specdecode.drafters.tree_shapes import DynamicTree, StaticTree
 from specdecode.loop import decode
 from specdecode.sampling import RandomStreams, SamplingConfig
+from vargen.cli import main
 from vargen.errors import UserError
 from vargen.training import video_answers
 from vargen.training.config import from_mapping
-from vargen.training.video_answers import TeacherForcing, VideoQuestions, generate_answers
+from vargen.training.run import RunResult
+from vargen.training.video_answers import TeacherForcing, generate_answers
 from vargen.training.video_drafter import (
     VideoDrafterTask,
     VideoDrafterTrainingConfig,
     drafting_passes,
     offset_losses,
+    rendered_questions,
     train_video_drafter,
 )
+from vargen.training.video_questions import VideoQuestions
 from vargen.training.video_source import VideoBatch
 from vargen.video.drafters.drafter_folder import load_drafter, new_drafter
 from vargen.video.drafters.feature_drafter import KINDS, TargetStates
 from vargen.video.drafters.feature_head import FeatureHead
+from vargen.video.frames import CAPTION_PROMPTS, VideoFrames, processor_inputs
 from vargen.video.request import prepare_request
 from vargen.video.target import VideoTarget
 from vargen.world.models.architectures import (
@@ -116,6 +123,28 @@ def training_config(target: Path, folder: Path, **changes: Any) -> VideoDrafterT
     return VideoDrafterTrainingConfig(**{**values, **changes})
 
 
+def train_on_noise(config: VideoDrafterTrainingConfig, first_seeds: dict[str, int] = FIRST_SEEDS) -> RunResult:
+    return train_video_drafter(config, rendered_questions(config, NoiseVideos(), first_seeds))
+
+
+@dataclass(frozen=True)
+class Clips:
+    """Noise of so many frames, a function of its number."""
+
+    processor: Any
+    frames: int
+    split: str = "train"
+    batch_size: int = 3
+
+    @property
+    def described(self) -> dict[str, Any]:
+        return {}
+
+    def inputs(self, number: int) -> dict[str, Tensor]:
+        noise = torch.rand(self.frames, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(number))
+        return processor_inputs(self.processor, VideoFrames.from_frames(noise), CAPTION_PROMPTS[0])
+
+
 def questions_of(processor: Any, num_frames: int | None = None, first_seed: int = 5) -> VideoQuestions:
     return VideoQuestions(processor, NoiseVideos(), first_seed, "train", 2, num_frames)
 
@@ -131,7 +160,7 @@ def test_states_are_what_the_target_gives_when_it_decodes(target_folder: Path) -
     """Fed token by token behind the processor's own prompt, with the layer's states by transformers' own list."""
     for layer in (0, 1, LAYERS):
         reader = reader_of(target_folder, layer)
-        states, learned = reader.batch([0, 1])
+        states, learned = reader.batches([0, 1])[0]
         for row, answer in enumerate(reader.answers):
             request = prepare_request(reader.model, reader.questions.inputs(row))
             length = request.input_ids.shape[1]
@@ -201,7 +230,7 @@ def oracle_losses(
     torch.manual_seed(3)
     with torch.no_grad():
         network.fc.weight.normal_()  # or a pair and its neighbour might add up alike
-    truth, learned = reader.batch([0, 1])
+    truth, learned = reader.batches([0, 1])[0]
     oracle = Oracle(network, truth, places)
     states, learned = change(truth, learned)
     losses = []
@@ -241,7 +270,7 @@ def test_the_second_pass_reads_guesses_where_there_are_any(qwen_folder: Path) ->
     """The first answered token's own state is guessed; the states of the prompt stay the target's."""
     reader = reader_of(qwen_folder)
     network = new_drafter("sparrow", reader.model, visual_layer=1)
-    states, learned = reader.batch([0, 1])
+    states, learned = reader.batches([0, 1])[0]
     seen = []
     rows_of = network.rows
 
@@ -332,7 +361,7 @@ def test_what_is_kept_in_memory_is_what_is_worked_out(qwen_folder: Path) -> None
     lengths = (9, 6, 7, 5)
     kept, never = (reader_of(qwen_folder, 1, gib, lengths) for gib in (1.0, 0.0))
     for numbers in ([0, 1], [3, 1, 1]):
-        for left, right in zip(kept.batch(numbers), never.batch(numbers), strict=True):
+        for left, right in zip(kept.batches(numbers)[0], never.batches(numbers)[0], strict=True):
             for name in ("features", "visual_states", "embeds", "positions") if isinstance(left, TargetStates) else ():
                 a, b = getattr(left, name), getattr(right, name)
                 torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)
@@ -344,7 +373,7 @@ def test_what_is_kept_in_memory_is_what_is_worked_out(qwen_folder: Path) -> None
 @pytest.mark.parametrize(("kind", "architecture"), zip(KINDS, itertools.cycle(ARCHITECTURES), strict=False))
 def test_a_run_exports_a_drafter(folders: dict[str, Path], tmp_path: Path, kind: str, architecture: str) -> None:
     config = training_config(folders[architecture], tmp_path, kind=kind, autocast=kind in ("sparrow", "flash"))
-    result = train_video_drafter(config, NoiseVideos(), FIRST_SEEDS)
+    result = train_on_noise(config)
     assert result.finished
     assert {*(f"agreement_{place}" for place in range(1, 5)), "accepted_length"} == set(result.evaluation)
     model, processor = load(folders[architecture])
@@ -367,7 +396,7 @@ def test_a_resumed_run_ends_with_the_same_weights(qwen_folder: Path, tmp_path: P
     config = training_config(
         qwen_folder, tmp_path / "whole", answers=str(tmp_path / "answers"), memory_gib=1e-5, autocast=True, steps=4
     )
-    train_video_drafter(config, NoiseVideos(), FIRST_SEEDS)
+    train_on_noise(config)
     loss = VideoDrafterTask.loss
     kept = []
 
@@ -380,9 +409,9 @@ def test_a_resumed_run_ends_with_the_same_weights(qwen_folder: Path, tmp_path: P
     half = replace(config, output_dir=str(tmp_path / "half"), checkpoint_seconds=1e-9)
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(VideoDrafterTask, "loss", interrupted)
-        train_video_drafter(half, NoiseVideos(), FIRST_SEEDS)
+        train_on_noise(half)
     assert 0 < kept[-1] < config.videos
-    train_video_drafter(half, NoiseVideos(), FIRST_SEEDS)
+    train_on_noise(half)
     left, right = (
         torch.load(tmp_path / name / "checkpoint.pt", weights_only=True)["module"] for name in ("whole", "half")
     )
@@ -410,7 +439,7 @@ def test_it_learns_to_be_accepted(qwen_folder: Path, tmp_path: Path, kind: str) 
         max_answer_tokens=16,
         text_only=False,
     )
-    result = train_video_drafter(config, NoiseVideos(), dict.fromkeys(FIRST_SEEDS, FIRST_SEEDS["heldout"]))
+    result = train_on_noise(config, dict.fromkeys(FIRST_SEEDS, FIRST_SEEDS["heldout"]))
     assert result.evaluation["agreement_1"] > 0.6
     assert result.evaluation["accepted_length"] > 1.0
     model, processor = load(qwen_folder)
@@ -435,7 +464,7 @@ def test_it_learns_to_be_accepted(qwen_folder: Path, tmp_path: Path, kind: str) 
 @pytest.mark.parametrize("shown", [1, 2])
 def test_stills_train_what_whole_videos_use(target_folder: Path, tmp_path: Path, shown: int) -> None:
     config = training_config(target_folder, tmp_path, training_frames=shown, steps=1)
-    assert train_video_drafter(config, NoiseVideos(), FIRST_SEEDS).finished
+    assert train_on_noise(config).finished
     _, processor = load(target_folder)
     whole, stills = (questions_of(processor, frames).inputs(0)["input_ids"].shape[1] for frames in (None, shown))
     assert stills < whole
@@ -480,6 +509,12 @@ def test_the_ablations_of_sparrow_are_settings(qwen_folder: Path, tmp_path: Path
         ({"feature_noise": -1.0}, "feature_noise"),
         ({"decoded_videos": 65}, "decoded_videos"),
         ({"depth": 3}, "depth"),
+        ({"compile": True}, "compile"),
+        ({"videos": 0}, "videos"),
+        ({"questions": "asked.txt"}, "questions.*belongs to a folder"),
+        ({"videos": "clips", "captions": "written"}, "captions.*belongs to rendered"),
+        ({"videos": "clips", "fps": 2.0, "num_frames": 8}, "fps.*cannot both"),
+        ({"videos": "clips", "training_frames": 9, "num_frames": 8}, "training_frames"),
     ],
 )
 def test_bad_settings_are_named(changes: dict[str, Any], named: str) -> None:
@@ -492,11 +527,11 @@ def test_settings_that_do_not_fit_the_target_are_named(qwen_folder: Path, tmp_pa
     with pytest.raises(UserError, match="visual_layer"):
         training_config(qwen_folder, tmp_path, visual_layer=7).new_drafter(model)
     config = training_config(qwen_folder, tmp_path, steps=1)
-    train_video_drafter(config, NoiseVideos(), FIRST_SEEDS)
+    train_on_noise(config)
     with pytest.raises(UserError, match="draft_length"):
-        train_video_drafter(replace(config, draft_length=2), NoiseVideos(), FIRST_SEEDS)
+        train_on_noise(replace(config, draft_length=2))
     with pytest.raises(UserError, match="max_answer_tokens"):
-        train_video_drafter(replace(config, max_answer_tokens=11), NoiseVideos(), FIRST_SEEDS)
+        train_on_noise(replace(config, max_answer_tokens=11))
 
 
 @pytest.mark.parametrize(("kind", "share", "expected"), [("sparrow", None, 0.5), ("msd", None, 0.0), ("msd", 1.0, 1.0)])
@@ -519,3 +554,60 @@ def test_a_share_of_steps_is_blind(
         task.loss(step, 0.0)
     blind = seen.count(False) / len(seen)
     assert abs(blind - expected) <= (0.3 if 0 < expected < 1 else 0.0)
+
+
+def test_videos_of_several_sizes_are_learned_from_each_as_alone(qwen_folder: Path, tmp_path: Path) -> None:
+    """The loss of a batch is the mean of what its parts have; parts hold those whose visual tokens stand alike."""
+    model, processor = load(qwen_folder)
+    short, long = (Clips(processor, frames) for frames in (FRAMES, 2 * FRAMES))
+
+    @dataclass(frozen=True)
+    class Both(Clips):
+        def inputs(self, number: int) -> dict[str, Tensor]:
+            return (short, long, short)[number].inputs(number)
+
+    answers = [[20, 21, 22, 23], [24, 25, 26, 27], [28, 29, 30, 31]]
+    config = training_config(qwen_folder, tmp_path, kind="eagle", feature_noise=0.0)
+
+    def loss(questions: Any, numbers: list[int]) -> float:
+        reader = TeacherForcing(model, questions, answers, None, torch.float32, 0)
+        task = VideoDrafterTask(config, model, reader, reader)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch, "randint", lambda *args, **kwargs: torch.tensor(numbers))
+            return float(task.loss(0, 0.0)[0])
+
+    both = Both(processor, 0)
+    assert [
+        len(learned) for _, learned in TeacherForcing(model, both, answers, None, torch.float32, 0).batches([0, 1, 2])
+    ] == [2, 1]
+    assert loss(both, [0, 1, 2]) == pytest.approx((2 * loss(short, [0, 2]) + loss(long, [1])) / 3, rel=1e-4)
+
+
+def test_a_users_own_videos_train_a_drafter(
+    qwen_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of two lengths; the folder says which, and one of them is kept apart."""
+    for number, frames in enumerate((4, 6, 4)):
+        pictures = tmp_path / "clips" / f"clip{number}"
+        pictures.mkdir(parents=True)
+        for at, frame in enumerate(torch.rand(frames, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(number))):
+            to_pil_image(frame).save(pictures / f"{at}.png")
+    arguments = ["train", "video-drafter", "--model", str(qwen_folder), "--videos", str(tmp_path / "clips")]
+    arguments += ["--output_dir", str(tmp_path / "run"), "--max_answer_tokens", "6", "--steps", "2"]
+    arguments += ["--batch_size", "3", "--evaluation_size", "2", "--decoded_videos", "1", "--autocast", "false"]
+    assert main(arguments) == 0
+    assert "training of the video-drafter is over" in capsys.readouterr().out
+    assert load_drafter(tmp_path / "run" / "export", load(qwen_folder)[0]).config.kind == "sparrow"
+    answers = sorted(path.name for path in (tmp_path / "run" / "answers").glob("*.safetensors"))
+    assert answers == ["heldout-0000000.safetensors", "train-0000000.safetensors"]
+    with safe_open(tmp_path / "run" / "answers" / answers[1], "pt") as file:
+        assert len(file.get_tensor("tokens")) == 2 * len(CAPTION_PROMPTS)
+    assert main([*arguments, "--questions", str(tmp_path / "none.txt")]) == 2
+    assert "none.txt" in capsys.readouterr().err
+
+
+def test_one_video_is_too_few(qwen_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "clips" / "only").mkdir(parents=True)
+    arguments = ["train", "video-drafter", "--model", str(qwen_folder), "--videos", str(tmp_path / "clips")]
+    assert main([*arguments, "--output_dir", str(tmp_path / "run")]) == 2
+    assert "give two or more" in capsys.readouterr().err

@@ -75,10 +75,13 @@ LANGUAGES = {
 }
 
 
-def find_language(name: str) -> Language:
-    """Raises UserError for one that is not there."""
+def find_language(name: str, num_frames: int | None = None) -> Language:
+    """Raises UserError for one that is not there, or that does not tell of videos of so few frames."""
     if name not in LANGUAGES:
         raise UserError(f"captions: {name!r} is not one of {', '.join(LANGUAGES)}")
+    fewest = LANGUAGES[name].min_frames
+    if num_frames is not None and num_frames < fewest:
+        raise UserError(f"num_frames: {num_frames} are too few with captions {name}; give {fewest}")
     return LANGUAGES[name]
 
 

@@ -30,12 +30,12 @@ class RenderedVideoSource:
     """Videos from `vargen.world.scenes`, of those that are told in plain or in written captions, rendered on `device`.
 
     Raises:
-        UserError: an unknown language.
+        UserError: an unknown language, or too few frames for it.
     """
 
     def __init__(self, image_size: int, num_frames: int, device: torch.device, captions: str = "plain") -> None:
         self.num_frames = num_frames
-        self.language = find_language(captions)
+        self.language = find_language(captions, num_frames)
         self.renderer = SceneRenderer(image_size, device=device)
 
     @torch.no_grad()

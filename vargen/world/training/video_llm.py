@@ -103,6 +103,7 @@ class VideoLLMTrainingConfig(RunConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check(not self.compile, "compile", True, "gains nothing here: no two steps are of one length; leave it out")
         check_fraction(self, "question_share", "short_until", "fusion_share")
         for name in ("grounding_weight", "alignment_weight"):
             check(getattr(self, name) >= 0, name, getattr(self, name), "must not be negative")

@@ -1,0 +1,115 @@
+"""What a Video-LLM is asked for answers to learn from: numbered questions, about rendered videos or a user's own.
+
+Belongs here: from a number to what the processor makes of a video and a question. Does not belong here: answers
+(`video_answers.py`), where videos come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from vargen.errors import UserError
+from vargen.training.video_source import AskedVideo, VideoSource
+from vargen.video.answering import sized_inputs
+from vargen.video.architectures.base import Architecture
+from vargen.video.frames import CAPTION_PROMPTS, VideoFrames, processor_inputs
+
+
+class Questions(Protocol):
+    """Numbered questions.
+
+    Attributes:
+        split: "train" or "heldout".
+        batch_size: of those that are answered at once.
+        described: what decides which questions these are, in plain values.
+    """
+
+    @property
+    def split(self) -> str: ...
+    @property
+    def batch_size(self) -> int: ...
+    @property
+    def described(self) -> dict[str, Any]: ...
+
+    def inputs(self, number: int) -> dict[str, Tensor]:
+        """What the processor makes of a question. Raises UserError where its video does not fit."""
+        ...
+
+
+@dataclass(frozen=True)
+class VideoQuestions:
+    """What is asked: the video of every seed from the first one on, one question for each batch of videos.
+
+    Args:
+        processor: of the target.
+        source: where videos come from.
+        first_seed: of video 0.
+        split: of the videos.
+        batch_size: videos of one question; questions take turns.
+        num_frames: frames of a video that are shown, evenly spread; None for all.
+        settings: what else decides the videos.
+    """
+
+    processor: Any
+    source: VideoSource
+    first_seed: int
+    split: str
+    batch_size: int
+    num_frames: int | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """See `Questions`."""
+        return {**self.settings, "first_seed": self.first_seed, "shown_frames": self.num_frames}
+
+    def inputs(self, number: int) -> dict[str, Tensor]:
+        """What the processor makes of a question.
+
+        Raises:
+            UserError: a video has fewer frames than are to be shown.
+        """
+        frames = self.source(self.first_seed + number, 1, self.split).frames[0]
+        if self.num_frames is not None:
+            if self.num_frames > len(frames):
+                raise UserError(
+                    f"training_frames: {self.num_frames} must be at most num_frames, which is {len(frames)}"
+                )
+            frames = frames[(torch.arange(self.num_frames) * 2 + 1) * len(frames) // (2 * self.num_frames)]
+        question = CAPTION_PROMPTS[number // self.batch_size % len(CAPTION_PROMPTS)]
+        return processor_inputs(self.processor, VideoFrames.from_frames(frames), question)
+
+
+@dataclass(frozen=True)
+class ClipQuestions:
+    """What is asked about a user's own videos, which may be of any size and length.
+
+    Args:
+        processor: of the target.
+        architecture: of the target.
+        clips: videos with their questions.
+        described: see `Questions`.
+        split, batch_size: see `Questions`.
+        max_pixels: of a frame, at most; None for the processor's own limit.
+    """
+
+    processor: Any
+    architecture: Architecture
+    clips: Sequence[AskedVideo]
+    described: dict[str, Any]
+    split: str
+    batch_size: int
+    max_pixels: int | None = None
+
+    def inputs(self, number: int) -> dict[str, Tensor]:
+        """What the processor makes of a question. Raises UserError for a clip that cannot be read or does not fit."""
+        clip = self.clips[number]
+        try:
+            return sized_inputs(self.processor, self.architecture, clip.frames, clip.question, self.max_pixels)
+        finally:
+            clip.forget()

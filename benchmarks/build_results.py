@@ -14,7 +14,7 @@ import argparse
 import json
 import statistics
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -467,7 +467,9 @@ def drafting_table(rows: Sequence[Record]) -> str:
         steps = sum(row["accepted_histogram"])
         wanted = ("tree", "total_tokens", "tree_top_k", "depth", "draft_length", "keep_ratio")
         settings = {name: row["settings"][name] for name in wanted if row["settings"].get(name) is not None}
-        unused = {"chain": ("total_tokens", "tree_top_k")}.get(settings.get("tree", ""), ("draft_length",))
+        sizes = ("total_tokens", "tree_top_k")
+        of_trees = {"chain": sizes, "sparrow_30_4_8": (*sizes, "depth", "draft_length")}
+        unused = of_trees.get(settings.get("tree", ""), ("draft_length",))
         if "tree" in settings:
             settings = {name: value for name, value in settings.items() if name not in unused}
         flops = row["draft_flops_per_answer"]
@@ -563,8 +565,10 @@ def drafter_training_section(trained: Sequence[Record]) -> list[str]:
 
 def trained_drafters_section(record: Record) -> list[str]:
     """Studies of trained drafters, those that are recorded."""
-    studies, parts = record["studies"], ["### Trained drafters, part by part"]
-    parts.append("How each was trained is in `benchmarks/video_drafters.py`; chains, greedy, the shipped target.")
+    studies = record["studies"]
+    of_stories = any(study.get("captions") == "written" for study in studies.values())
+    parts = ["### Trained drafters, part by part" + (": stories" if of_stories else "")]
+    parts.append("How each was trained is in the record of each study; chains, greedy.")
     if "length" in studies:
         rows = studies["length"]["rows"]
         lengths = sorted({row["visual_tokens"] for row in rows})
@@ -576,10 +580,12 @@ def trained_drafters_section(record: Record) -> list[str]:
             cells.append([*marks, *(f"{found[length]['accepted_length']:.2f}" for length in lengths)])
         known = {row["visual_tokens"]: row["caption_accuracy"] for row in rows}
         cells.append(["*target's captions, F1 %*", "", "", *(f"*{100 * known[length]:.0f}*" for length in lengths)])
+        seen = "videos of 256" if of_stories else "stills of 36"
+        longest = "1,024" if of_stories else "144"
         parts += [
-            "Sparrow's parts: accepted length against the number of visual tokens. Trained on stills of 36 visual "
-            f"tokens; {studies['length']['videos']} held-out videos each. The target itself has seen videos of 144 "
-            "visual tokens; what it can say of longer ones is in the last row.",
+            f"Sparrow's parts: accepted length against the number of visual tokens. Trained on {seen} visual "
+            f"tokens; {studies['length']['videos']} held-out videos each. The target itself has seen videos of "
+            f"{longest} visual tokens; what it can say of longer ones is in the last row.",
             table(["bridged states", "multi-token", "text only", *(f"{length:,}" for length in lengths)], cells),
             source_line(studies["length"]),
         ]
@@ -600,6 +606,18 @@ def trained_drafters_section(record: Record) -> list[str]:
             ],
         ),
         (
+            "parts",
+            "FLASH's two parts, each without the other, and neither; and a drafter that is shown no video at all. "
+            "Chains of four, trained for a short time.",
+            ["compressed video", "four places at once", "text only", "accepted", "accepted a forward", "ms a forward"],
+            lambda row: [
+                *("yes" if row[name] else "no" for name in ("compression", "places", "text_only")),
+                f"{row['accepted_length']:.2f}",
+                f"{row['accepted_per_drafting_pass']:.2f}",
+                f"{row['draft_milliseconds_per_pass']:.2f}",
+            ],
+        ),
+        (
             "places",
             "FLASH: places guessed at once, each drafter trained for its own number, for a short time.",
             ["K", "accepted", "drafter's forwards a step", "accepted a forward"],
@@ -612,7 +630,7 @@ def trained_drafters_section(record: Record) -> list[str]:
         ),
         (
             "compression",
-            "FLASH: compression of the video's 144 visual tokens, trained for a short time.",
+            "FLASH: compression of the video's visual tokens, trained for a short time.",
             ["compression", "queries", "accepted", "MFLOP for the prompt"],
             lambda row: [
                 row["compression"],
@@ -638,6 +656,123 @@ def trained_drafters_section(record: Record) -> list[str]:
             study = studies[name]
             parts += [words, table(header, [cells_of(row) for row in study["rows"]]), source_line(study)]
     return parts
+
+
+VIDEO_STUDIES = (
+    "what_videos_show",
+    "parallel_overlap_cpu",
+    "video_drafters",
+    "video_drafters_written",
+    "video_pair",
+    "video_memory",
+    "loose_verification",
+)
+"""Records beside those of `vargen bench` and of training."""
+
+
+def pair_section(record: Record) -> list[str]:
+    """What a pair of Video-LLMs is like, of `benchmarks/video_pair.py`, those studies that are recorded."""
+
+    def of_hundred(value: float) -> str:
+        return f"{100 * value:g} %"
+
+    def percent(measured: Record) -> str:
+        return format_figure(measured, 100.0, 1)
+
+    shown: dict[str, tuple[str, list[str], Callable[[Record], list[str]]]] = {
+        "layers": (
+            "F1 of the target's captions, %, when all visual tokens are taken away after a layer; the last row is the "
+            "whole model. Papers' targets lose nothing late.",
+            ["after layer", "caption accuracy, %"],
+            lambda row: [f"{row['layer']} of {row['layers']}", percent(row["accuracy"])],
+        ),
+        "views": (
+            "F1 of each model's own captions, by the share of the visual tokens that it is shown, evenly spread; "
+            "retention is over the target with all of them.",
+            ["model", "shown", "caption accuracy, %", "retention"],
+            lambda row: [
+                row["model"],
+                of_hundred(row["share"]),
+                percent(row["accuracy"]),
+                of_hundred(round(row["retention"], 3)),
+            ],
+        ),
+        "pruning": (
+            "Ways to prune: how many of the tokens kept show an object; A, how often the drafter, so shown, says the "
+            "target's token; M, the tokens between two rejections. `visual_gain` is UV-Prune after a quarter of the "
+            "layers.",
+            ["pruning", "kept", "objects, %", "A, %", "M"],
+            lambda row: [
+                row["pruning"],
+                of_hundred(row["share"]),
+                percent(row["object_share"]),
+                percent(row["agreement"]),
+                f"{row['mean_run_length']:.2f}",
+            ],
+        ),
+        "overlap": (
+            "ParallelVLM with UV-Prune: measured seconds of one pass of each, the window that suits them, and what "
+            "follows for the answers measured, reckoned as if two processors did nothing else.",
+            ["kept", "cost ratio", "window", "M", "target idle", "drafter idle", "side by side", "in turn"],
+            lambda row: [
+                of_hundred(row["share"]),
+                f"{row['cost_ratio']:.2f}",
+                str(row["window"]),
+                f"{row['mean_run_length']:.2f}",
+                of_hundred(round(row["target_idle"], 3)),
+                of_hundred(round(row["drafter_idle"], 3)),
+                f"{row['reckoned_speedup']:.2f}x",
+                f"{row['reckoned_speedup_in_turn']:.2f}x",
+            ],
+        ),
+        "lossy": (
+            "Pruning the target itself: how often what is left of it says the whole one's token, and F1 of its "
+            "captions.",
+            ["method", "kept", "agreement, %", "caption accuracy, %"],
+            lambda row: [row["method"], of_hundred(row["share"]), percent(row["agreement"]), percent(row["accuracy"])],
+        ),
+        "length": (
+            "Longer videos: the target's captions, and the drafter's agreement with them at a tenth of the tokens.",
+            ["frames", "visual tokens", "caption accuracy, %", "A, %", "M"],
+            lambda row: [
+                str(row["frames"]),
+                f"{row['visual_tokens']:,}",
+                percent(row["accuracy"]),
+                percent(row["agreement"]),
+                f"{row['mean_run_length']:.2f}",
+            ],
+        ),
+    }
+    parts = [f"### What a pair is like: {record['captions']} captions"]
+    for name, (words, header, cells_of) in shown.items():
+        if study := record["studies"].get(name):
+            frames = "" if study["frames"] is None else f" of {study['frames']} frames"
+            caption = f"{study['videos']} held-out videos{frames}. {source_line(study)}"
+            parts += [words, table(header, [cells_of(row) for row in study["rows"]]), caption]
+    return parts
+
+
+def video_memory_section(record: Record) -> list[str]:
+    """Peak memory of an answer against transformers' own `generate`, random weights."""
+    rows, model = record["rows"], record["model"]
+    ways = list(dict.fromkeys(row["way"] for row in rows))
+    found = {(row["way"], row["visual_tokens"]): row for row in rows}
+    cells = [
+        [f"{count:,}", *(f"{found[way, count]['mebibytes']:,.0f}" for way in ways if (way, count) in found)]
+        for count in dict.fromkeys(row["visual_tokens"] for row in rows)
+    ]
+    same = all(row["equal_to_generate"] for row in rows)
+    return [
+        "### Memory of an answer, random weights",
+        f"Random weights of the Qwen2.5-VL architecture, not a trained model: {model['layers']} layers, "
+        f"{model['heads']} query heads of {model['head_dim']} to {model['key_value_heads']} of keys and values, "
+        f"{record['dtype']}. MiB at the peak over what the process held before, prompt and answer, without the vision "
+        f"tower, each in a process of its own. `generate` is transformers', `ar` plain decoding here, `sd` with the "
+        f"target drafting for itself from a tenth of the video. {'All answers are' if same else 'Not all answers are'} "
+        "those of `generate`.",
+        table(["visual tokens", *(f"`{way}`" for way in ways)], cells),
+        source_line(record),
+    ]
 
 
 def video_section(
@@ -678,8 +813,13 @@ def video_section(
         parts += overlap_section(overlap)
     if learned := [json.loads(path.read_text()) for path in sorted(RESULTS.glob("training_video-drafter-*.json"))]:
         parts += drafter_training_section(learned)
-    if drafters := studies["video_drafters"]:
-        parts += trained_drafters_section(drafters)
+    for name in ("video_drafters", "video_drafters_written"):
+        if drafters := studies[name]:
+            parts += trained_drafters_section(drafters)
+    if pair := studies["video_pair"]:
+        parts += pair_section(pair)
+    if memory := studies["video_memory"]:
+        parts += video_memory_section(memory)
     if loose:
         cells = [
             [
@@ -894,8 +1034,7 @@ def build() -> dict[Path, str]:
     if heads := {start: record for start in ("new", "shipped") if (record := load(f"drafter_heads_{start}"))}:
         sections.append(heads_section(heads))
     if videos or seeing:
-        names = ("what_videos_show", "parallel_overlap_cpu", "video_drafters", "loose_verification")
-        sections.append(video_section(videos, seeing, {name: load(name) for name in names}))
+        sections.append(video_section(videos, seeing, {name: load(name) for name in VIDEO_STUDIES}))
     if families := load("families"):
         sections.append(families_section(families))
     if passes := load("passes"):

@@ -20,7 +20,7 @@ from typing import Any
 
 VISUAL_TOKENS = (1_000, 5_000, 25_000)
 WAYS = ("generate", "ar", "sd")
-LAYERS, HEADS, SHARED, HEAD_DIM, VOCAB, NEW_TOKENS = 2, 7, 1, 64, 1000, 16
+LAYERS, HEADS, SHARED, HEAD_DIM, VOCAB, NEW_TOKENS = 2, 7, 1, 32, 1000, 16
 
 
 def build_model() -> Any:
@@ -33,7 +33,7 @@ def build_model() -> Any:
     text = {
         "vocab_size": VOCAB, "hidden_size": width, "intermediate_size": 2 * width, "num_hidden_layers": LAYERS,
         "num_attention_heads": HEADS, "num_key_value_heads": SHARED, "max_position_embeddings": 65_536,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [8, 12, 12]},
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [4, 6, 6]},
         "bos_token_id": 1, "eos_token_id": 2,
     }  # fmt: skip
     vision = {
@@ -94,7 +94,8 @@ def measure(way: str, visual_tokens: int) -> dict[str, Any]:
 def main() -> None:
     """Measure everything, print a table, record it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
-    parser.add_argument("--record", type=Path, help="JSON file for the figures")
+    parser.add_argument("--record", type=Path, help="JSON file for the figures; what it has of other sizes stays")
+    parser.add_argument("--visual_tokens", type=int, nargs="+", default=VISUAL_TOKENS)
     parser.add_argument("--one", nargs=2, metavar=("WAY", "TOKENS"), help="one measurement, as JSON")
     options = parser.parse_args()
     if options.one:
@@ -103,8 +104,18 @@ def main() -> None:
 
     from metrics.provenance import provenance
 
+    cache = 2 * LAYERS * SHARED * HEAD_DIM * 4
+    described = {
+        "cache_bytes_per_token": cache,
+        "model": {"layers": LAYERS, "heads": HEADS, "key_value_heads": SHARED, "head_dim": HEAD_DIM},
+        "dtype": "float32",
+    }
     rows = []
-    for count in VISUAL_TOKENS:
+    if options.record is not None and options.record.exists():
+        earlier = json.loads(options.record.read_text())
+        if all(earlier[name] == value for name, value in described.items()):
+            rows = [row for row in earlier["rows"] if row["visual_tokens"] not in options.visual_tokens]
+    for count in options.visual_tokens:
         made = []
         for way in WAYS:
             command = [sys.executable, __file__, "--one", way, str(count)]
@@ -114,16 +125,9 @@ def main() -> None:
             row["equal_to_generate"] = row.pop("answer") == expected
         rows += made
         print(f"{count:,}: " + ", ".join(f"{row['way']} {row['mebibytes']:,.0f} MiB" for row in made), flush=True)
-    cache = 2 * LAYERS * SHARED * HEAD_DIM * 4
-    figures = {
-        "rows": rows,
-        "cache_bytes_per_token": cache,
-        "model": {"layers": LAYERS, "heads": HEADS, "key_value_heads": SHARED, "head_dim": HEAD_DIM},
-        "dtype": "float32",
-        "provenance": provenance(),
-    }
-    if options.record is not None:
-        options.record.write_text(json.dumps(figures, indent=1) + "\n")
+        figures = {**described, "rows": sorted(rows, key=lambda row: row["visual_tokens"]), "provenance": provenance()}
+        if options.record is not None:
+            options.record.write_text(json.dumps(figures, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,120 @@
+"""Tables of the video side, out of records as their scripts write them, and only where there are any."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from metrics.provenance import provenance
+
+BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
+BUILD: dict[str, Any] = runpy.run_path(str(BENCHMARKS / "build_results.py"))
+
+
+def figure(value: float) -> dict[str, Any]:
+    return {"value": value, "interval": [value - 0.02, value + 0.02]}
+
+
+def study(*rows: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"videos": 200, "frames": 32, "provenance": provenance(), "rows": list(rows), **more}
+
+
+PAIR: dict[str, dict[str, Any]] = {
+    "layers": {"layer": 8, "layers": 12, "accuracy": figure(0.7)},
+    "views": {"model": "drafter", "share": 0.1, "accuracy": figure(0.6), "retention": 0.9},
+    "pruning": {
+        "pruning": "visual_gain", "share": 0.1, "object_share": figure(0.5), "agreement": figure(0.8),
+        "mean_run_length": 7.5,
+    },
+    "overlap": {
+        "share": 0.1, "cost_ratio": 3.25, "window": 3, "mean_run_length": 7.5, "target_idle": 0.1, "drafter_idle": 0.2,
+        "reckoned_speedup": 2.5, "reckoned_speedup_in_turn": 1.75,
+    },
+    "lossy": {"method": "fastv", "share": 0.1, "agreement": figure(0.86), "accuracy": figure(0.4)},
+    "length": {
+        "frames": 128, "visual_tokens": 4096, "accuracy": figure(0.3), "agreement": figure(0.7), "mean_run_length": 4.0,
+    },
+}  # fmt: skip
+SHOWN = {
+    "layers": "| 8 of 12 | 70.0 ± 2.0 |",
+    "views": "| drafter | 10 % | 60.0 ± 2.0 | 90 % |",
+    "pruning": "| visual_gain | 10 % | 50.0 ± 2.0 | 80.0 ± 2.0 | 7.50 |",
+    "overlap": "| 10 % | 3.25 | 3 | 7.50 | 10 % | 20 % | 2.50x | 1.75x |",
+    "lossy": "| fastv | 10 % | 86.0 ± 2.0 | 40.0 ± 2.0 |",
+    "length": "| 128 | 4,096 | 30.0 ± 2.0 | 70.0 ± 2.0 | 4.00 |",
+}
+
+
+def pair_record(*names: str) -> dict[str, Any]:
+    return {"models": [], "captions": "written", "studies": {name: study(PAIR[name]) for name in names}}
+
+
+@pytest.mark.parametrize("name", PAIR)
+def test_every_study_of_a_pair_has_its_table(name: str) -> None:
+    assert set(PAIR) == set(runpy.run_path(str(BENCHMARKS / "video_pair.py"))["STUDIES"])
+    text = "\n\n".join(BUILD["pair_section"](pair_record(name)))
+    assert SHOWN[name] in text and "written captions" in text and "200 held-out videos of 32 frames" in text
+    assert not any(other in text for key, other in SHOWN.items() if key != name)
+
+
+def test_memory_says_that_weights_are_random_and_whether_answers_are_right() -> None:
+    rows = [
+        {"way": way, "visual_tokens": 1000, "mebibytes": value, "equal_to_generate": True}
+        for way, value in (("generate", 100.4), ("ar", 50.0))
+    ]
+    record = {"rows": rows, "dtype": "float32", "provenance": provenance()}
+    record["model"] = {"layers": 2, "heads": 7, "key_value_heads": 1, "head_dim": 32}
+    text = "\n\n".join(BUILD["video_memory_section"](record))
+    assert "| 1,000 | 100 | 50 |" in text and "Random weights" in text and "All answers are those" in text
+    rows[1]["equal_to_generate"] = False
+    assert "Not all answers are those" in "\n\n".join(BUILD["video_memory_section"](record))
+
+
+def test_parts_of_flash_and_stories_are_told() -> None:
+    row = {"compression": True, "places": False, "text_only": False, "accepted_length": 2.5}
+    row |= {"accepted_per_drafting_pass": 0.75, "draft_milliseconds_per_pass": 1.25}
+    record = {"studies": {"parts": study(row, captions="written")}}
+    text = "\n\n".join(BUILD["trained_drafters_section"](record))
+    assert "| yes | no | no | 2.50 | 0.75 | 1.25 |" in text and "part by part: stories" in text
+
+
+def test_a_table_is_there_once_its_record_is(tmp_path: Path) -> None:
+    record = tmp_path / "video_pair.json"
+    studies: dict[str, Any] = dict.fromkeys(BUILD["VIDEO_STUDIES"])
+    assert "What a pair is like" not in BUILD["video_section"]({}, [], studies)
+    record.write_text(json.dumps(pair_record("layers")))
+    text = BUILD["video_section"]({}, [], {**studies, "video_pair": json.loads(record.read_text())})
+    assert SHOWN["layers"] in text
+
+
+def test_every_drafter_that_a_study_reads_has_a_command() -> None:
+    """Of the benchmark of drafters, whose commands are run before it."""
+    script = runpy.run_path(str(BENCHMARKS / "video_drafters.py"))
+    for setting in script["SETTINGS"].values():
+        names = set(script["trained"](setting))
+        read = {f"flash_k{places}" for places in script["PLACES"]} | {f"part_{name}" for name in script["PARTS"]}
+        read |= {f"flash_{each}" for each in setting.queries if each != setting.usual_queries} | {"flash_scaled"}
+        for parts in ("states", "embeddings"):
+            read |= {f"still_{parts}_{own}_{row}" for own in ("mtp", "none") for row in ("text", "video")}
+        assert read | {"sparrow", "msd"} <= names
+        for command in script["commands"](setting, "runs/x/export", "runs/drafters"):
+            parse_command(command.split())
+
+
+def parse_command(words: list[str]) -> None:
+    """What the command line says is a configuration, and one that its checks accept."""
+    from vargen.resources import find_config
+    from vargen.training.config import build_parser
+    from vargen.training.video_drafter import VideoDrafterTrainingConfig
+
+    assert words[:3] == ["vargen", "train", "video-drafter"]
+    rest = words[3:] if "--config" in words else ["--config", "train/video-drafter", *words[3:]]
+    place = rest.index("--config") + 1
+    rest[place] = str(find_config(rest[place]))
+    values = build_parser(VideoDrafterTrainingConfig, "").parse_args(rest)
+    known = VideoDrafterTrainingConfig.__dataclass_fields__
+    VideoDrafterTrainingConfig(**{name: value for name, value in vars(values).items() if name in known})

@@ -355,30 +355,44 @@ struct Layer {
     const void *norm_attention, *qkv, *out, *norm_feed_forward, *gate_up, *down;
     const float *qkv_scale, *out_scale, *gate_up_scale, *down_scale;  // of INT8
     void *keys, *values;  // [sequences * slots, key_value_heads * head_dim] of `kind`
-    void* kept;           // out, [sequences, tokens, dim] of `kind`: after the layer, or null
+    void* kept;           // out, as the pass's `states`: after the layer, or null
 };
 
 struct Pass {
     int64_t kind;         // FLOAT32 or BFLOAT16: of all but INT8 matrices
     int64_t matrix_kind;  // of the layers' matrices
     int64_t sequences, tokens, dim, heads, key_value_heads, head_dim, intermediate, layers, vocabulary;
-    int64_t slots;           // of a sequence in the cache
-    int64_t seen;            // columns of the mask
-    int64_t mask_sequences;  // 1: all see the same
-    int64_t logits_of;       // the last so many tokens of every sequence get logits
-    int64_t positions_of;    // 1: all stand at the same places
+    int64_t halves;         // sequences of a picture: all pictures' first ones, then all their second ones
+    int64_t slots;          // of a sequence in the cache
+    int64_t columns;        // of the mask
+    int64_t masks_of;       // masks there are, for so many sequences in turns
+    int64_t logits_of;      // the last so many tokens of every sequence get logits
+    int64_t positions_of;   // rows of positions there are, for so many sequences in turns
+    int64_t last_position;  // positions beyond it are it
     int64_t rotary_rows;
+    int64_t words;          // rows of `embedding`
+    int64_t states_stride;  // from a token's states to those of the next
+    int64_t side_by_side;   // whether states of a picture's halves lie beside each other, token by token
     int64_t threads;
     double epsilon;
-    const void* hidden;        // [sequences, tokens, dim] of `kind`: embeddings
-    const int64_t* positions;  // [positions_of, tokens], counted from the end where negative
+    double guidance;           // logits become those of the second half plus so much of what the first has more
+    const void* hidden;        // [sequences, tokens, dim] of `kind`: embeddings; or null
+    const int64_t* words_fed;  // [sequences / halves, tokens]: else rows of `embedding`
+    const void* embedding;     // [words, dim] of `kind`
+    const void* features;      // [sequences / halves, tokens, halves, dim] of `kind`: joined to them by `join`; or null
+    const void* join;          // [dim, 2 dim] of `kind`
+    const void* join_bias;     // [dim] of `kind`, or null
+    const int64_t* lengths;    // [sequences]: slots that are full, which all tokens see; or null: none
+    const int64_t* starts;     // [sequences]: the first of these that is seen, or null
+    const int64_t* origins;    // [sequences]: what is taken from `lengths` to be added to positions; beside `lengths`
+    const int64_t* positions;  // [positions_of, tokens], the sums counted from the end where negative
     const float* rotary;       // [rotary_rows, head_dim / 2, 2]
-    const bool* mask;          // [mask_sequences, tokens, seen]
-    const int64_t* places;     // [sequences * tokens]: rows of the cache
+    const bool* mask;          // [masks_of, tokens, columns]: slots behind the full ones
+    const int64_t* places;     // [sequences * tokens]: rows of the cache; null: the tokens' are the last of the mask's
     const void* norm_out;      // [dim]
     const void* head;          // [vocabulary, dim] of `kind`
-    void* states;              // out, [sequences, tokens, dim] of `kind`: after the last norm
-    float* logits;             // out, [sequences, logits_of, vocabulary]
+    void* states;              // out, rows of [dim] of `kind`: after the last norm
+    float* logits;             // out, [sequences, logits_of, vocabulary]; of pictures where guided
 };
 }
 
@@ -491,19 +505,65 @@ void attend(const float* query, const Number* keys, const Number* values, const 
 }
 
 // The heads of one sequence that share keys and values: turn, remember, attend.
+inline int64_t length_of(const Pass& pass, int64_t sequence) { return pass.lengths ? pass.lengths[sequence] : 0; }
+
+inline int64_t position_of(const Pass& pass, int64_t sequence, int64_t token) {
+    int64_t given = pass.positions[sequence % pass.positions_of * pass.tokens + token];
+    if (pass.lengths) given += pass.lengths[sequence] - pass.origins[sequence];
+    return std::min(given, pass.last_position);
+}
+
+inline int64_t place_of(const Pass& pass, int64_t sequence, int64_t token) {
+    if (pass.places) return pass.places[sequence * pass.tokens + token];
+    return sequence * pass.slots + length_of(pass, sequence) + pass.columns - pass.tokens + token;
+}
+
+// Where the states of a token go.
+inline int64_t state_of(const Pass& pass, int64_t row) {
+    int64_t pictures = pass.sequences / pass.halves, sequence = row / pass.tokens, token = row % pass.tokens;
+    if (!pass.side_by_side) return row * pass.states_stride;
+    return (sequence % pictures * pass.tokens + token) * pass.states_stride + sequence / pictures * pass.dim;
+}
+
+// The slots that each token sees, in the order in which they lie.
+struct Seen {
+    int64_t lists, most, tokens;  // lists of so many slots at most
+    std::vector<int32_t> slots;
+    std::vector<int64_t> counts;
+    Seen(const Pass& pass) : tokens(pass.tokens) {
+        int64_t longest = 0;
+        for (int64_t sequence = 0; pass.lengths && sequence < pass.sequences; sequence++)
+            longest = std::max(longest, pass.lengths[sequence]);
+        lists = (pass.lengths ? pass.sequences : pass.masks_of) * pass.tokens;
+        most = longest + pass.columns;
+        slots.resize(lists * most);
+        counts.resize(lists);
+    }
+    int64_t list(int64_t sequence, int64_t token) const { return (sequence * tokens + token) % lists; }
+    void fill(const Pass& pass, int64_t list) {
+        int64_t sequence = list / tokens, full = length_of(pass, sequence), count = 0;
+        int32_t* own = &slots[list * most];
+        for (int64_t slot = pass.starts ? pass.starts[sequence] : 0; slot < full; slot++) own[count++] = (int32_t)slot;
+        const bool* mask = pass.mask + list % (pass.masks_of * tokens) * pass.columns;
+        for (int64_t column = 0; column < pass.columns; column++)
+            if (mask[column]) own[count++] = (int32_t)(full + column);
+        counts[list] = count;
+    }
+};
+
 template <typename Number>
 void attend_group(const Pass& pass, const Layer& layer, const float* qkv, int64_t sequence, int64_t group,
-                  const std::vector<int32_t>& seen, const std::vector<int64_t>& counts, float* scores, Rows& attended) {
+                  const Seen& seen, float* scores, Rows& attended) {
     int64_t D = pass.head_dim, per_group = pass.heads / pass.key_value_heads;
     int64_t width = (pass.heads + 2 * pass.key_value_heads) * D, stride = pass.key_value_heads * D;
     Number *keys = (Number*)layer.keys + group * D, *values = (Number*)layer.values + group * D;
     float query[1024] = {}, output[1024];  // `native.py` gives no larger heads
     auto angles = [&](int64_t token) {
-        int64_t position = pass.positions[(pass.positions_of == 1 ? 0 : sequence * pass.tokens) + token];
+        int64_t position = position_of(pass, sequence, token);
         return pass.rotary + (position < 0 ? position + pass.rotary_rows : position) * D;
     };
     for (int64_t token = 0; token < pass.tokens; token++) {
-        int64_t row = sequence * pass.tokens + token, place = pass.places[row] * stride;
+        int64_t row = sequence * pass.tokens + token, place = place_of(pass, sequence, token) * stride;
         const float *key = qkv + row * width + (pass.heads + group) * D, *value = key + stride, *angle = angles(token);
         sweep(D, [&](int64_t d, auto load, auto store) {
             store(keys + place + d, turned(load(key + d), load(angle + d)));
@@ -513,8 +573,7 @@ void attend_group(const Pass& pass, const Layer& layer, const float* qkv, int64_
     keys += sequence * pass.slots * stride;
     values += sequence * pass.slots * stride;
     for (int64_t token = 0; token < pass.tokens; token++) {
-        int64_t row = sequence * pass.tokens + token;
-        int64_t of = (pass.mask_sequences == 1 ? 0 : sequence * pass.tokens) + token;
+        int64_t row = sequence * pass.tokens + token, list = seen.list(sequence, token);
         const float* angle = angles(token);
         for (int64_t head = group * per_group; head < (group + 1) * per_group; head++) {
             const float* own = qkv + row * width + head * D;
@@ -522,7 +581,8 @@ void attend_group(const Pass& pass, const Layer& layer, const float* qkv, int64_
                 Lanes lanes = turned(load(own + d), load(angle + d));
                 store(query + d, sizeof(Number) == 2 ? rounded(lanes) : lanes);
             });
-            attend<Number>(query, keys, values, seen.data() + of * pass.seen, counts[of], stride, D, scores, output);
+            attend<Number>(query, keys, values, &seen.slots[list * seen.most], seen.counts[list], stride, D, scores,
+                           output);
             attended.at(row, head * D, [&](auto* to) {
                 sweep(D, [&](int64_t d, auto load, auto store) { store(to + d, load(output + d)); });
             });
@@ -532,31 +592,60 @@ void attend_group(const Pass& pass, const Layer& layer, const float* qkv, int64_
 
 }  // namespace
 
-// Returns 0, or 1 where a place or a position lies outside its table; then nothing was written.
+// Returns 0; 1 where a place or a position lies outside its table, 2 where a word does: then nothing was written.
 extern "C" int64_t few_rows_pass(const Pass* given, const Layer* layers) {
     const Pass& pass = *given;
     int64_t R = pass.sequences * pass.tokens, dim = pass.dim, I = pass.intermediate;
-    int64_t width = (pass.heads + 2 * pass.key_value_heads) * pass.head_dim;
-    for (int64_t row = 0; row < R; row++)
-        if (pass.places[row] < 0 || pass.places[row] >= pass.sequences * pass.slots) return 1;
-    for (int64_t i = 0; i < pass.positions_of * pass.tokens; i++)
-        if (pass.positions[i] < -pass.rotary_rows || pass.positions[i] >= pass.rotary_rows) return 1;
-    std::vector<float> residual(R * dim), qkv(R * width), scores(pass.threads * (pass.seen + LANES));
-    std::vector<int32_t> seen(pass.mask_sequences * pass.tokens * pass.seen);
-    std::vector<int64_t> counts(pass.mask_sequences * pass.tokens);
-    std::vector<float> gates(R * I), ups(R * I);
+    int64_t width = (pass.heads + 2 * pass.key_value_heads) * pass.head_dim, pictures = pass.sequences / pass.halves;
+    for (int64_t sequence = 0; sequence < pass.sequences; sequence++) {
+        int64_t full = length_of(pass, sequence), start = pass.starts ? pass.starts[sequence] : 0;
+        if (full < 0 || start < 0 || full + pass.columns > pass.slots) return 1;
+        for (int64_t token = 0; token < pass.tokens; token++) {
+            int64_t place = place_of(pass, sequence, token), position = position_of(pass, sequence, token);
+            if (place < 0 || place >= pass.sequences * pass.slots) return 1;
+            if (position < -pass.rotary_rows || position >= pass.rotary_rows) return 1;
+        }
+    }
+    for (int64_t i = 0; pass.words_fed && i < pictures * pass.tokens; i++)
+        if (pass.words_fed[i] < 0 || pass.words_fed[i] >= pass.words) return 2;
+    Seen seen(pass);
+    std::vector<float> residual(R * dim), qkv(R * width), scores(pass.threads * (seen.most + LANES));
+    std::vector<float> gates(R * I), ups(R * I), bias;
     Rows normed(R, dim, pass.matrix_kind), last(R, dim, pass.kind);
     Rows attended(R, pass.heads * pass.head_dim, pass.matrix_kind), activated(R, I, pass.matrix_kind);
+    std::vector<float> raw(pass.guidance ? pass.sequences * pass.logits_of * pass.vocabulary : 0);
+    Rows pairs(pass.features ? R : 0, 2 * dim, pass.kind);
+    for (int64_t i = 0; pass.join_bias && i < dim; i++) bias.push_back(number(pass.join_bias, i, pass.kind));
+    int64_t bytes_of = pass.kind == BFLOAT16 ? 2 : 4;
 #pragma omp parallel num_threads((int)pass.threads)
     {
         int thread = omp_get_thread_num(), threads = omp_get_num_threads();
-        Span rows = share(R, 1, thread, threads), lists = share((int64_t)counts.size(), 1, thread, threads);
-        for (int64_t i = rows.begin * dim; i < rows.end * dim; i++) residual[i] = number(pass.hidden, i, pass.kind);
-        for (int64_t list = lists.begin; list < lists.end; list++) {
-            int64_t count = 0;
-            for (int64_t slot = 0; slot < pass.seen; slot++)
-                if (pass.mask[list * pass.seen + slot]) seen[list * pass.seen + count++] = (int32_t)slot;
-            counts[list] = count;
+        Span rows = share(R, 1, thread, threads), lists = share(seen.lists, 1, thread, threads);
+        for (int64_t list = lists.begin; list < lists.end; list++) seen.fill(pass, list);
+        Span outputs = share(dim, OUTPUTS, thread, threads);
+        // A row's embedding.
+        auto embedded = [&](int64_t row) {
+            if (pass.hidden) return (const char*)pass.hidden + row * dim * bytes_of;
+            return (const char*)pass.embedding + pass.words_fed[row % (pictures * pass.tokens)] * dim * bytes_of;
+        };
+        if (pass.features) {
+            for (int64_t row = rows.begin; row < rows.end; row++)
+                pairs.at(row, 0, [&](auto* own) {
+                    int64_t picture_row = row % (pictures * pass.tokens), half = row / (pictures * pass.tokens);
+                    int64_t feature = (picture_row * pass.halves + half) * dim;
+                    std::memcpy(own, embedded(row), dim * bytes_of);
+                    std::memcpy(own + dim, (const char*)pass.features + feature * bytes_of, dim * bytes_of);
+                });
+#pragma omp barrier
+            Matrix join{pass.join, nullptr, bias.empty() ? nullptr : bias.data(), pass.kind, dim, 2 * dim};
+            product(join, pairs, 0, R, outputs, outputs.end,
+                    [&](int64_t row, int64_t output, Four sums, int64_t count) {
+                        store(&residual[row * dim + output], sums, count);
+                    });
+#pragma omp barrier
+        } else {
+            for (int64_t row = rows.begin; row < rows.end; row++)
+                for (int64_t i = 0; i < dim; i++) residual[row * dim + i] = number(embedded(row), i, pass.kind);
         }
         auto norm = [&](const void* weight, Rows& to) {
             for (int64_t row = rows.begin; row < rows.end; row++)
@@ -579,7 +668,6 @@ extern "C" int64_t few_rows_pass(const Pass* given, const Layer* layers) {
                 for (int o = 0; o < count; o++) own[o] += sums[o];
             }
         };
-        Span outputs = share(dim, OUTPUTS, thread, threads);
         for (int64_t l = 0; l < pass.layers; l++) {
             const Layer& layer = layers[l];
             norm(layer.norm_attention, normed);
@@ -593,8 +681,8 @@ extern "C" int64_t few_rows_pass(const Pass* given, const Layer* layers) {
             Span groups = share(pass.sequences * pass.key_value_heads, 1, thread, threads);
             for (int64_t group = groups.begin; group < groups.end; group++) {
                 auto run = pass.kind == BFLOAT16 ? attend_group<bfloat16> : attend_group<float>;
-                run(pass, layer, qkv.data(), group / pass.key_value_heads, group % pass.key_value_heads, seen, counts,
-                    &scores[thread * (pass.seen + LANES)], attended);
+                run(pass, layer, qkv.data(), group / pass.key_value_heads, group % pass.key_value_heads, seen,
+                    &scores[thread * (seen.most + LANES)], attended);
             }
 #pragma omp barrier
             product({layer.out, layer.out_scale, nullptr, pass.matrix_kind, dim, dim}, attended, 0, R, outputs, outputs.end,
@@ -626,22 +714,25 @@ extern "C" int64_t few_rows_pass(const Pass* given, const Layer* layers) {
             product({layer.down, layer.down_scale, nullptr, pass.matrix_kind, dim, I}, activated, 0, R, outputs, outputs.end,
                     add);
 #pragma omp barrier
-            for (int64_t i = rows.begin * dim; layer.kept && i < rows.end * dim; i++) {
-                if (pass.kind == BFLOAT16) ((bfloat16*)layer.kept)[i] = narrow(residual[i]);
-                else ((float*)layer.kept)[i] = residual[i];
-            }
+            for (int64_t row = rows.begin; layer.kept && row < rows.end; row++)
+                sweep(dim, [&](int64_t i, auto load, auto store) {
+                    Lanes own = load(&residual[row * dim + i]);
+                    if (pass.kind == BFLOAT16) store((bfloat16*)layer.kept + state_of(pass, row) + i, own);
+                    else store((float*)layer.kept + state_of(pass, row) + i, own);
+                });
         }
         norm(pass.norm_out, last);
-        last.at(rows.begin, 0, [&](auto* own) {
-            std::memcpy((char*)pass.states + rows.begin * dim * sizeof(*own), own,
-                        (rows.end - rows.begin) * dim * sizeof(*own));
-        });
+        for (int64_t row = rows.begin; row < rows.end; row++)
+            last.at(row, 0, [&](auto* own) {
+                std::memcpy((char*)pass.states + state_of(pass, row) * sizeof(*own), own, dim * sizeof(*own));
+            });
         // Logits of the last tokens of every sequence; of all tokens that is one product.
         bool everything = pass.logits_of == pass.tokens;
         int64_t pieces = everything ? 1 : pass.sequences, kept = everything ? R : pass.logits_of;
         int64_t skipped = everything ? 0 : pass.tokens - kept;
         Matrix head{pass.head, nullptr, nullptr, pass.kind, pass.vocabulary, dim};
         Span words = share(pass.vocabulary, OUTPUTS, thread, threads);
+        float* logits = pass.guidance ? raw.data() : pass.logits;
         for (int64_t piece = 0; piece < pieces && pass.head; piece++)
             product(head, last, piece * pass.tokens + skipped, kept,
                     words, words.end,
@@ -653,8 +744,20 @@ extern "C" int64_t few_rows_pass(const Pass* given, const Layer* layers) {
                             wide = rounded(wide);
                             std::memcpy(&sums, &wide, 16);
                         }
-                        store(&pass.logits[(piece * kept + row) * pass.vocabulary + output], sums, count);
+                        store(&logits[(piece * kept + row) * pass.vocabulary + output], sums, count);
                     });
+        // What this thread has of both halves.
+        for (int64_t row = 0; row < pictures * pass.logits_of && pass.head && pass.guidance; row++) {
+            const float* with = &raw[row * pass.vocabulary + words.begin];
+            const float* without = with + pictures * pass.logits_of * pass.vocabulary;
+            float* guided = &pass.logits[row * pass.vocabulary + words.begin];
+            sweep(words.end - words.begin, [&](int64_t i, auto load, auto store) {
+                Lanes base = load(without + i);
+                Lanes more = all((float)pass.guidance) * (load(with + i) - base);
+                asm("" : "+m"(more));  // rounded before it is added, as torch has it
+                store(guided + i, base + more);
+            });
+        }
     }
     return 0;
 }

@@ -24,6 +24,8 @@ KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 MATRICES = ("qkv", "out", "gate_up", "down")
 _MOST_CHANNELS = 1008
 """Of a head."""
+_NO_BOUND = 2**62
+_OUTSIDE = "positions or slots lie outside the rotary table or the cache"
 
 
 @dataclass(frozen=True)
@@ -120,20 +122,71 @@ def _(x: Tensor, weight: Tensor, scale: Tensor | None = None, bias: Tensor | Non
     return x.new_empty(*x.shape[:-1], weight.shape[0])
 
 
-def serves_pass(hidden_states: Tensor, mask: Tensor | None, keys: Tensor, geometry: Geometry) -> bool:
-    """Whether `decoder_pass` takes these: on a CPU, of a precision that is served, nothing to be learned."""
-    batch, heads, slots, channels = keys.shape
+@dataclass(frozen=True)
+class Weights:
+    """All of a decoder; matrices [outputs, columns] and tables contiguous, of the precision that it computes in.
+
+    Args:
+        layers: [RMSNorm, attention, RMSNorm, SwiGLU] each.
+        geometry: sizes.
+        rotary: float32 [positions, head_dim / 2, 2], cosine and sine for each pair of neighbouring channels.
+        embedding: [words, dim], or None: it is given embeddings.
+        join: [dim, 2 dim], what makes one input of an embedding and a feature, or None: there are no features.
+        join_bias: [dim], or None.
+        norm_out: [dim], or None: no last norm.
+        head: [V, dim], or None: no logits.
+    """
+
+    layers: Sequence[LayerWeights]
+    geometry: Geometry
+    rotary: Tensor
+    embedding: Tensor | None = None
+    join: Tensor | None = None
+    join_bias: Tensor | None = None
+    norm_out: Tensor | None = None
+    head: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class NewTokens:
+    """What is fed, S sequences at once: those of B pictures, S = halves * B, all first halves before all second ones.
+
+    Args:
+        positions: int64 [1, B or S, n], rows of `Weights.rotary`, from its end where negative.
+        mask: bool [1, B or S, n, w], which slots behind `lengths` each token sees.
+        hidden_states: [S, n, dim], embeddings; or None, and then
+        tokens: int64 [B, n], rows of `Weights.embedding`.
+        features: [B, n, halves * dim], to be joined to them; or None.
+        halves: of a picture.
+        lengths: int64 [S], slots that are full and seen by all its tokens; None: none are.
+        starts: int64 [S], the first of these that is seen; None: 0.
+        origins: int64 [S], beside `lengths`: `lengths - origins` is added to positions.
+        last_position: greater ones become it; None: there are none.
+        places: int64 [S * n], slots of the tokens, all sequences counted through; None: the last n of the w.
+    """
+
+    positions: Tensor
+    mask: Tensor
+    hidden_states: Tensor | None = None
+    tokens: Tensor | None = None
+    features: Tensor | None = None
+    halves: int = 1
+    lengths: Tensor | None = None
+    starts: Tensor | None = None
+    origins: Tensor | None = None
+    last_position: int | None = None
+    places: Tensor | None = None
+
+
+def serves_pass(dtype: torch.dtype, keys: Tensor, geometry: Geometry) -> bool:
+    """Whether `decoder_pass` computes in this precision over this cache: on a CPU, nothing to be learned."""
+    _, heads, slots, channels = keys.shape
     return (
-        hidden_states.device.type == "cpu"
+        keys.device.type == "cpu"
         and not torch.is_grad_enabled()
-        and hidden_states.dtype in (torch.float32, torch.bfloat16)
-        and keys.dtype == hidden_states.dtype
+        and dtype in (torch.float32, torch.bfloat16)
+        and keys.dtype == dtype
         and keys.stride() == (slots * heads * channels, channels, heads * channels, 1)
-        and mask is not None
-        and mask.dtype == torch.bool
-        and mask.ndim == 4
-        and mask.shape[0] in (1, batch)
-        and mask.shape[1] == 1
         and geometry.head_dim <= _MOST_CHANNELS
         and geometry.head_dim % 2 == 0
         and library() is not None
@@ -141,78 +194,86 @@ def serves_pass(hidden_states: Tensor, mask: Tensor | None, keys: Tensor, geomet
 
 
 def decoder_pass(
-    hidden_states: Tensor,
-    positions: Tensor,
-    rotary: Tensor,
-    mask: Tensor,
-    places: Tensor,
-    layers: Sequence[LayerWeights],
+    weights: Weights,
+    new: NewTokens,
     keys: Sequence[Tensor],
     values: Sequence[Tensor],
-    geometry: Geometry,
-    norm_out: Tensor | None = None,
-    head: Tensor | None = None,
+    *,
+    guidance_scale: float | None = None,
     logits_to_keep: int = 0,
     kept_layers: Collection[int] = (),
-) -> tuple[Tensor, Tensor | None, list[Tensor]]:
+    side_by_side: bool = False,
+) -> tuple[Tensor, Tensor | None]:
     """All layers, the last norm and the output head over new tokens. Where `serves_pass`.
 
     Args:
-        hidden_states: [B, n, dim], embeddings.
-        positions: int64 [B or 1, n], rows of `rotary`, from its end where negative.
-        rotary: float32 [positions, head_dim / 2, 2], cosine and sine for each pair of neighbouring channels.
-        mask: bool [B or 1, 1, n, S], what each token sees of the first S slots.
-        places: int64 [B * n], slots of the new tokens, all sequences counted through.
-        layers: weights.
-        keys, values: for each layer [B, H_kv, slots, D], tokens lying side by side; the new ones are written.
-        geometry: sizes.
-        norm_out: [dim], or None: no last norm.
-        head: [V, dim], or None: no logits.
+        weights: of the decoder.
+        new: what is fed.
+        keys, values: for each layer [S, H_kv, slots, D], tokens lying side by side; the new ones are written.
+        guidance_scale: of the logits of two halves, `second + guidance_scale * (first - second)`; None: each its own.
         logits_to_keep: of the last so many tokens; 0: of all.
-        kept_layers: after how many layers states are kept.
+        kept_layers: after how many layers states are kept, rising, at most all; the last states always are.
+        side_by_side: whether the states of a picture's halves lie beside each other; then no others are kept.
 
     Returns:
-        States after the last norm [B, n, dim]; logits float32 [B, n or logits_to_keep, V], None without a head; and
-        states [B, n, dim] after each of `kept_layers`, in rising order.
+        States [S, n, k dim] after each of `kept_layers`, those after all of them normed and last; side by side
+        [B, n, halves * dim]. And logits float32 [S, n or logits_to_keep, V], None without a head; [B, ...] if guided.
 
     Raises:
-        IndexError: a position or a place that does not exist; nothing was written.
+        IndexError: a token, a position or a slot that does not exist; nothing was written.
     """
     kernels = library()
     assert kernels is not None
-    hidden_states, positions, mask, places = (
-        tensor.contiguous() for tensor in (hidden_states, positions, mask, places)
+    geometry, layers, dtype = weights.geometry, weights.layers, keys[0].dtype
+    dim = layers[0].qkv.shape[1]
+    given = new.tokens if new.hidden_states is None else new.hidden_states
+    assert given is not None
+    num_tokens = given.shape[1]
+    pictures = given.shape[0] // (1 if new.hidden_states is None else new.halves)
+    sequences = pictures * new.halves
+    inner = [number for number in kept_layers if number < len(layers)]
+    if side_by_side:
+        states = torch.empty(pictures, num_tokens, new.halves * dim, dtype=dtype)
+    else:
+        states = torch.empty(sequences, num_tokens, (len(inner) + 1) * dim, dtype=dtype)
+    kept, logits = logits_to_keep or num_tokens, None
+    if weights.head is not None:
+        rows = sequences if guidance_scale is None else pictures
+        logits = torch.empty(rows, kept, weights.head.shape[0], dtype=torch.float32)
+    sizes = (
+        *(KINDS[dtype], KINDS[layers[0].qkv.dtype], sequences, num_tokens, dim, geometry.num_heads),
+        *(geometry.num_key_value_heads, geometry.head_dim, geometry.intermediate_size, len(layers)),
+        *(0 if logits is None else logits.shape[-1], new.halves, keys[0].shape[2], new.mask.shape[-1]),
+        *(new.mask.shape[0], kept, new.positions.shape[0]),
+        *(_NO_BOUND if new.last_position is None else new.last_position, weights.rotary.shape[0]),
+        *(0 if weights.embedding is None else weights.embedding.shape[0], states.shape[-1], int(side_by_side)),
+        torch.get_num_threads(),
     )
-    batch, tokens, dim = hidden_states.shape
-    kind = KINDS[hidden_states.dtype]
-    kept = logits_to_keep or tokens
-    vocabulary = 0 if head is None else head.shape[0]
-    states = torch.empty_like(hidden_states)
-    logits = None if head is None else torch.empty(batch, kept, vocabulary, dtype=torch.float32)
-    sizes = array(
-        "q",
-        [
-            *(kind, KINDS[layers[0].qkv.dtype], batch, tokens, dim, geometry.num_heads, geometry.num_key_value_heads),
-            *(geometry.head_dim, geometry.intermediate_size, len(layers), vocabulary, keys[0].shape[2], mask.shape[-1]),
-            *(mask.shape[0], kept, positions.shape[0], rotary.shape[0], torch.get_num_threads()),
-        ],
-    )
-    pointers = array(
-        "q",
-        [
-            *(tensor.data_ptr() for tensor in (hidden_states, positions, rotary, mask, places)),
-            *(0 if tensor is None else tensor.data_ptr() for tensor in (norm_out, head, states, logits)),
-        ],
-    )
+    fed = [
+        *(_whole(tensor) for tensor in (new.hidden_states, new.tokens, weights.embedding, new.features)),
+        *(weights.join, weights.join_bias),
+        *(_whole(tensor) for tensor in (new.lengths, new.starts, new.origins, new.positions)),
+        weights.rotary,
+        *(_whole(tensor) for tensor in (new.mask, new.places)),
+        *(weights.norm_out, weights.head),
+    ]
+    last_states = states.data_ptr() + (0 if side_by_side else len(inner) * dim * dtype.itemsize)
+    pointers = [_address(tensor) for tensor in fed] + [last_states, _address(logits)]
     of_layers = array("q")
-    kept_states = []
     for number, (layer, key, value) in enumerate(zip(layers, keys, values, strict=True), start=1):
-        kept_here = 0
-        if number in kept_layers:
-            kept_states.append(torch.empty_like(hidden_states))
-            kept_here = kept_states[-1].data_ptr()
+        kept_here = states.data_ptr() + inner.index(number) * dim * dtype.itemsize if number in inner else 0
         of_layers.extend((*layer.pointers(), key.data_ptr(), value.data_ptr(), kept_here))
-    given = sizes.tobytes() + array("d", (geometry.norm_eps,)).tobytes() + pointers.tobytes()
-    if kernels.few_rows_pass(given, ctypes.c_void_p(of_layers.buffer_info()[0])):
-        raise IndexError("positions or slots lie outside the rotary table or the cache")
-    return states, logits, kept_states
+    scalars = array("d", (geometry.norm_eps, guidance_scale or 0.0))
+    given_bytes = array("q", sizes).tobytes() + scalars.tobytes() + array("q", pointers).tobytes()
+    if wrong := kernels.few_rows_pass(given_bytes, ctypes.c_void_p(of_layers.buffer_info()[0])):
+        what = "tokens lie outside the vocabulary" if wrong == 2 else _OUTSIDE
+        raise IndexError(what)
+    return states, logits
+
+
+def _whole(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.contiguous()
+
+
+def _address(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()

@@ -13,13 +13,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from specdecode.drafters.tree_growth import DraftHeadOutput
 from specdecode.kv_cache import StaticKVCache
 from specdecode.roles import TargetOutput
 from specdecode.targets.transformers import TransformersTarget
 from vargen.errors import UserError
+from vargen.kernels.native import NewTokens
 from vargen.models.llamagen.drafter import LlamaGenDrafter
 from vargen.models.llamagen.target import LlamaGenTarget
 from vargen.models.llamagen.transformer import CONDITION_POSITION, condition_attention_mask
@@ -86,6 +87,11 @@ class PictureDraftHead(ABC):
     def guided_logits(self, hidden_states: Tensor) -> Tensor:
         """[B, n, V] float32 of hidden states [rows, n, dim], as the target makes logits of its own."""
 
+    def output_head(self) -> tuple[nn.Linear | None, float | None]:
+        """What makes logits of hidden states where it is one product of the drafter's precision, else None; and the
+        guidance of the two halves' logits, None without."""
+        return None, None
+
     def start(self, prompt: TargetOutput) -> Tensor:
         """Feed the condition's features, each with token 0. Returns [B, 1, F], the condition's last feature."""
         features = self.features(prompt)  # [B, T, F]
@@ -112,18 +118,42 @@ class PictureDraftHead(ABC):
             )
             cache.advance(length)
             self._most_committed = length
+        self.drafter.fast_pass.check(self.output_head()[0])
         return features[:, -1:]
 
     def forward(self, tokens: Tensor, features: Tensor, mask: Tensor, depths: Tensor) -> DraftHeadOutput:
         """Guess what follows new pairs; see `DraftHead.forward`."""
         cache, num_pairs, num_new = self.kv_cache, tokens.shape[1], mask.shape[2]
+        self._num_new = num_new
+        output_head, guidance_scale = self.output_head()
+        fast = self.drafter.fast_pass.run(
+            NewTokens(
+                depths,
+                mask,
+                tokens=tokens,
+                features=features.to(cache.dtype),
+                halves=self._halves,
+                lengths=cache.lengths,
+                starts=cache.starts,
+                origins=self._picture_starts,
+                last_position=self._last_position,
+            ),
+            cache,
+            output_head,
+            guidance_scale=guidance_scale,
+            side_by_side=True,
+        )
+        if fast is not None:
+            states, logits = fast
+            if logits is None:
+                logits = self.guided_logits(self._rows(states))
+            return DraftHeadOutput(logits, states)
         before = num_new - num_pairs  # new pairs that were fed in earlier forwards
         tokens = torch.cat([tokens] * self._halves)
         mask, depths = (self._both(value) for value in (mask, depths))
         positions = (cache.lengths - self._picture_starts)[:, None] + depths
         # Below the last token of a picture nothing is drafted; what a tree asks for there is clipped by the loop.
         positions = positions.clamp(max=self._last_position)
-        self._num_new = num_new
         kv_length = min(self._most_committed + num_new, cache.max_length)
         slots = cache.new_slots(num_new)[:, before:]
         hidden_states = self.drafter(

@@ -7,7 +7,7 @@ Belongs here: what only LlamaGen knows. Does not belong here: pairs, positions a
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from specdecode.roles import TargetOutput
 from specdecode.sampling import apply_guidance
@@ -74,6 +74,10 @@ class LlamaGenDraftHead(PictureDraftHead):
     def condition_mask(self) -> Tensor | None:
         """See `PictureDraftHead.condition_mask`."""
         return None if self.drafter.config.attend_to_padding else self.target.condition_mask
+
+    def output_head(self) -> tuple[nn.Linear | None, float | None]:
+        """See `PictureDraftHead.output_head`."""
+        return self.target.transformer.lm_head, self.target.guidance_scale if self._halves == 2 else None
 
     def guided_logits(self, hidden_states: Tensor) -> Tensor:
         """See `PictureDraftHead.guided_logits`."""

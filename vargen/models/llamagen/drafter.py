@@ -23,6 +23,8 @@ from diffusers.configuration_utils import ConfigMixin, register_to_config
 from diffusers.models.modeling_utils import ModelMixin
 from torch import Tensor, nn
 
+from vargen.kernels.native import Geometry, NewTokens, linear_now, serves_linear
+from vargen.models.llamagen.fast_pass import FastPass, untouched, visible
 from vargen.models.llamagen.transformer import (
     CONDITION_ROTARY,
     LlamaGenAttention,
@@ -103,6 +105,11 @@ class LlamaGenDrafter(ModelMixin, ConfigMixin):  # type: ignore[misc]
         self.norm2 = LlamaGenRMSNorm(dim, norm_eps)
         self.ff = LlamaGenFeedForward(dim, intermediate_size, dropout=0.0)
         self.rotary_rows = RotaryTable(grid_size, self.head_dim, rope_base, condition_rotary)
+        self.fast_pass = FastPass(
+            self,
+            [(None, self.attn, self.norm2, self.ff)],
+            Geometry(num_attention_heads, num_attention_heads, self.head_dim, intermediate_size, norm_eps),
+        )
         self.apply(self._initialise)
 
     @staticmethod
@@ -121,7 +128,11 @@ class LlamaGenDrafter(ModelMixin, ConfigMixin):  # type: ignore[misc]
             return states
         dim = self.config.dim
         *inner, last = states.to(self.fuse.weight.dtype).split(dim, dim=-1)
-        return self.fuse(torch.cat([*(F.rms_norm(state, (dim,), eps=1e-6) for state in inner), last], dim=-1))
+        joined = torch.cat([*(F.rms_norm(state, (dim,), eps=1e-6) for state in inner), last], dim=-1)
+        weight = self.fuse.weight
+        if type(self.fuse) is nn.Linear and untouched([self.fuse]) and serves_linear(joined, weight):
+            return linear_now(joined, weight)
+        return self.fuse(joined)
 
     def forward(
         self,
@@ -145,6 +156,14 @@ class LlamaGenDrafter(ModelMixin, ConfigMixin):  # type: ignore[misc]
         Returns:
             `[B, n, dim]`; the target's `lm_head` of it gives logits.
         """
+        if kv_cache is not None and slots is not None:
+            slots = kv_cache.flatten_slots(slots) if slots.ndim == 2 else slots
+            seen = visible(attention_mask, len(input_ids))
+            if seen is not None:
+                new = NewTokens(positions, seen, tokens=input_ids, features=features.to(kv_cache.dtype), places=slots)
+                fast = self.fast_pass.run(new, kv_cache, is_prompt=True)
+                if fast is not None:
+                    return fast[0]
         pairs = torch.cat((self.token_embedding(input_ids), features.to(self.fc.weight.dtype)), dim=-1)
         hidden_states = self.fc(pairs)
         hidden_states = hidden_states + self.attn(

@@ -1,7 +1,8 @@
-"""LlamaGen's layers in one call of the project's own kernels, where these serve: few rows on a CPU.
+"""A LlamaGen network's layers in one call of the project's own kernels, where these serve: few rows on a CPU.
 
-Belongs here: which tensors of LlamaGen's modules the kernels read, and when they may read them in the modules' place.
-Does not belong here: the kernels (`vargen.kernels`), and the network itself, which computes wherever they do not serve.
+Belongs here: which tensors of LlamaGen's modules and of its draft network the kernels read, and when they may read them
+in the modules' place. Does not belong here: the kernels (`vargen.kernels`), and the networks themselves, which compute
+wherever they do not serve.
 
 The kernels take the modules' weights as they lie in memory, so nothing is copied and nothing goes stale. What somebody
 has put in a module's place (an adapter, a hook, another attention) is noticed whenever a prompt is fed, and is obeyed.
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from vargen.kernels.native import Geometry, LayerWeights, decoder_pass, serves_pass
+from vargen.kernels.native import Geometry, LayerWeights, NewTokens, Weights, decoder_pass, serves_pass
 
 if TYPE_CHECKING:
     from specdecode.kv_cache import StaticKVCache
@@ -33,96 +34,120 @@ class FastPass:
     """The kernels' view of one network.
 
     Args:
+        network: has `token_embedding`, `rotary_rows` and maybe `norm_out` (a norm at the end) and `fc` (what makes one
+            input of an embedding and a feature).
         layers: for each layer its norm before attention (None: there is none), attention, norm and feed-forward.
         geometry: sizes.
     """
 
-    def __init__(
-        self,
-        layers: Sequence[tuple[Any, Any, Any, Any]],
-        geometry: Geometry,
-    ) -> None:
-        self._layers, self.geometry = layers, geometry
+    def __init__(self, network: Any, layers: Sequence[tuple[Any, Any, Any, Any]], geometry: Geometry) -> None:
+        self._network, self._layers, self.geometry = network, layers, geometry
         self._functions = [(attention.project, attention.attend) for _, attention, _, _ in layers]
-        self._usable: bool | None = None
+        self._usable = False
+        self._checked: tuple[nn.Module | None] | None = None  # with which head
+        # Parameters as `check` found them: what is written into one is seen, what takes its place at the next prompt.
+        self._of_layers: list[LayerWeights] = []
+        self._join: nn.Linear | None = None
+        self._norm_out: nn.Module | None = None
 
-    def check(self) -> bool:
-        """Whether every module is what it was built as; asked where a prompt is fed, remembered until the next."""
-        modules: list[nn.Module] = []
-        usable = True
+    def check(self, head: nn.Module | None = None) -> bool:
+        """Whether every module is what it was built as; asked where a prompt is fed, remembered until the next.
+
+        Args:
+            head: an output head that will be given to `run`.
+        """
+        network, linears, modules = self._network, [head], []
+        self._join, self._norm_out = getattr(network, "fc", None), getattr(network, "norm_out", None)
+        usable = type(network.token_embedding) is nn.Embedding
+        usable &= self._join is None or type(self._join) is nn.Linear
         for functions, (norm, attention, norm2, feed_forward) in zip(self._functions, self._layers, strict=True):
-            linears = (attention.to_qkv, attention.to_out, feed_forward.gate_up_proj, feed_forward.down_proj)
-            modules += [attention, norm2, feed_forward, *linears] + ([] if norm is None else [norm])
+            linears += [attention.to_qkv, attention.to_out, feed_forward.gate_up_proj, feed_forward.down_proj]
+            modules += [norm, attention, norm2, feed_forward]
             usable &= (attention.project, attention.attend) == functions
-            usable &= all(type(linear) is nn.Linear and linear.bias is None for linear in linears)
-        self._usable = usable and untouched(modules)
+        usable &= all(type(linear) is nn.Linear and linear.bias is None for linear in linears if linear is not None)
+        modules += [network.token_embedding, self._join, self._norm_out, *linears]
+        self._checked = (head,)
+        self._usable = usable and untouched(module for module in modules if module is not None)
+        if self._usable:
+            self._of_layers = [
+                LayerWeights(
+                    None if norm is None else _own(norm),
+                    _own(attention.to_qkv),
+                    _own(attention.to_out),
+                    _own(norm2),
+                    _own(feed_forward.gate_up_proj),
+                    _own(feed_forward.down_proj),
+                )
+                for norm, attention, norm2, feed_forward in self._layers
+            ]
         return self._usable
 
     def serves(self, kv_cache: StaticKVCache) -> bool:
-        """Whether passes over this cache run here, of a mask as a cache makes it."""
-        states = torch.empty(0, dtype=kv_cache.dtype, device=kv_cache.device)
-        mask = torch.empty(1, 1, 1, 1, dtype=torch.bool)
+        """Whether passes over this cache run here."""
         with torch.no_grad():
-            return serves_pass(states, mask, kv_cache.keys[0], self.geometry) and self.check()
-
-    def weights(self) -> list[LayerWeights]:
-        """Of every layer, as they are now."""
-        return [
-            LayerWeights(
-                None if norm is None else _own(norm),
-                _own(attention.to_qkv),
-                _own(attention.to_out),
-                _own(norm2),
-                _own(feed_forward.gate_up_proj),
-                _own(feed_forward.down_proj),
-            )
-            for norm, attention, norm2, feed_forward in self._layers
-        ]
+            return serves_pass(kv_cache.dtype, kv_cache.keys[0], self.geometry) and self.check()
 
     def run(
         self,
-        hidden_states: Tensor,
-        positions: Tensor,
-        rotary: Tensor,
-        mask: Tensor | None,
+        new: NewTokens,
         kv_cache: StaticKVCache,
-        places: Tensor,
-        norm_out: nn.Module | None = None,
         head: nn.Module | None = None,
+        is_prompt: bool = False,
+        guidance_scale: float | None = None,
         logits_to_keep: int = 0,
         kept_layers: Collection[int] = (),
-        is_prompt: bool = False,
-    ) -> tuple[Tensor, Tensor | None, list[Tensor]] | None:
+        side_by_side: bool = False,
+    ) -> tuple[Tensor, Tensor | None] | None:
         """As `decoder_pass`, or None where the modules must be called one by one.
 
         Args:
+            head: the output head, if logits are wanted.
             is_prompt: whether to look at the modules anew.
         """
-        if torch.compiler.is_compiling() or not serves_pass(hidden_states, mask, kv_cache.keys[0], self.geometry):
+        if not serves_pass(kv_cache.dtype, kv_cache.keys[0], self.geometry):
             return None
-        if is_prompt or self._usable is None:
-            self.check()
+        if is_prompt or self._checked is None or self._checked[0] is not head:
+            self.check(head)
         if not self._usable:
             return None
-        layers = self.weights()
-        if layers[0].qkv.dtype != hidden_states.dtype:
+        network, given = self._network, new.features if new.hidden_states is None else new.hidden_states
+        weights = Weights(
+            self._of_layers,
+            self.geometry,
+            network.rotary_rows.table(kv_cache.device),
+            _own(network.token_embedding),
+            None if self._join is None else _own(self._join),
+            None if self._join is None else self._join.bias,
+            None if self._norm_out is None else _own(self._norm_out),
+            None if head is None else _own(head),
+        )
+        alike = (given, weights.embedding, self._of_layers[0].qkv, weights.head)
+        if any(tensor is not None and tensor.dtype != kv_cache.dtype for tensor in alike):
             return None
-        assert mask is not None
         return decoder_pass(
-            hidden_states,
-            positions,
-            rotary,
-            mask,
-            places,
-            layers,
+            weights,
+            new,
             kv_cache.keys,
             kv_cache.values,
-            self.geometry,
-            None if norm_out is None else _own(norm_out),
-            None if head is None else _own(head),
-            logits_to_keep,
-            kept_layers,
+            guidance_scale=guidance_scale,
+            logits_to_keep=logits_to_keep,
+            kept_layers=kept_layers,
+            side_by_side=side_by_side,
         )
+
+
+def visible(attention_mask: Tensor | None, num_sequences: int) -> Tensor | None:
+    """A mask [B or 1, 1, n, S] as `NewTokens` has it; None where it is of another kind, and in compiled code."""
+    if (
+        torch.compiler.is_compiling()
+        or attention_mask is None
+        or attention_mask.dtype != torch.bool
+        or attention_mask.ndim != 4
+    ):
+        return None
+    if attention_mask.shape[0] not in (1, num_sequences) or attention_mask.shape[1] != 1:
+        return None
+    return attention_mask[:, 0]
 
 
 def _own(module: nn.Module) -> Tensor:

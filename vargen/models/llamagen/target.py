@@ -18,6 +18,7 @@ from torch import Tensor
 from specdecode.kv_cache import StaticKVCache
 from specdecode.roles import TargetOutput
 from specdecode.sampling import guide
+from vargen.kernels.native import NewTokens
 from vargen.models.llamagen.transformer import CONDITION_POSITION, LlamaGenTransformer, condition_attention_mask
 
 if TYPE_CHECKING:
@@ -206,7 +207,8 @@ class LlamaGenTarget:
             raise ValueError(f"tokens must be at most max_draft_nodes ({self._max_draft_nodes}) per row, got {num_new}")
         length = self._most_committed + num_new
         if self.compiler is None:
-            logits, hidden_states = self._pass(tokens, mask, depths, cache.first_slots(length))
+            fast = self._fast_pass(tokens, mask, depths)
+            logits, hidden_states = fast or self._pass(tokens, mask, depths, cache.first_slots(length))
         else:
             cache.pin()
             reach = self.compiler.reach(length, cache.max_length, cache.device)
@@ -214,6 +216,30 @@ class LlamaGenTarget:
                 "target", self, LlamaGenTarget._pass, tokens, mask, depths, reach=reach
             )
         return self._split(logits, hidden_states)
+
+    def _fast_pass(self, tokens: Tensor, mask: Tensor, depths: Tensor) -> tuple[Tensor, Tensor] | None:
+        """`_pass` in one call of the project's own kernels, or None where they do not serve."""
+        cache = self.kv_cache
+        fast = self.transformer.fast_pass.run(
+            NewTokens(
+                depths,
+                mask,
+                tokens=tokens,
+                halves=2 if self.is_guided else 1,
+                lengths=cache.lengths,
+                starts=cache.starts,
+                origins=self._picture_starts,
+            ),
+            cache,
+            self.transformer.lm_head,
+            guidance_scale=self.guidance_scale if self.is_guided else None,
+            kept_layers=self.feature_layers,
+        )
+        if fast is None:
+            return None
+        features, logits = fast
+        assert logits is not None
+        return logits, features
 
     def _pass(self, tokens: Tensor, mask: Tensor, depths: Tensor, reach: Tensor) -> tuple[Tensor, Tensor]:
         """`forward` over tensors alone, for compilers.

@@ -28,8 +28,8 @@ from diffusers.models.modeling_utils import ModelMixin
 from diffusers.utils import BaseOutput
 from torch import Tensor, nn
 
-from vargen.kernels.native import Geometry
-from vargen.models.llamagen.fast_pass import FastPass
+from vargen.kernels.native import Geometry, NewTokens
+from vargen.models.llamagen.fast_pass import FastPass, visible
 
 if TYPE_CHECKING:
     from specdecode.kv_cache import StaticKVCache
@@ -463,6 +463,7 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin):  # type: ignore[misc]
 
         self.rotary_rows = RotaryTable(grid_size, self.head_dim, rope_base, condition_rotary)
         self.fast_pass = FastPass(
+            self,
             [(block.norm1, block.attn, block.norm2, block.ff) for block in self.transformer_blocks],
             Geometry(num_attention_heads, num_key_value_heads, self.head_dim, intermediate_size, norm_eps),
         )
@@ -597,25 +598,24 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin):  # type: ignore[misc]
                 raise ValueError("attention_mask must be given with kv_cache, for instance kv_cache.attention_mask().")
             slots = kv_cache.new_slots(hidden_states.shape[1]) if slots is None else slots
             slots = kv_cache.flatten_slots(slots)
-            fast = self.fast_pass.run(
-                hidden_states,
-                positions,
-                self.rotary_rows.table(positions.device),
-                attention_mask,
-                kv_cache,
-                slots,
-                self.norm_out,
-                self.lm_head,
-                logits_to_keep,
-                [number for number in feature_layers if number < len(self.transformer_blocks)],
-                is_prompt=input_ids is None,
-            )
+            seen = visible(attention_mask, len(hidden_states))
+            fast = None
+            if seen is not None:
+                fast = self.fast_pass.run(
+                    NewTokens(positions, seen, hidden_states, places=slots),
+                    kv_cache,
+                    self.lm_head,
+                    is_prompt=input_ids is None,
+                    logits_to_keep=logits_to_keep,
+                    kept_layers=feature_layers,
+                )
             if fast is not None:
-                states, logits, kept = fast
+                features, logits = fast
                 assert logits is not None
-                if len(self.transformer_blocks) in feature_layers:
-                    kept.append(states)
-                return LlamaGenTransformerOutput(logits, states, torch.cat(kept, dim=-1) if kept else states)
+                states = features[..., -self.config.dim :]
+                if feature_layers and feature_layers[-1] < len(self.transformer_blocks):
+                    features = features[..., : -self.config.dim]
+                return LlamaGenTransformerOutput(logits, states, features)
         rotary = self.rotary_rows(positions)
         kept = []
         for number, block in enumerate(self.transformer_blocks, start=1):

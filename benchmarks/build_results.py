@@ -14,7 +14,7 @@ import argparse
 import json
 import statistics
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,8 @@ PLOT = ROOT / "docs" / "images" / "tradeoff.png"
 SOURCES = {"generated": "generated", "renders": "real renders", "reconstructions": "tokenizer's reconstructions"}
 
 Record = dict[str, Any]
+Columns = Mapping[str, str | Callable[[Record], str]]
+"""By header: a format over a record's fields, or what makes a cell of it."""
 
 
 def load(name: str) -> Any:
@@ -47,6 +49,12 @@ def load_evaluations() -> dict[str, list[Record]]:
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
     return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
+
+
+def table_of(records: Iterable[Record], columns: Columns) -> str:
+    """A line for each record."""
+    cells = [[of.format_map(row) if isinstance(of, str) else of(row) for of in columns.values()] for row in records]
+    return table([*columns], cells)
 
 
 def source_line(record: Record) -> str:
@@ -94,24 +102,20 @@ def judge_section(record: Record) -> str:
 
 
 def decoding_section(records: Sequence[Record]) -> str:
-    rows = [
-        [
-            record["model"],
-            f"{record['device']} {record['dtype']}",
-            f"{record['batch_size']}",
-            f"{record['milliseconds_per_step']:.2f}",
-            f"{record['achieved_gb_per_second']:.1f}",
-            f"{record['streaming_milliseconds']:.2f}",
-            f"{record['ratio_to_streaming']:.1f}",
-        ]
-        for record in records
-    ]
-    header = ["model", "device", "batch", "ms per step", "GB/s of weights", "ms to stream them once", "ratio"]
+    columns: Columns = {
+        "model": "{model}",
+        "device": "{device} {dtype}",
+        "batch": "{batch_size}",
+        "ms per step": "{milliseconds_per_step:.2f}",
+        "GB/s of weights": "{achieved_gb_per_second:.1f}",
+        "ms to stream them once": "{streaming_milliseconds:.2f}",
+        "ratio": "{ratio_to_streaming:.1f}",
+    }
     return "\n\n".join(
         [
             "## Plain decoding",
             "One step makes one token per picture, with guidance (two rows per picture).",
-            table(header, rows),
+            table_of(records, columns),
             source_line(records[-1]),
         ]
     )
@@ -191,35 +195,27 @@ def picks_table(speed: Sequence[Record], evaluations: dict[str, list[Record]]) -
 
 def bench_table(rows: Sequence[Record]) -> str:
     """Methods side by side, as `vargen bench` measured them."""
-    header = [
-        "method",
-        "exact",
-        "target passes a call",
-        "fewer passes",
-        "tokens a pass",
-        "accepted",
-        "skipped steps",
-    ]
-    header += ["s a picture, p50 (p90)", "speed-up", "judge, % of claims"]
-    cells = [
-        [
-            row["method"],
-            "yes" if row["exact"] else "no",
-            f"{row['target_passes'] * row['batch_size'] / row['images']:.0f}",
-            f"{row['pass_reduction']:.2f}x",
-            f"{row['tokens_per_pass']:.2f}",
-            f"{row['mean_accepted_length']:.2f}",
-            f"{row['skipped_steps'] / row['images']:.1f}",
-            f"{row['seconds_per_image']['p50']:.2f} ({row['seconds_per_image']['p90']:.2f})",
-            f"{row['speedup']:.2f}x",
-            "-"
-            if row["judge_accuracy"] is None
-            else f"{100 * row['judge_accuracy']:.1f} ({100 * row['judge_accuracy_interval'][0]:.0f}-"
-            f"{100 * row['judge_accuracy_interval'][1]:.0f})",
-        ]
-        for row in rows
-    ]
-    return table(header, cells)
+    columns: Columns = {
+        "method": "{method}",
+        "exact": lambda row: "yes" if row["exact"] else "no",
+        "target passes a call": lambda row: f"{row['target_passes'] * row['batch_size'] / row['images']:.0f}",
+        "fewer passes": "{pass_reduction:.2f}x",
+        "tokens a pass": "{tokens_per_pass:.2f}",
+        "accepted": "{mean_accepted_length:.2f}",
+        "skipped steps": lambda row: f"{row['skipped_steps'] / row['images']:.1f}",
+        "s a picture, p50 (p90)": "{seconds_per_image[p50]:.2f} ({seconds_per_image[p90]:.2f})",
+        "speed-up": "{speedup:.2f}x",
+        "judge, % of claims": _judged,
+    }
+    return table_of(rows, columns)
+
+
+def _judged(row: Record) -> str:
+    """What the judge said of a bench's pictures, where it was asked: percent of claims, and their interval."""
+    if row["judge_accuracy"] is None:
+        return "-"
+    low, high = row["judge_accuracy_interval"]
+    return f"{100 * row['judge_accuracy']:.1f} ({100 * low:.0f}-{100 * high:.0f})"
 
 
 def bench_caption(rows: Sequence[Record]) -> str:
@@ -261,23 +257,20 @@ def speculation_section(records: dict[str, list[Record]], overhead: Record | Non
             source_line(overhead),
         ]
     if equality:
-        cells = [
-            [
-                row["method"],
-                str(row["batch_size"]),
-                str(row["prompts"]),
-                str(row["equal"]),
-                str(row["near_ties"]),
-                str(row["faults"]),
-            ]
-            for row in equality["rows"]
-        ]
+        columns: Columns = {
+            "method": "{method}",
+            "batch": "{batch_size}",
+            "pictures": "{prompts}",
+            "equal": "{equal}",
+            "near ties": "{near_ties}",
+            "other": "{faults}",
+        }
         parts += [
             "### Greedy decoding, token for token",
             "Pictures whose 256 tokens all equal plain decoding's, fp32; *near ties* differ first where the two best "
             f"logits lie within {equality['near_tie']:g} of each other, where another batch shape may round either "
             "way.",
-            table(["method", "batch", "pictures", "equal", "near ties", "other"], cells),
+            table_of(equality["rows"], columns),
             source_line(equality),
         ]
     return "\n\n".join(parts)
@@ -296,20 +289,16 @@ def studies_section(record: Record) -> str:
             cells = [[figure, *(f"{key}: {_plain(value)}" for key, value in of.items())] for figure, of in rows.items()]
             parts.append("\n".join(f"- {first.replace('_', ' ')}: {'; '.join(rest)}" for first, *rest in cells))
             continue
-        cells = [
-            [
-                row["label"],
-                f"{row['tokens_per_pass']:.2f}",
-                row["paper"] or "",
-                f"{row['accepted_length']:.2f}",
-                f"{100 * row['unverified']:.0f} %",
-                f"{100 * row['relaxed']:.0f} %",
-                f"{100 * row['claims_right']:.1f}",
-            ]
-            for row in rows
-        ]
-        header = ["setting", "tokens a pass", "paper", "accepted", "never verified", "relaxed", "judge, % of claims"]
-        parts.append(table(header, cells))
+        columns: Columns = {
+            "setting": "{label}",
+            "tokens a pass": "{tokens_per_pass:.2f}",
+            "paper": lambda row: row["paper"] or "",
+            "accepted": "{accepted_length:.2f}",
+            "never verified": lambda row: f"{100 * row['unverified']:.0f} %",
+            "relaxed": lambda row: f"{100 * row['relaxed']:.0f} %",
+            "judge, % of claims": lambda row: f"{100 * row['claims_right']:.1f}",
+        }
+        parts.append(table_of(rows, columns))
     return "\n\n".join([*parts, source_line(record)])
 
 
@@ -346,31 +335,17 @@ def _plain(value: Any) -> str:
 
 def compiled_section(record: Record) -> str:
     """Compiled passes beside eager ones."""
-    header = [
-        "model",
-        "precision",
-        "batch",
-        "eager in",
-        "method",
-        "eager, ms a pass",
-        "compiled",
-        "gain",
-        "pictures that differ",
-    ]
-    cells = [
-        [
-            row["model"],
-            row["dtype"],
-            str(row["batch_size"]),
-            "own kernels" if row["kernels"] == "own" else "torch",
-            row["method"],
-            f"{row['eager_milliseconds_per_pass']:.2f}",
-            f"{row['compiled_milliseconds_per_pass']:.2f}",
-            f"{row['gain']:.2f}x",
-            f"{row['different_pictures']} of {row['pictures']}",
-        ]
-        for row in record["rows"]
-    ]
+    columns: Columns = {
+        "model": "{model}",
+        "precision": "{dtype}",
+        "batch": "{batch_size}",
+        "eager in": lambda row: "own kernels" if row["kernels"] == "own" else "torch",
+        "method": "{method}",
+        "eager, ms a pass": "{eager_milliseconds_per_pass:.2f}",
+        "compiled": "{compiled_milliseconds_per_pass:.2f}",
+        "gain": "{gain:.2f}x",
+        "pictures that differ": "{different_pictures} of {pictures}",
+    }
     window = record["rows"][0]["window"]
     return "\n\n".join(
         [
@@ -378,7 +353,7 @@ def compiled_section(record: Record) -> str:
             "Compiled passes beside eager ones, in turns, the same seeds, compiling left out; `jacobi` feeds a window "
             f"of {window} guesses. With random weights milliseconds are those of a model of that size, its pictures "
             "are noise. A picture differs where two tokens were about as likely and rounding chose.",
-            table(header, cells),
+            table_of(record["rows"], columns),
             source_line(record),
         ]
     )

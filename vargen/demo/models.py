@@ -7,6 +7,7 @@ Belongs here: which models and which of their methods there are, and keeping the
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -134,10 +135,8 @@ class Models:
         """Load in a thread what will be asked for first; what is wrong with it is said when it is asked for."""
 
         def load() -> None:
-            try:
+            with suppress(UserError):
                 self.pipeline(self.default)
-            except Exception:
-                return
 
         threading.Thread(target=load, daemon=True).start()
 

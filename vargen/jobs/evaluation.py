@@ -340,12 +340,12 @@ def _make_share(
     own = run.share.of(range(len(job.tokens.batches)))
     if not pixels_from_tokens:
         job.forget_without_pictures(own)
-        job.work(run.share, make_pictures, shown.update)
+        job.tokens.work(run.share, make_pictures, shown.update)
         return
     if run.config.continuous_batches and hasattr(pipeline, "stream"):
-        job.collect(run.share, make_all, bind, shown.update)
+        job.tokens.collect(run.share, make_all, bind, shown.update)
     else:
-        job.work(run.share, make, shown.update)
+        job.tokens.work(run.share, make, shown.update)
     for batch in own:
         job.save_pictures(batch, decode)
 

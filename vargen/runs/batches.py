@@ -54,10 +54,14 @@ class BatchStore:
         folder: where they lie.
         count: items altogether.
         batch_size: items in a batch, but for the last.
+        before_writing: called before anything is written, every time.
     """
 
-    def __init__(self, folder: Path, count: int, batch_size: int) -> None:
+    def __init__(
+        self, folder: Path, count: int, batch_size: int, before_writing: Callable[[], None] = lambda: None
+    ) -> None:
         self.folder = folder
+        self._before_writing = before_writing
         self.batches = [range(first, min(first + batch_size, count)) for first in range(0, count, batch_size)]
 
     def path(self, batch: int) -> Path:
@@ -69,6 +73,7 @@ class BatchStore:
 
     def write(self, batch: int, arrays: Mapping[str, np.ndarray], record: Mapping[str, Any] | None = None) -> None:
         """Keep a batch; `record` holds plain values."""
+        self._before_writing()
         self.folder.mkdir(parents=True, exist_ok=True)
         content = io.BytesIO()
         note = np.frombuffer(json.dumps(record or {}).encode(), dtype=np.uint8)
@@ -151,41 +156,14 @@ class PictureBatches:
         self.path = path
         self.settings = {"count": count, "batch_size": batch_size, **settings}
         self.count = count
-        self.tokens = BatchStore(path / "batches", count, batch_size)
+        self.tokens = BatchStore(path / "batches", count, batch_size, self._begin)
 
     def check_identity(self) -> None:
         """Refuse a folder that holds other pictures. Raises UserError naming what differs."""
         check_identity_file(self.path / "config.json", self.settings, holds="pictures")
 
-    def work(
-        self, share: Share, make: Callable[[range], tuple[Arrays, dict[str, Any]]], advance: Callable[[], object]
-    ) -> None:
-        """`BatchStore.work` for the tokens. The first batch of all says in config.json what the folder is for."""
-
-        def make_first(indices: range) -> tuple[Arrays, dict[str, Any]]:
-            made = make(indices)
-            self._begin()
-            return made
-
-        self.tokens.work(share, make_first, advance)
-
-    def collect(
-        self,
-        share: Share,
-        make: Callable[[Sequence[int]], Iterator[tuple[int, Item]]],
-        bind: Callable[[Sequence[Item]], tuple[Arrays, dict[str, Any]]],
-        advance: Callable[[], object],
-    ) -> None:
-        """`BatchStore.collect` for the tokens; otherwise as `work`."""
-
-        def bind_first(items: Sequence[Item]) -> tuple[Arrays, dict[str, Any]]:
-            bound = bind(items)
-            self._begin()
-            return bound
-
-        self.tokens.collect(share, make, bind_first, advance)
-
     def _begin(self) -> None:
+        """Say in config.json what the folder is for, unless it is said already."""
         if not (self.path / "config.json").exists():  # not before: a start that fails must leave nothing
             self.path.mkdir(parents=True, exist_ok=True)
             write_json_atomic(self.path / "config.json", self.settings)

@@ -58,7 +58,9 @@ def build_model(architecture: str, seed: int = 0, num_layers: int = 3) -> Any:
         "vision_start_token_id": VISION_START,
         "vision_end_token_id": VISION_END,
     }
+    tower = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "image_size": 32, "patch_size": 8}
     patches = {"depth": 2, "num_heads": 2, "patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2}
+    encoder = {**patches, "hidden_size": 32, "intermediate_size": 64, "out_hidden_size": 64}
     if architecture == "qwen2_vl":
         config: Any = Qwen2VLConfig(
             text_config={**text, "rope_parameters": rope, "use_sliding_window": False},
@@ -70,10 +72,7 @@ def build_model(architecture: str, seed: int = 0, num_layers: int = 3) -> Any:
         config = Qwen3VLConfig(
             text_config={**text, "head_dim": 16, "rope_parameters": {**rope, "mrope_interleaved": True}},
             vision_config={
-                **patches,
-                "hidden_size": 32,
-                "intermediate_size": 64,
-                "out_hidden_size": 64,
+                **encoder,
                 "num_position_embeddings": 64,
                 "deepstack_visual_indexes": [0, 1],
             },
@@ -84,13 +83,9 @@ def build_model(architecture: str, seed: int = 0, num_layers: int = 3) -> Any:
         config = LlavaNextVideoConfig(
             text_config={**text, "model_type": "llama"},
             vision_config={
+                **tower,
                 "model_type": "clip_vision_model",
-                "hidden_size": 32,
-                "intermediate_size": 64,
                 "num_hidden_layers": 3,
-                "num_attention_heads": 2,
-                "image_size": 32,
-                "patch_size": 8,
                 "projection_dim": 32,
             },
             image_token_index=IMAGE,
@@ -101,10 +96,7 @@ def build_model(architecture: str, seed: int = 0, num_layers: int = 3) -> Any:
         config = Qwen2_5_VLConfig(
             text_config={**text, "rope_parameters": rope, "use_sliding_window": False},
             vision_config={
-                **patches,
-                "hidden_size": 32,
-                "intermediate_size": 64,
-                "out_hidden_size": 64,
+                **encoder,
                 "window_size": 16,
                 "fullatt_block_indexes": [1],
                 "tokens_per_second": 2,
@@ -115,13 +107,9 @@ def build_model(architecture: str, seed: int = 0, num_layers: int = 3) -> Any:
     config = LlavaOnevisionConfig(
         text_config={**text, "model_type": "qwen2"},
         vision_config={
+            **tower,
             "model_type": "siglip_vision_model",
-            "hidden_size": 32,
-            "intermediate_size": 64,
             "num_hidden_layers": 2,
-            "num_attention_heads": 2,
-            "image_size": 32,
-            "patch_size": 8,
             "vision_use_head": False,
         },
         image_token_id=IMAGE,

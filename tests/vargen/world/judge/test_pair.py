@@ -11,16 +11,7 @@ from vargen.video.frames import CAPTION_PROMPTS, VideoFrames, processor_inputs
 from vargen.video.pruning import token_budget
 from vargen.video.request import prepare_request
 from vargen.video.target import VideoTarget
-from vargen.world.judge.pair import (
-    PRUNINGS,
-    EarlyTarget,
-    agreements,
-    answer_tokens,
-    drafter_of,
-    pruning_scores,
-    run_lengths,
-    shows_object,
-)
+from vargen.world.judge import pair
 from vargen.world.models.architectures import (
     TextModelConfig,
     VideoLLMConfig,
@@ -63,28 +54,28 @@ def test_without_its_video_after_a_layer_a_target_says_what_training_without_it_
     view = View(question.inputs_embeds, question.position_ids, slice(int(places[0]), int(places[-1]) + 1))
     firsts = []
     for layer in (1, 4):
-        target = EarlyTarget(model, question, layer, max_new_tokens=8)
+        target = pair.EarlyTarget(model, question, layer, max_new_tokens=8)
         with without_visual_after(model.model.language_model, layer, view):
             expected = model.lm_head(hidden_states(model.model.language_model, view)[:, -1:])
         logits = target.prefill().logits
         torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
         firsts.append(logits)
-        tokens = answer_tokens(EarlyTarget(model, question, layer, max_new_tokens=8), 8, [])
+        tokens = pair.answer_tokens(pair.EarlyTarget(model, question, layer, max_new_tokens=8), 8, [])
         assert len(tokens) == 8 and tokens[0] == int(logits.argmax())
     assert not torch.allclose(*firsts, atol=1e-3)
     with pytest.raises(ValueError, match="layer"):
-        EarlyTarget(model, question, 6)
+        pair.EarlyTarget(model, question, 6)
 
 
 def test_a_model_agrees_with_its_own_answer_and_not_with_another(model, question) -> None:
     room = {"max_new_tokens": 20, "max_draft_nodes": 20}
-    tokens = answer_tokens(VideoTarget(model, question, **room), 12, [])
-    assert agreements(VideoTarget(model, question, **room), tokens) == [True] * 12
+    tokens = pair.answer_tokens(VideoTarget(model, question, **room), 12, [])
+    assert pair.agreements(VideoTarget(model, question, **room), tokens) == [True] * 12
     changed = [*tokens[:5], (tokens[5] + 1) % CONFIG.text.hidden_size, *tokens[6:]]
-    matches = agreements(VideoTarget(model, question, **room), changed)
+    matches = pair.agreements(VideoTarget(model, question, **room), changed)
     assert matches[:6] == [True] * 5 + [False]
-    whole = drafter_of(model, question, torch.arange(question.num_visual), 20)
-    assert agreements(whole, tokens) == [True] * 12
+    whole = pair.drafter_of(model, question, torch.arange(question.num_visual), 20)
+    assert pair.agreements(whole, tokens) == [True] * 12
 
 
 def test_runs_are_what_lies_between_rejections() -> None:
@@ -99,19 +90,19 @@ def test_runs_are_what_lies_between_rejections() -> None:
                 run = 0
         if matches[-1]:
             expected.append(run)
-        assert run_lengths(matches) == expected
-    assert run_lengths([True] * 4) == [4]
+        assert pair.run_lengths(matches) == expected
+    assert pair.run_lengths([True] * 4) == [4]
 
 
 def test_pruning_finds_planted_objects(model, question) -> None:
     """Hidden states in which what shows an object turns to the text: UV-Prune then keeps objects and nothing else."""
-    shown = shows_object(STORY, CONFIG.grid_size)
+    shown = pair.shows_object(STORY, CONFIG.grid_size)
     budget = token_budget(len(shown), 0.1)
     assert len(shown) == question.num_visual and budget < int(shown.sum()) < len(shown) / 2
     target = VideoTarget(model, question, capture_layers=(0, 2), capture_attention=True, max_new_tokens=4)
     target.prefill()
-    ways = pruning_scores(target, 2, seed=0)
-    assert tuple(ways) == PRUNINGS
+    ways = pair.pruning_scores(target, 2, seed=0)
+    assert tuple(ways) == pair.PRUNINGS
     for choose in ways.values():
         kept = choose(budget)
         assert len(kept) == budget and bool((kept.diff() > 0).all())
@@ -120,4 +111,4 @@ def test_pruning_finds_planted_objects(model, question) -> None:
     visual = question.is_visual.nonzero()[:, 0]
     after[visual[shown]] = text
     after[visual[~shown]] = -text
-    assert bool(shown[pruning_scores(target, 2, seed=0)["visual_gain"](budget)].all())
+    assert bool(shown[pair.pruning_scores(target, 2, seed=0)["visual_gain"](budget)].all())

@@ -15,15 +15,7 @@ from vargen.world.models.architectures import (
     build_model,
     build_processor,
 )
-from vargen.world.training.video_views import (
-    CHOICES,
-    View,
-    alignment_loss,
-    choose_visual,
-    greedy,
-    hidden_states,
-    without_visual_after,
-)
+from vargen.world.training import video_views
 
 CONFIG = VideoLLMConfig(
     image_size=64, num_frames=8, text=TextModelConfig(32, 64, 4, 4, 2), vision=VisionModelConfig(32, 64, 1, 2)
@@ -45,9 +37,9 @@ def request_of(model):
     return prepare_request(model, processor_inputs(build_processor(CONFIG), frames, CAPTION_PROMPTS[0]))
 
 
-def view_of(request) -> View:
+def view_of(request) -> video_views.View:
     places = request.is_visual.nonzero()[:, 0]
-    return View(request.inputs_embeds, request.position_ids, slice(int(places[0]), int(places[-1]) + 1))
+    return video_views.View(request.inputs_embeds, request.position_ids, slice(int(places[0]), int(places[-1]) + 1))
 
 
 def test_a_part_is_what_a_drafter_is_shown(model, request_of) -> None:
@@ -62,8 +54,8 @@ def test_visual_tokens_taken_away_are_seen_before_and_not_after(model, request_o
     """An oracle by masks: all rows stay, and text may no longer look at visual ones from that layer on."""
     view, language_model = view_of(request_of), model.model.language_model
     layer = 2
-    with without_visual_after(language_model, layer, view):
-        actual = hidden_states(language_model, view)
+    with video_views.without_visual_after(language_model, layer, view):
+        actual = video_views.hidden_states(language_model, view)
     length = view.embeds.shape[1]
     states, rope = view.embeds, language_model.rotary_emb(view.embeds, view.positions)
     for number, each in enumerate(language_model.layers):
@@ -74,22 +66,24 @@ def test_visual_tokens_taken_away_are_seen_before_and_not_after(model, request_o
         states = states if isinstance(states, torch.Tensor) else states[0]
     expected = language_model.norm(states)[:, view.text_columns]
     torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-4)
-    whole = hidden_states(language_model, view)[:, view.text_columns]
+    whole = video_views.hidden_states(language_model, view)[:, view.text_columns]
     assert not torch.allclose(actual, whole, atol=1e-2)
-    torch.testing.assert_close(hidden_states(language_model, view)[:, view.text_columns], whole)  # nothing is left
+    torch.testing.assert_close(
+        video_views.hidden_states(language_model, view)[:, view.text_columns], whole
+    )  # nothing is left
 
 
 def test_greedy_goes_on_as_a_pass_over_everything_says(model, request_of) -> None:
     view = view_of(request_of).with_kept(keep_uniform(request_of.num_visual, 5)[None])
-    (answer,) = greedy(model, view, 12, [10**6])
+    (answer,) = video_views.greedy(model, view, 12, [10**6])
     assert len(answer) == 12
     embeds, positions = view.embeds, view.positions
     for token in answer:
-        states = hidden_states(model.model.language_model, View(embeds, positions, view.visual))
+        states = video_views.hidden_states(model.model.language_model, video_views.View(embeds, positions, view.visual))
         assert int(model.lm_head(states[0, -1]).argmax()) == token
         embeds = torch.cat((embeds, model.get_input_embeddings()(torch.tensor([[token]]))), dim=1)
         positions = torch.cat((positions, positions[..., -1:] + 1), dim=-1)
-    (stopped,) = greedy(model, view, 12, [answer[4]])
+    (stopped,) = video_views.greedy(model, view, 12, [answer[4]])
     assert stopped == answer[: answer.index(answer[4])]
 
 
@@ -102,10 +96,10 @@ def test_stretching_moves_time_and_nothing_else(request_of) -> None:
     assert torch.equal(far.positions[..., view.text_columns], view.positions[..., view.text_columns])
 
 
-@pytest.mark.parametrize("how", CHOICES)
+@pytest.mark.parametrize("how", video_views.CHOICES)
 def test_choices_have_their_budget_in_order_and_objects_are_preferred_where_asked(how: str) -> None:
     shows_object = torch.rand(4, 1000, generator=torch.Generator().manual_seed(1)) < 0.11
-    kept = choose_visual(how, 0.1, shows_object, torch.Generator().manual_seed(0))
+    kept = video_views.choose_visual(how, 0.1, shows_object, torch.Generator().manual_seed(0))
     assert kept.shape == (4, 100) and bool((kept.diff() > 0).all())
     share = float(shows_object.gather(1, kept).float().mean())
     assert 0.45 < share < 0.75 if how == "objects" else share < 0.2
@@ -115,7 +109,7 @@ def test_alignment_makes_uv_prune_prefer_objects() -> None:
     """States that follow the loss: what UV-Prune then keeps shows objects, of which it kept none at first."""
     torch.manual_seed(0)
     embeds, shown = torch.randn(2, 60, 16), torch.rand(2, 40) < 0.2
-    view = View(embeds, torch.zeros(3, 2, 60, dtype=torch.int64), slice(5, 45))
+    view = video_views.View(embeds, torch.zeros(3, 2, 60, dtype=torch.int64), slice(5, 45))
     asks = torch.arange(15).expand(2, 15) < torch.tensor([[6], [9]])
     states = embeds.clone()
     states[:, 5:45][shown] = -embeds[:, 45:51].mean(1, keepdim=True).expand(2, 40, 16)[shown]
@@ -131,10 +125,10 @@ def test_alignment_makes_uv_prune_prefer_objects() -> None:
 
     assert object_share() < 0.2
     optimizer = torch.optim.Adam([states], lr=0.05)
-    first = float(alignment_loss(view, states.detach(), asks, shown))
+    first = float(video_views.alignment_loss(view, states.detach(), asks, shown))
     for _ in range(60):
         optimizer.zero_grad()
-        loss = alignment_loss(view, states, asks, shown)
+        loss = video_views.alignment_loss(view, states, asks, shown)
         loss.backward()
         optimizer.step()
     assert object_share() == 1 and float(loss.detach()) < 0.5 * first

@@ -32,7 +32,7 @@ from vargen.models.finite import check_component_weights, check_pixels
 from vargen.models.llamagen.components import KeptBetweenBatches, LlamaGenComponents, check_draft_transformer
 from vargen.models.llamagen.draft_head import check_drafter
 from vargen.models.llamagen.drafter import LlamaGenDrafter
-from vargen.models.llamagen.text_encoder import clean_captions, encode_text
+from vargen.models.llamagen.text_encoder import clean_captions, encode_each
 from vargen.models.llamagen.transformer import LlamaGenTransformer
 from vargen.models.llamagen.vq import decode_codes, downsampling_factor
 from vargen.models.llamagen.weighted import WeightNetworks
@@ -307,7 +307,7 @@ class LlamaGenPipeline(CompilablePipeline, DiffusionPipeline):
         device: torch.device | None = None,
         trim: bool = True,
     ) -> tuple[Tensor, Tensor]:
-        """Text features, trimmed to the longest prompt of the batch.
+        """Text features, trimmed to the longest prompt of the batch; each is encoded alone, so no neighbour rounds it.
 
         Trimming changes nothing: condition tokens have no position, and padding is seen by nobody but published
         drafters.
@@ -331,7 +331,7 @@ class LlamaGenPipeline(CompilablePipeline, DiffusionPipeline):
                 warnings.warn(problem, PromptWarning, stacklevel=3)
             prompts = [prompt] if isinstance(prompt, str) else list(prompt or ())
             length = self._sequence_length(max_sequence_length)
-            prompt_embeds, mask = encode_text(self.tokenizer, self.text_encoder, prompts, length, trim=trim)
+            prompt_embeds, mask = encode_each(self.tokenizer, self.text_encoder, prompts, length, trim=trim)
         elif prompt_attention_mask is None:
             mask = torch.ones(prompt_embeds.shape[:2], dtype=torch.bool, device=device)
         else:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from vargen.errors import UserError
+from vargen.models.llamagen.target import LlamaGenTarget
 from vargen.pipelines.llamagen import LlamaGenPipeline
 from vargen.training.transformer_pass import training_forward
 
@@ -28,6 +30,40 @@ def test_a_seed_gives_the_same_picture_in_any_batch(tiny_pipeline: LlamaGenPipel
     for row, (prompt, seed) in enumerate(zip(PROMPTS, (1, 2, 3), strict=True)):
         assert torch.equal(codes(tiny_pipeline, prompt, [seed], **settings)[0], together[row])
     assert not torch.equal(codes(tiny_pipeline, PROMPTS[0], [9], **settings)[0], together[0])
+
+
+@pytest.mark.usefixtures("own_kernels")
+@pytest.mark.parametrize("batch", [[0, 1, 2], [2, 0, 1, 2]])
+def test_no_neighbour_rounds_a_picture_where_our_own_kernels_compute(
+    tiny_pipeline: LlamaGenPipeline, monkeypatch: pytest.MonkeyPatch, batch: list[int]
+) -> None:
+    """The very logits of every step, so that no near tie is needed to see a difference."""
+    said: list[torch.Tensor] = []
+    for name in ("prefill", "forward"):
+        kept = getattr(LlamaGenTarget, name)
+
+        def told(target: LlamaGenTarget, *arguments: Any, kept: Any = kept) -> Any:
+            output = kept(target, *arguments)
+            said.append(output.logits[:, -1].clone())
+            return output
+
+        monkeypatch.setattr(LlamaGenTarget, name, told)
+    codes(tiny_pipeline, [PROMPTS[number] for number in batch], [1 + number for number in batch])
+    together = torch.stack(said, dim=1)  # [B, steps, V]
+    for row, number in enumerate(batch):
+        said.clear()
+        codes(tiny_pipeline, PROMPTS[number], [1 + number])
+        assert torch.equal(torch.stack(said, dim=1)[0], together[row])
+
+
+@pytest.mark.parametrize("trim", [True, False])
+def test_no_neighbour_rounds_the_features_of_a_prompt(tiny_pipeline: LlamaGenPipeline, trim: bool) -> None:
+    prompts = [*PROMPTS, PROMPTS[0]]
+    together, mask = tiny_pipeline.encode_prompt(prompts, trim=trim)
+    for row, prompt in enumerate(prompts):
+        alone, alone_mask = tiny_pipeline.encode_prompt(prompt, trim=trim)
+        assert torch.equal(together[row][mask[row]], alone[0][alone_mask[0]])
+        assert not together[row][~mask[row]].any() and (mask.shape[1] < 120) == trim
 
 
 def test_images_per_prompt_follow_each_other(tiny_pipeline: LlamaGenPipeline) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 import torch
+import torch.nn.functional as F
 from diffusers.models.autoencoders.vq_model import VQModel
 from torch import Tensor
 
@@ -87,7 +88,7 @@ class LlamaGenComponents(ModelComponents):
         transformer = self.transformer
         self._place = place
         self._condition, self._mask, self._guidance_scale = condition, mask, guidance_scale
-        embeds = transformer.embed_condition(**condition)
+        embeds = embed_each(transformer, condition, mask)
         rows = embeds.shape[0] * (2 if guidance_scale > 1 else 1)
         if place.joins:
             self._target = LlamaGenTarget(transformer, embeds, mask, guidance_scale=guidance_scale, prompt_only=True)
@@ -145,7 +146,7 @@ class LlamaGenComponents(ModelComponents):
         transformer = self._draft_transformer(folder)
         target = LlamaGenTarget(
             transformer,
-            transformer.embed_condition(**self._condition),
+            embed_each(transformer, self._condition, self._mask),
             self._mask,
             guidance_scale=self._guidance_scale,
             max_draft_nodes=MOST_WAITING + 2,
@@ -222,6 +223,20 @@ class LlamaGenComponents(ModelComponents):
             check(model, self.transformer)
             self.kept.models[folder] = model.eval()
         return self.kept.models[folder].to(self.device)
+
+
+def embed_each(transformer: LlamaGenTransformer, condition: Mapping[str, Tensor], mask: Tensor | None) -> Tensor:
+    """`LlamaGenTransformer.embed_condition`, [B, T, dim], every prompt without its padding and neighbours.
+
+    So its condition tokens are the same bits in every batch, as its features are (`text_encoder.encode_each`).
+    """
+    if mask is None:
+        return transformer.embed_condition(**condition)
+    embeds = [
+        F.pad(transformer.embed_condition(caption_embeds=features[None, -length:]), (0, 0, len(features) - length, 0))
+        for features, length in zip(condition["caption_embeds"], mask.sum(1).tolist(), strict=True)
+    ]
+    return torch.cat(embeds)
 
 
 def check_draft_transformer(smaller: LlamaGenTransformer, transformer: LlamaGenTransformer) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -90,3 +91,21 @@ def encode_text(
     ).to(text_encoder.device)
     states = text_encoder(input_ids=tokens.input_ids, attention_mask=tokens.attention_mask).last_hidden_state
     return right_align(states, tokens.attention_mask)
+
+
+def encode_each(
+    tokenizer: Any, text_encoder: Any, prompts: Sequence[str], max_length: int, *, trim: bool = True
+) -> tuple[Tensor, Tensor]:
+    """`encode_text` of every prompt alone, equal ones once: its features are the same bits whatever stands beside it.
+
+    In a batch they would not be. Sums over more rows, and over padding, are added in another order, and where two
+    tokens of a picture are nearly as likely that decides between them.
+    """
+    alone = {prompt: encode_text(tokenizer, text_encoder, [prompt], max_length) for prompt in dict.fromkeys(prompts)}
+    length = max(mask.shape[1] for _, mask in alone.values()) if trim else max_length
+    padded = {
+        prompt: (F.pad(embeds, (0, 0, length - mask.shape[1], 0)), F.pad(mask, (length - mask.shape[1], 0)))
+        for prompt, (embeds, mask) in alone.items()
+    }
+    embeds, masks = zip(*(padded[prompt] for prompt in prompts), strict=True)
+    return torch.cat(embeds), torch.cat(masks)

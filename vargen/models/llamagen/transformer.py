@@ -545,7 +545,7 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin):  # type: ignore[misc]
         else:
             length = self.config.condition_length if length is None else length
             self._check_condition_length(length)
-            null = self.caption_projection(self.null_caption_embeds[self.config.condition_length - length :])
+            null = self.caption_projection(self.null_caption_embeds)[-length:]  # whole: the same bits at every length
         return null[None].expand(batch_size, -1, -1)
 
     def _check_condition_length(self, length: int) -> None:

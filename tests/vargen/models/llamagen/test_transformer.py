@@ -261,7 +261,7 @@ def test_null_caption_is_the_end_of_the_buffer_through_the_projection() -> None:
     model = make_model()
     null = model.null_condition(3, 2)
     assert null.shape == (3, 2, 32)
-    assert torch.equal(null[1], model.caption_projection(model.null_caption_embeds[-2:]))
+    assert torch.equal(null[1], model.caption_projection(model.null_caption_embeds)[-2:])
     assert torch.equal(model.null_condition(1)[0], model.caption_projection(model.null_caption_embeds))
 
     captions = torch.randn(2, 3, 12)

@@ -640,6 +640,7 @@ VIDEO_STUDIES = (
     "video_drafters_written",
     "video_pair",
     "video_memory",
+    "long_videos",
     "loose_verification",
 )
 """Records beside those of `vargen bench` and of training."""
@@ -750,6 +751,32 @@ def video_memory_section(record: Record) -> list[str]:
     ]
 
 
+def long_videos_section(record: Record) -> list[str]:
+    """What passes, sparse drafts and relevance cost as videos grow, random weights."""
+    cells = [
+        [
+            row["model"],
+            f"{row['visual_tokens']:,}",
+            *(f"{1e3 * row[name]:.1f}" for name in ("plain_seconds", "judging_seconds", "sparse_draft_seconds")),
+            f"{row['speedup_at_most']:.2f}x",
+            "never" if row["break_even"] is None else f"{100 * row['break_even']:.0f} %",
+            f"{100 * row['loose_share']:.2f} %",
+        ]
+        for row in record["rows"]
+    ]
+    header = ["layers of", "visual tokens", "plain, ms", f"{record['window'] + 1} tokens, ms", "sparse draft, ms"]
+    header += ["STD at most", "STD pays from", "LVSpec's rule"]
+    return [
+        "### Long videos, random weights",
+        "Random weights, so nothing is said of what would be accepted. STD keeps "
+        f"{100 * record['kept']:.0f} % of the visual tokens and drafts {record['window']}: its speed-up if all of them "
+        "were accepted, and the share of drafted tokens that has to be for it to pay, reckoned from the seconds beside "
+        "them. LVSpec's rule: what it adds to a step in which the model drafts for itself so.",
+        table(header, cells),
+        source_line(record),
+    ]
+
+
 def video_section(
     records: dict[str, list[Record]], trained: Sequence[Record], studies: dict[str, Record | None]
 ) -> str:
@@ -795,6 +822,8 @@ def video_section(
         parts += pair_section(pair)
     if memory := studies["video_memory"]:
         parts += video_memory_section(memory)
+    if long := studies["long_videos"]:
+        parts += long_videos_section(long)
     if loose:
         cells = [
             [
@@ -806,11 +835,13 @@ def video_section(
             ]
             for row in sorted(loose["rows"], key=lambda row: (row["position_shift"], row["kind"], row["dial"]))
         ]
+        areas = f"{loose['relevance_area_under_curve']:.2f}"
+        if other := loose.get("relevance_area_under_curve_from_prediction"):
+            areas += f" at the drafted token, and {other:.2f} at the one that predicted it"
         parts += [
             "### Looseness and its controls",
             f"{loose['videos']} held-out videos, windows of 10, a tenth of the video for the drafter. Visual relevance "
-            f"tells words about what is seen from fillers with an area under the curve of "
-            f"{loose['relevance_area_under_curve']:.2f} (0.5 is chance).",
+            f"tells words about what is seen from fillers with an area under the curve of {areas} (0.5 is chance).",
             table(["rule", "accepted", "share accepted", "relaxed", "caption accuracy, %"], cells),
             source_line(loose),
         ]

@@ -20,35 +20,13 @@ from typing import Any
 
 VISUAL_TOKENS = (1_000, 5_000, 25_000)
 WAYS = ("generate", "ar", "sd")
-LAYERS, HEADS, SHARED, HEAD_DIM, VOCAB, NEW_TOKENS = 2, 7, 1, 32, 1000, 16
-
-
-def build_model() -> Any:
-    """Random weights."""
-    import torch
-    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
-
-    torch.manual_seed(0)
-    width = HEADS * HEAD_DIM
-    text = {
-        "vocab_size": VOCAB, "hidden_size": width, "intermediate_size": 2 * width, "num_hidden_layers": LAYERS,
-        "num_attention_heads": HEADS, "num_key_value_heads": SHARED, "max_position_embeddings": 65_536,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [4, 6, 6]},
-        "bos_token_id": 1, "eos_token_id": 2,
-    }  # fmt: skip
-    vision = {
-        "depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": width,
-        "patch_size": 4, "fullatt_block_indexes": [0],
-    }  # fmt: skip
-    config = Qwen2_5_VLConfig(
-        text_config=text, vision_config=vision, image_token_id=990, video_token_id=991, vision_start_token_id=992
-    )
-    return Qwen2_5_VLForConditionalGeneration(config).eval().requires_grad_(False)
+LAYERS, HEADS, SHARED, HEAD_DIM, NEW_TOKENS = 2, 7, 1, 32, 16
 
 
 def measure(way: str, visual_tokens: int) -> dict[str, Any]:
     """MiB, in this process."""
     import torch
+    from random_video_llm import build_model, video_inputs
 
     from specdecode.sampling import SamplingConfig
     from specdecode.targets.grouped_attention import use_grouped_attention
@@ -59,18 +37,10 @@ def measure(way: str, visual_tokens: int) -> dict[str, Any]:
     from vargen.video.prompt import Prompt
     from vargen.video.request import prepare_request
 
-    model = build_model()
+    model = build_model(LAYERS, HEADS, SHARED, HEAD_DIM, 2 * HEADS * HEAD_DIM)
     model.generation_config.eos_token_id = None
-    steps = visual_tokens // 100
-    ids = torch.tensor([[1, 2, 992, *[991] * visual_tokens, *range(3, 20)]])
+    inputs = video_inputs(visual_tokens)
     features = torch.randn(visual_tokens, HEADS * HEAD_DIM)
-    inputs = {
-        "input_ids": ids,
-        "mm_token_type_ids": 2 * (ids == 991).int(),
-        "video_grid_thw": torch.tensor([[steps, 20, 20]]),
-        "second_per_grid_ts": torch.tensor([1.0]),
-        "pixel_values_videos": torch.zeros(1),
-    }
     model.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=2, do_sample=False)  # what is loaded when first used
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     if way == "generate":
@@ -79,7 +49,7 @@ def measure(way: str, visual_tokens: int) -> dict[str, Any]:
         del inputs["pixel_values_videos"]
         seen = {"video": BaseModelOutputWithPooling(pooler_output=(features,))}
         tokens = model.generate(**inputs, mm_encoder_outputs=seen, max_new_tokens=NEW_TOKENS, do_sample=False)
-        answer = tokens[0, ids.shape[1] :].tolist()
+        answer = tokens[0, inputs["input_ids"].shape[1] :].tolist()
     else:
         use_grouped_attention(model)
         options = {"drafter": "self", "keep_ratio": 0.1} if way == "sd" else {}

@@ -74,6 +74,40 @@ def test_memory_says_that_weights_are_random_and_whether_answers_are_right() -> 
     assert "Not all answers are those" in "\n\n".join(BUILD["video_memory_section"](record))
 
 
+@pytest.fixture(scope="module")
+def long_videos() -> dict[str, Any]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(BENCHMARKS))
+        return runpy.run_path(str(BENCHMARKS / "long_videos.py"))
+
+
+def test_what_a_draft_must_be_worth_to_pay(long_videos: dict[str, Any]) -> None:
+    """A drafter as dear as the target pays never; one that costs nothing, where a pass over ten costs one, always."""
+    speedup, break_even = long_videos["speedup"], long_videos["break_even"]
+    assert break_even(1.0, 1.0, 1.0, 9) == pytest.approx(1.0)
+    assert break_even(1.0, 1.1, 1.0, 9) is None
+    assert break_even(1.0, 0.0, 1.0, 9) == pytest.approx(0.0, abs=1e-9)
+    assert speedup(1.0, 1.0, 0.5, 2.0, 2) == 3 / (2 * 0.5 + 2)
+    assert speedup(0.5, 1.0, 0.5, 2.0, 2) == (1 + 0.5 + 0.25) / (2 * 0.5 + 2)
+    share = break_even(1.0, 0.3, 1.5, 9)
+    assert speedup(share, 1.0, 0.3, 1.5, 9) == pytest.approx(1.0)
+
+
+def test_long_videos_are_measured_and_told(long_videos: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = {"layers": 1, "heads": 2, "key_value_heads": 1, "head_dim": 32, "intermediate_size": 64}
+    measure = long_videos["measure"]
+    monkeypatch.setitem(measure.__globals__, "TIMED", 1)
+    model = measure.__globals__["build_model"](**sizes)
+    row = measure("tiny", long_videos["Geometry"](sizes, 4, (200,)), model, 200)
+    known = {"plain_seconds": 0.1, "judging_seconds": 0.2, "sparse_draft_seconds": 0.05, "speedup_at_most": 1.5}
+    known |= {"loose_share": 0.004}
+    assert row.keys() > known.keys() and row["loose_seconds"] == row["loose_seconds"]
+    rows = [{**row, **known, "break_even": each} for each in (None, 0.9)]
+    told = {"rows": rows, "window": 9, "kept": 0.25, "provenance": provenance()}
+    text = "\n\n".join(BUILD["long_videos_section"](told))
+    assert "| tiny | 200 | 100.0 | 200.0 | 50.0 | 1.50x | never | 0.40 % |" in text and "| 90 % | 0.40 % |" in text
+
+
 def test_parts_of_flash_and_stories_are_told() -> None:
     row = {"compression": True, "places": False, "text_only": False, "accepted_length": 2.5}
     row |= {"accepted_per_drafting_pass": 0.75, "draft_milliseconds_per_pass": 1.25}

@@ -792,11 +792,13 @@ def video_section(
         "Published models and figures are others'.",
     ]
     shown = {"": "its own", "_shuffled": "its own, frames shuffled", "_other": "another one", "_none": "a grey one"}
+    shown["_pruned"] = "its own, part of its tokens"
     for record in trained:
         last = record["evaluations"][-1]
         cells = [
             [words, *(f"{100 * last[kind + end]:.1f}" for kind in ("setting", "objects", "events", "all"))]
             for end, words in shown.items()
+            if f"all{end}" in last
         ]
         parts += [
             f"### What {record['name']} sees",
@@ -1025,7 +1027,8 @@ def build() -> dict[Path, str]:
         sections.append(decoding_section(decoding))
     benches = {path.stem: json.loads(path.read_text()) for path in sorted(RESULTS.glob("bench_*.json"))}
     videos = {name: benches.pop(name) for name in list(benches) if name.startswith("bench_video")}
-    seeing = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("training_video-llm*.json"))]
+    seen = (path for name in ("llm", "story") for path in sorted(RESULTS.glob(f"training_video-{name}*.json")))
+    seeing = [json.loads(path.read_text()) for path in seen]
     if benches:
         sections.append(speculation_section(benches, load("speculation_overhead"), load("greedy_equality")))
     if compiled := load("compiled"):

@@ -96,8 +96,8 @@ def test_what_a_draft_must_be_worth_to_pay(long_videos: dict[str, Any]) -> None:
 def test_long_videos_are_measured_and_told(long_videos: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = {"layers": 1, "heads": 2, "key_value_heads": 1, "head_dim": 32, "intermediate_size": 64}
     measure = long_videos["measure"]
-    monkeypatch.setitem(measure.__globals__, "TIMED", 1)
-    model = measure.__globals__["build_model"](**sizes)
+    monkeypatch.setitem(long_videos["seconds_of"].__globals__, "TIMED", 1)
+    model = long_videos["build_model"](**sizes)
     row = measure("tiny", long_videos["Geometry"](sizes, 4, (200,)), model, 200)
     known = {"plain_seconds": 0.1, "judging_seconds": 0.2, "sparse_draft_seconds": 0.05, "speedup_at_most": 1.5}
     known |= {"loose_share": 0.004}

@@ -102,7 +102,7 @@ def convert_llamagen(
         )
     model = load_transformer(official, config, transformer)
     if dtype is not None:
-        model.to(dtype)  # type: ignore[arg-type]
+        torch.nn.Module.to(model, dtype)  # diffusers' own warns of modules to be kept in float32; there are none
     tokenizer, encoder = load_text_encoder(text_encoder, config)
     pipeline = LlamaGenPipeline(transformer=model, vqvae=tokenizer_model, text_encoder=encoder, tokenizer=tokenizer)
     with atomic_folder(output) as folder:

@@ -109,7 +109,7 @@ def convert_lantern_drafter(
     path, weights = _read_weights(source)
     load_strictly(drafter, convert_lantern_state_dict(weights), path)
     if dtype is not None:
-        drafter.to(dtype)
+        torch.nn.Module.to(drafter, dtype)  # as the transformer in vargen.jobs.conversion: diffusers' own warns
     with atomic_folder(output) as folder:
         drafter.save_pretrained(folder)
     return drafter.eval()

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from specdecode.drafters.tree_growth import DraftHeadOutput
 from specdecode.kv_cache import StaticKVCache
@@ -86,7 +86,8 @@ class WeightNetworks:
             vocab_size=transformer.config.vocab_size,
             grid_size=small.config.grid_size,
         )
-        placed = [each.to(small.device, dtype).eval() for each in (transformer, drafter, smaller)]
+        # Of torch alone: diffusers' own `to` warns of modules to be kept in float32, and these networks have none.
+        placed = [nn.Module.to(each, small.device, dtype).eval() for each in (transformer, drafter, smaller)]
         told = f"LlamaGen-{name} (random weights, {str(dtype).removeprefix('torch.')})"
         return cls(told, *placed)
 

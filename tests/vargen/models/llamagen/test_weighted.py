@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -87,6 +88,16 @@ def test_a_pass_that_the_network_misses_is_noticed(
     )
     drawn = draw(drafting_pipeline, "jacobi")
     assert len(networks.passes["target"]) != drawn.trace.target_passes - 1
+
+
+def test_making_them_says_nothing(drafting_pipeline: LlamaGenPipeline, caplog: pytest.LogCaptureFixture) -> None:
+    logger = logging.getLogger("diffusers")
+    logger.addHandler(caplog.handler)
+    try:
+        WeightNetworks.of_size("LlamaGen-L", drafting_pipeline.transformer, torch.bfloat16, GEOMETRIES)
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert not caplog.records
 
 
 def test_labels_and_sizes(drafting_pipeline: LlamaGenPipeline, networks: WeightNetworks) -> None:

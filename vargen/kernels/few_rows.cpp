@@ -13,6 +13,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <new>
 #include <type_traits>
 #include <vector>
 
@@ -45,6 +46,14 @@ inline Lanes multiply_add(Lanes a, Lanes b, Lanes c) {
 #else
     return a * b + c;
 #endif
+}
+
+// In a register from here on: left alone, compilers read it from memory again for every sum that it enters.
+inline Lanes held(Lanes lanes) {
+#ifdef HAS_AVX512
+    asm("" : "+v"(lanes));
+#endif
+    return lanes;
 }
 
 inline float widen(bfloat16 value) {
@@ -205,7 +214,7 @@ inline void tile(const Weight* weight, int64_t count, const Number* rows, int64_
                 if (ahead) _mm_prefetch((const char*)(line[o] + column) + ahead, _MM_HINT_T0);
             }
             for (int r = 0; r < ROWS; r++) {
-                __m512i own = _mm512_loadu_si512(rows + r * stride + column);
+                __m512i own = (__m512i)held((Lanes)_mm512_loadu_si512(rows + r * stride + column));
                 for (int o = 0; o < OUTPUTS; o++)
                     total[r][o] = (Lanes)_mm512_dpbf16_ps((__m512)total[r][o], (__m512bh)weights[o], (__m512bh)own);
             }
@@ -219,7 +228,7 @@ inline void tile(const Weight* weight, int64_t count, const Number* rows, int64_
             if (ahead) __builtin_prefetch((const char*)(line[o] + column) + ahead);
         }
         for (int r = 0; r < ROWS; r++) {
-            Lanes own = load(rows + r * stride + column);
+            Lanes own = held(load(rows + r * stride + column));
             for (int o = 0; o < OUTPUTS; o++) total[r][o] = multiply_add(weights[o], own, total[r][o]);
         }
     }
@@ -276,20 +285,35 @@ void product(const Matrix& matrix, const Number* rows, int64_t num_rows, Span sp
                                     columns, columns, ahead, result);
             for (int64_t row = first; row < last; row++) {
                 Four sums = result[row - first];
-                for (int o = 0; o < count; o++) {
-                    if (matrix.scale) sums[o] *= matrix.scale[output + o];
-                    if (matrix.bias) sums[o] += matrix.bias[output + o];
-                }
+                for (int o = 0; matrix.scale && o < count; o++) sums[o] *= matrix.scale[output + o];
+                for (int o = 0; matrix.bias && o < count; o++) sums[o] += matrix.bias[output + o];
                 take(row, output, sums, count);
             }
         }
     }
 }
 
+// Room whose first number lies where a line of the processor's cache begins: vectors across two lines load at half speed.
+template <typename Number>
+struct Aligned {
+    typedef Number value_type;
+    Aligned() = default;
+    template <typename Other>
+    Aligned(const Aligned<Other>&) {}
+    Number* allocate(size_t count) { return (Number*)::operator new(count * sizeof(Number), std::align_val_t(64)); }
+    template <typename Other>
+    void construct(Other*) {}  // whatever is there: all of it will be written
+    void deallocate(Number* numbers, size_t) { ::operator delete(numbers, std::align_val_t(64)); }
+    bool operator==(const Aligned&) const { return true; }
+    bool operator!=(const Aligned&) const { return false; }
+};
+template <typename Number>
+using Block = std::vector<Number, Aligned<Number>>;
+
 // Rows as products read them: bfloat16 beside bfloat16 matrices, else float32.
 struct Rows {
-    std::vector<float> wide;
-    std::vector<bfloat16> narrow_;
+    Block<float> wide;
+    Block<bfloat16> narrow_;
     int64_t columns;
     Rows(int64_t rows, int64_t columns_, int64_t matrix_kind) : columns(columns_) {
         if (matrix_kind == BFLOAT16) narrow_.resize(rows * columns);
@@ -432,25 +456,50 @@ inline Lanes turned(Lanes channels, Lanes angles) {
     return multiply_add(channels, cosine, __builtin_shuffle(channels, swap) * sine);
 }
 
-// `BLOCKS` times sixteen channels of the sum of values, weighted by `scores`; four sums of every fourth key.
+// Dot products of a query with the keys that it sees, times `scale`. `BLOCKS`: sixteens of channels; 0: any number of them.
 template <int BLOCKS, typename Number>
-inline void weigh(const Number* values, const int32_t* seen, int64_t count, int64_t stride, int64_t channels,
+inline void score(const float* query, const Number* keys, const int32_t* seen, int64_t count, int64_t stride,
+                  int64_t channels, float scale, float* scores) {
+    int64_t whole = BLOCKS ? BLOCKS * LANES : channels / LANES * LANES, rest = BLOCKS ? 0 : channels - whole;
+    auto four = [&](int64_t k, const Number* const* key) {
+        Lanes total[OUTPUTS] = {};
+        for (int64_t d = 0; d < whole; d += LANES)
+            for (int o = 0; o < OUTPUTS; o++) total[o] = multiply_add(load(key[o] + d), load(query + d), total[o]);
+        for (int o = 0; rest && o < OUTPUTS; o++)
+            total[o] = multiply_add(load_some(key[o] + whole, rest), load(query + whole), total[o]);
+        Four own = sums(total) * (Four{} + scale);
+        std::memcpy(scores + k, &own, 16);  // there is room behind the last
+    };
+    const Number* key[OUTPUTS];
+    int64_t k = 0;
+    for (; k + OUTPUTS <= count; k += OUTPUTS) {
+        for (int o = 0; o < OUTPUTS; o++) key[o] = keys + seen[k + o] * stride;
+        four(k, key);
+    }
+    for (int o = 0; k < count && o < OUTPUTS; o++) key[o] = keys + seen[std::min(k + o, count - 1)] * stride;
+    if (k < count) four(k, key);
+}
+
+// `BLOCKS` times sixteen channels of the sum of values, weighted by `scores`; four sums of every fourth key.
+// `rest`: how many of the last sixteen there are.
+template <int BLOCKS, bool WHOLE, typename Number>
+inline void weigh(const Number* values, const int32_t* seen, int64_t count, int64_t stride, int64_t rest,
                   const float* scores, float factor, float* output) {
     constexpr int CHAINS = 4;
     Lanes total[CHAINS][BLOCKS] = {};
-    int64_t rest = channels - (BLOCKS - 1) * LANES;  // of the last block
-    for (int64_t k = 0; k < count; k += CHAINS) {
-        for (int c = 0; c < CHAINS; c++) {
-            // Past the end: the last key again, with a weight of zero, which leaves a sum as it is.
-            int64_t key = std::min(k + c, count - 1);
-            const Number* value = values + seen[key] * stride;
-            Lanes weight = all(k + c < count ? scores[key] : 0.0f);
-            for (int b = 0; b < BLOCKS; b++) {
-                Lanes own = b < BLOCKS - 1 || rest >= LANES ? load(value + b * LANES) : load_some(value + b * LANES, rest);
-                total[c][b] = multiply_add(weight, own, total[c][b]);
-            }
+    auto add = [&](Lanes* sum, int64_t key) {
+        const Number* value = values + seen[key] * stride;
+        Lanes weight = all(scores[key]);
+        for (int b = 0; b < BLOCKS; b++) {
+            Lanes own = WHOLE || b < BLOCKS - 1 ? load(value + b * LANES) : load_some(value + b * LANES, rest);
+            sum[b] = multiply_add(weight, own, sum[b]);
         }
-    }
+    };
+    int64_t k = 0;
+    for (; k + CHAINS <= count; k += CHAINS)
+        for (int c = 0; c < CHAINS; c++) add(total[c], k + c);
+    for (int c = 0; c < CHAINS - 1; c++)
+        if (k + c < count) add(total[c], k + c);
     for (int b = 0; b < BLOCKS; b++)
         store(output + b * LANES, ((total[0][b] + total[1][b]) + (total[2][b] + total[3][b])) * all(factor));
 }
@@ -459,43 +508,37 @@ inline void weigh(const Number* values, const int32_t* seen, int64_t count, int6
 template <typename Number>
 void attend(const float* query, const Number* keys, const Number* values, const int32_t* seen, int64_t count,
             int64_t stride, int64_t head_dim, float* scores, float* output) {
-    int64_t whole = head_dim / LANES * LANES, rest = head_dim - whole;
-    Four scale = Four{} + 1.0f / std::sqrt((float)head_dim);
     if (count == 0) {
         std::memset(output, 0, head_dim * 4);
         return;
     }
-    for (int64_t k = 0; k < count; k += OUTPUTS) {
-        Lanes total[OUTPUTS] = {};
-        const Number* key[OUTPUTS];
-        for (int o = 0; o < OUTPUTS; o++) key[o] = keys + seen[std::min(k + o, count - 1)] * stride;
-        for (int64_t d = 0; d < whole; d += LANES)
-            for (int o = 0; o < OUTPUTS; o++) total[o] = multiply_add(load(key[o] + d), load(query + d), total[o]);
-        if (rest)
-            for (int o = 0; o < OUTPUTS; o++)
-                total[o] = multiply_add(load_some(key[o] + whole, rest), load(query + whole), total[o]);
-        Four own = sums(total) * scale;
-        std::memcpy(scores + k, &own, 16);  // there is room behind the last
-    }
+    float scale = 1.0f / std::sqrt((float)head_dim);
+    if (head_dim == 2 * LANES) score<2>(query, keys, seen, count, stride, head_dim, scale, scores);
+    else if (head_dim == 4 * LANES) score<4>(query, keys, seen, count, stride, head_dim, scale, scores);
+    else score<0>(query, keys, seen, count, stride, head_dim, scale, scores);
     Lanes most = all(-INFINITY), total = {};
     for (int64_t k = count; k % LANES; k++) scores[k] = -INFINITY;
     for (int64_t k = 0; k < count; k += LANES) {
         Lanes own = load(scores + k);
         most = own > most ? own : most;
     }
-    float greatest = most[0];
-    for (int lane = 1; lane < LANES; lane++) greatest = std::max(greatest, most[lane]);
+    for (int apart = LANES / 2; apart; apart /= 2) {
+        Lanes other = __builtin_shuffle(most, Integers{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15} ^ apart);
+        most = other > most ? other : most;
+    }
     for (int64_t k = 0; k < count; k += LANES) {
-        Lanes own = exponential(load(scores + k) - all(greatest));
+        Lanes own = exponential(load(scores + k) - most);
         total = total + own;
         store(scores + k, own);
     }
     float factor = 1.0f / sum(total);
     constexpr int64_t MOST = 4 * LANES;
     for (int64_t begin = 0; begin < head_dim; begin += MOST) {
-        int64_t channels = std::min<int64_t>(MOST, head_dim - begin);
+        int64_t channels = std::min<int64_t>(MOST, head_dim - begin), rest = channels % LANES;
         auto some = [&](auto blocks) {
-            weigh<decltype(blocks)::value>(values + begin, seen, count, stride, channels, scores, factor, output + begin);
+            constexpr int BLOCKS = decltype(blocks)::value;
+            auto run = rest ? weigh<BLOCKS, false, Number> : weigh<BLOCKS, true, Number>;
+            run(values + begin, seen, count, stride, rest, scores, factor, output + begin);
         };
         if (channels > 3 * LANES) some(std::integral_constant<int, 4>());
         else if (channels > 2 * LANES) some(std::integral_constant<int, 3>());
@@ -504,7 +547,6 @@ void attend(const float* query, const Number* keys, const Number* values, const 
     }
 }
 
-// The heads of one sequence that share keys and values: turn, remember, attend.
 inline int64_t length_of(const Pass& pass, int64_t sequence) { return pass.lengths ? pass.lengths[sequence] : 0; }
 
 inline int64_t position_of(const Pass& pass, int64_t sequence, int64_t token) {
@@ -551,13 +593,14 @@ struct Seen {
     }
 };
 
+// The heads of one sequence that share keys and values: turn, remember, attend.
 template <typename Number>
 void attend_group(const Pass& pass, const Layer& layer, const float* qkv, int64_t sequence, int64_t group,
                   const Seen& seen, float* scores, Rows& attended) {
     int64_t D = pass.head_dim, per_group = pass.heads / pass.key_value_heads;
     int64_t width = (pass.heads + 2 * pass.key_value_heads) * D, stride = pass.key_value_heads * D;
     Number *keys = (Number*)layer.keys + group * D, *values = (Number*)layer.values + group * D;
-    float query[1024] = {}, output[1024];  // `native.py` gives no larger heads
+    alignas(64) float query[1024] = {}, output[1024];  // `native.py` gives no larger heads
     auto angles = [&](int64_t token) {
         int64_t position = position_of(pass, sequence, token);
         return pass.rotary + (position < 0 ? position + pass.rotary_rows : position) * D;
@@ -609,11 +652,11 @@ extern "C" int64_t few_rows_pass(const Pass* given, const Layer* layers) {
     for (int64_t i = 0; pass.words_fed && i < pictures * pass.tokens; i++)
         if (pass.words_fed[i] < 0 || pass.words_fed[i] >= pass.words) return 2;
     Seen seen(pass);
-    std::vector<float> residual(R * dim), qkv(R * width), scores(pass.threads * (seen.most + LANES));
-    std::vector<float> gates(R * I), ups(R * I), bias;
+    int64_t scores_of = (seen.most + 2 * LANES) / LANES * LANES;  // a thread's
+    Block<float> residual(R * dim), qkv(R * width), scores(pass.threads * scores_of), gates(R * I), ups(R * I), bias;
     Rows normed(R, dim, pass.matrix_kind), last(R, dim, pass.kind);
     Rows attended(R, pass.heads * pass.head_dim, pass.matrix_kind), activated(R, I, pass.matrix_kind);
-    std::vector<float> raw(pass.guidance ? pass.sequences * pass.logits_of * pass.vocabulary : 0);
+    Block<float> raw(pass.guidance ? pass.sequences * pass.logits_of * pass.vocabulary : 0);
     Rows pairs(pass.features ? R : 0, 2 * dim, pass.kind);
     for (int64_t i = 0; pass.join_bias && i < dim; i++) bias.push_back(number(pass.join_bias, i, pass.kind));
     int64_t bytes_of = pass.kind == BFLOAT16 ? 2 : 4;
@@ -682,7 +725,7 @@ extern "C" int64_t few_rows_pass(const Pass* given, const Layer* layers) {
             for (int64_t group = groups.begin; group < groups.end; group++) {
                 auto run = pass.kind == BFLOAT16 ? attend_group<bfloat16> : attend_group<float>;
                 run(pass, layer, qkv.data(), group / pass.key_value_heads, group % pass.key_value_heads, seen,
-                    &scores[thread * (seen.most + LANES)], attended);
+                    &scores[thread * scores_of], attended);
             }
 #pragma omp barrier
             product({layer.out, layer.out_scale, nullptr, pass.matrix_kind, dim, dim}, attended, 0, R, outputs, outputs.end,
@@ -694,7 +737,7 @@ extern "C" int64_t few_rows_pass(const Pass* given, const Layer* layers) {
             int64_t bytes = pass.matrix_kind == FLOAT32 ? 4 : pass.matrix_kind == BFLOAT16 ? 2 : 1;
             const char* up = (const char*)layer.gate_up + I * dim * bytes;
             const float* up_scale = layer.gate_up_scale ? layer.gate_up_scale + I : nullptr;
-            auto keep = [&](std::vector<float>& where) {
+            auto keep = [&](Block<float>& where) {
                 return [&](int64_t row, int64_t output, Four sums, int64_t count) {
                     store(&where[row * I + output], sums, count);
                 };

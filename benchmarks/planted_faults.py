@@ -4,8 +4,9 @@
 
 The faults stand in `planted_faults.txt`, each with the tests that must fail. Nothing on disk changes: a fault is
 planted while its module is imported, in a process forked from one that has the large libraries loaded, and the tests
-run there until the first of them fails. What was found is kept after every fault, so that the same
-command goes on where it was stopped, and looks again only at faults whose code or tests have changed since.
+run there until the first of them fails. What was found is kept after every fault, with the test that failed and how, so
+that the same command goes on where it was stopped, and looks again only at faults whose code or tests have changed
+since, the test that failed last time first.
 
 Survivors that change nothing anybody can see are listed in `HARMLESS`, with the reason.
 """
@@ -24,15 +25,18 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 FAULTS = Path(__file__).with_name("planted_faults.txt")
 RESULT = ROOT / "benchmarks" / "results" / "planted_faults.json"
 DOCUMENT = ROOT / "docs" / "reliability.md"
-MOST_SECONDS = 300
-"""Of a processor, after which tests count as failed: a fault may keep a loop from ending."""
-MOST_WAITING = 7200
+MOST_SECONDS = 60
+"""Of a processor, after which the tests are given up: a fault may keep a loop from ending. Nobody has failed then."""
+MOST_WAITING = 1800
 """Seconds of a clock, likewise: a fault may keep two processes waiting for each other, and a machine may be busy."""
+ENDLESS = "does not end"
+"""How a fault shows itself that keeps a test from ending."""
 _LIBRARIES = ("torch", "numpy", "scipy.stats", "pytest", "hypothesis", "transformers", "diffusers", "PIL.Image", "yaml")
 
 HARMLESS: dict[str, str] = {
@@ -64,7 +68,7 @@ class Fault:
 
     def state(self) -> str:
         """Stands for the fault with its code and tests as they are."""
-        content = [(ROOT / name).read_bytes() for name in (self.file, *self.tests)]
+        content = [(ROOT / name.split("::")[0]).read_bytes() for name in (self.file, *self.tests)]
         return hashlib.sha256(b"\0".join([self.key.encode(), *content])).hexdigest()[:10]
 
     def planted(self) -> str:
@@ -105,10 +109,31 @@ class _Plant(importlib.abc.MetaPathFinder, importlib.machinery.SourceFileLoader)
         return compile(self.source, self.path, "exec")  # never from a cache, never into one
 
 
-def run_tests(fault: Fault | None, tests: tuple[str, ...]) -> int:
-    """In a forked process: pytest's exit code, 0 where nothing failed."""
-    import pytest
+class _Noting:
+    """A plugin of pytest that writes the test that runs to a file, and how the first one failed."""
 
+    def __init__(self, file: int) -> None:
+        self.file = file
+
+    def write(self, *line: str) -> None:
+        os.truncate(self.file, 0)
+        os.pwrite(self.file, "\t".join(line).encode(), 0)
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self.write(nodeid, ENDLESS)
+
+    def pytest_exception_interact(self, node: Any, call: Any) -> None:
+        self.write(node.nodeid, call.excinfo.type.__name__)
+
+
+def run_tests(fault: Fault | None, tests: tuple[str, ...], note: int) -> int:
+    """In a forked process: pytest's exit code, 0 where nothing failed. `note` is a file for `_Noting`."""
+    import pytest
+    from hypothesis import Phase, settings
+
+    # The first example that fails is enough; to look for the smallest takes minutes.
+    settings.register_profile("planted", phases=(Phase.explicit, Phase.generate), deadline=None, derandomize=True)
+    settings.load_profile("planted")
     os.chdir(ROOT)
     sys.path.insert(0, str(ROOT))
     os.environ["PYTHONPATH"] = str(ROOT)
@@ -119,9 +144,8 @@ def run_tests(fault: Fault | None, tests: tuple[str, ...]) -> int:
     os.dup2(nowhere, 2)
     if fault is not None:
         sys.meta_path.insert(0, _Plant(fault))
-    return int(
-        pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning", *tests])
-    )
+    options = ["-x", "-q", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
+    return int(pytest.main([*options, *tests], [_Noting(note)]))
 
 
 class Runner:
@@ -129,24 +153,26 @@ class Runner:
 
     def __init__(self, processes: int) -> None:
         self.processes = processes
-        self.running: dict[int, tuple[float, object]] = {}
+        self.running: dict[int, tuple[float, object, int]] = {}
 
     def start(self, job: object, fault: Fault | None, tests: tuple[str, ...]) -> None:
         """Begin; `job` comes back from `wait`."""
+        note = os.memfd_create("note")
         child = os.fork()
         if not child:
             os.setpgid(0, 0)  # what the tests start ends with them
             code = 1
             try:
-                code = run_tests(fault, tests)
+                code = run_tests(fault, tests, note)
             finally:
                 os._exit(code)
-        self.running[child] = (time.monotonic(), job)
+        self.running[child] = (time.monotonic(), job, note)
 
-    def wait(self) -> tuple[object, int, float]:
-        """A job that is over, its exit code (-1 where it took too long) and its seconds."""
+    def wait(self) -> tuple[object, int, float, tuple[str, str]]:
+        """A job that is over, its exit code (-1 where it took too long), its seconds, and the last test and how it
+        failed."""
         while True:
-            for child, (began, job) in list(self.running.items()):
+            for child, (began, job, note) in list(self.running.items()):
                 ended, status = os.waitpid(child, os.WNOHANG)
                 seconds = time.monotonic() - began
                 if not ended and seconds < MOST_WAITING:
@@ -155,8 +181,9 @@ class Runner:
                 if not ended:
                     os.killpg(child, signal.SIGKILL)
                     os.waitpid(child, 0)
-                    return job, -1, seconds
-                return job, os.waitstatus_to_exitcode(status), seconds
+                test, _, how = os.pread(note, 10_000, 0).decode().partition("\t")
+                os.close(note)
+                return job, os.waitstatus_to_exitcode(status) if ended else -1, seconds, (test, how)
             time.sleep(0.05)
 
 
@@ -176,6 +203,7 @@ def main() -> int:
     faults = [fault for fault in faults if fault not in stale]
     known = {row["key"]: row for row in _read()}
     waiting = [fault for fault in faults if known.get(fault.key, {}).get("state") != fault.state()]
+    waiting.sort(key=lambda fault: fault.key in known)  # those never planted first
     print(f"{len(faults)} faults, {len(waiting)} to look at", flush=True)
     for library in _LIBRARIES:
         __import__(library)
@@ -196,7 +224,9 @@ def main() -> int:
     for fault in waiting:
         if fault.tests not in sound:
             continue
-        runner.start(fault, fault, fault.tests)
+        last = str(known.get(fault.key, {}).get("by", ""))
+        there = last.startswith(tuple(test.split("::")[0] for test in fault.tests))
+        runner.start(fault, fault, ((last,) if there else ()) + fault.tests)
         if len(runner.running) >= options.processes:
             _note(runner, known)
     while runner.running:
@@ -227,7 +257,7 @@ def render(document: str, rows: list[dict[str, object]]) -> str:
 
 
 def _note_sound(runner: Runner, sound: set[tuple[str, ...]]) -> None:
-    tests, code, seconds = runner.wait()
+    tests, code, seconds, _ = runner.wait()
     assert isinstance(tests, tuple)
     if code == 0:
         sound.add(tests)
@@ -235,7 +265,7 @@ def _note_sound(runner: Runner, sound: set[tuple[str, ...]]) -> None:
 
 
 def _note(runner: Runner, known: dict[str, dict[str, object]]) -> None:
-    fault, code, seconds = runner.wait()
+    fault, code, seconds, (test, how) = runner.wait()
     assert isinstance(fault, Fault)
     known[fault.key] = {
         "key": fault.key,
@@ -244,9 +274,11 @@ def _note(runner: Runner, known: dict[str, dict[str, object]]) -> None:
         "search": fault.search,
         "replace": fault.replace,
         "caught": code != 0,
+        **({"by": test, "how": how} if code else {}),
     }
     _write(list(known.values()))
-    print(f"{'caught' if code else 'SURVIVED'} {seconds:6.1f} s  {fault.file}: {fault.replace!r}", flush=True)
+    found = f"caught {seconds:6.1f} s  {test} ({how})" if code else f"SURVIVED {seconds:6.1f} s"
+    print(f"{found}  {fault.file}: {fault.replace!r}", flush=True)
 
 
 def _read() -> list[dict[str, object]]:

@@ -2,11 +2,12 @@
 
     nice python benchmarks/planted_faults.py [--processes 2] [--only specdecode/loop.py]
 
-The faults stand in `planted_faults.txt`, each with the tests that must fail. Nothing on disk changes: a fault is
-planted while its module is imported, in a process forked from one that has the large libraries loaded, and the tests
-run there until the first of them fails. What was found is kept after every fault, with the test that failed and how, so
-that the same command goes on where it was stopped, and looks again only at faults whose code or tests have changed
-since, the test that failed last time first.
+The faults stand in `planted_faults.txt`, each with the tests that must fail; without a fault these pass, as the suite
+says. Nothing on disk changes: the tests are collected once, and for every fault a process is forked in which the
+functions get their faulty code and the tests run until the first of them fails (a fault in what runs when a module is
+imported has a process of its own that imports it so). What was found is kept after every fault, with the test that
+failed and how, so that the same command goes on where it was stopped, and looks again only at faults whose code or
+tests have changed since, the test that failed last time first.
 
 Survivors that change nothing anybody can see are listed in `HARMLESS`, with the reason.
 """
@@ -14,15 +15,20 @@ Survivors that change nothing anybody can see are listed in `HARMLESS`, with the
 from __future__ import annotations
 
 import argparse
+import gc
 import hashlib
 import importlib.abc
 import importlib.machinery
+import inspect
 import json
 import os
 import resource
 import signal
+import subprocess
 import sys
 import time
+import types
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,7 +43,7 @@ MOST_WAITING = 1800
 """Seconds of a clock, likewise: a fault may keep two processes waiting for each other, and a machine may be busy."""
 ENDLESS = "does not end"
 """How a fault shows itself that keeps a test from ending."""
-_LIBRARIES = ("torch", "numpy", "scipy.stats", "pytest", "hypothesis", "transformers", "diffusers", "PIL.Image", "yaml")
+ALONE = "found alone: "
 
 HARMLESS: dict[str, str] = {
     "888539c29e": "a row that has stopped stays at its node with its token, so it finds no child later either",
@@ -65,6 +71,11 @@ class Fault:
     def key(self) -> str:
         """Stands for the fault, whatever the code around it."""
         return hashlib.sha256(f"{self.file}\0{self.search}\0{self.replace}".encode()).hexdigest()[:10]
+
+    @property
+    def module(self) -> str:
+        """The module's name."""
+        return self.file.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
 
     def state(self) -> str:
         """Stands for the fault with its code and tests as they are."""
@@ -96,8 +107,7 @@ class _Plant(importlib.abc.MetaPathFinder, importlib.machinery.SourceFileLoader)
     """Imports one module from a source that is not on disk."""
 
     def __init__(self, fault: Fault) -> None:
-        module = fault.file.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
-        super().__init__(module, str(ROOT / fault.file))
+        super().__init__(fault.module, str(ROOT / fault.file))
         self.source = fault.planted()
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> object:
@@ -109,91 +119,167 @@ class _Plant(importlib.abc.MetaPathFinder, importlib.machinery.SourceFileLoader)
         return compile(self.source, self.path, "exec")  # never from a cache, never into one
 
 
-class _Noting:
-    """A plugin of pytest that writes the test that runs to a file, and how the first one failed."""
+def plant(fault: Fault) -> bool:
+    """Give the functions of a module that is imported their faulty code, whoever holds them; whether that was all.
 
-    def __init__(self, file: int) -> None:
-        self.file = file
+    False, and nothing is changed, where the fault is in what runs when the module is imported.
+    """
+    path = str(ROOT / fault.file)
+    sound, faulty = (compile(source, path, "exec") for source in ((ROOT / fault.file).read_text(), fault.planted()))
+    if _skeleton(sound) != _skeleton(faulty):
+        return False
+    # Pairs of code that are the same function, told by its first line of the sound source.
+    pairs = {old.co_firstlineno: new for old, new in zip(_functions(sound), _functions(faulty), strict=True)}
+    held = [each for each in gc.get_objects() if isinstance(each, types.FunctionType)]
+    own = [each for each in held if each.__code__.co_filename == path and each.__code__.co_firstlineno in pairs]
+    for function in own:
+        if function.__code__.co_freevars != pairs[function.__code__.co_firstlineno].co_freevars:
+            return False
+    for function in own:
+        function.__code__ = pairs[function.__code__.co_firstlineno]
+    return bool(own)
 
-    def write(self, *line: str) -> None:
-        os.truncate(self.file, 0)
-        os.pwrite(self.file, "\t".join(line).encode(), 0)
 
-    def pytest_runtest_logstart(self, nodeid: str) -> None:
-        self.write(nodeid, ENDLESS)
+def _functions(code: types.CodeType) -> list[types.CodeType]:
+    """The functions that a module and its classes define when they are run, in order."""
+    found = []
+    for part in code.co_consts:
+        if isinstance(part, types.CodeType):
+            found += [part] if part.co_flags & inspect.CO_NEWLOCALS else _functions(part)
+    return found
+
+
+def _skeleton(code: types.CodeType) -> object:
+    """What runs when a module is imported: its code and that of its classes, not that of functions."""
+    parts = [
+        (part.co_name if part.co_flags & inspect.CO_NEWLOCALS else _skeleton(part))
+        if isinstance(part, types.CodeType)
+        else (type(part), part)
+        for part in code.co_consts
+        if not isinstance(part, int)  # line numbers among them
+    ]
+    numbers = [part for part in code.co_consts if isinstance(part, int)] if code.co_name == "<module>" else []
+    return code.co_code, code.co_names, parts, numbers
+
+
+def run_alone(fault: Fault, tests: Sequence[str]) -> tuple[str, str]:
+    """The test that failed and how, in a process that imports the module faulty; of empty strings where none did."""
+    import pytest
+
+    sys.meta_path.insert(0, _Plant(fault))
+    watcher = _Planter([], {}, 0)
+    pytest.main([*_OPTIONS, "-x", *tests], [watcher])
+    return watcher.failed
+
+
+_OPTIONS = ("-q", "-s", "-p", "no:cacheprovider", "-p", "no:xdist", "-W", "ignore::pytest.PytestAssertRewriteWarning")
+
+
+class _Planter:
+    """A plugin of pytest: where tests would run, plants each fault in a forked process and runs its tests there."""
+
+    def __init__(self, faults: list[Fault], known: dict[str, dict[str, object]], processes: int) -> None:
+        self.faults, self.known, self.processes = faults, known, processes
+        self.failed = ("", "")
+        self.running: dict[int, tuple[float, Fault, int]] = {}
 
     def pytest_exception_interact(self, node: Any, call: Any) -> None:
-        self.write(node.nodeid, call.excinfo.type.__name__)
+        self.failed = (node.nodeid, call.excinfo.type.__name__)
 
+    def pytest_runtestloop(self, session: Any) -> bool | None:
+        if not self.faults:
+            return None
+        for fault in self.faults:
+            self.start(fault, session.items)
+            if len(self.running) >= self.processes:
+                self.wait()
+        while self.running:
+            self.wait()
+        return True
 
-def run_tests(fault: Fault | None, tests: tuple[str, ...], note: int) -> int:
-    """In a forked process: pytest's exit code, 0 where nothing failed. `note` is a file for `_Noting`."""
-    import pytest
-    from hypothesis import Phase, settings
-
-    # The first example that fails is enough; to look for the smallest takes minutes.
-    settings.register_profile("planted", phases=(Phase.explicit, Phase.generate), deadline=None, derandomize=True)
-    settings.load_profile("planted")
-    os.chdir(ROOT)
-    sys.path.insert(0, str(ROOT))
-    os.environ["PYTHONPATH"] = str(ROOT)
-    sys.dont_write_bytecode = True
-    resource.setrlimit(resource.RLIMIT_CPU, (MOST_SECONDS, MOST_SECONDS + 5))
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)
-    os.dup2(nowhere, 2)
-    if fault is not None:
-        sys.meta_path.insert(0, _Plant(fault))
-    options = ["-x", "-q", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
-    return int(pytest.main([*options, *tests], [_Noting(note)]))
-
-
-class Runner:
-    """So many forked processes at a time."""
-
-    def __init__(self, processes: int) -> None:
-        self.processes = processes
-        self.running: dict[int, tuple[float, object, int]] = {}
-
-    def start(self, job: object, fault: Fault | None, tests: tuple[str, ...]) -> None:
-        """Begin; `job` comes back from `wait`."""
+    def start(self, fault: Fault, items: list[Any]) -> None:
+        last = self.known.get(fault.key, {}).get("by")
+        # In the order in which the fault names its tests, and that which failed last time before all others.
+        chosen = [item for test in fault.tests for item in items if (item.nodeid + "::").startswith(test + "::")]
+        chosen.sort(key=lambda item: item.nodeid != last)
         note = os.memfd_create("note")
         child = os.fork()
-        if not child:
+        if child:
+            self.running[child] = (time.monotonic(), fault, note)
+            return
+        try:
             os.setpgid(0, 0)  # what the tests start ends with them
-            code = 1
-            try:
-                code = run_tests(fault, tests, note)
-            finally:
-                os._exit(code)
-        self.running[child] = (time.monotonic(), job, note)
+            resource.setrlimit(resource.RLIMIT_CPU, (MOST_SECONDS, MOST_SECONDS + 5))
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, 1)
+            os.dup2(nowhere, 2)
+            self.run(fault, chosen, note)
+        finally:
+            os._exit(0)
 
-    def wait(self) -> tuple[object, int, float, tuple[str, str]]:
-        """A job that is over, its exit code (-1 where it took too long), its seconds, and the last test and how it
-        failed."""
+    def run(self, fault: Fault, items: list[Any], note: int) -> None:
+        """In the forked process. `note` says at every time what is to be said if this process ends: a test and how it
+        failed, or nothing."""
+        from _pytest.runner import runtestprotocol
+
+        def say(*words: str) -> None:
+            os.truncate(note, 0)
+            os.pwrite(note, "\t".join(words).encode(), 0)
+
+        if not plant(fault):
+            say(ENDLESS, "in a process of its own")
+            tests = dict.fromkeys(item.nodeid for item in items)
+            alone = [sys.executable, __file__, "--alone", fault.key, *(list(tests) if len(tests) < 40 else fault.tests)]
+            printed = subprocess.run(alone, capture_output=True, text=True, check=False).stdout
+            say(*printed.rpartition(ALONE)[2].split("\t"))
+            return
+        for item, following in zip(items, [*items[1:], None], strict=True):
+            say(item.nodeid, ENDLESS)
+            runtestprotocol(item, log=False, nextitem=following)
+            if self.failed[0]:
+                return say(*self.failed)
+        say()
+
+    def wait(self) -> None:
+        """Until one has ended, and note what it found."""
         while True:
-            for child, (began, job, note) in list(self.running.items()):
-                ended, status = os.waitpid(child, os.WNOHANG)
+            for child, (began, fault, note) in list(self.running.items()):
+                ended, _ = os.waitpid(child, os.WNOHANG)
                 seconds = time.monotonic() - began
                 if not ended and seconds < MOST_WAITING:
                     continue
-                del self.running[child]
                 if not ended:
                     os.killpg(child, signal.SIGKILL)
                     os.waitpid(child, 0)
                 test, _, how = os.pread(note, 10_000, 0).decode().partition("\t")
                 os.close(note)
-                return job, os.waitstatus_to_exitcode(status) if ended else -1, seconds, (test, how)
+                del self.running[child]
+                return _note(fault, test, how.strip(), seconds, self.known)
             time.sleep(0.05)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--trust", action="store_true", help="the tests have just passed without a fault")
     parser.add_argument("--render", action="store_true", help="only write the table into docs/reliability.md")
     parser.add_argument("--only", default="", help="faults in files whose path begins so")
+    parser.add_argument("--alone", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    import pytest
+    from hypothesis import Phase, settings
+
+    os.chdir(ROOT)
+    sys.path.insert(0, str(ROOT))
+    os.environ["PYTHONPATH"] = str(ROOT)
+    sys.dont_write_bytecode = True
+    # The first example that fails is enough; to look for the smallest takes minutes.
+    settings.register_profile("planted", phases=(Phase.explicit, Phase.generate), deadline=None, derandomize=True)
+    settings.load_profile("planted")
+    if options.alone:
+        key, *tests = options.alone
+        found = run_alone(next(fault for fault in read_faults() if fault.key == key), tests)
+        print(ALONE + "\t".join(found), flush=True)
+        return 0
     if options.render:
         return _report([], {str(row["key"]): row for row in _read()})
     faults = [fault for fault in read_faults() if fault.file.startswith(options.only)]
@@ -201,36 +287,18 @@ def main() -> int:
     for fault in stale:
         print(f"STALE  {fault.file}: {fault.search!r} does not stand there once any more; mend the list")
     faults = [fault for fault in faults if fault not in stale]
-    known = {row["key"]: row for row in _read()}
+    known = {str(row["key"]): row for row in _read()}
     waiting = [fault for fault in faults if known.get(fault.key, {}).get("state") != fault.state()]
     waiting.sort(key=lambda fault: fault.key in known)  # those never planted first
     print(f"{len(faults)} faults, {len(waiting)} to look at", flush=True)
-    for library in _LIBRARIES:
-        __import__(library)
-    import torch
+    if waiting:
+        import torch
 
-    torch.set_num_threads(1)
-
-    runner, sound = Runner(options.processes), set()
-    if options.trust:
-        sound |= {fault.tests for fault in waiting}
-    for tests in dict.fromkeys(fault.tests for fault in waiting if fault.tests not in sound):
-        # Without a fault they must pass.
-        runner.start(tests, None, tests)
-        if len(runner.running) >= options.processes:
-            _note_sound(runner, sound)
-    while runner.running:
-        _note_sound(runner, sound)
-    for fault in waiting:
-        if fault.tests not in sound:
-            continue
-        last = str(known.get(fault.key, {}).get("by", ""))
-        there = last.startswith(tuple(test.split("::")[0] for test in fault.tests))
-        runner.start(fault, fault, ((last,) if there else ()) + fault.tests)
-        if len(runner.running) >= options.processes:
-            _note(runner, known)
-    while runner.running:
-        _note(runner, known)
+        torch.set_num_threads(1)
+        for module in dict.fromkeys(fault.module for fault in waiting):
+            importlib.import_module(module)
+        tests = dict.fromkeys(test.split("::")[0] for fault in waiting for test in fault.tests)
+        pytest.main([*_OPTIONS, *tests], [_Planter(waiting, known, options.processes)])
     return _report(faults, known)
 
 
@@ -256,28 +324,18 @@ def render(document: str, rows: list[dict[str, object]]) -> str:
     return f"{before}<!-- faults:begin -->\n{text}\n<!-- faults:end -->{after}"
 
 
-def _note_sound(runner: Runner, sound: set[tuple[str, ...]]) -> None:
-    tests, code, seconds, _ = runner.wait()
-    assert isinstance(tests, tuple)
-    if code == 0:
-        sound.add(tests)
-    print(f"{'sound' if code == 0 else 'FAIL WITHOUT A FAULT'} {seconds:6.1f} s  {' '.join(tests)}", flush=True)
-
-
-def _note(runner: Runner, known: dict[str, dict[str, object]]) -> None:
-    fault, code, seconds, (test, how) = runner.wait()
-    assert isinstance(fault, Fault)
+def _note(fault: Fault, test: str, how: str, seconds: float, known: dict[str, dict[str, object]]) -> None:
     known[fault.key] = {
         "key": fault.key,
         "state": fault.state(),
         "file": fault.file,
         "search": fault.search,
         "replace": fault.replace,
-        "caught": code != 0,
-        **({"by": test, "how": how} if code else {}),
+        "caught": bool(test),
+        **({"by": test, "how": how} if test else {}),
     }
     _write(list(known.values()))
-    found = f"caught {seconds:6.1f} s  {test} ({how})" if code else f"SURVIVED {seconds:6.1f} s"
+    found = f"caught {seconds:6.1f} s  {test} ({how})" if test else f"SURVIVED {seconds:6.1f} s"
     print(f"{found}  {fault.file}: {fault.replace!r}", flush=True)
 
 

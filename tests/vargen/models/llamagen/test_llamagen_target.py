@@ -18,6 +18,7 @@ CONDITION = torch.randn(3, 5, 16, generator=torch.Generator().manual_seed(1))
 MASK = torch.tensor([[False, False, True, True, True], [True] * 5, [False, True, True, True, True]])
 
 ALL = slice(0, 3)
+CLOSE = {"rtol": 1e-4, "atol": 1e-4}
 
 
 @pytest.fixture
@@ -76,7 +77,37 @@ def test_one_pass_over_a_tree_is_many_passes_over_one_token(
         for node in range(6):
             path = [int(tree.tokens[row, i]) for i in paths[row, node] if i >= 0]
             wanted = feed_one_by_one(alone, chain[row, : lengths[row]].tolist() + path)
-            torch.testing.assert_close(logits[row, node], wanted, rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(logits[row, node], wanted, **CLOSE)
+
+
+def without_a_cache(transformer: LlamaGenTransformer, row: int, tokens: Tensor, guidance_scale: float) -> Tensor:
+    """Logits [n, V] after each of a row's first tokens [n]: one pass over its condition, padding left out, and them."""
+    halves = []
+    for condition in (CONDITION[row], transformer.null_condition(1, 5)[0]):
+        words = condition[MASK[row]]
+        inputs = torch.cat((words, transformer.token_embedding(tokens)))[None]
+        positions = torch.cat((torch.full((len(words),), -1), torch.arange(len(tokens))))[None]
+        halves.append(transformer(inputs_embeds=inputs, positions=positions).logits[0, len(words) :])
+    return halves[1] + guidance_scale * (halves[0] - halves[1])
+
+
+@torch.no_grad()
+def test_a_picture_to_its_end_is_one_pass_without_a_cache(transformer: LlamaGenTransformer) -> None:
+    """Places in the picture, padding that nobody sees, and room for a whole draft behind the last token that is fed."""
+    target, size = build(transformer), transformer.num_image_tokens
+    tokens = torch.randint(0, 24, (3, size + 7), generator=torch.Generator().manual_seed(2))
+    target.prefill()
+    fed, logits = 0, []
+    for width in (8, size - 1 - 8, 8):  # at last one token of the picture, and seven past its end
+        depths = torch.arange(width).clamp(max=size - 1 - fed).expand(3, -1)
+        causal = torch.ones(3, width, width, dtype=torch.bool).tril()
+        logits.append(target.forward(tokens[:, fed : fed + width], causal, depths).logits)
+        kept = min(width, size - 1 - fed)
+        target.commit(None, torch.full((3,), kept))
+        fed += kept
+    found = torch.cat(logits, dim=1)[:, :size]
+    for row in range(3):
+        torch.testing.assert_close(found[row], without_a_cache(transformer, row, tokens[row, :size], 3.0), **CLOSE)
 
 
 @torch.no_grad()
@@ -88,7 +119,7 @@ def test_guidance_is_that_of_two_models(transformer: LlamaGenTransformer) -> Non
     for call in (lambda target: target.prefill(), lambda target: target.forward(tokens, ones, zeros)):
         output, (conditional, unconditional) = call(guided), map(call, halves)
         wanted = unconditional.logits + 2.5 * (conditional.logits - unconditional.logits)
-        torch.testing.assert_close(output.logits, wanted, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(output.logits, wanted, **CLOSE)
         image = slice(None) if output.hidden_states.shape[1] == 1 else slice(-1, None)  # padding holds rubbish
         torch.testing.assert_close(output.hidden_states[:, image], conditional.hidden_states[:, image])
         torch.testing.assert_close(output.unconditional_hidden_states[:, image], unconditional.hidden_states[:, image])

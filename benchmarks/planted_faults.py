@@ -119,8 +119,17 @@ class _Plant(importlib.abc.MetaPathFinder, importlib.machinery.SourceFileLoader)
         return compile(self.source, self.path, "exec")  # never from a cache, never into one
 
 
-def plant(fault: Fault) -> bool:
-    """Give the functions of a module that is imported their faulty code, whoever holds them; whether that was all.
+def functions_by_file() -> dict[str, list[types.FunctionType]]:
+    """All functions that there are, whoever holds them, by the file of their code."""
+    found: dict[str, list[types.FunctionType]] = {}
+    for each in gc.get_objects():
+        if isinstance(each, types.FunctionType):
+            found.setdefault(each.__code__.co_filename, []).append(each)
+    return found
+
+
+def plant(fault: Fault, functions: dict[str, list[types.FunctionType]]) -> bool:
+    """Give functions of a module that is imported their faulty code; whether that was all.
 
     False, and nothing is changed, where the fault is in what runs when the module is imported.
     """
@@ -130,8 +139,7 @@ def plant(fault: Fault) -> bool:
         return False
     # Pairs of code that are the same function, told by its first line of the sound source.
     pairs = {old.co_firstlineno: new for old, new in zip(_functions(sound), _functions(faulty), strict=True)}
-    held = [each for each in gc.get_objects() if isinstance(each, types.FunctionType)]
-    own = [each for each in held if each.__code__.co_filename == path and each.__code__.co_firstlineno in pairs]
+    own = [each for each in functions.get(path, []) if each.__code__.co_firstlineno in pairs]
     for function in own:
         if function.__code__.co_freevars != pairs[function.__code__.co_firstlineno].co_freevars:
             return False
@@ -182,6 +190,7 @@ class _Planter:
         self.faults, self.known, self.processes = faults, known, processes
         self.failed = ("", "")
         self.running: dict[int, tuple[float, Fault, int]] = {}
+        self.functions: dict[str, list[types.FunctionType]] = {}
 
     def pytest_exception_interact(self, node: Any, call: Any) -> None:
         self.failed = (node.nodeid, call.excinfo.type.__name__)
@@ -189,6 +198,8 @@ class _Planter:
     def pytest_runtestloop(self, session: Any) -> bool | None:
         if not self.faults:
             return None
+        self.functions = functions_by_file()
+        gc.freeze()  # collecting garbage would copy all that is shared with the forked processes
         for fault in self.faults:
             self.start(fault, session.items)
             if len(self.running) >= self.processes:
@@ -226,7 +237,7 @@ class _Planter:
             os.truncate(note, 0)
             os.pwrite(note, "\t".join(words).encode(), 0)
 
-        if not plant(fault):
+        if not plant(fault, self.functions):
             say(ENDLESS, "in a process of its own")
             tests = dict.fromkeys(item.nodeid for item in items)
             alone = [sys.executable, __file__, "--alone", fault.key, *(list(tests) if len(tests) < 40 else fault.tests)]
@@ -262,7 +273,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--render", action="store_true", help="only write the table into docs/reliability.md")
-    parser.add_argument("--only", default="", help="faults in files whose path begins so")
+    parser.add_argument("--only", nargs="+", default=[""], help="faults in files whose path begins so")
     parser.add_argument("--alone", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
     import pytest
@@ -282,7 +293,7 @@ def main() -> int:
         return 0
     if options.render:
         return _report([], {str(row["key"]): row for row in _read()})
-    faults = [fault for fault in read_faults() if fault.file.startswith(options.only)]
+    faults = [fault for fault in read_faults() if fault.file.startswith(tuple(options.only))]
     stale = [fault for fault in faults if (ROOT / fault.file).read_text().count(fault.search) != 1]
     for fault in stale:
         print(f"STALE  {fault.file}: {fault.search!r} does not stand there once any more; mend the list")

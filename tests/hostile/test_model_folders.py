@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import pickle
+import shutil
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +12,9 @@ from typing import Any
 
 import pytest
 from hostile import Case, arguments_of, change_json, check_refused, each, write_json
+from PIL import Image
+
+from vargen.resources import find_model
 
 GENERATE = "generate 'a red cube' --model {work}/model --output {work}/out --quiet"
 TRANSFORMER, WEIGHTS = "transformer/config.json", "transformer/diffusion_pytorch_model.safetensors"
@@ -179,6 +184,54 @@ CASES = [
     of("a Janus without files", only('{"model_type": "janus"}'), "model"),
     of("a Janus of words", only('{"model_type": "janus", "vision_config": "x"}'), "config.json"),
 ]  # fmt: skip
+
+
+class Harm:
+    """Pickled, it makes a file when it is read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Callable[[Path], None], tuple[Path]]:
+        return Path.touch, (self.path,)
+
+
+CAPTION = "caption {work}/frames.gif --num_frames 4 --max_new_tokens 1 "
+LOADERS = {  # a shipped folder, and a command that reads one of its kind
+    "scenes-128/text_encoder": "generate x --model {model} --output {work}/out",
+    "scenes-128/drafter": "generate x --method eagle --method_options.drafter {of} --output {work}/out",
+    "judge": "judge {work} --judge {of}",
+    "clip": "generate x --model {model} --num_candidates 2 --ranker clip --clip {of} --output {work}/out",
+    "video-llm": CAPTION + "--model {of}",
+    "video-llm-draft": CAPTION + "--draft_model {of}",
+    "video-llm/drafters/sparrow": CAPTION + "--method sparrow --method_options.drafter {of}",
+}
+
+
+@pytest.mark.parametrize("shipped", [*LOADERS, "janus"])
+def test_pickled_weights_are_refused_by_name_wherever_weights_are_read(
+    shipped: str, tmp_path: Path, tiny_model_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Their folder as it is shipped, but for the weights."""
+    of = tmp_path / "of"
+    if shipped == "janus":
+        of.mkdir()
+        (of / "config.json").write_text('{"model_type": "janus"}')
+        command = "generate x --model {of} --output {work}/out"
+    else:
+        ignored = shutil.ignore_patterns("*.safetensors", "drafters", "*.md")
+        shutil.copytree(find_model().parent / shipped, of, ignore=ignored)
+        command = LOADERS[shipped]
+    if shipped == "scenes-128/text_encoder":
+        shutil.rmtree(tiny_model_folder / "text_encoder")
+        of = of.rename(tiny_model_folder / "text_encoder")
+    (tmp_path / "result.jsonl").touch()  # a run to be judged
+    frames = [Image.new("RGB", (64, 64), (30 * number, 0, 0)) for number in range(8)]
+    frames[0].save(tmp_path / "frames.gif", save_all=True, append_images=frames[1:])
+    (of / "pytorch_model.bin").write_bytes(pickle.dumps(Harm(tmp_path / "executed")))
+    arguments = arguments_of(command, {"work": tmp_path, "model": tiny_model_folder, "of": of})
+    check_refused(arguments, "pytorch_model.bin holds pickled weights", capsys, tmp_path)
+    assert not (tmp_path / "executed").exists()
 
 
 @each(CASES)

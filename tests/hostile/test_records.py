@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
@@ -247,6 +248,42 @@ def test_a_damaged_study(damage: Callable[[Path], object], tmp_path: Path) -> No
         _open_study(path, config, resolve_method)
 
 
+def test_a_study_that_lost_a_table_or_rows(tmp_path: Path) -> None:
+    """Optuna makes tables anew: what was measured would be gone, or a search would go on until its time is up."""
+    pytest.importorskip("optuna", reason="tuning needs the tune extra")
+    import optuna
+
+    from vargen.errors import UserError
+    from vargen.jobs.tuning import TuneConfig, _open_study
+    from vargen.methods.catalogue import resolve_method
+
+    path, config = tmp_path / "study.db", TuneConfig(method="sjd", output=str(tmp_path))
+    study = _open_study(path, config, resolve_method)
+    trial = study.ask()
+    trial.set_user_attr("settings", {"name": "sjd"})
+    trial.set_user_attr("survival", [0.5])
+    study.tell(trial, [1.0, 1.0])
+    whole = path.read_bytes()
+    with sqlite3.connect(path) as connection:
+        tables = [name for (name,) in connection.execute("select name from sqlite_master where type = 'table'")]
+    kept = ("study_directions", "trial_user_attributes", "trial_values")
+    assert set(kept) < set(tables) and len(tables) > 8
+    damages = [*(f"drop table {name}" for name in tables), *(f"delete from {name}" for name in kept)]
+    for damage in damages:
+        path.write_bytes(whole)
+        with sqlite3.connect(path) as connection:
+            connection.execute(damage)
+        lacks = f"it lacks {damage.split()[-1]}" if damage.startswith("drop") else ""
+        with pytest.raises(UserError, match=rf"output: \S+study\.db cannot be read \({lacks}.*; delete it or choose"):
+            _open_study(path, config, resolve_method)
+    path.write_bytes(whole)
+    assert len(_open_study(path, config, resolve_method).get_trials(states=[optuna.trial.TrialState.COMPLETE])) == 1
+    path.unlink()
+    with sqlite3.connect(path) as connection:  # a kill while the tables were being made
+        connection.execute("create table studies (study_id integer primary key, study_name varchar(512) unique)")
+    assert len(_open_study(path, config, resolve_method).trials) > 1
+
+
 def _checkpoint(content: bytes | object) -> Callable[[Path], None]:
     def damage(path: Path) -> None:
         import torch
@@ -300,7 +337,8 @@ def test_a_full_disk_at_a_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixtu
     with file_size_limit(len(whole) // 2):
         assert main([*command, "3"]) == 2
     told = capsys.readouterr().err
-    assert told.count("vargen: error: ") == 1 and "Traceback" not in told and "file too large" in told, told[-800:]
+    named = f"file too large: {tmp_path / 'run' / 'checkpoint.pt'}; name another"
+    assert told.count("vargen: error: ") == 1 and "Traceback" not in told and named in told, told[-800:]
     assert (tmp_path / "run" / "checkpoint.pt").read_bytes() == whole
     assert main([*command, "3"]) == 0
     assert not [path for path in (tmp_path / "run").rglob("*") if "tmp" in path.name]

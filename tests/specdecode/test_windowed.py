@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -99,3 +100,21 @@ def test_certain_targets_forgive_nothing() -> None:
 def test_settings_out_of_range_are_named(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         WindowedVerifier(**options)
+
+
+@pytest.mark.parametrize(("mode", "entropy"), [("paper", 1.2275 / math.log(VOCAB)), ("release", 0.7670)])
+def test_entropy_is_in_the_unit_of_the_mode(mode: str, entropy: float) -> None:
+    """Of 0.6 and four times 0.1: a share of the largest possible one, or nats of the three likeliest."""
+    logits = torch.tensor([0.6, 0.1, 0.1, 0.1, 0.1]).log().expand(1, 2, -1)
+    draft = Draft(TokenTree.chain(torch.tensor([[0, 3]])))
+    for threshold, accepted in ((entropy - 0.01, 1), (entropy + 0.01, 0)):
+        verdict = WindowedVerifier(threshold, None, mode).accept(draft, TargetOutput(logits), state())
+        assert int(verdict.accepted[0]) == accepted
+
+
+def test_padding_is_never_forgiven() -> None:
+    tree = TokenTree.chain(torch.tensor([[0, 3, 3, 3]]))
+    tree = replace(tree, valid=torch.tensor([[True, True, False, False]]))
+    verdict = WindowedVerifier(0.0, None).accept(Draft(tree), TargetOutput(torch.zeros(1, 4, VOCAB)), state())
+    assert int(verdict.accepted[0]) == 1
+    assert verdict.relaxed is not None and verdict.relaxed[0].tolist() == [True, False, False]

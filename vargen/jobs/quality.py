@@ -29,6 +29,7 @@ from metrics.protocol import Protocol
 from metrics.quality import Reference, figure, mean_figure, score_pictures
 from vargen.errors import UserError
 from vargen.jobs.cases import BenchmarkCase, Judge, ReferencePictures
+from vargen.models.model_folder import refuse_pickled
 from vargen.resources import cache_folder
 from vargen.runs.batches import Arrays, BatchStore, Share
 from vargen.runs.files import atomic_path
@@ -74,6 +75,7 @@ def load_networks(
         if name == "clip":
             if clip is None:
                 raise UserError(f"clip: {protocol.name} needs a CLIP model; name the folder of one")
+            refuse_pickled(clip, "clip")
             return CLIPFeatures(clip, device)
         if name == "vgg16":
             if vgg_weights is None:

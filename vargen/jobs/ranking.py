@@ -54,7 +54,9 @@ class ClipScorer:
     def __init__(self, folder: Path) -> None:
         from metrics.errors import DataError
         from metrics.extractors import CLIPFeatures
+        from vargen.models.model_folder import refuse_pickled
 
+        refuse_pickled(folder, "clip")
         try:
             self.features = CLIPFeatures(folder)
         except DataError as error:

@@ -13,7 +13,8 @@ import math
 import sqlite3
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
@@ -362,7 +363,8 @@ def _tune(config: TuneConfig, world: World, quiet: bool, report: Callable[[dict[
     try:
         with progress(round(config.max_seconds), "seconds", quiet) as shown:
             evaluation = Evaluation(pipeline, judge, clip, cases, config, folder / "plain.jsonl", described)
-            used_up = _search(study, evaluation, config, shown)
+            with _study_at(folder / "study.db"):
+                used_up = _search(study, evaluation, config, shown)
     except KeyboardInterrupt:
         if evaluation is None:
             raise KeyboardInterrupt("plain decoding's calls so far are kept; the same command goes on") from None
@@ -483,10 +485,22 @@ def _open_study(
     """The study in a file, with the starting points that were not measured yet first in its queue."""
     import numpy as np
     import optuna
-    from optuna.exceptions import StorageInternalError
+    import sqlalchemy
     from optuna.storages import RDBStorage
     from optuna.trial import TrialState
-    from sqlalchemy.exc import SQLAlchemyError
+
+    def check_tables() -> None:
+        """Optuna makes tables that are not there, which is right where a kill left a file unfinished, before anything
+        was kept in it; later what was measured would be gone without a word, or be waited for until the time is up."""
+        with closing(connect()) as connection:
+            found = {name for (name,) in connection.execute("select name from sqlite_master where type = 'table'")}
+            kept = any(
+                connection.execute(f"select count(*) from {name}").fetchone()[0]
+                for name in found & {"studies", "trials"}
+            )
+        needed = set(sqlalchemy.inspect(RDBStorage("sqlite://").engine).get_table_names()) if kept else set()
+        if missing := sorted(needed - found):
+            raise ValueError(f"it lacks {', '.join(missing)}")
 
     def connect() -> sqlite3.Connection:  # by its path, since not every path survives a URL
         connection = sqlite3.connect(path)
@@ -495,7 +509,8 @@ def _open_study(
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     check_replaceable(path)
-    try:
+    with _study_at(path, opening=True):
+        check_tables()
         storage = RDBStorage("sqlite://", engine_kwargs={"creator": connect})
         study = optuna.create_study(
             study_name="tune",
@@ -503,9 +518,9 @@ def _open_study(
             directions=["maximize", "maximize"],
             load_if_exists=True,
         )
-    except (SQLAlchemyError, StorageInternalError, RuntimeError) as error:
-        reason = str(error).split("\n")[0]
-        raise UserError(f"output: {path} cannot be read ({reason}); delete it or choose another folder") from error
+        if len(study.directions) != 2:
+            raise ValueError("it does not say what is searched for")
+        _points(study)
     # Not the seed alone: a search that goes on would draw again what it drew when it began.
     seed = int(np.random.SeedSequence([config.seed, len(study.trials)]).generate_state(1)[0])
     study.sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=8)
@@ -514,6 +529,28 @@ def _open_study(
         if dict(start.settings) not in [trial.user_attrs.get("start") for trial in settled]:
             study.enqueue_trial(dict(start.parameters), user_attrs={"start": dict(start.settings)})
     return study
+
+
+@contextmanager
+def _study_at(path: Path, opening: bool = False) -> Iterator[None]:
+    """Within, a study's file is read and written.
+
+    Raises:
+        UserError: it is damaged, or there is no room for it.
+    """
+    from optuna.exceptions import StorageInternalError
+    from sqlalchemy.exc import SQLAlchemyError
+
+    expected: tuple[type[Exception], ...] = (SQLAlchemyError, StorageInternalError, sqlite3.Error)
+    if opening:  # what is not there where it should be shows itself as any of these
+        expected += (LookupError, TypeError, ValueError, RuntimeError)
+    try:
+        yield
+    except expected as error:
+        reason = next((str(cause).split("\n")[0] for cause in (error.__cause__, error) if cause), "")
+        if "full" in reason:
+            raise UserError(f"output: {path} cannot be written ({reason}); free some space, then go on") from error
+        raise UserError(f"output: {path} cannot be read ({reason}); delete it or choose another folder") from error
 
 
 def _search(study: Study, evaluation: Evaluation, config: TuneConfig, shown: Progress) -> bool:

@@ -186,6 +186,19 @@ def _component_class(library: str, class_name: str) -> type[torch.nn.Module] | N
     return found if issubclass(found, torch.nn.Module) else None
 
 
+def refuse_pickled(folder: str | os.PathLike[str], argument: str = "") -> None:
+    """Raises UserError where a folder has weights that are pickled, by their name, and none that are not."""
+    folder = Path(folder)
+    if not folder.is_dir() or any(folder.glob("*.safetensors")):
+        return
+    where = f"{argument}: " if argument else ""
+    for path in sorted(folder.iterdir()):
+        if path.suffix in _PICKLED:
+            raise UserError(
+                f"{where}{path} holds pickled weights, which may run code when loaded; save them as safetensors"
+            )
+
+
 def _weight_files(folder: Path) -> list[Path]:
     """The safetensors files of a component, from its index when it is sharded. Empty when it keeps another format."""
     for name in _WEIGHT_NAMES:
@@ -199,9 +212,7 @@ def _weight_files(folder: Path) -> list[Path]:
             return [folder / f"{name}.safetensors"]
     if any(folder.glob("*.safetensors")):
         return []  # a variant: from_pretrained knows what to do with it
-    for path in sorted(folder.iterdir()):
-        if path.suffix in _PICKLED:
-            raise UserError(f"{path} holds pickled weights, which may run code when loaded; save them as safetensors")
+    refuse_pickled(folder)
     raise UserError(f"{folder / (_WEIGHT_NAMES[0] + '.safetensors')} is missing; copy or download the weights again")
 
 

@@ -15,6 +15,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, ProcessorMixin
 
 from vargen.errors import UserError
 from vargen.models.finite import check_weights
+from vargen.models.model_folder import refuse_pickled
 
 Model = TypeVar("Model", bound=PreTrainedModel)
 Processor = TypeVar("Processor", bound=ProcessorMixin)
@@ -32,11 +33,13 @@ def load_model(source: str | os.PathLike[str], model_class: type[Model], model_t
         **kwargs: for `from_pretrained`, such as dtype, device_map, quantization_config, attn_implementation, revision.
 
     Raises:
-        UserError: nothing can be loaded, another family lies there, or weights are missing.
+        UserError: nothing can be loaded, another family lies there, weights are pickled, or some are missing.
     """
     check_family(source, model_type, **kwargs)
+    refuse_pickled(source)
     try:
-        loaded: Any = model_class.from_pretrained(source, output_loading_info=True, **kwargs)
+        arguments = {"use_safetensors": True, **kwargs}
+        loaded: Any = model_class.from_pretrained(source, output_loading_info=True, **arguments)
     except MemoryError:
         raise
     except Exception as error:  # a damaged file can raise anything

@@ -84,6 +84,17 @@ def check_replaceable(path: str | os.PathLike[str], argument: str = "output", fo
 
 
 @contextmanager
+def _naming(path: Path, temporary: Path | None = None) -> Iterator[None]:
+    """Let errors of the system name the file that is written, also where they name none, or its temporary one."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename in (None, str(temporary)):
+            error.filename, error.filename2 = str(path), None
+        raise
+
+
+@contextmanager
 def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield a temporary path to write to; it becomes `path` when the block ends well and is removed when it does not.
 
@@ -94,7 +105,7 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
     temporary = path.with_name(_temporary_name())
     temporary.touch(exist_ok=False)
     try:
-        with _locked(temporary):
+        with _naming(path, temporary), _locked(temporary):
             yield temporary
             os.replace(temporary, path)
     except BaseException:  # KeyboardInterrupt too: a stopped run must not leave a temporary file behind
@@ -157,7 +168,7 @@ def append_jsonl(path: str | os.PathLike[str], record: dict[str, Any]) -> None:
     """
     line = json.dumps(record, ensure_ascii=False).encode("utf-8") + b"\n"
     check_replaceable(path)
-    with open(path, "ab+", buffering=0) as file:
+    with _naming(Path(path)), open(path, "ab+", buffering=0) as file:
         end = _end_of_complete_lines(file)
         file.truncate(end)
         try:

@@ -18,7 +18,7 @@ from transformers.utils import logging as transformers_logging
 from specdecode.targets.grouped_attention import use_grouped_attention
 from vargen.errors import UserError
 from vargen.models.finite import check_weights
-from vargen.models.model_folder import read_json
+from vargen.models.model_folder import read_json, refuse_pickled
 from vargen.models.options import ModelOptions
 from vargen.models.source import SETTINGS, WEIGHTS, fetch, is_hub_name
 from vargen.pipelines.loading import loading_arguments
@@ -140,6 +140,7 @@ def load_video_model(found: VideoModelFolder, options: ModelOptions) -> Any:
     """
     arguments, device, _ = loading_arguments(options)
     transformers_logging.disable_progress_bar()
+    refuse_pickled(found.folder, "model")
     try:
         loaded: Any = AutoModelForImageTextToText.from_pretrained(
             found.folder, use_safetensors=True, output_loading_info=True, **arguments

@@ -24,6 +24,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from vargen.models.finite import check_weights
+from vargen.models.model_folder import refuse_pickled
 from vargen.video.architectures.catalogue import architecture_of
 from vargen.video.drafters.feature_drafter import FeatureDrafter, FeatureDrafterConfig
 from vargen.video.request import VideoRequest
@@ -140,6 +141,7 @@ def load_drafter(
             layer count or K.
     """
     folder = Path(folder)
+    refuse_pickled(folder, "drafter")
     try:
         config = FeatureDrafterConfig.from_dict(json.loads((folder / "config.json").read_text()))
         stored = load_file(folder / WEIGHTS_NAME)

@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 MODEL = "scenes-128"
 SPEED_RUN, PICKS_RUN = "bench_batch_1", "bench_picks"
-DECODER_RUN = "training_scenes-128-decoder"
+TRANSFORMER_RUN = f"training_{MODEL}-transformer"
 PLOT = ROOT / "docs" / "images" / "tradeoff.png"
 SOURCES = {"generated": "generated", "renders": "real renders", "reconstructions": "tokenizer's reconstructions"}
 
@@ -68,6 +68,23 @@ def source_line(record: Record) -> str:
     )
 
 
+def is_of_earlier_model(record: Record) -> bool:
+    """Whether a record was taken before the picture model that is shipped was trained, so of the one before it."""
+    shipped = load(TRANSFORMER_RUN)
+    return shipped is not None and record["provenance"]["date"] < shipped["provenance"]["date"]
+
+
+def of_shipped_model(evaluations: dict[str, list[Record]]) -> dict[str, list[Record]]:
+    """The evaluations of the picture model that is shipped now."""
+    return {name: rows for name, rows in evaluations.items() if not is_of_earlier_model(rows[0])}
+
+
+def picture_source_line(record: Record) -> str:
+    """`source_line` of a record of the picture model, which says where that is not the one that is shipped now."""
+    earlier = "**Of the picture model that was shipped before this one.** " * is_of_earlier_model(record)
+    return earlier + source_line(record)
+
+
 def share(cell: Record | None) -> str:
     """An accuracy in percent with its 95 % interval and count."""
     if not cell or not cell["n"]:
@@ -98,7 +115,7 @@ def judge_section(record: Record) -> str:
                     parts += [f"Held-out prompts that name {group} object(s):", verdict_table(verdicts, group)]
     parts += ["### The judge alone, on everything true of held-out scenes", verdict_table(record["judge_alone"])]
     settings = ", ".join(f"{key} {value}" for key, value in record["settings"].items())
-    return "\n\n".join([*parts, f"Settings: {settings}.", source_line(record)])
+    return "\n\n".join([*parts, f"Settings: {settings}.", picture_source_line(record)])
 
 
 def decoding_section(records: Sequence[Record]) -> str:
@@ -116,7 +133,7 @@ def decoding_section(records: Sequence[Record]) -> str:
             "## Plain decoding",
             "One step makes one token per picture, with guidance (two rows per picture).",
             table_of(records, columns),
-            source_line(records[-1]),
+            picture_source_line(records[-1]),
         ]
     )
 
@@ -219,14 +236,11 @@ def _judged(row: Record) -> str:
 
 
 def bench_caption(rows: Sequence[Record]) -> str:
-    """What a bench was measured on, and whether the decoder has changed since the judge read its pictures."""
-    row, decoder = rows[0], load(DECODER_RUN)
-    earlier = decoder is not None and row["provenance"]["date"] < decoder["provenance"]["date"]
+    """What a bench was measured on."""
+    row = rows[0]
     return (
         f"{row['images']} held-out prompts, {row['dtype']}, batch {row['batch_size']}, the model's default sampling; "
-        "all methods draw the same prompts with the same seeds, in turns. "
-        + ("The judge read pictures of the decoder before its last training; tokens are the same since. " * earlier)
-        + source_line(row)
+        f"all methods draw the same prompts with the same seeds, in turns. {picture_source_line(row)}"
     )
 
 
@@ -254,7 +268,7 @@ def speculation_section(records: dict[str, list[Record]], overhead: Record | Non
             "Milliseconds per step, one picture at a time, and the share that is neither the target's nor the "
             "drafter's forward.",
             table([name.replace("_", " ") for name in header], cells),
-            source_line(overhead),
+            picture_source_line(overhead),
         ]
     if equality:
         columns: Columns = {
@@ -271,7 +285,7 @@ def speculation_section(records: dict[str, list[Record]], overhead: Record | Non
             f"logits lie within {equality['near_tie']:g} of each other, where another batch shape may round either "
             "way.",
             table_of(equality["rows"], columns),
-            source_line(equality),
+            picture_source_line(equality),
         ]
     return "\n\n".join(parts)
 
@@ -299,7 +313,7 @@ def studies_section(record: Record) -> str:
             "judge, % of claims": lambda row: f"{100 * row['claims_right']:.1f}",
         }
         parts.append(table_of(rows, columns))
-    return "\n\n".join([*parts, source_line(record)])
+    return "\n\n".join([*parts, picture_source_line(record)])
 
 
 def heads_section(records: dict[str, Record]) -> str:
@@ -321,7 +335,7 @@ def heads_section(records: dict[str, Record]) -> str:
             f"### From {start} weights",
             f"{settings['steps']} steps of {settings['batch_size']} pictures.",
             table(["head", "overlap", "level 2", "level 3", "level 4", "accepted"], cells),
-            source_line(record),
+            picture_source_line(record),
         ]
     return "\n\n".join(parts)
 
@@ -354,7 +368,7 @@ def compiled_section(record: Record) -> str:
             f"of {window} guesses. With random weights milliseconds are those of a model of that size, its pictures "
             "are noise. A picture differs where two tokens were about as likely and rounding chose.",
             table_of(record["rows"], columns),
-            source_line(record),
+            picture_source_line(record),
         ]
     )
 
@@ -394,7 +408,8 @@ def quality_table(rows: Sequence[Record]) -> str:
     settings = first["settings"]
     caption = (
         f"{first['count']:,} held-out captions, reference {first['protocol']['reference_count']:,} renders, pictures "
-        f"in {settings['dtype']}, batches of {settings['batch_size']}; ± is half a 95 % interval. {source_line(first)}"
+        f"in {settings['dtype']}, batches of {settings['batch_size']}; ± is half a 95 % interval. "
+        + picture_source_line(first)
     )
     return markdown_quality(rows, first["protocol"]["extractor"]) + "\n\n" + caption
 
@@ -944,7 +959,7 @@ def continuous_section(rows: Sequence[Record]) -> str:
             "turns. Latency is a picture's own time (fixed: that of its batch). At the end of so few pictures rows "
             "idle, which in thousands is of no account; prefills of rows that join count as passes.",
             table(header, lines),
-            source_line(rows[0]),
+            picture_source_line(rows[0]),
         ]
     )
 
@@ -1010,7 +1025,7 @@ def build() -> dict[Path, str]:
     judged = load(f"judge_{MODEL}")
     decoding = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("plain_decoding_*.json"))]
     trained = [json.loads(path.read_text()) for path in sorted(RESULTS.glob(f"training_{MODEL}-*.json"))]
-    transformer = load(f"training_{MODEL}-transformer")
+    transformer = load(TRANSFORMER_RUN)
     sections = [
         "# Results",
         "Rebuilt by `python benchmarks/build_results.py` from the JSON in `benchmarks/results/`. All figures are of "
@@ -1056,7 +1071,8 @@ def build() -> dict[Path, str]:
         ROOT / "docs" / "results.md": "\n\n".join(sections) + "\n",
     }
     if PICKS_RUN in benches:
-        content = picks_table(benches[PICKS_RUN], evaluations) + "\n\n" + bench_caption(benches[PICKS_RUN])
+        picks = benches[PICKS_RUN]
+        content = picks_table(picks, of_shipped_model(evaluations)) + "\n\n" + bench_caption(picks)
         files[readme] = between_markers(readme.read_text(), content, "README.md", "methods")
     if model_card.is_file():
         files[model_card] = between_markers(model_card.read_text(), "\n\n".join(card), "the model card")
@@ -1071,7 +1087,8 @@ def main() -> None:
     if check and stale:
         sys.exit("build_results: out of date: " + ", ".join(str(path.relative_to(ROOT)) for path in stale))
     if not check:
-        speed, evaluated = load(SPEED_RUN), [row for rows in load_evaluations().values() for row in rows]
+        speed = load(SPEED_RUN)
+        evaluated = [row for rows in of_shipped_model(load_evaluations()).values() for row in rows]
         if speed:
             title = f"{MODEL}: wall clock of one picture at a time, {speed[0]['images']} prompts"
             if evaluated:

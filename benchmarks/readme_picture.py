@@ -22,12 +22,12 @@ PICTURE = Path(__file__).resolve().parent.parent / "docs" / "images" / "plain_an
 METHODS = {"plain decoding": "ar", "jacobi": "jacobi"}
 CANDIDATES = 8
 PROMPTS = (
-    "a large green cone on grass",
-    "a shiny red sphere on wood",
-    "a striped blue cube on sand at sunset",
-    "a large orange cylinder under a clear sky",
+    "a large shiny purple cone on grass",
+    "a shiny red sphere left of a small blue cube",
+    "a yellow cone right of a large purple cylinder on sand",
+    "a striped orange sphere on wood at sunset",
     "a matte white sphere on grass",
-    "a small yellow cube on wood",
+    "a small red cone and a large white cylinder on grass",
 )
 
 

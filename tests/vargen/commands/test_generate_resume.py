@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-PICTURES = 40
+PICTURES = 100
 
 
 def command(model: Path, output: Path) -> list[str]:

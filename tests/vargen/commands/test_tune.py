@@ -156,14 +156,21 @@ def test_a_fixed_shape_is_not_replaced_by_a_chain() -> None:
         assert "tree" not in settings and "draft" not in trial.params
 
 
+def measure(study: optuna.Study, trial: optuna.Trial, figure: float) -> None:
+    """Tell what came of a trial, as a search does."""
+    trial.set_user_attr("settings", dict(trial.params))
+    trial.set_user_attr("survival", [])
+    study.tell(trial, [figure, figure])
+
+
 def test_a_study_that_goes_on_does_not_draw_the_same_again(tmp_path: Path) -> None:
     draws = []
     for _ in range(3):
         study = tuning._open_study(tmp_path / "study.db", TuneConfig(method="gsd"), resolve)
         while (trial := study.ask()).user_attrs.get("start"):
-            study.tell(trial, [1.0, 1.0])
+            measure(study, trial, 1.0)
         draws.append(str(resolve_method("gsd").search(Suggestions(trial, {}))))
-        study.tell(trial, [1.0, 1.0])
+        measure(study, trial, 1.0)
     assert len(set(draws)) == 3
 
 
@@ -172,7 +179,7 @@ def test_a_starting_point_whose_process_was_killed_is_measured_again(tmp_path: P
         study = tuning._open_study(tmp_path / "study.db", TuneConfig(method="coolsd"), resolve)
         assert study.ask().user_attrs["start"] == starting_points("coolsd", {}, resolve)[0].settings
     study = tuning._open_study(tmp_path / "study.db", TuneConfig(method="coolsd"), resolve)
-    study.tell(study.ask(), [1.0, 1.0])
+    measure(study, study.ask(), 1.0)
     study = tuning._open_study(tmp_path / "study.db", TuneConfig(method="coolsd"), resolve)
     assert "start" not in study.ask().user_attrs
 
@@ -182,7 +189,7 @@ def test_a_kill_in_the_middle_of_a_write_does_no_harm(tmp_path: Path) -> None:
     path = tmp_path / "a strange ?name #1 {of} 100%" / "study.db"
     path.parent.mkdir()
     study = tuning._open_study(path, TuneConfig(method="sjd"), resolve)
-    study.tell(study.ask(), [1.0, 1.0])
+    measure(study, study.ask(), 1.0)
     script = (
         "import os, signal, sqlite3, sys\n"
         "connection = sqlite3.connect(sys.argv[1], isolation_level=None)\n"
@@ -198,7 +205,7 @@ def test_a_kill_in_the_middle_of_a_write_does_no_harm(tmp_path: Path) -> None:
     assert sorted(place.name for place in path.parent.iterdir()) == ["study.db", "study.db-journal"]
     study = tuning._open_study(path, TuneConfig(method="sjd"), resolve)
     assert [trial.values for trial in study.get_trials(states=[optuna.trial.TrialState.COMPLETE])] == [[1.0, 1.0]]
-    study.tell(study.ask(), [2.0, 2.0])
+    measure(study, study.ask(), 2.0)
     again = tuning._open_study(path, TuneConfig(method="sjd"), resolve)
     assert len(again.get_trials(states=[optuna.trial.TrialState.COMPLETE])) == 2
     assert [place.name for place in path.parent.iterdir()] == ["study.db"]

@@ -44,12 +44,10 @@ def run(arguments: Sequence[str]) -> int:
     )
     config = fill(DemoConfig, parse(parser, _switches(arguments)))
 
-    from vargen.demo.app import import_gradio, run_until_interrupted
-    from vargen.demo.models import Models
+    from vargen.demo.app import run_until_interrupted
 
-    import_gradio()  # before models are read
-    models = Models(config, config.video_model, config.video_draft_model)
-    run_until_interrupted(models, config.host, config.port, config.share)
+    models = (config, config.video_model, config.video_draft_model)
+    run_until_interrupted(config.host, config.port, config.share, *models)
     return 0
 
 

@@ -5,7 +5,11 @@ Belongs here: what all tabs share. Does not belong here: any tab, arguments (`va
 
 from __future__ import annotations
 
+import gc
 import importlib
+import importlib.util
+import signal
+import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +18,7 @@ from typing import Any
 from vargen.demo import compare, pictures, videos
 from vargen.demo.models import Models
 from vargen.demo.tickets import Tickets
+from vargen.demo.worker import LocalWorker, Worker, WorkerProcess
 from vargen.errors import UserError
 
 MAX_WAITING = 16
@@ -48,37 +53,41 @@ class Served:
         self.blocks.close(verbose=False)
 
 
-def import_gradio() -> Any:
-    """The module. Raises UserError where it is not installed."""
-    try:
-        return importlib.import_module("gradio")
-    except ImportError as error:
-        raise UserError('vargen demo needs Gradio; run: pip install "vargen[demo]"') from error
+def check_gradio() -> None:
+    """Raises UserError where it is not installed."""
+    if importlib.util.find_spec("gradio") is None:
+        raise UserError('vargen demo needs Gradio; run: pip install "vargen[demo]"')
 
 
-def build_page(models: Models, folder: Path) -> Any:
+def build_page(models: Models, worker: Worker, folder: Path) -> Any:
     """All tabs, as Gradio's Blocks.
 
     Args:
         models: what they offer.
+        worker: who computes.
         folder: for files that are downloaded.
     """
-    gr = import_gradio()
+    gr = importlib.import_module("gradio")
     tickets = Tickets()
     with gr.Blocks(title="vargen", analytics_enabled=False, fill_width=True, delete_cache=(3600, 3600)) as blocks:
         gr.HTML(_HEADER)
         with gr.Tab("Pictures"):
-            pictures.build(gr, models, tickets, _ONE_AT_A_TIME)
+            pictures.build(gr, models, worker, tickets, _ONE_AT_A_TIME)
         with gr.Tab("Videos") as tab:
-            videos.build(gr, tab, models, tickets, _ONE_AT_A_TIME)
+            videos.build(gr, tab, models, worker, tickets, _ONE_AT_A_TIME)
         with gr.Tab("Compare"):
-            compare.build(gr, models, tickets, _ONE_AT_A_TIME, folder)
+            compare.build(gr, models, worker, tickets, _ONE_AT_A_TIME, folder)
     blocks.queue(max_size=MAX_WAITING)
     return blocks
 
 
 def serve(
-    models: Models, folder: Path, host: str = "127.0.0.1", port: int | None = None, share: bool = False
+    models: Models,
+    folder: Path,
+    host: str = "127.0.0.1",
+    port: int | None = None,
+    share: bool = False,
+    worker: Worker | None = None,
 ) -> Served:
     """Put the page on a port, and go on.
 
@@ -87,14 +96,16 @@ def serve(
         host: who may reach it; "0.0.0.0" for everybody on the network.
         port: None: the first free one from 7860.
         share: also by a public address of gradio.live, which lets anybody in who knows it.
+        worker: who computes; None: this process.
 
     Raises:
         UserError: Gradio is not installed, or the port or host cannot be used.
     """
     from vargen.demo.uploads import MAX_BYTES
 
-    gr = import_gradio()
-    blocks = build_page(models, folder)
+    check_gradio()
+    gr = importlib.import_module("gradio")
+    blocks = build_page(models, LocalWorker(models) if worker is None else worker, folder)
     try:
         _, url, share_url = blocks.launch(
             server_name=host,
@@ -129,16 +140,35 @@ def _theme(gr: Any) -> Any:
     )
 
 
-def run_until_interrupted(models: Models, host: str, port: int | None, share: bool) -> None:
-    """Serve the page until Ctrl+C, and say where it is. Raises UserError as `serve`."""
+def run_until_interrupted(host: str, port: int | None, share: bool, *models: Any) -> None:
+    """Serve the page until Ctrl+C, and say where it is. A process of its own loads the first model meanwhile.
+
+    Args:
+        host, port, share: as for `serve`.
+        models: arguments of `Models`.
+
+    Raises:
+        UserError: as `Models` and `serve`.
+    """
+    check_gradio()
+    offered = Models(*models)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # after cleaning up, as after Ctrl+C
     with tempfile.TemporaryDirectory(prefix="vargen_demo_") as folder:
-        models.load_early()
-        served = serve(models, Path(folder), host, port, share)
-        print(f"vargen demo: {served.url} (Ctrl+C ends it)", flush=True)
-        if served.share_url is not None:
-            print(f"vargen demo: anybody may come by {served.share_url}", flush=True)
+        worker = WorkerProcess(Path(folder), *models)
         try:
-            served.blocks.block_thread()
+            # Importing Gradio makes a million objects that stay; looking for garbage among them, again and again, would
+            # take a third of the start.
+            gc.disable()
+            served = serve(offered, Path(folder), host, port, share, worker)
+            gc.freeze()
+            gc.enable()
+            print(f"vargen demo: {served.url} (Ctrl+C ends it)", flush=True)
+            if served.share_url is not None:
+                print(f"vargen demo: anybody may come by {served.share_url}", flush=True)
+            try:
+                served.blocks.block_thread()
+            finally:
+                served.close()
         finally:
-            served.close()
-            models.close()
+            gc.enable()
+            worker.close()

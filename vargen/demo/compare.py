@@ -19,6 +19,7 @@ from vargen.demo import markup
 from vargen.demo.models import Models
 from vargen.demo.tickets import Tickets
 from vargen.demo.work import Stopped, Work, failure
+from vargen.demo.worker import Worker
 from vargen.errors import UserError
 
 if TYPE_CHECKING:
@@ -192,11 +193,12 @@ def write_rows(rows: Sequence[Mapping[str, Any]], folder: Path) -> str:
     return str(path)
 
 
-def build(gr: Any, models: Models, tickets: Tickets, shared: dict[str, Any], folder: Path) -> None:
+def build(gr: Any, models: Models, worker: Worker, tickets: Tickets, shared: dict[str, Any], folder: Path) -> None:
     """What is on the tab.
 
     Args:
         gr: the module `gradio`.
+        worker: who compares.
         shared: options of events that compute.
         folder: for files that are downloaded.
     """
@@ -255,18 +257,21 @@ def build(gr: Any, models: Models, tickets: Tickets, shared: dict[str, Any], fol
         )
 
     def go_on(*arguments: Any) -> Iterator[tuple[Any, ...]]:
-        for page, rows in compare(models, tickets, *arguments):
-            if rows is None:
-                yield page, *[gr.skip()] * 4
-            else:
-                drawn = plot(rows)
-                yield (
-                    page,
-                    gr.update(visible=True),
-                    format_table(rows),
-                    gr.update(value=drawn, visible=drawn is not None),
-                    write_rows(rows, folder),
-                )
+        ticket, *asked = arguments
+        try:
+            for page, rows in worker.stream(tickets, ticket, compare, *asked):
+                yield page, *(reported(rows) if rows is not None else [gr.skip()] * 4)
+        except UserError as error:
+            yield markup.notice(str(error), "error"), *[gr.skip()] * 4
+
+    def reported(rows: Sequence[Mapping[str, Any]]) -> tuple[Any, ...]:
+        drawn = plot(rows)
+        return (
+            gr.update(visible=True),
+            format_table(rows),
+            gr.update(value=drawn, visible=drawn is not None),
+            write_rows(rows, folder),
+        )
 
     def end(ticket: str) -> tuple[Any, ...]:
         full = markup.notice("Too many are waiting; try again in a moment.", "error")

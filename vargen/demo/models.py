@@ -7,7 +7,6 @@ Belongs here: which models and which of their methods there are, and keeping the
 from __future__ import annotations
 
 import threading
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -130,15 +129,6 @@ class Models:
                     self._video_model, self._video_draft_model, device, dtype
                 )
             return self._answerer
-
-    def load_early(self) -> None:
-        """Load in a thread what will be asked for first; what is wrong with it is said when it is asked for."""
-
-        def load() -> None:
-            with suppress(UserError):
-                self.pipeline(self.default)
-
-        threading.Thread(target=load, daemon=True).start()
 
     def close(self) -> None:
         """End what methods have started for several answers."""

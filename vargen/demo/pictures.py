@@ -16,6 +16,7 @@ from vargen.demo.models import Models
 from vargen.demo.settings import read_settings, write_settings
 from vargen.demo.tickets import Tickets
 from vargen.demo.work import failure
+from vargen.demo.worker import Worker
 from vargen.errors import UserError
 
 if TYPE_CHECKING:
@@ -85,8 +86,6 @@ def draw(
         settings: of the method, as text.
         asked: prompt, seed, guidance and number of pictures.
     """
-    from vargen.demo.race import Race
-
     tickets.admit(ticket)
     try:
         commission = read_commission(models, model, *asked)
@@ -94,6 +93,8 @@ def draw(
             raise UserError(f"method {method!r} does not fit {model}; choose another")
         config = read_settings(models.methods(model)[method], settings)
         pipeline = models.pipeline(model)
+        from vargen.demo.race import Race
+
         chosen = pipeline.resolve_method(config)
         race = Race(pipeline, commission, {PLAIN: pipeline.resolve_method("ar"), method: chosen})
     except Exception as error:
@@ -157,11 +158,12 @@ def _price(plain: Lane, chosen: Lane) -> str:
     return f"Relaxed: {' and '.join(shares) or 'no token made use of it'}."
 
 
-def build(gr: Any, models: Models, tickets: Tickets, shared: dict[str, Any]) -> None:
+def build(gr: Any, models: Models, worker: Worker, tickets: Tickets, shared: dict[str, Any]) -> None:
     """The tab.
 
     Args:
         gr: the module `gradio`.
+        worker: who draws.
         shared: options of events that compute.
     """
     first = models.default
@@ -237,18 +239,21 @@ def build(gr: Any, models: Models, tickets: Tickets, shared: dict[str, Any]) -> 
         )
 
     def go_on(*arguments: Any) -> Iterator[tuple[Any, ...]]:
-        for page, kept in draw(models, tickets, *arguments):
-            if kept is None:
-                yield page, *[gr.skip()] * 5
-            else:
-                several = len(kept.chosen) > 1
-                yield (
-                    page,
-                    kept,
-                    gr.update(visible=True),
-                    gr.update(choices=[str(1 + row) for row in range(len(kept.chosen))], value="1", visible=several),
-                    *closely(kept, "1"),
-                )
+        ticket, *asked = arguments
+        try:
+            for page, kept in worker.stream(tickets, ticket, draw, *asked):
+                yield page, *(opened(kept) if kept is not None else [gr.skip()] * 5)
+        except UserError as error:
+            yield markup.notice(str(error), "error"), *[gr.skip()] * 5
+
+    def opened(kept: Drawn) -> tuple[Any, ...]:
+        rows = [str(1 + row) for row in range(len(kept.chosen))]
+        return (
+            kept,
+            gr.update(visible=True),
+            gr.update(choices=rows, value="1", visible=len(rows) > 1),
+            *closely(kept, "1"),
+        )
 
     def closely(kept: Drawn | None, which: str) -> tuple[Any, ...]:
         if kept is None:

@@ -24,7 +24,7 @@ from vargen.pipelines.common import beside
 if TYPE_CHECKING:
     from vargen.pipelines.loading import ImagePipeline
 
-PREVIEWS = 8
+PREVIEWS = 5
 """How often a picture is shown while it is drawn."""
 
 

@@ -1,14 +1,18 @@
 """What may be uploaded, and how much of it: a file is looked at before anything in it is decoded.
 
-Belongs here: limits and refusals. Does not belong here: reading frames (`vargen.video.frames`).
+Belongs here: limits and refusals. Does not belong here: reading frames (`vargen.video.frames`). Importing this imports
+no torch: the page's server is told its limits before.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vargen.errors import UserError
-from vargen.video.frames import VideoFrames, measure_video, read_video
+
+if TYPE_CHECKING:
+    from vargen.video.frames import VideoFrames
 
 MAX_BYTES = 32 * 2**20
 MAX_SECONDS = 120.0
@@ -31,6 +35,8 @@ def read_upload(path: str, num_frames: int, limits: dict[str, int]) -> VideoFram
     Raises:
         UserError: no video, a damaged one, or one beyond the limits. It names the file as the visitor knows it.
     """
+    from vargen.video.frames import read_video
+
     file = Path(path)
     try:
         count = _check(file)
@@ -43,6 +49,8 @@ def read_upload(path: str, num_frames: int, limits: dict[str, int]) -> VideoFram
 
 def _check(file: Path) -> int:
     """Frames, at most. Raises UserError."""
+    from vargen.video.frames import measure_video
+
     size = file.stat().st_size
     if size > MAX_BYTES:
         raise UserError(f"video: {file.name} has {size / 2**20:.0f} MB; at most {MAX_BYTES // 2**20} MB are taken here")

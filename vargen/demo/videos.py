@@ -17,6 +17,7 @@ from vargen.demo.models import Models
 from vargen.demo.settings import read_settings, write_settings
 from vargen.demo.tickets import Tickets
 from vargen.demo.work import Stopped, Work, failure
+from vargen.demo.worker import Worker
 from vargen.errors import UserError
 
 if TYPE_CHECKING:
@@ -70,21 +71,23 @@ def read_clip(clip: Clip, num_frames: int, processor: Any) -> VideoFrames:
     return read_upload(clip.path, num_frames, frame_limits(processor))
 
 
-def show_clip(clip: Clip, num_frames: int, processor: Any) -> str:
-    """What the model will look at, moving, or why it cannot."""
+def show_clip(models: Models, _tickets: Tickets, _ticket: str, clip: Clip, num_frames: int) -> Iterator[str]:
+    """What the model will look at, moving, as HTML, or why it cannot; once."""
     from vargen.drawing.sheet import to_pil
 
     try:
+        processor = None if clip.path is None else models.answerer().processor
         frames = read_clip(clip, num_frames, processor)
     except Exception as error:
-        return markup.notice(failure(error), "error")
+        yield markup.notice(failure(error), "error")
+        return
     name = f"clip {clip.seed} of the world" if clip.path is None else Path(clip.path).name
     pictures = to_pil(frames.frames.float() / 255)
     for picture in pictures:
         picture.thumbnail((480, 480))
     seconds = max(frames.total_num_frames / frames.frames_per_second / len(pictures), 0.12)
     said = f"{name}; the model looks at {len(pictures)} of {frames.total_num_frames:,} frames"
-    return markup.moving(pictures, min(seconds, 1.0), name) + markup.notice(said)
+    yield markup.moving(pictures, min(seconds, 1.0), name) + markup.notice(said)
 
 
 class Asking(Work):
@@ -223,11 +226,12 @@ def account_of(answer: Answer, correctness: float | None) -> str:
     return markup.account(figures)
 
 
-def build(gr: Any, tab: Any, models: Models, tickets: Tickets, shared: dict[str, Any]) -> None:
+def build(gr: Any, tab: Any, models: Models, worker: Worker, tickets: Tickets, shared: dict[str, Any]) -> None:
     """What is on the tab.
 
     Args:
         gr: the module `gradio`.
+        worker: who answers.
         tab: where it is built; its clip is rendered when somebody looks at it.
         shared: options of events that compute.
     """
@@ -283,11 +287,12 @@ def build(gr: Any, tab: Any, models: Models, tickets: Tickets, shared: dict[str,
                 with gr.Column(scale=3, min_width=230):
                     account = gr.HTML(elem_id="account")
 
-    def processor() -> Any:
-        return models.answerer().processor
-
     def turn_to(clip: Clip, num_frames: float) -> str:
-        return show_clip(clip, int(num_frames), None if clip.path is None else processor())
+        try:
+            (page,) = worker.stream(tickets, "", show_clip, clip, int(num_frames))
+        except UserError as error:
+            return markup.notice(str(error), "error")
+        return page
 
     def choose_another(clip: Clip, num_frames: float) -> tuple[Clip, str]:
         following = Clip((-1 if clip.seed is None else clip.seed) + 1)
@@ -305,7 +310,11 @@ def build(gr: Any, tab: Any, models: Models, tickets: Tickets, shared: dict[str,
         return tickets.issue(), waits, "", gr.update(interactive=False), gr.update(interactive=True)
 
     def go_on(*arguments: Any) -> Iterator[tuple[str, str]]:
-        yield from ask(models, tickets, *arguments)
+        ticket, *asked = arguments
+        try:
+            yield from worker.stream(tickets, ticket, ask, *asked)
+        except UserError as error:
+            yield markup.notice(str(error), "error"), ""
 
     def end(ticket: str) -> tuple[Any, ...]:
         full = markup.notice("Too many are waiting; try again in a moment.", "error")

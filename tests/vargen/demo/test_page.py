@@ -35,7 +35,7 @@ def test_nobody_else_is_let_in_by_default() -> None:
 def test_wrong_arguments_end_with_one_line(
     arguments: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(app, "import_gradio", lambda: None)
+    monkeypatch.setattr(app, "check_gradio", lambda: None)
     assert main(["demo", *arguments]) == 2
     assert said in capsys.readouterr().err
 

@@ -198,7 +198,8 @@ def test_a_broken_upload_is_refused_in_place(video_models: Models, tmp_path: Pat
     clip = videos.Clip(None, str(path))
     page = ask(video_models, "why?", 4, 24, 0.0, 0, clip=clip)[-1][0]
     assert 'role="alert"' in page and "mine.mp4" in page and str(tmp_path) not in page
-    assert 'role="alert"' in videos.show_clip(clip, 4, video_models.answerer().processor)
+    (shown,) = videos.show_clip(video_models, Tickets(), "", clip, 4)
+    assert 'role="alert"' in shown
 
 
 def test_a_stop_ends_an_answer_between_two_passes(video_models: Models) -> None:

@@ -9,6 +9,7 @@ import torch
 
 from vargen.demo import uploads
 from vargen.errors import UserError
+from vargen.video import frames
 from vargen.video.frames import measure_video, write_video
 
 av = pytest.importorskip("av", reason='videos need the extra "video"')
@@ -24,8 +25,8 @@ def video(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_frames_are_spread_over_the_video(video: Path) -> None:
-    frames = uploads.read_upload(str(video), 6, LIMITS)
-    assert frames.frames_indices == (0, 2, 4, 6, 8, 10) and frames.frames.shape == (6, 3, 16, 24)
+    read = uploads.read_upload(str(video), 6, LIMITS)
+    assert read.frames_indices == (0, 2, 4, 6, 8, 10) and read.frames.shape == (6, 3, 16, 24)
     assert len(uploads.read_upload(str(video), 32, LIMITS).frames_indices) == 12  # all there are
 
 
@@ -48,7 +49,7 @@ def test_what_is_too_much_is_refused_undecoded(
     video: Path, monkeypatch: pytest.MonkeyPatch, limit: str, value: float, said: str
 ) -> None:
     monkeypatch.setattr(uploads, limit, value)
-    monkeypatch.setattr(uploads, "read_video", lambda *_, **__: pytest.fail("was decoded"))
+    monkeypatch.setattr(frames, "read_video", lambda *_, **__: pytest.fail("was decoded"))
     with pytest.raises(UserError, match=said) as refused:
         uploads.read_upload(str(video), 6, LIMITS)
     assert "of mine.mp4" in str(refused.value) and str(video.parent) not in str(refused.value)
@@ -76,7 +77,7 @@ def test_a_file_that_is_no_video_is_refused(tmp_path: Path, content: bytes) -> N
 def test_a_play_list_never_reaches_the_decoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "list.mp4"
     path.write_bytes(b"#EXTM3U\n#EXTINF:1,\nfile:///etc/passwd\n")
-    monkeypatch.setattr(uploads, "measure_video", lambda _: pytest.fail("was opened"))
+    monkeypatch.setattr(frames, "measure_video", lambda _: pytest.fail("was opened"))
     with pytest.raises(UserError, match="is none"):
         uploads.read_upload(str(path), 6, LIMITS)
 

@@ -1,0 +1,247 @@
+"""Where what computes is computed: in the page's own process, or in one of its own that starts beside it.
+
+The second is what `vargen demo` does: torch and a model take as long to load as Gradio does, so both load at once, and
+no computing ever makes the page wait. What is computed is a function of the tabs, `function(models, tickets, ticket,
+*arguments)`, a generator; what it yields comes back one by one, as it is asked for.
+
+Belongs here: who computes, and what happens when one of the two processes ends. Does not belong here: what is computed.
+Importing this imports neither torch nor Gradio.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator
+from contextlib import suppress
+from multiprocessing.connection import Client, Connection, Listener
+from pathlib import Path
+from typing import Any, Protocol
+
+from vargen.demo.models import Models
+from vargen.demo.tickets import Tickets
+from vargen.demo.work import failure
+from vargen.errors import UserError
+
+Function = Callable[..., Iterator[Any]]
+
+_PATIENCE = 60.0
+"""Seconds for a process to come up, before anything large is imported in it."""
+
+
+class Worker(Protocol):
+    """Who computes what is asked for on a page."""
+
+    def stream(self, tickets: Tickets, ticket: str, function: Function, *arguments: Any) -> Iterator[Any]:
+        """What `function(models, tickets, ticket, *arguments)` yields; whoever closes this ends it.
+
+        Args:
+            tickets: the page's.
+            ticket: of the request; "" for one that cannot be stopped.
+
+        Raises:
+            UserError: who computed it is no more; that is said in the place of what was asked for.
+        """
+        ...
+
+
+class LocalWorker:
+    """This process.
+
+    Args:
+        models: what it computes with.
+    """
+
+    def __init__(self, models: Models) -> None:
+        self._models = models
+
+    def stream(self, tickets: Tickets, ticket: str, function: Function, *arguments: Any) -> Generator[Any, None, None]:
+        """See `Worker`."""
+        yield from function(self._models, tickets, ticket, *arguments)
+
+
+class WorkerProcess:
+    """A process of its own, started at once, and again when it is needed after its end. It never outlives this one.
+
+    Args:
+        folder: for the sockets it is talked to by.
+        models: arguments of `Models`, which it makes for itself.
+    """
+
+    def __init__(self, folder: Path, *models: Any) -> None:
+        self._folder, self._models = folder, models
+        self._lock = threading.Lock()
+        self._started = 0
+        self._process = self._start()
+
+    def stream(self, tickets: Tickets, ticket: str, function: Function, *arguments: Any) -> Iterator[Any]:
+        """See `Worker`."""
+        process, connection = self._connect()
+        with connection:
+            if ticket:
+                tickets.admit(ticket)
+                if not tickets.begin(ticket, _RemoteWork(self, ticket)):
+                    self.stop(ticket)
+            try:
+                connection.send((function, ticket, arguments))
+                while True:
+                    goes_on, value = connection.recv()
+                    if not goes_on:
+                        break
+                    yield value
+                    connection.send(None)  # the next one is wanted
+            except (EOFError, OSError) as error:
+                raise self._lost(process) from error
+            if value is not None:
+                raise UserError(value)
+
+    def stop(self, ticket: str) -> None:
+        """Stop what it computes for a request, now or when it would begin."""
+        with suppress(EOFError, OSError, UserError):
+            _, connection = self._connect()
+            with connection:
+                connection.send((_stop, "", (ticket,)))
+                connection.recv()
+
+    def close(self) -> None:
+        """End it."""
+        with self._lock:
+            assert self._process.stdin is not None
+            self._process.stdin.close()  # which tells it
+            try:
+                self._process.wait(5)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._process.pid
+
+    def _address(self) -> str:
+        return str(self._folder / f"worker-{self._started}")
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        self._started += 1
+        program = f"from vargen.demo.worker import main; main({self._address()!r})"
+        process = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE)
+        assert process.stdin is not None
+        with suppress(OSError):  # whoever connects will see that it has ended
+            pickle.dump(self._models, process.stdin)
+            process.stdin.flush()
+        return process
+
+    def _connect(self) -> tuple[subprocess.Popen[bytes], Connection]:
+        with self._lock:
+            if self._process.poll() is not None:
+                self._process = self._start()
+            process, address = self._process, self._address()
+        deadline = time.monotonic() + _PATIENCE
+        while process.poll() is None and time.monotonic() < deadline:
+            with suppress(OSError):
+                return process, Client(address, "AF_UNIX")
+            time.sleep(0.02)
+        raise self._lost(process)
+
+    @staticmethod
+    def _lost(process: subprocess.Popen[bytes]) -> UserError:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(1)
+        ended = "does not answer" if process.returncode is None else f"has ended ({process.returncode})"
+        return UserError(f"The process that computes {ended}, perhaps for want of memory; try again.")
+
+
+class _RemoteWork:
+    """What another process computes for a request, as far as stopping it goes."""
+
+    def __init__(self, worker: WorkerProcess, ticket: str) -> None:
+        self._stop = lambda: worker.stop(ticket)
+
+    def stop(self) -> None:
+        """Have it stopped."""
+        self._stop()
+
+
+def _stop(_models: Models, tickets: Tickets, _ticket: str, which: str) -> Iterator[None]:
+    tickets.stop(which)
+    yield from ()
+
+
+class _Server:
+    """The other end: in the process that computes."""
+
+    def __init__(self, models: Models) -> None:
+        self._tickets = Tickets()
+        self._models, self._local = models, LocalWorker(models)
+        self._loaded = threading.Event()
+
+    def load(self) -> None:
+        """Load what will be asked for first; what is wrong with it is said when it is asked for.
+
+        Nothing else is done meanwhile: the libraries' lazy imports are not made for two threads.
+        """
+        try:
+            with suppress(UserError):
+                self._models.pipeline(self._models.default)
+                import vargen.demo.race
+                import vargen.video.frames  # noqa: F401
+        finally:
+            self._loaded.set()
+        gc.freeze()  # what is there now stays to the end
+        gc.enable()
+
+    def listen(self, listener: Listener) -> None:
+        """Do what is asked for, in a thread a request."""
+        while True:
+            threading.Thread(target=self._answer, args=(listener.accept(),), daemon=True).start()
+
+    def _answer(self, connection: Connection) -> None:
+        with connection, suppress(EOFError, OSError):  # who asked has left
+            function, ticket, arguments = connection.recv()
+            if function is not _stop:
+                self._loaded.wait()
+            results = self._local.stream(self._tickets, ticket, function, *arguments)
+            try:
+                error = self._send(connection, results)
+            finally:
+                results.close()
+                self._tickets.end(ticket)
+            connection.send((False, error))
+
+    def _send(self, connection: Connection, results: Generator[Any, None, None]) -> str | None:
+        while True:
+            try:
+                value = next(results)
+            except StopIteration:
+                return None
+            except Exception as error:  # the page says it in the place of what was asked for
+                return failure(error)
+            connection.send((True, value))
+            connection.recv()
+
+
+def main(address: str) -> None:
+    """What the process does, until the one that started it ends, or closes its standard input.
+
+    Args:
+        address: of the socket to listen at.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C is the page's business
+    gc.disable()  # importing makes millions of objects that stay
+    models = Models(*pickle.load(sys.stdin.buffer))
+    server = _Server(models)
+    with Listener(address, "AF_UNIX") as listener:
+        for task in (server.load, lambda: server.listen(listener)):
+            threading.Thread(target=task, daemon=True).start()
+        sys.stdin.buffer.read()
+    try:
+        models.close()
+    finally:
+        os._exit(0)  # whatever is being computed, nobody waits for it

@@ -1,4 +1,5 @@
-"""The same pictures whatever the number of threads, up to one grey level: what docs/reliability.md promises.
+"""The same pictures whatever the number of threads, up to one grey level: what docs/reliability.md promises, with the
+project's own kernels and without.
 
 The first tokens of a picture, and the pixels of a whole one: a whole one drawn three times would take a minute.
 """
@@ -32,12 +33,17 @@ def _threads_afterwards() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def test_tokens_are_the_same(shipped: LlamaGenPipeline) -> None:
+@pytest.mark.parametrize("kernels", [False, True], ids=["torch", "kernels"])
+def test_tokens_are_the_same(shipped: LlamaGenPipeline, kernels: bool, request: pytest.FixtureRequest) -> None:
+    if kernels:
+        request.getfixturevalue("own_kernels")
+
     def draw() -> list[list[int]]:
         prompts = ["a large shiny red sphere on sand", "a small matte blue cube"]
         embeds, mask = shipped.encode_prompt(prompts)
         condition = shipped.transformer.embed_condition(caption_embeds=embeds)
         target = LlamaGenTarget(shipped.transformer, condition, mask, guidance_scale=3.0)
+        assert shipped.transformer.fast_pass.serves(target.kv_cache) is kernels
         sampling, streams = SamplingConfig(1.0, 100), RandomStreams.from_seeds([0, 1])
         return decode(target, max_new_tokens=NUM_TOKENS, sampling=sampling, streams=streams).tokens.tolist()
 

@@ -273,7 +273,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--render", action="store_true", help="only write the table into docs/reliability.md")
-    parser.add_argument("--only", nargs="+", default=[""], help="faults in files whose path begins so")
+    parser.add_argument("--only", nargs="+", default=[""], help="faults in files whose path begins so, or keys")
     parser.add_argument("--alone", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
     import pytest
@@ -293,7 +293,8 @@ def main() -> int:
         return 0
     if options.render:
         return _report([], {str(row["key"]): row for row in _read()})
-    faults = [fault for fault in read_faults() if fault.file.startswith(tuple(options.only))]
+    only = tuple(options.only)
+    faults = [fault for fault in read_faults() if fault.file.startswith(only) or fault.key in only]
     stale = [fault for fault in faults if (ROOT / fault.file).read_text().count(fault.search) != 1]
     for fault in stale:
         print(f"STALE  {fault.file}: {fault.search!r} does not stand there once any more; mend the list")

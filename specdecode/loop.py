@@ -195,8 +195,6 @@ class DecodeRun:
         self.watch = FiniteWatch(batch_size, device)
         self.steps = 0
         self.ended = False
-        # Rows of plain decoding have all the same length, unless they stop or other rows took their places.
-        self._ragged = drafter is not None or self.stops is not None
 
     @torch.no_grad()
     def start(self) -> None:
@@ -225,9 +223,7 @@ class DecodeRun:
             if drafter is None:
                 draft = Draft(replace(self._root_only, tokens=state.last_tokens()[:, None]))
             else:
-                draft = drafter.propose(state)
-            if self._ragged:
-                draft = _clip(draft, state)
+                draft = _clip(drafter.propose(state), state)
             pending, skipped = None, no_tokens
             if schedule is not None and skipping is not None:
                 draft, pending, skipped = _skip(draft, schedule, skipping, state, buffer, stops)
@@ -296,7 +292,7 @@ class DecodeRun:
         state.streams = state.streams.with_rows(rows, other.state.streams)
         self.watch.replace_rows(rows, other.watch)
         self.trace.add_passes(other.trace)
-        self.ended, self._ragged = False, True
+        self.ended = False
 
 
 def stop_tokens(stop_token: int | Sequence[int] | None, vocab_size: int, device: torch.device) -> Tensor | None:

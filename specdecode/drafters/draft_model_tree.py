@@ -52,14 +52,12 @@ class DraftModelTreeDrafter(ModelInStep, Drafter):
         plan = self._plan
         logits = self._feed(self._counts)[:, None]  # [B, nodes with children, V]
         tokens = [state.last_tokens()[:, None]]
-        nothing, fed = torch.zeros_like(state.lengths), tokens[0][:, :0]
+        fed = tokens[0][:, :0]
         mask, depths = torch.ones(1, 0, 0, dtype=torch.bool, device=fed.device), fed[:1]
         for number, level in enumerate(plan.levels):
             tokens.append(likeliest(logits, level.width)[:, level.parent, level.rank])
             if number + 1 == len(plan.levels):
                 break
-            if number:
-                self.model.commit(nothing[:, None], nothing)  # forget the levels above, they come again
             num_new = len(level.inner)
             mask = torch.cat([torch.nn.functional.pad(mask, (0, num_new)), level.mask], 1)
             fed, depths = torch.cat([fed, tokens[-1][:, level.inner]], 1), torch.cat([depths, level.depths], 1)

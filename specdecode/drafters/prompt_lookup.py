@@ -46,7 +46,7 @@ class PromptLookupDrafter(Drafter):
             raise ValueError(
                 f"attention_mask must have the prompt's shape {list(prompt.shape)}, got {list(attention_mask.shape)}"
             )
-        # No token is negative, so padding is like nothing.
+        # No token is negative, and padding lies before all tokens: nothing is found in it.
         self.prompt = prompt if attention_mask is None else prompt.masked_fill(attention_mask == 0, -1)
         self.sizer = sizer
         self.max_ngram_size = max_ngram_size
@@ -91,7 +91,7 @@ class PromptLookupDrafter(Drafter):
         length = torch.zeros_like(row)  # how many tokens up to each place are those up to `last`
         for back in range(self.max_ngram_size):
             token = row.gather(1, (last - back).clamp(min=0))
-            alike = alike & (row.roll(back, 1) == token) & (token >= 0) & (place >= back)
+            alike = alike & (row.roll(back, 1) == token) & (place >= back)
             length = length + alike
         # The longest, and of several the latest.
         best = (length * row.shape[1] + place).argmax(1, keepdim=True)

@@ -98,6 +98,12 @@ def test_nothing_is_compiled_twice_for_one_shape() -> None:
     assert [(name, width) for name, width, _ in told] == [("target", 1), ("target", 3)]
 
 
+@pytest.mark.parametrize(("length", "most", "slots"), [(1, 99, 8), (8, 99, 8), (9, 99, 16), (9, 12, 12), (12, 12, 12)])
+def test_attention_reaches_whole_buckets_and_never_past_the_cache(length: int, most: int, slots: int) -> None:
+    reach = PassCompiler("eager", 8).reach(length, most, torch.device("cpu"))
+    assert reach.tolist() == list(range(slots))
+
+
 def test_a_cache_is_used_again_where_it_fits() -> None:
     """Captured graphs write to fixed addresses."""
     model, compiler = language_models.make("qwen3", num_hidden_layers=1), PassCompiler("eager", 32)

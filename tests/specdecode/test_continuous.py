@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -63,6 +64,7 @@ class Queue:
     def __init__(self, seeds: list[int], make: MakeDrafter, sampling: SamplingConfig, stop: int | None = None) -> None:
         self.seeds, self.make, self.sampling, self.stop = seeds, make, sampling, stop
         self.asked: list[tuple[range, bool]] = []
+        self.run: DecodeRun | None = None
 
     def arguments(self, requests: list[int]) -> tuple[MarkovTarget, dict[str, Any]]:
         seeds = [self.seeds[request] for request in requests]
@@ -78,7 +80,9 @@ class Queue:
     def __call__(self, requests: range, joins: bool) -> DecodeRun:
         self.asked.append((requests, joins))
         target, others = self.arguments(list(requests))
-        return DecodeRun(target, **others)
+        run = DecodeRun(target, **others)
+        self.run = self.run if joins else run
+        return run
 
     def alone(self, request: int) -> DecodeResult:
         target, others = self.arguments([request])
@@ -111,38 +115,67 @@ def test_a_request_gets_what_it_gets_alone(
 def test_places_are_refilled_at_once_and_the_shape_stays() -> None:
     queue = Queue(list(range(20)), DRAFTERS["jacobi"], DRAWN)
     lengths: list[list[int | None]] = []
+    ended: list[list[int | None]] = []
 
     def on_step(state: DecodeState, requests: Any) -> None:
         lengths.append(list(requests))
+        ended.append([None if active else each for each, active in zip(requests, state.active.tolist(), strict=True)])
         assert len(state.lengths) == len(requests) == 4
 
     rows = list(decode_queue(queue, 20, 4, on_step))
     queue.check(rows)
     assert queue.asked[0] == (range(4), False) and all(joins for _, joins in queue.asked[1:])
     assert [request for requests, _ in queue.asked for request in requests] == list(range(20))
+    assert queue.run is not None
+    assert queue.run.trace.target_passes == len(lengths) + len(queue.asked) - 1, "prefills of who joins are passes too"
     # As long as requests wait, no pass is made with an idle row; and all passes are spent on somebody.
     last = next(step for step, requests in enumerate(lengths) if 19 in requests)
     assert not any(None in requests for requests in lengths[: last + 1])
+    for before, after in zip(ended, lengths[1:], strict=False):
+        assert not set(before) & set(after) - {None}, "who has ended takes part in no further pass"
     passes = sum(row.trace.target_passes - 1 for row in rows)
     assert passes <= sum(request is not None for requests in lengths[1:] for request in requests)
     assert len(lengths) < sum(max(rows[i].trace.target_passes for i in range(k, k + 4)) for k in range(0, 20, 4))
 
 
-def test_a_request_whose_logits_are_no_numbers_is_named_after_the_others() -> None:
+@pytest.mark.parametrize("step", [0, 1])
+@pytest.mark.parametrize(("wrong", "well"), [(1, [0, 2]), (7, [0, 1, 2, 3, 4, 5, 6, 8])])
+def test_a_request_whose_logits_are_no_numbers_is_named_after_others(wrong: int, well: list[int], step: int) -> None:
+    """Its prompt ends with a token that nobody else has. Behind it, or one token later, nothing can be said."""
+    last = VOCAB - 1
+    table = TABLE.index_fill(-1, torch.tensor([last]), -torch.inf)
+    table[(0, last) if step == 0 else last] = torch.nan
+
     class Broken(Queue):
         def arguments(self, requests: list[int]) -> tuple[MarkovTarget, dict[str, Any]]:
             target, others = super().arguments(requests)
-            target.table = TABLE.clone()
-            target.table[:, 9] = torch.nan  # after token 9 nothing can be said
-            return target, others
+            prompts = target.prompts.clamp(max=last - 1)
+            prompts[torch.tensor(requests) == wrong] = torch.tensor([0, last])
+            return MarkovTarget(table, prompts, LENGTH - 1), others
 
-    seeds = list(range(12))
-    queue, given = Broken(seeds, DRAFTERS["none"], DRAWN), []
+    queue, given = Broken(list(range(12)), DRAFTERS["none"], DRAWN), []
     with pytest.raises(NotFiniteError) as raised:
-        given += list(decode_queue(queue, len(seeds), 3))
+        for row in decode_queue(queue, 12, 3):
+            given.append(row.request)
+            assert row.tokens.tolist() == queue.alone(row.request).tokens[0].tolist()
+    assert (raised.value.row, raised.value.step) == (wrong, step) and given == well
     with pytest.raises(NotFiniteError) as alone:
-        queue.alone(raised.value.row)
-    assert alone.value.step == raised.value.step
+        queue.alone(wrong)
+    assert alone.value.step == step
+
+
+def test_a_request_has_its_share_of_the_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two rows, a second a pass: half of what passes from its prefill to its end."""
+    now = [0.0]
+    monkeypatch.setattr("specdecode.continuous.time", SimpleNamespace(perf_counter=lambda: now[0]))
+
+    def on_step(state: DecodeState, requests: Any) -> None:
+        now[0] += 1
+
+    rows = list(decode_queue(Queue([0, 1, 2, 3], DRAFTERS["none"], DRAWN), 4, 2, on_step))
+    first, later = LENGTH / 2, (LENGTH - 1) / 2  # nobody is told of a prefill of those who join
+    assert [row.seconds for row in rows] == [first, first, later, later]
+    assert [row.trace.phase_seconds for row in rows] == [{"decode": row.seconds} for row in rows]
 
 
 def test_a_player_that_cannot_is_refused_by_name_before_anything_is_decoded() -> None:

@@ -13,7 +13,7 @@ from specdecode.draft_size import DraftSize, FixedDraftSize
 from specdecode.drafters.draft_model import DraftModelDrafter
 from specdecode.loop import decode
 from specdecode.roles import DecodeState, Draft, TargetOutput, Verdict
-from specdecode.sampling import RandomStreams, SamplingConfig
+from specdecode.sampling import RandomStreams, SamplingConfig, Tag, sample
 from specdecode.synthetic import MarkovTarget, random_table
 
 VOCAB, LENGTH, DRAWS = 5, 4, 60_000
@@ -87,6 +87,32 @@ def run(
 def test_the_distribution_is_the_targets(p_value: PValue, length: int, children: str, sampling: SamplingConfig) -> None:
     tokens = run(chain(length), children, prompts=PROMPT.expand(DRAWS, 2), sampling=sampling)
     assert p_value(tokens, TABLE, PROMPT, sampling) > 1e-3
+
+
+class _DrawsAnew(DraftModelDrafter):
+    """Draws every token of its chains a second time."""
+
+    steps = 0
+
+    def propose(self, state: DecodeState) -> Draft:
+        draft = super().propose(state)
+        assert draft.probabilities is not None
+        for level in range(1, draft.tree.num_nodes):
+            noise = state.streams.exponential(Tag.DRAFT, state.lengths + level - 1, VOCAB)
+            drawn = sample(draft.probabilities[:, level], noise)
+            assert torch.equal(drawn[state.active], draft.tree.tokens[:, level][state.active])
+        self.steps += 1
+        return draft
+
+
+def test_a_drafted_token_is_the_draw_of_its_place() -> None:
+    """The counter of its random numbers is its output position, wherever in a chain it stands."""
+    model = MarkovTarget(DRAFT_TABLE, PROMPT.expand(9, 2), 20)
+    drafter = _DrawsAnew(model, chain(3))
+    streams = RandomStreams.from_seeds(range(9))
+    target = MarkovTarget(TABLE, PROMPT.expand(9, 2), 11)
+    decode(target, max_new_tokens=12, sampling=SAMPLING, streams=streams, drafter=drafter)
+    assert drafter.steps >= 3
 
 
 class _ClaimsIndifference(DraftModelDrafter):

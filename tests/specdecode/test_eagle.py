@@ -18,7 +18,7 @@ from specdecode.drafters.tree_growth import DraftHeadOutput
 from specdecode.drafters.tree_shapes import DynamicTree, StaticTree
 from specdecode.loop import decode
 from specdecode.roles import DecodeState, TargetOutput, Verdict
-from specdecode.sampling import RandomStreams, SamplingConfig
+from specdecode.sampling import RandomStreams, SamplingConfig, logits_to_probabilities
 from specdecode.synthetic import FeatureTarget, random_table
 from specdecode.trace import DecodeTrace
 
@@ -37,6 +37,7 @@ class TableHead:
     table: Tensor
     sequence: list[list[tuple[int, int]]] = field(default_factory=list)
     new: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    places: list[list[int]] = field(default_factory=list)
     calls: int = 0
 
     @property
@@ -57,7 +58,7 @@ class TableHead:
         self.calls += 1
         before = features.argmax(-1)
         if mask.shape[2] == tokens.shape[1]:
-            self.new = []
+            self.new, self.places = [], depths.expand(len(tokens), -1).tolist()
         self.new.append((before, tokens))
         assert mask.shape[2] == sum(pair[1].shape[1] for pair in self.new)
         offset = mask.shape[2] - tokens.shape[1]
@@ -78,6 +79,7 @@ class TableHead:
     def advance(self, counts: Tensor) -> None:
         before, tokens = (torch.cat(parts, 1) for parts in zip(*self.new, strict=True))
         for row, count in enumerate(counts.tolist()):
+            assert self.places[row][:count] == list(range(count)), "pairs that join stand one behind the other"
             self.sequence[row] += list(zip(before[row, :count].tolist(), tokens[row, :count].tolist(), strict=True))
 
 
@@ -311,6 +313,32 @@ def test_sampled_children_leave_the_distribution_exact(
 ) -> None:
     """With top_k=2 the third sibling is no draw at all, which the verifier must be told."""
     assert p_value(sampled_tokens(shape, sampling, EagleDrafter), EAGLE_TABLE, PROMPT, sampling) > 1e-3
+
+
+def test_drawn_children_say_what_they_were_drawn_from() -> None:
+    """Earlier siblings zeroed and the rest renormalised; a third of two that filters left is a guess, and says so."""
+    sampling, prompts, first = SamplingConfig(1.0, 2), torch.tensor([[1, 2], [0, 4], [3, 3]]), torch.tensor([3, 1, 4])
+    size = FixedDraftSize(DraftSize(TREE.num_nodes, TREE.max_depth))
+    drafter = EagleDrafter(TableHead(EAGLE_TABLE), TREE, size, "sampled")
+    state = DecodeState(
+        first[:, None], torch.ones(3, dtype=torch.int64), torch.ones(3, dtype=torch.bool), 40, sampling,
+        RandomStreams.from_seeds(range(3)),
+    )  # fmt: skip
+    logits = EAGLE_TABLE[prompts[:, 0], prompts[:, 1]][:, None]
+    drafter.start(TargetOutput(logits, F.one_hot(prompts, VOCAB_SIZE).float()), state)
+    draft = drafter.propose(state)
+    assert draft.probabilities is not None
+    tokens, parents = draft.tree.tokens.tolist(), draft.tree.parents.tolist()
+    for row in range(3):
+        for node in range(1, draft.tree.num_nodes):
+            parent = parents[row][node]
+            above = int(prompts[row, 1]) if parent == 0 else tokens[row][parents[row][parent]]
+            left = logits_to_probabilities(EAGLE_TABLE[above, tokens[row][parent]], sampling)
+            for other in range(1, node):
+                left[tokens[row][other]] *= parents[row][other] != parent
+            wanted = left / left.sum() if left.sum() > 0 else F.one_hot(torch.tensor(tokens[row][node]), VOCAB_SIZE)
+            torch.testing.assert_close(draft.probabilities[row, node], wanted.float())
+            assert wanted[tokens[row][node]] > 0
 
 
 def test_a_wrong_distribution_of_later_siblings_is_noticed(p_value: PValue) -> None:

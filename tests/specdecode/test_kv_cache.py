@@ -125,6 +125,23 @@ def test_lengths_keep_their_memory() -> None:
     assert cache.lengths.data_ptr() == address
 
 
+def test_rows_become_those_of_another_cache() -> None:
+    """A smaller one here, with padding; the other row stays, and nothing is seen of who had the rows before."""
+    cache, other = make_cache(3), StaticKVCache(LAYERS, 2, HEADS, 4, HEAD_DIM)
+    write(cache, torch.arange(1, 16).view(3, 5))
+    write(other, torch.tensor([[21, 22, 23], [24, 25, 26]]), kv_length=4)
+    cache.advance(5)
+    other.advance(3)
+    other.starts = torch.tensor([1, 0])
+    cache.replace_rows(torch.tensor([2, 0]), other, 3)
+    mask = cache.attention_mask(torch.ones(1, 1, 1, dtype=torch.bool))
+    write(cache, torch.tensor([[31], [32], [33]]))
+    seen = [visible(cache, mask, row, 0, 1) for row in range(3)]
+    assert seen == [[24, 25, 26, 31], [6, 7, 8, 9, 10, 32], [22, 23, 33]]
+    with pytest.raises(ValueError, match="num_slots must be at most 4, the slots of both caches, got 5"):
+        cache.replace_rows(torch.tensor([2, 0]), other, 5)
+
+
 def test_keeping_one_row_leaves_others_alone() -> None:
     cache = make_cache(3)
     write(cache, torch.arange(1, 13).view(3, 4))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -43,13 +43,14 @@ def slow_draft(row: list[int], depth: int, max_ngram_size: int) -> list[int]:
 rows = st.lists(st.tuples(st.lists(st.integers(0, 2), max_size=9), st.lists(st.integers(0, 2), min_size=1, max_size=7)))
 
 
+@example([([1, 1, 2, 2, 2, 2, 2, 2, 2], [0, 1])], 3, 3)  # behind a row's end lie zeros, and nothing before its start
 @given(rows.filter(len), st.integers(1, 6), st.integers(1, 4))
 def test_drafts_are_those_of_a_slow_search(
     texts: list[tuple[list[int], list[int]]], depth: int, max_ngram_size: int
 ) -> None:
     prompt = torch.tensor([[9] * (9 - len(before)) + before for before, _ in texts])
     mask = torch.tensor([[0] * (9 - len(before)) + [1] * len(before) for before, _ in texts])
-    tokens = torch.tensor([after + [8] * (8 - len(after)) for _, after in texts])
+    tokens = torch.tensor([after + [0] * (8 - len(after)) for _, after in texts])
     lengths = torch.tensor([len(after) for _, after in texts])
     streams = RandomStreams.from_seeds(range(len(texts)))
     state = DecodeState(tokens, lengths, torch.ones(len(texts), dtype=torch.bool), 8, SamplingConfig(), streams)

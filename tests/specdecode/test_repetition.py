@@ -22,8 +22,9 @@ def test_every_node_has_the_penalty_of_its_own_path() -> None:
         wanted = theirs(prompt[prompt < 20][None], first[row])
         torch.testing.assert_close(penalty.of_prompts(first)[row], wanted)
     penalty.keep(torch.tensor([[5, 6, 11], [12, 13, 14]]), torch.tensor([0, 0]))
-    num_kept = torch.tensor([3, 1])  # 13 and 14 were not accepted
-    kept = [[5, 6, 11], [12]]
+    penalty.keep(torch.tensor([[8, 16], [15, 16]]), torch.tensor([3, 1]))  # 13 and 14 were not accepted
+    num_kept = torch.tensor([4, 2])  # nor was 16
+    kept = [[5, 6, 11, 8], [12, 15]]
     logits = torch.randn(2, 4, 20, generator=generator)
     ours = penalty.of_nodes(logits, tree.tokens, tree.ancestor_mask(), num_kept)
     for row, prompt in enumerate(prompts):

@@ -305,6 +305,8 @@ def test_a_draft_model_may_have_a_few_tokens_more_or_fewer(vocab_size: int) -> N
     drafting = TransformersTarget(
         small, *prompts, max_new_tokens=16, max_draft_nodes=10, vocab_size=model.config.vocab_size
     )
+    lacking = drafting.prefill().logits[..., vocab_size:]
+    assert bool((lacking == -torch.inf).all()), "as if the smaller model never said them"
     drafter = DraftModelDrafter(drafting, FixedDraftSize(DraftSize(4, 3)))
     result = run(TransformersTarget(model, *prompts, max_new_tokens=16, max_draft_nodes=4), drafter, 16)
     assert torch.equal(result.tokens, language_models.by_generate(model, prompts, 16, [])[:, 9:])
@@ -336,6 +338,15 @@ def _refusals() -> dict[str, Any]:
         ),
         "'conv' are none of": lambda: library.Lfm2ForCausalLM(
             library.Lfm2Config(**sizes, **attention, layer_types=["conv", "full_attention"])
+        ),
+        "beyond 12 tokens, got up to 18: the frequencies of its 'longrope'": lambda: library.LlamaForCausalLM(
+            library.LlamaConfig(
+                **sizes, **attention, max_position_embeddings=64,
+                rope_parameters={
+                    "rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 12,
+                    "short_factor": [1.0] * 4, "long_factor": [2.0] * 4,
+                },
+            )
         ),
         "cannot be served beyond 16 tokens": lambda: library.LlamaForCausalLM(
             library.LlamaConfig(

@@ -122,16 +122,25 @@ def test_fixed_batches_give_the_same_pictures_in_more_passes(pipeline: LlamaGenP
     assert passes[False][1].target_passes >= 5 * 2
 
 
-def test_who_looks_on_sees_which_picture_a_row_is_of(pipeline: LlamaGenPipeline) -> None:
+@pytest.mark.parametrize("continuous", [True, False])
+def test_who_looks_on_sees_which_picture_a_row_is_of(pipeline: LlamaGenPipeline, continuous: bool) -> None:
     seen: list[tuple[int, list[int | None]]] = []
 
     def look(pipeline: Any, step: int, lengths: torch.Tensor, tensors: dict[str, Any]) -> None:
-        assert tensors["tokens"].shape == (2, 16) and lengths.shape == (2,)
+        rows = len(tensors["pictures"])
+        assert tensors["tokens"].shape == (rows, 16) and lengths.shape == (rows,)
         seen.append((step, list(tensors["pictures"])))
 
-    draw(pipeline, "jacobi", SEEDS, 2, callback_on_step_end=look)
-    assert [step for step, _ in seen] == list(range(len(seen)))
+    draw(pipeline, "jacobi", SEEDS, 2, callback_on_step_end=look, continuous=continuous)
     assert {picture for _, pictures in seen for picture in pictures} - {None} == set(range(5))
+    if continuous:
+        assert [step for step, _ in seen] == list(range(len(seen)))
+        assert all(len(pictures) == 2 for _, pictures in seen)
+        return
+    for _, pictures in seen:  # batches of 0 and 1, of 2 and 3, and of 4 alone
+        (batch,) = {picture // 2 for picture in pictures if picture is not None}
+        assert len(pictures) == (2, 2, 1)[batch]
+    assert [step for step, _ in seen].count(0) == 3, "every batch begins anew"
 
 
 def test_bad_numbers_and_bad_arguments_are_told(pipeline: LlamaGenPipeline, monkeypatch: pytest.MonkeyPatch) -> None:

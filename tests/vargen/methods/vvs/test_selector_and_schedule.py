@@ -188,6 +188,15 @@ def test_likeness_of_sampled_tokens_is_a_mean_under_what_they_were_drawn_from(dr
             assert float(fast[row, level]) == pytest.approx(wanted, abs=1e-4)
 
 
+def test_likeness_schedules_stop_at_the_first_token_that_is_unlike() -> None:
+    """Whatever comes behind it."""
+    given = torch.tensor([[1.0, 0.2, 0.9, 0.9, 0.9], [1.0, 0.9, 0.9, 0.2, 0.9], [1.0, 0.9, 0.2, 0.9, 0.9]])
+    draft = Draft(TokenTree.chain(torch.arange(5).expand(3, -1)), confidence=given.cumprod(1).log())
+    schedule = LikenessSchedule(0.5, PathSelector("confidence", truncate=False), CODEBOOK, min_count=2)
+    selection = schedule.select(draft, state_of([20] * 3))
+    assert selection is not None and selection.counts.tolist() == [0, 2, 0]
+
+
 def test_likeness_schedules_wait_for_the_first_tokens() -> None:
     draft = simple_draft([[0, 3, 3]] * 2)
     draft.confidence = torch.tensor([[0.0, math.log(0.5), math.log(0.5)]] * 2)
@@ -243,6 +252,20 @@ def test_uniform_schedules_skip_one_iteration_of_i() -> None:
     schedule = UniformSchedule(3, selector)
     first = skipped_before(schedule, 3)
     assert skipped_before(schedule, 3) == first, "a new batch begins anew"
+
+
+def test_rows_that_begin_later_skip_later() -> None:
+    schedule, joining = UniformSchedule(3, PathSelector()), UniformSchedule(3, PathSelector())
+    schedule.start(state_of([20, 20]))
+    assert schedule.select(simple_draft([[0, 1, 2]] * 2), state_of([20, 20])) is None
+    joining.start(state_of([20]))
+    schedule.replace_rows(torch.tensor([1]), joining)
+    skipped = []
+    for _ in range(6):
+        selection = schedule.select(simple_draft([[0, 1, 2]] * 2), state_of([20, 20]))
+        skipped.append([False, False] if selection is None else (selection.counts > 0).tolist())
+    assert [row[0] for row in skipped[:5]] == skipped_before(UniformSchedule(3, PathSelector()), 6)[1:]
+    assert [row[1] for row in skipped] == skipped_before(UniformSchedule(3, PathSelector()), 6)
 
 
 def test_dynamic_schedules_skip_rows_whose_paths_are_alike() -> None:

@@ -219,6 +219,13 @@ def test_the_selector_and_the_dynamic_schedule_equal_slow_loops(
         assert (0 if selection is None else int(selection.counts)) == (looked if mean > threshold else 0)
 
 
+def test_nothing_is_taken_behind_a_guess_that_has_not_settled() -> None:
+    """However sure a drafter is of what comes then."""
+    sure = torch.tensor([[1.0, 0.9, 0.1, 0.9, 0.9], [1.0, 0.1, 0.9, 0.9, 0.9]]).log()
+    draft = chain(torch.zeros(2, 5, dtype=torch.long), torch.ones(2, 5, dtype=torch.bool), torch.zeros(2, 5, 2), sure)
+    assert WindowSelector(4, 0.5)(draft, state_of([9, 9])).counts.tolist() == [1, 0]
+
+
 def test_uniform_skipping_needs_no_codebook(
     drafting_pipeline: LlamaGenPipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -164,10 +164,31 @@ def test_whatever_stands_in_a_modules_place_is_obeyed(served: Callable[[], int])
     model.transformer_blocks[0].ff.down_proj = Adapter()
     adapted = logits_by(make_target(model), tokens, STEP)
     model.transformer_blocks[0].ff.down_proj = linear
-    assert served() == passes and torch.equal(hooked, adapted) and not torch.allclose(hooked, fast)
+
+    linear.forward = lambda x: nn.functional.linear(x, linear.weight) * 0  # type: ignore[method-assign]
+    patched = logits_by(make_target(model), tokens, STEP)
+    del linear.forward
+    assert served() == passes and not torch.allclose(hooked, fast)
+    assert torch.equal(hooked, adapted) and torch.equal(hooked, patched)
+
+    attention = model.transformer_blocks[0].attn
+    attend = attention.attend
+    attention.attend = lambda *inputs: attend(*inputs) * 0
+    inattentive = logits_by(make_target(model), tokens, STEP)
+    attention.attend = attend
+    assert served() == passes and not torch.allclose(inattentive, fast)
     assert torch.equal(logits_by(make_target(model), tokens, STEP), fast)
     linear.weight.data.zero_()  # weights are read where they lie, whatever became of them
     torch.testing.assert_close(logits_by(make_target(model), tokens, STEP), hooked)
+
+
+def test_a_head_of_another_precision_is_left_to_the_modules(served: Callable[[], int]) -> None:
+    """Which refuse it, where kernels would read its numbers as others."""
+    model = make_model()
+    model.lm_head.double()
+    with pytest.raises(RuntimeError, match="same dtype"):
+        logits_by(make_target(model), tokens_of(model), STEP)
+    assert served() == 0
 
 
 @torch.no_grad()

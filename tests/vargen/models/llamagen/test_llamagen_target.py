@@ -10,7 +10,7 @@ from torch import Tensor
 
 from specdecode.kv_cache import StaticKVCache
 from specdecode.tree import TokenTree
-from vargen.models.llamagen.target import LlamaGenTarget
+from vargen.models.llamagen.target import LlamaGenTarget, allocate_cache, cache_length
 from vargen.models.llamagen.transformer import LlamaGenTransformer
 from vargen.pipelines.llamagen import LlamaGenPipeline
 
@@ -91,13 +91,10 @@ def without_a_cache(transformer: LlamaGenTransformer, row: int, tokens: Tensor, 
     return halves[1] + guidance_scale * (halves[0] - halves[1])
 
 
-@torch.no_grad()
-def test_a_picture_to_its_end_is_one_pass_without_a_cache(transformer: LlamaGenTransformer) -> None:
-    """Places in the picture, padding that nobody sees, and room for a whole draft behind the last token that is fed."""
-    target, size = build(transformer), transformer.num_image_tokens
-    tokens = torch.randint(0, 24, (3, size + 7), generator=torch.Generator().manual_seed(2))
-    target.prefill()
-    fed, logits = 0, []
+def to_the_end(target: LlamaGenTarget, tokens: Tensor) -> Tensor:
+    """Logits [3, N, V] after each token of whole pictures, fed behind the prompt eight at a time. `tokens` [3, N + 7]
+    has some past the end, so that the last pass is as wide."""
+    size, fed, logits = target.transformer.num_image_tokens, 0, []
     for width in (8, size - 1 - 8, 8):  # at last one token of the picture, and seven past its end
         depths = torch.arange(width).clamp(max=size - 1 - fed).expand(3, -1)
         causal = torch.ones(3, width, width, dtype=torch.bool).tril()
@@ -105,9 +102,53 @@ def test_a_picture_to_its_end_is_one_pass_without_a_cache(transformer: LlamaGenT
         kept = min(width, size - 1 - fed)
         target.commit(None, torch.full((3,), kept))
         fed += kept
-    found = torch.cat(logits, dim=1)[:, :size]
+    return torch.cat(logits, dim=1)[:, :size]
+
+
+@torch.no_grad()
+def test_a_picture_to_its_end_is_one_pass_without_a_cache(transformer: LlamaGenTransformer) -> None:
+    """Places in the picture, padding that nobody sees, and room for a whole draft behind the last token that is fed."""
+    target, size = build(transformer), transformer.num_image_tokens
+    tokens = torch.randint(0, 24, (3, size + 7), generator=torch.Generator().manual_seed(2))
+    target.prefill()
+    found = to_the_end(target, tokens)
     for row in range(3):
         torch.testing.assert_close(found[row], without_a_cache(transformer, row, tokens[row, :size], 3.0), **CLOSE)
+
+
+@torch.no_grad()
+def test_a_longer_condition_in_the_place_of_a_shorter_one_has_room_to_the_end(transformer: LlamaGenTransformer) -> None:
+    """Its neighbours, which are of the shorter one, are as they would be without it."""
+    size, short = transformer.num_image_tokens, CONDITION[[0, 0, 0], 2:]
+    tokens = torch.randint(0, 24, (3, size + 7), generator=torch.Generator().manual_seed(2))
+    target = LlamaGenTarget(transformer, short, guidance_scale=3.0, max_draft_nodes=8, longest_condition=5)
+    joining = build(transformer, slice(1, 2), prompt_only=True)
+    target.prefill()
+    joining.prefill()
+    target.replace_rows(torch.tensor([1]), joining)
+    found = to_the_end(target, tokens)
+    for row, condition in enumerate((0, 1, 0)):
+        wanted = without_a_cache(transformer, condition, tokens[row, :size], 3.0)
+        torch.testing.assert_close(found[row], wanted, **CLOSE)
+    with pytest.raises(ValueError, match=r"at most longest_condition \(3\) long and guided alike, got 5"):
+        LlamaGenTarget(transformer, short, guidance_scale=3.0).replace_rows(torch.tensor([1]), joining)
+
+
+@torch.no_grad()
+def test_what_is_kept_of_a_tree_is_all_that_comes_before_later_tokens(transformer: LlamaGenTransformer) -> None:
+    parents = torch.tensor([-1, 0, 0, 1, 2]).expand(3, -1)
+    tree = TokenTree.from_parents(torch.arange(15).view(3, 5), parents)
+    paths = [[0, 2, 4], [0, 1, 3], [0]]
+    target = build(transformer)
+    target.prefill()
+    target.forward(tree.tokens, tree.ancestor_mask(), tree.depth)
+    target.commit(torch.tensor([path + [0] * (3 - len(path)) for path in paths]), torch.tensor([3, 3, 1]))
+    following = TokenTree.chain(torch.tensor([[20], [21], [22]]))
+    logits = target.forward(following.tokens, following.ancestor_mask(), following.depth).logits[:, 0]
+    for row, path in enumerate(paths):
+        alone = build(transformer, slice(row, row + 1))
+        wanted = feed_one_by_one(alone, [*tree.tokens[row, path].tolist(), 20 + row])
+        torch.testing.assert_close(logits[row], wanted, **CLOSE)
 
 
 @torch.no_grad()
@@ -134,6 +175,10 @@ def test_what_does_not_fit_is_refused(transformer: LlamaGenTransformer) -> None:
         LlamaGenTarget(transformer, CONDITION, MASK[:, :4])
     with pytest.raises(ValueError, match="kv_cache must fit 6 rows"):
         build(transformer, kv_cache=StaticKVCache(2, 3, 2, 64, 8))
+    slots = cache_length(transformer, 5, 8)
+    assert build(transformer, kv_cache=allocate_cache(transformer, 6, slots)).kv_cache.max_length == slots
+    with pytest.raises(ValueError, match=f"kv_cache must fit 6 rows of {slots} slots"):
+        build(transformer, kv_cache=allocate_cache(transformer, 6, slots - 1))
     target = build(transformer)
     target.prefill()
     with pytest.raises(ValueError, match="at most max_draft_nodes"):

@@ -17,6 +17,7 @@ from typing import Any
 
 from vargen.demo import compare, pictures, videos
 from vargen.demo.models import Models
+from vargen.demo.requests import Requests
 from vargen.demo.tickets import Tickets
 from vargen.demo.worker import LocalWorker, Worker, WorkerProcess
 from vargen.errors import UserError
@@ -68,15 +69,15 @@ def build_page(models: Models, worker: Worker, folder: Path) -> Any:
         folder: for files that are downloaded.
     """
     gr = importlib.import_module("gradio")
-    tickets = Tickets()
+    requests = Requests(gr, worker, Tickets(), _ONE_AT_A_TIME)
     with gr.Blocks(title="vargen", analytics_enabled=False, fill_width=True, delete_cache=(3600, 3600)) as blocks:
         gr.HTML(_HEADER)
         with gr.Tab("Pictures"):
-            pictures.build(gr, models, worker, tickets, _ONE_AT_A_TIME)
+            pictures.build(requests, models)
         with gr.Tab("Videos") as tab:
-            videos.build(gr, tab, models, worker, tickets, _ONE_AT_A_TIME)
+            videos.build(requests, models, tab)
         with gr.Tab("Compare"):
-            compare.build(gr, models, worker, tickets, _ONE_AT_A_TIME, folder)
+            compare.build(requests, models, folder)
     blocks.queue(max_size=MAX_WAITING)
     return blocks
 

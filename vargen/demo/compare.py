@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 from vargen.bounds import MAX_SEED
 from vargen.demo import markup
 from vargen.demo.models import Models
+from vargen.demo.requests import QUIET, Requests
 from vargen.demo.tickets import Tickets
 from vargen.demo.work import Stopped, Work, failure
-from vargen.demo.worker import Worker
 from vargen.errors import UserError
 
 if TYPE_CHECKING:
@@ -193,20 +193,18 @@ def write_rows(rows: Sequence[Mapping[str, Any]], folder: Path) -> str:
     return str(path)
 
 
-def build(gr: Any, models: Models, worker: Worker, tickets: Tickets, shared: dict[str, Any], folder: Path) -> None:
+def build(requests: Requests, models: Models, folder: Path) -> None:
     """What is on the tab.
 
     Args:
-        gr: the module `gradio`.
-        worker: who compares.
-        shared: options of events that compute.
+        requests: how what is asked for is compared.
         folder: for files that are downloaded.
     """
     from metrics.tables import format_table
 
+    gr = requests.gr
     first = models.default
     offered = list(models.methods(first))
-    ticket = gr.State("")
     with gr.Row(equal_height=False):
         with gr.Column(scale=4, min_width=320, elem_classes="controls"):
             names = gr.CheckboxGroup(
@@ -246,24 +244,6 @@ def build(gr: Any, models: Models, worker: Worker, tickets: Tickets, shared: dic
         offered = list(models.methods(model))
         return gr.update(choices=offered, value=[name for name in ("scd", "likeness-quality") if name in offered])
 
-    def begin() -> tuple[Any, ...]:
-        waits = markup.notice("Waiting for the model …")
-        return (
-            tickets.issue(),
-            waits,
-            gr.update(visible=False),
-            gr.update(interactive=False),
-            gr.update(interactive=True),
-        )
-
-    def go_on(*arguments: Any) -> Iterator[tuple[Any, ...]]:
-        ticket, *asked = arguments
-        try:
-            for page, rows in worker.stream(tickets, ticket, compare, *asked):
-                yield page, *(reported(rows) if rows is not None else [gr.skip()] * 4)
-        except UserError as error:
-            yield markup.notice(str(error), "error"), *[gr.skip()] * 4
-
     def reported(rows: Sequence[Mapping[str, Any]]) -> tuple[Any, ...]:
         drawn = plot(rows)
         return (
@@ -273,19 +253,7 @@ def build(gr: Any, models: Models, worker: Worker, tickets: Tickets, shared: dic
             write_rows(rows, folder),
         )
 
-    def end(ticket: str) -> tuple[Any, ...]:
-        full = markup.notice("Too many are waiting; try again in a moment.", "error")
-        said = gr.skip() if tickets.end(ticket) else full
-        return said, gr.update(interactive=True), gr.update(interactive=False)
-
-    quiet: dict[str, Any] = {"show_progress": "hidden"}
-    model.change(choose_model, model, names, queue=False, **quiet)
-    start.click(begin, None, [ticket, shown, compared, start, stop], queue=False, **quiet).then(
-        go_on,
-        [ticket, model, names, own, count, seed],
-        [shown, compared, table, picture, download],
-        **quiet,
-        **shared,
-    ).then(end, ticket, [shown, start, stop], queue=False, **quiet)
-    start.click(None, js=markup.scroll_to("comparison"))
-    stop.click(tickets.stop, ticket, queue=False, **quiet)
+    model.change(choose_model, model, names, queue=False, **QUIET)
+    requests.connect(
+        start, stop, compare, [model, names, own, count, seed], shown, [compared, table, picture, download], reported
+    )

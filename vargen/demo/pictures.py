@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from vargen.bounds import MAX_SEED
 from vargen.demo import markup
 from vargen.demo.models import Models
+from vargen.demo.requests import QUIET, WAITS, Requests
 from vargen.demo.settings import read_settings, write_settings
 from vargen.demo.tickets import Tickets
 from vargen.demo.work import failure
-from vargen.demo.worker import Worker
 from vargen.errors import UserError
 
 if TYPE_CHECKING:
@@ -158,18 +158,17 @@ def _price(plain: Lane, chosen: Lane) -> str:
     return f"Relaxed: {' and '.join(shares) or 'no token made use of it'}."
 
 
-def build(gr: Any, models: Models, worker: Worker, tickets: Tickets, shared: dict[str, Any]) -> None:
+def build(requests: Requests, models: Models) -> None:
     """The tab.
 
     Args:
-        gr: the module `gradio`.
-        worker: who draws.
-        shared: options of events that compute.
+        requests: how what is asked for is drawn.
     """
+    gr = requests.gr
     first = models.default
     methods = models.methods(first)
     method_name = next(iter(methods))
-    ticket, drawn = gr.State(""), gr.State(None)
+    drawn = gr.State(None)
     with gr.Row(equal_height=False):
         with gr.Column(scale=4, min_width=320, elem_classes="controls"):
             prompt = gr.Textbox(
@@ -229,28 +228,11 @@ def build(gr: Any, models: Models, worker: Worker, tickets: Tickets, shared: dic
         config = models.methods(model)[method]
         return markup.method_hint(config), write_settings(config)
 
-    def begin(method: str) -> tuple[Any, ...]:
-        below = markup.notice("Waiting for the model …")
-        return (
-            tickets.issue(),
-            markup.waiting_stage((PLAIN, method), below),
-            gr.update(visible=False),
-            *_buttons(gr, True),
-        )
-
-    def go_on(*arguments: Any) -> Iterator[tuple[Any, ...]]:
-        ticket, *asked = arguments
-        try:
-            for page, kept in worker.stream(tickets, ticket, draw, *asked):
-                yield page, *(opened(kept) if kept is not None else [gr.skip()] * 5)
-        except UserError as error:
-            yield markup.notice(str(error), "error"), *[gr.skip()] * 5
-
     def opened(kept: Drawn) -> tuple[Any, ...]:
         rows = [str(1 + row) for row in range(len(kept.chosen))]
         return (
-            kept,
             gr.update(visible=True),
+            kept,
             gr.update(choices=rows, value="1", visible=len(rows) > 1),
             *closely(kept, "1"),
         )
@@ -261,32 +243,28 @@ def build(gr: Any, models: Models, worker: Worker, tickets: Tickets, shared: dic
         row = int(which) - 1
         return (_enlarged(kept.plain[row]), _enlarged(kept.chosen[row])), kept.traces[row]
 
-    def end(ticket: str) -> tuple[Any, ...]:
-        begun = tickets.end(ticket)
-        full = markup.notice("Too many are waiting; try again in a moment.", "error")
-        return (gr.skip() if begun else full, *_buttons(gr, False))
-
-    model.change(choose_model, model, [method, guidance, prompt, examples], show_progress="hidden", queue=False)
+    model.change(choose_model, model, [method, guidance, prompt, examples], queue=False, **QUIET)
     gr.on(
         [method.change, model.change],
         choose_method,
         [model, method],
         [hint, settings],
-        show_progress="hidden",
         queue=False,
+        **QUIET,
     )
-    examples.click(lambda index: EXAMPLES[index], examples, [prompt, seed], show_progress="hidden", queue=False)
+    examples.click(lambda index: EXAMPLES[index], examples, [prompt, seed], queue=False, **QUIET)
     prompt.submit(None, js=markup.press("draw"))
-    start.click(begin, method, [ticket, shown, closer, start, stop], show_progress="hidden", queue=False).then(
-        go_on,
-        [ticket, model, method, settings, prompt, seed, guidance, count],
-        [shown, drawn, closer, which, slider, trace],
-        show_progress="hidden",
-        **shared,
-    ).then(end, ticket, [shown, start, stop], show_progress="hidden", queue=False)
-    start.click(None, js=markup.scroll_to("stage"))
-    stop.click(tickets.stop, ticket, show_progress="hidden", queue=False)
-    which.input(closely, [drawn, which], [slider, trace], show_progress="hidden", queue=False)
+    requests.connect(
+        start,
+        stop,
+        draw,
+        [model, method, settings, prompt, seed, guidance, count],
+        shown,
+        [closer, drawn, which, slider, trace],
+        opened,
+        lambda _, method, *__: markup.waiting_stage((PLAIN, method), WAITS),
+    )
+    which.input(closely, [drawn, which], [slider, trace], queue=False, **QUIET)
 
 
 def _prompt(models: Models, model: str) -> dict[str, Any]:
@@ -303,10 +281,6 @@ def _opening(method: str) -> str:
         (PLAIN, method),
         markup.notice("Both draw the same prompt at the same time; rows appear as their tokens are decided."),
     )
-
-
-def _buttons(gr: Any, running: bool) -> tuple[Any, Any]:
-    return gr.update(interactive=not running), gr.update(interactive=running)
 
 
 def _enlarged(image: Image) -> Image:

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from vargen.demo import markup
 from vargen.demo.models import Models
+from vargen.demo.requests import QUIET, Requests
 from vargen.demo.settings import read_settings, write_settings
 from vargen.demo.tickets import Tickets
 from vargen.demo.work import Stopped, Work, failure
-from vargen.demo.worker import Worker
 from vargen.errors import UserError
 
 if TYPE_CHECKING:
@@ -226,18 +226,17 @@ def account_of(answer: Answer, correctness: float | None) -> str:
     return markup.account(figures)
 
 
-def build(gr: Any, tab: Any, models: Models, worker: Worker, tickets: Tickets, shared: dict[str, Any]) -> None:
+def build(requests: Requests, models: Models, tab: Any) -> None:
     """What is on the tab.
 
     Args:
-        gr: the module `gradio`.
-        worker: who answers.
+        requests: how what is asked for is answered.
         tab: where it is built; its clip is rendered when somebody looks at it.
-        shared: options of events that compute.
     """
+    gr = requests.gr
     methods = models.video_methods()
     first = "flash" if "flash" in methods else next(iter(methods))
-    ticket, clip = gr.State(""), gr.State(Clip())
+    clip = gr.State(Clip())
     with gr.Row(equal_height=False):
         with gr.Column(scale=4, min_width=320, elem_classes="controls"):
             shown = gr.HTML(elem_id="clip")
@@ -289,7 +288,7 @@ def build(gr: Any, tab: Any, models: Models, worker: Worker, tickets: Tickets, s
 
     def turn_to(clip: Clip, num_frames: float) -> str:
         try:
-            (page,) = worker.stream(tickets, "", show_clip, clip, int(num_frames))
+            (page,) = requests.worker.stream(requests.tickets, "", show_clip, clip, int(num_frames))
         except UserError as error:
             return markup.notice(str(error), "error")
         return page
@@ -305,35 +304,21 @@ def build(gr: Any, tab: Any, models: Models, worker: Worker, tickets: Tickets, s
     def choose_method(method: str) -> tuple[str, str]:
         return markup.method_hint(methods[method]), write_settings(methods[method])
 
-    def begin() -> tuple[Any, ...]:
-        waits = markup.notice("Waiting for the model …")
-        return tickets.issue(), waits, "", gr.update(interactive=False), gr.update(interactive=True)
+    def accounted(account: str) -> tuple[Any]:
+        return (gr.update(value=account, visible=True),)
 
-    def go_on(*arguments: Any) -> Iterator[tuple[str, str]]:
-        ticket, *asked = arguments
-        try:
-            yield from worker.stream(tickets, ticket, ask, *asked)
-        except UserError as error:
-            yield markup.notice(str(error), "error"), ""
-
-    def end(ticket: str) -> tuple[Any, ...]:
-        full = markup.notice("Too many are waiting; try again in a moment.", "error")
-        said = gr.skip() if tickets.end(ticket) else full
-        return said, gr.update(interactive=True), gr.update(interactive=False)
-
-    quiet: dict[str, Any] = {"show_progress": "hidden"}
-    another.click(choose_another, [clip, frames], [clip, shown], **quiet)
-    upload.upload(take, [upload, frames], [clip, shown], **quiet)
-    method.change(choose_method, method, [hint, settings], queue=False, **quiet)
-    questions.click(lambda index: QUESTIONS[index], questions, question, queue=False, **quiet)
+    another.click(choose_another, [clip, frames], [clip, shown], **QUIET)
+    upload.upload(take, [upload, frames], [clip, shown], **QUIET)
+    method.change(choose_method, method, [hint, settings], queue=False, **QUIET)
+    questions.click(lambda index: QUESTIONS[index], questions, question, queue=False, **QUIET)
     question.submit(None, js=markup.press("ask"))
-    start.click(begin, None, [ticket, answer, account, start, stop], queue=False, **quiet).then(
-        go_on,
-        [ticket, clip, method, settings, question, frames, most, temperature, seed],
-        [answer, account],
-        **quiet,
-        **shared,
-    ).then(end, ticket, [answer, start, stop], queue=False, **quiet)
-    start.click(None, js=markup.scroll_to("answer"))
-    stop.click(tickets.stop, ticket, queue=False, **quiet)
-    tab.select(turn_to, [clip, frames], shown, **quiet)
+    requests.connect(
+        start,
+        stop,
+        ask,
+        [clip, method, settings, question, frames, most, temperature, seed],
+        answer,
+        [account],
+        accounted,
+    )
+    tab.select(turn_to, [clip, frames], shown, **QUIET)

@@ -40,14 +40,22 @@ def plot_tradeoff(
     figure = Figure(figsize=(7.0, 4.6), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    for row in points:
+    speeds = [row[speed] for row in points]
+    middle = (min(speeds) + max(speeds)) / 2
+    for number, row in enumerate(sorted(points, key=lambda row: row[speed])):
         exact = bool(row.get("exact"))
         colour = "#1f5fa8" if exact else "#c2571a"
         if interval := row.get(f"{quality}_interval"):
             axes.vlines(row[speed], *interval, color=colour, alpha=0.3, linewidth=1.5)
         axes.plot(row[speed], row[quality], "o", markersize=7, color=colour, markerfacecolor=colour if exact else "w")
+        outer = row[speed] > middle  # its name goes inwards, or it would leave the frame
         axes.annotate(
-            str(row["method"]), (row[speed], row[quality]), xytext=(6, 5), textcoords="offset points", fontsize=8
+            str(row["method"]),
+            (row[speed], row[quality]),
+            xytext=(-6 if outer else 6, -12 if number % 2 else 5),  # neighbours above and below
+            ha="right" if outer else "left",
+            textcoords="offset points",
+            fontsize=8,
         )
     axes.axvline(1.0, color="0.7", linewidth=0.8, linestyle=":")
     axes.set_xlabel(speed_label)

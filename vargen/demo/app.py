@@ -138,7 +138,7 @@ def _theme(gr: Any) -> Any:
         spacing_size=sizes.spacing_md,
         font=_FONT,
         font_mono=("ui-monospace", "SFMono-Regular", "Menlo", "monospace"),
-    )
+    ).set(body_text_color_subdued="*neutral_500")  # Gradio's own is too pale to read on white
 
 
 def run_until_interrupted(host: str, port: int | None, share: bool, *models: Any) -> None:

@@ -14,10 +14,9 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vargen.bounds import MAX_SEED
 from vargen.demo import markup
 from vargen.demo.models import Models
-from vargen.demo.requests import QUIET, Requests
+from vargen.demo.requests import QUIET, Requests, read_seed
 from vargen.demo.tickets import Tickets
 from vargen.demo.work import Stopped, Work, failure
 from vargen.errors import UserError
@@ -151,8 +150,7 @@ def _prepare(models: Models, model: str, names: Sequence[str], own: str, count: 
     description = models.description(model)
     if not 1 <= len(names) <= MAX_METHODS:
         raise UserError(f"methods: choose 1 to {MAX_METHODS}")
-    if seed is None or not 0 <= seed <= MAX_SEED - MAX_PROMPTS:
-        raise UserError("seed must be a whole number of at least 0")
+    first = read_seed(seed, MAX_PROMPTS)
     prompts = read_prompts(own)
     if description.num_classes is not None:
         cases = [BenchmarkCase(class_label=number % description.num_classes) for number in range(count)]
@@ -166,7 +164,7 @@ def _prepare(models: Models, model: str, names: Sequence[str], own: str, count: 
     methods = {name: pipeline.resolve_method(name) for name in ["ar", *names]}
     can_be_judged = any(case.claims is not None for case in cases)
     judge = fitting_judge(description, ClaimJudge) if can_be_judged else None
-    return Comparing(pipeline, methods, cases, int(seed), judge)
+    return Comparing(pipeline, methods, cases, first, judge)
 
 
 def _dtype(comparing: Comparing) -> str:
@@ -223,7 +221,7 @@ def build(requests: Requests, models: Models, folder: Path) -> None:
             )
             with gr.Accordion("More", open=False):
                 model = gr.Dropdown(models.names, value=first, label="Model", filterable=False)
-                seed = gr.Number(0, label="Seed of the first picture", precision=0, minimum=0)
+                seed = gr.Number(0, label="Seed of the first picture", precision=0)
             with gr.Row(elem_classes="tight"):
                 start = gr.Button("Compare", variant="primary", elem_id="compare", scale=3)
                 stop = gr.Button("Stop", interactive=False, elem_id="stop-comparing", scale=1, min_width=90)

@@ -10,10 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from vargen.bounds import MAX_SEED
 from vargen.demo import markup
 from vargen.demo.models import Models
-from vargen.demo.requests import QUIET, WAITS, Requests
+from vargen.demo.requests import QUIET, WAITS, Requests, read_seed
 from vargen.demo.settings import read_settings, write_settings
 from vargen.demo.tickets import Tickets
 from vargen.demo.work import failure
@@ -67,11 +66,10 @@ def read_commission(
         raise UserError(f"prompt: {len(prompt):,} characters are too many; at most {MAX_PROMPT:,} are taken here")
     if num_classes is not None and not (prompt.isdecimal() and int(prompt) < num_classes):
         raise UserError(f"prompt: this model draws classes; write a number between 0 and {num_classes - 1}")
-    if seed is None or not 0 <= seed <= MAX_SEED - MAX_PICTURES or seed != int(seed):
-        raise UserError("seed must be a whole number of at least 0")
     if not 1 <= count <= MAX_PICTURES:
         raise UserError(f"pictures: 1 to {MAX_PICTURES} can be drawn at once")
-    seeds = tuple(int(seed) + number for number in range(int(count)))
+    first = read_seed(seed, int(count))
+    seeds = tuple(range(first, first + int(count)))
     return Commission(prompt if num_classes is None else int(prompt), seeds, guidance)
 
 
@@ -188,7 +186,7 @@ def build(requests: Requests, models: Models) -> None:
             method = gr.Dropdown(list(methods), value=method_name, label="Method", elem_id="method", filterable=False)
             hint = gr.HTML(markup.method_hint(methods[method_name]))
             with gr.Row(elem_classes="tight"):
-                seed = gr.Number(EXAMPLES[0][1], label="Seed", precision=0, minimum=0, min_width=90, elem_id="seed")
+                seed = gr.Number(EXAMPLES[0][1], label="Seed", precision=0, min_width=90, elem_id="seed")
                 count = gr.Slider(1, MAX_PICTURES, 1, step=1, label="Pictures", min_width=150, elem_id="count")
             with gr.Accordion("More", open=False, elem_id="more"):
                 model = gr.Dropdown(models.names, value=first, label="Model", filterable=False)
@@ -207,7 +205,12 @@ def build(requests: Requests, models: Models) -> None:
                 which = gr.Radio(["1"], value="1", label="Picture", visible=False, elem_id="which")
                 gr.HTML("<h3>Drag to compare: plain decoding on the left, the method on the right</h3>")
                 slider = gr.ImageSlider(
-                    show_label=False, interactive=False, buttons=["fullscreen"], elem_id="slider", max_height=420
+                    show_label=False,
+                    interactive=False,
+                    buttons=["fullscreen"],
+                    elem_id="slider",
+                    max_height=420,
+                    format="png",
                 )
                 gr.HTML("<h3>Where each token came from</h3>")
                 trace = gr.Image(

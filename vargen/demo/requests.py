@@ -1,7 +1,7 @@
 """A button that has something computed, and the one that stops it: the same on every tab.
 
-Belongs here: what happens between the click and the end. Does not belong here: what is computed, and what a tab shows
-of it.
+Belongs here: what happens between the click and the end, and what every tab asks for. Does not belong here: what is
+computed, and what a tab shows of it.
 """
 
 from __future__ import annotations
@@ -20,6 +20,16 @@ QUIET: dict[str, Any] = {"show_progress": "hidden"}
 
 WAITS = markup.notice("Waiting for the model …")
 _FULL = markup.notice("Too many are waiting; try again in a moment.", "error")
+
+MAX_SEED = 2**53 - 1
+"""The largest whole number that a browser hands on as it was written."""
+
+
+def read_seed(seed: float | None, count: int = 1) -> int:
+    """The first of `count` seeds, one after the other. Raises UserError for what is none."""
+    if seed is None or not 0 <= seed <= MAX_SEED - (count - 1) or seed != int(seed):
+        raise UserError(f"seed: write a whole number from 0 to {MAX_SEED - (count - 1):,}")
+    return int(seed)
 
 
 @dataclass(frozen=True)

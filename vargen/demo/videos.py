@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from vargen.demo import markup
 from vargen.demo.models import Models
-from vargen.demo.requests import QUIET, Requests
+from vargen.demo.requests import QUIET, Requests, read_seed
 from vargen.demo.settings import read_settings, write_settings
 from vargen.demo.tickets import Tickets
 from vargen.demo.work import Stopped, Work, failure
@@ -149,6 +149,7 @@ def ask(
             raise UserError(f"question: at most {MAX_QUESTION:,} characters are taken here, got {len(question):,}")
         if not 1 <= most <= MOST_TOKENS:
             raise UserError(f"tokens: 1 to {MOST_TOKENS} can be asked for")
+        seed = read_seed(seed)
         answerer = models.answerer()
         frames = read_clip(clip, int(num_frames), answerer.processor)
     except Exception as error:
@@ -161,7 +162,7 @@ def ask(
         method=config,
         max_new_tokens=int(most),
         temperature=float(temperature),
-        seed=int(seed or 0),
+        seed=seed,
     )
     if not tickets.begin(ticket, asking):
         yield markup.notice("Stopped before it began."), ""
@@ -270,7 +271,7 @@ def build(requests: Requests, models: Models, tab: Any) -> None:
                     frames = gr.Slider(4, 32, 8, step=2, label="Frames of an upload")
                 with gr.Row(elem_classes="tight"):
                     temperature = gr.Slider(0, 1.5, 0, step=0.1, label="Temperature")
-                    seed = gr.Number(0, label="Seed", precision=0, minimum=0, min_width=90)
+                    seed = gr.Number(0, label="Seed", precision=0, min_width=90)
                 settings = gr.Textbox(
                     write_settings(methods[first]),
                     label="Settings of the method, one a line",

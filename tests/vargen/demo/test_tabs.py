@@ -65,6 +65,7 @@ def test_a_model_without_a_drafter_offers_no_method_that_needs_one(models: Model
         (("  ", 0, None, 1), "scd", "", "Write what is to be drawn"),
         (("a cube", -1, None, 1), "scd", "", "seed"),
         (("a cube", None, None, 1), "scd", "", "seed"),
+        (("a cube", 2**53 - 1, None, 2), "scd", "", "9,007,199,254,740,990"),
         (("a cube", 0, None, 99), "scd", "", "pictures"),
         (("a cube " * 1000, 0, None, 1), "scd", "", "characters"),
         (("a cube", 0, None, 1), "eagle", "", "does not fit"),
@@ -185,6 +186,7 @@ def test_the_answer_grows_word_by_word_and_its_account_is_true(video_models: Mod
         (("", 4, 24, 0.0, 0), "sd", "empty"),
         (("why? " * 500, 4, 24, 0.0, 0), "sd", "characters"),
         (("why?", 4, 10**6, 0.0, 0), "sd", "tokens"),
+        (("why?", 4, 24, 0.0, -1), "sd", "seed"),
         (("why?", 4, 24, 0.0, 0), "assisted", "not known"),
     ],
 )

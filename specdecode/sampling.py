@@ -201,6 +201,17 @@ def _scramble_on_cpu_(value: Tensor) -> Tensor:
     return value
 
 
+_POSITIONS_AHEAD = 32
+_NUMBERS_AHEAD = 2**18
+"""Over all rows, at most."""
+
+
+def _lies_within(places: Tensor, width: int) -> bool:
+    """Whether all places are of a table of this width."""
+    numbers = places.numpy()
+    return bool(numbers.min() >= 0 and numbers.max() < width)
+
+
 class RandomStreams:
     """One reproducible stream of random numbers per row of a batch.
 
@@ -221,6 +232,7 @@ class RandomStreams:
         self.keys = keys
         self._tag_keys: dict[int, Tensor] = {}
         self._elements: dict[int, Tensor] = {}
+        self._ahead: tuple[Tensor, Tensor] | None = None  # first counters [B], numbers [B, W, size]
 
     @classmethod
     def from_generators(
@@ -311,4 +323,32 @@ class RandomStreams:
         Returns:
             [B, ..., size] float32, positive and finite.
         """
+        if tag == Tag.TARGET and self.keys.device.type == "cpu":
+            return self._drawn_ahead(counters, size)
+        return self._exponential(tag, counters, size)
+
+    def _exponential(self, tag: int, counters: Tensor, size: int) -> Tensor:
         return self.uniform(tag, counters, size).log_().neg_().float()
+
+    def _drawn_ahead(self, counters: Tensor, size: int) -> Tensor:
+        """The same for `Tag.TARGET` on a CPU: numbers of the next positions are computed together, and kept.
+
+        Positions are asked for one after another and many of them twice, by the guesses and by the verifier. A call
+        costs ten times what the numbers of one position do, and what it reads waits for no device.
+        """
+        flat = counters.reshape(self.batch_size, -1)
+        first, kept = self._ahead or (None, None)
+        if (
+            first is None
+            or kept is None
+            or kept.shape[2] != size
+            or not _lies_within(flat - first[:, None], kept.shape[1])
+        ):
+            first = flat.amin(1)
+            width = int((flat - first[:, None]).amax()) + 1
+            width += min(width + _POSITIONS_AHEAD, _NUMBERS_AHEAD // (self.batch_size * size))
+            positions = first[:, None] + torch.arange(width, device=flat.device)
+            kept = self._exponential(Tag.TARGET, positions, size)
+            self._ahead = first, kept
+        rows = torch.arange(self.batch_size, device=flat.device)[:, None]
+        return kept[rows, flat - first[:, None]].view(*counters.shape, size)

@@ -228,6 +228,28 @@ def test_bits_are_balanced(uniforms: torch.Tensor) -> None:
     assert (shares - 0.5).abs().max() < 5 / math.sqrt(4 * bits.numel())
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 1000),
+    calls=st.lists(st.tuples(st.integers(0, 90), st.integers(1, 40), st.sampled_from([3, 5])), min_size=1, max_size=8),
+    apart=st.lists(st.integers(0, 60), min_size=1, max_size=3),
+    least=st.sampled_from([1, 200, 2**18]),
+)
+def test_noise_that_is_drawn_ahead_is_the_noise_of_its_position(
+    seed: int, calls: list[tuple[int, int, int]], apart: list[int], least: int
+) -> None:
+    streams = RandomStreams.from_seeds([seed + row for row in range(len(apart))])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("specdecode.sampling._NUMBERS_AHEAD", least)
+        for first, count, size in calls:
+            counters = first + torch.tensor(apart)[:, None] + torch.arange(count)
+            expected = streams.uniform(Tag.TARGET, counters, size).log().neg().float()
+            noise = streams.exponential(Tag.TARGET, counters, size)
+            assert torch.equal(noise, expected)
+            noise.zero_()  # a caller's own, whatever becomes of it
+            assert torch.equal(streams.exponential(Tag.TARGET, counters[:, 0], size), expected[:, 0])
+
+
 def test_exponential_noise_is_exponential() -> None:
     streams = RandomStreams.from_seeds(list(range(8)))
     noise = streams.exponential(Tag.DRAFT, torch.arange(50).expand(8, 50), 256)

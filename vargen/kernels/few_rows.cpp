@@ -94,12 +94,28 @@ inline Lanes load(const int8_t* from) {
     return __builtin_convertvector(__builtin_convertvector(bytes, Integers), Lanes);
 }
 
+// The first `count` of sixteen; the rest is zero.
+#ifdef HAS_AVX512
+inline Lanes load_some(const float* from, int64_t count) {
+    return (Lanes)_mm512_maskz_loadu_ps((__mmask16)((1u << count) - 1), from);
+}
+
+inline Lanes load_some(const bfloat16* from, int64_t count) {
+    __m256i halves = _mm256_maskz_loadu_epi16((__mmask16)((1u << count) - 1), from);
+    return (Lanes)_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16);
+}
+
+inline Lanes load_some(const int8_t* from, int64_t count) {
+    return (Lanes)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8((__mmask16)((1u << count) - 1), from)));
+}
+#else
 template <typename Number>
-inline Lanes load_some(const Number* from, int64_t count) {  // the rest is zero
+inline Lanes load_some(const Number* from, int64_t count) {
     Number whole[LANES] = {};
     std::memcpy(whole, from, count * sizeof(Number));
     return load(whole);
 }
+#endif
 
 inline void store(float* to, Lanes lanes) { std::memcpy(to, &lanes, 64); }
 
@@ -142,15 +158,20 @@ inline Lanes rounded(Lanes lanes) {  // to bfloat16
 
 inline Lanes all(float value) { return Lanes{} + value; }
 
-// Sums of the lanes of four, in one order: a transpose of four by four in each quarter, added up, then the quarters.
-inline Four sums(const Lanes* four) {
+// Sums of the lanes of four, in one order: a transpose of four by four in each quarter, added up, and then the quarters,
+// the first with the third, the second with the fourth.
+inline Lanes quarters(const Lanes* four) {
     const Integers low = {0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29};
     const Integers high = {2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31};
     const Integers first = {0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29};
     const Integers second = {2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31};
     Lanes ab = __builtin_shuffle(four[0], four[1], low) + __builtin_shuffle(four[0], four[1], high);
     Lanes cd = __builtin_shuffle(four[2], four[3], low) + __builtin_shuffle(four[2], four[3], high);
-    Lanes abcd = __builtin_shuffle(ab, cd, first) + __builtin_shuffle(ab, cd, second);
+    return __builtin_shuffle(ab, cd, first) + __builtin_shuffle(ab, cd, second);
+}
+
+inline Four sums(const Lanes* four) {
+    Lanes abcd = quarters(four);
 #ifdef HAS_AVX512
     __m256 half = _mm256_add_ps(_mm512_castps512_ps256((__m512)abcd), _mm512_extractf32x8_ps((__m512)abcd, 1));
     return (Four)_mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
@@ -159,6 +180,15 @@ inline Four sums(const Lanes* four) {
     std::memcpy(parts, &abcd, 64);
     return (parts[0] + parts[2]) + (parts[1] + parts[3]);
 #endif
+}
+
+// The same for four rows at once, a row's four sums in each quarter.
+inline Lanes sums_of_rows(Lanes a, Lanes b, Lanes c, Lanes d) {
+    const Integers front = {0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23};
+    const Integers even = {0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27};
+    Lanes ab = __builtin_shuffle(a, b, front) + __builtin_shuffle(a, b, front + 8);
+    Lanes cd = __builtin_shuffle(c, d, front) + __builtin_shuffle(c, d, front + 8);
+    return __builtin_shuffle(ab, cd, even) + __builtin_shuffle(ab, cd, even + 4);
 }
 
 inline float sum(Lanes lanes) {
@@ -196,26 +226,34 @@ struct Matrix {
     int64_t kind, outputs, columns;
 };
 
-// Sums of `OUTPUTS` outputs (the last `OUTPUTS - count` of a narrower tile are zero) for `ROWS` rows.
-// `ahead`: how many bytes further on the next weights lie.
+#define UNROLLED _Pragma("GCC unroll 8")  // sums that a loop counts through lie in memory, not in registers
+
+// Sums of `OUTPUTS` outputs (the last `OUTPUTS - count` of a narrower tile mean nothing) for `ROWS` rows over `columns`
+// columns of `stride`. `next`: weights that will be read soon, fetched meanwhile. `before`: sums of the columns that came
+// before, or null; `after`: where to leave them for the columns that follow, or null, and then `result` is what they are.
 template <typename Weight, typename Number, int ROWS>
-inline void tile(const Weight* weight, int64_t count, const Number* rows, int64_t stride, int64_t columns, int64_t ahead,
-                 Four* result) {
-    Lanes total[ROWS][OUTPUTS] = {};
-    const Weight* line[OUTPUTS];
-    for (int o = 0; o < OUTPUTS; o++) line[o] = weight + std::min<int64_t>(o, count - 1) * columns;
+inline void tile(const Weight* weight, int64_t count, const Number* rows, int64_t stride, int64_t columns,
+                 const Weight* const* next, const Lanes* before, Lanes* after, Four* result) {
+    Lanes total[ROWS][OUTPUTS];
+    UNROLLED for (int r = 0; r < ROWS; r++)
+        UNROLLED for (int o = 0; o < OUTPUTS; o++) total[r][o] = before ? before[r * OUTPUTS + o] : Lanes{};
+    const Weight *line[OUTPUTS], *soon[OUTPUTS];
+    UNROLLED for (int o = 0; o < OUTPUTS; o++) {
+        line[o] = weight + std::min<int64_t>(o, count - 1) * stride;
+        soon[o] = next[o];
+    }
     int64_t column = 0;
 #if defined(HAS_AVX512) && defined(__AVX512BF16__)
     if constexpr (sizeof(Weight) == 2) {
         for (; column + 32 <= columns; column += 32) {
             __m512i weights[OUTPUTS];
-            for (int o = 0; o < OUTPUTS; o++) {
+            UNROLLED for (int o = 0; o < OUTPUTS; o++) {
                 weights[o] = _mm512_loadu_si512(line[o] + column);
-                if (ahead) _mm_prefetch((const char*)(line[o] + column) + ahead, _MM_HINT_T0);
+                __builtin_prefetch(soon[o] + column);
             }
-            for (int r = 0; r < ROWS; r++) {
+            UNROLLED for (int r = 0; r < ROWS; r++) {
                 __m512i own = (__m512i)held((Lanes)_mm512_loadu_si512(rows + r * stride + column));
-                for (int o = 0; o < OUTPUTS; o++)
+                UNROLLED for (int o = 0; o < OUTPUTS; o++)
                     total[r][o] = (Lanes)_mm512_dpbf16_ps((__m512)total[r][o], (__m512bh)weights[o], (__m512bh)own);
             }
         }
@@ -223,39 +261,49 @@ inline void tile(const Weight* weight, int64_t count, const Number* rows, int64_
 #endif
     for (; column + LANES <= columns; column += LANES) {
         Lanes weights[OUTPUTS];
-        for (int o = 0; o < OUTPUTS; o++) {
+        UNROLLED for (int o = 0; o < OUTPUTS; o++) {
             weights[o] = load(line[o] + column);
-            if (ahead) __builtin_prefetch((const char*)(line[o] + column) + ahead);
+            __builtin_prefetch(soon[o] + column);
         }
-        for (int r = 0; r < ROWS; r++) {
+        UNROLLED for (int r = 0; r < ROWS; r++) {
             Lanes own = held(load(rows + r * stride + column));
-            for (int o = 0; o < OUTPUTS; o++) total[r][o] = multiply_add(weights[o], own, total[r][o]);
+            UNROLLED for (int o = 0; o < OUTPUTS; o++) total[r][o] = multiply_add(weights[o], own, total[r][o]);
         }
     }
-    if (column < columns) {
-        int64_t rest = columns - column;
-        for (int r = 0; r < ROWS; r++) {
+    if (int64_t rest = columns - column)
+        UNROLLED for (int r = 0; r < ROWS; r++) {
             Lanes own = load_some(rows + r * stride + column, rest);
-            for (int o = 0; o < OUTPUTS; o++)
+            UNROLLED for (int o = 0; o < OUTPUTS; o++)
                 total[r][o] = multiply_add(load_some(line[o] + column, rest), own, total[r][o]);
         }
+    if (after) {
+        UNROLLED for (int r = 0; r < ROWS; r++)
+            UNROLLED for (int o = 0; o < OUTPUTS; o++) after[r * OUTPUTS + o] = total[r][o];
+        return;
     }
-    for (int r = 0; r < ROWS; r++) result[r] = sums(total[r]);
+    Lanes part[ROWS + 3];
+    UNROLLED for (int r = 0; r < ROWS; r++) part[r] = quarters(total[r]);
+    UNROLLED for (int r = ROWS; r < ROWS + 3; r++) part[r] = part[ROWS - 1];
+    UNROLLED for (int r = 0; r < ROWS; r += 4) {
+        Lanes four = sums_of_rows(part[r], part[r + 1], part[r + 2], part[r + 3]);
+        std::memcpy(result + r, &four, sizeof(Four) * std::min(4, ROWS - r));
+    }
 }
 
 constexpr int MOST_ROWS = 6;  // of a tile: 24 sums fit the registers beside what is added
 
 template <typename Weight, typename Number>
 inline void tile_of(int rows, const Weight* weight, int64_t count, const Number* from, int64_t stride, int64_t columns,
-                    int64_t ahead, Four* result) {
+                    const Weight* const* next, const Lanes* before, Lanes* after, Four* result) {
+    auto run = tile<Weight, Number, 6>;
     switch (rows) {
-        case 1: return tile<Weight, Number, 1>(weight, count, from, stride, columns, ahead, result);
-        case 2: return tile<Weight, Number, 2>(weight, count, from, stride, columns, ahead, result);
-        case 3: return tile<Weight, Number, 3>(weight, count, from, stride, columns, ahead, result);
-        case 4: return tile<Weight, Number, 4>(weight, count, from, stride, columns, ahead, result);
-        case 5: return tile<Weight, Number, 5>(weight, count, from, stride, columns, ahead, result);
-        default: return tile<Weight, Number, 6>(weight, count, from, stride, columns, ahead, result);
+        case 1: run = tile<Weight, Number, 1>; break;
+        case 2: run = tile<Weight, Number, 2>; break;
+        case 3: run = tile<Weight, Number, 3>; break;
+        case 4: run = tile<Weight, Number, 4>; break;
+        case 5: run = tile<Weight, Number, 5>; break;
     }
+    run(weight, count, from, stride, columns, next, before, after, result);
 }
 
 struct Span {
@@ -266,31 +314,6 @@ struct Span {
 inline Span share(int64_t count, int64_t unit, int thread, int threads) {
     int64_t units = (count + unit - 1) / unit;
     return {std::min(count, units * thread / threads * unit), std::min(count, units * (thread + 1) / threads * unit)};
-}
-
-// Outputs `span` of all rows: calls take(row, first output, four sums, how many of them count). Outputs up to `until` will
-// be read next.
-template <typename Weight, typename Number, typename Take>
-void product(const Matrix& matrix, const Number* rows, int64_t num_rows, Span span, int64_t until, Take take) {
-    const Weight* weights = (const Weight*)matrix.weight;
-    int64_t columns = matrix.columns, bytes = columns * sizeof(Weight);
-    int64_t groups = (num_rows + MOST_ROWS - 1) / MOST_ROWS;
-    for (int64_t output = span.begin; output < span.end; output += OUTPUTS) {
-        int64_t count = std::min<int64_t>(OUTPUTS, span.end - output);
-        for (int64_t group = 0; group < groups; group++) {
-            int64_t first = num_rows * group / groups, last = num_rows * (group + 1) / groups;
-            Four result[MOST_ROWS];
-            int64_t ahead = group == 0 && output + 2 * OUTPUTS <= until ? OUTPUTS * bytes : 0;
-            tile_of<Weight, Number>((int)(last - first), weights + output * columns, count, rows + first * columns,
-                                    columns, columns, ahead, result);
-            for (int64_t row = first; row < last; row++) {
-                Four sums = result[row - first];
-                for (int o = 0; matrix.scale && o < count; o++) sums[o] *= matrix.scale[output + o];
-                for (int o = 0; matrix.bias && o < count; o++) sums[o] += matrix.bias[output + o];
-                take(row, output, sums, count);
-            }
-        }
-    }
 }
 
 // Room whose first number lies where a line of the processor's cache begins: vectors across two lines load at half speed.
@@ -309,6 +332,56 @@ struct Aligned {
 };
 template <typename Number>
 using Block = std::vector<Number, Aligned<Number>>;
+
+// Rows at once, outputs at once, and bytes of these rows' columns at once: so much stays next to the core while it is used
+// again and again. Sums of the columns so far wait in between.
+constexpr int64_t ROW_BLOCK = 4 * MOST_ROWS, OUTPUT_BLOCK = 8 * OUTPUTS, COLUMN_BYTES = 24 << 10, COLUMN_UNIT = 64;
+
+// Outputs `span` of all rows: calls take(row, first output, four sums, how many of them count). Outputs up to `until` will
+// be read next.
+template <typename Weight, typename Number, typename Take>
+void product(const Matrix& matrix, const Number* rows, int64_t num_rows, Span span, int64_t until, Take take) {
+    int64_t columns = matrix.columns;
+    int64_t of_chunk = COLUMN_BYTES / (std::min(num_rows, ROW_BLOCK) * sizeof(Number)) / COLUMN_UNIT * COLUMN_UNIT;
+    bool whole = num_rows <= MOST_ROWS || of_chunk >= columns;
+    int64_t chunk = whole ? std::max<int64_t>(columns, 1) : of_chunk;
+    Block<Lanes> waiting(whole ? 0 : OUTPUT_BLOCK * ROW_BLOCK);
+    for (int64_t outputs = span.begin; outputs < span.end; outputs += OUTPUT_BLOCK) {
+        int64_t last_output = std::min(span.end, outputs + OUTPUT_BLOCK);
+        for (int64_t block = 0; block < num_rows; block += ROW_BLOCK) {
+            int64_t of_block = std::min(num_rows - block, ROW_BLOCK), groups = (of_block + MOST_ROWS - 1) / MOST_ROWS;
+            int64_t bounds[ROW_BLOCK / MOST_ROWS + 1], fetched[ROW_BLOCK / MOST_ROWS][OUTPUTS];
+            for (int64_t group = 0; group <= groups; group++) bounds[group] = block + of_block * group / groups;
+            // Every group of rows fetches its part of the outputs that come next, if they do.
+            for (int64_t part = 0; part < groups * OUTPUTS; part++)
+                fetched[part / OUTPUTS][part % OUTPUTS] = block ? 0 : (OUTPUTS + part / groups) * columns;
+            for (int64_t begin = 0; begin == 0 || begin < columns; begin += chunk) {
+                int64_t some = std::min(chunk, columns - begin);
+                for (int64_t output = outputs; output < last_output; output += OUTPUTS) {
+                    int64_t count = std::min<int64_t>(OUTPUTS, span.end - output);
+                    const Weight* weights = (const Weight*)matrix.weight + output * columns + begin;
+                    bool is_last = output + 2 * OUTPUTS > until;
+                    for (int64_t group = 0; group < groups; group++) {
+                        int64_t first = bounds[group], last = bounds[group + 1];
+                        Four result[MOST_ROWS];
+                        const Weight* next[OUTPUTS];
+                        for (int o = 0; o < OUTPUTS; o++) next[o] = weights + (is_last ? 0 : fetched[group][o]);
+                        Lanes* sums = whole ? nullptr : &waiting[(output - outputs) * ROW_BLOCK + (first - block) * OUTPUTS];
+                        tile_of<Weight, Number>((int)(last - first), weights, count, rows + first * columns + begin,
+                                                columns, some, next, begin ? sums : nullptr,
+                                                begin + some < columns ? sums : nullptr, result);
+                        for (int64_t row = first; row < last && begin + some >= columns; row++) {
+                            Four sums = result[row - first];
+                            for (int o = 0; matrix.scale && o < count; o++) sums[o] *= matrix.scale[output + o];
+                            for (int o = 0; matrix.bias && o < count; o++) sums[o] += matrix.bias[output + o];
+                            take(row, output, sums, count);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
 
 // Rows as products read them: bfloat16 beside bfloat16 matrices, else float32.
 struct Rows {
@@ -456,66 +529,44 @@ inline Lanes turned(Lanes channels, Lanes angles) {
     return multiply_add(channels, cosine, __builtin_shuffle(channels, swap) * sine);
 }
 
-// Dot products of a query with the keys that it sees, times `scale`. `BLOCKS`: sixteens of channels; 0: any number of them.
-template <int BLOCKS, typename Number>
-inline void score(const float* query, const Number* keys, const int32_t* seen, int64_t count, int64_t stride,
-                  int64_t channels, float scale, float* scores) {
+constexpr int CHAINS = 4;  // sums of every fourth key's value, added up at the end
+
+// Dot products of `QUERIES` queries with keys `from` to `to`, times `scale`; key k lies in slot `slot(k)`. `BLOCKS`:
+// sixteens of channels; 0: any number of them. A query's scores lie `scores_of` apart, with room behind the last.
+template <int BLOCKS, int QUERIES, typename Number, typename Slot>
+inline void score(const float* queries, int64_t padded, const Number* keys, Slot slot, int64_t from, int64_t to,
+                  int64_t stride, int64_t channels, float scale, float* scores, int64_t scores_of) {
     int64_t whole = BLOCKS ? BLOCKS * LANES : channels / LANES * LANES, rest = BLOCKS ? 0 : channels - whole;
-    auto four = [&](int64_t k, const Number* const* key) {
-        Lanes total[OUTPUTS] = {};
-        for (int64_t d = 0; d < whole; d += LANES)
-            for (int o = 0; o < OUTPUTS; o++) total[o] = multiply_add(load(key[o] + d), load(query + d), total[o]);
-        for (int o = 0; rest && o < OUTPUTS; o++)
-            total[o] = multiply_add(load_some(key[o] + whole, rest), load(query + whole), total[o]);
-        Four own = sums(total) * (Four{} + scale);
-        std::memcpy(scores + k, &own, 16);  // there is room behind the last
-    };
-    const Number* key[OUTPUTS];
-    int64_t k = 0;
-    for (; k + OUTPUTS <= count; k += OUTPUTS) {
-        for (int o = 0; o < OUTPUTS; o++) key[o] = keys + seen[k + o] * stride;
-        four(k, key);
-    }
-    for (int o = 0; k < count && o < OUTPUTS; o++) key[o] = keys + seen[std::min(k + o, count - 1)] * stride;
-    if (k < count) four(k, key);
-}
-
-// `BLOCKS` times sixteen channels of the sum of values, weighted by `scores`; four sums of every fourth key.
-// `rest`: how many of the last sixteen there are.
-template <int BLOCKS, bool WHOLE, typename Number>
-inline void weigh(const Number* values, const int32_t* seen, int64_t count, int64_t stride, int64_t rest,
-                  const float* scores, float factor, float* output) {
-    constexpr int CHAINS = 4;
-    Lanes total[CHAINS][BLOCKS] = {};
-    auto add = [&](Lanes* sum, int64_t key) {
-        const Number* value = values + seen[key] * stride;
-        Lanes weight = all(scores[key]);
-        for (int b = 0; b < BLOCKS; b++) {
-            Lanes own = WHOLE || b < BLOCKS - 1 ? load(value + b * LANES) : load_some(value + b * LANES, rest);
-            sum[b] = multiply_add(weight, own, sum[b]);
+    for (int64_t k = from; k < to; k += OUTPUTS) {
+        const Number* key[OUTPUTS];
+        UNROLLED for (int o = 0; o < OUTPUTS; o++) key[o] = keys + slot(std::min(k + o, to - 1)) * stride;
+        Lanes total[QUERIES][OUTPUTS];
+        UNROLLED for (int q = 0; q < QUERIES; q++)
+            UNROLLED for (int o = 0; o < OUTPUTS; o++) total[q][o] = Lanes{};
+        auto add = [&](int64_t d, auto load_key) {
+            Lanes own[OUTPUTS];
+            UNROLLED for (int o = 0; o < OUTPUTS; o++) own[o] = load_key(key[o] + d);
+            UNROLLED for (int q = 0; q < QUERIES; q++) {
+                Lanes query = held(load(queries + q * padded + d));
+                UNROLLED for (int o = 0; o < OUTPUTS; o++) total[q][o] = multiply_add(own[o], query, total[q][o]);
+            }
+        };
+        UNROLLED for (int64_t d = 0; d < whole; d += LANES) add(d, [](const Number* from) { return load(from); });
+        if (rest) add(whole, [rest](const Number* from) { return load_some(from, rest); });
+        Four own[QUERIES];
+        if constexpr (QUERIES == 4) {
+            Lanes four = sums_of_rows(quarters(total[0]), quarters(total[1]), quarters(total[2]), quarters(total[3]));
+            four = four * all(scale);
+            std::memcpy(own, &four, sizeof(own));
+        } else {
+            UNROLLED for (int q = 0; q < QUERIES; q++) own[q] = sums(total[q]) * (Four{} + scale);
         }
-    };
-    int64_t k = 0;
-    for (; k + CHAINS <= count; k += CHAINS)
-        for (int c = 0; c < CHAINS; c++) add(total[c], k + c);
-    for (int c = 0; c < CHAINS - 1; c++)
-        if (k + c < count) add(total[c], k + c);
-    for (int b = 0; b < BLOCKS; b++)
-        store(output + b * LANES, ((total[0][b] + total[1][b]) + (total[2][b] + total[3][b])) * all(factor));
+        UNROLLED for (int q = 0; q < QUERIES; q++) std::memcpy(scores + q * scores_of + k, &own[q], sizeof(Four));
+    }
 }
 
-// One query against the keys that it sees, one after another. `query` and `output` are padded to whole lanes.
-template <typename Number>
-void attend(const float* query, const Number* keys, const Number* values, const int32_t* seen, int64_t count,
-            int64_t stride, int64_t head_dim, float* scores, float* output) {
-    if (count == 0) {
-        std::memset(output, 0, head_dim * 4);
-        return;
-    }
-    float scale = 1.0f / std::sqrt((float)head_dim);
-    if (head_dim == 2 * LANES) score<2>(query, keys, seen, count, stride, head_dim, scale, scores);
-    else if (head_dim == 4 * LANES) score<4>(query, keys, seen, count, stride, head_dim, scale, scores);
-    else score<0>(query, keys, seen, count, stride, head_dim, scale, scores);
+// Turns a query's scores into weights. Returns what they must be multiplied by to add up to one.
+inline float weights_of(float* scores, int64_t count) {
     Lanes most = all(-INFINITY), total = {};
     for (int64_t k = count; k % LANES; k++) scores[k] = -INFINITY;
     for (int64_t k = 0; k < count; k += LANES) {
@@ -531,20 +582,31 @@ void attend(const float* query, const Number* keys, const Number* values, const 
         total = total + own;
         store(scores + k, own);
     }
-    float factor = 1.0f / sum(total);
-    constexpr int64_t MOST = 4 * LANES;
-    for (int64_t begin = 0; begin < head_dim; begin += MOST) {
-        int64_t channels = std::min<int64_t>(MOST, head_dim - begin), rest = channels % LANES;
-        auto some = [&](auto blocks) {
-            constexpr int BLOCKS = decltype(blocks)::value;
-            auto run = rest ? weigh<BLOCKS, false, Number> : weigh<BLOCKS, true, Number>;
-            run(values + begin, seen, count, stride, rest, scores, factor, output + begin);
-        };
-        if (channels > 3 * LANES) some(std::integral_constant<int, 4>());
-        else if (channels > 2 * LANES) some(std::integral_constant<int, 3>());
-        else if (channels > LANES) some(std::integral_constant<int, 2>());
-        else some(std::integral_constant<int, 1>());
-    }
+    return 1.0f / sum(total);
+}
+
+// Adds keys `from` (a multiple of `CHAINS`) to `to` to `BLOCKS` times sixteen channels of the sums of values, weighted by
+// `scores`. `rest`: how many of the last sixteen channels there are.
+template <int BLOCKS, bool WHOLE, typename Number, typename Slot>
+inline void weigh(const Number* values, Slot slot, int64_t from, int64_t to, int64_t stride, int64_t rest,
+                  const float* scores, float* chains, int64_t padded) {
+    Lanes total[CHAINS][BLOCKS];
+    UNROLLED for (int c = 0; c < CHAINS; c++)
+        UNROLLED for (int b = 0; b < BLOCKS; b++) total[c][b] = from ? load(chains + c * padded + b * LANES) : Lanes{};
+    auto add = [&](Lanes* sum, int64_t key) {
+        const Number* value = values + slot(key) * stride;
+        Lanes weight = all(scores[key]);
+        UNROLLED for (int b = 0; b < BLOCKS; b++) {
+            Lanes own = WHOLE || b < BLOCKS - 1 ? load(value + b * LANES) : load_some(value + b * LANES, rest);
+            sum[b] = multiply_add(weight, own, sum[b]);
+        }
+    };
+    int64_t k = from;
+    for (; k + CHAINS <= to; k += CHAINS) UNROLLED for (int c = 0; c < CHAINS; c++) add(total[c], k + c);
+    UNROLLED for (int c = 0; c < CHAINS - 1; c++)
+        if (k + c < to) add(total[c], k + c);
+    UNROLLED for (int c = 0; c < CHAINS; c++)
+        UNROLLED for (int b = 0; b < BLOCKS; b++) store(chains + c * padded + b * LANES, total[c][b]);
 }
 
 inline int64_t length_of(const Pass& pass, int64_t sequence) { return pass.lengths ? pass.lengths[sequence] : 0; }
@@ -558,6 +620,12 @@ inline int64_t position_of(const Pass& pass, int64_t sequence, int64_t token) {
 inline int64_t place_of(const Pass& pass, int64_t sequence, int64_t token) {
     if (pass.places) return pass.places[sequence * pass.tokens + token];
     return sequence * pass.slots + length_of(pass, sequence) + pass.columns - pass.tokens + token;
+}
+
+// Cosine and sine of a token's angles.
+inline const float* angles_of(const Pass& pass, int64_t sequence, int64_t token) {
+    int64_t position = position_of(pass, sequence, token);
+    return pass.rotary + (position < 0 ? position + pass.rotary_rows : position) * pass.head_dim;
 }
 
 // Where the states of a token go.
@@ -593,43 +661,137 @@ struct Seen {
     }
 };
 
-// The heads of one sequence that share keys and values: turn, remember, attend.
+// Tokens at once, keys at once, and bytes at once of a token's keys, which lie head beside head: so much stays next to the
+// core while all queries pass over it.
+constexpr int64_t TOKEN_BLOCK = 16, KEY_BLOCK = 24, KEY_BYTES = 1024;
+
+// What attention of some heads to one sequence needs beside its arguments.
+struct Attention {
+    int64_t groups, queries, padded, scores_of;  // heads of keys at once, queries of each; numbers of a query, of its scores
+    Attention(const Pass& pass, int64_t most) {
+        int64_t bytes = pass.head_dim * (pass.kind == BFLOAT16 ? 2 : 4);
+        groups = std::max<int64_t>(1, std::min(pass.key_value_heads, KEY_BYTES / bytes));
+        queries = std::min(pass.tokens, TOKEN_BLOCK) * (pass.heads / pass.key_value_heads);
+        padded = (pass.head_dim + LANES - 1) / LANES * LANES;
+        scores_of = (most + 2 * LANES) / LANES * LANES;
+    }
+    int64_t room() const { return groups * queries * (padded + scores_of + CHAINS * padded); }
+};
+
+// Turn keys and values of the new tokens, and remember them.
 template <typename Number>
-void attend_group(const Pass& pass, const Layer& layer, const float* qkv, int64_t sequence, int64_t group,
-                  const Seen& seen, float* scores, Rows& attended) {
-    int64_t D = pass.head_dim, per_group = pass.heads / pass.key_value_heads;
-    int64_t width = (pass.heads + 2 * pass.key_value_heads) * D, stride = pass.key_value_heads * D;
+void remember(const Pass& pass, const Layer& layer, const float* qkv, int64_t sequence, int64_t group) {
+    int64_t D = pass.head_dim, width = (pass.heads + 2 * pass.key_value_heads) * D, stride = pass.key_value_heads * D;
     Number *keys = (Number*)layer.keys + group * D, *values = (Number*)layer.values + group * D;
-    alignas(64) float query[1024] = {}, output[1024];  // `native.py` gives no larger heads
-    auto angles = [&](int64_t token) {
-        int64_t position = position_of(pass, sequence, token);
-        return pass.rotary + (position < 0 ? position + pass.rotary_rows : position) * D;
-    };
     for (int64_t token = 0; token < pass.tokens; token++) {
         int64_t row = sequence * pass.tokens + token, place = place_of(pass, sequence, token) * stride;
-        const float *key = qkv + row * width + (pass.heads + group) * D, *value = key + stride, *angle = angles(token);
+        const float *key = qkv + row * width + (pass.heads + group) * D, *value = key + stride;
+        const float* angle = angles_of(pass, sequence, token);
         sweep(D, [&](int64_t d, auto load, auto store) {
             store(keys + place + d, turned(load(key + d), load(angle + d)));
             store(values + place + d, load(value + d));
         });
     }
-    keys += sequence * pass.slots * stride;
-    values += sequence * pass.slots * stride;
-    for (int64_t token = 0; token < pass.tokens; token++) {
-        int64_t row = sequence * pass.tokens + token, list = seen.list(sequence, token);
-        const float* angle = angles(token);
-        for (int64_t head = group * per_group; head < (group + 1) * per_group; head++) {
-            const float* own = qkv + row * width + head * D;
-            sweep(D, [&](int64_t d, auto load, auto store) {
-                Lanes lanes = turned(load(own + d), load(angle + d));
-                store(query + d, sizeof(Number) == 2 ? rounded(lanes) : lanes);
+}
+
+// The queries of some tokens in heads that share keys of `groups`, of one sequence. Keys that all of them see are gone
+// through once for all, some at a time; a query's own sums run over its keys in their order whatever others do.
+template <typename Number>
+void attend(const Pass& pass, const Layer& layer, const float* qkv, int64_t sequence, Span groups, Span tokens,
+            const Seen& seen, const Attention& sizes, float* room, Rows& attended) {
+    int64_t D = pass.head_dim, per_group = pass.heads / pass.key_value_heads, padded = sizes.padded;
+    int64_t width = (pass.heads + 2 * pass.key_value_heads) * D, stride = pass.key_value_heads * D;
+    int64_t of_group = (tokens.end - tokens.begin) * per_group, scores_of = sizes.scores_of;
+    const Number* keys = (const Number*)layer.keys + sequence * pass.slots * stride;
+    const Number* values = (const Number*)layer.values + sequence * pass.slots * stride;
+    float *queries = room, *scores = queries + sizes.groups * sizes.queries * padded;
+    float *chains = scores + sizes.groups * sizes.queries * scores_of, scale = 1.0f / std::sqrt((float)D);
+    // Calls take(group, query, token, head) for each.
+    auto each = [&](auto take) {
+        for (int64_t group = groups.begin; group < groups.end; group++)
+            for (int64_t token = tokens.begin; token < tokens.end; token++)
+                for (int64_t head = group * per_group; head < (group + 1) * per_group; head++)
+                    take(group, (group - groups.begin) * of_group + (token - tokens.begin) * per_group + head % per_group,
+                         token, head);
+    };
+    each([&](int64_t, int64_t query, int64_t token, int64_t head) {
+        const float *own = qkv + (sequence * pass.tokens + token) * width + head * D, *angle = angles_of(pass, sequence, token);
+        sweep(D, [&](int64_t d, auto load, auto store) {
+            Lanes lanes = turned(load(own + d), load(angle + d));
+            lanes = sizeof(Number) == 2 ? rounded(lanes) : lanes;
+            std::memcpy(queries + query * padded + d, &lanes, sizeof(lanes));  // beyond the channels they are zero
+        });
+    });
+    int64_t first = pass.starts ? pass.starts[sequence] : 0, common = std::max<int64_t>(0, length_of(pass, sequence) - first);
+    common = common / CHAINS * CHAINS;
+    int64_t at_once = of_group > 1 ? KEY_BLOCK : std::max<int64_t>(common, 1);
+    auto in_order = [first](int64_t key) { return first + key; };
+    auto run_score = [&](auto blocks) {
+        constexpr int BLOCKS = decltype(blocks)::value;
+        for (int64_t from = 0; from < common; from += at_once)
+            for (int64_t group = groups.begin; group < groups.end; group++) {
+                int64_t to = std::min(common, from + at_once);
+                auto some = [&](auto count, int64_t query) {
+                    int64_t number = (group - groups.begin) * of_group + query;
+                    score<BLOCKS, decltype(count)::value>(queries + number * padded, padded, keys + group * D, in_order,
+                                                          from, to, stride, D, scale, scores + number * scores_of,
+                                                          scores_of);
+                };
+                int64_t query = 0;
+                for (; query + 4 <= of_group; query += 4) some(std::integral_constant<int, 4>(), query);
+                for (; query < of_group; query++) some(std::integral_constant<int, 1>(), query);
+            }
+        each([&](int64_t group, int64_t query, int64_t token, int64_t) {
+            int64_t list = seen.list(sequence, token);
+            const int32_t* slots = &seen.slots[list * seen.most];
+            auto listed = [slots](int64_t key) { return slots[key]; };
+            score<BLOCKS, 1>(queries + query * padded, padded, keys + group * D, listed, common, seen.counts[list], stride,
+                             D, scale, scores + query * scores_of, scores_of);
+        });
+    };
+    if (D == 2 * LANES) run_score(std::integral_constant<int, 2>());
+    else if (D == 4 * LANES) run_score(std::integral_constant<int, 4>());
+    else run_score(std::integral_constant<int, 0>());
+    // A query's factor takes the place of its first number, which is not needed any more.
+    each([&](int64_t, int64_t query, int64_t token, int64_t) {
+        int64_t count = seen.counts[seen.list(sequence, token)];
+        queries[query * padded] = count ? weights_of(scores + query * scores_of, count) : 0;
+    });
+    constexpr int64_t MOST = 4 * LANES;
+    for (int64_t begin = 0; begin < D; begin += MOST) {
+        int64_t channels = std::min<int64_t>(MOST, D - begin), rest = channels % LANES;
+        auto run_weigh = [&](auto blocks, auto whole) {
+            constexpr int BLOCKS = decltype(blocks)::value;
+            constexpr bool WHOLE = decltype(whole)::value;
+            for (int64_t from = 0; from < common; from += at_once)
+                each([&](int64_t group, int64_t query, int64_t, int64_t) {
+                    weigh<BLOCKS, WHOLE>(values + group * D + begin, in_order, from, std::min(common, from + at_once),
+                                         stride, rest, scores + query * scores_of,
+                                         chains + query * CHAINS * padded + begin, padded);
+                });
+            each([&](int64_t group, int64_t query, int64_t token, int64_t head) {
+                int64_t list = seen.list(sequence, token);
+                const int32_t* slots = &seen.slots[list * seen.most];
+                auto listed = [slots](int64_t key) { return slots[key]; };
+                float* own = chains + query * CHAINS * padded + begin;
+                weigh<BLOCKS, WHOLE>(values + group * D + begin, listed, common, seen.counts[list], stride, rest,
+                                     scores + query * scores_of, own, padded);
+                attended.at(sequence * pass.tokens + token, head * D + begin, [&](auto* to) {
+                    sweep(channels, [&](int64_t d, auto, auto store) {
+                        Lanes sum = (load(own + d) + load(own + padded + d)) + (load(own + 2 * padded + d) + load(own + 3 * padded + d));
+                        store(to + d, sum * all(queries[query * padded]));
+                    });
+                });
             });
-            attend<Number>(query, keys, values, &seen.slots[list * seen.most], seen.counts[list], stride, D, scores,
-                           output);
-            attended.at(row, head * D, [&](auto* to) {
-                sweep(D, [&](int64_t d, auto load, auto store) { store(to + d, load(output + d)); });
-            });
-        }
+        };
+        auto run = [&](auto blocks) {
+            if (rest) run_weigh(blocks, std::false_type());
+            else run_weigh(blocks, std::true_type());
+        };
+        if (channels > 3 * LANES) run(std::integral_constant<int, 4>());
+        else if (channels > 2 * LANES) run(std::integral_constant<int, 3>());
+        else if (channels > LANES) run(std::integral_constant<int, 2>());
+        else run(std::integral_constant<int, 1>());
     }
 }
 
@@ -652,8 +814,8 @@ extern "C" int64_t few_rows_pass(const Pass* given, const Layer* layers) {
     for (int64_t i = 0; pass.words_fed && i < pictures * pass.tokens; i++)
         if (pass.words_fed[i] < 0 || pass.words_fed[i] >= pass.words) return 2;
     Seen seen(pass);
-    int64_t scores_of = (seen.most + 2 * LANES) / LANES * LANES;  // a thread's
-    Block<float> residual(R * dim), qkv(R * width), scores(pass.threads * scores_of), gates(R * I), ups(R * I), bias;
+    Attention sizes(pass, seen.most);
+    Block<float> residual(R * dim), qkv(R * width), room(pass.threads * sizes.room()), gates(R * I), ups(R * I), bias;
     Rows normed(R, dim, pass.matrix_kind), last(R, dim, pass.kind);
     Rows attended(R, pass.heads * pass.head_dim, pass.matrix_kind), activated(R, I, pass.matrix_kind);
     Block<float> raw(pass.guidance ? pass.sequences * pass.logits_of * pass.vocabulary : 0);
@@ -721,11 +883,18 @@ extern "C" int64_t few_rows_pass(const Pass* given, const Layer* layers) {
                         store(&qkv[row * width + output], sums, count);
                     });
 #pragma omp barrier
-            Span groups = share(pass.sequences * pass.key_value_heads, 1, thread, threads);
-            for (int64_t group = groups.begin; group < groups.end; group++) {
-                auto run = pass.kind == BFLOAT16 ? attend_group<bfloat16> : attend_group<float>;
-                run(pass, layer, qkv.data(), group / pass.key_value_heads, group % pass.key_value_heads, seen,
-                    &scores[thread * scores_of], attended);
+            Span heads = share(pass.sequences * pass.key_value_heads, 1, thread, threads);
+            for (int64_t head = heads.begin, end; head < heads.end; head = end) {
+                int64_t sequence = head / pass.key_value_heads, before = sequence * pass.key_value_heads;
+                end = std::min({heads.end, head + sizes.groups, before + pass.key_value_heads});
+                for (int64_t group = head; group < end; group++)
+                    (pass.kind == BFLOAT16 ? remember<bfloat16> : remember<float>)(pass, layer, qkv.data(), sequence,
+                                                                                    group - before);
+                for (int64_t token = 0; token < pass.tokens; token += TOKEN_BLOCK)
+                    (pass.kind == BFLOAT16 ? attend<bfloat16> : attend<float>)(
+                        pass, layer, qkv.data(), sequence, {head - before, end - before},
+                        {token, std::min(pass.tokens, token + TOKEN_BLOCK)}, seen, sizes,
+                        &room[thread * sizes.room()], attended);
             }
 #pragma omp barrier
             product({layer.out, layer.out_scale, nullptr, pass.matrix_kind, dim, dim}, attended, 0, R, outputs, outputs.end,

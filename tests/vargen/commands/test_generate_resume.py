@@ -12,17 +12,19 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-PICTURES = 100
+from vargen.cli import main
+
+PICTURES = 60
 
 
-def command(model: Path, output: Path) -> list[str]:
-    generate = [sys.executable, "-m", "vargen.cli", "generate", "a red cube", "--num-images-per-prompt", str(PICTURES)]
-    return [*generate, "--batch-size", "1", "--quiet", "--model", str(model), "--output", str(output)]
+def arguments(model: Path, output: Path) -> list[str]:
+    generate = ["generate", "a red cube", "--num-images-per-prompt", str(PICTURES), "--batch-size", "1", "--quiet"]
+    return [*generate, "--model", str(model), "--output", str(output)]
 
 
 def stop_in_the_middle(arguments: list[str], output: Path, how: signal.Signals) -> subprocess.Popen[str]:
-    """Run, and send a signal as soon as two pictures are there."""
-    process = subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True)
+    """Run in a process of its own, and send a signal as soon as two pictures are there."""
+    process = subprocess.Popen([sys.executable, "-m", "vargen.cli", *arguments], stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 240
     while len(list(output.glob("images/*.png"))) < 2:
         assert process.poll() is None, process.communicate()[1]
@@ -36,10 +38,20 @@ def pixels(output: Path) -> dict[str, bytes]:
     return {path.name: Image.open(path).tobytes() for path in sorted((output / "images").glob("*.png"))}
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory, _saved_tiny_pipelines: dict[str, Path]) -> dict[str, bytes]:
+    """What a run draws that nobody stops."""
+    output = tmp_path_factory.mktemp("whole") / "run"
+    assert main(arguments(_saved_tiny_pipelines["text"], output)) == 0
+    return pixels(output)
+
+
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-def test_a_stopped_run_goes_on_with_nothing_lost(tiny_model_folder: Path, tmp_path: Path, how: signal.Signals) -> None:
-    stopped, whole = tmp_path / "stopped", tmp_path / "whole"
-    process = stop_in_the_middle(command(tiny_model_folder, stopped), stopped, how)
+def test_a_stopped_run_goes_on_with_nothing_lost(
+    whole: dict[str, bytes], tiny_model_folder: Path, tmp_path: Path, how: signal.Signals
+) -> None:
+    stopped = tmp_path / "stopped"
+    process = stop_in_the_middle(arguments(tiny_model_folder, stopped), stopped, how)
     error = process.communicate(timeout=240)[1]
     there = pixels(stopped)  # every picture opens and is whole
     assert 2 <= len(there) < PICTURES, "the signal came too late to test anything"
@@ -51,9 +63,8 @@ def test_a_stopped_run_goes_on_with_nothing_lost(tiny_model_folder: Path, tmp_pa
         assert f"of {PICTURES} new images are finished; the same command makes the rest" in error
     before = {name: (stopped / "images" / name).stat().st_mtime_ns for name in there}
 
-    subprocess.run(command(tiny_model_folder, stopped), check=True, timeout=240)
-    subprocess.run(command(tiny_model_folder, whole), check=True, timeout=240)
-    assert pixels(stopped) == pixels(whole) and len(pixels(whole)) == PICTURES
+    assert main(arguments(tiny_model_folder, stopped)) == 0
+    assert pixels(stopped) == whole and len(whole) == PICTURES
     assert {name: (stopped / "images" / name).stat().st_mtime_ns for name in there} == before
     records = [json.loads(line) for line in (stopped / "result.jsonl").read_text().splitlines()]
     assert [record["index"] for record in records] == list(range(PICTURES))

@@ -83,7 +83,16 @@ def test_a_drafter_that_is_the_target_is_always_right(
 TRAINED = [method for method in VIDEO_METHODS if issubclass(method, TrainedDrafterConfig)]
 
 
+@pytest.fixture
+def forked_drafters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafters' processes come from a server that has imported everything; one that starts anew takes seconds."""
+    context = torch.multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["vargen.video.answering", "vargen.video.parallel_pair"])
+    monkeypatch.setattr(torch.multiprocessing, "get_context", lambda method: context)
+
+
 @pytest.mark.parametrize(("workers", "threads"), [("processes", 2), ("threads", 2), ("in_turn", 3)])
+@pytest.mark.usefixtures("forked_drafters")
 def test_a_core_is_left_to_the_drafter(
     qwen_pair: Path,
     cases: list[VideoCase],
@@ -298,6 +307,7 @@ def test_a_drafter_of_other_words_is_refused(qwen_pair: Path, tmp_path: Path) ->
         VideoAnswerer.from_pretrained(str(qwen_pair / "target"), str(tmp_path))
 
 
+@pytest.mark.usefixtures("forked_drafters")
 def test_a_drafter_that_dies_fails_the_answer_and_not_the_next(
     qwen_pair: Path, cases: list[VideoCase], answerer_of: Callable[[Path], VideoAnswerer]
 ) -> None:

@@ -1,7 +1,8 @@
-"""A kill just before every rename of every command that writes: the next start finishes the same work, and leaves
-nothing else. And two processes on one folder: the second ends at once.
+"""Ten kills and more of every long command that writes, one just before every rename: the next start finishes the same
+work, and leaves nothing else. And two processes on one folder: the second ends at once.
 
-The kill is real: a forked process ends itself by SIGKILL where it would have renamed, so that nothing cleans up.
+The kill is real: a forked process ends itself by SIGKILL where it would have changed its folder, so that nothing cleans
+up. Kills at any moment: the tests of the commands.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import dataclasses
 import json
 import os
 import signal
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from hostile import arguments_of, check_refused
 from PIL import Image
 
 from vargen.cli import main
+from vargen.commands.train import TRAINERS
 from vargen.jobs import tuning
 from vargen.runs.files import own_file, own_folder
 from vargen.world.judge import judging
@@ -42,9 +45,12 @@ def _judged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuning, "_PATIENCE", 2)
 
 
-def killed_at(rename: int, command: list[str]) -> bool:
-    """Run a command in a process that is killed where it would rename for the `rename`-th time, from 0; whether it came
-    so far."""
+def changes(work: Path, command: list[str], killed_at: int | None = None) -> list[str]:
+    """What a command does to a folder, in order: files opened to be written, renames, removals, new folders.
+
+    It runs in a forked process, which is killed just before change number `killed_at`, from 0.
+    """
+    told = os.memfd_create("changes")
     child = os.fork()
     if not child:
         try:
@@ -52,19 +58,31 @@ def killed_at(rename: int, command: list[str]) -> bool:
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, 1)
             os.dup2(nowhere, 2)
-            replace, left = os.replace, [rename]
+            count = 0
 
-            def replace_or_die(*places: Any) -> None:
-                if not left[0]:
+            def note(event: str, arguments: tuple[Any, ...]) -> None:
+                nonlocal count
+                if event not in _CHANGES or not str(arguments[0]).startswith(str(work)):
+                    return
+                if event == "open" and not arguments[2] & (os.O_WRONLY | os.O_RDWR):
+                    return
+                if count == killed_at:
                     os.kill(os.getpid(), signal.SIGKILL)
-                left[0] -= 1
-                replace(*places)
+                os.write(told, f"{event}\n".encode())
+                count += 1
 
-            os.replace = replace_or_die  # type: ignore[assignment]
+            sys.addaudithook(note)
             main(command)
         finally:
             os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert killed_at is None or status == -signal.SIGKILL
+    with open(told) as file:
+        file.seek(0)
+        return file.read().splitlines()
+
+
+_CHANGES = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "sqlite3.connect")
 
 
 def pixels(folder: Path) -> dict[str, bytes]:
@@ -98,7 +116,8 @@ def trained(work: Path) -> object:
     from safetensors.torch import load_file
 
     weights = load_file(work / "out" / "export" / "diffusion_pytorch_model.safetensors")
-    return sorted(weights), torch.load(work / "out" / "checkpoint.pt", weights_only=True)["step"]
+    step = torch.load(work / "out" / "checkpoint.pt", weights_only=True)["step"]
+    return {name: value.float().tolist() for name, value in weights.items()}, step
 
 
 COMMANDS: dict[str, tuple[str, Callable[[Path], object]]] = {
@@ -117,8 +136,8 @@ COMMANDS: dict[str, tuple[str, Callable[[Path], object]]] = {
         benched,
     ),
     "tune": (
-        "tune --method sjd --fixed.window 2 --fixed.initial_guess random --speed pass_reduction --prompts 2 "
-        "--batch_size 2 --model {model} --quiet --output {work}/out",
+        "tune --method sjd --fixed.window 2 --fixed.initial_guess random --fixed.branches 2 --fixed.branch_depth 1 "
+        "--speed pass_reduction --prompts 2 --batch_size 2 --model {model} --quiet --output {work}/out",
         tuned,
     ),
     "train": (
@@ -146,33 +165,39 @@ def prepared(tmp_path: Path, _saved_tiny_pipelines: dict[str, Path], _finished_r
     return prepare
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="a kill needs fork")
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="a kill needs fork, and a place to tell what was done")
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_kill_before_any_rename_loses_and_leaves_nothing(command: str, prepared: Callable[..., Any]) -> None:
+def test_ten_kills_and_one_before_every_rename_lose_and_leave_nothing(
+    command: str, prepared: Callable[..., Any]
+) -> None:
     whole, arguments = prepared(command, "whole")
-    assert main(arguments) == 0
+    done = changes(whole, arguments)
     made = COMMANDS[command][1]
     wanted = made(whole)
-    for rename in range(100):
-        work, arguments = prepared(command, f"killed{rename}")
-        if not killed_at(rename, arguments):
-            break
+    renames = [number for number, change in enumerate(done) if change == "os.rename"]
+    assert len(renames) >= {"generate": 5, "evaluate": 6, "bench": 3, "tune": 3, "train": 3}[command]
+    others = sorted(set(range(len(done))) - set(renames))
+    missing = max(10 - len(renames), 2)
+    moments = renames + [others[len(others) * number // missing] for number in range(missing)]
+    assert len(set(moments)) >= 10
+    for moment in moments:
+        work, arguments = prepared(command, f"killed{moment}")
+        changes(work, arguments, moment)
         assert main(arguments) == 0
-        assert made(work) == wanted, f"killed before rename {rename}"
-        assert not [path for path in work.rglob(".*")], f"left by a kill before rename {rename}"
-    assert rename >= {"generate": 5, "evaluate": 6, "bench": 3, "tune": 3, "train": 3}[command]
+        assert made(work) == wanted, f"killed before change {moment}, {done[moment]}"
+        assert not [path for path in work.rglob(".*")], f"left by a kill before change {moment}, {done[moment]}"
 
 
 @pytest.mark.parametrize(
     "command",
     [
-        *(COMMANDS[name][0] for name in ("generate", "evaluate", "tune", "train")),
+        *(COMMANDS[name][0] for name in ("generate", "evaluate", "tune")),
         "scenes --count 1 --quiet --output {work}/out",
         "convert llamagen --transformer a.pt --vqvae b.pt --image_size 256 --output {work}/out",
         "convert lantern-drafter --drafter a --output {work}/out",
         "judge {work}/out",
         "bench --methods ar --model {model} --prompts 1 --judge false --quiet --images {work}/out",
-        "train data --output_dir {work}/out --vqvae {model}/vqvae",
+        *(f"train {name} --output_dir {{work}}/out" for name in TRAINERS),
     ],
 )
 def test_a_second_process_on_a_folder_ends_at_once(

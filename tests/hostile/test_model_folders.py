@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import shutil
@@ -100,6 +101,12 @@ def pickled(work: Path) -> None:
     os.rename(path, path.with_suffix(".bin"))
 
 
+def more_words(work: Path) -> None:
+    path = work / "model" / "tokenizer" / "tokenizer.json"
+    vocab = json.loads(path.read_text())["model"]["vocab"]
+    change_json(path, model={"type": "WordLevel", "vocab": {**vocab, "zebra": len(vocab)}, "unk_token": "<unk>"})
+
+
 def of(name: str, damage: Callable[[Path], object], expected: str) -> Case:
     return Case(name, GENERATE, expected, damage)
 
@@ -139,6 +146,19 @@ CASES = [
     of("a garbled configuration", write(TRANSFORMER, b"\x80\x81{"), "config.json cannot be read"),
     of("a configuration of numbers", write(TRANSFORMER, "3"), "must hold a JSON object"),
     of("a deep configuration", write(TRANSFORMER, '{"a":' * 99_999), "config.json cannot be read"),
+    of("an epsilon in a list", change(TRANSFORMER, norm_eps=[]), "norm_eps must be float, not []"),
+    of("sizes that are none", change("vqvae/config.json", block_out_channels=["x"]), "block_out_channels must be"),
+    of("a number of groups below 1", change("vqvae/config.json", norm_num_groups=-1), "norm_num_groups must be at"),
+    of(
+        "distances of a text encoder that are none",
+        change("text_encoder/config.json", relative_attention_max_distance=0),
+        "relative_attention_max_distance must be at least 4",
+    ),
+    of(
+        "a length of texts in words",
+        change("tokenizer/tokenizer_config.json", model_max_length="long"),
+        "model cannot be read",
+    ),
     of("a width in words", change(TRANSFORMER, dim="wide"), "transformer/config.json does not describe"),
     of("a width of zero", change(TRANSFORMER, dim=0), "transformer"),
     of("a width below zero", change(TRANSFORMER, dim=-16), "transformer"),
@@ -178,6 +198,8 @@ CASES = [
     of("a tokenizer of another shape", write("tokenizer/tokenizer.json", '{"model": 7}'), "model cannot be read"),
     of("a tokenizer that is deep", write("tokenizer/tokenizer.json", DEEP), "model cannot be read"),
     of("a garbled tokenizer_config", write("tokenizer/tokenizer_config.json", "\0"), "model cannot be read"),
+    of("a tokenizer that cannot pad", write("tokenizer/tokenizer_config.json", "{}"), "a padding token"),
+    of("a tokenizer of more words", more_words, "text encoder knows"),
     of("a text encoder of another width", change("text_encoder/config.json", d_model=24), "text_encoder"),
     of("a text encoder of no class", change("text_encoder/config.json", d_ff="x"), "text_encoder"),
     of("a transformers folder of nothing", only('{"model_type": "gpt2"}'), "holds a 'gpt2'"),

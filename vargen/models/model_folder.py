@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import inspect
 import json
+import math
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from safetensors import safe_open
 
@@ -33,6 +36,13 @@ _OUR_MODELS = "vargen.models."
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 MAX_LAYERS = 1_000
 """Of a model that a folder may describe."""
+_USED_LATER = {
+    "norm_num_groups": (1, 2**31),
+    "dropout_rate": (0.0, 1.0),
+    "relative_attention_num_buckets": (4, 2**31),
+    "relative_attention_max_distance": (4, 2**31),
+}
+"""Numbers of configurations that their libraries take as they are, and that end the first pass."""
 _WEIGHT_NAMES = ("diffusion_pytorch_model", "model")
 _TIED_NAMES = ({"shared.weight", "encoder.embed_tokens.weight"},)
 """Names of one tensor, of which a file needs only one (T5's token embedding)."""
@@ -225,6 +235,9 @@ def check_component_folder(folder: str | os.PathLike[str], model_class: type[tor
 
 def _check_component(folder: Path, model_class: type[torch.nn.Module]) -> None:
     config = read_json(folder / "config.json")
+    for name, (least, most) in _USED_LATER.items():
+        if name in config:
+            check_number(f"{folder / 'config.json'}: {name}", config[name], least, most)
     files = _weight_files(folder)
     if not files:
         return
@@ -263,11 +276,44 @@ def _expected_shapes(model_class: Any, config: dict[str, Any], folder: Path) -> 
             if hasattr(model_class, "config_class") and model_class.config_class is not None:  # a transformers model
                 model = model_class(model_class.config_class.from_dict(config))
             else:
+                _check_kinds(model_class, config)
                 model = model_class.from_config(config)
     except Exception as error:  # whatever a value does in the constructors of three libraries
         reason = reading.reason_of(error)
         raise UserError(f"{folder / 'config.json'} does not describe a {model_class.__name__}: {reason}") from error
     return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+
+
+def _check_kinds(model_class: Any, config: Mapping[str, Any]) -> None:
+    """Compare the values of a configuration with what the constructor says that it takes; many are used but later.
+
+    Raises:
+        ValueError: a value of another kind, by name.
+    """
+    hints = get_type_hints(model_class.__init__)
+    for name, parameter in inspect.signature(model_class.__init__).parameters.items():
+        if name not in config or name not in hints or config[name] == parameter.default:
+            continue
+        if not _is_of_kind(config[name], hints[name]):
+            kind = getattr(hints[name], "__name__", None) or str(hints[name])
+            raise ValueError(f"{name} must be {kind}, not {json.dumps(config[name])[:100]}")
+
+
+def _is_of_kind(value: object, hint: Any) -> bool:
+    """Whether a value of JSON is what a type hint says; one that is not understood here says nothing."""
+    home, inner = get_origin(hint), get_args(hint)
+    if home in (Union, UnionType):
+        return any(_is_of_kind(value, each) for each in inner)
+    if home is Literal:
+        return value in inner
+    if (home or hint) in (tuple, list, Sequence):  # however many: tuple[int] is written for any number
+        kinds = [each for each in inner if each is not ...] or [object]
+        return isinstance(value, list) and all(any(_is_of_kind(one, kind) for kind in kinds) for one in value)
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return not (hint in (str, bool, NoneType) and not isinstance(value, hint))
 
 
 def _is_beyond(value: object, most: int) -> bool:

@@ -32,7 +32,7 @@ from vargen.models.finite import check_component_weights, check_pixels
 from vargen.models.llamagen.components import KeptBetweenBatches, LlamaGenComponents, check_draft_transformer
 from vargen.models.llamagen.draft_head import check_drafter
 from vargen.models.llamagen.drafter import LlamaGenDrafter
-from vargen.models.llamagen.text_encoder import clean_captions, encode_each
+from vargen.models.llamagen.text_encoder import check_tokenizer, clean_captions, encode_each
 from vargen.models.llamagen.transformer import LlamaGenTransformer
 from vargen.models.llamagen.vq import decode_codes, downsampling_factor
 from vargen.models.llamagen.weighted import WeightNetworks
@@ -210,6 +210,8 @@ class LlamaGenPipeline(CompilablePipeline, DiffusionPipeline):
         kwargs["dtype"] = {"vqvae": torch.float32, **dtypes}
         with reading(pretrained_model_name_or_path, "copy the whole folder again"):
             pipeline = super().from_pretrained(os.fspath(pretrained_model_name_or_path), **kwargs)
+            if pipeline.tokenizer is not None and pipeline.text_encoder is not None:
+                check_tokenizer(pipeline.tokenizer, pipeline.text_encoder, pipeline.config["max_sequence_length"])
         check_component_weights(pipeline.components, pretrained_model_name_or_path)
         return pipeline
 

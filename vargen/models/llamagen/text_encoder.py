@@ -81,16 +81,34 @@ def encode_text(
     """
     if clean_caption is None:
         clean_caption = bool(getattr(text_encoder.config, "clean_caption", False))
-    tokens = tokenizer(
-        clean_captions(prompts) if clean_caption else list(prompts),
+    texts = clean_captions(prompts) if clean_caption else list(prompts)
+    tokens = _tokenize(tokenizer, texts, max_length, trim).to(text_encoder.device)
+    states = text_encoder(input_ids=tokens.input_ids, attention_mask=tokens.attention_mask).last_hidden_state
+    return right_align(states, tokens.attention_mask)
+
+
+def check_tokenizer(tokenizer: Any, text_encoder: Any, max_length: int) -> None:
+    """Tokenize a word as `encode_text` will, which damaged settings of a tokenizer forbid.
+
+    Raises:
+        ValueError: it names tokens that the text encoder does not know. And whatever the tokenizer raises.
+    """
+    tokenizer(["a"], verbose=False)  # as who counts the tokens of a prompt asks
+    known, named = text_encoder.get_input_embeddings().num_embeddings, len(tokenizer)
+    if max(named - 1, int(_tokenize(tokenizer, ["a"], max_length, False).input_ids.max())) >= known:
+        raise ValueError(f"its tokenizer has {named} tokens, its text encoder knows {known}")
+
+
+def _tokenize(tokenizer: Any, texts: list[str], max_length: int, trim: bool) -> Any:
+    """`input_ids` and `attention_mask`, int64 `[B, T]`; arguments as for `encode_text`."""
+    return tokenizer(
+        texts,
         padding="longest" if trim else "max_length",
         truncation=True,
         max_length=max_length,
         return_attention_mask=True,
         return_tensors="pt",
-    ).to(text_encoder.device)
-    states = text_encoder(input_ids=tokens.input_ids, attention_mask=tokens.attention_mask).last_hidden_state
-    return right_align(states, tokens.attention_mask)
+    )
 
 
 def encode_each(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 nbformat = pytest.importorskip("nbformat", reason='notebooks need the extra "dev"')
+jupyter_client = pytest.importorskip("jupyter_client", reason='notebooks need the extra "dev"')
 nbclient = pytest.importorskip("nbclient", reason='notebooks need the extra "dev"')
 
 FOLDER = Path(__file__).resolve().parent.parent / "notebooks"
@@ -36,10 +38,21 @@ def test_outputs_are_stripped(name: str) -> None:
         assert not cell.get("outputs") and cell.get("execution_count") is None
 
 
+@pytest.fixture(scope="module")
+def kernel(_kernel_cache: Path) -> Iterator[Any]:
+    """One for all: starting another means importing torch anew."""
+    manager = jupyter_client.KernelManager()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VARGEN_CACHE", str(_kernel_cache))
+        patch.setenv("VARGEN_KERNELS", "auto")  # the shipped models are large enough for them to pay
+        patch.setenv("OMP_NUM_THREADS", "1")  # two threads that wait for each other are slower on a busy machine
+        manager.start_kernel()
+    yield manager
+    manager.shutdown_kernel(now=True)
+
+
 @pytest.mark.parametrize("name", notebooks())
-def test_the_notebook_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VARGEN_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # two threads that wait for each other are slower on a busy machine
+def test_the_notebook_runs(name: str, kernel: Any, tmp_path: Path) -> None:
     scenes = (FOLDER.parent / "configs" / "evaluate" / "scenes.yaml").read_text()
     (tmp_path / "small.yaml").write_text(scenes.replace("reference_count: 5000", "reference_count: 150"))
     notebook = nbformat.read(FOLDER / f"{name}.ipynb", as_version=4)
@@ -49,7 +62,7 @@ def test_the_notebook_runs(name: str, tmp_path: Path, monkeypatch: pytest.Monkey
     for setting, value in SMALL[name].items():
         assert setting in known, f"{name} has no setting {setting}"
         parameters[0].source += f"\n{setting} = {value!r}"
-    client = nbclient.NotebookClient(notebook, timeout=240, resources={"metadata": {"path": str(tmp_path)}})
-    client.execute()
+    notebook.cells.insert(0, nbformat.v4.new_code_cell(f"%reset -f\n%cd -q {tmp_path}"))  # no name is left of another
+    nbclient.NotebookClient(notebook, timeout=240, km=kernel).execute()
     kinds = {kind for cell in notebook.cells for output in cell.get("outputs", []) for kind in output.get("data", {})}
     assert "image/png" in kinds

@@ -12,12 +12,16 @@ os.environ.setdefault("VARGEN_KERNELS", "plain")  # also of what tests start; VA
 
 @pytest.fixture(scope="session")
 def _kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("kernels")
+    """What one test has built, the others find: workers of pytest-xdist too, whose folders lie side by side."""
+    root = tmp_path_factory.getbasetemp()
+    folder = (root.parent if "PYTEST_XDIST_WORKER" in os.environ else root) / "kernels"
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 @pytest.fixture
 def own_kernels(monkeypatch: pytest.MonkeyPatch, _kernel_cache: Path) -> None:
-    """Built once a session. Skips where there is no compiler."""
+    """Built once. Skips where there is no compiler."""
     from vargen.kernels.build import why_not
 
     monkeypatch.setenv("VARGEN_KERNELS", "auto")

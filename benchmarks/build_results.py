@@ -885,6 +885,7 @@ def families_section(record: Record) -> str:
             f"Random models of {' to '.join(str(size) for size in dict.fromkeys((sizes[0], sizes[-1])))} million "
             f"parameters, the classes of the library unmodified, {shown[0]['tokens']} tokens a picture (cut short: "
             "whole ones have 576 and more), sampled; the library's `generate` and `ar` here in turns, in one process, "
+            "here with linear layers in the project's kernels, the library without, "
             f"median seconds of {first['settings']['repeats']}, prompts included, pixels not.",
             table(
                 ["family", "precision", "batch", "library, s", "here, s", "times as fast"],

@@ -11,6 +11,7 @@ Acceptance is *planted*: logits are mixed towards a known picture, so that a gue
 `--planted_share` says, whatever a trained model would do. It shows what a pass over a window costs, not what a method
 reaches.
 
+The library's own `generate` runs on the same modules with the project's kernels turned off (`VARGEN_KERNELS=plain`).
 Every row is kept as soon as it is measured; the same command goes on behind the last one. Memory is measured in a
 process of its own for each way of drawing. Times are no measurement while anything else runs.
 """
@@ -20,6 +21,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -31,6 +33,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -39,6 +42,8 @@ from metrics.provenance import provenance, write_result
 from specdecode.loop import DecodeResult, decode
 from specdecode.roles import TargetOutput
 from specdecode.sampling import RandomStreams, SamplingConfig
+from vargen.kernels.build import library
+from vargen.kernels.linears import serve_linears
 from vargen.methods.catalogue import resolve_method
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -94,6 +99,7 @@ class Family(ABC):
         torch.manual_seed(0)
         self.size = size
         self.model = self.build().to(dtype).eval()
+        serve_linears(self.model)
 
     @abstractmethod
     def build(self) -> Any:
@@ -423,11 +429,17 @@ def in_turns(ways: dict[str, Callable[[int], Any]], repeats: int) -> tuple[dict[
     return seconds, returned
 
 
+def by_itself(family: Family, batch_size: int) -> Tensor:
+    """What the library draws where nobody has given it the project's kernels."""
+    with patch.dict(os.environ, VARGEN_KERNELS="plain"):
+        return family.generate(batch_size)
+
+
 def speed_row(family: Family, batch_size: int, options: argparse.Namespace) -> dict[str, Any]:
     """Plain decoding against the library."""
     seconds, _ = in_turns(
         {
-            "library": lambda repeat: family.generate(batch_size),
+            "library": lambda repeat: by_itself(family, batch_size),
             "ours": lambda repeat: draw(family, batch_size, "ar", repeat),
         },
         options.repeats,
@@ -478,7 +490,7 @@ def measure_memory(options: argparse.Namespace) -> dict[str, Any]:
     before = _status("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # forget the peak of building the model
     if options.measure_memory == "generate":
-        family.generate(1)
+        by_itself(family, 1)
     elif options.measure_memory == "ar":
         draw(family, 1, "ar", 0)
     else:  # planted, so that a picture takes few of these large passes
@@ -568,6 +580,7 @@ def main() -> None:
 
     size = Size.of(options.parameters, options.grid)
     shared = {"repeats": options.repeats, "num_threads": options.num_threads, "torch": torch.__version__}
+    shared["kernels"] = library() is not None
     rows = Rows(options.output, {**shared, "hidden_size": size.hidden_size, "num_layers": size.num_layers})
     for name in options.families:
         for dtype in options.dtypes:

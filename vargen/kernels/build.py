@@ -27,6 +27,8 @@ KERNELS = ("auto", "plain")
 _SOURCE = Path(__file__).with_name("few_rows.cpp")
 _COMPILERS = ("c++", "g++", "clang++")
 _FLAGS = ("-O3", "-march=native", "-std=c++17", "-fPIC", "-fopenmp", "-w")
+_DECISIVE = ("VARGEN_KERNELS", "VARGEN_CACHE", "XDG_CACHE_HOME", "HOME", "CXX")
+"""Variables of the environment that decide about the library."""
 _PATIENCE = 300
 """Seconds, after which a compiler is given up."""
 
@@ -45,12 +47,18 @@ def wanted() -> bool:
 
 def library() -> ctypes.CDLL | None:
     """The kernels, built if they are not there yet; None where they are turned off or cannot be had (`why_not`)."""
-    return _loaded(str(cache_folder()))[0] if wanted() else None
+    return _decided(*map(os.environ.get, _DECISIVE))[0]
 
 
 def why_not() -> str | None:
     """Why `library` is None, in words; None where it is not."""
-    return _loaded(str(cache_folder()))[1] if wanted() else "VARGEN_KERNELS is plain"
+    return _decided(*map(os.environ.get, _DECISIVE))[1]
+
+
+@functools.cache
+def _decided(*values: str | None) -> tuple[ctypes.CDLL | None, str | None]:
+    """The library, or why there is none, under these values of `_DECISIVE`; asked before every product."""
+    return _loaded(str(cache_folder())) if wanted() else (None, "VARGEN_KERNELS is plain")
 
 
 @functools.cache

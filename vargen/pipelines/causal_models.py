@@ -20,6 +20,7 @@ from transformers import GenerationConfig, PreTrainedModel, ProcessorMixin
 
 from specdecode.sampling import SamplingConfig
 from vargen.errors import UserError
+from vargen.kernels.linears import serve_linears
 from vargen.models.transformers_folder import load_model, load_processor
 from vargen.pipelines.common import CALLBACK_TENSORS, check_prompts, check_sampling
 from vargen.pipelines.compilation import CompilablePipeline
@@ -54,6 +55,7 @@ class CausalModelPipeline(CompilablePipeline, DiffusionPipeline):
         """Take the components. Raises UserError for another model."""
         if not isinstance(model, self.model_class):
             raise UserError(f"model must be a {self.model_class.__name__}, got {type(model).__name__}")
+        serve_linears(model)
         self.register_modules(model=model, processor=processor)
 
     @classmethod

@@ -27,6 +27,7 @@ from transformers import ByT5Tokenizer, GlmImageForConditionalGeneration, GlmIma
 
 from specdecode.trace import DecodeTrace
 from vargen.errors import UserError
+from vargen.kernels.linears import serve_linears
 from vargen.methods.base import ImageMethodConfig
 from vargen.methods.catalogue import resolve_method
 from vargen.models.components import KeptBetweenBatches
@@ -129,6 +130,7 @@ class GlmImagePriorPipeline(CompilablePipeline, GlmImagePipeline):
         if not isinstance(vision_language_encoder, GlmImageForConditionalGeneration):
             kind = type(vision_language_encoder).__name__
             raise UserError(f"vision_language_encoder must be a GlmImageForConditionalGeneration, got {kind}")
+        serve_linears(vision_language_encoder)
         self._kept = KeptBetweenBatches()
 
     @classmethod

@@ -17,6 +17,7 @@ from transformers.utils import logging as transformers_logging
 
 from specdecode.targets.grouped_attention import use_grouped_attention
 from vargen.errors import UserError
+from vargen.kernels.linears import serve_linears
 from vargen.models.finite import check_weights
 from vargen.models.model_folder import read_json, refuse_pickled
 from vargen.models.options import ModelOptions
@@ -157,6 +158,7 @@ def load_video_model(found: VideoModelFolder, options: ModelOptions) -> Any:
     _check_places(model, found)
     check_weights(model, found.folder)
     use_grouped_attention(model)
+    serve_linears(model)
     model = model.eval().requires_grad_(False)
     return model if "device_map" in arguments else model.to(device)
 

@@ -12,6 +12,7 @@ from transformers import JanusForConditionalGeneration
 from specdecode.drafters.draft_model import MOST_WAITING
 from specdecode.targets.transformers import TransformersTarget
 from vargen.errors import UserError
+from vargen.kernels.linears import serve_linears
 from vargen.methods.base import DraftNetwork
 from vargen.models.components import KeptBetweenBatches
 from vargen.models.janus.target import JanusTarget, num_image_tokens
@@ -53,6 +54,7 @@ class JanusComponents(TransformersComponents):
         if folder not in self.kept.models:
             smaller = load_model(find_files(folder), JanusForConditionalGeneration, "janus", dtype=self.model.dtype)
             check_draft_model(smaller, self.model)
+            serve_linears(smaller)
             self.kept.models[folder] = smaller
         model = self.kept.models[folder].to(self.device)
         input_ids, attention_mask = self._janus.prompts

@@ -23,6 +23,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from vargen.kernels.linears import serve_linears
 from vargen.models.finite import check_weights
 from vargen.models.model_folder import refuse_pickled
 from vargen.video.architectures.catalogue import architecture_of
@@ -163,4 +164,5 @@ def load_drafter(
     weight = model.get_input_embeddings().weight
     network.load_state_dict({name: value.to(weight.dtype) for name, value in stored.items()}, assign=True)
     check_weights(network, folder)
+    serve_linears(network)
     return network.to(weight.device).eval().requires_grad_(False)

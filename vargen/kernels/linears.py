@@ -1,0 +1,63 @@
+"""Linear layers of other people's models, in the kernels wherever these serve: few rows on a CPU.
+
+Belongs here: how a model of transformers comes to use the product of few rows. Does not belong here: the product
+(`native.py`), and models whose whole passes run in the kernels (`vargen.models.llamagen.fast_pass`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from vargen.kernels.build import library
+from vargen.kernels.native import linear, linear_now, serves_linear
+
+_MOST_ROWS = {torch.float32: 256, torch.bfloat16: 48}
+"""Beyond which torch's own products were as fast, or might be elsewhere: on two cores of an AMD EPYC these were the faster
+ones up to 272 rows in float32, and up to about 50 in bfloat16."""
+
+
+class FewRowLinear(nn.Linear):
+    """`nn.Linear`, whose products of few rows run in the kernels where they serve; everything else is torch's.
+
+    In compiled code too, if there were kernels when it was made.
+    """
+
+    in_kernels: bool
+
+    def forward(self, x: Tensor) -> Tensor:
+        """As `nn.Linear`: x [..., columns] to [..., outputs]."""
+        if 0 < x.numel() <= _MOST_ROWS.get(x.dtype, 0) * self.in_features:
+            if torch.compiler.is_compiling():
+                if self.in_kernels and _could_serve(x, self.weight):
+                    return linear(x, self.weight, None, self.bias)
+            elif serves_linear(x, self.weight):
+                return linear_now(x, self.weight, None, self.bias)
+        return functional.linear(x, self.weight, self.bias)
+
+
+def _could_serve(x: Tensor, weight: Tensor) -> bool:
+    """`serves_linear` for code that is being compiled, where there are kernels."""
+    return (
+        x.device.type == "cpu"
+        and not torch.is_grad_enabled()
+        and weight.is_contiguous()
+        and x.dtype in (torch.float32, torch.bfloat16)
+        and weight.dtype == x.dtype
+    )
+
+
+def serve_linears(model: nn.Module) -> None:
+    """Let every plain linear layer of a model use the kernels from now on. Weights and their names stay as they are.
+
+    Layers of another class (quantized, an adapter) are left alone.
+    """
+    in_kernels = library() is not None
+    for module in model.modules():
+        if type(module) is nn.Linear:
+            layer: Any = module
+            layer.__class__ = FewRowLinear
+            layer.in_kernels = in_kernels

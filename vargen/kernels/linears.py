@@ -16,8 +16,8 @@ from vargen.kernels.build import library
 from vargen.kernels.native import linear, linear_now, serves_linear
 
 _MOST_ROWS = {torch.float32: 256, torch.bfloat16: 48}
-"""Beyond which torch's own products were as fast, or might be elsewhere: on two cores of an AMD EPYC these were the faster
-ones up to 272 rows in float32, and up to about 50 in bfloat16."""
+"""Beyond which torch's own products were as fast, or might be elsewhere: on two cores of an AMD EPYC these were faster
+up to 272 rows in float32, and up to about 50 in bfloat16."""
 
 
 class FewRowLinear(nn.Linear):

@@ -125,6 +125,17 @@ def test_calls_of_a_comparison_that_are_none(
     check_refused(command, expected, capsys, tmp_path)
 
 
+def test_a_line_whose_index_is_none_is_written_anew(
+    finished_run: Path, tmp_path: Path, _saved_tiny_pipelines: dict[str, Path]
+) -> None:
+    path = finished_run / "result.jsonl"
+    wanted = path.read_text()
+    lines = [json.loads(line) for line in wanted.splitlines()]
+    path.write_text("".join(json.dumps({**line, "index": [number]}) + "\n" for number, line in enumerate(lines)))
+    assert main(arguments_of(GENERATE, {"work": tmp_path, "model": _saved_tiny_pipelines["text"]})) == 0
+    assert path.read_text() == wanted
+
+
 def test_a_picture_that_is_torn_is_made_again(
     finished_run: Path, tmp_path: Path, _saved_tiny_pipelines: dict[str, Path]
 ) -> None:

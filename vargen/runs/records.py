@@ -178,7 +178,8 @@ class PictureFolder:
 
         A picture whose text chunk was lost, in an optimiser for instance, counts if `result.jsonl` still has its line.
         """
-        lines = {record.get("index"): record for record in read_jsonl(self.path / "result.jsonl")}
+        records = read_jsonl(self.path / "result.jsonl")
+        lines = {record["index"]: record for record in records if isinstance(record.get("index"), int)}
         self.records = {}
         for request in self.requests:
             path = self.path / request.image_path

@@ -14,8 +14,9 @@ python="${PYTHON:-python}"
 results="${RESULTS:-benchmarks/results}"
 limit="${SECONDS_EACH:-100}"
 
-if ! "$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then
-    echo "skipped: torch finds no GPU here ($("$python" -c 'import torch; print("torch", torch.__version__)'))"
+ask='import sys, torch; print("torch", torch.__version__); sys.exit(not torch.cuda.is_available())'
+if ! torch="$("$python" -c "$ask")"; then
+    echo "skipped: torch finds no GPU here ($torch)"
     exit 0
 fi
 mkdir -p "$results" || exit 1

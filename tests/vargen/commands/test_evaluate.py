@@ -153,23 +153,19 @@ def test_one_more_method_leaves_the_others_alone(
     assert set(made) == {"sjd"}
 
 
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        (["--seed", "1"], "another seed"),
-        (["--batch_size", "5"], "another batch_size"),
-        (["--temperature", "0.5"], "another temperature"),
-        (["--method_options.sjd.window", "4"], "another method"),
-        (["--count", "12"], "another (captions|count)"),
-    ],
-)
-def test_a_folder_of_other_pictures_is_refused(
-    arguments: list[str], changed: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_of_other_pictures_is_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 0
-    assert main([*arguments, *changed]) == 2
-    error = capsys.readouterr().err
-    assert any(each in error for each in message.replace("(", "").replace(")", "").split("|")), error
+    for changed, messages in (
+        (["--seed", "1"], ["another seed"]),
+        (["--batch_size", "5"], ["another batch_size"]),
+        (["--temperature", "0.5"], ["another temperature"]),
+        (["--method_options.sjd.window", "4"], ["another method"]),
+        (["--count", "12"], ["another captions", "another count"]),
+    ):
+        capsys.readouterr()
+        assert main([*arguments, *changed]) == 2
+        error = capsys.readouterr().err
+        assert any(message in error for message in messages), error
 
 
 def test_pictures_of_a_folder_score_as_they_did_when_made(arguments: list[str], tmp_path: Path) -> None:

@@ -173,6 +173,10 @@ def entropy_section(record: Record) -> str:
     )
 
 
+PICTURES_OF = {"jacobi": "ar"}
+"""Methods that draw another one's very pictures, whose quality is theirs."""
+
+
 def picks_table(speed: Sequence[Record], evaluations: dict[str, list[Record]]) -> str:
     """The README's one table: what a user would pick, its seconds, and its quality where somebody has measured that.
 
@@ -192,8 +196,9 @@ def picks_table(speed: Sequence[Record], evaluations: dict[str, list[Record]]) -
     cells = []
     for row in speed:
         quality = ["-"] * 5
-        if row["method"] in judged:
-            pair = judged[row["method"]]
+        draws_as = PICTURES_OF.get(row["method"], row["method"])
+        if draws_as in judged:
+            pair = judged[draws_as]
             claims = [f"{100 * each['judge_accuracy']['value']:.1f}" for each in pair]
             distances = [format_figure(each["frechet_distance"], 1, 3) for each in pair]
             quality = [claims[0], claims[1], distances[0], distances[1], f"{pair[0]['count']:,}"]

@@ -24,7 +24,7 @@ from metrics.tables import format_figure, markdown_quality
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 MODEL = "scenes-128"
-SPEED_RUN, PICKS_RUN = "bench_batch_1", "bench_picks"
+PICKS_RUN = "bench_picks"
 TRANSFORMER_RUN = f"training_{MODEL}-transformer"
 PLOT = ROOT / "docs" / "images" / "tradeoff.png"
 SOURCES = {"generated": "generated", "renders": "real renders", "reconstructions": "tokenizer's reconstructions"}
@@ -975,7 +975,7 @@ def tradeoff_rows(speed: Sequence[Record], quality: Iterable[Record]) -> list[Re
     better = {row["method"]: row["judge_accuracy"] for row in quality}
     rows = []
     for row in speed:
-        judged = better.get(row["method"])
+        judged = better.get(PICTURES_OF.get(row["method"], row["method"]))
         if judged is None:
             rows.append(row)
         else:
@@ -1093,7 +1093,7 @@ def main() -> None:
     if check and stale:
         sys.exit("build_results: out of date: " + ", ".join(str(path.relative_to(ROOT)) for path in stale))
     if not check:
-        speed = load(SPEED_RUN)
+        speed = load(PICKS_RUN)
         evaluated = [row for rows in of_shipped_model(load_evaluations()).values() for row in rows]
         if speed:
             title = f"{MODEL}: wall clock of one picture at a time, {speed[0]['images']} prompts"

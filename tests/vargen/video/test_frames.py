@@ -473,8 +473,10 @@ def test_frames_that_ffmpeg_patched_up_are_refused(files: dict[str, Path], tmp_p
     for place in range((begin + end) // 2, end - 4, (end - begin) // 40):
         path.write_bytes(content[:place] + bytes([content[place] ^ 0x55]) + content[place + 1 :])
         try:
-            assert len(decode_everything(path)) == 41
+            patched_up = len(decode_everything(path)) == 41
         except av.FFmpegError:
+            continue
+        if not patched_up:  # a frame was dropped instead; which, the encoder's threads decide
             continue
         try:
             read_video(path)

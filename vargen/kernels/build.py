@@ -4,7 +4,7 @@ Belongs here: finding a compiler, what decides whether a built library may be us
 belong here: what the kernels compute (`few_rows.cpp`) and tensors (`native.py`).
 
 A library lies in `$VARGEN_CACHE/kernels`, under a name made of the source, the compiler and the processor, so that a
-cache shared by two machines serves both. Building takes about two seconds. Where there is no compiler, or the result
+cache shared by two machines serves both. Building takes about five seconds. Where there is no compiler, or the result
 cannot be loaded, everything runs as torch alone would run it.
 """
 

@@ -758,8 +758,9 @@ void attend(const Pass& pass, const Layer& layer, const float* qkv, int64_t sequ
         queries[query * padded] = count ? weights_of(scores + query * scores_of, count) : 0;
     });
     constexpr int64_t MOST = 4 * LANES;
-    for (int64_t begin = 0; begin < D; begin += MOST) {
-        int64_t channels = std::min<int64_t>(MOST, D - begin), rest = channels % LANES;
+    for (int64_t begin = 0, channels; begin < D; begin += channels) {
+        int64_t whole = std::min<int64_t>(MOST, (D - begin) / LANES * LANES), rest = whole ? 0 : D - begin;
+        channels = whole + rest;
         auto run_weigh = [&](auto blocks, auto whole) {
             constexpr int BLOCKS = decltype(blocks)::value;
             constexpr bool WHOLE = decltype(whole)::value;
@@ -784,14 +785,12 @@ void attend(const Pass& pass, const Layer& layer, const float* qkv, int64_t sequ
                 });
             });
         };
-        auto run = [&](auto blocks) {
-            if (rest) run_weigh(blocks, std::false_type());
-            else run_weigh(blocks, std::true_type());
-        };
-        if (channels > 3 * LANES) run(std::integral_constant<int, 4>());
-        else if (channels > 2 * LANES) run(std::integral_constant<int, 3>());
-        else if (channels > LANES) run(std::integral_constant<int, 2>());
-        else run(std::integral_constant<int, 1>());
+        auto run = [&](auto blocks) { run_weigh(blocks, std::true_type()); };
+        if (whole == 4 * LANES) run(std::integral_constant<int, 4>());
+        else if (whole == 3 * LANES) run(std::integral_constant<int, 3>());
+        else if (whole == 2 * LANES) run(std::integral_constant<int, 2>());
+        else if (whole) run(std::integral_constant<int, 1>());
+        else run_weigh(std::integral_constant<int, 1>(), std::false_type());
     }
 }
 

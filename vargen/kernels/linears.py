@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vargen.kernels.build import library
-from vargen.kernels.native import linear, linear_now, serves_linear
+from vargen.kernels.native import fits_linear, linear, linear_now, serves_linear
 
 _MOST_ROWS = {torch.float32: 256, torch.bfloat16: 48}
 """Beyond which torch's own products were as fast, or might be elsewhere: on two cores of an AMD EPYC these were faster
@@ -32,22 +32,11 @@ class FewRowLinear(nn.Linear):
         """As `nn.Linear`: x [..., columns] to [..., outputs]."""
         if 0 < x.numel() <= _MOST_ROWS.get(x.dtype, 0) * self.in_features:
             if torch.compiler.is_compiling():
-                if self.in_kernels and _could_serve(x, self.weight):
+                if self.in_kernels and fits_linear(x, self.weight):
                     return linear(x, self.weight, None, self.bias)
             elif serves_linear(x, self.weight):
                 return linear_now(x, self.weight, None, self.bias)
         return functional.linear(x, self.weight, self.bias)
-
-
-def _could_serve(x: Tensor, weight: Tensor) -> bool:
-    """`serves_linear` for code that is being compiled, where there are kernels."""
-    return (
-        x.device.type == "cpu"
-        and not torch.is_grad_enabled()
-        and weight.is_contiguous()
-        and x.dtype in (torch.float32, torch.bfloat16)
-        and weight.dtype == x.dtype
-    )
 
 
 def serve_linears(model: nn.Module) -> None:

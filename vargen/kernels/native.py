@@ -65,16 +65,21 @@ class LayerWeights:
         return [norm, *(matrix.data_ptr() for matrix in matrices), *scales]
 
 
-def serves_linear(x: Tensor, weight: Tensor) -> bool:
-    """Whether `linear` takes these: on a CPU, of a precision that is served, nothing to be learned."""
+def fits_linear(x: Tensor, weight: Tensor) -> bool:
+    """Whether `linear` takes these where there are kernels: on a CPU, of a precision that is served, nothing to be
+    learned. Code that is being compiled may ask."""
     return (
         x.device.type == "cpu"
         and not torch.is_grad_enabled()
         and weight.is_contiguous()
         and x.dtype in (torch.float32, torch.bfloat16)
         and weight.dtype in (x.dtype, torch.int8)
-        and library() is not None
     )
+
+
+def serves_linear(x: Tensor, weight: Tensor) -> bool:
+    """Whether `linear` takes these: they fit, and there are kernels."""
+    return fits_linear(x, weight) and library() is not None
 
 
 @torch.library.custom_op("vargen::few_row_linear", mutates_args=())

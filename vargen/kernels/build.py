@@ -1,11 +1,12 @@
-"""The compiled kernels: built once a machine, at their first use, where there is a compiler.
+"""The compiled kernels: built once a machine, by installing vargen or at their first use, where there is a compiler.
 
 Belongs here: finding a compiler, what decides whether a built library may be used again, and loading it. Does not
 belong here: what the kernels compute (`few_rows.cpp`) and tensors (`native.py`).
 
 A library lies in `$VARGEN_CACHE/kernels`, under a name made of the source, the compiler and the processor, so that a
 cache shared by two machines serves both. Building takes about five seconds. Where there is no compiler, or the result
-cannot be loaded, everything runs as torch alone would run it.
+cannot be loaded, everything runs as torch alone would run it. Installing (`hatch_build.py`) imports this where there is
+nothing but the standard library.
 """
 
 from __future__ import annotations
@@ -63,14 +64,34 @@ def _decided(*values: str | None) -> tuple[ctypes.CDLL | None, str | None]:
 
 @functools.cache
 def _loaded(folder: str) -> tuple[ctypes.CDLL | None, str | None]:
+    path, reason = _built(Path(folder))
+    if path is None:
+        return None, reason
+    try:
+        return ctypes.CDLL(os.fspath(path)), None
+    except OSError as error:
+        return None, f"{path} cannot be loaded: {error}"
+
+
+def build_ahead() -> str | None:
+    """Build the library if it is not there yet, without loading it, which only a process with torch can.
+
+    Returns:
+        Why it could not be built, in words; None where it lies in its place, or is turned off.
+    """
+    return _built(cache_folder())[1] if wanted() else None
+
+
+def _built(folder: Path) -> tuple[Path | None, str | None]:
+    """Where the library lies in a cache, built if need be, or why there is none."""
     compiler = _compiler()
     if compiler is None:
         return None, "there is no C++ compiler; install g++ or clang++, or name one in CXX"
     try:
-        path = Path(folder) / "kernels" / f"few_rows-{_identity(compiler)}.so"
+        path = folder / "kernels" / f"few_rows-{_identity(compiler)}.so"
         if not path.is_file():
             _build(compiler, path)
-        return ctypes.CDLL(os.fspath(path)), None
+        return path, None
     except (OSError, subprocess.SubprocessError) as error:
         said = getattr(error, "stderr", None) or str(error)
         return None, f"{compiler} could not build them: {' '.join(said.split())[:300]}"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +18,7 @@ from vargen.kernels.native import linear, linear_now, serves_linear
 SHAPES = [(1, 768, 70), (2, 192, 5), (7, 100, 33), (13, 37, 64), (33, 64, 128)]
 """Rows, columns, outputs: whole lanes and not, whole tiles and not."""
 DTYPES = (torch.float32, torch.bfloat16)
+REPOSITORY = Path(__file__).parents[3]
 
 
 def example(rows: int, columns: int, outputs: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
@@ -101,6 +105,22 @@ def test_a_compiler_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.Mon
     assert build.library() is None
     assert "out of luck" in (build.why_not() or "")
     assert not list((tmp_path / "cache" / "kernels").iterdir())
+
+
+def test_installing_builds_them_with_the_standard_library_alone(tmp_path: Path) -> None:
+    compiler = tmp_path / "compiler"
+    compiler.write_text(
+        '#!/bin/sh\n[ "$1" = --version ] && exit 0\nwhile [ "$1" != -o ]; do shift; done\necho done > "$2"\n'
+    )
+    compiler.chmod(0o755)
+    program = f"import sys; sys.path.insert(0, {os.fspath(REPOSITORY)!r})\n"
+    program += "from vargen.kernels.build import build_ahead; print(build_ahead())"
+    environment = {"VARGEN_CACHE": os.fspath(tmp_path / "cache"), "CXX": os.fspath(compiler)}
+    said = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", program], env=environment, check=True, capture_output=True, text=True
+    )
+    assert said.stdout == "None\n"
+    assert [path.read_text() for path in tmp_path.glob("cache/kernels/*.so")] == ["done\n"]
 
 
 def test_a_choice_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

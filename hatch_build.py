@@ -1,0 +1,30 @@
+"""What `pip install` does beside copying files: it builds the kernels of `vargen.kernels` for this machine.
+
+Five seconds at a moment when people wait anyway, not at their first picture. Nothing of it is in the wheel: the library
+lies in the cache of whoever installs, where its first use would have put it. Without a compiler nothing happens.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+
+class KernelsBuildHook(BuildHookInterface):  # type: ignore[type-arg]  # hatchling is not installed where types are checked
+    """Hatchling's custom hook, named in pyproject.toml."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Build them; what goes wrong is said at their first use (`vargen.kernels.build.why_not`)."""
+        sys.path.insert(0, str(Path(self.root)))
+        try:
+            from vargen.kernels.build import build_ahead
+
+            if reason := build_ahead():
+                self.app.display_info(f"kernels: not built now: {reason}")
+        except (OSError, ValueError) as error:  # an unknown VARGEN_KERNELS, no home
+            self.app.display_info(f"kernels: not built now: {error}")
+        finally:
+            sys.path.remove(str(Path(self.root)))

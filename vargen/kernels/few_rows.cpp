@@ -10,6 +10,7 @@
 // nothing else. So a token's logits are the same bits in a batch of one or of eight, fed alone or in a tree of sixty.
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -18,6 +19,7 @@
 #include <vector>
 
 #include <omp.h>
+#include <sched.h>
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
 #include <immintrin.h>
 #define HAS_AVX512 1
@@ -310,11 +312,60 @@ struct Span {
     int64_t begin, end;
 };
 
-// The part of `count` that is this thread's, in whole units.
-inline Span share(int64_t count, int64_t unit, int thread, int threads) {
-    int64_t units = (count + unit - 1) / unit;
-    return {std::min(count, units * thread / threads * unit), std::min(count, units * (thread + 1) / threads * unit)};
-}
+// Work that threads share, step after step: a step is cut into parts, every thread takes those laid out for it one by one
+// and then what others have not begun. So a thread that the system keeps from running, as it does on a machine with other
+// work, holds the others up by the part in its hands, not at every step.
+class Crew {
+    struct alignas(64) Counter {
+        std::atomic<int64_t> value{0};
+    };
+    std::vector<Counter> counters_;  // of a step: parts done, and parts taken of every thread's
+    int64_t threads_;
+
+   public:
+    static constexpr int64_t PARTS = 4;  // of a thread and a step
+    Crew(int64_t threads, int64_t steps) : counters_((threads + 1) * steps), threads_(threads) {}
+
+    // One of them. All call `share` in the same order.
+    class Member {
+        Crew& crew_;
+        int64_t thread_, step_ = 0;
+
+       public:
+        Member(Crew& crew, int64_t thread) : crew_(crew), thread_(thread) {}
+
+        // The next step: calls take(span, until) until all of `count` is done, by whomever. Spans begin at whole units;
+        // `until` is where those of this thread end. Returns when nothing of it is left to be done.
+        template <typename Take>
+        void share(int64_t count, int64_t unit, Take take) {
+            Counter* counters = &crew_.counters_[step_++ * (crew_.threads_ + 1)];
+            int64_t threads = crew_.threads_, units = (count + unit - 1) / unit, done = 0;
+            int64_t of_thread = threads == 1 ? 1 : std::min(PARTS, (units + threads - 1) / threads);
+            int64_t parts = of_thread * threads;
+            auto start = [&](int64_t part) { return std::min(count, units * part / parts * unit); };
+            for (int64_t other = 0; other < threads; other++) {
+                int64_t owner = (thread_ + other) % threads, first = owner * of_thread;
+                std::atomic<int64_t>& taken = counters[1 + owner].value;
+                while (taken.load(std::memory_order_relaxed) < of_thread) {
+                    int64_t part = taken.fetch_add(1, std::memory_order_relaxed);
+                    if (part >= of_thread) break;
+                    Span span{start(first + part), start(first + part + 1)};
+                    if (span.begin < span.end) take(span, other ? span.end : start(first + of_thread));
+                    done++;
+                }
+            }
+            if (threads == 1) return;
+            std::atomic<int64_t>& all = counters->value;
+            if (done) all.fetch_add(done, std::memory_order_acq_rel);
+            for (int64_t looks = 1; all.load(std::memory_order_acquire) < parts; looks++) {
+                if (looks % 1024 == 0) sched_yield();  // whoever has the rest may be waiting for this very core
+#if defined(__x86_64__)
+                else __builtin_ia32_pause();
+#endif
+            }
+        }
+    };
+};
 
 // Room whose first number lies where a line of the processor's cache begins: vectors across two lines load at half speed.
 template <typename Number>
@@ -430,19 +481,19 @@ extern "C" void few_rows_linear(const void* x, int64_t row_kind, const void* wei
         x = wide.data();
     }
     Matrix matrix{weight, scale, bias ? biases.data() : nullptr, kind, outputs, columns};
+    auto take = [&](int64_t row, int64_t output, Four sums, int64_t count) {
+        for (int o = 0; o < count; o++) {
+            if (row_kind == BFLOAT16) ((bfloat16*)y)[row * outputs + output + o] = narrow(sums[o]);
+            else ((float*)y)[row * outputs + output + o] = sums[o];
+        }
+    };
+    Crew crew(threads, 1);
 #pragma omp parallel num_threads((int)threads)
-    {
-        Span span = share(outputs, OUTPUTS, omp_get_thread_num(), omp_get_num_threads());
-        auto take = [&](int64_t row, int64_t output, Four sums, int64_t count) {
-            for (int o = 0; o < count; o++) {
-                if (row_kind == BFLOAT16) ((bfloat16*)y)[row * outputs + output + o] = narrow(sums[o]);
-                else ((float*)y)[row * outputs + output + o] = sums[o];
-            }
-        };
-        if (kind == BFLOAT16) product<bfloat16, bfloat16>(matrix, (const bfloat16*)x, num_rows, span, span.end, take);
-        else if (kind == INT8) product<int8_t, float>(matrix, (const float*)x, num_rows, span, span.end, take);
-        else product<float, float>(matrix, (const float*)x, num_rows, span, span.end, take);
-    }
+    Crew::Member(crew, omp_get_thread_num()).share(outputs, OUTPUT_BLOCK, [&](Span span, int64_t until) {
+        if (kind == BFLOAT16) product<bfloat16, bfloat16>(matrix, (const bfloat16*)x, num_rows, span, until, take);
+        else if (kind == INT8) product<int8_t, float>(matrix, (const float*)x, num_rows, span, until, take);
+        else product<float, float>(matrix, (const float*)x, num_rows, span, until, take);
+    });
 }
 
 // A decoder pass over new tokens: [norm, attention, norm, gated feed-forward] a layer, a norm and an output head.
@@ -821,88 +872,105 @@ extern "C" int64_t few_rows_pass(const Pass* given, const Layer* layers) {
     Rows pairs(pass.features ? R : 0, 2 * dim, pass.kind);
     for (int64_t i = 0; pass.join_bias && i < dim; i++) bias.push_back(number(pass.join_bias, i, pass.kind));
     int64_t bytes_of = pass.kind == BFLOAT16 ? 2 : 4;
+    int64_t bytes = pass.matrix_kind == FLOAT32 ? 4 : pass.matrix_kind == BFLOAT16 ? 2 : 1;
+    Crew crew(pass.threads, pass.layers * 7 + 6);  // calls of `share` below, at most
 #pragma omp parallel num_threads((int)pass.threads)
     {
-        int thread = omp_get_thread_num(), threads = omp_get_num_threads();
-        Span rows = share(R, 1, thread, threads), lists = share(seen.lists, 1, thread, threads);
-        for (int64_t list = lists.begin; list < lists.end; list++) seen.fill(pass, list);
-        Span outputs = share(dim, OUTPUTS, thread, threads);
+        int thread = omp_get_thread_num();
+        Crew::Member member(crew, thread);
+        auto rows = [&](auto take) {
+            member.share(R, 1, [&](Span span, int64_t) {
+                for (int64_t row = span.begin; row < span.end; row++) take(row);
+            });
+        };
+        auto outputs = [&](int64_t count, auto take) { member.share(count, OUTPUT_BLOCK, take); };
+        member.share(seen.lists, 1, [&](Span lists, int64_t) {
+            for (int64_t list = lists.begin; list < lists.end; list++) seen.fill(pass, list);
+        });
         // A row's embedding.
         auto embedded = [&](int64_t row) {
             if (pass.hidden) return (const char*)pass.hidden + row * dim * bytes_of;
             return (const char*)pass.embedding + pass.words_fed[row % (pictures * pass.tokens)] * dim * bytes_of;
         };
         if (pass.features) {
-            for (int64_t row = rows.begin; row < rows.end; row++)
+            rows([&](int64_t row) {
                 pairs.at(row, 0, [&](auto* own) {
                     int64_t picture_row = row % (pictures * pass.tokens), half = row / (pictures * pass.tokens);
                     int64_t feature = (picture_row * pass.halves + half) * dim;
                     std::memcpy(own, embedded(row), dim * bytes_of);
                     std::memcpy(own + dim, (const char*)pass.features + feature * bytes_of, dim * bytes_of);
                 });
-#pragma omp barrier
+            });
             Matrix join{pass.join, nullptr, bias.empty() ? nullptr : bias.data(), pass.kind, dim, 2 * dim};
-            product(join, pairs, 0, R, outputs, outputs.end,
-                    [&](int64_t row, int64_t output, Four sums, int64_t count) {
-                        store(&residual[row * dim + output], sums, count);
-                    });
-#pragma omp barrier
+            outputs(dim, [&](Span span, int64_t until) {
+                product(join, pairs, 0, R, span, until, [&](int64_t row, int64_t output, Four sums, int64_t count) {
+                    store(&residual[row * dim + output], sums, count);
+                });
+            });
         } else {
-            for (int64_t row = rows.begin; row < rows.end; row++)
+            rows([&](int64_t row) {
                 for (int64_t i = 0; i < dim; i++) residual[row * dim + i] = number(embedded(row), i, pass.kind);
+            });
         }
-        auto norm = [&](const void* weight, Rows& to) {
-            for (int64_t row = rows.begin; row < rows.end; row++)
+        // Rows normalised; as they are, they are kept where `layer` wants that.
+        auto norm = [&](const void* weight, Rows& to, const Layer* layer = nullptr) {
+            rows([&](int64_t row) {
+                const float* from = &residual[row * dim];
+                if (layer && layer->kept)
+                    sweep(dim, [&](int64_t i, auto load, auto store) {
+                        Lanes own = load(from + i);
+                        if (pass.kind == BFLOAT16) store((bfloat16*)layer->kept + state_of(pass, row) + i, own);
+                        else store((float*)layer->kept + state_of(pass, row) + i, own);
+                    });
                 to.at(row, 0, [&](auto* own) {
-                    const float* from = &residual[row * dim];
                     float epsilon = (float)pass.epsilon;
                     if (pass.kind == BFLOAT16) normalise(from, dim, (const bfloat16*)weight, epsilon, own);
                     else normalise(from, dim, (const float*)weight, epsilon, own);
                 });
-#pragma omp barrier
+            });
         };
-        auto add = [&](int64_t row, int64_t output, Four sums, int64_t count) {
-            float* own = &residual[row * dim + output];
-            if (count == OUTPUTS) {
-                Four sum;
-                std::memcpy(&sum, own, 16);
-                sum += sums;
-                std::memcpy(own, &sum, 16);
-            } else {
-                for (int o = 0; o < count; o++) own[o] += sums[o];
-            }
+        // Products added to what there is.
+        auto add = [&](const Matrix& matrix, const Rows& from) {
+            outputs(dim, [&](Span span, int64_t until) {
+                product(matrix, from, 0, R, span, until, [&](int64_t row, int64_t output, Four sums, int64_t count) {
+                    float* own = &residual[row * dim + output];
+                    if (count == OUTPUTS) {
+                        Four sum;
+                        std::memcpy(&sum, own, 16);
+                        sum += sums;
+                        std::memcpy(own, &sum, 16);
+                    } else {
+                        for (int o = 0; o < count; o++) own[o] += sums[o];
+                    }
+                });
+            });
         };
         for (int64_t l = 0; l < pass.layers; l++) {
             const Layer& layer = layers[l];
-            norm(layer.norm_attention, normed);
-            Span columns = share(width, OUTPUTS, thread, threads);
+            norm(layer.norm_attention, normed, l ? &layers[l - 1] : nullptr);
             Matrix matrix{layer.qkv, layer.qkv_scale, nullptr, pass.matrix_kind, width, dim};
-            product(matrix, normed, 0, R, columns, columns.end,
-                    [&](int64_t row, int64_t output, Four sums, int64_t count) {
-                        store(&qkv[row * width + output], sums, count);
-                    });
-#pragma omp barrier
-            Span heads = share(pass.sequences * pass.key_value_heads, 1, thread, threads);
-            for (int64_t head = heads.begin, end; head < heads.end; head = end) {
-                int64_t sequence = head / pass.key_value_heads, before = sequence * pass.key_value_heads;
-                end = std::min({heads.end, head + sizes.groups, before + pass.key_value_heads});
-                for (int64_t group = head; group < end; group++)
-                    (pass.kind == BFLOAT16 ? remember<bfloat16> : remember<float>)(pass, layer, qkv.data(), sequence,
-                                                                                    group - before);
-                for (int64_t token = 0; token < pass.tokens; token += TOKEN_BLOCK)
-                    (pass.kind == BFLOAT16 ? attend<bfloat16> : attend<float>)(
-                        pass, layer, qkv.data(), sequence, {head - before, end - before},
-                        {token, std::min(pass.tokens, token + TOKEN_BLOCK)}, seen, sizes,
-                        &room[thread * sizes.room()], attended);
-            }
-#pragma omp barrier
-            product({layer.out, layer.out_scale, nullptr, pass.matrix_kind, dim, dim}, attended, 0, R, outputs, outputs.end,
-                    add);
-#pragma omp barrier
+            outputs(width, [&](Span span, int64_t until) {
+                product(matrix, normed, 0, R, span, until, [&](int64_t row, int64_t output, Four sums, int64_t count) {
+                    store(&qkv[row * width + output], sums, count);
+                });
+            });
+            member.share(pass.sequences * pass.key_value_heads, 1, [&](Span heads, int64_t) {
+                for (int64_t head = heads.begin, end; head < heads.end; head = end) {
+                    int64_t sequence = head / pass.key_value_heads, before = sequence * pass.key_value_heads;
+                    end = std::min({heads.end, head + sizes.groups, before + pass.key_value_heads});
+                    for (int64_t group = head; group < end; group++)
+                        (pass.kind == BFLOAT16 ? remember<bfloat16> : remember<float>)(pass, layer, qkv.data(), sequence,
+                                                                                        group - before);
+                    for (int64_t token = 0; token < pass.tokens; token += TOKEN_BLOCK)
+                        (pass.kind == BFLOAT16 ? attend<bfloat16> : attend<float>)(
+                            pass, layer, qkv.data(), sequence, {head - before, end - before},
+                            {token, std::min(pass.tokens, token + TOKEN_BLOCK)}, seen, sizes,
+                            &room[thread * sizes.room()], attended);
+                }
+            });
+            add({layer.out, layer.out_scale, nullptr, pass.matrix_kind, dim, dim}, attended);
             norm(layer.norm_feed_forward, normed);
-            // A thread's part of the gate, the same part of what it gates, and then their product.
-            Span gated = share(I, OUTPUTS, thread, threads);
-            int64_t bytes = pass.matrix_kind == FLOAT32 ? 4 : pass.matrix_kind == BFLOAT16 ? 2 : 1;
+            // Some of the gate, what it gates, and their product.
             const char* up = (const char*)layer.gate_up + I * dim * bytes;
             const float* up_scale = layer.gate_up_scale ? layer.gate_up_scale + I : nullptr;
             auto keep = [&](Block<float>& where) {
@@ -910,65 +978,58 @@ extern "C" int64_t few_rows_pass(const Pass* given, const Layer* layers) {
                     store(&where[row * I + output], sums, count);
                 };
             };
-            product({layer.gate_up, layer.gate_up_scale, nullptr, pass.matrix_kind, I, dim}, normed, 0, R, gated,
-                    gated.end, keep(gates));
-            product({up, up_scale, nullptr, pass.matrix_kind, I, dim}, normed, 0, R, gated, gated.end, keep(ups));
-            for (int64_t row = 0; row < R; row++)
-                activated.at(row, gated.begin, [&](auto* to) {
-                    const float *gate = &gates[row * I + gated.begin], *gates_what = &ups[row * I + gated.begin];
-                    sweep(gated.end - gated.begin, [&](int64_t i, auto load, auto store) {
-                        Lanes own = load(gate + i), bounded = -own < all(88.0f) ? -own : all(88.0f);
-                        store(to + i, own / (all(1.0f) + exponential(bounded)) * load(gates_what + i));
+            outputs(I, [&](Span span, int64_t until) {
+                product({layer.gate_up, layer.gate_up_scale, nullptr, pass.matrix_kind, I, dim}, normed, 0, R, span, until,
+                        keep(gates));
+                product({up, up_scale, nullptr, pass.matrix_kind, I, dim}, normed, 0, R, span, until, keep(ups));
+                for (int64_t row = 0; row < R; row++)
+                    activated.at(row, span.begin, [&](auto* to) {
+                        const float *gate = &gates[row * I + span.begin], *gates_what = &ups[row * I + span.begin];
+                        sweep(span.end - span.begin, [&](int64_t i, auto load, auto store) {
+                            Lanes own = load(gate + i), bounded = -own < all(88.0f) ? -own : all(88.0f);
+                            store(to + i, own / (all(1.0f) + exponential(bounded)) * load(gates_what + i));
+                        });
                     });
-                });
-#pragma omp barrier
-            product({layer.down, layer.down_scale, nullptr, pass.matrix_kind, dim, I}, activated, 0, R, outputs, outputs.end,
-                    add);
-#pragma omp barrier
-            for (int64_t row = rows.begin; layer.kept && row < rows.end; row++)
-                sweep(dim, [&](int64_t i, auto load, auto store) {
-                    Lanes own = load(&residual[row * dim + i]);
-                    if (pass.kind == BFLOAT16) store((bfloat16*)layer.kept + state_of(pass, row) + i, own);
-                    else store((float*)layer.kept + state_of(pass, row) + i, own);
-                });
+            });
+            add({layer.down, layer.down_scale, nullptr, pass.matrix_kind, dim, I}, activated);
         }
-        norm(pass.norm_out, last);
-        for (int64_t row = rows.begin; row < rows.end; row++)
+        norm(pass.norm_out, last, pass.layers ? &layers[pass.layers - 1] : nullptr);
+        rows([&](int64_t row) {
             last.at(row, 0, [&](auto* own) {
                 std::memcpy((char*)pass.states + state_of(pass, row) * sizeof(*own), own, dim * sizeof(*own));
             });
+        });
         // Logits of the last tokens of every sequence; of all tokens that is one product.
         bool everything = pass.logits_of == pass.tokens;
         int64_t pieces = everything ? 1 : pass.sequences, kept = everything ? R : pass.logits_of;
         int64_t skipped = everything ? 0 : pass.tokens - kept;
         Matrix head{pass.head, nullptr, nullptr, pass.kind, pass.vocabulary, dim};
-        Span words = share(pass.vocabulary, OUTPUTS, thread, threads);
         float* logits = pass.guidance ? raw.data() : pass.logits;
-        for (int64_t piece = 0; piece < pieces && pass.head; piece++)
-            product(head, last, piece * pass.tokens + skipped, kept,
-                    words, words.end,
-                    [&](int64_t row, int64_t output, Four sums, int64_t count) {
-                        // Rounded as the head's own output is.
-                        if (pass.kind == BFLOAT16) {
-                            Lanes wide = {};
-                            std::memcpy(&wide, &sums, 16);
-                            wide = rounded(wide);
-                            std::memcpy(&sums, &wide, 16);
-                        }
-                        store(&logits[(piece * kept + row) * pass.vocabulary + output], sums, count);
-                    });
-        // What this thread has of both halves.
-        for (int64_t row = 0; row < pictures * pass.logits_of && pass.head && pass.guidance; row++) {
-            const float* with = &raw[row * pass.vocabulary + words.begin];
-            const float* without = with + pictures * pass.logits_of * pass.vocabulary;
-            float* guided = &pass.logits[row * pass.vocabulary + words.begin];
-            sweep(words.end - words.begin, [&](int64_t i, auto load, auto store) {
-                Lanes base = load(without + i);
-                Lanes more = all((float)pass.guidance) * (load(with + i) - base);
-                asm("" : "+m"(more));  // rounded before it is added, as torch has it
-                store(guided + i, base + more);
-            });
-        }
+        outputs(pass.head ? pass.vocabulary : 0, [&](Span span, int64_t until) {
+            for (int64_t piece = 0; piece < pieces; piece++)
+                product(head, last, piece * pass.tokens + skipped, kept, span, until,
+                        [&](int64_t row, int64_t output, Four sums, int64_t count) {
+                            // Rounded as the head's own output is.
+                            if (pass.kind == BFLOAT16) {
+                                Lanes wide = {};
+                                std::memcpy(&wide, &sums, 16);
+                                wide = rounded(wide);
+                                std::memcpy(&sums, &wide, 16);
+                            }
+                            store(&logits[(piece * kept + row) * pass.vocabulary + output], sums, count);
+                        });
+            for (int64_t row = 0; row < pictures * pass.logits_of && pass.guidance; row++) {
+                const float* with = &raw[row * pass.vocabulary + span.begin];
+                const float* without = with + pictures * pass.logits_of * pass.vocabulary;
+                float* guided = &pass.logits[row * pass.vocabulary + span.begin];
+                sweep(span.end - span.begin, [&](int64_t i, auto load, auto store) {
+                    Lanes base = load(without + i);
+                    Lanes more = all((float)pass.guidance) * (load(with + i) - base);
+                    asm("" : "+m"(more));  // rounded before it is added, as torch has it
+                    store(guided + i, base + more);
+                });
+            }
+        });
     }
     return 0;
 }

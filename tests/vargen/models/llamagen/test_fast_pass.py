@@ -100,6 +100,20 @@ def test_logits_have_the_same_bits_however_tokens_are_fed(
     assert served() == (1 + 9) + (1 + 3) + 3 * (1 + 2) + (1 + 3) + (1 + 9)
 
 
+@pytest.mark.parametrize("threads", [2, 5])
+def test_logits_have_the_same_bits_with_any_number_of_threads(own_kernels: None, threads: int) -> None:
+    model = make_model(num_layers=5)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        alone, *targets = (make_target(model) for _ in range(10))  # captions are torch's
+        expected = logits_by(alone, tokens_of(model), STEP)
+        torch.set_num_threads(threads)  # more than there are cores, perhaps: whoever comes late finds the work done
+        assert all(torch.equal(logits_by(target, tokens_of(model), STEP), expected) for target in targets)
+    finally:
+        torch.set_num_threads(before)
+
+
 @torch.no_grad()
 def test_a_branch_of_a_tree_has_the_bits_of_a_chain(own_kernels: None) -> None:
     model = nn.Module.to(make_model(), torch.bfloat16)

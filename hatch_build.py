@@ -13,7 +13,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
-class KernelsBuildHook(BuildHookInterface):  # type: ignore[type-arg]  # hatchling is not installed where types are checked
+class KernelsBuildHook(BuildHookInterface):
     """Hatchling's custom hook, named in pyproject.toml."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:

@@ -47,7 +47,7 @@ class CausalModelPipeline(CompilablePipeline, DiffusionPipeline):
 
     model_class: ClassVar[type[PreTrainedModel]]
     processor_class: ClassVar[type[ProcessorMixin]]
-    model_cpu_offload_seq = "model"  # type: ignore[assignment]
+    model_cpu_offload_seq = "model"
     _optional_components = ["processor"]  # noqa: RUF012 (a diffusers convention)
     _callback_tensor_inputs = list(CALLBACK_TENSORS)  # noqa: RUF012
 

@@ -102,7 +102,7 @@ class LlamaGenPipeline(CompilablePipeline, DiffusionPipeline):
         UserError: the components do not belong together, or `methods` holds what is no setting.
     """
 
-    model_cpu_offload_seq = "text_encoder->transformer->vqvae"  # type: ignore[assignment]
+    model_cpu_offload_seq = "text_encoder->transformer->vqvae"
     _optional_components = ["text_encoder", "tokenizer", "drafter", "draft_transformer"]  # noqa: RUF012 (a diffusers convention)
     _callback_tensor_inputs = list(CALLBACK_TENSORS)  # noqa: RUF012
 

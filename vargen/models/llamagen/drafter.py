@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from specdecode.kv_cache import StaticKVCache
 
 
-class LlamaGenDrafter(ModelMixin, ConfigMixin):  # type: ignore[misc]
+class LlamaGenDrafter(ModelMixin, ConfigMixin):
     """Guesses the target's next hidden state from a token and the hidden state before it.
 
     Args:

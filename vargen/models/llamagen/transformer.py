@@ -340,7 +340,7 @@ class LlamaGenCaptionProjection(nn.Module):
         return self.linear_2(F.gelu(self.linear_1(caption_embeds), approximate="tanh"))
 
 
-class LlamaGenTransformer(ModelMixin, ConfigMixin):  # type: ignore[misc]
+class LlamaGenTransformer(ModelMixin, ConfigMixin):
     """LlamaGen's decoder over image tokens, conditioned on a class or on text features.
 
     Args:
@@ -370,7 +370,7 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin):  # type: ignore[misc]
     """
 
     _supports_gradient_checkpointing = False
-    _no_split_modules = ["LlamaGenBlock"]  # type: ignore[assignment]  # noqa: RUF012
+    _no_split_modules = ["LlamaGenBlock"]  # noqa: RUF012
 
     if TYPE_CHECKING:
         config: Any  # diffusers declares a dict, and serves its keys as attributes

@@ -70,7 +70,7 @@ class SceneJudgeOutput(BaseOutput):
     sky: Tensor
 
 
-class SceneJudge(ModelMixin, ConfigMixin):  # type: ignore[misc]
+class SceneJudge(ModelMixin, ConfigMixin):
     """Reads pictures of the scene world; see `read_images`.
 
     A convolutional network that goes down to a sixteenth of the picture for context and comes back up to a quarter.

@@ -39,11 +39,10 @@ def test_outputs_are_stripped(name: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def kernel(_kernel_cache: Path) -> Iterator[Any]:
+def kernel() -> Iterator[Any]:
     """One for all: starting another means importing torch anew."""
     manager = jupyter_client.KernelManager()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("VARGEN_CACHE", str(_kernel_cache))
         patch.setenv("VARGEN_KERNELS", "auto")  # the shipped models are large enough for them to pay
         patch.setenv("OMP_NUM_THREADS", "1")  # two threads that wait for each other are slower on a busy machine
         manager.start_kernel()

@@ -158,7 +158,13 @@ inline Lanes rounded(Lanes lanes) {  // to bfloat16
     return load(halves);
 }
 
-inline Lanes all(float value) { return Lanes{} + value; }
+inline Lanes all(float value) {
+#ifdef HAS_AVX512
+    return (Lanes)_mm512_set1_ps(value);
+#else
+    return Lanes{} + value;
+#endif
+}
 
 // Sums of the lanes of four, in one order: a transpose of four by four in each quarter, added up, and then the quarters,
 // the first with the third, the second with the fourth.
@@ -580,6 +586,7 @@ inline Lanes turned(Lanes channels, Lanes angles) {
     return multiply_add(channels, cosine, __builtin_shuffle(channels, swap) * sine);
 }
 
+constexpr int64_t AHEAD = 24;  // keys: what several queries will go through next is fetched while they go through these
 constexpr int CHAINS = 4;  // sums of every fourth key's value, added up at the end
 
 // Dot products of `QUERIES` queries with keys `from` to `to`, times `scale`; key k lies in slot `slot(k)`. `BLOCKS`:
@@ -596,7 +603,10 @@ inline void score(const float* queries, int64_t padded, const Number* keys, Slot
             UNROLLED for (int o = 0; o < OUTPUTS; o++) total[q][o] = Lanes{};
         auto add = [&](int64_t d, auto load_key) {
             Lanes own[OUTPUTS];
-            UNROLLED for (int o = 0; o < OUTPUTS; o++) own[o] = load_key(key[o] + d);
+            UNROLLED for (int o = 0; o < OUTPUTS; o++) {
+                own[o] = load_key(key[o] + d);
+                if constexpr (QUERIES > 1) __builtin_prefetch(key[o] + d + AHEAD * stride);
+            }
             UNROLLED for (int q = 0; q < QUERIES; q++) {
                 Lanes query = held(load(queries + q * padded + d));
                 UNROLLED for (int o = 0; o < OUTPUTS; o++) total[q][o] = multiply_add(own[o], query, total[q][o]);
@@ -636,28 +646,35 @@ inline float weights_of(float* scores, int64_t count) {
     return 1.0f / sum(total);
 }
 
-// Adds keys `from` (a multiple of `CHAINS`) to `to` to `BLOCKS` times sixteen channels of the sums of values, weighted by
-// `scores`. `rest`: how many of the last sixteen channels there are.
-template <int BLOCKS, bool WHOLE, typename Number, typename Slot>
+// Adds keys `from` (a multiple of `CHAINS`) to `to` to `BLOCKS` times sixteen channels of the sums of values of `QUERIES`
+// queries, weighted by `scores`, a query's `scores_of` apart as its sums are by `CHAINS * padded`. `rest`: how many of the
+// last sixteen channels there are.
+template <int BLOCKS, int QUERIES, bool WHOLE, typename Number, typename Slot>
 inline void weigh(const Number* values, Slot slot, int64_t from, int64_t to, int64_t stride, int64_t rest,
-                  const float* scores, float* chains, int64_t padded) {
-    Lanes total[CHAINS][BLOCKS];
-    UNROLLED for (int c = 0; c < CHAINS; c++)
-        UNROLLED for (int b = 0; b < BLOCKS; b++) total[c][b] = from ? load(chains + c * padded + b * LANES) : Lanes{};
-    auto add = [&](Lanes* sum, int64_t key) {
+                  const float* scores, int64_t scores_of, float* chains, int64_t padded) {
+    Lanes total[CHAINS][QUERIES][BLOCKS];
+    auto each = [&](auto take) {
+        UNROLLED for (int c = 0; c < CHAINS; c++)
+            UNROLLED for (int q = 0; q < QUERIES; q++)
+                UNROLLED for (int b = 0; b < BLOCKS; b++)
+                    take(total[c][q][b], chains + (q * CHAINS + c) * padded + b * LANES);
+    };
+    each([&](Lanes& sum, const float* before) { sum = from ? load(before) : Lanes{}; });
+    auto add = [&](int c, int64_t key) {
         const Number* value = values + slot(key) * stride;
-        Lanes weight = all(scores[key]);
-        UNROLLED for (int b = 0; b < BLOCKS; b++) {
-            Lanes own = WHOLE || b < BLOCKS - 1 ? load(value + b * LANES) : load_some(value + b * LANES, rest);
-            sum[b] = multiply_add(weight, own, sum[b]);
+        Lanes own[BLOCKS];
+        UNROLLED for (int b = 0; b < BLOCKS; b++)
+            own[b] = WHOLE || b < BLOCKS - 1 ? load(value + b * LANES) : load_some(value + b * LANES, rest);
+        UNROLLED for (int q = 0; q < QUERIES; q++) {
+            Lanes weight = all(scores[q * scores_of + key]);
+            UNROLLED for (int b = 0; b < BLOCKS; b++) total[c][q][b] = multiply_add(weight, own[b], total[c][q][b]);
         }
     };
     int64_t k = from;
-    for (; k + CHAINS <= to; k += CHAINS) UNROLLED for (int c = 0; c < CHAINS; c++) add(total[c], k + c);
+    for (; k + CHAINS <= to; k += CHAINS) UNROLLED for (int c = 0; c < CHAINS; c++) add(c, k + c);
     UNROLLED for (int c = 0; c < CHAINS - 1; c++)
-        if (k + c < to) add(total[c], k + c);
-    UNROLLED for (int c = 0; c < CHAINS; c++)
-        UNROLLED for (int b = 0; b < BLOCKS; b++) store(chains + c * padded + b * LANES, total[c][b]);
+        if (k + c < to) add(c, k + c);
+    each([&](Lanes& sum, float* after) { store(after, sum); });
 }
 
 inline int64_t length_of(const Pass& pass, int64_t sequence) { return pass.lengths ? pass.lengths[sequence] : 0; }
@@ -790,7 +807,11 @@ void attend(const Pass& pass, const Layer& layer, const float* qkv, int64_t sequ
                 };
                 int64_t query = 0;
                 for (; query + 4 <= of_group; query += 4) some(std::integral_constant<int, 4>(), query);
-                for (; query < of_group; query++) some(std::integral_constant<int, 1>(), query);
+                switch (of_group - query) {
+                    case 1: some(std::integral_constant<int, 1>(), query); break;
+                    case 2: some(std::integral_constant<int, 2>(), query); break;
+                    case 3: some(std::integral_constant<int, 3>(), query); break;
+                }
             }
         each([&](int64_t group, int64_t query, int64_t token, int64_t) {
             int64_t list = seen.list(sequence, token);
@@ -808,26 +829,35 @@ void attend(const Pass& pass, const Layer& layer, const float* qkv, int64_t sequ
         int64_t count = seen.counts[seen.list(sequence, token)];
         queries[query * padded] = count ? weights_of(scores + query * scores_of, count) : 0;
     });
-    constexpr int64_t MOST = 4 * LANES;
+    // Of one query all channels at once; of several fewer, so that what a key's value adds to stays in registers.
+    int64_t most = (of_group > 1 ? 2 : 4) * LANES;
     for (int64_t begin = 0, channels; begin < D; begin += channels) {
-        int64_t whole = std::min<int64_t>(MOST, (D - begin) / LANES * LANES), rest = whole ? 0 : D - begin;
+        int64_t whole = std::min<int64_t>(most, (D - begin) / LANES * LANES), rest = whole ? 0 : D - begin;
         channels = whole + rest;
         auto run_weigh = [&](auto blocks, auto whole) {
-            constexpr int BLOCKS = decltype(blocks)::value;
+            constexpr int BLOCKS = decltype(blocks)::value, MOST_QUERIES = BLOCKS > 2 ? 1 : 3;
             constexpr bool WHOLE = decltype(whole)::value;
-            for (int64_t from = 0; from < common; from += at_once)
-                each([&](int64_t group, int64_t query, int64_t, int64_t) {
-                    weigh<BLOCKS, WHOLE>(values + group * D + begin, in_order, from, std::min(common, from + at_once),
-                                         stride, rest, scores + query * scores_of,
-                                         chains + query * CHAINS * padded + begin, padded);
-                });
+            for (int64_t query = 0, all = (groups.end - groups.begin) * of_group, count; query < all; query += count) {
+                int64_t group = groups.begin + query / of_group;
+                count = std::min<int64_t>(MOST_QUERIES, of_group - query % of_group);
+                auto some = [&](auto count) {
+                    weigh<BLOCKS, decltype(count)::value, WHOLE>(
+                        values + group * D + begin, in_order, 0, common, stride, rest, scores + query * scores_of, scores_of,
+                        chains + query * CHAINS * padded + begin, padded);
+                };
+                if constexpr (MOST_QUERIES == 3) {
+                    if (count == 3) some(std::integral_constant<int, 3>());
+                    if (count == 2) some(std::integral_constant<int, 2>());
+                }
+                if (count == 1) some(std::integral_constant<int, 1>());
+            }
             each([&](int64_t group, int64_t query, int64_t token, int64_t head) {
                 int64_t list = seen.list(sequence, token);
                 const int32_t* slots = &seen.slots[list * seen.most];
                 auto listed = [slots](int64_t key) { return slots[key]; };
                 float* own = chains + query * CHAINS * padded + begin;
-                weigh<BLOCKS, WHOLE>(values + group * D + begin, listed, common, seen.counts[list], stride, rest,
-                                     scores + query * scores_of, own, padded);
+                weigh<BLOCKS, 1, WHOLE>(values + group * D + begin, listed, common, seen.counts[list], stride, rest,
+                                        scores + query * scores_of, scores_of, own, padded);
                 attended.at(sequence * pass.tokens + token, head * D + begin, [&](auto* to) {
                     sweep(channels, [&](int64_t d, auto, auto store) {
                         Lanes sum = (load(own + d) + load(own + padded + d)) + (load(own + 2 * padded + d) + load(own + 3 * padded + d));

@@ -1026,6 +1026,28 @@ def passes_section(record: Record) -> str:
     )
 
 
+def generate_memory_section(record: Record) -> str:
+    """Peak memory of a batch of large pictures against what there must be."""
+    parts = ("weights", "cache", "step", "needed", "peak")
+    cells = [
+        [
+            f"`{row['way'].split()[0]}`", row["way"].split()[1], row["dtype"],
+            *(f"{row[f'bytes_{part}'] / 2**20:,.0f}" for part in parts), f"{row['ratio']:.2f}",
+        ]
+        for row in record["rows"]
+    ]  # fmt: skip
+    return "\n\n".join(
+        [
+            f"### Memory of {record['batch_size']} pictures of {record['tokens']:,} tokens",
+            f"{record['model']}, random weights, guided, at once; MiB over what the process held after its imports, a "
+            "process each. Needed are weights, keys and values of every slot, and the largest step: logits, or what "
+            "the tokenizer takes to make pixels of one picture. Measured by `benchmarks/generate_memory.py`.",
+            table(["method", "until", "precision", *parts, "peak over needed"], cells),
+            source_line(record),
+        ]
+    )
+
+
 def build() -> dict[Path, str]:
     """Every file that is made of records, and what it should hold."""
     judged = load(f"judge_{MODEL}")
@@ -1069,6 +1091,8 @@ def build() -> dict[Path, str]:
         sections.append(families_section(families))
     if passes := load("passes"):
         sections.append(passes_section(passes))
+    if memory := load("generate_memory"):
+        sections.append(generate_memory_section(memory))
     if trained:
         sections.append(training_section(trained))
         card.append(training_section(trained))

@@ -45,6 +45,16 @@ class StepRecord:
 
 
 _COUNTS = ("active", "drafted", "accepted", "emitted", "skipped")
+_STEPS_AT_ONCE = 256
+"""Whose counts lie in one piece of memory."""
+
+
+@dataclass
+class _Kept:
+    """A step as it is kept: [5, B] int64 as in `_COUNTS`, and what was relaxed."""
+
+    counts: Tensor
+    relaxed: Tensor | None
 
 
 class TokenOrigin(IntEnum):
@@ -73,7 +83,8 @@ class DecodeTrace:
         self.device = torch.device(device)
         self.target_passes = 0
         self.phase_seconds: dict[str, float] = {}
-        self._steps: list[StepRecord] = []
+        self._steps: list[_Kept] = []
+        self._room: list[Tensor] = []
         self._first_tokens = 0
         self._num_forgotten = 0
         self._columns: dict[str, Tensor] | None = None
@@ -100,13 +111,22 @@ class DecodeTrace:
     def record_step(self, step: StepRecord) -> None:
         """A verified step: one pass."""
         self.target_passes += 1
-        self._steps.append(step)
-        self._columns = self._origins = None
+        self._keep(step)
 
     def record_unverified(self, skipped: Tensor) -> None:
         """The rows took tokens unverified, [B] int64, and no pass follows, as every row has ended."""
         nothing = torch.zeros_like(skipped)
-        self._steps.append(StepRecord(nothing.bool(), nothing, nothing, nothing, skipped))
+        self._keep(StepRecord(nothing.bool(), nothing, nothing, nothing, skipped))
+
+    def _keep(self, step: StepRecord) -> None:
+        """Small tensors that stay, some for every step, would lie between the large ones that come and go, and a
+        process on a CPU would grow by a large one a step. So the counts of many steps lie together."""
+        if not self._room:
+            shape = (_STEPS_AT_ONCE, len(_COUNTS), self.batch_size)
+            self._room = [*torch.empty(shape, dtype=torch.int64, device=step.active.device)]
+        counts = self._room.pop()
+        torch.stack([getattr(step, name).long() for name in _COUNTS], out=counts)
+        self._steps.append(_Kept(counts, step.relaxed))
         self._columns = self._origins = None
 
     def add_passes(self, other: DecodeTrace) -> None:
@@ -146,18 +166,16 @@ class DecodeTrace:
         took_part = (self._column("active") + self._column("skipped"))[:, row] > 0
         for step, took in zip(self._steps, took_part.tolist(), strict=True):
             if took:
-                columns = {name: value[row : row + 1] for name, value in vars(step).items() if value is not None}
-                trace._steps.append(StepRecord(**columns))
+                relaxed = None if step.relaxed is None else step.relaxed[row : row + 1]
+                trace._steps.append(_Kept(step.counts[:, row : row + 1], relaxed))
         return trace
 
     def _column(self, name: str) -> Tensor:
         """[steps, B] on the CPU."""
         if self._columns is None:
-            self._columns = {}
-            for field in _COUNTS:
-                rows = [getattr(step, field).long() for step in self._steps]
-                empty = torch.zeros(0, self.batch_size, dtype=torch.int64)
-                self._columns[field] = torch.stack(rows).cpu() if rows else empty
+            nothing = torch.zeros(0, len(_COUNTS), self.batch_size, dtype=torch.int64)
+            columns = torch.stack([step.counts for step in self._steps]).cpu() if self._steps else nothing
+            self._columns = dict(zip(_COUNTS, columns.unbind(1), strict=True))
         return self._columns[name]
 
     @property

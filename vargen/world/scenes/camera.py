@@ -65,6 +65,11 @@ def screen_position(x: float, depth: float) -> float:
     return x / (HALF_FIELD_OF_VIEW_TANGENT * ahead)
 
 
+def horizon(image_size: int) -> float:
+    """Row of the horizon in pixels; above it there is sky."""
+    return 0.5 * image_size * (1.0 - PITCH_TANGENT / HALF_FIELD_OF_VIEW_TANGENT)
+
+
 def ray_directions(columns: Tensor, rows: Tensor, image_size: int) -> Tensor:
     """Unit ray directions through pixel coordinates.
 

@@ -21,7 +21,7 @@ GROUNDING = {"shape": SHAPES, "colour": COLOURS, "material": MATERIALS, "size": 
 """What is told of the object that covers a cell; class 0 is "no object"."""
 
 
-def cell_attributes(scenes: Sequence[Scene], grid_size: int) -> dict[str, Tensor]:
+def cell_owners(scenes: Sequence[Scene], grid_size: int) -> Tensor:
     """Which object covers each cell of a picture.
 
     Args:
@@ -29,17 +29,17 @@ def cell_attributes(scenes: Sequence[Scene], grid_size: int) -> dict[str, Tensor
         grid_size: cells along a side.
 
     Returns:
-        By attribute, [B, grid_size, grid_size] int64 classes: 0 for no object, else one more than the place in
-        `GROUNDING`. An object covers the cells whose centres lie in its box; a nearer one hides a farther one.
+        [B, grid_size, grid_size] int64: 0 for no object, else one more than its place in `Scene.objects`. An object
+        covers the cells whose centres lie in its box; a nearer one hides a farther one.
     """
-    targets = {name: torch.zeros(len(scenes), grid_size, grid_size, dtype=torch.int64) for name in GROUNDING}
-    owners = [
-        (number, item)
+    owners = torch.zeros(len(scenes), grid_size, grid_size, dtype=torch.int64)
+    standing = [
+        (number, place, item)
         for number, scene in enumerate(scenes)
-        for item in sorted(scene.objects, key=lambda item: -item.depth)
+        for place, item in sorted(enumerate(scene.objects), key=lambda each: -each[1].depth)
     ]
-    if not owners:
-        return targets
+    if not standing:
+        return owners
     corners = torch.tensor(
         [
             [
@@ -48,16 +48,50 @@ def cell_attributes(scenes: Sequence[Scene], grid_size: int) -> dict[str, Tensor
                 for height in (0, 1)
                 for end in (-1, 1)
             ]
-            for _, item in owners
+            for _, _, item in standing
         ]
     )
     # Cell number i has its centre at i + 0.5, so a box from a to b covers ceil(a - 0.5) to floor(b - 0.5).
     boxes = camera.bounding_boxes(corners, grid_size) - 0.5
     firsts, lasts = boxes[:, :2].ceil().long().clamp(min=0).tolist(), boxes[:, 2:].floor().long().tolist()
-    for (number, item), (left, top), (right, bottom) in zip(owners, firsts, lasts, strict=True):
-        for name, values in GROUNDING.items():
-            targets[name][number, top : bottom + 1, left : right + 1] = 1 + values.index(getattr(item, name))
-    return targets
+    for (number, place, _), (left, top), (right, bottom) in zip(standing, firsts, lasts, strict=True):
+        owners[number, top : bottom + 1, left : right + 1] = 1 + place
+    return owners
+
+
+def told_by_owner(owners: Tensor, classes: Sequence[Sequence[int]]) -> Tensor:
+    """What each cell is told where all cells of an object are told the same.
+
+    Args:
+        owners: [B, grid_size, grid_size], of `cell_owners`.
+        classes: for each picture, the class of each of its objects.
+
+    Returns:
+        [B, grid_size, grid_size] int64 classes; 0 where no object is.
+    """
+    table = torch.zeros(len(classes), 1 + max(map(len, classes), default=0), dtype=torch.int64)
+    for row, own in zip(table, classes, strict=True):
+        row[1 : 1 + len(own)] = torch.tensor(own, dtype=torch.int64)
+    return table.gather(1, owners.flatten(1)).view_as(owners)
+
+
+def cell_attributes(scenes: Sequence[Scene], grid_size: int, owners: Tensor | None = None) -> dict[str, Tensor]:
+    """What the object is that covers each cell of a picture.
+
+    Args:
+        scenes: B of them.
+        grid_size: cells along a side.
+        owners: of `cell_owners`, where they are known.
+
+    Returns:
+        By attribute, [B, grid_size, grid_size] int64 classes: 0 for no object, else one more than the place in
+        `GROUNDING`.
+    """
+    owners = cell_owners(scenes, grid_size) if owners is None else owners
+    return {
+        name: told_by_owner(owners, [[1 + values.index(getattr(item, name)) for item in each.objects] for each in scenes])
+        for name, values in GROUNDING.items()
+    }
 
 
 class CellReader(nn.Module):

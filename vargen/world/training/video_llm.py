@@ -35,10 +35,10 @@ from vargen.world.captions.languages import find_language
 from vargen.world.models.architectures import VideoLLMConfig, build_model, build_processor
 from vargen.world.scenes.video import VideoScene
 from vargen.world.seeds import HELDOUT_SEED
-from vargen.world.training.grounding import GROUNDING
 from vargen.world.training.video_data import (
     IGNORED,
     PLACES,
+    VIDEO_GROUNDING,
     Conversations,
     RenderedVideoSource,
     grounding_targets,
@@ -309,18 +309,21 @@ class VideoLLMTask:
         which shows nothing, is told nothing: m is one less."""
         frames, grid_size = self._grounded_frames(num_frames), self.config.model.grid_size
         places = place_targets(len(frames), grid_size)
-        told = {**grounding_targets(videos, frames, grid_size)}
+        told = grounding_targets(videos, frames, grid_size)
         told.update({name: place.expand(len(videos), -1) for name, place in places.items()})
         return {name: each.to(self.device) for name, each in told.items()}
 
     def _grounding(self, point: str, states: Tensor, truth: dict[str, Tensor]) -> Tensor:
-        """Mean cross entropy, over what is told, of visual tokens [B, m, dim] as they are at a point."""
+        """Mean cross entropy, over what is told, of visual tokens [B, m, dim] as they are at a point. Those that show
+        something count as much as all that do not: of a hundred tokens seven show an object that moves."""
         heads: Any = self.heads[point]
         told = truth["shape"].shape[1]
-        losses = [
-            F.cross_entropy(head(states[:, :told]).float().flatten(0, 1), truth[name].flatten())
-            for name, head in heads.items()
-        ]
+        losses = []
+        for name, head in heads.items():
+            classes = truth[name].flatten()
+            each = F.cross_entropy(head(states[:, :told]).float().flatten(0, 1), classes, reduction="none")
+            sides = [each] if name in PLACES else [each[classes > 0], each[classes == 0]]
+            losses.append(torch.stack([side.mean() for side in sides if len(side)]).mean())
         return torch.stack(losses).mean()
 
     @torch.no_grad()
@@ -390,7 +393,7 @@ class VideoLLMTask:
 
 def _heads(config: VideoLLMConfig, num_steps: int) -> nn.ModuleDict:
     """One linear reader for each thing that a visual token is told."""
-    counts = {name: 1 + len(values) for name, values in GROUNDING.items()}
+    counts = {name: 1 + len(values) for name, values in VIDEO_GROUNDING.items()}
     counts.update(zip(PLACES, (num_steps, config.grid_size, config.grid_size), strict=True))
     return nn.ModuleDict({name: nn.Linear(config.text.hidden_size, count) for name, count in counts.items()})
 

@@ -23,8 +23,6 @@ import gc
 import json
 import os
 import statistics
-import subprocess
-import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -36,6 +34,7 @@ from typing import Any, ClassVar
 from unittest.mock import patch
 
 import torch
+from own_process import forget_peak, held_bytes, in_own_process, peak_bytes
 from torch import Tensor
 
 from metrics.provenance import provenance, write_result
@@ -475,11 +474,10 @@ def planted_row(family: Family, batch_size: int, options: argparse.Namespace) ->
 
 def memory_row(family: str, way: str, options: argparse.Namespace) -> dict[str, Any]:
     """Peak memory of one way of drawing, in a process of its own."""
-    command = [sys.executable, str(Path(__file__).resolve()), "--measure_memory", way, "--families", family]
+    arguments = ["--measure_memory", way, "--families", family]
     for name in ("parameters", "memory_grid", "memory_dtype", "num_threads"):
-        command += [f"--{name}", str(getattr(options, name))]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    return json.loads(done.stdout.splitlines()[-1])
+        arguments += [f"--{name}", str(getattr(options, name))]
+    return in_own_process(__file__, *arguments)
 
 
 def measure_memory(options: argparse.Namespace) -> dict[str, Any]:
@@ -487,21 +485,15 @@ def measure_memory(options: argparse.Namespace) -> dict[str, Any]:
     (name,) = options.families
     family = FAMILIES[name](Size.of(options.parameters, options.memory_grid), getattr(torch, options.memory_dtype))
     gc.collect()
-    before = _status("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # forget the peak of building the model
+    before = held_bytes()
+    forget_peak()
     if options.measure_memory == "generate":
         by_itself(family, 1)
     elif options.measure_memory == "ar":
         draw(family, 1, "ar", 0)
     else:  # planted, so that a picture takes few of these large passes
         draw(family, 1, "scd", 0, planted=0.95, window=min(WINDOW, family.num_tokens - 1))
-    return {"bytes_before": before, "bytes_peak": _status("VmHWM")}
-
-
-def _status(field: str) -> int:
-    """Bytes of a field of this process's status, which Linux has."""
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(f"{field}:"))
-    return int(line.split()[1]) * 1024
+    return {"bytes_before": before, "bytes_peak": peak_bytes()}
 
 
 class Rows:

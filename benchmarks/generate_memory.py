@@ -13,12 +13,10 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-from families import _status
+from own_process import forget_peak, held_bytes, in_own_process, peak_bytes
 
 BATCH, GRID, GUIDANCE_SCALE, VOCABULARY = 8, 32, 4.0, 16384
 WAYS = ("ar tokens", "jacobi tokens", "ar pictures")
@@ -34,14 +32,14 @@ def measure(way: str, dtype_name: str, grid: int) -> dict[str, int]:
 
     torch.manual_seed(0)
     (torch.ones(64, 64) @ torch.ones(64, 64)).sum()  # what is loaded when first used
-    before = _status("VmRSS")
+    before = held_bytes()
     vqvae = build_vq_model("VQ-16").eval()
     if way == "decode":
-        held = _status("VmRSS")
-        Path("/proc/self/clear_refs").write_text("5")  # forget the peak of building it
+        held = held_bytes()
+        forget_peak()
         with torch.no_grad():
             decode_codes(vqvae, torch.randint(VOCABULARY, (1, grid * grid)))
-        return {"bytes_peak": _status("VmHWM") - held}
+        return {"bytes_peak": peak_bytes() - held}
     dtype = getattr(torch, dtype_name)
     torch.set_default_dtype(dtype)  # made in the precision it is kept in
     transformer = LlamaGenTransformer.from_size("B", condition_type="class", grid_size=grid).eval()
@@ -56,7 +54,7 @@ def measure(way: str, dtype_name: str, grid: int) -> dict[str, int]:
         slots[:] = [lengths.max().item()]
 
     gc.collect()
-    Path("/proc/self/clear_refs").write_text("5")
+    forget_peak()
     pipeline(
         class_labels=list(range(BATCH)),
         method=method,
@@ -68,7 +66,7 @@ def measure(way: str, dtype_name: str, grid: int) -> dict[str, int]:
     assert slots == [grid * grid]
     cache = 2 * transformer.config.num_layers * rows * (grid * grid) * transformer.config.dim * dtype.itemsize
     step = (rows + BATCH) * VOCABULARY * 4
-    return {"bytes_weights": weights, "bytes_cache": cache, "bytes_step": step, "bytes_peak": _status("VmHWM") - before}
+    return {"bytes_weights": weights, "bytes_cache": cache, "bytes_step": step, "bytes_peak": peak_bytes() - before}
 
 
 def main() -> None:
@@ -86,8 +84,7 @@ def main() -> None:
     from metrics.provenance import provenance
 
     def one(way: str, dtype: str) -> dict[str, int]:
-        command = [sys.executable, __file__, "--one", way, dtype, "--grid", str(options.grid)]
-        return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
+        return in_own_process(__file__, "--one", way, dtype, "--grid", options.grid)
 
     decode = one("decode", "float32")["bytes_peak"]
     rows = []

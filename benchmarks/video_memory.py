@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
+
+from own_process import in_own_process, peak_bytes
 
 VISUAL_TOKENS = (1_000, 5_000, 25_000)
 WAYS = ("generate", "ar", "sd")
@@ -42,7 +41,7 @@ def measure(way: str, visual_tokens: int) -> dict[str, Any]:
     inputs = video_inputs(visual_tokens)
     features = torch.randn(visual_tokens, HEADS * HEAD_DIM)
     model.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=2, do_sample=False)  # what is loaded when first used
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = peak_bytes()
     if way == "generate":
         from transformers.modeling_outputs import BaseModelOutputWithPooling
 
@@ -57,8 +56,8 @@ def measure(way: str, visual_tokens: int) -> dict[str, Any]:
         prompt.__dict__["requests"] = [prepare_request(model, inputs, VideoFeatures(features))]
         generation = Generation(NEW_TOKENS, SamplingConfig(temperature=0), [0], (), DecodeTrace(1, model.device))
         (answer,) = resolve_video_method(way, options).build(prompt).decode(generation).token_ids
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return {"way": way, "visual_tokens": visual_tokens, "mebibytes": (peak - before) / 1024, "answer": answer}
+    mebibytes = (peak_bytes() - before) / 2**20
+    return {"way": way, "visual_tokens": visual_tokens, "mebibytes": mebibytes, "answer": answer}
 
 
 def main() -> None:
@@ -86,10 +85,7 @@ def main() -> None:
         if all(earlier[name] == value for name, value in described.items()):
             rows = [row for row in earlier["rows"] if row["visual_tokens"] not in options.visual_tokens]
     for count in options.visual_tokens:
-        made = []
-        for way in WAYS:
-            command = [sys.executable, __file__, "--one", way, str(count)]
-            made.append(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
+        made = [in_own_process(__file__, "--one", way, count) for way in WAYS]
         expected = made[0]["answer"]
         for row in made:
             row["equal_to_generate"] = row.pop("answer") == expected

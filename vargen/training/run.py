@@ -112,7 +112,7 @@ def move(module: nn.Module, device: torch.device, images: bool = False) -> None:
 
 def autocast(config: RunConfig) -> AbstractContextManager[Any]:
     """bfloat16 autocast on the run's device, or nothing if the config turns it off."""
-    return torch.autocast(config.device, dtype=torch.bfloat16, enabled=config.autocast)
+    return torch.autocast(config.device, dtype=torch.bfloat16, enabled=bool(config.autocast))
 
 
 def train(config: RunConfig, task: Task, identity: dict[str, Any] | None = None) -> RunResult:

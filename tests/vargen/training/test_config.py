@@ -8,6 +8,7 @@ import pytest
 
 from vargen.errors import UserError
 from vargen.training.config import RunConfig, from_mapping, main
+from vargen.world.training.code_store import CodeStoreConfig
 from vargen.world.training.tokenizer import TokenizerTrainingConfig, VQModelConfig
 from vargen.world.training.transformer import TransformerConfig, TransformerTrainingConfig
 
@@ -99,3 +100,16 @@ def test_an_unknown_key_in_a_file_is_named(tmp_path: Path, capsys: pytest.Captur
         main(TokenizerTrainingConfig, lambda config: None, ["--config", str(file)])
     assert stop.value.code == 2
     assert "learning_rte" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("found", "pays"), [({"avx512_bf16": True}, True), ({"avx512_f": True, "amx_bf16": False}, False)]
+)
+def test_bfloat16_is_computed_in_where_it_pays(
+    monkeypatch: pytest.MonkeyPatch, found: dict[str, bool], pays: bool
+) -> None:
+    """A processor without instructions for it takes several times as long as in float32."""
+    monkeypatch.setattr("torch.cpu.get_capabilities", lambda: found)
+    assert RunConfig("runs/x").autocast is pays and RunConfig("runs/x", device="cuda").autocast
+    assert RunConfig("runs/x", autocast=True).autocast and not RunConfig("runs/x", autocast=False).autocast
+    assert CodeStoreConfig(vqvae="somewhere").autocast is pays

@@ -23,7 +23,7 @@ from tqdm import tqdm
 from vargen.reading import reading
 from vargen.runs.files import atomic_path, write_json_atomic
 from vargen.runs.identity import check_identity_file, digest
-from vargen.training.config import check, check_positive, check_sizes
+from vargen.training.config import bfloat16_pays, check, check_positive, check_sizes
 from vargen.world.captions.captions import compose_caption
 from vargen.world.scenes.scene import MAX_OBJECTS, OBJECT_COUNT_WEIGHTS, sample_scene
 from vargen.world.seeds import STORE_SEED
@@ -49,7 +49,7 @@ class CodeStoreConfig:
         detail: strength of the pictures' stochastic detail.
         object_count_weights: how often a scene has one, two or three objects, as weights.
         device: "cpu" or "cuda".
-        autocast: encode in bfloat16.
+        autocast: encode in bfloat16; null: where that is the faster way.
         compile: compile the encoder; needs a C++ compiler.
         num_threads: of torch on the CPU; 0 for torch's choice.
     """
@@ -63,7 +63,7 @@ class CodeStoreConfig:
     detail: float = 1.0
     object_count_weights: tuple[float, ...] = OBJECT_COUNT_WEIGHTS
     device: str = "cpu"
-    autocast: bool = True
+    autocast: bool | None = None
     compile: bool = False
     num_threads: int = 0
 
@@ -75,6 +75,8 @@ class CodeStoreConfig:
         check_object_count_weights(self.object_count_weights)
         check(self.detail >= 0, "detail", self.detail, "must not be negative")
         check(self.num_threads >= 0, "num_threads", self.num_threads, "must not be negative")
+        if self.autocast is None:
+            self.autocast = bfloat16_pays(self.device)
 
 
 def check_object_count_weights(weights: Sequence[float]) -> None:

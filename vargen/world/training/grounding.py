@@ -88,10 +88,11 @@ def cell_attributes(scenes: Sequence[Scene], grid_size: int, owners: Tensor | No
         `GROUNDING`.
     """
     owners = cell_owners(scenes, grid_size) if owners is None else owners
-    return {
-        name: told_by_owner(owners, [[1 + values.index(getattr(item, name)) for item in each.objects] for each in scenes])
-        for name, values in GROUNDING.items()
-    }
+    told = {}
+    for name, values in GROUNDING.items():
+        classes = [[1 + values.index(getattr(item, name)) for item in scene.objects] for scene in scenes]
+        told[name] = told_by_owner(owners, classes)
+    return told
 
 
 class CellReader(nn.Module):

@@ -25,8 +25,8 @@ IGNORED = -100
 """Label of a token that is not to be predicted."""
 
 VIDEO_GROUNDING = {**GROUNDING, "event": KINDS, "surface": (*GROUNDS, *SKIES), "light": LIGHTS}
-"""What is told of what a visual token shows. Without `surface` and `light`, tokens that show no object became all alike,
-and 34,000 videos later captions still guessed what the ground and the sky were."""
+"""What is told of what a visual token shows. Without `surface` and `light`, tokens that show no object became all
+alike, and after 34,000 videos captions still guessed what the ground and the sky were."""
 
 PLACES = ("step", "column", "row")
 """What is told of where a visual token stands: in time, and in the frame."""

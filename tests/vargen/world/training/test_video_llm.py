@@ -23,11 +23,14 @@ from vargen.world.models.architectures import (
     build_processor,
 )
 from vargen.world.scenes import camera
+from vargen.world.scenes.renderer import SceneRenderer
 from vargen.world.scenes.scene import COLOURS, SHAPES
-from vargen.world.scenes.video import sample_video
+from vargen.world.scenes.story import sample_story
+from vargen.world.scenes.video import KINDS, sample_video
 from vargen.world.seeds import HELDOUT_SEED
 from vargen.world.training.video_data import (
     IGNORED,
+    VIDEO_GROUNDING,
     Conversations,
     RenderedVideoSource,
     grounding_targets,
@@ -38,6 +41,7 @@ from vargen.world.training.video_llm import VideoLLMTask, VideoLLMTrainingConfig
 from vargen.world.training.video_views import hidden_states
 
 SIZE, FRAMES = 64, 4
+MOVES = ("goes left", "goes right", "comes closer", "goes away")
 
 
 def model_config(architecture: str = "qwen2_5_vl", **changes: Any) -> VideoLLMConfig:
@@ -185,6 +189,37 @@ def test_visual_tokens_are_told_what_they_show() -> None:
                 checked += 1
             assert (cells["colour"] == 0).any()
     assert checked > 25
+
+
+def test_visual_tokens_are_told_the_setting_and_what_happens() -> None:
+    """Where nothing stands: the sky above the horizon, the ground below it, as the renderer draws them; everywhere the
+    light; and of an object what happens to it, while it does."""
+    videos, grid = [sample_story(seed, 16) for seed in range(12)], 8
+    steps = range(1, 16, 2)
+    told = {name: each.view(12, 8, grid, grid) for name, each in grounding_targets(videos, steps, grid).items()}
+    mask = SceneRenderer(8 * grid)(videos[0].frames[:1]).ground_mask.view(grid, 8, grid, 8).mean((1, 3))
+    seen = set()
+    for number, video in enumerate(videos):
+        scene, bare = video.frames[0], told["shape"][number] == 0
+        surface = told["surface"][number]
+        names = VIDEO_GROUNDING["surface"]
+        expected = torch.where(mask > 0.5, 1 + names.index(scene.ground), 1 + names.index(scene.sky)).expand(8, -1, -1)
+        assert torch.equal(surface, expected * bare)
+        assert told["light"][number].eq(1 + VIDEO_GROUNDING["light"].index(video.light)).all()
+        assert not told["event"][number][bare].any()
+        for turn, event in enumerate(video.events):
+            colour, shape = video.name_in(turn)
+            for step, frame in enumerate(steps):
+                if not (event.first < frame < event.last and event.kind in MOVES):
+                    continue
+                who = (told["shape"][number, step] == 1 + SHAPES.index(shape)) & (
+                    told["colour"][number, step] == 1 + COLOURS.index(colour)
+                )
+                assert told["event"][number, step][who].eq(1 + KINDS.index(event.kind)).all()
+                others = told["event"][number, step][~who & ~bare[step]]
+                assert not others.any()
+                seen.add(event.kind)
+    assert len(seen) > 2
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

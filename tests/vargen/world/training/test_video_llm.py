@@ -194,9 +194,9 @@ def test_visual_tokens_are_told_what_they_show() -> None:
 def test_visual_tokens_are_told_the_setting_and_what_happens() -> None:
     """Where nothing stands: the sky above the horizon, the ground below it, as the renderer draws them; everywhere the
     light; and of an object what happens to it, while it does."""
-    videos, grid = [sample_story(seed, 16) for seed in range(12)], 8
+    videos, grid = [sample_story(seed, 16) for seed in range(24)], 8
     steps = range(1, 16, 2)
-    told = {name: each.view(12, 8, grid, grid) for name, each in grounding_targets(videos, steps, grid).items()}
+    told = {name: each.view(24, 8, grid, grid) for name, each in grounding_targets(videos, steps, grid).items()}
     mask = SceneRenderer(8 * grid)(videos[0].frames[:1]).ground_mask.view(grid, 8, grid, 8).mean((1, 3))
     seen = set()
     for number, video in enumerate(videos):

@@ -236,7 +236,12 @@ def _happening(story: Story, turn: int) -> Claim:
 
 def compose_written_questions(story: Story) -> list[tuple[str, str]]:
     """Short questions about a story, and their answers."""
-    questions = [("how many objects are there in the video?", NUMBERS[len(story.objects) - 1])]
+    questions = [
+        ("how many objects are there in the video?", NUMBERS[len(story.objects) - 1]),
+        ("what is the ground?", story.frames[0].ground),
+        ("what is the sky?", story.frames[0].sky),
+        ("how is it lit?", _plain("light", story.light)),
+    ]
     for turn, event in enumerate(story.events):
         colour, shape = story.name_in(turn)
         said = _plain_words(story, turn)

@@ -124,7 +124,10 @@ def test_the_vocabulary_covers_everything_said_and_questions_have_answers() -> N
     known = set(written_vocabulary())
     for seed, story in enumerate(STORIES):
         questions = compose_written_questions(story)
-        assert len(questions) >= 4 and len({question for question, _ in questions}) == len(questions)
+        answers = dict(questions)
+        setting = read_claims(f"{answers['how is it lit?']} . {answers['what is the ground?']} .")
+        assert ("light", story.light) in setting and ("ground", story.frames[0].ground) in setting
+        assert len(questions) >= 7 and len({question for question, _ in questions}) == len(questions)
         said = compose_written_caption(story, seed).text + " ".join(" ".join(each) for each in questions)
         assert set(re.findall(r"\w+", said)) <= known
 

@@ -29,12 +29,13 @@ class TransformersComponents(ModelComponents):
         model: of the target.
         target: fed with the prompts.
         kept: the pipeline's.
+        joins: the batch's rows take places in another one as soon as they have begun, so its passes are never compiled.
     """
 
-    def __init__(self, model: Any, target: TransformersTarget, kept: KeptBetweenBatches) -> None:
+    def __init__(self, model: Any, target: TransformersTarget, kept: KeptBetweenBatches, joins: bool = False) -> None:
         super().__init__(target.device, kept)
-        self.model, self._target = model, target
-        if kept.compiler is not None:
+        self.model, self._target, self.joins = model, target, joins
+        if kept.compiler is not None and not joins:
             kept.compile(target, kv_cache=None if kept.target is None else kept.target.kv_cache)
             kept.target = target
 

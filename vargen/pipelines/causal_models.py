@@ -43,10 +43,12 @@ class CausalModelPipeline(CompilablePipeline, DiffusionPipeline):
 
     Attributes:
         model_class, processor_class: of transformers.
+        usual_guidance: where neither a call nor the model's generation_config.json says.
     """
 
     model_class: ClassVar[type[PreTrainedModel]]
     processor_class: ClassVar[type[ProcessorMixin]]
+    usual_guidance: ClassVar[float]
     model_cpu_offload_seq = "model"
     _optional_components = ["processor"]  # noqa: RUF012 (a diffusers convention)
     _callback_tensor_inputs = list(CALLBACK_TENSORS)  # noqa: RUF012
@@ -57,6 +59,14 @@ class CausalModelPipeline(CompilablePipeline, DiffusionPipeline):
             raise UserError(f"model must be a {self.model_class.__name__}, got {type(model).__name__}")
         serve_linears(model)
         self.register_modules(model=model, processor=processor)
+
+    def _sampling(
+        self, guidance_scale: float | None, temperature: float | None, top_k: int | None, top_p: float | None
+    ) -> tuple[float, SamplingConfig]:
+        """Guidance, and how tokens are drawn, of a call with these arguments. Raises UserError for one out of range."""
+        own = self.model.generation_config
+        scale = setting(own, "guidance_scale", guidance_scale, self.usual_guidance)
+        return scale, sampling_as_generate(own, temperature, top_k, top_p, scale)
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | os.PathLike[str], **kwargs: Any) -> Self:
@@ -151,6 +161,14 @@ def for_every_picture(
         input_ids.to(device).repeat_interleave(num_images_per_prompt, dim=0),
         mask.to(device).repeat_interleave(num_images_per_prompt, dim=0),
     )
+
+
+def of_pictures(tokens: Tensor, attention_mask: Tensor, pictures: range) -> tuple[Tensor, Tensor]:
+    """Of tokens [B, T] of all prompts, padded on the left, and their mask, those of some, with no more padding than they
+    need."""
+    part = slice(pictures.start, pictures.stop)
+    longest = int(attention_mask[part].sum(1).max())
+    return tokens[part, -longest:], attention_mask[part, -longest:]
 
 
 def normalisation(processor: Any) -> tuple[Sequence[float], Sequence[float]]:

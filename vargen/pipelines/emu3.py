@@ -19,12 +19,13 @@ from torch import Tensor
 from transformers import Emu3ForConditionalGeneration, Emu3Processor
 
 from specdecode.drafters.known_tokens import KnownTokensDrafter
+from specdecode.roles import Target
 from specdecode.trace import DecodeTrace
 from vargen import bounds
 from vargen.errors import UserError
-from vargen.methods.base import ImageMethodConfig
+from vargen.methods.base import ImageMethodConfig, Method
 from vargen.methods.catalogue import resolve_method
-from vargen.models.components import KeptBetweenBatches
+from vargen.models.components import ONLY, KeptBetweenBatches, Place
 from vargen.models.emu3.components import Emu3Components
 from vargen.models.emu3.target import Emu3Target
 from vargen.models.emu3.vocabulary import ImageVocabulary
@@ -39,8 +40,8 @@ from vargen.pipelines.causal_models import (
     for_every_picture,
     images_of,
     normalisation,
+    of_pictures,
     refusals,
-    sampling_as_generate,
     setting,
 )
 from vargen.pipelines.common import (
@@ -51,14 +52,14 @@ from vargen.pipelines.common import (
     check_prompts,
     decode_pictures,
     finished,
+    is_offloaded,
     move_offloaded,
     random_streams,
 )
+from vargen.pipelines.streaming import PictureStream, stream_pictures
 
 USUAL_AREA = 720 * 720
 """Pixels, of the processor of every published Emu3."""
-_USUAL_GUIDANCE = 3.0
-"""With which its authors draw."""
 
 EXAMPLE_DOC_STRING = """
     Examples:
@@ -86,6 +87,7 @@ class Emu3Pipeline(CausalModelPipeline):
 
     model_class = Emu3ForConditionalGeneration
     processor_class = Emu3Processor
+    usual_guidance = 3.0  # with which its authors draw
 
     def __init__(self, model: Emu3ForConditionalGeneration, processor: Emu3Processor | None = None) -> None:
         super().__init__()
@@ -148,7 +150,7 @@ class Emu3Pipeline(CausalModelPipeline):
         Raises:
             UserError: see `encode_prompt`.
         """
-        grid, scale = self.grid(), setting(self.model.generation_config, "guidance_scale", None, _USUAL_GUIDANCE)
+        grid, scale = self.grid(), setting(self.model.generation_config, "guidance_scale", None, self.usual_guidance)
         away = self.encode_prompt([""] * len(prompts), grid) if scale > 1 else (None, None)
         return Emu3Target(
             self.model,
@@ -265,9 +267,7 @@ class Emu3Pipeline(CausalModelPipeline):
         grid = self.grid(height, width, ratio, image_area)
         num_tokens = _num_tokens(grid)
         method = self.resolve_method(method, num_tokens=num_tokens)
-        config = self.model.generation_config
-        guidance_scale = setting(config, "guidance_scale", guidance_scale, _USUAL_GUIDANCE)
-        sampling = sampling_as_generate(config, temperature, top_k, top_p, guidance_scale)
+        guidance_scale, sampling = self._sampling(guidance_scale, temperature, top_k, top_p)
         num_prompts, device = count_prompts(prompt, input_ids), self._execution_device
         streams = random_streams(generator, num_prompts * num_images_per_prompt, device)
         trace = DecodeTrace(num_prompts * num_images_per_prompt, device)
@@ -276,30 +276,114 @@ class Emu3Pipeline(CausalModelPipeline):
                 check_prompts(prompt) if input_ids is None else None,
                 input_ids, attention_mask, grid, num_images_per_prompt, "input_ids",
             )  # fmt: skip
-            away: tuple[Tensor, Tensor] | tuple[None, None] = (None, None)
+            away = None
             if guidance_scale > 1:
                 away = self._tokens_of(
                     self._negative_prompts(negative_prompt, num_prompts) if negative_input_ids is None else None,
                     negative_input_ids, negative_attention_mask, grid, num_images_per_prompt, "negative_input_ids",
                 )  # fmt: skip
             move_offloaded(self.model)
-            target = Emu3Target(
-                self.model,
-                *asked,
-                height=grid[0],
-                width=grid[1],
-                negative_input_ids=away[0],
-                negative_attention_mask=away[1],
-                guidance_scale=guidance_scale,
-                max_draft_nodes=method.max_draft_nodes(num_tokens),
-            )
-        players = method.build(Emu3Components(self.model, target, self._kept))
-        if players.drafter is not None:
-            drafter = KnownTokensDrafter(players.drafter, target.known_tokens, target.vocab_size)
-            players = replace(players, drafter=drafter)
+            target, players = self._begin(asked, away, grid, guidance_scale, method)
         result = decode_pictures(self, target, players, num_tokens, sampling, streams, trace, report)
         codes = self.vocabulary.codes(result.tokens, *grid)
         return finished(self, lambda: self.decode_tokens(codes, output_type), result.tokens, trace, return_dict)
+
+    def stream(
+        self,
+        prompt: Sequence[str],
+        *,
+        negative_prompt: str | Sequence[str] = "",
+        generator: torch.Generator | Sequence[torch.Generator] | None = None,
+        batch_size: int = 8,
+        continuous: bool = True,
+        height: int | None = None,
+        width: int | None = None,
+        ratio: str = "1:1",
+        image_area: int | None = None,
+        guidance_scale: float | None = None,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        method: str | ImageMethodConfig = "ar",
+        output_type: str = "pil",
+        callback_on_step_end: StepCallback | None = None,
+        callback_on_step_end_tensor_inputs: Sequence[str] = ("tokens",),
+    ) -> PictureStream:
+        """Make any number of pictures of one size, each given as soon as it is finished; see `LlamaGenPipeline.stream`.
+
+        Args:
+            prompt: one for each picture.
+            negative_prompt: one for all pictures, or one for each.
+            generator: one for each picture, or a single one, which gives each its own stream, in order.
+            batch_size: pictures drawn at once.
+            continuous: False: every batch ends with its slowest picture, and only then the next begins.
+            height, width, ratio, image_area, guidance_scale, temperature, top_k, top_p, method, output_type,
+            callback_on_step_end, callback_on_step_end_tensor_inputs: as for `__call__`.
+
+        Returns:
+            An iterable of `FinishedPicture`, in the order in which they are finished.
+
+        Raises:
+            UserError: as `__call__`; also `batch_size` out of range.
+        """
+        report = StepReport(callback_on_step_end, callback_on_step_end_tensor_inputs)
+        check_count_and_type(1, output_type)
+        grid = self.grid(height, width, ratio, image_area)
+        chosen = self.resolve_method(method, num_tokens=_num_tokens(grid))
+        scale, sampling = self._sampling(guidance_scale, temperature, top_k, top_p)
+        prompts = check_prompts(prompt)
+        with refusals():
+            asked = self._tokens_of(prompts, None, None, grid, 1, "input_ids")
+            away = None
+            if scale > 1:
+                negative = self._negative_prompts(negative_prompt, len(prompts))
+                away = self._tokens_of(negative, None, None, grid, 1, "negative_input_ids")
+
+        def start(pictures: range, place: Place) -> tuple[Target, Method]:
+            move_offloaded(self.model)
+            own = of_pictures(*asked, pictures), None if away is None else of_pictures(*away, pictures)
+            with refusals():
+                return self._begin(*own, grid, scale, chosen, place)
+
+        return stream_pictures(
+            self,
+            start,
+            lambda tokens: self.decode_tokens(self.vocabulary.codes(tokens, *grid), output_type),
+            batch_size=batch_size,
+            longest_prompt=max(ids.shape[1] for ids, _ in (asked, away or asked)),
+            num_tokens=_num_tokens(grid),
+            sampling=sampling,
+            streams=random_streams(generator, len(prompts), self._execution_device),
+            report=report,
+            continuous=continuous and not is_offloaded(self.model),
+        )
+
+    def _begin(
+        self,
+        asked: tuple[Tensor, Tensor],
+        away: tuple[Tensor, Tensor] | None,
+        grid: tuple[int, int],
+        guidance_scale: float,
+        method: ImageMethodConfig,
+        place: Place = ONLY,
+    ) -> tuple[Emu3Target, Method]:
+        """Target and players of prompts and of what guidance leads away from, each tokens [B, T] and their mask."""
+        target = Emu3Target(
+            self.model,
+            *asked,
+            height=grid[0],
+            width=grid[1],
+            negative_input_ids=None if away is None else away[0],
+            negative_attention_mask=None if away is None else away[1],
+            guidance_scale=guidance_scale,
+            max_draft_nodes=method.max_draft_nodes(_num_tokens(grid)),
+            longest_prompt=None if place.joins else place.longest_prompt,
+        )
+        players = method.build(Emu3Components(self.model, target, self._kept, place.joins))
+        if players.drafter is not None:
+            drafter = KnownTokensDrafter(players.drafter, target.known_tokens, target.vocab_size)
+            players = replace(players, drafter=drafter)
+        return target, players
 
     def _negative_prompts(self, negative_prompt: str | Sequence[str], num_prompts: int) -> list[str]:
         if isinstance(negative_prompt, str):

@@ -17,11 +17,12 @@ from diffusers.utils import replace_example_docstring
 from torch import Tensor
 from transformers import JanusForConditionalGeneration, JanusProcessor
 
+from specdecode.roles import Target
 from specdecode.trace import DecodeTrace
 from vargen.errors import UserError
-from vargen.methods.base import ImageMethodConfig
+from vargen.methods.base import ImageMethodConfig, Method
 from vargen.methods.catalogue import resolve_method
-from vargen.models.components import KeptBetweenBatches
+from vargen.models.components import ONLY, KeptBetweenBatches, Place
 from vargen.models.finite import check_pixels
 from vargen.models.janus.components import JanusComponents
 from vargen.models.janus.target import JanusTarget, num_image_tokens
@@ -34,8 +35,8 @@ from vargen.pipelines.causal_models import (
     for_every_picture,
     images_of,
     normalisation,
+    of_pictures,
     refusals,
-    sampling_as_generate,
     setting,
 )
 from vargen.pipelines.common import (
@@ -46,12 +47,11 @@ from vargen.pipelines.common import (
     check_prompts,
     decode_pictures,
     finished,
+    is_offloaded,
     move_offloaded,
     random_streams,
 )
-
-_USUAL_GUIDANCE = 5.0
-"""What its `generate` takes where neither the call nor generation_config.json says."""
+from vargen.pipelines.streaming import PictureStream, stream_pictures
 
 EXAMPLE_DOC_STRING = """
     Examples:
@@ -79,6 +79,7 @@ class JanusPipeline(CausalModelPipeline):
 
     model_class = JanusForConditionalGeneration
     processor_class = JanusProcessor
+    usual_guidance = 5.0  # as its `generate` has it
 
     def __init__(self, model: JanusForConditionalGeneration, processor: JanusProcessor | None = None) -> None:
         super().__init__()
@@ -140,7 +141,7 @@ class JanusPipeline(CausalModelPipeline):
         Raises:
             UserError: see `encode_prompt`.
         """
-        scale = setting(self.model.generation_config, "guidance_scale", None, _USUAL_GUIDANCE)
+        scale = setting(self.model.generation_config, "guidance_scale", None, self.usual_guidance)
         input_ids, attention_mask = self.encode_prompt(prompts)
         return JanusTarget(self.model, input_ids, attention_mask, guidance_scale=scale, max_draft_nodes=max_draft_nodes)
 
@@ -229,8 +230,7 @@ class JanusPipeline(CausalModelPipeline):
         report = StepReport(callback_on_step_end, callback_on_step_end_tensor_inputs)
         check_picture_arguments(height, width, self.image_size, num_images_per_prompt, output_type)
         method = self.resolve_method(method)
-        guidance_scale = setting(self.model.generation_config, "guidance_scale", guidance_scale, _USUAL_GUIDANCE)
-        sampling = sampling_as_generate(self.model.generation_config, temperature, top_k, top_p, guidance_scale)
+        guidance_scale, sampling = self._sampling(guidance_scale, temperature, top_k, top_p)
         num_tokens = num_image_tokens(self.model)
         batch_size, device = count_prompts(prompt, input_ids) * num_images_per_prompt, self._execution_device
         streams = random_streams(generator, batch_size, device)
@@ -238,13 +238,85 @@ class JanusPipeline(CausalModelPipeline):
         with trace.phase("encode_prompt"), refusals():
             input_ids, attention_mask = self.encode_prompt(prompt, input_ids, attention_mask, num_images_per_prompt)
             move_offloaded(self.model)
-            target = JanusTarget(
-                self.model,
-                input_ids,
-                attention_mask,
-                guidance_scale=guidance_scale,
-                max_draft_nodes=method.max_draft_nodes(num_tokens),
-            )
-        players = method.build(JanusComponents(self.model, target, self._kept))
+            target, players = self._begin(input_ids, attention_mask, guidance_scale, method)
         result = decode_pictures(self, target, players, num_tokens, sampling, streams, trace, report)
         return finished(self, lambda: self.decode_tokens(result.tokens, output_type), result.tokens, trace, return_dict)
+
+    def stream(
+        self,
+        prompt: Sequence[str],
+        *,
+        generator: torch.Generator | Sequence[torch.Generator] | None = None,
+        batch_size: int = 8,
+        continuous: bool = True,
+        height: int | None = None,
+        width: int | None = None,
+        guidance_scale: float | None = None,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        method: str | ImageMethodConfig = "ar",
+        output_type: str = "pil",
+        callback_on_step_end: StepCallback | None = None,
+        callback_on_step_end_tensor_inputs: Sequence[str] = ("tokens",),
+    ) -> PictureStream:
+        """Make any number of pictures, each given as soon as it is finished; see `LlamaGenPipeline.stream`.
+
+        Args:
+            prompt: one for each picture.
+            generator: one for each picture, or a single one, which gives each its own stream, in order.
+            batch_size: pictures drawn at once.
+            continuous: False: every batch ends with its slowest picture, and only then the next begins.
+            height, width, guidance_scale, temperature, top_k, top_p, method, output_type, callback_on_step_end,
+            callback_on_step_end_tensor_inputs: as for `__call__`.
+
+        Returns:
+            An iterable of `FinishedPicture`, in the order in which they are finished.
+
+        Raises:
+            UserError: as `__call__`; also `batch_size` out of range.
+        """
+        report = StepReport(callback_on_step_end, callback_on_step_end_tensor_inputs)
+        check_picture_arguments(height, width, self.image_size, 1, output_type)
+        chosen = self.resolve_method(method)
+        scale, sampling = self._sampling(guidance_scale, temperature, top_k, top_p)
+        with refusals():
+            input_ids, attention_mask = self.encode_prompt(prompt)
+
+        def start(pictures: range, place: Place) -> tuple[Target, Method]:
+            asked = of_pictures(input_ids, attention_mask, pictures)
+            move_offloaded(self.model)
+            with refusals():
+                return self._begin(*asked, scale, chosen, place)
+
+        return stream_pictures(
+            self,
+            start,
+            lambda tokens: self.decode_tokens(tokens, output_type),
+            batch_size=batch_size,
+            longest_prompt=input_ids.shape[1],
+            num_tokens=num_image_tokens(self.model),
+            sampling=sampling,
+            streams=random_streams(generator, len(input_ids), self._execution_device),
+            report=report,
+            continuous=continuous and not is_offloaded(self.model),
+        )
+
+    def _begin(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        guidance_scale: float,
+        method: ImageMethodConfig,
+        place: Place = ONLY,
+    ) -> tuple[JanusTarget, Method]:
+        """Target and players of prompts [B, T]."""
+        target = JanusTarget(
+            self.model,
+            input_ids,
+            attention_mask,
+            guidance_scale=guidance_scale,
+            max_draft_nodes=method.max_draft_nodes(num_image_tokens(self.model)),
+            longest_prompt=None if place.joins else place.longest_prompt,
+        )
+        return target, method.build(JanusComponents(self.model, target, self._kept, place.joins))

@@ -48,6 +48,7 @@ from vargen.pipelines.common import (
     check_sampling,
     decode_pictures,
     finished,
+    is_offloaded,
     move_offloaded,
     random_streams,
 )
@@ -549,7 +550,7 @@ class LlamaGenPipeline(CompilablePipeline, DiffusionPipeline):
             sampling=sampling,
             streams=random_streams(generator, count, device),
             report=report,
-            continuous=continuous and getattr(self.transformer, "_hf_hook", None) is None,
+            continuous=continuous and not is_offloaded(self.transformer),
         )
 
     def _components(self, device: torch.device) -> LlamaGenComponents:

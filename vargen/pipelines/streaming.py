@@ -193,7 +193,7 @@ def stream_calls(
     callback_on_step_end: StepCallback | None = None,
     **arguments: Any,
 ) -> PictureStream:
-    """A stream over calls of a pipeline that has none: fixed batches, whose pictures come together.
+    """A stream over calls of a pipeline that has none, as of GLM-Image: fixed batches, whose pictures come together.
 
     Args:
         pipeline: of any family.

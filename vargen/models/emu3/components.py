@@ -17,6 +17,7 @@ class Emu3Components(TransformersComponents):
         model: of the target.
         target: fed with the prompts.
         kept: the pipeline's.
+        joins: the batch's rows take places in another one as soon as they have begun.
     """
 
     family: ClassVar[str] = "Emu3"

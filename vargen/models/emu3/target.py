@@ -34,6 +34,7 @@ class Emu3Target(TransformersTarget):
         negative_input_ids, negative_attention_mask: [B, T'] likewise, what guidance leads away from.
         guidance_scale: off at values <= 1.
         max_draft_nodes: nodes of the largest tree `forward` will be given, the root included.
+        longest_prompt: of the longest prompt, T or T', that may take a row's place; None: none is longer than these.
 
     Raises:
         ValueError: the shapes do not belong together, or the model cannot be served; see `TransformersTarget`.
@@ -52,6 +53,7 @@ class Emu3Target(TransformersTarget):
         negative_attention_mask: Tensor | None = None,
         guidance_scale: float = 1.0,
         max_draft_nodes: int = 1,
+        longest_prompt: int | None = None,
     ) -> None:
         self.guidance_scale = guidance_scale
         self.is_guided = guidance_scale > 1
@@ -80,6 +82,7 @@ class Emu3Target(TransformersTarget):
             inputs_embeds=embeds,
             max_new_tokens=len(self.known_tokens),
             max_draft_nodes=max_draft_nodes,
+            longest_prompt=longest_prompt,
             vocab_size=len(names),
             decoder=model.model.text_model,
             output_head=lambda hidden_states: _with_mark(model.lm_head(hidden_states)[..., names[:-1]]),

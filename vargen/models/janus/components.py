@@ -32,12 +32,19 @@ class JanusComponents(TransformersComponents):
         model: of the target.
         target: fed with the prompts.
         kept: the pipeline's.
+        joins: the batch's rows take places in another one as soon as they have begun.
     """
 
     family: ClassVar[str] = "Janus"
 
-    def __init__(self, model: JanusForConditionalGeneration, target: JanusTarget, kept: KeptBetweenBatches) -> None:
-        super().__init__(model, target, kept)
+    def __init__(
+        self,
+        model: JanusForConditionalGeneration,
+        target: JanusTarget,
+        kept: KeptBetweenBatches,
+        joins: bool = False,
+    ) -> None:
+        super().__init__(model, target, kept, joins)
         self._janus = target
 
     def codebook(self) -> Tensor:
@@ -64,8 +71,10 @@ class JanusComponents(TransformersComponents):
             attention_mask,
             guidance_scale=self._janus.guidance_scale,
             max_draft_nodes=MOST_WAITING + 2,
+            longest_prompt=self._janus.longest_prompt,
         )
-        self.kept.compile(target)
+        if not self.joins:
+            self.kept.compile(target)
 
         @functools.cache
         def probe() -> TransformersTarget:

@@ -65,6 +65,7 @@ class JanusTarget(TransformersTarget):
         attention_mask: [B, T], 0 at padding; None: nothing is padded.
         guidance_scale: classifier-free guidance on raw logits; off at values <= 1.
         max_draft_nodes: nodes of the largest tree `forward` will be given, the root included.
+        longest_prompt: T of the longest prompt that may take a row's place; None: none is longer than these.
 
     Raises:
         ValueError: the shapes do not belong together, or the model cannot be served; see `TransformersTarget`.
@@ -79,6 +80,7 @@ class JanusTarget(TransformersTarget):
         *,
         guidance_scale: float = 1.0,
         max_draft_nodes: int = 1,
+        longest_prompt: int | None = None,
     ) -> None:
         self.guidance_scale = guidance_scale
         self.is_guided = guidance_scale > 1
@@ -98,6 +100,7 @@ class JanusTarget(TransformersTarget):
             inputs_embeds=embeds,
             max_new_tokens=num_image_tokens(model),
             max_draft_nodes=max_draft_nodes,
+            longest_prompt=longest_prompt,
             vocab_size=model.model.vqmodel.config.num_embeddings,
             decoder=model.model.language_model,
             output_head=model.model.generation_head,

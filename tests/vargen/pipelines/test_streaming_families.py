@@ -1,0 +1,134 @@
+"""Streams of pictures by models of transformers: each is that of its seed alone, whoever had its row before."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import emu3_models
+import janus_models
+import pytest
+import torch
+
+from vargen.errors import UserError
+from vargen.methods.catalogue import resolve_method
+from vargen.models.llamagen.drafter import LlamaGenDrafter
+from vargen.pipelines.emu3 import Emu3Pipeline
+from vargen.pipelines.janus import JanusPipeline
+
+PROMPTS = [
+    "a dog",
+    "a red cat runs under the rain",
+    "the dog runs on sand",
+    "a red cat",
+    "the rain",
+]
+SEEDS = range(40, 45)
+FAMILIES: dict[str, dict[str, Any]] = {"janus": {}, "emu3": {"height": 24, "width": 32}}
+METHODS: list[tuple[str, dict[str, Any]]] = [
+    ("ar", {}),
+    ("jacobi", {"window": 5}),
+    ("scd", {"window": 5}),
+    ("vvs-jacobi", {"window": 5, "schedule": "uniform", "min_tokens": 1}),
+    ("eagle", {"total_tokens": 12, "depth": 4, "tree_top_k": 3}),
+]
+
+
+@pytest.fixture(scope="module", params=list(FAMILIES))
+def family(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def pipeline(family: str) -> Any:
+    """In float64, so that no tie is so near that another batch's rounding decides it."""
+    if family == "janus":
+        made: Any = JanusPipeline(janus_models.make(), janus_models.processor())
+    else:
+        made = Emu3Pipeline(emu3_models.make(), emu3_models.processor())
+    made.set_progress_bar_config(disable=True)
+    return made
+
+
+@pytest.fixture(scope="module")
+def head(family: str, pipeline: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A random one, large enough that its guesses differ from place to place."""
+    torch.manual_seed(3)
+    target = pipeline.target_of(PROMPTS[:1], 1)
+    drafter = LlamaGenDrafter(
+        dim=int(pipeline.model.config.get_text_config().hidden_size),
+        num_attention_heads=4,
+        intermediate_size=48,
+        vocab_size=target.vocab_size,
+        grid_size=5,
+    )
+    with torch.no_grad():
+        for parameter in drafter.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(std=0.3)
+    folder = tmp_path_factory.mktemp("head")
+    drafter.save_pretrained(folder)
+    return str(folder)
+
+
+def draw(pipeline: Any, **arguments: Any) -> list[Any]:
+    generators = [torch.Generator().manual_seed(seed) for seed in SEEDS]
+    stream = pipeline.stream(PROMPTS, generator=generators, output_type="latent", **arguments)
+    return sorted(stream, key=lambda picture: picture.index)
+
+
+@pytest.mark.parametrize(("name", "options"), METHODS, ids=[name for name, _ in METHODS])
+@pytest.mark.parametrize("scale", [4.0, 1.0], ids=["guided", "unguided"])
+def test_a_picture_of_a_stream_is_that_of_its_seed(
+    family: str, pipeline: Any, head: str, name: str, options: dict[str, Any], scale: float
+) -> None:
+    own = {"drafter": head} if name == "eagle" else {}
+    arguments = {"method": resolve_method(name, {**options, **own}), "guidance_scale": scale, **FAMILIES[family]}
+    pictures = draw(pipeline, batch_size=2, **arguments)
+    assert [picture.index for picture in pictures] == list(range(len(PROMPTS)))
+    for seed, prompt, picture in zip(SEEDS, PROMPTS, pictures, strict=True):
+        generator = torch.Generator().manual_seed(seed)
+        alone = pipeline(prompt, generator=generator, output_type="latent", **arguments)
+        assert torch.equal(picture.tokens, alone.tokens[0]) and torch.equal(picture.image, alone.images[0])
+        for figure in ("accepted_lengths", "token_origins", "row_passes"):
+            assert getattr(picture.trace, figure) == getattr(alone.trace, figure), figure
+
+
+def test_places_are_taken_at_once_and_fixed_batches_wait(family: str, pipeline: Any) -> None:
+    passes = {}
+    for continuous in (True, False):
+        seen: list[list[int | None]] = []
+        pictures = draw(
+            pipeline,
+            batch_size=2,
+            method=resolve_method("scd", {"window": 5}),
+            continuous=continuous,
+            callback_on_step_end=lambda made_by, step, lengths, tensors, seen=seen: seen.append(tensors["pictures"]),
+            **FAMILIES[family],
+        )
+        passes[continuous] = [picture.trace.accepted_lengths for picture in pictures]
+        beside = {frozenset(each) - {None} for each in seen}
+        assert ({2, 3} in beside) if not continuous else any(len(each) == 2 and each != {0, 1} for each in beside)
+        assert {number for each in beside for number in each} == set(range(5))
+    assert passes[True] == passes[False]
+
+
+def test_a_negative_prompt_stays_with_its_picture() -> None:
+    pipeline = Emu3Pipeline(emu3_models.make(), emu3_models.processor())
+    pipeline.set_progress_bar_config(disable=True)
+    away = ["the rain", "", "a red cat runs on sand", "a dog", ""]
+    pictures = draw(pipeline, batch_size=2, negative_prompt=away, **FAMILIES["emu3"])
+    for seed, prompt, negative, picture in zip(SEEDS, PROMPTS, away, pictures, strict=True):
+        generator = torch.Generator().manual_seed(seed)
+        alone = pipeline(
+            prompt, negative_prompt=negative, generator=generator, output_type="latent", **FAMILIES["emu3"]
+        )
+        assert torch.equal(picture.image, alone.images[0])
+
+
+def test_what_cannot_be_streamed_is_refused_before_anything_is_drawn(family: str, pipeline: Any) -> None:
+    with pytest.raises(UserError, match="batch_size"):
+        draw(pipeline, batch_size=0, **FAMILIES[family])
+    with pytest.raises(UserError, match="output_type"):
+        pipeline.stream(PROMPTS, output_type="gif", **FAMILIES[family])
+    with pytest.raises(UserError, match="temperature"):
+        draw(pipeline, temperature=-1.0, **FAMILIES[family])

@@ -164,7 +164,7 @@ def for_every_picture(
 
 
 def of_pictures(tokens: Tensor, attention_mask: Tensor, pictures: range) -> tuple[Tensor, Tensor]:
-    """Of tokens [B, T] of all prompts, padded on the left, and their mask, those of some, with no more padding than they
+    """Of tokens [B, T] of all prompts, padded on the left, and their mask: those of some, and no more padding than they
     need."""
     part = slice(pictures.start, pictures.stop)
     longest = int(attention_mask[part].sum(1).max())

@@ -14,7 +14,9 @@ import torch
 from specdecode.roles import TargetOutput
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
-SCRIPT: dict[str, Any] = runpy.run_path(str(BENCHMARKS / "families.py"))
+with pytest.MonkeyPatch.context() as patch:
+    patch.syspath_prepend(str(BENCHMARKS))
+    SCRIPT: dict[str, Any] = runpy.run_path(str(BENCHMARKS / "families.py"))
 OPTIONS = Namespace(repeats=1, planted_share=0.8)
 
 

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 from emu3_models import AWAY, CODES, COLUMNS, PROMPTS, ROWS, SIZE
+from random_heads import save_random_head
 from torch import Tensor
 from transformers import Emu3Processor
 
 from vargen.errors import UserError
 from vargen.methods.catalogue import resolve_method
 from vargen.models.description import describe_model
-from vargen.models.llamagen.drafter import LlamaGenDrafter
 from vargen.models.options import ModelOptions
 from vargen.pipelines.emu3 import Emu3Pipeline
 from vargen.pipelines.loading import load_pipeline
@@ -160,16 +160,7 @@ def test_the_trace_and_the_callback_see_every_pass(pipeline: Emu3Pipeline) -> No
 
 @pytest.fixture(scope="module")
 def head(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A random one, large enough that its guesses differ from place to place."""
-    torch.manual_seed(3)
-    drafter = LlamaGenDrafter(dim=32, num_attention_heads=4, intermediate_size=48, vocab_size=CODES + 1, grid_size=4)
-    with torch.no_grad():
-        for parameter in drafter.parameters():
-            if parameter.ndim > 1:
-                parameter.normal_(std=0.3)
-    folder = tmp_path_factory.mktemp("head")
-    drafter.save_pretrained(folder)
-    return str(folder)
+    return save_random_head(tmp_path_factory.mktemp("head"), CODES + 1)
 
 
 TREE = {"total_tokens": 12, "depth": 6, "tree_top_k": 3}

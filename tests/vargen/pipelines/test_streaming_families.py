@@ -8,10 +8,10 @@ import emu3_models
 import janus_models
 import pytest
 import torch
+from random_heads import save_random_head
 
 from vargen.errors import UserError
 from vargen.methods.catalogue import resolve_method
-from vargen.models.llamagen.drafter import LlamaGenDrafter
 from vargen.pipelines.emu3 import Emu3Pipeline
 from vargen.pipelines.janus import JanusPipeline
 
@@ -51,23 +51,9 @@ def pipeline(family: str) -> Any:
 
 @pytest.fixture(scope="module")
 def head(family: str, pipeline: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A random one, large enough that its guesses differ from place to place."""
-    torch.manual_seed(3)
     target = pipeline.target_of(PROMPTS[:1], 1)
-    drafter = LlamaGenDrafter(
-        dim=int(pipeline.model.config.get_text_config().hidden_size),
-        num_attention_heads=4,
-        intermediate_size=48,
-        vocab_size=target.vocab_size,
-        grid_size=5,
-    )
-    with torch.no_grad():
-        for parameter in drafter.parameters():
-            if parameter.ndim > 1:
-                parameter.normal_(std=0.3)
-    folder = tmp_path_factory.mktemp("head")
-    drafter.save_pretrained(folder)
-    return str(folder)
+    dim = int(pipeline.model.config.get_text_config().hidden_size)
+    return save_random_head(tmp_path_factory.mktemp("head"), target.vocab_size, grid_size=5, dim=dim)
 
 
 def draw(pipeline: Any, **arguments: Any) -> list[Any]:

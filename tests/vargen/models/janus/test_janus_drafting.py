@@ -12,11 +12,11 @@ import pytest
 import torch
 from janus_models import PROMPTS
 from PIL import Image
+from random_heads import save_random_head
 
 from vargen.cli import main
 from vargen.errors import UserError
 from vargen.methods.catalogue import resolve_method
-from vargen.models.llamagen.drafter import LlamaGenDrafter
 from vargen.pipelines.janus import JanusPipeline
 
 TREE = {"total_tokens": 9, "depth": 3, "tree_top_k": 3}
@@ -40,16 +40,7 @@ def pipeline() -> JanusPipeline:
 
 @pytest.fixture(scope="module")
 def head(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A random one, large enough that its guesses differ from place to place."""
-    torch.manual_seed(3)
-    drafter = LlamaGenDrafter(dim=32, num_attention_heads=4, intermediate_size=48, vocab_size=40, grid_size=4)
-    with torch.no_grad():
-        for parameter in drafter.parameters():
-            if parameter.ndim > 1:
-                parameter.normal_(std=0.3)
-    folder = tmp_path_factory.mktemp("head")
-    drafter.save_pretrained(folder)
-    return str(folder)
+    return save_random_head(tmp_path_factory.mktemp("head"), 40)
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Which object stands where, told to a model at every place of a picture: a helping loss.
+"""Which object stands where, and how many are to come, told to a model at every place of a picture: helping losses.
 
 What a caption says about objects reaches few of a picture's tokens, and most of what these say is texture, which no
 caption tells; so a model learns grass for hours before it learns which of two objects is the red one. Here the truth
@@ -8,7 +8,7 @@ Belongs here: the truth, cell by cell, and reading it. Does not belong here: any
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -95,34 +95,52 @@ def cell_attributes(scenes: Sequence[Scene], grid_size: int, owners: Tensor | No
     return told
 
 
+def objects_to_come(owners: Tensor) -> Tensor:
+    """How many objects begin at a place or after it, in the order in which a picture is drawn.
+
+    Args:
+        owners: [B, grid_size, grid_size], of `cell_owners`.
+
+    Returns:
+        [B, grid_size, grid_size] int64. A place does not know its own token yet, so an object that begins there is
+        still to come; one of which nothing is seen never comes.
+    """
+    batch_size, num_places = len(owners), owners[0].numel()
+    order = torch.arange(num_places).expand(batch_size, -1)
+    nowhere = torch.full((batch_size, 1 + int(owners.max())), -1)
+    first = nowhere.scatter_reduce(1, owners.flatten(1), order, "amin", include_self=False)  # by object, -1: unseen
+    return (first[:, 1:, None] >= order[:, None]).sum(1).view_as(owners)
+
+
 class CellReader(nn.Module):
-    """Reads attributes off hidden states: one linear map for each.
+    """Reads what is told off hidden states: one linear map for each.
 
     Args:
         dim: width of a hidden state.
+        classes: by name, how many there are.
     """
 
-    def __init__(self, dim: int) -> None:
+    def __init__(self, dim: int, classes: Mapping[str, int]) -> None:
         super().__init__()
-        self.readers = nn.ModuleDict({name: nn.Linear(dim, 1 + len(values)) for name, values in GROUNDING.items()})
+        self.readers = nn.ModuleDict({name: nn.Linear(dim, count) for name, count in classes.items()})
 
     def forward(self, states: Tensor) -> dict[str, Tensor]:
-        """By attribute, logits [B, N, classes] of hidden states [B, N, dim]."""
+        """By name, logits [B, N, classes] of hidden states [B, N, dim]."""
         states = F.rms_norm(states.float(), states.shape[-1:])
         return {name: reader(states) for name, reader in self.readers.items()}
 
 
 def grounding_loss(read: dict[str, Tensor], truth: dict[str, Tensor], told: Tensor) -> tuple[Tensor, Tensor]:
-    """How well the objects are known at each place.
+    """How well what is told is known at each place.
 
     Args:
-        read: what `CellReader` gave, [B, N, classes] by attribute.
-        truth: int64 [B, N] by attribute.
+        read: what `CellReader` gave, [B, N, classes] by name.
+        truth: int64 [B, N] by name, 0 for nothing there.
         told: bool [B], rows that count.
 
     Returns:
-        Cross-entropy in nats, a mean over attributes of covered and of bare cells alike, and the share of covered cells
-        at which an attribute is read rightly; both scalars.
+        Cross-entropy in nats, a mean over names of the cells with something and of those with nothing alike, and the
+        share of the former that is read rightly; both scalars.
     """
     losses, right = [], []
     for name, logits in read.items():

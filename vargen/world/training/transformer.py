@@ -27,7 +27,7 @@ from vargen.training.run import RunResult, autocast, move, prepare, train
 from vargen.training.transformer_pass import train_on_cpu, training_forward, training_inputs, training_run
 from vargen.world.captions.captions import MAX_CAPTION_TOKENS, compose_caption, compose_training_caption
 from vargen.world.captions.text_tokenizer import build_tokenizer
-from vargen.world.scenes.scene import OBJECT_COUNT_WEIGHTS
+from vargen.world.scenes.scene import MAX_OBJECTS, OBJECT_COUNT_WEIGHTS
 from vargen.world.seeds import HELDOUT_SEED
 from vargen.world.training.code_store import StoredCodes, check_object_count_weights
 from vargen.world.training.coded import (
@@ -40,7 +40,14 @@ from vargen.world.training.coded import (
     weights_fingerprint,
 )
 from vargen.world.training.data import RenderedSceneSource, SceneSource, save_sheet
-from vargen.world.training.grounding import CellReader, cell_attributes, grounding_loss
+from vargen.world.training.grounding import (
+    GROUNDING,
+    CellReader,
+    cell_attributes,
+    cell_owners,
+    grounding_loss,
+    objects_to_come,
+)
 from vargen.world.training.text_encoder import (
     TextEncoderConfig,
     build_text_encoder,
@@ -134,7 +141,9 @@ class TransformerTrainingConfig(RunConfig):
             learned. The weight depends on the place alone, so it favours no picture.
         grounding_weight: weight of a helping loss for the transformer at the start, see `grounding`: half-way up, each
             place is asked which object is to come there. It falls linearly to zero.
-        grounding_until: share of the run after which it is zero.
+        counting_weight: weight of another one at the start: at the same states each place is asked how many objects are
+            still to come. It falls as the first does.
+        grounding_until: share of the run after which both are zero.
         object_count_weights: how often a training scene has one, two or three objects, as weights.
         sample_guidance_scale: guidance of the sample sheets.
     """
@@ -155,6 +164,7 @@ class TransformerTrainingConfig(RunConfig):
     object_loss_until: float = 0.7
     first_token_weight: float = 1.0
     grounding_weight: float = 0.0
+    counting_weight: float = 0.0
     grounding_until: float = 0.8
     object_count_weights: tuple[float, ...] = OBJECT_COUNT_WEIGHTS
     sample_guidance_scale: float = 3.0
@@ -175,7 +185,8 @@ class TransformerTrainingConfig(RunConfig):
             *("null_caption_probability", "complete_caption_share", "hidden_rows", "hidden_tokens"),
             *("object_loss_until", "grounding_until"),
         )
-        check(self.grounding_weight >= 0, "grounding_weight", self.grounding_weight, "must not be negative")
+        for name in ("grounding_weight", "counting_weight"):
+            check(getattr(self, name) >= 0, name, getattr(self, name), "must not be negative")
         check_object_count_weights(self.object_count_weights)
         check(self.sample_guidance_scale >= 1, "sample_guidance_scale", self.sample_guidance_scale, "must be 1 or more")
 
@@ -249,9 +260,13 @@ class TransformerTask:
         self.module = nn.ModuleDict({"transformer": self.transformer, "text_encoder": self.text_encoder})
         move(self.module, device)
         self.extra_modules = nn.ModuleList()
-        self.cell_reader = CellReader(shape.dim) if config.grounding_weight else None
-        if self.cell_reader is not None:
+        self.cell_reader = self.counter = None
+        if config.grounding_weight:
+            self.cell_reader = CellReader(shape.dim, {name: 1 + len(values) for name, values in GROUNDING.items()})
             self.extra_modules.append(self.cell_reader)
+        if config.counting_weight:
+            self.counter = CellReader(shape.dim, {"to_come": 1 + MAX_OBJECTS})
+            self.extra_modules.append(self.counter)
         move(self.extra_modules, device)
         self.max_caption_tokens = min(MAX_CAPTION_TOKENS, shape.condition_length)
         if device.type == "cpu":
@@ -321,18 +336,23 @@ class TransformerTask:
         weights = self._token_weights(places, progress)
         loss = (losses * weights).sum() / weights.sum()
         parts = {"tokens": losses.detach().mean()}
-        grounding_weight = self._grounding_weight(progress)
-        if self.cell_reader is not None and grounding_weight:
-            cells = cell_attributes(batch.scenes, self.grid_size)
-            truth = {name: cell.flatten(1).to(self.device) for name, cell in cells.items()}
-            grounding, known = grounding_loss(self.cell_reader(half_way), truth, ~drop)
-            loss = loss + grounding_weight * grounding
-            parts |= {"grounding": grounding.detach(), "known": known}
+        left = max(0.0, 1 - progress / config.grounding_until) if config.grounding_until else 0.0
+        if left:
+            owners = cell_owners(batch.scenes, self.grid_size)
+            if self.cell_reader is not None:
+                truth = self._by_place(cell_attributes(batch.scenes, self.grid_size, owners))
+                grounding, known = grounding_loss(self.cell_reader(half_way), truth, ~drop)
+                loss = loss + config.grounding_weight * left * grounding
+                parts |= {"grounding": grounding.detach(), "known": known}
+            if self.counter is not None:
+                truth = self._by_place({"to_come": objects_to_come(owners)})
+                counting, counted = grounding_loss(self.counter(half_way), truth, ~drop)
+                loss = loss + config.counting_weight * left * counting
+                parts |= {"counting": counting.detach(), "counted": counted}
         return loss, parts
 
-    def _grounding_weight(self, progress: float) -> float:
-        until = self.config.grounding_until
-        return self.config.grounding_weight * max(0.0, 1 - progress / until) if until else 0.0
+    def _by_place(self, cells: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {name: cell.flatten(1).to(self.device) for name, cell in cells.items()}
 
     def _null_rows(self, step: int) -> Tensor:
         """Rows of the batch of `step` that see the null caption, bool [B]."""

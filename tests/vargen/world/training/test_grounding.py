@@ -1,4 +1,4 @@
-"""Being told which object is to come at each place of a picture."""
+"""Being told which object stands at each place of a picture, and how many are to come."""
 
 from __future__ import annotations
 
@@ -10,7 +10,14 @@ import torch
 from vargen.training.transformer_pass import training_inputs, training_run
 from vargen.world.captions.captions import compose_caption
 from vargen.world.scenes.scene import sample_scene
-from vargen.world.training.grounding import GROUNDING, CellReader, cell_attributes, grounding_loss
+from vargen.world.training.grounding import (
+    GROUNDING,
+    CellReader,
+    cell_attributes,
+    cell_owners,
+    grounding_loss,
+    objects_to_come,
+)
 from vargen.world.training.transformer import TransformerTask
 
 CPU = torch.device("cpu")
@@ -62,7 +69,7 @@ def test_rows_without_a_caption_do_not_count() -> None:
 def test_a_reader_learns_what_is_in_the_states() -> None:
     truth = truth_of(range(8))
     states = torch.cat(list(certain(truth).values()), dim=-1)
-    reader = CellReader(states.shape[-1])
+    reader = CellReader(states.shape[-1], {name: 1 + len(values) for name, values in GROUNDING.items()})
     optimizer = torch.optim.Adam(reader.parameters(), lr=0.05)
     for _ in range(60):
         loss, right = grounding_loss(reader(states), truth, torch.ones(8, dtype=torch.bool))
@@ -72,16 +79,29 @@ def test_a_reader_learns_what_is_in_the_states() -> None:
     assert float(right) > 0.98
 
 
+def test_an_object_is_to_come_until_its_first_token_is_drawn() -> None:
+    scenes = [sample_scene(seed, "all") for seed in range(40)]
+    owners = cell_owners(scenes, 8)
+    owners[0] = torch.where(owners[0] == 1, 2, owners[0])  # one whom nothing is seen of
+    counts = objects_to_come(owners)
+    for cells, count in zip(owners.flatten(1).tolist(), counts.flatten(1).tolist(), strict=True):
+        assert count == [len(set(cells) - {0} - set(cells[:place])) for place in range(64)]
+    assert {int(count) for count in counts[:, 0, 0]} == {1, 2, 3}
+    assert not objects_to_come(torch.zeros(2, 4, 4, dtype=torch.int64)).any()
+
+
 @pytest.mark.parametrize("progress", [0.0, 0.4, 0.9])
-def test_it_fades_and_reaches_the_text_encoder(transformer_config, cheap_scenes, progress: float) -> None:
-    config = replace(transformer_config, grounding_weight=2.0, grounding_until=0.8)
-    task = TransformerTask(config, cheap_scenes, CPU)
+@pytest.mark.parametrize("names", [("grounding",), ("counting",), ("grounding", "counting")])
+def test_they_fade_and_reach_the_text_encoder(transformer_config, cheap_scenes, progress: float, names) -> None:
+    weights = {"grounding": 2.0, "counting": 3.0}
+    chosen = {f"{name}_weight": weights[name] for name in names}
+    task = TransformerTask(replace(transformer_config, grounding_until=0.8, **chosen), cheap_scenes, CPU)
     loss, parts = task.loss(0, progress)
-    weight = 2.0 * max(0.0, 1 - progress / 0.8)
-    assert ("grounding" in parts) == (weight > 0)
-    expected = parts["tokens"] + weight * parts.get("grounding", 0.0)
+    left = max(0.0, 1 - progress / 0.8)
+    assert {"grounding", "counting"} & set(parts) == (set(names) if left else set())
+    expected = parts["tokens"] + sum(weights[name] * left * parts[name] for name in names if left)
     torch.testing.assert_close(loss.detach(), expected)
-    if weight:
+    if left:
         loss.backward()
         assert task.text_encoder.shared.weight.grad.abs().sum() > 0
         assert all(parameter.grad is not None for parameter in task.extra_modules.parameters())

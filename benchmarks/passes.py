@@ -8,7 +8,7 @@
 A pass reads every weight once, so streaming them is its floor; `streaming_ms` is that, at the bandwidth that a plain
 sum over a buffer larger than any cache reaches in the same minute, and `bandwidth_share` is floor over measured. Models
 have random weights of the named geometry, but for "shipped". Kernels are those of `VARGEN_KERNELS=auto` and `plain`, in
-turns; families of transformers have none of their own.
+turns, and of `auto` with the decoder's weights in int8; families of transformers have none of their own.
 
 `--reference` is a checkout of the public LlamaGen code, which is not part of this project: one guided token of its
 `decode_one_token`, as its `generate` calls it.
@@ -20,6 +20,7 @@ while anything else runs.
 from __future__ import annotations
 
 import argparse
+import copy
 import gc
 import importlib
 import os
@@ -36,6 +37,7 @@ from families import FAMILIES, RESULTS, Rows, Size
 from plain_decoding import weight_bytes
 
 from vargen.kernels.build import why_not
+from vargen.kernels.int8 import quantize_linears
 from vargen.models.llamagen.target import LlamaGenTarget
 from vargen.models.llamagen.transformer import LLAMAGEN_SIZES, LlamaGenTransformer
 from vargen.resources import find_model
@@ -154,6 +156,7 @@ class Measured:
         self.name, self.dtype, self.options, self.grid = name, getattr(torch, dtype), options, grid
         self.device = torch.device(options.device)
         self._built: Any = None
+        self._int8: LlamaGenTransformer | None = None
 
     def model(self) -> Any:
         if self._built is None and self.name in FAMILIES:
@@ -162,6 +165,13 @@ class Measured:
         elif self._built is None:
             self._built = random_transformer(self.name, self.dtype, self.device, self.grid)
         return self._built
+
+    def in_int8(self) -> LlamaGenTransformer:
+        """The same LlamaGen with the weights of its layers in int8."""
+        if self._int8 is None:
+            self._int8 = copy.deepcopy(self.model())
+            quantize_linears(self._int8.transformer_blocks)
+        return self._int8
 
     def target(self, batch: int, guided: bool, tokens: int, length: int) -> Any:
         if self.name not in FAMILIES:
@@ -186,11 +196,18 @@ class Measured:
         call = one_pass(target, tokens)
         has_kernels = self.name not in FAMILIES and self.device.type == "cpu" and not options.no_kernels
         calls = {kernels: with_kernels(kernels, call) for kernels in (KERNELS if has_kernels else ("plain",))}
+        bytes_of = dict.fromkeys((*calls, "reference"), self.bytes_read())
+        if has_kernels and why_not() is None:
+            quantized = llamagen_target(self.in_int8(), batch, guided, tokens, length)
+            calls["int8"], bytes_of["int8"] = (
+                with_kernels("auto", one_pass(quantized, tokens)),
+                weight_bytes(self.in_int8()),
+            )
         if options.reference and self.name in LLAMAGEN_SIZES and (tokens, batch, guided) == (1, 1, True):
             calls["reference"] = reference_pass(options.reference, self.name, self.dtype, length)
         times = milliseconds(calls, options.repeats, self.device)
         speed = bandwidth(self.device, options.buffer_mib * 2**20, 5)
-        floor = self.bytes_read() / speed["read_gb_per_second"] / 1e6
+        floors = {name: bytes_of[name] / speed["read_gb_per_second"] / 1e6 for name in calls}
         best = {name: statistics.median(values) for name, values in times.items()}
         cache = getattr(target, "kv_cache", None)
         return {
@@ -198,8 +215,8 @@ class Measured:
             "median_ms": best,
             **speed,
             "bytes_read": self.bytes_read(),
-            "streaming_ms": floor,
-            "bandwidth_share": {name: floor / value for name, value in best.items()},
+            "streaming_ms": floors["plain"],
+            "bandwidth_share": {name: floors[name] / value for name, value in best.items()},
             "cache_bytes": None if cache is None else cache._rows.numel() * cache.dtype.itemsize,
         }
 

@@ -96,6 +96,15 @@ inline Lanes load(const int8_t* from) {
     return __builtin_convertvector(__builtin_convertvector(bytes, Integers), Lanes);
 }
 
+#if defined(HAS_AVX512) && defined(__AVX512BF16__)
+// Thirty-two as bfloat16, which holds every byte as it is.
+inline __m512i load_narrow(const bfloat16* from) { return _mm512_loadu_si512(from); }
+
+inline __m512i load_narrow(const int8_t* from) {
+    return (__m512i)_mm512_cvtne2ps_pbh((__m512)load(from + LANES), (__m512)load(from));
+}
+#endif
+
 // The first `count` of sixteen; the rest is zero.
 #ifdef HAS_AVX512
 inline Lanes load_some(const float* from, int64_t count) {
@@ -252,11 +261,11 @@ inline void tile(const Weight* weight, int64_t count, const Number* rows, int64_
     }
     int64_t column = 0;
 #if defined(HAS_AVX512) && defined(__AVX512BF16__)
-    if constexpr (sizeof(Weight) == 2) {
+    if constexpr (sizeof(Number) == 2) {
         for (; column + 32 <= columns; column += 32) {
             __m512i weights[OUTPUTS];
             UNROLLED for (int o = 0; o < OUTPUTS; o++) {
-                weights[o] = _mm512_loadu_si512(line[o] + column);
+                weights[o] = load_narrow(line[o] + column);
                 __builtin_prefetch(soon[o] + column);
             }
             UNROLLED for (int r = 0; r < ROWS; r++) {
@@ -440,13 +449,13 @@ void product(const Matrix& matrix, const Number* rows, int64_t num_rows, Span sp
     }
 }
 
-// Rows as products read them: bfloat16 beside bfloat16 matrices, else float32.
+// Rows as products read them, of the model's precision.
 struct Rows {
     Block<float> wide;
     Block<bfloat16> narrow_;
     int64_t columns;
-    Rows(int64_t rows, int64_t columns_, int64_t matrix_kind) : columns(columns_) {
-        if (matrix_kind == BFLOAT16) narrow_.resize(rows * columns);
+    Rows(int64_t rows, int64_t columns_, int64_t kind) : columns(columns_) {
+        if (kind == BFLOAT16) narrow_.resize(rows * columns);
         else wide.resize(rows * columns);
     }
     // Calls `keep` with where row `row` from column `column` on begins.
@@ -457,14 +466,22 @@ struct Rows {
     }
 };
 
+// The same for rows of either precision: `wide`, or where that is null `small`.
+template <typename Take>
+void product(const Matrix& matrix, const float* wide, const bfloat16* small, int64_t num_rows, Span span, int64_t until,
+             Take take) {
+    if (matrix.kind == BFLOAT16) product<bfloat16, bfloat16>(matrix, small, num_rows, span, until, take);
+    else if (matrix.kind == FLOAT32) product<float, float>(matrix, wide, num_rows, span, until, take);
+    else if (wide) product<int8_t, float>(matrix, wide, num_rows, span, until, take);
+    else product<int8_t, bfloat16>(matrix, small, num_rows, span, until, take);
+}
+
 template <typename Take>
 void product(const Matrix& matrix, const Rows& rows, int64_t skipped, int64_t num_rows, Span span, int64_t until,
              Take take) {
     const float* wide = rows.wide.data() + skipped * matrix.columns;
     const bfloat16* small = rows.narrow_.data() + skipped * matrix.columns;
-    if (matrix.kind == BFLOAT16) product<bfloat16, bfloat16>(matrix, small, num_rows, span, until, take);
-    else if (matrix.kind == INT8) product<int8_t, float>(matrix, wide, num_rows, span, until, take);
-    else product<float, float>(matrix, wide, num_rows, span, until, take);
+    product(matrix, rows.wide.empty() ? nullptr : wide, small, num_rows, span, until, take);
 }
 
 }  // namespace
@@ -475,16 +492,11 @@ void product(const Matrix& matrix, const Rows& rows, int64_t skipped, int64_t nu
 extern "C" void few_rows_linear(const void* x, int64_t row_kind, const void* weight, int64_t kind, const float* scale,
                                 const void* bias, void* y, int64_t num_rows, int64_t columns, int64_t outputs,
                                 int64_t threads) {
-    std::vector<float> biases, wide;
+    std::vector<float> biases;
     if (bias) {
         biases.resize(outputs);
         for (int64_t o = 0; o < outputs; o++)
             biases[o] = row_kind == BFLOAT16 ? widen(((const bfloat16*)bias)[o]) : ((const float*)bias)[o];
-    }
-    if (kind == INT8 && row_kind == BFLOAT16) {
-        wide.resize(num_rows * columns);
-        for (int64_t i = 0; i < num_rows * columns; i++) wide[i] = widen(((const bfloat16*)x)[i]);
-        x = wide.data();
     }
     Matrix matrix{weight, scale, bias ? biases.data() : nullptr, kind, outputs, columns};
     auto take = [&](int64_t row, int64_t output, Four sums, int64_t count) {
@@ -496,9 +508,7 @@ extern "C" void few_rows_linear(const void* x, int64_t row_kind, const void* wei
     Crew crew(threads, 1);
 #pragma omp parallel num_threads((int)threads)
     Crew::Member(crew, omp_get_thread_num()).share(outputs, OUTPUT_BLOCK, [&](Span span, int64_t until) {
-        if (kind == BFLOAT16) product<bfloat16, bfloat16>(matrix, (const bfloat16*)x, num_rows, span, until, take);
-        else if (kind == INT8) product<int8_t, float>(matrix, (const float*)x, num_rows, span, until, take);
-        else product<float, float>(matrix, (const float*)x, num_rows, span, until, take);
+        product(matrix, row_kind == BFLOAT16 ? nullptr : (const float*)x, (const bfloat16*)x, num_rows, span, until, take);
     });
 }
 
@@ -896,8 +906,8 @@ extern "C" int64_t few_rows_pass(const Pass* given, const Layer* layers) {
     Seen seen(pass);
     Attention sizes(pass, seen.most);
     Block<float> residual(R * dim), qkv(R * width), room(pass.threads * sizes.room()), gates(R * I), ups(R * I), bias;
-    Rows normed(R, dim, pass.matrix_kind), last(R, dim, pass.kind);
-    Rows attended(R, pass.heads * pass.head_dim, pass.matrix_kind), activated(R, I, pass.matrix_kind);
+    Rows normed(R, dim, pass.kind), last(R, dim, pass.kind);
+    Rows attended(R, pass.heads * pass.head_dim, pass.kind), activated(R, I, pass.kind);
     Block<float> raw(pass.guidance ? pass.sequences * pass.logits_of * pass.vocabulary : 0);
     Rows pairs(pass.features ? R : 0, 2 * dim, pass.kind);
     for (int64_t i = 0; pass.join_bias && i < dim; i++) bias.push_back(number(pass.join_bias, i, pass.kind));

@@ -15,7 +15,7 @@ from torch.nn import functional
 from vargen.kernels.build import library
 from vargen.kernels.native import fits_linear, linear, linear_now, serves_linear
 
-_MOST_ROWS = {torch.float32: 256, torch.bfloat16: 48}
+MOST_ROWS = {torch.float32: 256, torch.bfloat16: 48}
 """Beyond which torch's own products were as fast, or might be elsewhere: on two cores of an AMD EPYC these were faster
 up to 272 rows in float32, and up to about 50 in bfloat16."""
 
@@ -30,7 +30,7 @@ class FewRowLinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """As `nn.Linear`: x [..., columns] to [..., outputs]."""
-        if 0 < x.numel() <= _MOST_ROWS.get(x.dtype, 0) * self.in_features:
+        if 0 < x.numel() <= MOST_ROWS.get(x.dtype, 0) * self.in_features:
             if torch.compiler.is_compiling():
                 if self.in_kernels and fits_linear(x, self.weight):
                     return linear(x, self.weight, None, self.bias)

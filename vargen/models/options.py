@@ -27,6 +27,8 @@ NAMED_QUANTIZATION: dict[str, dict[str, Any]] = {
 COMPILE_BUCKET = 128
 """Tokens. Attention over what is masked costs little beside a pass, and more buckets are more captured graphs."""
 QUANTIZERS = ("bitsandbytes", "torchao")
+INT8 = "int8"
+"""The quantization that needs no library, see `vargen.pipelines.quantization`."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +43,10 @@ class ModelOptions:
         dtype: precision of the transformer: float32, bfloat16 or float16; "auto" is bfloat16 on a GPU and float32 on a
             CPU.
         device_map: where transformers puts the parts of a model, such as "auto" or "cuda:0", instead of `device`.
-        quantization: bitsandbytes-8bit, bitsandbytes-4bit, torchao-int8 or torchao-int4; or a mapping of
-            "quant_method" (bitsandbytes or torchao) and the fields of transformers' BitsAndBytesConfig or
-            TorchAoConfig, where "quant_type" names a configuration of torchao and further fields are its own.
+        quantization: int8, by our own kernels, for every family on a CPU; or bitsandbytes-8bit, bitsandbytes-4bit,
+            torchao-int8 or torchao-int4; or a mapping of "quant_method" (bitsandbytes or torchao) and the fields of
+            transformers' BitsAndBytesConfig or TorchAoConfig, where "quant_type" names a configuration of torchao and
+            further fields are its own.
         attn_implementation: "sdpa" or "eager"; null for transformers' choice.
         compile: compile the passes of the model and of what drafts for it, each width when it first comes up: seconds
             to minutes once, kept in the cache for the next run, for faster passes from then on. Needs a C++ compiler,
@@ -70,21 +73,31 @@ class ModelOptions:
                 f"attn_implementation must be one of {', '.join(ATTENTION)}, which read masks of drafted tokens, got "
                 f"{self.attn_implementation!r}"
             )
-        if self.quantization is not None:
-            quantization_fields(self.quantization)
+        if self.library_quantization is not None:
+            quantization_fields(self.library_quantization)
         check_number("compile_bucket", self.compile_bucket, 2, MAX_COMPILE_BUCKET)
+
+    @property
+    def library_quantization(self) -> str | dict[str, Any] | None:
+        """Quantization that a library does while it loads."""
+        return None if self.quantization == INT8 else self.quantization
 
     @property
     def special(self) -> dict[str, Any]:
         """What was asked for that not every family can use, by the names of the options."""
-        names = ("device_map", "quantization", "attn_implementation")
-        return {name: value for name in names if (value := getattr(self, name)) is not None}
+        asked = {
+            "device_map": self.device_map,
+            "quantization": self.library_quantization,
+            "attn_implementation": self.attn_implementation,
+        }
+        return {name: value for name, value in asked.items() if value is not None}
 
     @property
     def identity(self) -> dict[str, Any]:
         """What of these decides a model's numbers, beside its weights and its precision; empty where nothing was asked
         for."""
-        asked = {name: value for name, value in self.special.items() if name != "device_map"}
+        asked = {"quantization": self.quantization, "attn_implementation": self.attn_implementation}
+        asked = {name: value for name, value in asked.items() if value is not None}
         return asked | ({"compile_bucket": self.compile_bucket} if self.compile else {})
 
 
@@ -102,7 +115,7 @@ def quantization_fields(quantization: str | Mapping[str, Any]) -> dict[str, Any]
     """
     if isinstance(quantization, str):
         if quantization not in NAMED_QUANTIZATION:
-            known = ", ".join(NAMED_QUANTIZATION)
+            known = ", ".join((INT8, *NAMED_QUANTIZATION))
             raise UserError(f"quantization must be one of {known}, or a mapping, got {quantization!r}")
         quantization = NAMED_QUANTIZATION[quantization]
     method = quantization.get("quant_method")

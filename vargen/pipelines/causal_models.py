@@ -15,7 +15,7 @@ import numpy as np
 import PIL.Image
 import torch
 from diffusers.pipelines.pipeline_utils import DiffusionPipeline
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel, ProcessorMixin
 
 from specdecode.sampling import SamplingConfig
@@ -24,6 +24,7 @@ from vargen.kernels.linears import serve_linears
 from vargen.models.transformers_folder import load_model, load_processor
 from vargen.pipelines.common import CALLBACK_TENSORS, check_prompts, check_sampling
 from vargen.pipelines.compilation import CompilablePipeline
+from vargen.pipelines.quantization import QuantizablePipeline
 
 _DEFAULTS = {"temperature": 1.0, "top_k": 50, "top_p": 1.0}
 """What `generate` takes where neither the call nor generation_config.json says."""
@@ -38,16 +39,18 @@ _USUAL_NORMALISATION = (0.5, 0.5, 0.5)
 """Mean and deviation of the image processors of every published Janus and Emu3."""
 
 
-class CausalModelPipeline(CompilablePipeline, DiffusionPipeline):
+class CausalModelPipeline(CompilablePipeline, QuantizablePipeline, DiffusionPipeline):
     """A pipeline of one model of transformers that does everything, and the processor that reads prompts for it.
 
     Attributes:
         model_class, processor_class: of transformers.
+        decoder_name: where the decoder lies in the model.
         usual_guidance: where neither a call nor the model's generation_config.json says.
     """
 
     model_class: ClassVar[type[PreTrainedModel]]
     processor_class: ClassVar[type[ProcessorMixin]]
+    decoder_name: ClassVar[str] = "language_model"
     usual_guidance: ClassVar[float]
     model_cpu_offload_seq = "model"
     _optional_components = ["processor"]  # noqa: RUF012 (a diffusers convention)
@@ -59,6 +62,10 @@ class CausalModelPipeline(CompilablePipeline, DiffusionPipeline):
             raise UserError(f"model must be a {self.model_class.__name__}, got {type(model).__name__}")
         serve_linears(model)
         self.register_modules(model=model, processor=processor)
+
+    @property
+    def _decoder_layers(self) -> nn.Module:
+        return getattr(self.model.model, self.decoder_name).layers
 
     def _sampling(
         self, guidance_scale: float | None, temperature: float | None, top_k: int | None, top_p: float | None

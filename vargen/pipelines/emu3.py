@@ -87,6 +87,7 @@ class Emu3Pipeline(CausalModelPipeline):
 
     model_class = Emu3ForConditionalGeneration
     processor_class = Emu3Processor
+    decoder_name = "text_model"
     usual_guidance = 3.0  # with which its authors draw
 
     def __init__(self, model: Emu3ForConditionalGeneration, processor: Emu3Processor | None = None) -> None:

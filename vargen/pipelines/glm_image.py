@@ -51,6 +51,7 @@ from vargen.pipelines.common import (
     random_streams,
 )
 from vargen.pipelines.compilation import CompilablePipeline
+from vargen.pipelines.quantization import QuantizablePipeline
 
 PIXELS_A_TOKEN = 32
 """Of a side of the picture."""
@@ -101,7 +102,7 @@ class GlmImagePriorOutput(BaseOutput):
         return {name: getattr(self, name) for name in names}
 
 
-class GlmImagePriorPipeline(CompilablePipeline, GlmImagePipeline):
+class GlmImagePriorPipeline(CompilablePipeline, QuantizablePipeline, GlmImagePipeline):
     """diffusers' `GlmImagePipeline` of the same components, whose priors are drawn by any decoding method.
 
     Args:
@@ -132,6 +133,10 @@ class GlmImagePriorPipeline(CompilablePipeline, GlmImagePipeline):
             raise UserError(f"vision_language_encoder must be a GlmImageForConditionalGeneration, got {kind}")
         serve_linears(vision_language_encoder)
         self._kept = KeptBetweenBatches()
+
+    @property
+    def _decoder_layers(self) -> torch.nn.Module:
+        return self.vision_language_encoder.model.language_model.layers
 
     @classmethod
     def from_pipe(cls, pipeline: GlmImagePipeline, **kwargs: Any) -> Self:

@@ -53,6 +53,7 @@ from vargen.pipelines.common import (
     random_streams,
 )
 from vargen.pipelines.compilation import CompilablePipeline
+from vargen.pipelines.quantization import QuantizablePipeline
 from vargen.pipelines.streaming import PictureStream, stream_pictures
 from vargen.prompts import unknown_words
 from vargen.reading import reading
@@ -79,7 +80,7 @@ EXAMPLE_DOC_STRING = """
 """
 
 
-class LlamaGenPipeline(CompilablePipeline, DiffusionPipeline):
+class LlamaGenPipeline(CompilablePipeline, QuantizablePipeline, DiffusionPipeline):
     """Pictures from a class label or a sentence, one token after another.
 
     Args:
@@ -146,6 +147,10 @@ class LlamaGenPipeline(CompilablePipeline, DiffusionPipeline):
         self.image_processor = VaeImageProcessor(vae_scale_factor=self.vae_scale_factor)
         self._kept = KeptBetweenBatches()
         self._weights: WeightNetworks | None = None
+
+    @property
+    def _decoder_layers(self) -> torch.nn.Module:
+        return self.transformer.transformer_blocks
 
     def weigh(self, size: str | None, dtype: torch.dtype = torch.float32) -> str | None:
         """From now on every pass also goes through a network of another size with random weights, for the clock.

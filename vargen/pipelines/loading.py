@@ -22,9 +22,10 @@ from transformers.utils import logging as transformers_logging
 from vargen.errors import UserError
 from vargen.kernels.build import why_not
 from vargen.models.description import ModelDescription
-from vargen.models.options import ModelOptions
+from vargen.models.options import INT8, ModelOptions
 from vargen.models.quantization import pipeline_quantization, quantization_config
 from vargen.pipelines.compilation import check_compiler
+from vargen.pipelines.quantization import check_int8
 from vargen.reading import reason_of
 
 if TYPE_CHECKING:
@@ -88,14 +89,14 @@ def loading_arguments(
         arguments["device_map"] = options.device_map
     if options.attn_implementation is not None:
         arguments["attn_implementation"] = options.attn_implementation
-    if options.quantization is not None:
+    if (quantization := options.library_quantization) is not None:
         # What is quantized on its way cannot be moved afterwards.
         if quantized:
             parts = {name: importlib.import_module(library) for name, library in quantized.items()}
-            arguments["quantization_config"] = pipeline_quantization(options.quantization, parts)
+            arguments["quantization_config"] = pipeline_quantization(quantization, parts)
             arguments.setdefault("device_map", device)
         else:
-            arguments["quantization_config"] = quantization_config(options.quantization)
+            arguments["quantization_config"] = quantization_config(quantization)
             arguments.setdefault("device_map", {"": device})
     return arguments, device, dtype
 
@@ -117,6 +118,8 @@ def load_pipeline(
     if options.compile:
         check_compiler(torch.device(device))  # before anything is loaded
         logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # it misses CUDA on every CPU
+    if options.quantization == INT8:
+        check_int8(torch.device(device), dtype)
     diffusers_logging.disable_progress_bar()
     transformers_logging.disable_progress_bar()
     with _device_errors(device):
@@ -125,6 +128,8 @@ def load_pipeline(
     if "device_map" not in arguments:
         with _device_errors(device):
             pipeline = pipeline.to(place)
+    if options.quantization == INT8:
+        pipeline.quantize()
     pipeline.set_progress_bar_config(disable=True)  # one bar over all batches instead
     if options.compile:
         pipeline.compile(bucket=options.compile_bucket, on_compiled=None if quiet else _tell)

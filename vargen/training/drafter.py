@@ -27,7 +27,7 @@ from vargen.errors import UserError
 from vargen.models.description import open_model
 from vargen.models.llamagen.transformer import CONDITION_POSITION
 from vargen.models.model_folder import weights_fingerprint
-from vargen.models.options import ModelOptions
+from vargen.models.options import INT8, ModelOptions
 from vargen.pipelines.loading import load_pipeline
 from vargen.prompts import gather_prompts
 from vargen.training.config import RunConfig, check, check_fraction, check_positive
@@ -48,7 +48,7 @@ class DrafterTrainingConfig(RunConfig):
         model: the target: a folder of any family, a name on the hub, or a shipped one; empty for the shipped default.
         revision: of a model on the hub; empty for its main one.
         dtype: precision of the target: float32, bfloat16 or float16; "auto" is bfloat16 on a GPU, float32 on a CPU.
-        quantization: of the target, as `vargen generate` takes it; null for none.
+        quantization: of the target, by a library, as `vargen generate` takes it; null for none.
         prompts: file of prompts to draw, as `vargen generate` reads them; empty for captions of the project's own
             scenes, which only models of them draw.
         images: pictures that the target makes to learn from; with a file of prompts, at most so many of them.
@@ -94,6 +94,9 @@ class DrafterTrainingConfig(RunConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive(self, "images", "generation_batch_size", "stored_images", "levels")
+        check(
+            self.quantization != INT8, "quantization", INT8, "is for drawing; a drafter learned without it serves both"
+        )
         check(
             self.images > self.evaluation_size,
             "images",

@@ -17,12 +17,14 @@ from transformers.utils import logging as transformers_logging
 
 from specdecode.targets.grouped_attention import use_grouped_attention
 from vargen.errors import UserError
+from vargen.kernels.int8 import quantize_linears
 from vargen.kernels.linears import serve_linears
 from vargen.models.finite import check_weights
 from vargen.models.model_folder import read_json, refuse_pickled
-from vargen.models.options import ModelOptions
+from vargen.models.options import INT8, ModelOptions
 from vargen.models.source import SETTINGS, WEIGHTS, fetch, is_hub_name
 from vargen.pipelines.loading import loading_arguments
+from vargen.pipelines.quantization import check_int8
 from vargen.reading import reason_of
 from vargen.resources import find_video_model, shipped_video_models
 from vargen.video.architectures.base import Architecture
@@ -139,7 +141,9 @@ def load_video_model(found: VideoModelFolder, options: ModelOptions) -> Any:
     Raises:
         UserError: a device is absent, files are damaged or missing, or its layers come to lie on several devices.
     """
-    arguments, device, _ = loading_arguments(options)
+    arguments, device, dtype = loading_arguments(options)
+    if options.quantization == INT8:
+        check_int8(torch.device(arguments.get("device_map", device)), dtype)
     transformers_logging.disable_progress_bar()
     refuse_pickled(found.folder, "model")
     try:
@@ -160,7 +164,11 @@ def load_video_model(found: VideoModelFolder, options: ModelOptions) -> Any:
     use_grouped_attention(model)
     serve_linears(model)
     model = model.eval().requires_grad_(False)
-    return model if "device_map" in arguments else model.to(device)
+    if "device_map" not in arguments:
+        model = model.to(device)
+    if options.quantization == INT8:
+        quantize_linears(found.architecture.decoder(model))
+    return model
 
 
 def _check_places(model: Any, found: VideoModelFolder) -> None:

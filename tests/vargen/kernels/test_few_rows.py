@@ -39,22 +39,26 @@ def test_a_product_is_the_product(own_kernels: None, shape: tuple[int, int, int]
     assert not ((linear_now(x, weight.roll(1, 0), None, bias) - exact).abs() <= bound).all()  # the bound is tight
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_bytes_with_a_scale_are_weights(own_kernels: None, shape: tuple[int, int, int]) -> None:
-    x, weight, _ = example(*shape, torch.float32)
-    scale = weight.abs().amax(1) / 127
+def test_bytes_with_a_scale_are_weights(own_kernels: None, shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+    x, weight, bias = example(*shape, dtype)
+    scale = weight.float().abs().amax(1) / 127
     quantized = (weight / scale[:, None]).round().to(torch.int8)
-    torch.testing.assert_close(
-        linear_now(x, quantized, scale), (x.double() @ (quantized.double() * scale[:, None]).T).float()
-    )
+    exact = x.double() @ (quantized.double() * scale[:, None].double()).T + bias.double()
+    bound = 1e-5 + exact.abs() * (2**-8 if dtype == torch.bfloat16 else 1e-5)
+    assert ((linear_now(x, quantized, scale, bias) - exact).abs() <= bound).all()
 
 
-@pytest.mark.parametrize("dtype", [*DTYPES, torch.int8])
+@pytest.mark.parametrize("in_bytes", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_row_has_the_same_bits_alone(own_kernels: None, shape: tuple[int, int, int], dtype: torch.dtype) -> None:
-    x, weight, _ = example(*shape, torch.float32 if dtype == torch.int8 else dtype)
+def test_a_row_has_the_same_bits_alone(
+    own_kernels: None, shape: tuple[int, int, int], dtype: torch.dtype, in_bytes: bool
+) -> None:
+    x, weight, _ = example(*shape, dtype)
     scale = None
-    if dtype == torch.int8:
+    if in_bytes:
         scale, weight = torch.ones(len(weight)), (weight * 20).to(torch.int8)
     together = linear_now(x, weight, scale)
     threads = torch.get_num_threads()

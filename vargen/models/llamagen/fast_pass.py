@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from vargen.kernels.int8 import Int8Linear
 from vargen.kernels.native import Geometry, LayerWeights, NewTokens, Weights, decoder_pass, serves_pass
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class FastPass:
         Args:
             head: an output head that will be given to `run`.
         """
-        network, linears, modules = self._network, [head], []
+        network, linears, modules = self._network, [], []
         self._join, self._norm_out = getattr(network, "fc", None), getattr(network, "norm_out", None)
         usable = type(network.token_embedding) is nn.Embedding
         usable &= self._join is None or type(self._join) is nn.Linear
@@ -64,8 +65,10 @@ class FastPass:
             linears += [attention.to_qkv, attention.to_out, feed_forward.gate_up_proj, feed_forward.down_proj]
             modules += [norm, attention, norm2, feed_forward]
             usable &= (attention.project, attention.attend) == functions
-        usable &= all(type(linear) is nn.Linear and linear.bias is None for linear in linears if linear is not None)
-        modules += [network.token_embedding, self._join, self._norm_out, *linears]
+        usable &= head is None or (type(head) is nn.Linear and head.bias is None)
+        usable &= {type(linear) for linear in linears} in ({nn.Linear}, {Int8Linear})
+        usable &= all(linear.bias is None for linear in linears)
+        modules += [network.token_embedding, self._join, self._norm_out, head, *linears]
         self._checked = (head,)
         self._usable = usable and untouched(module for module in modules if module is not None)
         if self._usable:
@@ -77,6 +80,7 @@ class FastPass:
                     _own(norm2),
                     _own(feed_forward.gate_up_proj),
                     _own(feed_forward.down_proj),
+                    _scales(attention.to_qkv, attention.to_out, feed_forward.gate_up_proj, feed_forward.down_proj),
                 )
                 for norm, attention, norm2, feed_forward in self._layers
             ]
@@ -121,7 +125,8 @@ class FastPass:
             None if self._norm_out is None else _own(self._norm_out),
             None if head is None else _own(head),
         )
-        alike = (given, weights.embedding, self._of_layers[0].qkv, weights.head)
+        first = self._of_layers[0]
+        alike = (given, weights.embedding, None if first.scales else first.qkv, weights.head)
         if any(tensor is not None and tensor.dtype != kv_cache.dtype for tensor in alike):
             return None
         return decoder_pass(
@@ -148,6 +153,11 @@ def visible(attention_mask: Tensor | None, num_sequences: int) -> Tensor | None:
     if attention_mask.shape[0] not in (1, num_sequences) or attention_mask.shape[1] != 1:
         return None
     return attention_mask[:, 0]
+
+
+def _scales(*linears: nn.Module) -> tuple[Tensor, ...]:
+    """Those of int8 weights; none of others."""
+    return tuple(linear.scale for linear in linears if isinstance(linear, Int8Linear))
 
 
 def _own(module: nn.Module) -> Tensor:

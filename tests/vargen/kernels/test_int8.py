@@ -1,0 +1,99 @@
+"""Layers of int8 weights: the rounded layer's numbers, in the kernels and without them."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from vargen.errors import UserError
+from vargen.kernels import int8
+from vargen.kernels.int8 import Int8Linear, quantize_linears
+from vargen.kernels.linears import serve_linears
+
+
+class Adapter(nn.Linear):
+    """A layer of somebody else's."""
+
+
+def example() -> nn.Sequential:
+    torch.manual_seed(0)
+    layers = nn.Linear(64, 40), nn.Sequential(nn.Tanh(), nn.Linear(40, 21, bias=False)), Adapter(21, 5)
+    return nn.Sequential(*layers).eval().requires_grad_(False)
+
+
+def rounded(model: nn.Module) -> nn.Module:
+    """The model whose weights are those that int8 stands for, by a loop over outputs."""
+    for layer in model.modules():
+        if type(layer) is nn.Linear:
+            for row in layer.weight:
+                step = row.abs().max() / 127
+                row.copy_(torch.round(row / step) * step)
+    return model
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kernels", ["auto", "plain"])
+@torch.no_grad()
+def test_it_is_the_rounded_model(
+    own_kernels: None, monkeypatch: pytest.MonkeyPatch, kernels: str, dtype: torch.dtype
+) -> None:
+    monkeypatch.setenv("VARGEN_KERNELS", kernels)
+    model = example()
+    quantized, exact = copy.deepcopy(model).to(dtype), rounded(copy.deepcopy(model).to(dtype).float())
+    quantize_linears(quantized)
+    assert [type(each) for each in (quantized[0], quantized[1][1], quantized[2])] == [Int8Linear, Int8Linear, Adapter]
+    x = torch.randn(3, 2, 64).to(dtype)
+    close = {"rtol": 0, "atol": 1e-5 if dtype == torch.float32 else 0.02}
+    torch.testing.assert_close(quantized(x).float(), exact(x.float()), **close)
+    assert not torch.allclose(quantized(x).float(), model.float()(x.float()), rtol=0, atol=1e-5)
+    quantized[0].scale[3] *= 1.5  # a planted fault
+    assert not torch.allclose(quantized(x).float(), exact(x.float()), **close)
+
+
+@torch.no_grad()
+def test_an_output_without_weights_stays_zero(own_kernels: None) -> None:
+    layer = nn.Linear(32, 3)
+    layer.weight[1] = 0
+    quantized = Int8Linear.of(layer)
+    assert torch.equal(quantized(torch.randn(2, 32))[:, 1], layer.bias[1].expand(2))
+
+
+@torch.no_grad()
+def test_layers_that_use_the_kernels_already_are_quantized_too(own_kernels: None) -> None:
+    model, served = example(), example()
+    serve_linears(served)
+    quantize_linears(model)
+    quantize_linears(served)
+    quantize_linears(served)  # and twice is once
+    x = torch.randn(2, 64)
+    assert type(served[0]) is Int8Linear and torch.equal(served(x), model(x))
+
+
+@torch.no_grad()
+def test_many_rows_are_torchs_and_compiled_code_holds_the_product(
+    own_kernels: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = example()
+    quantize_linears(model)
+    graphs: list[torch.fx.GraphModule] = []
+
+    def keep(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> torch.fx.GraphModule:
+        graphs.append(graph)
+        return graph
+
+    x = torch.randn(2, 64)
+    assert torch.equal(torch.compile(model, backend=keep, fullgraph=True)(x), model(x))
+    called = [node.target for node in graphs[0].graph.nodes if node.op == "call_function"]
+    assert sum("few_row_linear" in str(target) for target in called) == 2
+    monkeypatch.setattr(int8, "linear_now", lambda *arguments: pytest.fail("too many rows for it"))
+    assert model(torch.randn(257, 64)).shape == (257, 5)
+
+
+def test_it_cannot_be_saved_as_what_it_is_not() -> None:
+    model = example()
+    quantize_linears(model)
+    with pytest.raises(UserError, match="a model in int8 cannot be saved; load it without quantization and save that"):
+        model.state_dict()

@@ -1,0 +1,124 @@
+"""`pipeline.quantize()`: every family draws in int8, exact methods draw what plain decoding draws."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import emu3_models
+import glm_image_models
+import janus_models
+import pytest
+import torch
+from torch import Tensor, nn
+
+from vargen.errors import UserError
+from vargen.kernels.int8 import Int8Linear
+from vargen.methods.catalogue import resolve_method
+from vargen.models.description import open_model
+from vargen.models.llamagen.fast_pass import FastPass
+from vargen.models.options import ModelOptions
+from vargen.pipelines.llamagen import LlamaGenPipeline
+from vargen.pipelines.loading import load_pipeline
+from vargen.pipelines.quantization import check_int8
+
+PROMPTS = ["a red cube", "a small shiny blue sphere left of a large green cone on sand"]
+
+
+@pytest.fixture
+def quantized(own_kernels: None, drafting_pipeline: LlamaGenPipeline) -> LlamaGenPipeline:
+    """A LlamaGen in int8, beside the one in float32, which stays as it is."""
+    parts = {name: copy.deepcopy(part) for name, part in drafting_pipeline.components.items()}
+    pipeline = LlamaGenPipeline(**parts, default_guidance_scale=3.0, default_top_k=0)
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline.quantize()
+
+
+def draw(pipeline: LlamaGenPipeline, method: str, temperature: float, **options: object) -> Tensor:
+    generators = [torch.Generator().manual_seed(seed) for seed in (3, 4)]
+    settings: dict[str, Any] = {"generator": generators, "temperature": temperature, "output_type": "latent"}
+    return pipeline(PROMPTS, method=resolve_method(method, options), **settings).tokens
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_exact_methods_draw_the_tokens_of_plain_decoding(
+    quantized: LlamaGenPipeline, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, temperature: float
+) -> None:
+    served: list[bool] = []
+    run = FastPass.run
+
+    def counted(*arguments: Any, **named: Any) -> Any:
+        result = run(*arguments, **named)
+        served.append(result is not None)
+        return result
+
+    monkeypatch.setattr(FastPass, "run", counted)
+    scales = {name: scale.clone() for name, scale in quantized.transformer.named_parameters() if "scale" in name}
+    for part in (quantized.transformer, quantized.drafter, quantized.draft_transformer):
+        nn.Module.to(part, dtype)
+    for name, scale in quantized.transformer.named_parameters():
+        scale.data = scales.get(name, scale.data)
+    plain = draw(quantized, "ar", temperature)
+    assert torch.equal(draw(quantized, "jacobi", temperature, window=5), plain)
+    if temperature == 0:
+        assert torch.equal(draw(quantized, "draft-model", 0.0, draft_length=3), plain)
+        assert torch.equal(draw(quantized, "eagle", 0.0, total_tokens=6, depth=3), plain)
+    assert served and all(served)
+
+
+@torch.no_grad()
+def test_the_kernels_compute_what_the_modules_do(
+    quantized: LlamaGenPipeline, drafting_pipeline: LlamaGenPipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fast = draw(quantized, "ar", 0.0)
+    monkeypatch.setenv("VARGEN_KERNELS", "plain")
+    assert torch.equal(draw(quantized, "ar", 0.0), fast)
+    layer, was = (pipeline.transformer.transformer_blocks[1].attn.to_qkv for pipeline in (quantized, drafting_pipeline))
+    assert type(layer) is Int8Linear and type(was) is nn.Linear
+    steps = (layer.weight * layer.scale[:, None] - was.weight).abs() / layer.scale[:, None]
+    assert 0.4 < steps.max() <= 0.5001 and layer.weight.abs().amax(1).eq(127).all()
+    layer.scale *= 1.3  # a planted fault, seen by both
+    assert not torch.equal(draw(quantized, "ar", 0.0), fast)
+
+
+@pytest.mark.parametrize("save", [janus_models.save, emu3_models.save, glm_image_models.save])
+def test_every_family_is_loaded_in_int8(own_kernels: None, save: Callable[..., Path], tmp_path: Path) -> None:
+    options = ModelOptions(str(save(tmp_path / "model")), quantization="int8", device="cpu")
+    assert options.special == {} and options.identity == {"quantization": "int8"}
+    pipeline, device, dtype = load_pipeline(open_model(options), options, quiet=True)
+    assert (device, dtype) == ("cpu", "float32")
+    linears = [each for each in pipeline._decoder_layers.modules() if isinstance(each, nn.Linear | Int8Linear)]
+    assert linears and all(type(each) is Int8Linear for each in linears)
+
+
+def test_janus_draws_the_same_by_an_exact_method(own_kernels: None, tmp_path: Path) -> None:
+    options = ModelOptions(str(janus_models.save(tmp_path / "model")), quantization="int8", device="cpu")
+    pipeline: Any = load_pipeline(open_model(options), options, quiet=True)[0]
+    as_loaded: Any = load_pipeline(open_model(options), ModelOptions(options.model, device="cpu"), quiet=True)[0]
+
+    def tokens(which: Any, method: str) -> Tensor:
+        return which(janus_models.PROMPTS, method=method, temperature=0.0, output_type="latent").tokens
+
+    plain = tokens(pipeline, "ar")
+    assert torch.equal(tokens(pipeline, "jacobi"), plain) and plain.shape == tokens(as_loaded, "ar").shape
+
+
+def test_where_nothing_is_gained_it_is_refused(
+    drafting_pipeline: LlamaGenPipeline, own_kernels: None, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UserError, match="computed by vargen's own kernels, on a CPU alone, not on cuda:0; models of"):
+        check_int8(torch.device("cuda:0"), "bfloat16")
+    with pytest.raises(UserError, match="quantization int8 goes with dtype float32 or bfloat16, got float16"):
+        check_int8(torch.device("cpu"), "float16")
+    with pytest.raises(UserError, match="quantization must be int8, got 'int4'; others are done by from_pretrained"):
+        drafting_pipeline.quantize("int4")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: True)
+    options = ModelOptions(str(tiny_model_folder), quantization="bitsandbytes-8bit")
+    with pytest.raises(UserError, match=r"bitsandbytes-8bit cannot be used with .* llamagen; it takes int8, on a CPU"):
+        open_model(options)
+    monkeypatch.setenv("VARGEN_KERNELS", "plain")
+    with pytest.raises(UserError, match=r"without which it is slower \(VARGEN_KERNELS is plain\)"):
+        drafting_pipeline.quantize()

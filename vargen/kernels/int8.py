@@ -1,0 +1,77 @@
+"""Linear layers whose weights are bytes: half of what bfloat16 reads from memory, a quarter of float32.
+
+Belongs here: the layer, and putting it in the place of others. Does not belong here: the product (`native.py`), and who
+asks for it (`vargen.pipelines.quantization`).
+
+Each output's weights are the integers from -127 to 127 nearest to them on a scale of its own, what is fed to a layer
+stays as it is ("weight-only"). A pass over one token or a few waits for weights, so it takes about half of bfloat16's
+time; with many rows, in prompts, nothing is gained.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from vargen.errors import UserError
+from vargen.kernels.linears import MOST_ROWS, FewRowLinear
+from vargen.kernels.native import fits_linear, linear, linear_now, serves_linear
+
+_LARGEST = 127
+
+
+class Int8Linear(nn.Module):
+    """`nn.Linear` of given int8 weights, one scale an output.
+
+    Args:
+        weight: int8 [outputs, columns].
+        scale: float32 [outputs].
+        bias: [outputs], of what is fed, or None.
+
+    Attributes:
+        weight, scale, bias: these. Moving the model to another precision rounds scales, so it comes first.
+    """
+
+    def __init__(self, weight: Tensor, scale: Tensor, bias: Tensor | None) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight, requires_grad=False)
+        self.scale = nn.Parameter(scale, requires_grad=False)
+        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+
+    @classmethod
+    @torch.no_grad()
+    def of(cls, layer: nn.Linear) -> Self:
+        """The nearest one to a layer of floating-point weights."""
+        weight = layer.weight.float()
+        scale = weight.abs().amax(1) / _LARGEST
+        steps = weight / scale.clamp_min(torch.finfo(torch.float32).tiny)[:, None]
+        return cls(steps.round_().to(torch.int8), scale, None if layer.bias is None else layer.bias.detach())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """As `nn.Linear`: x [..., columns] to [..., outputs]."""
+        if 0 < x.numel() <= MOST_ROWS.get(x.dtype, 0) * self.weight.shape[1] and self.scale.dtype == torch.float32:
+            if torch.compiler.is_compiling():
+                if fits_linear(x, self.weight):
+                    return linear(x, self.weight, self.scale, self.bias)
+            elif serves_linear(x, self.weight):
+                return linear_now(x, self.weight, self.scale, self.bias)
+        y = functional.linear(x, self.weight.to(x.dtype)) * self.scale.to(x.dtype)
+        return y if self.bias is None else y + self.bias
+
+    def _save_to_state_dict(self, *arguments: Any, **named: Any) -> None:
+        raise UserError("a model in int8 cannot be saved; load it without quantization and save that")
+
+
+def quantize_linears(module: nn.Module) -> None:
+    """Put an `Int8Linear` in the place of every plain linear layer inside a module, one after the other.
+
+    Layers of another class (quantized already, an adapter) are left alone.
+    """
+    for name, child in module.named_children():
+        if type(child) is nn.Linear or type(child) is FewRowLinear:
+            setattr(module, name, Int8Linear.of(child))
+        else:
+            quantize_linears(child)

@@ -1,0 +1,70 @@
+"""`pipeline.quantize()`: decoder layers in int8, for every family, on a CPU.
+
+Belongs here: when that may be done. Does not belong here: the layers (`vargen.kernels.int8`), and quantization by
+libraries, which do it while they load (`vargen.models.quantization`).
+"""
+
+from __future__ import annotations
+
+from typing import Self
+
+import torch
+from torch import nn
+
+from vargen.errors import UserError
+from vargen.kernels.build import why_not
+from vargen.kernels.int8 import quantize_linears
+from vargen.models.options import INT8
+
+
+class QuantizablePipeline:
+    """What makes a pipeline one whose decoder can be quantized."""
+
+    @property
+    def _decoder_layers(self) -> nn.Module:
+        """The layers that every token passes."""
+        raise NotImplementedError
+
+    def quantize(self, quantization: str = INT8) -> Self:
+        """From now on linear layers of the decoder have weights in int8, with a scale for each output.
+
+        Embeddings, norms and the output head stay as they are. Tokens become those of the rounded model, and exact
+        methods draw plain decoding's as ever. The model cannot be saved, trained or put on a GPU afterwards.
+
+        Args:
+            quantization: "int8".
+
+        Returns:
+            The pipeline.
+
+        Raises:
+            UserError: nothing would be gained here, or the name is another.
+        """
+        if quantization != INT8:
+            raise UserError(f"quantization must be {INT8}, got {quantization!r}; others are done by from_pretrained")
+        layers = self._decoder_layers
+        parameter = next(each for each in layers.parameters() if each.is_floating_point())
+        check_int8(parameter.device, str(parameter.dtype).removeprefix("torch."))
+        quantize_linears(layers)
+        return self
+
+
+def check_int8(device: torch.device, dtype: str) -> None:
+    """Refuse int8 where it would be slower than what it replaces.
+
+    Args:
+        device: where the model lies.
+        dtype: of the model, by its name in torch.
+
+    Raises:
+        UserError: it would be.
+    """
+    if device.type != "cpu":
+        raise UserError(
+            f"quantization {INT8} is computed by vargen's own kernels, on a CPU alone, not on {device}; models of "
+            f"transformers take bitsandbytes-8bit or torchao-int8 there"
+        )
+    if dtype not in ("float32", "bfloat16"):
+        raise UserError(f"quantization {INT8} goes with dtype float32 or bfloat16, got {dtype}")
+    if (reason := why_not()) is not None:
+        raise UserError(f"quantization {INT8} needs vargen's kernels, without which it is slower ({reason})")

@@ -21,12 +21,13 @@ GROUNDING = {"shape": SHAPES, "colour": COLOURS, "material": MATERIALS, "size": 
 """What is told of the object that covers a cell; class 0 is "no object"."""
 
 
-def cell_owners(scenes: Sequence[Scene], grid_size: int) -> Tensor:
+def cell_owners(scenes: Sequence[Scene], grid_size: int, margin: float = 0.0) -> Tensor:
     """Which object covers each cell of a picture.
 
     Args:
         scenes: B of them.
         grid_size: cells along a side.
+        margin: how far an object's box is widened on every side, cells; with 0.5 it has every cell that it touches.
 
     Returns:
         [B, grid_size, grid_size] int64: 0 for no object, else one more than its place in `Scene.objects`. An object
@@ -53,8 +54,8 @@ def cell_owners(scenes: Sequence[Scene], grid_size: int) -> Tensor:
     )
     # Cell number i has its centre at i + 0.5, so a box from a to b covers ceil(a - 0.5) to floor(b - 0.5).
     boxes = camera.bounding_boxes(corners, grid_size) - 0.5
-    firsts, lasts = boxes[:, :2].ceil().long().clamp(min=0).tolist(), boxes[:, 2:].floor().long().tolist()
-    for (number, place, _), (left, top), (right, bottom) in zip(standing, firsts, lasts, strict=True):
+    firsts, lasts = (boxes[:, :2] - margin).ceil().long().clamp(min=0), (boxes[:, 2:] + margin).floor().long()
+    for (number, place, _), (left, top), (right, bottom) in zip(standing, firsts.tolist(), lasts.tolist(), strict=True):
         owners[number, top : bottom + 1, left : right + 1] = 1 + place
     return owners
 
@@ -99,17 +100,17 @@ def objects_to_come(owners: Tensor) -> Tensor:
     """How many objects begin at a place or after it, in the order in which a picture is drawn.
 
     Args:
-        owners: [B, grid_size, grid_size], of `cell_owners`.
+        owners: int64 [B, N], in that order: 0 for no object, else which one a token shows something of.
 
     Returns:
-        [B, grid_size, grid_size] int64. A place does not know its own token yet, so an object that begins there is
-        still to come; one of which nothing is seen never comes.
+        int64 [B, N]. A place does not know its own token yet, so an object that begins there is still to come; one of
+        which nothing is seen never comes.
     """
-    batch_size, num_places = len(owners), owners[0].numel()
+    batch_size, num_places = owners.shape
     order = torch.arange(num_places).expand(batch_size, -1)
     nowhere = torch.full((batch_size, 1 + int(owners.max())), -1)
-    first = nowhere.scatter_reduce(1, owners.flatten(1), order, "amin", include_self=False)  # by object, -1: unseen
-    return (first[:, 1:, None] >= order[:, None]).sum(1).view_as(owners)
+    first = nowhere.scatter_reduce(1, owners, order, "amin", include_self=False)  # by object, -1: unseen
+    return (first[:, 1:, None] >= order[:, None]).sum(1)
 
 
 class CellReader(nn.Module):

@@ -57,6 +57,7 @@ from vargen.world.training.text_encoder import (
 from vargen.world.training.tokenizer import exported_copy
 
 _HIDDEN_STREAM = 1 << 40  # the random numbers of hidden tokens, apart from those of null captions
+_REPLACED_STREAM = 1 << 41
 SAMPLE_PROMPTS = (
     "a shiny red sphere left of a small blue cube",
     "a large green cylinder on sand",
@@ -132,6 +133,11 @@ class TransformerTrainingConfig(RunConfig):
         hidden_rows: share of the pictures of which some tokens are hidden from those after them.
         hidden_tokens: the largest share of tokens hidden in such a picture; each draws its own between none and that.
             Whoever sees a red token beside it needs no caption to be red; who does not has to read.
+        replaced_rows: share of the pictures of which those after them see some tokens as others, from anywhere in the
+            batch. Drawing makes mistakes that true pictures do not have: one token of an object where none is to be.
+            Who has seen such goes by what else is known, and does not draw the rest of it.
+        replaced_tokens: the largest share of tokens replaced in such a picture; each draws its own between none and
+            that.
         object_loss_weight: weight of tokens on objects and their edges at the start. A caption tells little about a
             picture's other tokens, so it is learned sooner if these count more. The weight depends on the picture that
             is to be predicted, which favours objects, so it falls linearly to 1.
@@ -160,6 +166,8 @@ class TransformerTrainingConfig(RunConfig):
     complete_caption_share: float = 0.7
     hidden_rows: float = 0.0
     hidden_tokens: float = 0.7
+    replaced_rows: float = 0.0
+    replaced_tokens: float = 0.1
     object_loss_weight: float = 1.0
     object_loss_until: float = 0.7
     first_token_weight: float = 1.0
@@ -183,6 +191,7 @@ class TransformerTrainingConfig(RunConfig):
         check_fraction(
             self,
             *("null_caption_probability", "complete_caption_share", "hidden_rows", "hidden_tokens"),
+            *("replaced_rows", "replaced_tokens"),
             *("object_loss_until", "grounding_until"),
         )
         for name in ("grounding_weight", "counting_weight"):
@@ -303,12 +312,15 @@ class TransformerTask:
         )
         return self.transformer.embed_condition(caption_embeds=features, drop=drop), mask
 
-    def _run(self, condition: Tensor, mask: Tensor, codes: Tensor, hidden: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _run(
+        self, condition: Tensor, mask: Tensor, codes: Tensor, seen: Tensor, hidden: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         """Losses [B, N] of all tokens in nats, and states half-way up; compiled if the config asks for it.
 
-        Tokens marked in `hidden`, bool [B, N], are to be predicted as all others but tell later ones nothing.
+        Tokens are `codes` [B, N], and `seen` by later ones as others maybe. Those marked in `hidden`, bool [B, N], are
+        to be predicted as all others but tell later ones nothing.
         """
-        embeds, rotary, attention_mask, length = training_inputs(self.transformer, condition, mask, codes)
+        embeds, rotary, attention_mask, length = training_inputs(self.transformer, condition, mask, seen)
         if hidden is not None:
             # An embedding of zeros; its key and value are zero in the first layer.
             embeds = embeds * ~F.pad(hidden[:, :-1], (condition.shape[1], 0))[..., None]
@@ -332,27 +344,28 @@ class TransformerTask:
         share = config.complete_caption_share
         captions = [compose_training_caption(scene, seed, share).text for scene, seed in pairs]
         condition, mask = self._embed_texts(captions, drop)
-        losses, half_way = self._run(condition, mask, codes, hidden)
+        losses, half_way = self._run(condition, mask, codes, self._seen(codes, step), hidden)
         weights = self._token_weights(places, progress)
         loss = (losses * weights).sum() / weights.sum()
         parts = {"tokens": losses.detach().mean()}
         left = max(0.0, 1 - progress / config.grounding_until) if config.grounding_until else 0.0
         if left:
-            owners = cell_owners(batch.scenes, self.grid_size)
             if self.cell_reader is not None:
-                truth = self._by_place(cell_attributes(batch.scenes, self.grid_size, owners))
+                cells = cell_attributes(batch.scenes, self.grid_size)
+                truth = {name: cell.flatten(1).to(self.device) for name, cell in cells.items()}
                 grounding, known = grounding_loss(self.cell_reader(half_way), truth, ~drop)
                 loss = loss + config.grounding_weight * left * grounding
                 parts |= {"grounding": grounding.detach(), "known": known}
             if self.counter is not None:
-                truth = self._by_place({"to_come": objects_to_come(owners)})
+                truth = {"to_come": objects_to_come(self._owners(batch)).to(self.device)}
                 counting, counted = grounding_loss(self.counter(half_way), truth, ~drop)
                 loss = loss + config.counting_weight * left * counting
                 parts |= {"counting": counting.detach(), "counted": counted}
         return loss, parts
 
-    def _by_place(self, cells: dict[str, Tensor]) -> dict[str, Tensor]:
-        return {name: cell.flatten(1).to(self.device) for name, cell in cells.items()}
+    def _owners(self, batch: CodedBatch) -> Tensor:
+        """Which object a token shows something of, an edge of it included, int64 [B, N]; 0 for none."""
+        return cell_owners(batch.scenes, self.grid_size, margin=0.5).flatten(1) * _on_objects(batch.places)
 
     def _null_rows(self, step: int) -> Tensor:
         """Rows of the batch of `step` that see the null caption, bool [B]."""
@@ -366,16 +379,28 @@ class TransformerTask:
         if not config.hidden_rows:
             return None
         generator = torch.Generator().manual_seed(_HIDDEN_STREAM + config.base_seed + step)
-        rows = torch.rand(config.batch_size, 1, generator=generator) < config.hidden_rows
-        shares = torch.rand(config.batch_size, 1, generator=generator) * config.hidden_tokens
-        tokens = torch.rand(config.batch_size, self.grid_size**2, generator=generator) < shares
-        return (rows & tokens).to(self.device)
+        return self._some_tokens(config.hidden_rows, config.hidden_tokens, generator)
+
+    def _seen(self, codes: Tensor, step: int) -> Tensor:
+        """Codes [B, N] of the batch of `step` as later ones see them."""
+        config = self.config
+        if not config.replaced_rows:
+            return codes
+        generator = torch.Generator().manual_seed(_REPLACED_STREAM + config.base_seed + step)
+        others = codes.flatten()[torch.randperm(codes.numel(), generator=generator).to(self.device)].view_as(codes)
+        return torch.where(self._some_tokens(config.replaced_rows, config.replaced_tokens, generator), others, codes)
+
+    def _some_tokens(self, rows: float, largest_share: float, generator: torch.Generator) -> Tensor:
+        """A share of a batch's tokens, another one in each of a share of its pictures, bool [B, N]."""
+        batch_size = self.config.batch_size
+        chosen = torch.rand(batch_size, 1, generator=generator) < rows
+        shares = torch.rand(batch_size, 1, generator=generator) * largest_share
+        return (chosen & (torch.rand(batch_size, self.grid_size**2, generator=generator) < shares)).to(self.device)
 
     def _token_weights(self, places: Tensor, progress: float) -> Tensor:
         """Weights [B, N] of the tokens' losses: more on objects and edges at first, and on the first token always."""
         left = max(0.0, 1 - progress / self.config.object_loss_until) if self.config.object_loss_until else 0.0
-        on_objects = (places == PLACES.index("object")) | (places == PLACES.index("edge"))
-        weights = 1 + on_objects * ((self.config.object_loss_weight - 1) * left)
+        weights = 1 + _on_objects(places) * ((self.config.object_loss_weight - 1) * left)
         weights[:, 0] *= self.config.first_token_weight
         return weights
 
@@ -439,6 +464,11 @@ class TransformerTask:
             text_encoder=text_encoder.to(torch.bfloat16),
             tokenizer=self.tokenizer,
         ).save_pretrained(folder)
+
+
+def _on_objects(places: Tensor) -> Tensor:
+    """Which of these parts of a picture show something of an object, bool."""
+    return (places == PLACES.index("object")) | (places == PLACES.index("edge"))
 
 
 def train_transformer(config: TransformerTrainingConfig, source: SceneSource | None = None) -> RunResult:

@@ -81,13 +81,24 @@ def test_a_reader_learns_what_is_in_the_states() -> None:
 
 def test_an_object_is_to_come_until_its_first_token_is_drawn() -> None:
     scenes = [sample_scene(seed, "all") for seed in range(40)]
-    owners = cell_owners(scenes, 8)
+    owners = cell_owners(scenes, 8).flatten(1)
     owners[0] = torch.where(owners[0] == 1, 2, owners[0])  # one whom nothing is seen of
     counts = objects_to_come(owners)
-    for cells, count in zip(owners.flatten(1).tolist(), counts.flatten(1).tolist(), strict=True):
+    for cells, count in zip(owners.tolist(), counts.tolist(), strict=True):
         assert count == [len(set(cells) - {0} - set(cells[:place])) for place in range(64)]
-    assert {int(count) for count in counts[:, 0, 0]} == {1, 2, 3}
-    assert not objects_to_come(torch.zeros(2, 4, 4, dtype=torch.int64)).any()
+    assert {int(count) for count in counts[:, 0]} == {1, 2, 3}
+    assert not objects_to_come(torch.zeros(2, 16, dtype=torch.int64)).any()
+
+
+def test_an_object_begins_with_the_first_token_that_shows_an_edge_of_it(transformer_config, cheap_scenes) -> None:
+    task = TransformerTask(transformer_config, cheap_scenes, CPU)
+    batch = task.codes(0, 40)
+    owners = task._owners(batch)
+    shows_one = batch.places < 2  # "object" and "edge"
+    assert not owners[~shows_one].any()
+    by_centre = cell_owners(batch.scenes, task.grid_size).flatten(1)
+    known, known_by_centre = (each[shows_one].gt(0).float().mean() for each in (owners, by_centre))
+    assert known > 0.95 and known_by_centre < known - 0.1
 
 
 @pytest.mark.parametrize("progress", [0.0, 0.4, 0.9])

@@ -100,12 +100,32 @@ def test_hidden_tokens_tell_later_ones_nothing(transformer_config, cheap_scenes)
     condition, mask = task._embed_texts(["a red cube"] * len(codes), None)
     other = torch.where(hidden, (codes + 1) % task.transformer.config.vocab_size, codes)
     with torch.no_grad():
-        losses, others = (task._run(condition, mask, tokens, hidden)[0] for tokens in (codes, other))
-        seen, seen_others = (task._run(condition, mask, tokens, None)[0] for tokens in (codes, other))
+        losses, others = (task._run(condition, mask, tokens, tokens, hidden)[0] for tokens in (codes, other))
+        seen, seen_others = (task._run(condition, mask, tokens, tokens, None)[0] for tokens in (codes, other))
     assert hidden.any() and torch.equal(losses[~hidden], others[~hidden])
     assert not torch.equal(seen[~hidden], seen_others[~hidden])
     plain = hidden.sum(1) == 0
     assert torch.equal(losses[plain], seen[plain])
+
+
+def test_replaced_tokens_are_seen_as_others_and_predicted_as_themselves(transformer_config, cheap_scenes) -> None:
+    config = replace(transformer_config, replaced_rows=0.5, replaced_tokens=0.6, batch_size=6)
+    task = TransformerTask(config, cheap_scenes, CPU)
+    codes = task.codes(0, 6).codes
+    seen = task._seen(codes, 3)
+    assert torch.equal(seen, task._seen(codes, 3)) and not torch.equal(seen, task._seen(codes, 4))
+    numbered = torch.arange(codes.numel()).view_as(codes)  # every token another one
+    shares = torch.cat([(task._seen(numbered, step) != numbered) for step in range(300)]).float().mean(1)
+    assert 0.45 < (shares > 0).float().mean() < 0.55 and 0.12 < shares.mean() < 0.18 and shares.max() < 0.95
+    assert TransformerTask(transformer_config, cheap_scenes, CPU)._seen(codes, 3) is codes
+
+    torch.nn.init.normal_(task.transformer.lm_head.weight)
+    condition, mask = task._embed_texts(["a red cube"] * 6, None)
+    other = codes.clone()
+    other[:, 5] = (codes[:, 5] + 1) % task.transformer.config.vocab_size
+    with torch.no_grad():
+        losses, others = (task._run(condition, mask, codes, tokens, None)[0] for tokens in (codes, other))
+    assert torch.equal(losses[:, :6], others[:, :6]) and not torch.equal(losses[:, 6:], others[:, 6:])
 
 
 def test_evaluation_starts_from_uniform_distributions(transformer_config, cheap_scenes) -> None:

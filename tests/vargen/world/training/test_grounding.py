@@ -10,6 +10,8 @@ import torch
 from vargen.training.transformer_pass import training_inputs, training_run
 from vargen.world.captions.captions import compose_caption
 from vargen.world.scenes.scene import sample_scene
+from vargen.world.training.coded import CodedBatch, token_places
+from vargen.world.training.data import RenderedSceneSource
 from vargen.world.training.grounding import (
     GROUNDING,
     CellReader,
@@ -92,13 +94,16 @@ def test_an_object_is_to_come_until_its_first_token_is_drawn() -> None:
 
 def test_an_object_begins_with_the_first_token_that_shows_an_edge_of_it(transformer_config, cheap_scenes) -> None:
     task = TransformerTask(transformer_config, cheap_scenes, CPU)
-    batch = task.codes(0, 40)
-    owners = task._owners(batch)
-    shows_one = batch.places < 2  # "object" and "edge"
-    assert not owners[~shows_one].any()
-    by_centre = cell_owners(batch.scenes, task.grid_size).flatten(1)
+    task.grid_size = 16
+    rendered = RenderedSceneSource(128, CPU)(0, 12, "train")
+    places = token_places(rendered.object_mask, rendered.ground_mask, 16)
+    batch = CodedBatch(rendered.scenes, rendered.seeds, torch.zeros_like(places), places)
+    owners, shows_one = task._owners(batch), places < 2  # "object" and "edge"
+    by_centre = cell_owners(batch.scenes, 16).flatten(1)
     known, known_by_centre = (each[shows_one].gt(0).float().mean() for each in (owners, by_centre))
-    assert known > 0.95 and known_by_centre < known - 0.1
+    assert not owners[~shows_one].any() and known > 0.95 and known_by_centre < known - 0.1
+    for scene, told in zip(batch.scenes, objects_to_come(owners), strict=True):
+        assert told[0] == len(scene.objects) and told[-1] == 0
 
 
 @pytest.mark.parametrize("progress", [0.0, 0.4, 0.9])

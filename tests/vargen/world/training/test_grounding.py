@@ -101,7 +101,7 @@ def test_an_object_begins_with_the_first_token_that_shows_an_edge_of_it(transfor
     owners, shows_one = task._owners(batch), places < 2  # "object" and "edge"
     by_centre = cell_owners(batch.scenes, 16).flatten(1)
     known, known_by_centre = (each[shows_one].gt(0).float().mean() for each in (owners, by_centre))
-    assert not owners[~shows_one].any() and known > 0.95 and known_by_centre < known - 0.1
+    assert not owners[~shows_one].any() and known > 0.92 and known_by_centre < known - 0.1
     for scene, told in zip(batch.scenes, objects_to_come(owners), strict=True):
         assert told[0] == len(scene.objects) and told[-1] == 0
 

@@ -10,6 +10,7 @@ time; with many rows, in prompts, nothing is gained.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Self
 
 import torch
@@ -32,7 +33,7 @@ class Int8Linear(nn.Module):
         bias: [outputs], of what is fed, or None.
 
     Attributes:
-        weight, scale, bias: these. Moving the model to another precision rounds scales, so it comes first.
+        weight, scale, bias: these. Where a model goes to another precision, weight and scale stay what they are.
     """
 
     def __init__(self, weight: Tensor, scale: Tensor, bias: Tensor | None) -> None:
@@ -52,7 +53,7 @@ class Int8Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """As `nn.Linear`: x [..., columns] to [..., outputs]."""
-        if 0 < x.numel() <= MOST_ROWS.get(x.dtype, 0) * self.weight.shape[1] and self.scale.dtype == torch.float32:
+        if 0 < x.numel() <= MOST_ROWS.get(x.dtype, 0) * self.weight.shape[1]:
             if torch.compiler.is_compiling():
                 if fits_linear(x, self.weight):
                     return linear(x, self.weight, self.scale, self.bias)
@@ -61,8 +62,19 @@ class Int8Linear(nn.Module):
         y = functional.linear(x, self.weight.to(x.dtype)) * self.scale.to(x.dtype)
         return y if self.bias is None else y + self.bias
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        scale = self.scale.data  # which the next line puts another in the place of
+        super()._apply(fn, recurse)
+        self.scale = nn.Parameter(scale.to(self.weight.device), requires_grad=False)
+        return self
+
     def _save_to_state_dict(self, *arguments: Any, **named: Any) -> None:
         raise UserError("a model in int8 cannot be saved; load it without quantization and save that")
+
+
+def is_quantized(module: nn.Module) -> bool:
+    """Whether some layer inside a module has been quantized here."""
+    return any(type(layer) is Int8Linear for layer in module.modules())
 
 
 def quantize_linears(module: nn.Module) -> None:

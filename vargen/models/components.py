@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from specdecode.draft_size import DraftSize, DraftSizer
 from specdecode.drafters.draft_model import DraftModel
@@ -19,6 +19,7 @@ from specdecode.drafters.eagle import DraftHead
 from specdecode.kv_cache import StaticKVCache
 from specdecode.neighbours import nearest_neighbours
 from vargen.errors import UserError
+from vargen.kernels.int8 import is_quantized, quantize_linears
 from vargen.methods.base import DraftNetwork
 from vargen.methods.draft_sizes import MeasuredDraftSizes
 
@@ -36,6 +37,7 @@ class KeptBetweenBatches:
         models: drafters and smaller transformers that methods named, by folder.
         neighbours: the nearest codes [V, k] of each code, by k.
         compiler: of passes; None: they run eagerly.
+        int8_drafts: whether layers of what drafts are to have weights in int8.
         draft_sizes: measured costs, and what sizes turned out to be worth.
     """
 
@@ -44,6 +46,7 @@ class KeptBetweenBatches:
     models: dict[str, Any] = field(default_factory=dict)
     neighbours: dict[int, Tensor] = field(default_factory=dict)
     compiler: PassCompiler | None = None
+    int8_drafts: bool = False
     draft_sizes: MeasuredDraftSizes = field(default_factory=MeasuredDraftSizes)
 
     def compile(self, target: Any, **arguments: Any) -> None:
@@ -59,10 +62,21 @@ class KeptBetweenBatches:
         except ValueError as error:
             raise UserError(str(error)) from error
 
-    @property
-    def compiled(self) -> dict[str, Any]:
-        """What measured seconds depend on, of how passes are compiled; empty where they run eagerly."""
-        return {} if self.compiler is None else {"compiled": f"{self.compiler.backend}-{self.compiler.bucket}"}
+    def draft_with(self, *layers: nn.Module) -> None:
+        """Have linear layers of what drafts quantized, where the pipeline's are to be."""
+        if self.int8_drafts:
+            for each in layers:
+                quantize_linears(each)
+
+    def told(self, layers: nn.Module) -> dict[str, Any]:
+        """What measured seconds depend on, of how passes are computed; empty where nothing was asked for.
+
+        Args:
+            layers: the target's.
+        """
+        told = {} if self.compiler is None else {"compiled": f"{self.compiler.backend}-{self.compiler.bucket}"}
+        names = {"int8": is_quantized(layers), "int8_drafts": self.int8_drafts}
+        return told | {name: True for name, holds in names.items() if holds}
 
 
 @dataclass(frozen=True)

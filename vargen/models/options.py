@@ -47,6 +47,7 @@ class ModelOptions:
             torchao-int8 or torchao-int4; or a mapping of "quant_method" (bitsandbytes or torchao) and the fields of
             transformers' BitsAndBytesConfig or TorchAoConfig, where "quant_type" names a configuration of torchao and
             further fields are its own.
+        draft_quantization: int8, of what drafts: exact methods draw what they drew without it.
         attn_implementation: "sdpa" or "eager"; null for transformers' choice.
         compile: compile the passes of the model and of what drafts for it, each width when it first comes up: seconds
             to minutes once, kept in the cache for the next run, for faster passes from then on. Needs a C++ compiler,
@@ -60,6 +61,7 @@ class ModelOptions:
     dtype: str = "auto"
     device_map: str | None = None
     quantization: str | dict[str, Any] | None = None
+    draft_quantization: str | None = None
     attn_implementation: str | None = None
     compile: bool = False
     compile_bucket: int = COMPILE_BUCKET
@@ -75,6 +77,8 @@ class ModelOptions:
             )
         if self.library_quantization is not None:
             quantization_fields(self.library_quantization)
+        if self.draft_quantization not in (None, INT8):
+            raise UserError(f"draft_quantization must be {INT8}, got {self.draft_quantization!r}")
         check_number("compile_bucket", self.compile_bucket, 2, MAX_COMPILE_BUCKET)
 
     @property
@@ -96,8 +100,8 @@ class ModelOptions:
     def identity(self) -> dict[str, Any]:
         """What of these decides a model's numbers, beside its weights and its precision; empty where nothing was asked
         for."""
-        asked = {"quantization": self.quantization, "attn_implementation": self.attn_implementation}
-        asked = {name: value for name, value in asked.items() if value is not None}
+        names = ("quantization", "draft_quantization", "attn_implementation")
+        asked = {name: value for name in names if (value := getattr(self, name)) is not None}
         return asked | ({"compile_bucket": self.compile_bucket} if self.compile else {})
 
 

@@ -64,6 +64,7 @@ class TransformersComponents(ModelComponents):
             check_component_folder(folder, LlamaGenDrafter)
             self.kept.models[folder] = LlamaGenDrafter.from_pretrained(folder, torch_dtype=self.model.dtype).eval()
         drafter: LlamaGenDrafter = self.kept.models[folder].to(self.device)
+        self.kept.draft_with(drafter.attn, drafter.ff)
         head = TransformersDraftHead(drafter, self.target, most_new_pairs)
         rates = {"top": drafter.config.acceptance_rate, "sampled": drafter.config.sampled_acceptance_rate}
         return DraftNetwork(head, f"eagle-{drafter.config.dim}", head.draft_once, rates)
@@ -82,6 +83,6 @@ class TransformersComponents(ModelComponents):
             "rows": self.target.batch_size * self.target.rows_per_sequence,
             "tokens": self.num_tokens,
             "drafter": drafter,
-            **self.kept.compiled,
+            **self.kept.told(self.model),
         }
         return self.kept.draft_sizes.sizer(sizes, geometry, self.target.half_way, draft_step, prior_rate)

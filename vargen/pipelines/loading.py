@@ -25,7 +25,7 @@ from vargen.models.description import ModelDescription
 from vargen.models.options import INT8, ModelOptions
 from vargen.models.quantization import pipeline_quantization, quantization_config
 from vargen.pipelines.compilation import check_compiler
-from vargen.pipelines.quantization import check_int8
+from vargen.pipelines.quantization import DECODER, DRAFTS, check_int8
 from vargen.reading import reason_of
 
 if TYPE_CHECKING:
@@ -118,7 +118,9 @@ def load_pipeline(
     if options.compile:
         check_compiler(torch.device(device))  # before anything is loaded
         logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # it misses CUDA on every CPU
-    if options.quantization == INT8:
+    int8 = {DECODER: options.quantization, DRAFTS: options.draft_quantization}
+    int8_parts = [part for part, asked in int8.items() if asked == INT8]
+    if int8_parts:
         check_int8(torch.device(device), dtype)
     diffusers_logging.disable_progress_bar()
     transformers_logging.disable_progress_bar()
@@ -128,8 +130,8 @@ def load_pipeline(
     if "device_map" not in arguments:
         with _device_errors(device):
             pipeline = pipeline.to(place)
-    if options.quantization == INT8:
-        pipeline.quantize()
+    if int8_parts:
+        pipeline.quantize(parts=int8_parts)
     pipeline.set_progress_bar_config(disable=True)  # one bar over all batches instead
     if options.compile:
         pipeline.compile(bucket=options.compile_bucket, on_compiled=None if quiet else _tell)

@@ -6,6 +6,7 @@ libraries, which do it while they load (`vargen.models.quantization`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Self
 
 import torch
@@ -14,38 +15,52 @@ from torch import nn
 from vargen.errors import UserError
 from vargen.kernels.build import why_not
 from vargen.kernels.int8 import quantize_linears
+from vargen.models.components import KeptBetweenBatches
 from vargen.models.options import INT8
+
+DECODER, DRAFTS = PARTS = ("decoder", "drafts")
+"""Of a pipeline, that can be quantized."""
 
 
 class QuantizablePipeline:
-    """What makes a pipeline one whose decoder can be quantized."""
+    """What makes a pipeline one that can be quantized. It keeps things between batches in `_kept`."""
+
+    _kept: KeptBetweenBatches
 
     @property
     def _decoder_layers(self) -> nn.Module:
         """The layers that every token passes."""
         raise NotImplementedError
 
-    def quantize(self, quantization: str = INT8) -> Self:
-        """From now on linear layers of the decoder have weights in int8, with a scale for each output.
+    def quantize(self, quantization: str = INT8, parts: Sequence[str] = (DECODER,)) -> Self:
+        """From now on linear layers have weights in int8, with a scale for each output.
 
-        Embeddings, norms and the output head stay as they are. Tokens become those of the rounded model, and exact
-        methods draw plain decoding's as ever. The model cannot be saved, trained or put on a GPU afterwards.
+        Embeddings, norms and the output head stay as they are. What is quantized cannot be saved, trained or put on a
+        GPU afterwards.
 
         Args:
             quantization: "int8".
+            parts: "decoder", and then tokens become those of the rounded model, of which exact methods draw plain
+                decoding's as ever; and "drafts", what drafts for it, with which exact methods draw what they drew of
+                the decoder as it is.
 
         Returns:
             The pipeline.
 
         Raises:
-            UserError: nothing would be gained here, or the name is another.
+            UserError: nothing would be gained here, or a name is another.
         """
+        if unknown := [part for part in parts if part not in PARTS]:
+            raise UserError(f"parts must be among {', '.join(PARTS)}, got {unknown[0]!r}")
         if quantization != INT8:
             raise UserError(f"quantization must be {INT8}, got {quantization!r}; others are done by from_pretrained")
         layers = self._decoder_layers
         parameter = next(each for each in layers.parameters() if each.is_floating_point())
         check_int8(parameter.device, str(parameter.dtype).removeprefix("torch."))
-        quantize_linears(layers)
+        if DECODER in parts:
+            quantize_linears(layers)
+        if DRAFTS in parts:
+            self._kept.int8_drafts = True
         return self
 
 

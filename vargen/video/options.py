@@ -86,7 +86,13 @@ class VideoOptions(ModelOptions):
     @property
     def of_draft_model(self) -> ModelOptions:
         """How the drafter is loaded."""
-        own = replace(self.of_target, model=self.draft_model, revision=self.draft_revision)
+        own = replace(
+            self.of_target,
+            model=self.draft_model,
+            revision=self.draft_revision,
+            quantization=self.draft_quantization or self.quantization,
+            draft_quantization=None,
+        )
         return own if self.device_map is None else replace(own, device_map=self._places[-1])
 
     @property

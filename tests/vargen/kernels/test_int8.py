@@ -54,6 +54,18 @@ def test_it_is_the_rounded_model(
 
 
 @torch.no_grad()
+def test_another_precision_is_that_of_what_it_is_fed(own_kernels: None) -> None:
+    layer = Int8Linear.of(nn.Linear(64, 21))
+    x, weight, scale = torch.randn(3, 64), layer.weight.clone(), layer.scale.clone()
+    expected = layer(x)
+    half = layer.to(torch.bfloat16)
+    assert half.bias.dtype == torch.bfloat16 and half.scale.dtype == torch.float32
+    assert torch.equal(half.weight, weight) and torch.equal(half.scale, scale)
+    torch.testing.assert_close(half(x.bfloat16()).float(), expected, rtol=0, atol=0.02)
+    assert half.to("meta").scale.device.type == "meta"
+
+
+@torch.no_grad()
 def test_an_output_without_weights_stays_zero(own_kernels: None) -> None:
     layer = nn.Linear(32, 3)
     layer.weight[1] = 0

@@ -28,12 +28,18 @@ PROMPTS = ["a red cube", "a small shiny blue sphere left of a large green cone o
 
 
 @pytest.fixture
-def quantized(own_kernels: None, drafting_pipeline: LlamaGenPipeline) -> LlamaGenPipeline:
-    """A LlamaGen in int8, beside the one in float32, which stays as it is."""
+def copied(own_kernels: None, drafting_pipeline: LlamaGenPipeline) -> LlamaGenPipeline:
+    """A LlamaGen of its own, to be quantized."""
     parts = {name: copy.deepcopy(part) for name, part in drafting_pipeline.components.items()}
     pipeline = LlamaGenPipeline(**parts, default_guidance_scale=3.0, default_top_k=0)
     pipeline.set_progress_bar_config(disable=True)
-    return pipeline.quantize()
+    return pipeline
+
+
+@pytest.fixture
+def quantized(copied: LlamaGenPipeline) -> LlamaGenPipeline:
+    """A LlamaGen in int8."""
+    return copied.quantize()
 
 
 def draw(pipeline: LlamaGenPipeline, method: str, temperature: float, **options: object) -> Tensor:
@@ -45,7 +51,7 @@ def draw(pipeline: LlamaGenPipeline, method: str, temperature: float, **options:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_exact_methods_draw_the_tokens_of_plain_decoding(
-    quantized: LlamaGenPipeline, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, temperature: float
+    copied: LlamaGenPipeline, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, temperature: float
 ) -> None:
     served: list[bool] = []
     run = FastPass.run
@@ -56,16 +62,14 @@ def test_exact_methods_draw_the_tokens_of_plain_decoding(
         return result
 
     monkeypatch.setattr(FastPass, "run", counted)
-    scales = {name: scale.clone() for name, scale in quantized.transformer.named_parameters() if "scale" in name}
-    for part in (quantized.transformer, quantized.drafter, quantized.draft_transformer):
+    for part in (copied.transformer, copied.drafter, copied.draft_transformer):
         nn.Module.to(part, dtype)
-    for name, scale in quantized.transformer.named_parameters():
-        scale.data = scales.get(name, scale.data)
-    plain = draw(quantized, "ar", temperature)
-    assert torch.equal(draw(quantized, "jacobi", temperature, window=5), plain)
+    copied.quantize()
+    plain = draw(copied, "ar", temperature)
+    assert torch.equal(draw(copied, "jacobi", temperature, window=5), plain)
     if temperature == 0:
-        assert torch.equal(draw(quantized, "draft-model", 0.0, draft_length=3), plain)
-        assert torch.equal(draw(quantized, "eagle", 0.0, total_tokens=6, depth=3), plain)
+        assert torch.equal(draw(copied, "draft-model", 0.0, draft_length=3), plain)
+        assert torch.equal(draw(copied, "eagle", 0.0, total_tokens=6, depth=3), plain)
     assert served and all(served)
 
 
@@ -84,11 +88,43 @@ def test_the_kernels_compute_what_the_modules_do(
     assert not torch.equal(draw(quantized, "ar", 0.0), fast)
 
 
+def test_drafts_in_int8_leave_pictures_as_they_are(
+    copied: LlamaGenPipeline, drafting_pipeline: LlamaGenPipeline, tmp_path: Path
+) -> None:
+    copied.quantize(parts=["drafts"])
+    for dtype in (torch.float32, torch.bfloat16):
+        for pipeline in (copied, drafting_pipeline):
+            for part in (pipeline.transformer, pipeline.drafter, pipeline.draft_transformer):
+                nn.Module.to(part, dtype)
+        plain = draw(drafting_pipeline, "ar", 0.0)
+        assert torch.equal(draw(copied, "draft-model", 0.0, draft_length=3), plain)
+        assert torch.equal(draw(copied, "eagle", 0.0, total_tokens=6, depth=3), plain)
+    for part in (drafting_pipeline.transformer, drafting_pipeline.drafter, drafting_pipeline.draft_transformer):
+        nn.Module.to(part, torch.float32)
+    assert type(copied.transformer.transformer_blocks[0].attn.to_qkv) is nn.Linear
+    assert type(copied.drafter.ff.down_proj) is Int8Linear and type(copied.drafter.fc) is nn.Linear
+    assert type(copied.draft_transformer.transformer_blocks[0].ff.gate_up_proj) is Int8Linear
+    copied._kept.models.clear()
+    drafting_pipeline.drafter.save_pretrained(tmp_path / "drafter")  # and one that a method names
+    named = draw(copied, "eagle", 0.0, total_tokens=6, depth=3, drafter=str(tmp_path / "drafter"))
+    assert torch.equal(named, draw(drafting_pipeline, "ar", 0.0))
+    assert type(copied._kept.models[str(tmp_path / "drafter")].attn.to_out) is Int8Linear
+
+
+def test_measured_costs_are_of_the_precision_that_draws(copied: LlamaGenPipeline) -> None:
+    layers, kept = copied.transformer.transformer_blocks, copied._kept
+    assert kept.told(layers) == {}
+    assert copied.quantize(parts=["drafts"])._kept.told(layers) == {"int8_drafts": True}
+    assert copied.quantize()._kept.told(layers) == {"int8": True, "int8_drafts": True}
+
+
 @pytest.mark.parametrize("save", [janus_models.save, emu3_models.save, glm_image_models.save])
 def test_every_family_is_loaded_in_int8(own_kernels: None, save: Callable[..., Path], tmp_path: Path) -> None:
-    options = ModelOptions(str(save(tmp_path / "model")), quantization="int8", device="cpu")
-    assert options.special == {} and options.identity == {"quantization": "int8"}
+    folder = str(save(tmp_path / "model"))
+    options = ModelOptions(folder, quantization="int8", draft_quantization="int8", device="cpu")
+    assert options.special == {} and options.identity == {"quantization": "int8", "draft_quantization": "int8"}
     pipeline, device, dtype = load_pipeline(open_model(options), options, quiet=True)
+    assert pipeline._kept.int8_drafts
     assert (device, dtype) == ("cpu", "float32")
     linears = [each for each in pipeline._decoder_layers.modules() if isinstance(each, nn.Linear | Int8Linear)]
     assert linears and all(type(each) is Int8Linear for each in linears)
@@ -115,6 +151,10 @@ def test_where_nothing_is_gained_it_is_refused(
         check_int8(torch.device("cpu"), "float16")
     with pytest.raises(UserError, match="quantization must be int8, got 'int4'; others are done by from_pretrained"):
         drafting_pipeline.quantize("int4")
+    with pytest.raises(UserError, match="parts must be among decoder, drafts, got 'head'"):
+        drafting_pipeline.quantize(parts=["head"])
+    with pytest.raises(UserError, match="draft_quantization must be int8, got 'torchao-int8'"):
+        ModelOptions(draft_quantization="torchao-int8")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: True)
     options = ModelOptions(str(tiny_model_folder), quantization="bitsandbytes-8bit")
     with pytest.raises(UserError, match=r"bitsandbytes-8bit cannot be used with .* llamagen; it takes int8, on a CPU"):

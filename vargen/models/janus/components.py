@@ -64,6 +64,7 @@ class JanusComponents(TransformersComponents):
             serve_linears(smaller)
             self.kept.models[folder] = smaller
         model = self.kept.models[folder].to(self.device)
+        self.kept.draft_with(model.model.language_model.layers)
         input_ids, attention_mask = self._janus.prompts
         target = JanusTarget(
             model,

@@ -134,6 +134,7 @@ class LlamaGenComponents(ModelComponents):
     def draft_head(self, folder: str | None, most_new_pairs: int) -> DraftNetwork[DraftHead]:
         """The drafter in a folder, or the pipeline's own, beside the target."""
         drafter = self._drafter(folder)
+        self.kept.draft_with(drafter.attn, drafter.ff)
         head: LlamaGenDraftHead | WeightedHead = LlamaGenDraftHead(drafter, self.target, most_new_pairs)
         if self.weights is not None and self._beside is not None:
             assert isinstance(head, LlamaGenDraftHead)
@@ -144,6 +145,7 @@ class LlamaGenComponents(ModelComponents):
     def draft_target(self, folder: str | None) -> DraftNetwork[DraftModel]:
         """The smaller transformer in a folder (or in `transformer/` there), or the pipeline's own."""
         transformer = self._draft_transformer(folder)
+        self.kept.draft_with(transformer.transformer_blocks)
         target = LlamaGenTarget(
             transformer,
             embed_each(transformer, self._condition, self._mask),
@@ -187,7 +189,7 @@ class LlamaGenComponents(ModelComponents):
             "dtype": str(transformer.dtype),
             "rows": target.kv_cache.batch_size,
             "drafter": drafter,
-            **self.kept.compiled,
+            **self.kept.told(transformer.transformer_blocks),
             **({} if self.weights is None else {"weighted_by": self.weights.label}),
         }
         probe = target.half_way if self._beside is None else self._beside.half_way

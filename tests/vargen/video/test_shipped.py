@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from vargen.kernels.int8 import is_quantized
 from vargen.video.answering import Answer, VideoAnswerer
+from vargen.video.options import VideoOptions
 from vargen.world.captions.video_captions import caption_accuracy, order_answers
 from vargen.world.cases import scene_video_cases
 
@@ -24,6 +26,17 @@ def answers() -> dict[str, list[Answer]]:
         right, wrong = order_answers(case.truth, answer.text)
         assert caption_accuracy(case.truth, answer.text) > 0.6 and right >= wrong
     return found
+
+
+def test_in_int8_the_answer_is_about_the_same_video_and_drafting_changes_nothing(own_kernels: None) -> None:
+    (case,) = scene_video_cases(1, "heldout", 8, 96)
+    with VideoAnswerer.from_options(VideoOptions(quantization="int8", draft_quantization="int8")) as answerer:
+        plain, *drafted = [answerer.answer(case.frames, QUESTION, name) for name in ("ar", "sd", "sparrow")]
+        decoder = answerer.architecture.decoder(answerer.model)
+        parts = decoder.layers, answerer.draft_model.load().model, answerer.trained_drafter("sparrow")
+        assert all(is_quantized(part) for part in parts)
+    assert case.truth is not None and caption_accuracy(case.truth, plain.text) > 0.6
+    assert all(answer.token_ids == plain.token_ids for answer in drafted)
 
 
 @pytest.mark.parametrize(("method", "accepted"), [("sd", 2.5), ("sparrow", 4.0), ("flash", 2.5)])

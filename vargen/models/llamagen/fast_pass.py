@@ -67,7 +67,7 @@ class FastPass:
             usable &= (attention.project, attention.attend) == functions
         usable &= head is None or (type(head) is nn.Linear and head.bias is None)
         usable &= {type(linear) for linear in linears} in ({nn.Linear}, {Int8Linear})
-        usable &= all(linear.bias is None for linear in linears)
+        usable = usable and all(linear.bias is None for linear in linears)
         modules += [network.token_embedding, self._join, self._norm_out, head, *linears]
         self._checked = (head,)
         self._usable = usable and untouched(module for module in modules if module is not None)

@@ -177,42 +177,46 @@ PICTURES_OF = {"jacobi": "ar"}
 """Methods that draw another one's very pictures, whose quality is theirs."""
 
 
-def picks_table(speed: Sequence[Record], evaluations: dict[str, list[Record]]) -> str:
+def picks_table(speed: Sequence[Record], weighted: Sequence[Record], evaluations: dict[str, list[Record]]) -> str:
     """The README's one table: what a user would pick, its seconds, and its quality where somebody has measured that.
 
     Args:
         speed: rows of a bench at batch 1, in the order of the table.
-        evaluations: rows of every evaluation, the largest first; a method's quality stands beside plain decoding's own
-            of the same evaluation.
+        weighted: rows of another one, whose passes also go through a large network.
+        evaluations: rows of every evaluation, the largest first. They draw the same captions from the same seeds, so
+            that each stands beside plain decoding's row; one that has other captions has no place here.
     """
-    header = ["method", "exact", "fewer passes", "speed-up", "never verified", "judge, % of claims", "plain there"]
-    header += ["Frechet distance", "plain there", "captions"]
-    judged: dict[str, tuple[Record, Record]] = {}
+    header = ["method", "exact", "fewer passes", "speed-up", "speed-up, heavy passes", "never verified"]
+    header += ["judge, % of claims", "Frechet distance"]
+    heavy = {row["method"]: f"{row['speedup']:.2f}x" for row in weighted}
+    judged: dict[str, Record] = {}
+    plain: Record | None = None
     for rows in evaluations.values():
-        plain = next((row for row in rows if row["method"] == "ar"), None)
-        for row in rows:
-            if plain is not None:
-                judged.setdefault(row["method"], (row, plain))
+        here = next((row for row in rows if row["method"] == "ar"), None)
+        plain = plain or here
+        if here and plain and here["judge_accuracy"] == plain["judge_accuracy"]:
+            judged |= {row["method"]: row for row in rows if row["method"] not in judged}
     cells = []
     for row in speed:
-        quality = ["-"] * 5
-        draws_as = PICTURES_OF.get(row["method"], row["method"])
-        if draws_as in judged:
-            pair = judged[draws_as]
-            claims = [f"{100 * each['judge_accuracy']['value']:.1f}" for each in pair]
-            distances = [format_figure(each["frechet_distance"], 1, 3) for each in pair]
-            quality = [claims[0], claims[1], distances[0], distances[1], f"{pair[0]['count']:,}"]
+        quality = judged.get(PICTURES_OF.get(row["method"], row["method"]))
         cells.append(
             [
                 f"`{row['method']}`",
                 "yes" if row["exact"] else "no",
                 f"{row['pass_reduction']:.2f}x",
                 f"{row['speedup']:.2f}x",
+                heavy.get(row["method"], "-"),
                 f"{100 * row['skipped_tokens'] / row['tokens']:.0f} %",
-                *quality,
+                f"{100 * quality['judge_accuracy']['value']:.1f}" if quality else "-",
+                format_figure(quality["frechet_distance"], 1, 3) if quality else "-",
             ]
         )
-    return table(header, cells)
+    lines = [table(header, cells), bench_caption(speed)]
+    if weighted:
+        lines.append(f"Heavy passes: {bench_caption(weighted)}")
+    if judged:
+        lines.append(f"Judge and Frechet distance: {plain['count']:,} held-out captions, evaluated in bfloat16.")
+    return "\n\n".join(lines)
 
 
 def bench_table(rows: Sequence[Record]) -> str:
@@ -243,8 +247,14 @@ def _judged(row: Record) -> str:
 def bench_caption(rows: Sequence[Record]) -> str:
     """What a bench was measured on."""
     row = rows[0]
+    heavy = ""
+    if "weighted_by" in row:
+        heavy = (
+            f"Every pass, those of heads too, also goes through a network as large as {row['weighted_by']}; the tokens "
+            "are the shipped model's own. "
+        )
     return (
-        f"{row['images']} held-out prompts, {row['dtype']}, batch {row['batch_size']}, the model's default sampling; "
+        f"{heavy}{row['images']} held-out prompts, {row['dtype']}, batch {row['batch_size']}, the model's default sampling; "
         f"all methods draw the same prompts with the same seeds, in turns. {picture_source_line(row)}"
     )
 
@@ -1112,7 +1122,7 @@ def build() -> dict[Path, str]:
     }
     if PICKS_RUN in benches:
         picks = benches[PICKS_RUN]
-        content = picks_table(picks, of_shipped_model(evaluations)) + "\n\n" + bench_caption(picks)
+        content = picks_table(picks, load("bench_weighted") or [], of_shipped_model(evaluations))
         files[readme] = between_markers(readme.read_text(), content, "README.md", "methods")
     if model_card.is_file():
         files[model_card] = between_markers(model_card.read_text(), "\n\n".join(card), "the model card")

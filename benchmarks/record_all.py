@@ -82,6 +82,9 @@ STEPS: dict[str, Step] = {
     "plain_decoding_batch_8": Step(_script("plain_decoding", "--batch_size", "8"), timed=True),
     "overhead": Step(_script("speculation_overhead"), timed=True),
     "bench_picks": _bench("bench_picks", "--methods", PICKS, "--prompts", "24"),
+    "bench_weighted": _bench(
+        "bench_weighted", "--methods", PICKS, "--prompts", "6", "--weighted_by", "LlamaGen-XL", "--weight_dtype", "bfloat16"
+    ),
     "bench_batch_8": _bench("bench_batch_8", "--methods", PICKS, "--batch_size", "8"),
     "bench_batch_1": _bench("bench_batch_1", "--methods", ALL),
     "documents": Step(_script("build_results")),

@@ -138,6 +138,8 @@ class TransformerTrainingConfig(RunConfig):
             Who has seen such goes by what else is known, and does not draw the rest of it.
         replaced_tokens: the largest share of tokens replaced in such a picture; each draws its own between none and
             that.
+        replaced_by_draws: share of those pictures whose replaced tokens are what the transformer itself would draw
+            there after the true ones, one more pass without gradients: mistakes as it makes them.
         object_loss_weight: weight of tokens on objects and their edges at the start. A caption tells little about a
             picture's other tokens, so it is learned sooner if these count more. The weight depends on the picture that
             is to be predicted, which favours objects, so it falls linearly to 1.
@@ -168,6 +170,7 @@ class TransformerTrainingConfig(RunConfig):
     hidden_tokens: float = 0.7
     replaced_rows: float = 0.0
     replaced_tokens: float = 0.1
+    replaced_by_draws: float = 0.0
     object_loss_weight: float = 1.0
     object_loss_until: float = 0.7
     first_token_weight: float = 1.0
@@ -191,7 +194,7 @@ class TransformerTrainingConfig(RunConfig):
         check_fraction(
             self,
             *("null_caption_probability", "complete_caption_share", "hidden_rows", "hidden_tokens"),
-            *("replaced_rows", "replaced_tokens"),
+            *("replaced_rows", "replaced_tokens", "replaced_by_draws"),
             *("object_loss_until", "grounding_until"),
         )
         for name in ("grounding_weight", "counting_weight"):
@@ -344,7 +347,7 @@ class TransformerTask:
         share = config.complete_caption_share
         captions = [compose_training_caption(scene, seed, share).text for scene, seed in pairs]
         condition, mask = self._embed_texts(captions, drop)
-        losses, half_way = self._run(condition, mask, codes, self._seen(codes, step), hidden)
+        losses, half_way = self._run(condition, mask, codes, self._seen(codes, condition, mask, step), hidden)
         weights = self._token_weights(places, progress)
         loss = (losses * weights).sum() / weights.sum()
         parts = {"tokens": losses.detach().mean()}
@@ -381,14 +384,26 @@ class TransformerTask:
         generator = torch.Generator().manual_seed(_HIDDEN_STREAM + config.base_seed + step)
         return self._some_tokens(config.hidden_rows, config.hidden_tokens, generator)
 
-    def _seen(self, codes: Tensor, step: int) -> Tensor:
+    def _seen(self, codes: Tensor, condition: Tensor, mask: Tensor, step: int) -> Tensor:
         """Codes [B, N] of the batch of `step` as later ones see them."""
         config = self.config
         if not config.replaced_rows:
             return codes
         generator = torch.Generator().manual_seed(_REPLACED_STREAM + config.base_seed + step)
         others = codes.flatten()[torch.randperm(codes.numel(), generator=generator).to(self.device)].view_as(codes)
-        return torch.where(self._some_tokens(config.replaced_rows, config.replaced_tokens, generator), others, codes)
+        replaced = self._some_tokens(config.replaced_rows, config.replaced_tokens, generator)
+        if config.replaced_by_draws:
+            by_draws = torch.rand(len(codes), 1, generator=generator) < config.replaced_by_draws
+            others = torch.where(by_draws.to(self.device), self._draws(codes, condition, mask, generator), others)
+        return torch.where(replaced, others, codes)
+
+    @torch.no_grad()
+    def _draws(self, codes: Tensor, condition: Tensor, mask: Tensor, generator: torch.Generator) -> Tensor:
+        """What the transformer draws at every place after the true codes [B, N] before it."""
+        logits, _ = self.training_run(self.transformer, *training_inputs(self.transformer, condition, mask, codes))
+        # The largest of logits with Gumbel noise is a draw of their softmax.
+        noise = torch.empty(logits.shape).exponential_(generator=generator).log_().to(self.device)
+        return (logits - noise.view_as(logits)).argmax(-1).view_as(codes)
 
     def _some_tokens(self, rows: float, largest_share: float, generator: torch.Generator) -> Tensor:
         """A share of a batch's tokens, another one in each of a share of its pictures, bool [B, N]."""

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -112,20 +113,40 @@ def test_replaced_tokens_are_seen_as_others_and_predicted_as_themselves(transfor
     config = replace(transformer_config, replaced_rows=0.5, replaced_tokens=0.6, batch_size=6)
     task = TransformerTask(config, cheap_scenes, CPU)
     codes = task.codes(0, 6).codes
-    seen = task._seen(codes, 3)
-    assert torch.equal(seen, task._seen(codes, 3)) and not torch.equal(seen, task._seen(codes, 4))
+    condition, mask = task._embed_texts(["a red cube"] * 6, None)
+    seen, again, later = (task._seen(codes, condition, mask, step) for step in (3, 3, 4))
+    assert torch.equal(seen, again) and not torch.equal(seen, later)
     numbered = torch.arange(codes.numel()).view_as(codes)  # every token another one
-    shares = torch.cat([(task._seen(numbered, step) != numbered) for step in range(300)]).float().mean(1)
+    changed = [task._seen(numbered, condition, mask, step) != numbered for step in range(300)]
+    shares = torch.cat(changed).float().mean(1)
     assert 0.45 < (shares > 0).float().mean() < 0.55 and 0.12 < shares.mean() < 0.18 and shares.max() < 0.95
-    assert TransformerTask(transformer_config, cheap_scenes, CPU)._seen(codes, 3) is codes
+    assert TransformerTask(transformer_config, cheap_scenes, CPU)._seen(codes, condition, mask, 3) is codes
 
     torch.nn.init.normal_(task.transformer.lm_head.weight)
-    condition, mask = task._embed_texts(["a red cube"] * 6, None)
     other = codes.clone()
     other[:, 5] = (codes[:, 5] + 1) % task.transformer.config.vocab_size
     with torch.no_grad():
         losses, others = (task._run(condition, mask, codes, tokens, None)[0] for tokens in (codes, other))
     assert torch.equal(losses[:, :6], others[:, :6]) and not torch.equal(losses[:, 6:], others[:, 6:])
+
+
+def test_replaced_tokens_can_be_what_the_transformer_draws(transformer_config, cheap_scenes) -> None:
+    config = replace(
+        transformer_config, replaced_rows=1.0, replaced_tokens=0.9, replaced_by_draws=0.5, batch_size=64, base_seed=5
+    )
+    task = TransformerTask(config, cheap_scenes, CPU)
+    numbered = torch.arange(64 * task.grid_size**2).view(64, -1)  # no token of the batch is 7 or 9 but for two
+    condition, mask = torch.empty(0), torch.empty(0)
+    logits = torch.full((*numbered.shape, 32), -torch.inf)
+    logits[..., 7], logits[..., 9] = 0.0, torch.tensor(3.0).log()  # 1 in 4 draws, and 3 in 4
+    with mock.patch(f"{TransformerTask.__module__}.training_inputs", return_value=()):
+        task.training_run = lambda transformer: (logits, None)
+        seen = task._seen(numbered, condition, mask, 0)
+    replaced = seen != numbered
+    drawn = replaced & ((seen == 7) | (seen == 9))
+    rows = drawn.sum(1) > 1
+    assert 20 < rows.sum() < 44 and torch.equal(drawn[rows], replaced[rows])
+    assert (seen[rows][replaced[rows]] == 9).float().mean().item() == pytest.approx(0.75, abs=0.06)
 
 
 def test_evaluation_starts_from_uniform_distributions(transformer_config, cheap_scenes) -> None:

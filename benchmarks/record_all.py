@@ -83,7 +83,15 @@ STEPS: dict[str, Step] = {
     "overhead": Step(_script("speculation_overhead"), timed=True),
     "bench_picks": _bench("bench_picks", "--methods", PICKS, "--prompts", "24"),
     "bench_weighted": _bench(
-        "bench_weighted", "--methods", PICKS, "--prompts", "6", "--weighted_by", "LlamaGen-XL", "--weight_dtype", "bfloat16"
+        "bench_weighted",
+        "--methods",
+        PICKS,
+        "--prompts",
+        "6",
+        "--weighted_by",
+        "LlamaGen-XL",
+        "--weight_dtype",
+        "bfloat16",
     ),
     "bench_batch_8": _bench("bench_batch_8", "--methods", PICKS, "--batch_size", "8"),
     "bench_batch_1": _bench("bench_batch_1", "--methods", ALL),

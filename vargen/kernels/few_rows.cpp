@@ -38,7 +38,8 @@ typedef uint16_t bfloat16;
 constexpr int LANES = 16;
 constexpr int OUTPUTS = 4;  // outputs of a tile: their sums are added lane by lane together
 
-enum Kind : int64_t { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2 };
+// INT8_ROWS: weights as INT8, and what is multiplied with them is rounded to bytes too, row by row.
+enum Kind : int64_t { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, INT8_ROWS = 3 };
 
 // --- numbers -----------------------------------------------------------------------------------------------------------
 
@@ -238,27 +239,60 @@ inline void store(float* to, Four four, int64_t count) {
 
 struct Matrix {
     const void* weight;  // [outputs, columns], row after row
-    const float* scale;  // [outputs] of INT8
+    const float* scale;  // [outputs] of INT8 and INT8_ROWS
     const float* bias;   // [outputs] or null
     int64_t kind, outputs, columns;
 };
 
 #define UNROLLED _Pragma("GCC unroll 8")  // sums that a loop counts through lie in memory, not in registers
 
-// Sums of `OUTPUTS` outputs (the last `OUTPUTS - count` of a narrower tile mean nothing) for `ROWS` rows over `columns`
-// columns of `stride`. `next`: weights that will be read soon, fetched meanwhile. `before`: sums of the columns that came
-// before, or null; `after`: where to leave them for the columns that follow, or null, and then `result` is what they are.
+// Sixteen sums more: of bytes with bytes, four neighbours in each lane. Those of `weight` have 128 added.
+inline Integers add_bytes(Integers sums, const int8_t* weight, const int8_t* row, int64_t count) {
+    int8_t weights[4 * LANES] = {}, own[4 * LANES] = {};
+    std::memcpy(weights, weight, count);
+    std::memcpy(own, row, count);
+    for (int i = 0; i < 4 * LANES; i++) sums[i / 4] += (weights[i] + 128) * own[i];
+    return sums;
+}
+
+// As `tile` below, of rows in bytes: `base` [ROWS] is added to every lane, and the sums are exact.
+template <int ROWS>
+inline void byte_sums(const int8_t* const* line, const int8_t* const* soon, const int8_t* rows, int64_t stride,
+                      int64_t columns, const int32_t* base, const Lanes* before, Lanes (*total)[OUTPUTS]) {
+    Integers sums[ROWS][OUTPUTS];
+    UNROLLED for (int r = 0; r < ROWS; r++)
+        UNROLLED for (int o = 0; o < OUTPUTS; o++)
+            sums[r][o] = before ? (Integers)before[r * OUTPUTS + o] : Integers{} + base[r];
+    for (int64_t column = 0; column < columns; column += 4 * LANES) {
+        int64_t count = std::min<int64_t>(columns - column, 4 * LANES);
+        UNROLLED for (int o = 0; o < OUTPUTS; o++) __builtin_prefetch(soon[o] + column);
+#if defined(HAS_AVX512) && defined(__AVX512VNNI__)
+        __mmask64 there = ~(__mmask64)0 >> (4 * LANES - count);
+        __m512i weights[OUTPUTS];
+        UNROLLED for (int o = 0; o < OUTPUTS; o++)
+            weights[o] = _mm512_xor_si512(_mm512_maskz_loadu_epi8(there, line[o] + column), _mm512_set1_epi8(-128));
+        UNROLLED for (int r = 0; r < ROWS; r++) {
+            Lanes own = held((Lanes)_mm512_maskz_loadu_epi8(there, rows + r * stride + column));
+            UNROLLED for (int o = 0; o < OUTPUTS; o++)
+                sums[r][o] = (Integers)_mm512_dpbusd_epi32((__m512i)sums[r][o], weights[o], (__m512i)own);
+        }
+#else
+        for (int r = 0; r < ROWS; r++)
+            for (int o = 0; o < OUTPUTS; o++)
+                sums[r][o] = add_bytes(sums[r][o], line[o] + column, rows + r * stride + column, count);
+#endif
+    }
+    UNROLLED for (int r = 0; r < ROWS; r++)
+        UNROLLED for (int o = 0; o < OUTPUTS; o++) total[r][o] = (Lanes)sums[r][o];
+}
+
+// The same of floating-point rows.
 template <typename Weight, typename Number, int ROWS>
-inline void tile(const Weight* weight, int64_t count, const Number* rows, int64_t stride, int64_t columns,
-                 const Weight* const* next, const Lanes* before, Lanes* after, Four* result) {
+inline void float_sums(const Weight* const* line, const Weight* const* soon, const Number* rows, int64_t stride,
+                       int64_t columns, const Lanes* before, Lanes (*result)[OUTPUTS]) {
     Lanes total[ROWS][OUTPUTS];
     UNROLLED for (int r = 0; r < ROWS; r++)
         UNROLLED for (int o = 0; o < OUTPUTS; o++) total[r][o] = before ? before[r * OUTPUTS + o] : Lanes{};
-    const Weight *line[OUTPUTS], *soon[OUTPUTS];
-    UNROLLED for (int o = 0; o < OUTPUTS; o++) {
-        line[o] = weight + std::min<int64_t>(o, count - 1) * stride;
-        soon[o] = next[o];
-    }
     int64_t column = 0;
 #if defined(HAS_AVX512) && defined(__AVX512BF16__)
     if constexpr (sizeof(Number) == 2) {
@@ -293,11 +327,35 @@ inline void tile(const Weight* weight, int64_t count, const Number* rows, int64_
             UNROLLED for (int o = 0; o < OUTPUTS; o++)
                 total[r][o] = multiply_add(load_some(line[o] + column, rest), own, total[r][o]);
         }
+    UNROLLED for (int r = 0; r < ROWS; r++)
+        UNROLLED for (int o = 0; o < OUTPUTS; o++) result[r][o] = total[r][o];
+}
+
+// Sums of `OUTPUTS` outputs (the last `OUTPUTS - count` of a narrower tile mean nothing) for `ROWS` rows over `columns`
+// columns of `stride`. `base`: see `byte_sums`. `next`: weights that will be read soon, fetched meanwhile. `before`: sums
+// of the columns that came before, or null; `after`: where to leave them for the columns that follow, or null, and then
+// `result` is what they are.
+template <typename Weight, typename Number, int ROWS>
+inline void tile(const Weight* weight, int64_t count, const Number* rows, int64_t stride, int64_t columns,
+                 const int32_t* base, const Weight* const* next, const Lanes* before, Lanes* after, Four* result) {
+    constexpr bool IN_BYTES = std::is_same_v<Number, int8_t>;
+    Lanes total[ROWS][OUTPUTS];
+    const Weight *line[OUTPUTS], *soon[OUTPUTS];
+    UNROLLED for (int o = 0; o < OUTPUTS; o++) {
+        line[o] = weight + std::min<int64_t>(o, count - 1) * stride;
+        soon[o] = next[o];
+    }
+    if constexpr (IN_BYTES) byte_sums<ROWS>(line, soon, rows, stride, columns, base, before, total);
+    else float_sums<Weight, Number, ROWS>(line, soon, rows, stride, columns, before, total);
     if (after) {
         UNROLLED for (int r = 0; r < ROWS; r++)
             UNROLLED for (int o = 0; o < OUTPUTS; o++) after[r * OUTPUTS + o] = total[r][o];
         return;
     }
+    if constexpr (IN_BYTES)
+        UNROLLED for (int r = 0; r < ROWS; r++)
+            UNROLLED for (int o = 0; o < OUTPUTS; o++)
+                total[r][o] = __builtin_convertvector((Integers)total[r][o], Lanes);
     Lanes part[ROWS + 3];
     UNROLLED for (int r = 0; r < ROWS; r++) part[r] = quarters(total[r]);
     UNROLLED for (int r = ROWS; r < ROWS + 3; r++) part[r] = part[ROWS - 1];
@@ -311,7 +369,7 @@ constexpr int MOST_ROWS = 6;  // of a tile: 24 sums fit the registers beside wha
 
 template <typename Weight, typename Number>
 inline void tile_of(int rows, const Weight* weight, int64_t count, const Number* from, int64_t stride, int64_t columns,
-                    const Weight* const* next, const Lanes* before, Lanes* after, Four* result) {
+                    const int32_t* base, const Weight* const* next, const Lanes* before, Lanes* after, Four* result) {
     auto run = tile<Weight, Number, 6>;
     switch (rows) {
         case 1: run = tile<Weight, Number, 1>; break;
@@ -320,7 +378,7 @@ inline void tile_of(int rows, const Weight* weight, int64_t count, const Number*
         case 4: run = tile<Weight, Number, 4>; break;
         case 5: run = tile<Weight, Number, 5>; break;
     }
-    run(weight, count, from, stride, columns, next, before, after, result);
+    run(weight, count, from, stride, columns, base, next, before, after, result);
 }
 
 struct Span {
@@ -404,9 +462,10 @@ using Block = std::vector<Number, Aligned<Number>>;
 constexpr int64_t ROW_BLOCK = 4 * MOST_ROWS, OUTPUT_BLOCK = 8 * OUTPUTS, COLUMN_BYTES = 24 << 10, COLUMN_UNIT = 64;
 
 // Outputs `span` of all rows: calls take(row, first output, four sums, how many of them count). Outputs up to `until` will
-// be read next.
+// be read next. `bases` and `steps` of rows in bytes: see `byte_sums`, and what a unit of each row's bytes stands for.
 template <typename Weight, typename Number, typename Take>
-void product(const Matrix& matrix, const Number* rows, int64_t num_rows, Span span, int64_t until, Take take) {
+void product(const Matrix& matrix, const Number* rows, int64_t num_rows, Span span, int64_t until, Take take,
+             const int32_t* bases = nullptr, const float* steps = nullptr) {
     int64_t columns = matrix.columns;
     int64_t of_chunk = COLUMN_BYTES / (std::min(num_rows, ROW_BLOCK) * sizeof(Number)) / COLUMN_UNIT * COLUMN_UNIT;
     bool whole = num_rows <= MOST_ROWS || of_chunk >= columns;
@@ -434,10 +493,12 @@ void product(const Matrix& matrix, const Number* rows, int64_t num_rows, Span sp
                         for (int o = 0; o < OUTPUTS; o++) next[o] = weights + (is_last ? 0 : fetched[group][o]);
                         Lanes* sums = whole ? nullptr : &waiting[(output - outputs) * ROW_BLOCK + (first - block) * OUTPUTS];
                         tile_of<Weight, Number>((int)(last - first), weights, count, rows + first * columns + begin,
-                                                columns, some, next, begin ? sums : nullptr,
+                                                columns, some, bases ? bases + first : nullptr, next,
+                                                begin ? sums : nullptr,
                                                 begin + some < columns ? sums : nullptr, result);
                         for (int64_t row = first; row < last && begin + some >= columns; row++) {
                             Four sums = result[row - first];
+                            if (steps) sums *= steps[row];
                             for (int o = 0; matrix.scale && o < count; o++) sums[o] *= matrix.scale[output + o];
                             for (int o = 0; matrix.bias && o < count; o++) sums[o] += matrix.bias[output + o];
                             take(row, output, sums, count);
@@ -466,11 +527,52 @@ struct Rows {
     }
 };
 
+// Rows rounded to bytes, each on a scale of its own: the nearest of -127 to 127.
+struct ByteRows {
+    Block<int8_t> bytes;
+    Block<float> steps;
+    Block<int32_t> bases;  // what 128 more at every weight adds to a lane, to be taken off: the sixteenth of all
+    template <typename Number>
+    ByteRows(const Number* rows, int64_t num_rows, int64_t columns)
+        : bytes(num_rows * columns), steps(num_rows), bases(num_rows) {
+        for (int64_t row = 0; row < num_rows; row++) {
+            const Number* from = rows + row * columns;
+            int8_t* to = &bytes[row * columns];
+            Lanes most = {}, nothing = {};
+            sweep(columns, [&](int64_t i, auto load, auto) {
+                Lanes own = load(from + i), size = own < Lanes{} ? -own : own;
+                most = size > most ? size : most;
+                nothing += own * Lanes{};
+            });
+            float largest = 0;
+            for (int lane = 0; lane < LANES; lane++) largest = std::max(largest, most[lane]);
+            float units = largest > 0 ? 127.0f / largest : 0.0f;
+            Integers sums = {};
+            sweep(columns, [&](int64_t i, auto load, auto) {
+                // Adding 1.5 * 2 ** 23 rounds to an integer, which the lowest bits then are.
+                Lanes magic = all(12582912.0f), shifted = multiply_add(load(from + i), all(units), magic);
+                Integers own = (Integers)shifted - (Integers)magic;
+                sums += own;
+                Bytes small = __builtin_convertvector(own, Bytes);
+                std::memcpy(to + i, &small, std::min<int64_t>(columns - i, LANES));
+            });
+            int32_t total = 0;
+            for (int lane = 0; lane < LANES; lane++) total += sums[lane];
+            steps[row] = largest / 127.0f + sum(nothing);  // no number where the row has one that is none
+            bases[row] = -8 * total;
+        }
+    }
+};
+
 // The same for rows of either precision: `wide`, or where that is null `small`.
 template <typename Take>
 void product(const Matrix& matrix, const float* wide, const bfloat16* small, int64_t num_rows, Span span, int64_t until,
              Take take) {
-    if (matrix.kind == BFLOAT16) product<bfloat16, bfloat16>(matrix, small, num_rows, span, until, take);
+    if (matrix.kind == INT8_ROWS) {
+        ByteRows rows = wide ? ByteRows(wide, num_rows, matrix.columns) : ByteRows(small, num_rows, matrix.columns);
+        product<int8_t, int8_t>(matrix, rows.bytes.data(), num_rows, span, until, take, rows.bases.data(),
+                                rows.steps.data());
+    } else if (matrix.kind == BFLOAT16) product<bfloat16, bfloat16>(matrix, small, num_rows, span, until, take);
     else if (matrix.kind == FLOAT32) product<float, float>(matrix, wide, num_rows, span, until, take);
     else if (wide) product<int8_t, float>(matrix, wide, num_rows, span, until, take);
     else product<int8_t, bfloat16>(matrix, small, num_rows, span, until, take);
@@ -488,7 +590,7 @@ void product(const Matrix& matrix, const Rows& rows, int64_t skipped, int64_t nu
 
 // --- what is called from outside ---------------------------------------------------------------------------------------
 
-// y[rows, outputs] = x[rows, columns] weight^T (+ bias), all of `kind` but INT8, whose x is `row_kind` and has a scale.
+// y[rows, outputs] = x[rows, columns] weight^T (+ bias), all of `kind` but in bytes, whose x is `row_kind` and has a scale.
 extern "C" void few_rows_linear(const void* x, int64_t row_kind, const void* weight, int64_t kind, const float* scale,
                                 const void* bias, void* y, int64_t num_rows, int64_t columns, int64_t outputs,
                                 int64_t threads) {
@@ -517,13 +619,13 @@ extern "C" void few_rows_linear(const void* x, int64_t row_kind, const void* wei
 extern "C" {
 struct Layer {
     const void *norm_attention, *qkv, *out, *norm_feed_forward, *gate_up, *down;
-    const float *qkv_scale, *out_scale, *gate_up_scale, *down_scale;  // of INT8
+    const float *qkv_scale, *out_scale, *gate_up_scale, *down_scale;  // of bytes
     void *keys, *values;  // [sequences * slots, key_value_heads * head_dim] of `kind`
     void* kept;           // out, as the pass's `states`: after the layer, or null
 };
 
 struct Pass {
-    int64_t kind;         // FLOAT32 or BFLOAT16: of all but INT8 matrices
+    int64_t kind;         // FLOAT32 or BFLOAT16: of all but matrices in bytes
     int64_t matrix_kind;  // of the layers' matrices
     int64_t sequences, tokens, dim, heads, key_value_heads, head_dim, intermediate, layers, vocabulary;
     int64_t halves;         // sequences of a picture: all pictures' first ones, then all their second ones

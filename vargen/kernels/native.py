@@ -21,6 +21,8 @@ from vargen.kernels.build import library
 
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 """Precisions that are served, and what the kernels call them; int8 of weights alone."""
+_INT8_ROWS = 3
+"""What they call int8 weights where what is multiplied with them is rounded to int8 too."""
 MATRICES = ("qkv", "out", "gate_up", "down")
 _MOST_CHANNELS = 1008
 """Of a head."""
@@ -47,6 +49,7 @@ class LayerWeights:
         norm_attention, qkv, out, norm_feed_forward, gate_up, down: queries, keys and values are one matrix in this
             order; so are gate and up.
         scales: float32 [outputs] of each of `MATRICES`, where these are int8; else empty.
+        dynamic: whether rows are rounded to int8 before such a matrix, each on a scale of its own.
     """
 
     norm_attention: Tensor | None
@@ -56,6 +59,11 @@ class LayerWeights:
     gate_up: Tensor
     down: Tensor
     scales: tuple[Tensor, ...] = ()
+    dynamic: bool = False
+
+    def kind(self) -> int:
+        """Of the matrices, as the kernels call it."""
+        return _INT8_ROWS if self.dynamic else KINDS[self.qkv.dtype]
 
     def pointers(self) -> list[int]:
         """As the kernels read them."""
@@ -83,7 +91,9 @@ def serves_linear(x: Tensor, weight: Tensor) -> bool:
 
 
 @torch.library.custom_op("vargen::few_row_linear", mutates_args=())
-def linear(x: Tensor, weight: Tensor, scale: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+def linear(
+    x: Tensor, weight: Tensor, scale: Tensor | None = None, bias: Tensor | None = None, dynamic: bool = False
+) -> Tensor:
     """`x weight^T + bias`, every row by itself. Where `serves_linear`.
 
     Args:
@@ -91,14 +101,17 @@ def linear(x: Tensor, weight: Tensor, scale: Tensor | None = None, bias: Tensor 
         weight: [outputs, columns] of the same precision, or int8 with `scale`.
         scale: float32 [outputs] of int8 weights.
         bias: [outputs], as `x`.
+        dynamic: whether rows of `x` are rounded to int8 too, each on a scale of its own; beside int8 weights.
 
     Returns:
         [..., outputs], as `x`.
     """
-    return linear_now(x, weight, scale, bias)
+    return linear_now(x, weight, scale, bias, dynamic)
 
 
-def linear_now(x: Tensor, weight: Tensor, scale: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+def linear_now(
+    x: Tensor, weight: Tensor, scale: Tensor | None = None, bias: Tensor | None = None, dynamic: bool = False
+) -> Tensor:
     """The same without torch's dispatch, which costs more than a small product."""
     kernels = library()
     assert kernels is not None
@@ -110,7 +123,7 @@ def linear_now(x: Tensor, weight: Tensor, scale: Tensor | None = None, bias: Ten
             ctypes.c_void_p(x.data_ptr()),
             ctypes.c_int64(KINDS[x.dtype]),
             ctypes.c_void_p(weight.data_ptr()),
-            ctypes.c_int64(KINDS[weight.dtype]),
+            ctypes.c_int64(_INT8_ROWS if dynamic else KINDS[weight.dtype]),
             ctypes.c_void_p(0 if scale is None else scale.data_ptr()),
             ctypes.c_void_p(0 if bias is None else bias.data_ptr()),
             ctypes.c_void_p(y.data_ptr()),
@@ -123,7 +136,9 @@ def linear_now(x: Tensor, weight: Tensor, scale: Tensor | None = None, bias: Ten
 
 
 @linear.register_fake
-def _(x: Tensor, weight: Tensor, scale: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+def _(
+    x: Tensor, weight: Tensor, scale: Tensor | None = None, bias: Tensor | None = None, dynamic: bool = False
+) -> Tensor:
     return x.new_empty(*x.shape[:-1], weight.shape[0])
 
 
@@ -246,7 +261,7 @@ def decoder_pass(
         rows = sequences if guidance_scale is None else pictures
         logits = torch.empty(rows, kept, weights.head.shape[0], dtype=torch.float32)
     sizes = (
-        *(KINDS[dtype], KINDS[layers[0].qkv.dtype], sequences, num_tokens, dim, geometry.num_heads),
+        *(KINDS[dtype], layers[0].kind(), sequences, num_tokens, dim, geometry.num_heads),
         *(geometry.num_key_value_heads, geometry.head_dim, geometry.intermediate_size, len(layers)),
         *(0 if logits is None else logits.shape[-1], new.halves, keys[0].shape[2], new.mask.shape[-1]),
         *(new.mask.shape[0], kept, new.positions.shape[0]),

@@ -22,6 +22,7 @@ from vargen.errors import UserError
 from vargen.kernels.int8 import is_quantized, quantize_linears
 from vargen.methods.base import DraftNetwork
 from vargen.methods.draft_sizes import MeasuredDraftSizes
+from vargen.models.options import INT8_DYNAMIC, OWN_QUANTIZATION
 
 if TYPE_CHECKING:
     from specdecode.compilation import PassCompiler
@@ -37,7 +38,7 @@ class KeptBetweenBatches:
         models: drafters and smaller transformers that methods named, by folder.
         neighbours: the nearest codes [V, k] of each code, by k.
         compiler: of passes; None: they run eagerly.
-        int8_drafts: whether layers of what drafts are to have weights in int8.
+        draft_quantization: of the layers of what drafts, see `vargen.pipelines.quantization`; None: as they are.
         draft_sizes: measured costs, and what sizes turned out to be worth.
     """
 
@@ -46,7 +47,7 @@ class KeptBetweenBatches:
     models: dict[str, Any] = field(default_factory=dict)
     neighbours: dict[int, Tensor] = field(default_factory=dict)
     compiler: PassCompiler | None = None
-    int8_drafts: bool = False
+    draft_quantization: str | None = None
     draft_sizes: MeasuredDraftSizes = field(default_factory=MeasuredDraftSizes)
 
     def compile(self, target: Any, **arguments: Any) -> None:
@@ -64,9 +65,9 @@ class KeptBetweenBatches:
 
     def draft_with(self, *layers: nn.Module) -> None:
         """Have linear layers of what drafts quantized, where the pipeline's are to be."""
-        if self.int8_drafts:
+        if self.draft_quantization is not None:
             for each in layers:
-                quantize_linears(each)
+                quantize_linears(each, self.draft_quantization == INT8_DYNAMIC)
 
     def told(self, layers: nn.Module) -> dict[str, Any]:
         """What measured seconds depend on, of how passes are computed; empty where nothing was asked for.
@@ -75,8 +76,9 @@ class KeptBetweenBatches:
             layers: the target's.
         """
         told = {} if self.compiler is None else {"compiled": f"{self.compiler.backend}-{self.compiler.bucket}"}
-        names = {"int8": is_quantized(layers), "int8_drafts": self.int8_drafts}
-        return told | {name: True for name, holds in names.items() if holds}
+        for dynamic, name in enumerate(OWN_QUANTIZATION):
+            told |= {"quantization": name} if is_quantized(layers, bool(dynamic)) else {}
+        return told | ({} if self.draft_quantization is None else {"draft_quantization": self.draft_quantization})
 
 
 @dataclass(frozen=True)

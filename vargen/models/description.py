@@ -17,7 +17,7 @@ from vargen.errors import UserError
 from vargen.methods.base import ImageMethodConfig
 from vargen.methods.catalogue import resolve_method
 from vargen.models.model_folder import method_resolver, read_json
-from vargen.models.options import INT8, ModelOptions
+from vargen.models.options import OWN_QUANTIZATION, ModelOptions
 from vargen.models.picture_size import Grid, asked_grid
 from vargen.models.source import SETTINGS, find_files, is_hub_name
 from vargen.reading import reading
@@ -122,7 +122,7 @@ def open_model(options: ModelOptions) -> ModelDescription:
     for name in options.special:
         if name not in model.loading:
             can = f"it takes {', '.join(model.loading)}" if model.loading else "leave it out"
-            can = f"it takes {INT8}, on a CPU" if name == "quantization" else can
+            can = f"it takes {' or '.join(OWN_QUANTIZATION)}, on a CPU" if name == "quantization" else can
             asked = f"quantization {options.quantization}" if name == "quantization" else name
             raise UserError(f"{asked} cannot be used with a model of the family {model.family}; {can}")
     folder = find_files(options.model, options.revision)

@@ -155,7 +155,8 @@ class LlamaGenPipeline(CompilablePipeline, QuantizablePipeline, DiffusionPipelin
     def weigh(self, size: str | None, dtype: torch.dtype = torch.float32) -> str | None:
         """From now on every pass also goes through a network of another size with random weights, for the clock.
 
-        No picture changes; see `vargen.models.llamagen.weighted`.
+        No picture changes; see `vargen.models.llamagen.weighted`. Where layers of the pipeline are quantized, so are
+        those of the network.
 
         Args:
             size: "LlamaGen-B", "LlamaGen-L" or "LlamaGen-XL"; None: no longer.
@@ -168,7 +169,11 @@ class LlamaGenPipeline(CompilablePipeline, QuantizablePipeline, DiffusionPipelin
             UserError: an unknown size.
         """
         self._weights = None if size is None else WeightNetworks.of_size(size, self.transformer, dtype)
-        return None if self._weights is None else self._weights.label
+        if self._weights is None:
+            return None
+        told = self._kept.told(self._decoder_layers)
+        self._weights.quantize(told.get("quantization"), told.get("draft_quantization"))
+        return self._weights.label
 
     def _check_components(self, image_size: int | None) -> None:
         transformer, vqvae = self.transformer.config, self.vqvae.config

@@ -22,7 +22,7 @@ from transformers.utils import logging as transformers_logging
 from vargen.errors import UserError
 from vargen.kernels.build import why_not
 from vargen.models.description import ModelDescription
-from vargen.models.options import INT8, ModelOptions
+from vargen.models.options import OWN_QUANTIZATION, ModelOptions
 from vargen.models.quantization import pipeline_quantization, quantization_config
 from vargen.pipelines.compilation import check_compiler
 from vargen.pipelines.quantization import DECODER, DRAFTS, check_int8
@@ -118,9 +118,9 @@ def load_pipeline(
     if options.compile:
         check_compiler(torch.device(device))  # before anything is loaded
         logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # it misses CUDA on every CPU
-    int8 = {DECODER: options.quantization, DRAFTS: options.draft_quantization}
-    int8_parts = [part for part, asked in int8.items() if asked == INT8]
-    if int8_parts:
+    own = {DECODER: options.quantization, DRAFTS: options.draft_quantization}
+    own = {part: asked for part, asked in own.items() if asked in OWN_QUANTIZATION}
+    if own:
         check_int8(torch.device(device), dtype)
     diffusers_logging.disable_progress_bar()
     transformers_logging.disable_progress_bar()
@@ -130,8 +130,8 @@ def load_pipeline(
     if "device_map" not in arguments:
         with _device_errors(device):
             pipeline = pipeline.to(place)
-    if int8_parts:
-        pipeline.quantize(parts=int8_parts)
+    for part, quantization in own.items():
+        pipeline.quantize(quantization, parts=[part])
     pipeline.set_progress_bar_config(disable=True)  # one bar over all batches instead
     if options.compile:
         pipeline.compile(bucket=options.compile_bucket, on_compiled=None if quiet else _tell)

@@ -16,7 +16,7 @@ from vargen.errors import UserError
 from vargen.kernels.build import why_not
 from vargen.kernels.int8 import quantize_linears
 from vargen.models.components import KeptBetweenBatches
-from vargen.models.options import INT8
+from vargen.models.options import INT8, INT8_DYNAMIC, OWN_QUANTIZATION
 
 DECODER, DRAFTS = PARTS = ("decoder", "drafts")
 """Of a pipeline, that can be quantized."""
@@ -35,11 +35,14 @@ class QuantizablePipeline:
     def quantize(self, quantization: str = INT8, parts: Sequence[str] = (DECODER,)) -> Self:
         """From now on linear layers have weights in int8, with a scale for each output.
 
+        With "int8-dynamic" each row that is fed to such a layer is rounded too, on a scale of its own. Then a pass over
+        many tokens takes half the arithmetic, at some more cost to what is drawn.
+
         Embeddings, norms and the output head stay as they are. What is quantized cannot be saved, trained or put on a
         GPU afterwards.
 
         Args:
-            quantization: "int8".
+            quantization: "int8" or "int8-dynamic".
             parts: "decoder", and then tokens become those of the rounded model, of which exact methods draw plain
                 decoding's as ever; and "drafts", what drafts for it, with which exact methods draw what they drew of
                 the decoder as it is.
@@ -52,15 +55,16 @@ class QuantizablePipeline:
         """
         if unknown := [part for part in parts if part not in PARTS]:
             raise UserError(f"parts must be among {', '.join(PARTS)}, got {unknown[0]!r}")
-        if quantization != INT8:
-            raise UserError(f"quantization must be {INT8}, got {quantization!r}; others are done by from_pretrained")
+        if quantization not in OWN_QUANTIZATION:
+            known = " or ".join(OWN_QUANTIZATION)
+            raise UserError(f"quantization must be {known}, got {quantization!r}; others are done by from_pretrained")
         layers = self._decoder_layers
         parameter = next(each for each in layers.parameters() if each.is_floating_point())
         check_int8(parameter.device, str(parameter.dtype).removeprefix("torch."))
         if DECODER in parts:
-            quantize_linears(layers)
+            quantize_linears(layers, quantization == INT8_DYNAMIC)
         if DRAFTS in parts:
-            self._kept.int8_drafts = True
+            self._kept.draft_quantization = quantization
         return self
 
 

@@ -27,7 +27,7 @@ from vargen.errors import UserError
 from vargen.models.description import open_model
 from vargen.models.llamagen.transformer import CONDITION_POSITION
 from vargen.models.model_folder import weights_fingerprint
-from vargen.models.options import INT8, ModelOptions
+from vargen.models.options import OWN_QUANTIZATION, ModelOptions
 from vargen.pipelines.loading import load_pipeline
 from vargen.prompts import gather_prompts
 from vargen.training.config import RunConfig, check, check_fraction, check_positive
@@ -94,9 +94,9 @@ class DrafterTrainingConfig(RunConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive(self, "images", "generation_batch_size", "stored_images", "levels")
-        check(
-            self.quantization != INT8, "quantization", INT8, "is for drawing; a drafter learned without it serves both"
-        )
+        is_own = self.quantization in OWN_QUANTIZATION
+        mends = "is for drawing; a drafter learned without it serves both"
+        check(not is_own, "quantization", self.quantization, mends)
         check(
             self.images > self.evaluation_size,
             "images",

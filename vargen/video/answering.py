@@ -26,7 +26,7 @@ from vargen.bounds import MAX_NEW_TOKENS, check_number
 from vargen.errors import NotFiniteError, UserError
 from vargen.kernels.int8 import quantize_linears
 from vargen.methods.base import MethodConfig
-from vargen.models.options import INT8
+from vargen.models.options import INT8_DYNAMIC
 from vargen.resources import find_trained_drafters
 from vargen.video.architectures.base import Architecture
 from vargen.video.architectures.catalogue import architecture_of
@@ -380,8 +380,8 @@ class VideoAnswerer:
                 self._trained[key] = load_drafter(found, self.model, text_only=text_only)
             except ValueError as error:
                 raise UserError(str(error)) from error
-            if self.source is not None and self.source.options.draft_quantization == INT8:
-                quantize_linears(self._trained[key])
+            if self.source is not None and (quantization := self.source.options.draft_quantization) is not None:
+                quantize_linears(self._trained[key], quantization == INT8_DYNAMIC)
         return self._trained[key]
 
     @torch.no_grad()

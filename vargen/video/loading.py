@@ -21,7 +21,7 @@ from vargen.kernels.int8 import quantize_linears
 from vargen.kernels.linears import serve_linears
 from vargen.models.finite import check_weights
 from vargen.models.model_folder import read_json, refuse_pickled
-from vargen.models.options import INT8, ModelOptions
+from vargen.models.options import INT8_DYNAMIC, OWN_QUANTIZATION, ModelOptions
 from vargen.models.source import SETTINGS, WEIGHTS, fetch, is_hub_name
 from vargen.pipelines.loading import loading_arguments
 from vargen.pipelines.quantization import check_int8
@@ -142,7 +142,7 @@ def load_video_model(found: VideoModelFolder, options: ModelOptions) -> Any:
         UserError: a device is absent, files are damaged or missing, or its layers come to lie on several devices.
     """
     arguments, device, dtype = loading_arguments(options)
-    if options.quantization == INT8:
+    if options.quantization in OWN_QUANTIZATION:
         check_int8(torch.device(arguments.get("device_map", device)), dtype)
     transformers_logging.disable_progress_bar()
     refuse_pickled(found.folder, "model")
@@ -166,8 +166,8 @@ def load_video_model(found: VideoModelFolder, options: ModelOptions) -> Any:
     model = model.eval().requires_grad_(False)
     if "device_map" not in arguments:
         model = model.to(device)
-    if options.quantization == INT8:
-        quantize_linears(found.architecture.decoder(model))
+    if options.quantization in OWN_QUANTIZATION:
+        quantize_linears(found.architecture.decoder(model), options.quantization == INT8_DYNAMIC)
     return model
 
 

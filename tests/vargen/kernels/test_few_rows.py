@@ -50,22 +50,22 @@ def test_bytes_with_a_scale_are_weights(own_kernels: None, shape: tuple[int, int
     assert ((linear_now(x, quantized, scale, bias) - exact).abs() <= bound).all()
 
 
-@pytest.mark.parametrize("in_bytes", [False, True])
+@pytest.mark.parametrize(("in_bytes", "dynamic"), [(False, False), (True, False), (True, True)])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_row_has_the_same_bits_alone(
-    own_kernels: None, shape: tuple[int, int, int], dtype: torch.dtype, in_bytes: bool
+    own_kernels: None, shape: tuple[int, int, int], dtype: torch.dtype, in_bytes: bool, dynamic: bool
 ) -> None:
     x, weight, _ = example(*shape, dtype)
     scale = None
     if in_bytes:
         scale, weight = torch.ones(len(weight)), (weight * 20).to(torch.int8)
-    together = linear_now(x, weight, scale)
+    together = linear_now(x, weight, scale, None, dynamic)
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(3)
         for row, alone in zip(together, x, strict=True):
-            assert torch.equal(linear_now(alone[None], weight, scale)[0], row)
+            assert torch.equal(linear_now(alone[None], weight, scale, None, dynamic)[0], row)
     finally:
         torch.set_num_threads(threads)
 
@@ -83,10 +83,13 @@ def test_a_processor_without_wide_vectors_gets_the_same_sums(
     x, weight, bias = example(7, 100, 33, torch.float32)
     small, small_weight, _ = example(2, 192, 5, torch.bfloat16)
     fast = linear_now(x, weight, None, bias), linear_now(small, small_weight)
+    scale, steps = torch.rand(33), (weight * 40).to(torch.int8)
+    in_bytes = linear_now(x, steps, scale, bias, True)
     monkeypatch.setenv("VARGEN_CACHE", str(tmp_path))
     assert build.library() is not None and list(tmp_path.glob("kernels/*.so"))
     torch.testing.assert_close(linear_now(x, weight, None, bias), fast[0])
     torch.testing.assert_close(linear_now(small, small_weight), fast[1], rtol=2**-7, atol=1e-3)
+    torch.testing.assert_close(linear_now(x, steps, scale, bias, True), in_bytes)
 
 
 def test_without_a_compiler_torch_computes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,24 @@ def example() -> nn.Sequential:
     return nn.Sequential(*layers).eval().requires_grad_(False)
 
 
+class OfRoundedRows(nn.Linear):
+    """A layer that rounds what it is fed, by a loop over rows."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.clone()
+        for row in rows.view(-1, x.shape[-1]):
+            step = row.abs().max() / 127
+            row.copy_(torch.round(row / step) * step)
+        return super().forward(rows)
+
+
+def quantized_weights(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """The model in int8 that is fed numbers as they are."""
+    copied = copy.deepcopy(model).to(dtype)
+    quantize_linears(copied)
+    return copied
+
+
 def rounded(model: nn.Module) -> nn.Module:
     """The model whose weights are those that int8 stands for, by a loop over outputs."""
     for layer in model.modules():
@@ -34,22 +52,30 @@ def rounded(model: nn.Module) -> nn.Module:
     return model
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kernels", ["auto", "plain"])
 @torch.no_grad()
 def test_it_is_the_rounded_model(
-    own_kernels: None, monkeypatch: pytest.MonkeyPatch, kernels: str, dtype: torch.dtype
+    own_kernels: None, monkeypatch: pytest.MonkeyPatch, kernels: str, dtype: torch.dtype, dynamic: bool
 ) -> None:
     monkeypatch.setenv("VARGEN_KERNELS", kernels)
     model = example()
     quantized, exact = copy.deepcopy(model).to(dtype), rounded(copy.deepcopy(model).to(dtype).float())
-    quantize_linears(quantized)
+    quantize_linears(quantized, dynamic)
+    if dynamic:
+        for layer in exact.modules():
+            if type(layer) is nn.Linear:
+                layer.__class__ = OfRoundedRows
     assert [type(each) for each in (quantized[0], quantized[1][1], quantized[2])] == [Int8Linear, Int8Linear, Adapter]
     x = torch.randn(3, 2, 64).to(dtype)
-    close = {"rtol": 0, "atol": 1e-5 if dtype == torch.float32 else 0.02}
+    # A number that lies between two steps may be rounded either way: a step of some fed number, times a weight.
+    tie = 0.002 if dynamic else 0.0
+    close = {"rtol": 0, "atol": tie + (1e-5 if dtype == torch.float32 else 0.02)}
     torch.testing.assert_close(quantized(x).float(), exact(x.float()), **close)
     assert not torch.allclose(quantized(x).float(), model.float()(x.float()), rtol=0, atol=1e-5)
-    quantized[0].scale[3] *= 1.5  # a planted fault
+    assert not dynamic or not torch.equal(quantized(x), quantized_weights(model, dtype)(x))
+    quantized[0].scale[3] *= 4  # a planted fault
     assert not torch.allclose(quantized(x).float(), exact(x.float()), **close)
 
 
@@ -100,8 +126,22 @@ def test_many_rows_are_torchs_and_compiled_code_holds_the_product(
     assert torch.equal(torch.compile(model, backend=keep, fullgraph=True)(x), model(x))
     called = [node.target for node in graphs[0].graph.nodes if node.op == "call_function"]
     assert sum("few_row_linear" in str(target) for target in called) == 2
+    dynamic = example()
+    quantize_linears(dynamic, dynamic=True)
+    assert torch.equal(torch.compile(dynamic, backend=keep, fullgraph=True)(x), dynamic(x))
+    rows = torch.randn(257, 64)
+    assert torch.equal(dynamic[:2](rows)[:1], dynamic[:2](rows[:1]))  # whose rows are never torch's
     monkeypatch.setattr(int8, "linear_now", lambda *arguments: pytest.fail("too many rows for it"))
-    assert model(torch.randn(257, 64)).shape == (257, 5)
+    assert model(rows).shape == (257, 5)
+
+
+@torch.no_grad()
+def test_a_row_of_nothing_and_one_that_holds_no_number(own_kernels: None) -> None:
+    layer = Int8Linear.of(nn.Linear(70, 5), dynamic=True)
+    rows = torch.randn(4, 70)
+    rows[1], rows[2, 3], rows[3, 69] = 0, torch.nan, torch.inf
+    y = layer(rows)
+    assert torch.equal(y[1], layer.bias) and y[0].isfinite().all() and y[2:].isnan().all()
 
 
 def test_it_cannot_be_saved_as_what_it_is_not() -> None:

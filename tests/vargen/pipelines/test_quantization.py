@@ -48,10 +48,11 @@ def draw(pipeline: LlamaGenPipeline, method: str, temperature: float, **options:
     return pipeline(PROMPTS, method=resolve_method(method, options), **settings).tokens
 
 
+@pytest.mark.parametrize("quantization", ["int8", "int8-dynamic"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_exact_methods_draw_the_tokens_of_plain_decoding(
-    copied: LlamaGenPipeline, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, temperature: float
+    copied: LlamaGenPipeline, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, temperature: float, quantization: str
 ) -> None:
     served: list[bool] = []
     run = FastPass.run
@@ -64,7 +65,7 @@ def test_exact_methods_draw_the_tokens_of_plain_decoding(
     monkeypatch.setattr(FastPass, "run", counted)
     for part in (copied.transformer, copied.drafter, copied.draft_transformer):
         nn.Module.to(part, dtype)
-    copied.quantize()
+    copied.quantize(quantization)
     plain = draw(copied, "ar", temperature)
     assert torch.equal(draw(copied, "jacobi", temperature, window=5), plain)
     if temperature == 0:
@@ -73,10 +74,12 @@ def test_exact_methods_draw_the_tokens_of_plain_decoding(
     assert served and all(served)
 
 
+@pytest.mark.parametrize("quantization", ["int8", "int8-dynamic"])
 @torch.no_grad()
 def test_the_kernels_compute_what_the_modules_do(
-    quantized: LlamaGenPipeline, drafting_pipeline: LlamaGenPipeline, monkeypatch: pytest.MonkeyPatch
+    copied: LlamaGenPipeline, drafting_pipeline: LlamaGenPipeline, monkeypatch: pytest.MonkeyPatch, quantization: str
 ) -> None:
+    quantized = copied.quantize(quantization)
     fast = draw(quantized, "ar", 0.0)
     monkeypatch.setenv("VARGEN_KERNELS", "plain")
     assert torch.equal(draw(quantized, "ar", 0.0), fast)
@@ -114,8 +117,9 @@ def test_drafts_in_int8_leave_pictures_as_they_are(
 def test_measured_costs_are_of_the_precision_that_draws(copied: LlamaGenPipeline) -> None:
     layers, kept = copied.transformer.transformer_blocks, copied._kept
     assert kept.told(layers) == {}
-    assert copied.quantize(parts=["drafts"])._kept.told(layers) == {"int8_drafts": True}
-    assert copied.quantize()._kept.told(layers) == {"int8": True, "int8_drafts": True}
+    assert copied.quantize(parts=["drafts"])._kept.told(layers) == {"draft_quantization": "int8"}
+    told = copied.quantize("int8-dynamic")._kept.told(layers)
+    assert told == {"quantization": "int8-dynamic", "draft_quantization": "int8"}
 
 
 @pytest.mark.parametrize("save", [janus_models.save, emu3_models.save, glm_image_models.save])
@@ -124,7 +128,7 @@ def test_every_family_is_loaded_in_int8(own_kernels: None, save: Callable[..., P
     options = ModelOptions(folder, quantization="int8", draft_quantization="int8", device="cpu")
     assert options.special == {} and options.identity == {"quantization": "int8", "draft_quantization": "int8"}
     pipeline, device, dtype = load_pipeline(open_model(options), options, quiet=True)
-    assert pipeline._kept.int8_drafts
+    assert pipeline._kept.draft_quantization == "int8"
     assert (device, dtype) == ("cpu", "float32")
     linears = [each for each in pipeline._decoder_layers.modules() if isinstance(each, nn.Linear | Int8Linear)]
     assert linears and all(type(each) is Int8Linear for each in linears)
@@ -149,15 +153,17 @@ def test_where_nothing_is_gained_it_is_refused(
         check_int8(torch.device("cuda:0"), "bfloat16")
     with pytest.raises(UserError, match="quantization int8 goes with dtype float32 or bfloat16, got float16"):
         check_int8(torch.device("cpu"), "float16")
-    with pytest.raises(UserError, match="quantization must be int8, got 'int4'; others are done by from_pretrained"):
+    with pytest.raises(
+        UserError, match="quantization must be int8 or int8-dynamic, got 'int4'; others are done by from_pretrained"
+    ):
         drafting_pipeline.quantize("int4")
     with pytest.raises(UserError, match="parts must be among decoder, drafts, got 'head'"):
         drafting_pipeline.quantize(parts=["head"])
-    with pytest.raises(UserError, match="draft_quantization must be int8, got 'torchao-int8'"):
+    with pytest.raises(UserError, match="draft_quantization must be int8 or int8-dynamic, got 'torchao-int8'"):
         ModelOptions(draft_quantization="torchao-int8")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: True)
     options = ModelOptions(str(tiny_model_folder), quantization="bitsandbytes-8bit")
-    with pytest.raises(UserError, match=r"bitsandbytes-8bit cannot be used with .* llamagen; it takes int8, on a CPU"):
+    with pytest.raises(UserError, match=r"bitsandbytes-8bit cannot be used with .* llamagen; it takes int8 or int8-d"):
         open_model(options)
     monkeypatch.setenv("VARGEN_KERNELS", "plain")
     with pytest.raises(UserError, match=r"without which it is slower \(VARGEN_KERNELS is plain\)"):

@@ -67,6 +67,7 @@ class FastPass:
             usable &= (attention.project, attention.attend) == functions
         usable &= head is None or (type(head) is nn.Linear and head.bias is None)
         usable &= {type(linear) for linear in linears} in ({nn.Linear}, {Int8Linear})
+        usable &= len({getattr(linear, "dynamic", False) for linear in linears}) == 1
         usable = usable and all(linear.bias is None for linear in linears)
         modules += [network.token_embedding, self._join, self._norm_out, head, *linears]
         self._checked = (head,)
@@ -81,6 +82,7 @@ class FastPass:
                     _own(feed_forward.gate_up_proj),
                     _own(feed_forward.down_proj),
                     _scales(attention.to_qkv, attention.to_out, feed_forward.gate_up_proj, feed_forward.down_proj),
+                    getattr(attention.to_qkv, "dynamic", False),
                 )
                 for norm, attention, norm2, feed_forward in self._layers
             ]

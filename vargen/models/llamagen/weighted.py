@@ -23,6 +23,7 @@ from specdecode.drafters.tree_growth import DraftHeadOutput
 from specdecode.kv_cache import StaticKVCache
 from specdecode.roles import TargetOutput
 from vargen.errors import UserError
+from vargen.kernels.int8 import quantize_linears
 from vargen.models.llamagen.draft_head import LlamaGenDraftHead
 from vargen.models.llamagen.drafter import LlamaGenDrafter
 from vargen.models.llamagen.target import (
@@ -33,6 +34,7 @@ from vargen.models.llamagen.target import (
     cache_length,
 )
 from vargen.models.llamagen.transformer import LLAMAGEN_SIZES, LlamaGenTransformer
+from vargen.models.options import INT8_DYNAMIC
 
 WEIGHTS = ("B", "L", "XL")
 """Sizes that may be asked for."""
@@ -90,6 +92,21 @@ class WeightNetworks:
         placed = [nn.Module.to(each, small.device, dtype).eval() for each in (transformer, drafter, smaller)]
         told = f"LlamaGen-{name} (random weights, {str(dtype).removeprefix('torch.')})"
         return cls(told, *placed)
+
+    def quantize(self, quantization: str | None, draft_quantization: str | None) -> None:
+        """Have the networks' layers rounded as the model's own are, and say so in the label.
+
+        Args:
+            quantization: of the network beside the target; None: as it is.
+            draft_quantization: of the others.
+        """
+        drafts = (self.drafter.attn, self.drafter.ff, self.smaller.transformer_blocks)
+        for name, parts in ((quantization, (self.transformer.transformer_blocks,)), (draft_quantization, drafts)):
+            for layers in parts if name is not None else ():
+                quantize_linears(layers, name == INT8_DYNAMIC)
+        told = {"layers": quantization, "drafts": draft_quantization}
+        added = "".join(f", {part} in {name}" for part, name in told.items() if name is not None)
+        self.label = f"{self.label.removesuffix(')')}{added})"
 
     def beside(self, target: LlamaGenTarget, role: str = "target") -> WeightedTarget:
         """A target (or, in the role "smaller", a draft model) with its network beside it."""

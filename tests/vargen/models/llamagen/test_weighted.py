@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Iterator
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from vargen.errors import UserError
+from vargen.kernels.int8 import is_quantized
 from vargen.models.llamagen import weighted
 from vargen.models.llamagen.target import LlamaGenTarget
 from vargen.models.llamagen.weighted import WeightNetworks
@@ -104,3 +106,18 @@ def test_labels_and_sizes(drafting_pipeline: LlamaGenPipeline, networks: WeightN
     assert networks.label == "LlamaGen-L (random weights, float32)"
     with pytest.raises(UserError, match="weighted_by must be one of LlamaGen-B, LlamaGen-L, LlamaGen-XL, got 'XXL'"):
         drafting_pipeline.weigh("XXL")
+
+
+def test_networks_are_rounded_as_the_model_is(own_kernels: None, networks: WeightNetworks) -> None:
+    networks = copy.deepcopy(networks)
+    networks.quantize(None, None)
+    assert networks.label == "LlamaGen-L (random weights, float32)"
+    networks.quantize("int8-dynamic", "int8")
+    assert networks.label == "LlamaGen-L (random weights, float32, layers in int8-dynamic, drafts in int8)"
+    rounded = {
+        "int8-dynamic": (networks.transformer.transformer_blocks,),
+        "int8": (networks.drafter.ff, networks.smaller.transformer_blocks),
+    }
+    for name, parts in rounded.items():
+        assert all(is_quantized(part, dynamic=name == "int8-dynamic") for part in parts)
+    assert not is_quantized(networks.transformer, dynamic=False)

@@ -254,8 +254,8 @@ def bench_caption(rows: Sequence[Record]) -> str:
             "are the shipped model's own. "
         )
     return (
-        f"{heavy}{row['images']} held-out prompts, {row['dtype']}, batch {row['batch_size']}, the model's default sampling; "
-        f"all methods draw the same prompts with the same seeds, in turns. {picture_source_line(row)}"
+        f"{heavy}{row['images']} held-out prompts, {row['dtype']}, batch {row['batch_size']}, the model's default "
+        f"sampling; all methods draw the same prompts with the same seeds, in turns. {picture_source_line(row)}"
     )
 
 

@@ -8,7 +8,7 @@
 A pass reads every weight once, so streaming them is its floor; `streaming_ms` is that, at the bandwidth that a plain
 sum over a buffer larger than any cache reaches in the same minute, and `bandwidth_share` is floor over measured. Models
 have random weights of the named geometry, but for "shipped". Kernels are those of `VARGEN_KERNELS=auto` and `plain`, in
-turns, and of `auto` with the decoder's weights in int8; families of transformers have none of their own.
+turns, and of `auto` with the decoder's layers in int8 and int8-dynamic; families of transformers have none.
 
 `--reference` is a checkout of the public LlamaGen code, which is not part of this project: one guided token of its
 `decode_one_token`, as its `generate` calls it.
@@ -40,6 +40,7 @@ from vargen.kernels.build import why_not
 from vargen.kernels.int8 import quantize_linears
 from vargen.models.llamagen.target import LlamaGenTarget
 from vargen.models.llamagen.transformer import LLAMAGEN_SIZES, LlamaGenTransformer
+from vargen.models.options import INT8_DYNAMIC, OWN_QUANTIZATION
 from vargen.resources import find_model
 
 SHIPPED = "shipped"
@@ -156,7 +157,7 @@ class Measured:
         self.name, self.dtype, self.options, self.grid = name, getattr(torch, dtype), options, grid
         self.device = torch.device(options.device)
         self._built: Any = None
-        self._int8: LlamaGenTransformer | None = None
+        self._rounded: dict[str, LlamaGenTransformer] = {}
 
     def model(self) -> Any:
         if self._built is None and self.name in FAMILIES:
@@ -166,12 +167,12 @@ class Measured:
             self._built = random_transformer(self.name, self.dtype, self.device, self.grid)
         return self._built
 
-    def in_int8(self) -> LlamaGenTransformer:
-        """The same LlamaGen with the weights of its layers in int8."""
-        if self._int8 is None:
-            self._int8 = copy.deepcopy(self.model())
-            quantize_linears(self._int8.transformer_blocks)
-        return self._int8
+    def rounded(self, quantization: str) -> LlamaGenTransformer:
+        """The same LlamaGen with layers in int8 or int8-dynamic."""
+        if quantization not in self._rounded:
+            self._rounded[quantization] = copy.deepcopy(self.model())
+            quantize_linears(self._rounded[quantization].transformer_blocks, quantization == INT8_DYNAMIC)
+        return self._rounded[quantization]
 
     def target(self, batch: int, guided: bool, tokens: int, length: int) -> Any:
         if self.name not in FAMILIES:
@@ -197,12 +198,11 @@ class Measured:
         has_kernels = self.name not in FAMILIES and self.device.type == "cpu" and not options.no_kernels
         calls = {kernels: with_kernels(kernels, call) for kernels in (KERNELS if has_kernels else ("plain",))}
         bytes_of = dict.fromkeys((*calls, "reference"), self.bytes_read())
-        if has_kernels and why_not() is None:
-            quantized = llamagen_target(self.in_int8(), batch, guided, tokens, length)
-            calls["int8"], bytes_of["int8"] = (
-                with_kernels("auto", one_pass(quantized, tokens)),
-                weight_bytes(self.in_int8()),
-            )
+        for quantization in OWN_QUANTIZATION if has_kernels and why_not() is None else ():
+            network = self.rounded(quantization)
+            quantized = llamagen_target(network, batch, guided, tokens, length)
+            calls[quantization] = with_kernels("auto", one_pass(quantized, tokens))
+            bytes_of[quantization] = weight_bytes(network)
         if options.reference and self.name in LLAMAGEN_SIZES and (tokens, batch, guided) == (1, 1, True):
             calls["reference"] = reference_pass(options.reference, self.name, self.dtype, length)
         times = milliseconds(calls, options.repeats, self.device)

@@ -31,8 +31,11 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 RECORDED_ON = RESULTS / "recorded_on.json"
 WORK = ROOT / "runs" / "record_all"
-PICKS = "ar,jacobi,scd,eagle-chain,lantern-tree,vvs-jacobi,likeness-quality,likeness-balanced,likeness-fast"
-ALL = f"{PICKS},eagle,eagle-tree,eagle-sampled-9,lantern,sjd,gsd,coolsd,draft-model,vvs-paper-uniform,vvs-paper-dynamic"
+PICKS = "ar,jacobi,scd,eagle-chain,vvs-jacobi,likeness-quality,likeness-fast"
+ALL = (
+    f"{PICKS},likeness-balanced,lantern-tree,eagle,eagle-tree,eagle-sampled-9,lantern,sjd,gsd,coolsd,draft-model,"
+    "vvs-paper-uniform,vvs-paper-dynamic"
+)
 REST = (  # of the exact ones those whose pictures are not plain decoding's own
     "ar,sjd,eagle-sampled-9,eagle-sampled-25,likeness-sampled-9,likeness-sampled-25,vvs-jacobi-wide,vvs-uniform-8,"
     "vvs-dynamic-8,vvs-paper-uniform,vvs-paper-dynamic"

@@ -26,12 +26,13 @@ from torch import Tensor, nn
 from vargen.errors import UserError
 from vargen.models.description import open_model
 from vargen.models.llamagen.transformer import CONDITION_POSITION
-from vargen.models.model_folder import weights_fingerprint
+from vargen.models.model_folder import check_component_folder, weights_fingerprint
 from vargen.models.options import OWN_QUANTIZATION, ModelOptions
 from vargen.pipelines.loading import load_pipeline
 from vargen.prompts import gather_prompts
 from vargen.training.config import RunConfig, check, check_fraction, check_positive
 from vargen.training.generated import generate_codes
+from vargen.training.initial_weights import fill
 from vargen.training.run import RunResult, autocast, move, prepare, train
 from vargen.training.teachers import Teacher, teacher_of
 from vargen.training.unrolled import guesses_by_level
@@ -56,6 +57,8 @@ class DrafterTrainingConfig(RunConfig):
             learned from beside those; empty for none. They cost no making, and are true instead of the target's own.
         stored_images: so many of them.
         generation_batch_size: pictures made at once.
+        initial_weights: folder of a drafter of that shape from which a new run starts, such as one of the model before
+            it was trained on; empty starts fresh.
         intermediate_size: width of the drafter's feed-forward layer; null for the target's.
         token_loss_weight: weight of the soft cross-entropy of each half.
         guided_loss_weight: weight of the soft cross-entropy of the guided distributions.
@@ -80,6 +83,7 @@ class DrafterTrainingConfig(RunConfig):
     codes: str = ""
     stored_images: int = 20_000
     generation_batch_size: int = 32
+    initial_weights: str = ""
     intermediate_size: int | None = None
     token_loss_weight: float = 0.1
     guided_loss_weight: float = 0.5
@@ -162,6 +166,10 @@ class DrafterTask:
         layers = default_feature_layers(last) if config.feature_layers is None else config.feature_layers
         check(layers[-1] == last, "feature_layers", layers, f"must end with the target's last layer, which is {last}")
         self.drafter = self.teacher.new_drafter(config.intermediate_size, layers if len(layers) > 1 else ())
+        if folder := config.initial_weights:
+            check_component_folder(folder, type(self.drafter))
+            saved: nn.Module = type(self.drafter).from_pretrained(folder)
+            fill(self.drafter, saved.state_dict(), f"drafter in {folder!r}", "the target and intermediate_size say")
         self.drafter.train()
         move(self.drafter, self.device)
         self.module: nn.Module = self.drafter

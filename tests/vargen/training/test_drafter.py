@@ -288,3 +288,19 @@ def test_an_export_says_how_often_its_likeliest_token_is_accepted(config: Drafte
     assert exported.config.acceptance_rate == mean("accepted_top1")
     assert exported.config.sampled_acceptance_rate == mean("overlap")
     assert 0 <= exported.config.acceptance_rate <= 1
+
+
+def test_a_run_starts_from_another_drafter(config: DrafterTrainingConfig, tmp_path: Path) -> None:
+    first = train_drafter(replace(config, steps=10), scene_prompts)
+    folder = str(Path(config.output_dir) / "export")
+    again = replace(config, output_dir=str(tmp_path / "again"), initial_weights=folder, steps=1, learning_rate=1e-9)
+    assert train_drafter(again, scene_prompts).evaluation["overlap"] == pytest.approx(
+        first.evaluation["overlap"], abs=2e-3
+    )
+    other = replace(again, output_dir=str(tmp_path / "other"), intermediate_size=40)
+    with pytest.raises(
+        UserError, match=r"initial_weights: the drafter in .* has another shape than the target and inter"
+    ):
+        train_drafter(other, scene_prompts)
+    with pytest.raises(UserError, match="nowhere is no folder; name one that holds a LlamaGenDrafter"):
+        train_drafter(replace(again, initial_weights=str(tmp_path / "nowhere")), scene_prompts)

@@ -21,6 +21,7 @@ from transformers import PreTrainedTokenizerBase, T5Config, T5EncoderModel
 from vargen.errors import UserError
 from vargen.models.model_folder import check_model_folder
 from vargen.training.config import RunConfig, check, check_fraction, check_positive, main
+from vargen.training.initial_weights import fill
 from vargen.training.run import RunResult, move, prepare, train
 from vargen.world.captions.caption_words import told_places
 from vargen.world.captions.captions import MAX_CAPTION_TOKENS, Caption, compose_caption, compose_training_caption
@@ -154,13 +155,7 @@ class TextEncoderTask:
         self.text_encoder = build_text_encoder(config.text_encoder, self.tokenizer)
         if config.initial_weights:
             values = load_text_encoder(config.initial_weights, "initial_weights").state_dict()
-            wanted = self.text_encoder.state_dict()
-            if {key: value.shape for key, value in values.items()} != {key: v.shape for key, v in wanted.items()}:
-                raise UserError(
-                    f"initial_weights: the text encoder in {config.initial_weights!r} has another shape than "
-                    "text_encoder says; make them agree"
-                )
-            self.text_encoder.load_state_dict(values)
+            fill(self.text_encoder, values, f"text encoder in {config.initial_weights!r}", "text_encoder says")
         self.module = nn.ModuleDict({"text_encoder": self.text_encoder.train()})
         self.extra_modules = nn.ModuleList([CaptionReader(config.text_encoder.d_model)])
         move(self.module, device)

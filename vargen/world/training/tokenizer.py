@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from vargen.errors import UserError
 from vargen.training.config import check, check_fraction, check_positive, main
+from vargen.training.initial_weights import fill
 from vargen.training.run import RunResult, autocast, move, prepare, train
 from vargen.world.seeds import HELDOUT_SEED
 from vargen.world.training.data import RenderedSceneSource, SceneBatch, SceneSource, save_sheet
@@ -155,14 +156,8 @@ def load_initial_tokenizer(folder: str, vqvae: VQModel) -> None:
     """
     if not (Path(folder) / "config.json").is_file():
         raise UserError(f"initial_weights: {folder!r} holds no config.json; name the folder of a tokenizer")
-    values, wanted = VQModel.from_pretrained(folder).state_dict(), vqvae.state_dict()
-    other = sorted(values.keys() ^ wanted.keys())
-    other += [name for name in wanted if name in values and values[name].shape != wanted[name].shape]
-    if other:
-        raise UserError(
-            f"initial_weights: the tokenizer in {folder!r} has another shape than model says ({other[0]}); "
-            "make them agree"
-        )
+    values = VQModel.from_pretrained(folder).state_dict()
+    fill(vqvae, values, f"tokenizer in {folder!r}", "model says")
     vqvae.load_state_dict(values)
 
 

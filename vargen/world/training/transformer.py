@@ -18,11 +18,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import T5EncoderModel
 
-from vargen.errors import UserError
 from vargen.models.llamagen.text_encoder import encode_text
 from vargen.models.llamagen.transformer import CONDITION_ROTARY, LlamaGenTransformer
 from vargen.models.model_folder import check_model_folder
 from vargen.training.config import RunConfig, check, check_fraction, check_positive, main
+from vargen.training.initial_weights import fill
 from vargen.training.run import RunResult, autocast, move, prepare, train
 from vargen.training.transformer_pass import train_on_cpu, training_forward, training_inputs, training_run
 from vargen.world.captions.captions import MAX_CAPTION_TOKENS, compose_caption, compose_training_caption
@@ -222,14 +222,7 @@ def load_initial_weights(folder: str, modules: Mapping[str, LlamaGenTransformer 
         if isinstance(module, LlamaGenTransformer):
             before, now = saved.config.condition_rotary, module.config.condition_rotary
             check(before == now, "model.condition_rotary", now, f"does not fit initial_weights, which have {before!r}")
-        values, wanted = saved.state_dict(), module.state_dict()
-        other = [key for key in wanted if key not in values or values[key].shape != wanted[key].shape]
-        if other or len(values) != len(wanted):
-            raise UserError(
-                f"initial_weights: the {name} in {folder!r} has another shape than model and text_encoder say "
-                f"({other[0] if other else 'it has more layers'}); make them agree"
-            )
-        module.load_state_dict(values)
+        fill(module, saved.state_dict(), f"{name} in {folder!r}", "model and text_encoder say")
 
 
 class TransformerTask:

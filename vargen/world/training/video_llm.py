@@ -27,6 +27,7 @@ from vargen.errors import UserError
 from vargen.runs.files import save_image_atomic
 from vargen.training import cpu_attention
 from vargen.training.config import RunConfig, check, check_fraction, check_positive, main
+from vargen.training.initial_weights import fill
 from vargen.training.run import RunResult, prepare, train
 from vargen.training.video_source import VideoSource
 from vargen.video.frames import CAPTION_PROMPTS
@@ -83,6 +84,8 @@ class VideoLLMTrainingConfig(RunConfig):
         visual_word_weight: weight in the loss of words that say what is seen; the others have 1.
         evaluated_share: of the visual tokens, evenly spread; adds figures of captions by them alone. Null adds none.
         initial_weights: folder of a model of the same sizes to start from; null starts fresh.
+        initial_layers: which layers of that model's language model to start from, counted from 0, one for each of this
+            one; empty for all of them. So a drafter begins as some of its target's layers, with its vision tower.
     """
 
     model: VideoLLMConfig = field(default_factory=VideoLLMConfig)
@@ -100,6 +103,7 @@ class VideoLLMTrainingConfig(RunConfig):
     visual_word_weight: float = 1.0
     evaluated_share: float | None = None
     initial_weights: str | None = None
+    initial_layers: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -110,6 +114,9 @@ class VideoLLMTrainingConfig(RunConfig):
         check_positive(self, "visual_word_weight", "time_stretch")
         layers, layer = self.model.text.num_hidden_layers, self.grounded_layer
         check(layer is None or 1 <= layer <= layers, "grounded_layer", layer, f"must lie between 1 and {layers}")
+        if picked := self.initial_layers:
+            check(self.initial_weights is not None, "initial_layers", picked, "need initial_weights to be layers of")
+            check(len(picked) == layers, "initial_layers", picked, f"must be as many as model.text has, {layers}")
         for share in (*self.kept_shares, *([] if self.evaluated_share is None else [self.evaluated_share])):
             check(0 < share <= 1, "kept_shares", share, "must lie above 0 and at most at 1")
         check(bool(self.kept_shares), "kept_shares", self.kept_shares, "must name one share at least")
@@ -156,7 +163,7 @@ class VideoLLMTask:
             _avoid_slow_bfloat16(self.model, self.is_qwen)
         self.module: nn.Module = self.model
         if config.initial_weights is not None:
-            _copy_weights(self.model, config.initial_weights)
+            _copy_weights(self.model, config.initial_weights, config.initial_layers)
         self.num_layers = len(self.model.model.language_model.layers)
         self.grounded_layer = config.grounded_layer or max(1, self.num_layers // 2)
         longest = max((config.model.num_frames, *config.frame_counts))
@@ -398,13 +405,18 @@ def _heads(config: VideoLLMConfig, num_steps: int) -> nn.ModuleDict:
     return nn.ModuleDict({name: nn.Linear(config.text.hidden_size, count) for name, count in counts.items()})
 
 
-def _copy_weights(model: Any, folder: str) -> None:
-    """Raises UserError for weights that are not there, or of other sizes."""
+def _copy_weights(model: Any, folder: str, picked: Sequence[int]) -> None:
+    """Raises UserError for weights or layers that are not there, or of other sizes."""
     try:
         other = type(model).from_pretrained(folder, dtype=torch.float32)
-        model.load_state_dict(other.state_dict())
     except (OSError, RuntimeError, ValueError) as error:
-        raise UserError(f"initial_weights: {folder} does not fit ({str(error).splitlines()[0]})") from error
+        raise UserError(f"initial_weights: {folder} cannot be read ({str(error).splitlines()[0]})") from error
+    if picked:
+        layers = other.model.language_model.layers
+        inside = all(0 <= number < len(layers) for number in picked)
+        check(inside, "initial_layers", picked, f"must lie between 0 and {len(layers) - 1}, the last of {folder}")
+        other.model.language_model.layers = nn.ModuleList(layers[number] for number in picked)
+    fill(model, other.state_dict(), f"model in {folder!r}", "model (and initial_layers) say")
 
 
 def _avoid_slow_bfloat16(model: Any, is_qwen: bool) -> None:

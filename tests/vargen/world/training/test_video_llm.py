@@ -41,6 +41,7 @@ from vargen.world.training.video_llm import VideoLLMTask, VideoLLMTrainingConfig
 from vargen.world.training.video_views import hidden_states
 
 SIZE, FRAMES = 64, 4
+DEEP = TextModelConfig(32, 64, 4, 4, 2)
 MOVES = ("goes left", "goes right", "comes closer", "goes away")
 
 
@@ -64,7 +65,7 @@ def training_config(folder: Path, architecture: str = "qwen2_5_vl", **changes: A
         "warmup_steps": 1,
         "optimizer": "muon",
     }
-    return VideoLLMTrainingConfig(model=model_config(architecture), **{**values, **changes})
+    return VideoLLMTrainingConfig(**{"model": model_config(architecture), **values, **changes})
 
 
 @pytest.fixture(scope="module")
@@ -252,6 +253,29 @@ def test_a_run_learns_resumes_and_exports(architecture: str, tmp_path: Path) -> 
     assert model.generate(**inputs, max_new_tokens=3).shape[1] == inputs["input_ids"].shape[1] + 3
 
 
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_drafter_starts_from_layers_of_its_target(architecture: str, tmp_path: Path) -> None:
+    """One model run through the picked layers alone is what the drafter begins as."""
+    source = RenderedVideoSource(SIZE, FRAMES, torch.device("cpu"))
+    target = training_config(tmp_path / "target", architecture, model=model_config(architecture, text=DEEP))
+    VideoLLMTask(target, source, torch.device("cpu")).export(tmp_path / "target")
+    model = AutoModelForImageTextToText.from_pretrained(tmp_path / "target", dtype=torch.float32)
+    inside = model.model.language_model
+    inside.layers = torch.nn.ModuleList([inside.layers[3], inside.layers[0]])
+    start = {"initial_weights": str(tmp_path / "target"), "initial_layers": (3, 0)}
+    config = training_config(tmp_path / "drafter", architecture, **start)
+    drafter = VideoLLMTask(config, source, torch.device("cpu")).model
+    ids = torch.arange(8, 16)[None]
+    assert torch.equal(drafter(input_ids=ids).logits, model(input_ids=ids).logits)
+    for picked, said in (((3, 4), "between 0 and 3"), ((-1, 0), "between 0 and 3")):
+        with pytest.raises(UserError, match=said):
+            VideoLLMTask(replace(config, initial_layers=picked), source, torch.device("cpu"))
+    with pytest.raises(UserError, match=r"initial_weights: .* has another shape"):
+        VideoLLMTask(replace(config, initial_layers=()), source, torch.device("cpu"))
+    with pytest.raises(UserError, match="initial_weights: nowhere cannot be read"):
+        VideoLLMTask(replace(config, initial_weights="nowhere"), source, torch.device("cpu"))
+
+
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
@@ -262,6 +286,8 @@ def test_a_run_learns_resumes_and_exports(architecture: str, tmp_path: Path) -> 
         ({"kept_choices": ("best",)}, "kept_choices"),
         ({"frame_counts": (7,)}, "frame_counts"),
         ({"grounded_layer": 99}, "grounded_layer"),
+        ({"initial_layers": (0,)}, "initial_layers.*need initial_weights"),
+        ({"initial_weights": "x", "initial_layers": (0,)}, "initial_layers.*as many"),
         ({"time_stretch": 2, "model": VideoLLMConfig("llava_onevision")}, "architecture"),
     ],
 )

@@ -26,6 +26,9 @@ RESULTS = ROOT / "benchmarks" / "results"
 MODEL = "scenes-128"
 PICKS_RUN = "bench_picks"
 TRANSFORMER_RUN = f"training_{MODEL}-transformer"
+VIDEO_RUN = "training_video-llm"
+CLAIM_KINDS = ("setting", "objects", "events", "sequence", "all")
+"""Of captions of videos; those of plain ones have no sequence."""
 PLOT = ROOT / "docs" / "images" / "tradeoff.png"
 SOURCES = {"generated": "generated", "renders": "real renders", "reconstructions": "tokenizer's reconstructions"}
 
@@ -68,9 +71,14 @@ def source_line(record: Record) -> str:
     )
 
 
-def is_of_earlier_model(record: Record) -> bool:
-    """Whether a record was taken before the picture model that is shipped was trained, so of the one before it."""
-    shipped = load(TRANSFORMER_RUN)
+def is_of_earlier_model(record: Record, run: str = TRANSFORMER_RUN) -> bool:
+    """Whether a record was taken before the model that is shipped was trained, so of the one before it.
+
+    Args:
+        record: any.
+        run: the record of that training.
+    """
+    shipped = load(run)
     return shipped is not None and record["provenance"]["date"] < shipped["provenance"]["date"]
 
 
@@ -82,6 +90,12 @@ def of_shipped_model(evaluations: dict[str, list[Record]]) -> dict[str, list[Rec
 def picture_source_line(record: Record) -> str:
     """`source_line` of a record of the picture model, which says where that is not the one that is shipped now."""
     earlier = "**Of the picture model that was shipped before this one.** " * is_of_earlier_model(record)
+    return earlier + source_line(record)
+
+
+def video_source_line(record: Record) -> str:
+    """`source_line` of a record of the pair of Video-LLMs, which says where that is not the one that is shipped now."""
+    earlier = "**Of the pair that was shipped before this one.** " * is_of_earlier_model(record, VIDEO_RUN)
     return earlier + source_line(record)
 
 
@@ -458,7 +472,7 @@ def video_caption(rows: Sequence[Record]) -> str:
     return (
         f"{row['answers']} held-out videos, about {tokens:.0f} tokens an answer, {row['dtype']}, temperature "
         f"{row['temperature']:g}; all methods answer about the same videos, in turns. Speed-ups are per token, against "
-        f"plain decoding on the same code path. {source_line(row)}"
+        f"plain decoding on the same code path. {video_source_line(row)}"
     )
 
 
@@ -494,11 +508,12 @@ def drafting_table(rows: Sequence[Record]) -> str:
 def seeing_section(record: Record) -> list[str]:
     """Whether captions are read off the videos."""
     rows = record["rows"]
+    kinds = [kind for kind in CLAIM_KINDS if kind in rows[0]]
     cells = [
         [
             row["model"] or "nobody",
             row["shown"],
-            *(format_figure(row[kind], 100.0, 1) for kind in ("setting", "objects", "events", "all")),
+            *(format_figure(row[kind], 100.0, 1) for kind in kinds),
             f"{100 * row['order']:.0f}" + ("" if row["order_answers"] is None else f" (of {row['order_answers']})"),
             format_figure(row["choice"], 100.0, 0) + (f" (of {row['choice']['choices']})" if row["model"] else ""),
         ]
@@ -515,8 +530,8 @@ def seeing_section(record: Record) -> list[str]:
         "stretch of time, so the number of frames that show them is a hint. The first rows are chance for F1. Without "
         "order, somebody who knows every frame and what can happen in this world is left with two stories, forwards "
         "and backwards, and tells either; without a video, any.",
-        table(["model", "shown", "setting", "objects", "events", "all", "order, %", "choice, %"], cells),
-        source_line(record),
+        table(["model", "shown", *kinds, "order, %", "choice, %"], cells),
+        video_source_line(record),
     ]
 
 
@@ -564,7 +579,7 @@ def drafter_training_section(trained: Sequence[Record]) -> list[str]:
         "is, each by the guess before it or of the same forward; and what stays of greedy chains of four, over a few "
         f"videos. {trained[0]['remark']} The minutes hold some for what the target made of the answers.",
         table(header, cells),
-        source_line(trained[0]),
+        video_source_line(trained[0]),
     ]
 
 
@@ -592,7 +607,7 @@ def trained_drafters_section(record: Record) -> list[str]:
             f"tokens; {studies['length']['videos']} held-out videos each. The target itself has seen videos of "
             f"{longest} visual tokens; what it can say of longer ones is in the last row.",
             table(["bridged states", "multi-token", "text only", *(f"{length:,}" for length in lengths)], cells),
-            source_line(studies["length"]),
+            video_source_line(studies["length"]),
         ]
     if "cost" in studies:  # in the order of methods, each against the length
         studies["cost"]["rows"].sort(key=lambda row: (row["method"], row["frames"]))
@@ -659,7 +674,7 @@ def trained_drafters_section(record: Record) -> list[str]:
     ):
         if name in studies:
             study = studies[name]
-            parts += [words, table(header, [cells_of(row) for row in study["rows"]]), source_line(study)]
+            parts += [words, table(header, [cells_of(row) for row in study["rows"]]), video_source_line(study)]
     return parts
 
 
@@ -667,7 +682,6 @@ VIDEO_STUDIES = (
     "what_videos_show",
     "parallel_overlap_cpu",
     "video_drafters",
-    "video_drafters_written",
     "video_pair",
     "video_memory",
     "long_videos",
@@ -753,7 +767,7 @@ def pair_section(record: Record) -> list[str]:
     for name, (words, header, cells_of) in shown.items():
         if study := record["studies"].get(name):
             frames = "" if study["frames"] is None else f" of {study['frames']} frames"
-            caption = f"{study['videos']} held-out videos{frames}. {source_line(study)}"
+            caption = f"{study['videos']} held-out videos{frames}. {video_source_line(study)}"
             parts += [words, table(header, [cells_of(row) for row in study["rows"]]), caption]
     return parts
 
@@ -825,8 +839,9 @@ def video_section(
     shown["_pruned"] = "its own, part of its tokens"
     for record in trained:
         last = record["evaluations"][-1]
+        kinds = [kind for kind in CLAIM_KINDS if kind in last]
         cells = [
-            [words, *(f"{100 * last[kind + end]:.1f}" for kind in ("setting", "objects", "events", "all"))]
+            [words, *(f"{100 * last[kind + end]:.1f}" for kind in kinds)]
             for end, words in shown.items()
             if f"all{end}" in last
         ]
@@ -835,7 +850,7 @@ def video_section(
             f"F1 of what captions of held-out videos claim, %, by what the model is shown, at the end of its training. "
             f"{record['steps']:,} steps, {record['samples']:,} videos, {record['seconds'] / 60:.0f} minutes. "
             f"{record['remark']}".strip(),
-            table(["video", "setting", "objects", "events", "all"], cells),
+            table(["video", *kinds], cells),
         ]
     if seen := studies["what_videos_show"]:
         parts += seeing_section(seen)
@@ -847,9 +862,8 @@ def video_section(
         parts += overlap_section(overlap)
     if learned := [json.loads(path.read_text()) for path in sorted(RESULTS.glob("training_video-drafter-*.json"))]:
         parts += drafter_training_section(learned)
-    for name in ("video_drafters", "video_drafters_written"):
-        if drafters := studies[name]:
-            parts += trained_drafters_section(drafters)
+    if drafters := studies["video_drafters"]:
+        parts += trained_drafters_section(drafters)
     if pair := studies["video_pair"]:
         parts += pair_section(pair)
     if memory := studies["video_memory"]:
@@ -875,7 +889,7 @@ def video_section(
             f"{loose['videos']} held-out videos, windows of 10, a tenth of the video for the drafter. Visual relevance "
             f"tells words about what is seen from fillers with an area under the curve of {areas} (0.5 is chance).",
             table(["rule", "accepted", "share accepted", "relaxed", "caption accuracy, %"], cells),
-            source_line(loose),
+            video_source_line(loose),
         ]
     return "\n\n".join(parts)
 

@@ -7,12 +7,11 @@ its two parts with and without the other, beside text alone; tokens accepted per
 number of places guessed at once; the compression of the video; how saturated the compressor's softmax is, with and
 without a scale.
 
-    python benchmarks/video_drafters.py --captions written --model runs/video-story/export --commands > train.sh
-    python benchmarks/video_drafters.py --captions written --model runs/video-story/export --drafters runs/drafters
+    python benchmarks/video_drafters.py --commands > train.sh && sh train.sh
+    python benchmarks/video_drafters.py
 
 `--drafters` holds one folder a drafter, with an export/ in it, made by the commands that `--commands` prints. Writes
-benchmarks/results/video_drafters.json, or video_drafters_written.json for stories; studies that are not asked for stay
-as they were.
+benchmarks/results/video_drafters.json; studies that are not asked for stay as they were.
 """
 
 from __future__ import annotations
@@ -21,8 +20,7 @@ import argparse
 import itertools
 import json
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +30,7 @@ from metrics.provenance import provenance, write_result
 from specdecode.loop import decode
 from specdecode.sampling import RandomStreams, SamplingConfig
 from vargen.jobs.cases import VideoCase
+from vargen.resources import VIDEO_CAPTIONS, VIDEO_FRAMES, VIDEO_SIDE
 from vargen.runs.progress import Progress, progress
 from vargen.video.answering import VideoAnswerer
 from vargen.video.drafters.drafter_folder import load_drafter, new_drafter
@@ -40,97 +39,52 @@ from vargen.video.frames import CAPTION_PROMPTS, processor_inputs
 from vargen.video.methods.trained import FlashConfig, MSDConfig, SparrowConfig, TrainedDrafterConfig
 from vargen.video.request import prepare_request
 from vargen.video.target import VideoTarget
-from vargen.world.captions.languages import LANGUAGES, language_of
+from vargen.world.captions.languages import find_language, language_of
 from vargen.world.cases import scene_video_cases
 
 RESULTS = Path(__file__).resolve().parent / "results"
 PLACES = (1, 2, 3, 4, 5, 6)
-IMAGE_SIZE, DEPTH = 96, 5
+DEPTH = 5
 
 
-@dataclass(frozen=True)
-class Setting:
-    """What the studies are over.
-
-    Args:
-        record: name of the file of results.
-        config: by which drafters are trained, but for the options of each.
-        short: options of those that are trained on short videos.
-        num_frames: of a usual video. lengths: of the studies of length.
-        queries: learned queries of FLASH's compressor by its ratio; `usual_queries` is what it has by itself.
-    """
-
-    record: str
-    config: str
-    short: str
-    num_frames: int
-    lengths: tuple[int, ...]
-    queries: Mapping[str, int]
-    usual_queries: str
-
-
-SETTINGS = {
-    "plain": Setting(
-        "video_drafters",
-        "",
-        "--training_frames 2 --steps 1000",
-        8,
-        (4, 8, 16, 32, 64),
-        {"1x": 144, "4x": 36, "9x": 16, "16x": 9},
-        "9x",
-    ),
-    "written": Setting(
-        "video_drafters_written",
-        "--config train/video-story-drafter.yaml",
-        "--num_frames 8 --answers runs/video-story-answers-8 --steps 1000",
-        32,
-        (8, 16, 32, 64, 128),
-        {"4x": 256, "16x": 64, "64x": 16, "256x": 4},
-        "64x",
-    ),
-}
+LENGTHS = (8, 16, 32, 64, 128)
+"""Frames of the videos of the studies of length."""
+QUERIES = {"4x": 256, "16x": 64, "64x": 16, "256x": 4}
+"""Learned queries of FLASH's compressor by its ratio; it has `USUAL_QUERIES` by itself."""
+USUAL_QUERIES = "64x"
+SHORT = "--kind sparrow --num_frames 8 --steps 1000"
+"""How those learn that are asked about longer videos than they saw."""
 PARTS = {"both": "", "compression": "--draft_length 1", "places": "--kind eagle --draft_length 4"}
 PARTS |= {"neither": "--kind eagle", "text_only": "--kind eagle --text_only true --blind_share 1"}
 """FLASH with what is left of it, by what is left; its paper's FLASH, VisComp, SemiAR, Multimodal and Text-only."""
 
 
-def trained(setting: Setting) -> dict[str, str]:
-    """By folder, how each drafter is trained, by the setting's configuration but for these options."""
-    short, flash = f"--kind sparrow {setting.short}", "--kind flash --videos 1024 --steps 600"
+def trained() -> dict[str, str]:
+    """By folder, how each drafter is trained, by the shipped configuration but for these options."""
+    flash = "--kind flash --videos 1024 --steps 600"
     visuals = {"states": "", "embeddings": " --visual embeddings"}
     passes = {"mtp": "", "none": " --own_passes 0"}
     rows = {"text": "", "video": " --text_only false --blind_share 0"}
     return {
         **{kind: f"--kind {kind}" for kind in ("eagle", "msd", "vispec", "sparrow", "flash")},
         **{
-            f"still_{visual}_{own}_{row}": f"{short}{visuals[visual]}{passes[own]}{rows[row]}"
+            f"still_{visual}_{own}_{row}": f"{SHORT}{visuals[visual]}{passes[own]}{rows[row]}"
             for visual, own, row in itertools.product(visuals, passes, rows)
         },
         **{f"flash_k{places}": f"{flash} --draft_length {places}" for places in PLACES},
-        **{
-            f"flash_{name}": f"{flash} --num_queries {count}"
-            for name, count in setting.queries.items()
-            if name != setting.usual_queries
-        },
+        **{f"flash_{name}": f"{flash} --num_queries {many}" for name, many in QUERIES.items() if name != USUAL_QUERIES},
         "flash_scaled": f"{flash} --scale true",
         **{f"part_{name}": f"{flash} {options}".strip() for name, options in PARTS.items()},
     }
 
 
-def commands(setting: Setting, model: str | None, folder: str) -> list[str]:
+def commands(model: str | None, folder: str) -> list[str]:
     """That train all of them, one after the other."""
-    of_model = [] if model is None else [f"--model {model}"]
+    of_model = "" if model is None else f"--model {model} "
     return [
-        " ".join(
-            [
-                "vargen train video-drafter",
-                *filter(None, [setting.config]),
-                *of_model,
-                options,
-                f"--output_dir {folder}/{name}",
-            ]
-        )
-        for name, options in trained(setting).items()
+        f"vargen train video-drafter {of_model}{options} --output_dir {folder}/{name} "
+        f"--answers {folder}/answers{'-short' if options.startswith(SHORT) else ''}"
+        for name, options in trained().items()
     ]
 
 
@@ -201,8 +155,7 @@ class Studies:
 
     def __init__(self, options: argparse.Namespace, shown: Progress) -> None:
         self.options, self.shown = options, shown
-        self.setting = SETTINGS[options.captions]
-        self.room = LANGUAGES[options.captions].max_caption_tokens
+        self.room = find_language(VIDEO_CAPTIONS).max_caption_tokens
         self.answerer = VideoAnswerer.from_pretrained(options.model)
 
     def folder(self, name: str) -> str:
@@ -219,13 +172,12 @@ class Studies:
 
     def cases(self, num_frames: int | None = None) -> list[VideoCase]:
         """Held-out videos."""
-        frames, captions = num_frames or self.setting.num_frames, self.options.captions
-        return scene_video_cases(self.options.videos, "heldout", frames, IMAGE_SIZE, captions=captions)
+        return scene_video_cases(self.options.videos, "heldout", num_frames or VIDEO_FRAMES, VIDEO_SIDE)
 
     def length(self) -> list[dict]:
         """Sparrow's parts against the length of the video."""
         rows = []
-        for num_frames in self.setting.lengths:
+        for num_frames in LENGTHS:
             cases = self.cases(num_frames)
             for visual in ("states", "embeddings"):
                 for passes in ("mtp", "none"):
@@ -239,7 +191,7 @@ class Studies:
     def cost(self) -> list[dict]:
         """A forward of the drafter against the length of the video; one answer after the other, of few videos."""
         rows = []
-        for num_frames in self.setting.lengths:
+        for num_frames in LENGTHS:
             cases = self.cases(num_frames)[:4]
             for config in (
                 SparrowConfig(drafter=self.folder("sparrow"), tree="chain", depth=DEPTH),
@@ -261,10 +213,10 @@ class Studies:
 
     def compression(self) -> list[dict]:
         """FLASH against the number of learned queries."""
-        cases, queries = self.cases(), self.setting.queries
-        names = {ratio: "flash_k4" if ratio == self.setting.usual_queries else f"flash_{ratio}" for ratio in queries}
+        cases = self.cases()
+        names = {ratio: "flash_k4" if ratio == USUAL_QUERIES else f"flash_{ratio}" for ratio in QUERIES}
         return [
-            {"compression": ratio, "queries": queries[ratio], **self.ask(FlashConfig(drafter=self.folder(name)), cases)}
+            {"compression": ratio, "queries": QUERIES[ratio], **self.ask(FlashConfig(drafter=self.folder(name)), cases)}
             for ratio, name in names.items()
         ]
 
@@ -315,28 +267,27 @@ def main() -> None:
     parser.add_argument("--drafters", default="runs/video-drafters", help="folder of trained drafters, see above")
     parser.add_argument("--commands", action="store_true", help="print how to train them, and nothing else")
     parser.add_argument("--model", default=None, help="folder of the target, or the name of a shipped one")
-    parser.add_argument("--captions", default="plain", choices=sorted(SETTINGS), help="which videos")
     parser.add_argument("--studies", default=",".join(STUDIES))
     parser.add_argument("--videos", type=int, default=20)
     parser.add_argument("--quiet", action="store_true", help="show no progress")
     parser.add_argument("--dry_run", action="store_true", help="write nothing")
     options = parser.parse_args()
-    setting, chosen = SETTINGS[options.captions], options.studies.split(",")
+    chosen = options.studies.split(",")
     if options.commands:
-        print("\n".join(commands(setting, options.model, options.drafters)))
+        print("\n".join(commands(options.model, options.drafters)))
         return
     if unknown := set(chosen) - set(STUDIES):
         parser.error(f"--studies: {unknown.pop()!r} is not one of {', '.join(STUDIES)}")
-    path = RESULTS / f"{setting.record}.json"
+    path = RESULTS / "video_drafters.json"
     found = json.loads(path.read_text())["studies"] if path.exists() else {}
-    lengths, counts = len(setting.lengths), (len(PARTS), len(PLACES), len(setting.queries), 2)
+    lengths, counts = len(LENGTHS), (len(PARTS), len(PLACES), len(QUERIES), 2)
     per_study = dict(zip(STUDIES, (8 * lengths, 2 * lengths, *counts), strict=True))
     total = sum(per_study[name] * (min(options.videos, 4) if name == "cost" else options.videos) for name in chosen)
     with progress(total, "answers", options.quiet) as shown:
         studies = Studies(options, shown)
         for name in chosen:
             rows = getattr(studies, name)()
-            told = {"videos": options.videos, "captions": options.captions, "trained": trained(setting)}
+            told = {"videos": options.videos, "captions": VIDEO_CAPTIONS, "trained": trained()}
             found[name] = {**told, "provenance": provenance(), "rows": rows}
             for row in rows:
                 print(name, {key: round(value, 4) if isinstance(value, float) else value for key, value in row.items()})

@@ -8,8 +8,7 @@
     lossy     FastV and SparseVLM: token-wise agreement of what is left of the target with its own answer
     length    F1, and the drafter's agreement at a tenth, against the number of frames
 
-    python benchmarks/video_pair.py --model runs/video-story/export --draft_model runs/video-story-draft/export \
-        --captions written --num_frames 32 --videos 200
+    python benchmarks/video_pair.py --videos 200
 
 Writes benchmarks/results/video_pair.json; studies that are not asked for stay as they were, if they are of the same
 models. Only `overlap` times anything: keep the machine to itself for it.
@@ -35,7 +34,7 @@ from specdecode.parallel.loop import chain_layout
 from specdecode.parallel.simulation import Costs, simulate_in_turn, simulate_parallel, simulate_plain
 from vargen.jobs.cases import VideoCase
 from vargen.models.model_folder import weights_fingerprint
-from vargen.resources import find_video_model
+from vargen.resources import VIDEO_CAPTIONS, VIDEO_FRAMES, VIDEO_SIDE, find_video_model
 from vargen.runs.progress import Progress, progress
 from vargen.video.answering import VideoAnswerer
 from vargen.video.frames import CAPTION_PROMPTS, processor_inputs
@@ -303,10 +302,10 @@ def main() -> None:
     parser.add_argument("--model", default=None, help="folder of the target, or the name of a shipped one")
     parser.add_argument("--draft_model", default=None, help="likewise, the smaller one")
     parser.add_argument("--studies", default=",".join(STUDIES))
-    parser.add_argument("--captions", default="plain", choices=sorted(LANGUAGES), help="which videos")
+    parser.add_argument("--captions", default=VIDEO_CAPTIONS, choices=sorted(LANGUAGES), help="which videos")
     parser.add_argument("--videos", type=int, default=200)
-    parser.add_argument("--num_frames", type=int, default=8)
-    parser.add_argument("--image_size", type=int, default=96)
+    parser.add_argument("--num_frames", type=int, default=VIDEO_FRAMES)
+    parser.add_argument("--image_size", type=int, default=VIDEO_SIDE)
     parser.add_argument("--lengths", type=int, nargs="+", default=[8, 16, 32, 64, 128], help="frames, of `length`")
     parser.add_argument("--quiet", action="store_true", help="show no progress")
     parser.add_argument("--dry_run", action="store_true", help="write nothing")

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from metrics.bootstrap import mean_interval
 from metrics.provenance import write_result
-from vargen.resources import find_video_model
+from vargen.resources import VIDEO_CAPTIONS, VIDEO_FRAMES, VIDEO_SIDE, find_video_model
 from vargen.training.video_answers import generate_batch
 from vargen.video.answering import VideoAnswerer
 from vargen.video.frames import CAPTION_PROMPTS, VideoFrames, processor_inputs
@@ -190,9 +190,9 @@ def main() -> None:
     parser.add_argument("--models", default="video-llm,video-llm-draft")
     parser.add_argument("--videos", type=int, default=100)
     parser.add_argument("--batch_size", type=int, default=25)
-    parser.add_argument("--num_frames", type=int, default=8)
-    parser.add_argument("--image_size", type=int, default=96)
-    parser.add_argument("--captions", default="plain", choices=sorted(LANGUAGES), help="which videos")
+    parser.add_argument("--num_frames", type=int, default=VIDEO_FRAMES)
+    parser.add_argument("--image_size", type=int, default=VIDEO_SIDE)
+    parser.add_argument("--captions", default=VIDEO_CAPTIONS, choices=sorted(LANGUAGES), help="which videos")
     parser.add_argument("--dry_run", action="store_true", help="write nothing")
     options = parser.parse_args()
 

@@ -128,15 +128,13 @@ def test_a_table_is_there_once_its_record_is(tmp_path: Path) -> None:
 def test_every_drafter_that_a_study_reads_has_a_command() -> None:
     """Of the benchmark of drafters, whose commands are run before it."""
     script = runpy.run_path(str(BENCHMARKS / "video_drafters.py"))
-    for setting in script["SETTINGS"].values():
-        names = set(script["trained"](setting))
-        read = {f"flash_k{places}" for places in script["PLACES"]} | {f"part_{name}" for name in script["PARTS"]}
-        read |= {f"flash_{each}" for each in setting.queries if each != setting.usual_queries} | {"flash_scaled"}
-        for parts in ("states", "embeddings"):
-            read |= {f"still_{parts}_{own}_{row}" for own in ("mtp", "none") for row in ("text", "video")}
-        assert read | {"sparrow", "msd"} <= names
-        for command in script["commands"](setting, "runs/x/export", "runs/drafters"):
-            parse_command(command.split())
+    read = {f"flash_k{places}" for places in script["PLACES"]} | {f"part_{name}" for name in script["PARTS"]}
+    read |= {f"flash_{each}" for each in script["QUERIES"] if each != script["USUAL_QUERIES"]} | {"flash_scaled"}
+    for parts in ("states", "embeddings"):
+        read |= {f"still_{parts}_{own}_{row}" for own in ("mtp", "none") for row in ("text", "video")}
+    assert read | {"sparrow", "msd"} <= set(script["trained"]())
+    for command in script["commands"]("runs/x/export", "runs/drafters"):
+        parse_command(command.split())
 
 
 def parse_command(words: list[str]) -> None:

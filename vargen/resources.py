@@ -71,6 +71,8 @@ def shipped_models() -> list[str]:
 
 DEFAULT_VIDEO_MODEL = "video-llm"
 """The Video-LLM `vargen caption` loads when none is named; the one that drafts for it is called so and "-draft"."""
+VIDEO_FRAMES, VIDEO_SIDE, VIDEO_CAPTIONS = 32, 96, "written"
+"""Frames of the videos that it knows, their side in pixels, how they are told: `vargen.world.captions.languages`."""
 
 
 def shipped_video_models() -> list[str]:

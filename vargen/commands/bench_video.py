@@ -14,12 +14,11 @@ from vargen.commands.options import COMPARED_SPLITS, build_parser, check_place, 
 from vargen.errors import UserError
 from vargen.methods.base import MethodConfig
 from vargen.methods.catalogue import read_method_list
+from vargen.resources import VIDEO_CAPTIONS, VIDEO_FRAMES, VIDEO_SIDE
 from vargen.runs.files import write_atomic
 from vargen.runs.records import own_calls
 from vargen.video.methods.catalogue import resolve_video_method
 from vargen.video.options import VideoOptions
-
-_SCENE_FRAMES = 8
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ class BenchVideoConfig(VideoOptions):
         split: "heldout" for combinations that training never showed, "all" for any.
         question: asked about each.
         image_size: side of the rendered frames in pixels.
-        captions: which rendered videos: "plain", or "written" for longer stories told as people write.
+        captions: which rendered videos: "written" for stories told as people write, or "plain" for shorter ones.
         warm_up: answers of each method that do not count, before the first that does.
         json: file for the rows; "-" prints them to standard output, and nothing else. What has been measured is kept
             beside it in FILE.calls.jsonl until the end, and the same command goes on from there.
@@ -50,8 +49,8 @@ class BenchVideoConfig(VideoOptions):
     questions: str | None = None
     split: str = "heldout"
     question: str = DEFAULT_QUESTION
-    image_size: int = 96
-    captions: str = "plain"
+    image_size: int = VIDEO_SIDE
+    captions: str = VIDEO_CAPTIONS
     warm_up: int = 1
     json: str | None = None
 
@@ -111,11 +110,11 @@ def run(arguments: Sequence[str]) -> int:
 
     def described(clips: Any) -> dict[str, Any]:
         if isinstance(config.videos, int):
-            told = {} if config.captions == "plain" else {"captions": config.captions}
+            told = {} if config.captions == VIDEO_CAPTIONS else {"captions": config.captions}
             return {"split": config.split, "frames": [num_frames, config.image_size], **told}
         return {"clips": describe_clips(clips), "frames": [config.num_frames, config.fps]}
 
-    num_frames = _SCENE_FRAMES if config.num_frames is None else config.num_frames
+    num_frames = VIDEO_FRAMES if config.num_frames is None else config.num_frames
 
     with own_calls(config.json) as calls:
         rows = benchmark_video_model(

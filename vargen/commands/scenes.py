@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 
 from vargen.bounds import MAX_FRAMES, MAX_PICTURES, MAX_PIXELS, MAX_SEED, check_numbers
 from vargen.commands.options import build_parser, fill, parse
+from vargen.resources import VIDEO_CAPTIONS, VIDEO_FRAMES
 
 
 @dataclass(frozen=True)
@@ -21,9 +22,9 @@ class ScenesConfig:
         seed: seed of the first scene; scene i has the seed `seed + i`.
         image_size: side of the pictures in pixels, a multiple of 8; null for 128, and 96 of videos.
         detail: strength of grass, sand, wood grain and clouds; 0 is smooth.
-        num_frames: of a video, 4 or more.
+        num_frames: of a video, 8 or more; of one told in plain captions 4.
         frames_per_second: of a video.
-        captions: how videos are told: "plain", or "written" for longer ones in which more happens, told as people do.
+        captions: how videos are told: "written" as people do, or "plain" for shorter ones in which less happens.
     """
 
     output: str = "scenes"
@@ -32,9 +33,9 @@ class ScenesConfig:
     seed: int = 0
     image_size: int | None = None
     detail: float = 1.0
-    num_frames: int = 8
+    num_frames: int = VIDEO_FRAMES
     frames_per_second: float = 2.0
-    captions: str = "plain"
+    captions: str = VIDEO_CAPTIONS
 
     def __post_init__(self) -> None:
         check_numbers(self, {"count": (1, MAX_PICTURES), "image_size": (8, MAX_PIXELS), "num_frames": (4, MAX_FRAMES)})

@@ -19,6 +19,7 @@ from vargen.demo.settings import read_settings, write_settings
 from vargen.demo.tickets import Tickets
 from vargen.demo.work import Stopped, Work, failure
 from vargen.errors import UserError
+from vargen.resources import VIDEO_FRAMES, VIDEO_SIDE
 
 if TYPE_CHECKING:
     from specdecode.trace import TokenOrigin
@@ -30,10 +31,8 @@ DESCRIBE = "describe the video in detail."
 QUESTIONS = (
     DESCRIBE,
     "how many objects are there in the video?",
-    "to which object does something happen first?",
+    "how is it lit?",
 )
-WORLD_FRAMES, WORLD_SIDE = 8, 96
-"""Of the clips that the shipped model was trained on."""
 
 MAX_QUESTION = 1000
 """Characters."""
@@ -58,7 +57,7 @@ def world_case(seed: int) -> Any:
     """A clip of the world that training never showed, with its truth."""
     from vargen.world.cases import scene_video_cases
 
-    return scene_video_cases(1, "heldout", WORLD_FRAMES, WORLD_SIDE, seed=seed)[0]
+    return scene_video_cases(1, "heldout", VIDEO_FRAMES, VIDEO_SIDE, seed=seed)[0]
 
 
 def read_clip(clip: Clip, num_frames: int, processor: Any) -> VideoFrames:

@@ -33,6 +33,7 @@ from specdecode.roles import Drafter
 from specdecode.sampling import RandomStreams, SamplingConfig
 from vargen.errors import UserError
 from vargen.models.model_folder import weights_fingerprint
+from vargen.resources import VIDEO_CAPTIONS, VIDEO_FRAMES, VIDEO_SIDE
 from vargen.training import cpu_attention
 from vargen.training.config import RunConfig, check, check_fraction, check_positive
 from vargen.training.run import RunResult, autocast, prepare, train
@@ -51,7 +52,6 @@ from vargen.video.target import VideoTarget
 
 _OWN_PASSES = {"eagle": 0, "msd": 0, "vispec": 1, "sparrow": 1, "flash": 0}
 _BLIND_SHARE = {"eagle": 0.0, "msd": 0.0, "vispec": 0.0, "sparrow": 0.5, "flash": 0.0}
-_RENDERED_FRAMES = 8
 _AGREEMENT_PLACES = 4  # of drafters that guess one place at a time
 _DRAFTER_FIELDS = ("visual", "visual_layer", "num_queries", "scale", "text_only", "draft_length", "compact")
 
@@ -79,14 +79,14 @@ class VideoDrafterTrainingConfig(RunConfig):
             is kept apart for evaluation.
         questions: about a folder's videos: a .txt file, each line of which is asked about every video, or a .csv or
             .jsonl file with a "video" and a "question" in each row; null asks for descriptions.
-        num_frames: frames of a video; null for eight of rendered ones, and of others for what the target's processor
+        num_frames: frames of a video; null for 32 of rendered ones, and of others for what the target's processor
             does by itself.
         fps: of a folder's videos: frames of each second, instead of `num_frames`.
         max_pixels: of a folder's videos: of a frame, at most; null for the processor's own limit.
         training_frames: frames of it that the target is shown for the answers to learn from; null for all. 1 or 2
             train on stills, where the architecture reads so few. Evaluation shows all of them.
         image_size: side of the rendered frames in pixels.
-        captions: which rendered videos: "plain", or "written" for longer stories told as people write.
+        captions: which rendered videos: "written" for stories told as people write, or "plain" for shorter ones.
         answers: folder of the target's answers, which several runs can share; empty for output_dir/answers.
         generation_batch_size: answers made at once, of videos and questions of one size.
         max_answer_tokens: most tokens of an answer.
@@ -116,8 +116,8 @@ class VideoDrafterTrainingConfig(RunConfig):
     fps: float | None = None
     max_pixels: int | None = None
     training_frames: int | None = None
-    image_size: int = 96
-    captions: str = "plain"
+    image_size: int = VIDEO_SIDE
+    captions: str = VIDEO_CAPTIONS
     answers: str = ""
     generation_batch_size: int = 32
     max_answer_tokens: int = 220
@@ -164,7 +164,9 @@ class VideoDrafterTrainingConfig(RunConfig):
             if getattr(self, name) is not None:
                 check_positive(self, name)
         if isinstance(self.videos, str):
-            check(self.captions == "plain", "captions", self.captions, "belongs to rendered videos; leave it out")
+            check(
+                self.captions == VIDEO_CAPTIONS, "captions", self.captions, "belongs to rendered videos; leave it out"
+            )
             both = self.num_frames is not None and self.fps is not None
             check(not both, "fps", self.fps, "and num_frames cannot both be given; leave out one of them")
             return
@@ -178,7 +180,7 @@ class VideoDrafterTrainingConfig(RunConfig):
     @property
     def rendered_frames(self) -> int:
         """Of a rendered video."""
-        return _RENDERED_FRAMES if self.num_frames is None else self.num_frames
+        return VIDEO_FRAMES if self.num_frames is None else self.num_frames
 
     def architecture(self) -> dict[str, Any]:
         return {"kind": self.kind, **{name: getattr(self, name) for name in _DRAFTER_FIELDS}}

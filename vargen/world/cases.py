@@ -15,6 +15,7 @@ from torch import Tensor
 from vargen.errors import UserError
 from vargen.jobs.cases import BenchmarkCase, VideoCase
 from vargen.prompts import gather_prompts
+from vargen.resources import VIDEO_CAPTIONS
 from vargen.runs.identity import digest
 from vargen.video.frames import VideoFrames
 from vargen.world.captions.caption_parser import CaptionError, parse_caption
@@ -97,7 +98,7 @@ def written_cases(prompts: Sequence[str]) -> list[BenchmarkCase]:
 
 
 def scene_video_cases(
-    count: int, split: str, num_frames: int, image_size: int, seed: int = 0, captions: str = "plain"
+    count: int, split: str, num_frames: int, image_size: int, seed: int = 0, captions: str = VIDEO_CAPTIONS
 ) -> list[VideoCase]:
     """Videos of the scene world that training never showed, of those that are told in plain or in written captions.
 

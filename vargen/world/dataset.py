@@ -20,6 +20,7 @@ from tqdm import tqdm
 
 from vargen.drawing.sheet import contact_sheet, to_pil
 from vargen.errors import UserError
+from vargen.resources import VIDEO_CAPTIONS, VIDEO_FRAMES, VIDEO_SIDE
 from vargen.runs.files import check_replaceable, own_folder, read_jsonl, save_image_atomic, write_atomic
 from vargen.world.captions.captions import compose_caption
 from vargen.world.captions.languages import Language, find_language
@@ -80,11 +81,11 @@ def write_videos(
     count: int,
     split: str = "all",
     seed: int = 0,
-    image_size: int = 96,
+    image_size: int = VIDEO_SIDE,
     detail: float = 1.0,
-    num_frames: int = 8,
+    num_frames: int = VIDEO_FRAMES,
     frames_per_second: float = 2.0,
-    captions: str = "plain",
+    captions: str = VIDEO_CAPTIONS,
     progress: bool = False,
 ) -> Path:
     """Render videos `seed`, `seed + 1`, ... into a folder.
@@ -95,9 +96,10 @@ def write_videos(
 
     Args:
         output, count, split, seed, image_size, detail, progress: as for `write_scenes`.
-        num_frames: of a video, 4 or more; the seed of a video is another video with another number of frames.
+        num_frames: of a video, 8 or more, or 4 if told in plain captions; the seed of a video is another video with
+            another number of frames.
         frames_per_second: of a video.
-        captions: how videos are told: "plain", or "written" for longer ones in which more happens, told as people do.
+        captions: how videos are told: "written" as people do, or "plain" for shorter ones in which less happens.
 
     Returns:
         The folder.

@@ -117,8 +117,8 @@ def test_an_output_that_is_a_file_is_refused(tmp_path: Path) -> None:
 def test_it_writes_videos_with_questions_and_truth(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("av")
     folder = tmp_path / "videos"
-    arguments = ["scenes", "--videos", "--count", "3", "--split", "heldout", "--seed", "7"]
-    assert main([*arguments, "--output", str(folder), "--json", "--image-size", "64"]) == 0
+    arguments = ["scenes", "--videos", "--count", "3", "--split", "heldout", "--seed", "7", "--num_frames", "8"]
+    assert main([*arguments, "--output", str(folder), "--json", "--image-size", "64", "--captions", "plain"]) == 0
     assert json.loads(capsys.readouterr().out) == {"output": str(folder), "count": 3, "split": "heldout"}
     written = records(folder)
     assert [record["file_name"] for record in written] == [f"videos/{i:06d}.mp4" for i in range(3)]
@@ -141,7 +141,7 @@ def test_it_writes_videos_with_questions_and_truth(tmp_path: Path, capsys: pytes
 def test_videos_do_not_depend_on_the_count_and_replace_what_a_run_before_left(tmp_path: Path) -> None:
     pytest.importorskip("av")
     for name, count in (("a", 2), ("b", 2), ("c", 1)):
-        write_videos(tmp_path / name, count, seed=5, image_size=32, num_frames=4)
+        write_videos(tmp_path / name, count, seed=5, image_size=32, num_frames=8)
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
     assert records(tmp_path / "c") == records(tmp_path / "a")[:1]
     write_scenes(tmp_path / "a", 1, image_size=64)

@@ -501,7 +501,7 @@ def test_the_ablations_of_sparrow_are_settings(qwen_folder: Path, tmp_path: Path
     [
         ({"kind": "medusa"}, "kind"),
         ({"visual": "pixels"}, "visual"),
-        ({"training_frames": 9}, "training_frames"),
+        ({"training_frames": 33}, "training_frames"),
         ({"num_frames": 2}, "num_frames"),
         ({"own_passes": -1}, "own_passes"),
         ({"blind_share": 1.5}, "blind_share"),
@@ -512,7 +512,7 @@ def test_the_ablations_of_sparrow_are_settings(qwen_folder: Path, tmp_path: Path
         ({"compile": True}, "compile"),
         ({"videos": 0}, "videos"),
         ({"questions": "asked.txt"}, "questions.*belongs to a folder"),
-        ({"videos": "clips", "captions": "written"}, "captions.*belongs to rendered"),
+        ({"videos": "clips", "captions": "plain"}, "captions.*belongs to rendered"),
         ({"videos": "clips", "fps": 2.0, "num_frames": 8}, "fps.*cannot both"),
         ({"videos": "clips", "training_frames": 9, "num_frames": 8}, "training_frames"),
     ],

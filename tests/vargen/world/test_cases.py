@@ -7,7 +7,7 @@ from vargen.world.seeds import VIDEO_SEED
 
 
 def test_videos_are_new_and_the_same_every_time() -> None:
-    cases, again = scene_video_cases(3, "heldout", 4, 32), scene_video_cases(3, "heldout", 4, 32)
+    cases, again = scene_video_cases(3, "heldout", 8, 32), scene_video_cases(3, "heldout", 8, 32)
     for number, (case, other) in enumerate(zip(cases, again, strict=True)):
         assert case.truth is not None and case.truth.seed == VIDEO_SEED + number
         assert case.frames.frames.equal(other.frames.frames)

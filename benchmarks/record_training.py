@@ -30,19 +30,10 @@ def summarise(log: Path) -> dict[str, Any]:
     if not starts or not steps:
         raise SystemExit(f"record_training: error: {log} holds no training steps")
     stride = max(1, len(steps) // CURVE_POINTS)
-    private = (
-        "event",
-        "output_dir",
-        "vqvae",
-        "codes",
-        "initial_weights",
-        "frozen_text_encoder",
-        "answers",
-    )  # paths say nothing elsewhere
-    settings = {k: v for k, v in starts[0].items() if k not in (*private, "step")}
+    settings, *changed = [_settings(start) for start in starts]
     changes = [
-        {"step": after["step"]} | {k: v for k, v in after.items() if k not in (*private, "step") and v != before.get(k)}
-        for before, after in itertools.pairwise(starts)
+        {"step": start["step"]} | {name: value for name, value in after.items() if value != before.get(name)}
+        for start, (before, after) in zip(starts[1:], itertools.pairwise([settings, *changed]), strict=True)
     ]
     last = steps[-1]
     ends = [start["step"] for start in starts[1:]] + [last["step"]]
@@ -56,6 +47,16 @@ def summarise(log: Path) -> dict[str, Any]:
         "final_loss": last["loss"],
         "curve": [{"step": e["step"], "loss": e["loss"], "elapsed": e["elapsed"]} for e in steps[::stride]],
         "evaluations": evaluations,
+    }
+
+
+def _settings(start: dict[str, Any]) -> dict[str, Any]:
+    """What a run was started with. Folders say nothing elsewhere."""
+    folders = ("output_dir", "vqvae", "codes", "initial_weights", "frozen_text_encoder", "answers")
+    return {
+        name: value
+        for name, value in start.items()
+        if name not in ("event", "step", *folders) and not (isinstance(value, str) and Path(value).is_absolute())
     }
 
 

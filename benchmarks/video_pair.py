@@ -77,7 +77,8 @@ class Studies:
     def __init__(self, options: argparse.Namespace, shown: Progress) -> None:
         self.options, self.shown = options, shown
         self.answerer = VideoAnswerer.from_pretrained(options.model, options.draft_model)
-        self.model, self.drafter = self.answerer.model, self.answerer.draft_model
+        assert self.answerer.draft_model is not None  # a folder was given
+        self.model, self.drafter = self.answerer.model, self.answerer.draft_model.load()
         self.language = LANGUAGES[options.captions]
         self.room = self.language.max_caption_tokens + 1
         self.num_layers = len(self.model.model.language_model.layers)

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import json
 import runpy
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from metrics.provenance import provenance
+from vargen.world.models.architectures import (
+    TextModelConfig,
+    VideoLLMConfig,
+    VisionModelConfig,
+    build_model,
+    build_processor,
+)
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 BUILD: dict[str, Any] = runpy.run_path(str(BENCHMARKS / "build_results.py"))
@@ -114,6 +122,22 @@ def test_parts_of_flash_and_stories_are_told() -> None:
     record = {"studies": {"parts": study(row, captions="written")}}
     text = "\n\n".join(BUILD["trained_drafters_section"](record))
     assert "| yes | no | no | 2.50 | 0.75 | 1.25 |" in text and "part by part: stories" in text
+
+
+def test_a_pair_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two tiny models, one video, by the script as it is called."""
+    sizes = TextModelConfig(32, 64, 2, 4, 2), VisionModelConfig(32, 64, 1, 2)
+    config = VideoLLMConfig(image_size=32, num_frames=8, captions="written", text=sizes[0], vision=sizes[1])
+    processor = build_processor(config)
+    build_model(config, processor.tokenizer).save_pretrained(tmp_path)
+    processor.save_pretrained(tmp_path)
+    models = ["--model", str(tmp_path), "--draft_model", str(tmp_path), "--image_size", "32"]
+    chosen = ["--studies", "length", "--lengths", "8", "--videos", "1", "--quiet", "--dry_run"]
+    monkeypatch.setattr(sys, "argv", ["video_pair.py", *models, *chosen])
+    runpy.run_path(str(BENCHMARKS / "video_pair.py"))["main"]()
+    assert "'frames': 8, 'visual_tokens': 16" in capsys.readouterr().out
 
 
 def test_a_table_is_there_once_its_record_is(tmp_path: Path) -> None:

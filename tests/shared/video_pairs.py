@@ -74,7 +74,7 @@ def qwen_pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def cases() -> list[VideoCase]:
     """Two videos."""
-    return scene_video_cases(2, "heldout", FRAMES, SIZE)
+    return scene_video_cases(2, "heldout", FRAMES, SIZE, captions="plain")
 
 
 @pytest.fixture(scope="session")

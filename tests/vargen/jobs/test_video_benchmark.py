@@ -113,6 +113,8 @@ def test_the_command(qwen_pair: Path, tmp_path: Path, capsys: pytest.CaptureFixt
         str(FRAMES),
         "--image_size",
         str(SIZE),
+        "--captions",
+        "plain",
         "--max_new_tokens",
         "10",
         "--quiet",

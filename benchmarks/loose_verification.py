@@ -128,14 +128,11 @@ def main() -> None:
     language, chosen = LANGUAGES[options.captions], variants()
     room, visual = language.max_caption_tokens, language.visual_words()
     kept: dict[str, list[dict[str, float]]] = {each.label: [] for each in chosen}
-    batches = [range(options.videos)[start : start + _AT_ONCE] for start in range(0, options.videos, _AT_ONCE)]
     relevance: dict[str, list[tuple[bool, float]]] = {"token": [], "prediction": []}
     with progress(options.videos, "videos", options.quiet) as shown:
-        for numbers in batches:
-            cases = [
-                scene_video_cases(1, "heldout", options.num_frames, options.image_size, number, options.captions)[0]
-                for number in numbers
-            ]
+        for first in range(0, options.videos, _AT_ONCE):
+            count = min(_AT_ONCE, options.videos - first)
+            cases = scene_video_cases(count, "heldout", options.num_frames, options.image_size, first, options.captions)
             for case in cases:
                 plain = answerer.answer(case.frames, CAPTION_PROMPTS[0], max_new_tokens=room)
                 values = answerer.relevance(case.frames, CAPTION_PROMPTS[0], plain)
@@ -144,8 +141,8 @@ def main() -> None:
                 # The hidden state at a token predicts the next one; that of the first is the prompt's.
                 relevance["prediction"] += zip(is_visual[1:], values[:-1], strict=True)
             for each in chosen:
-                kept[each.label] += run(answerer, cases, each, numbers[0], room)
-            shown.update(len(cases))
+                kept[each.label] += run(answerer, cases, each, first, room)
+            shown.update(count)
     rows = []
     for each in chosen:
         found = kept[each.label]

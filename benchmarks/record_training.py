@@ -30,16 +30,16 @@ def summarise(log: Path) -> dict[str, Any]:
     if not starts or not steps:
         raise SystemExit(f"record_training: error: {log} holds no training steps")
     stride = max(1, len(steps) // CURVE_POINTS)
-    settings, *changed = [_settings(start) for start in starts]
+    settings = [_settings(start) for start in starts]
     changes = [
         {"step": start["step"]} | {name: value for name, value in after.items() if value != before.get(name)}
-        for start, (before, after) in zip(starts[1:], itertools.pairwise([settings, *changed]), strict=True)
+        for start, (before, after) in zip(starts[1:], itertools.pairwise(settings), strict=True)
     ]
     last = steps[-1]
     ends = [start["step"] for start in starts[1:]] + [last["step"]]
     samples = sum((end - start["step"]) * start["batch_size"] for start, end in zip(starts, ends, strict=True))
     return {
-        "settings": settings,
+        "settings": settings[0],
         "changes_when_resumed": changes,
         "steps": last["step"],
         "samples": samples,

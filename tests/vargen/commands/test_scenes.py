@@ -12,12 +12,13 @@ from PIL import Image
 
 from vargen.cli import main
 from vargen.errors import UserError
+from vargen.resources import VIDEO_CAPTIONS, VIDEO_FRAMES
 from vargen.video.frames import read_video
 from vargen.world.captions.caption_parser import parse_caption
-from vargen.world.captions.video_captions import compose_questions, compose_video_caption, read_claims
+from vargen.world.captions.languages import find_language
 from vargen.world.dataset import write_scenes, write_videos
 from vargen.world.scenes.scene import Scene, is_heldout_combination, is_heldout_object
-from vargen.world.scenes.video import render_video, sample_video
+from vargen.world.scenes.video import render_video
 
 
 def records(folder: Path) -> list[dict]:
@@ -114,25 +115,32 @@ def test_an_output_that_is_a_file_is_refused(tmp_path: Path) -> None:
 # Videos
 
 
-def test_it_writes_videos_with_questions_and_truth(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("options", "captions", "num_frames"),
+    [([], VIDEO_CAPTIONS, VIDEO_FRAMES), (["--captions", "plain", "--num_frames", "8"], "plain", 8)],
+)
+def test_it_writes_videos_with_questions_and_truth(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], captions: str, num_frames: int
+) -> None:
     pytest.importorskip("av")
-    folder = tmp_path / "videos"
-    arguments = ["scenes", "--videos", "--count", "3", "--split", "heldout", "--seed", "7", "--num_frames", "8"]
-    assert main([*arguments, "--output", str(folder), "--json", "--image-size", "64", "--captions", "plain"]) == 0
+    folder, language = tmp_path / "videos", find_language(captions)
+    arguments = ["scenes", "--videos", "--count", "3", "--split", "heldout", "--seed", "7", *options]
+    assert main([*arguments, "--output", str(folder), "--json", "--image-size", "64"]) == 0
     assert json.loads(capsys.readouterr().out) == {"output": str(folder), "count": 3, "split": "heldout"}
     written = records(folder)
     assert [record["file_name"] for record in written] == [f"videos/{i:06d}.mp4" for i in range(3)]
     assert (folder / "captions.txt").read_text().splitlines() == [record["text"] for record in written]
     for number, record in enumerate(written):
-        truth = sample_video(7 + number, 8, "heldout")
+        truth = language.sample(7 + number, num_frames, "heldout")
         video = read_video(folder / record["file_name"])
         assert torch.equal(video.frames, (render_video(truth, 64) * 255).round().byte())
         assert video.frames_per_second == record["frames_per_second"] == 2.0
         assert tuple(Scene.from_dict(scene) for scene in record["video"]["frames"]) == truth.frames
         assert [event["kind"] for event in record["video"]["events"]] == [event.kind for event in truth.events]
-        assert record["text"] == compose_video_caption(truth, 7 + number).text
-        assert {tuple(claim) for claim in record["claims"]} == read_claims(record["text"])
-        assert [(each["question"], each["answer"]) for each in record["questions"]] == compose_questions(truth)
+        caption = language.compose(truth, 7 + number)
+        assert record["text"] == caption.text
+        assert {tuple(claim) for claim in record["claims"]} == caption.claims
+        assert [(each["question"], each["answer"]) for each in record["questions"]] == language.questions(truth)
         assert [len(boxes) for boxes in record["boxes"]] == [len(scene.objects) for scene in truth.frames]
         assert any(is_heldout_object(item.shape, item.colour, item.material) for item in truth.objects)
     assert Image.open(folder / "contact_sheet.png").width > 8 * 64

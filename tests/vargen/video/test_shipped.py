@@ -25,7 +25,7 @@ def answers() -> dict[str, list[Answer]]:
         found = {name: [answerer.answer(case.frames, QUESTION, name) for case in cases] for name in methods}
     for case, answer in zip(cases, found["ar"], strict=True):
         right, wrong = language_of(case.truth).order_answers(case.truth, answer.text)
-        assert accuracy(case, answer) > 0.5 and right >= wrong
+        assert accuracy(case, answer) > 0.6 and right >= wrong
     return found
 
 
@@ -42,11 +42,11 @@ def test_in_int8_the_answer_is_about_the_same_video_and_drafting_changes_nothing
         decoder = answerer.architecture.decoder(answerer.model)
         parts = decoder.layers, answerer.draft_model.load().model, answerer.trained_drafter("sparrow")
         assert all(is_quantized(part) for part in parts)
-    assert accuracy(case, plain) > 0.5
+    assert accuracy(case, plain) > 0.6
     assert all(answer.token_ids == plain.token_ids for answer in drafted)
 
 
-@pytest.mark.parametrize(("method", "accepted"), [("sd", 2.0), ("sparrow", 2.5), ("flash", 1.5)])
+@pytest.mark.parametrize(("method", "accepted"), [("sd", 2.5), ("sparrow", 3.0), ("flash", 2.0)])
 def test_what_came_with_it_drafts_well(answers: dict[str, list[Answer]], method: str, accepted: float) -> None:
     for plain, drafted in zip(answers["ar"], answers[method], strict=True):
         assert drafted.token_ids == plain.token_ids

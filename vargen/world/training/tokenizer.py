@@ -158,7 +158,6 @@ def load_initial_tokenizer(folder: str, vqvae: VQModel) -> None:
         raise UserError(f"initial_weights: {folder!r} holds no config.json; name the folder of a tokenizer")
     values = VQModel.from_pretrained(folder).state_dict()
     fill(vqvae, values, f"tokenizer in {folder!r}", "model says")
-    vqvae.load_state_dict(values)
 
 
 class CodeReader(nn.Module):

@@ -81,11 +81,12 @@ def trained() -> dict[str, str]:
 def commands(model: str | None, folder: str) -> list[str]:
     """That train all of them, one after the other."""
     of_model = "" if model is None else f"--model {model} "
-    return [
-        f"vargen train video-drafter {of_model}{options} --output_dir {folder}/{name} "
-        f"--answers {folder}/answers{'-short' if options.startswith(SHORT) else ''}"
-        for name, options in trained().items()
-    ]
+    result = []
+    for name, options in trained().items():
+        length = "-short" if options.startswith(SHORT) else ""
+        shared = f"--answers {folder}/answers{length} --states {folder}/states{length}"
+        result.append(f"vargen train video-drafter {of_model}{options} --output_dir {folder}/{name} {shared}")
+    return result
 
 
 def answer(answerer: VideoAnswerer, case: VideoCase, config: TrainedDrafterConfig, max_new_tokens: int) -> dict:

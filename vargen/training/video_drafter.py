@@ -37,9 +37,10 @@ from vargen.resources import VIDEO_CAPTIONS, VIDEO_FRAMES, VIDEO_SIDE
 from vargen.training import cpu_attention
 from vargen.training.config import RunConfig, check, check_fraction, check_positive
 from vargen.training.run import RunResult, autocast, prepare, train
-from vargen.training.video_answers import TeacherForcing, generate_answers, stop_tokens
+from vargen.training.video_answers import generate_answers, stop_tokens
 from vargen.training.video_questions import Questions, VideoQuestions
 from vargen.training.video_source import VideoSource
+from vargen.training.video_states import StatesFolder, TeacherForcing
 from vargen.video.answering import VideoAnswerer
 from vargen.video.architectures.catalogue import architecture_of
 from vargen.video.drafters.drafter_folder import new_drafter, save_drafter
@@ -93,8 +94,10 @@ class VideoDrafterTrainingConfig(RunConfig):
         token_loss_weight: alpha, weight of the soft cross-entropy.
         feature_noise: width of the uniform noise on the features read, for sequences of 512 tokens; it is divided by
             the tokens of a sequence and multiplied by 512.
-        memory_gib: the target's hidden states are kept in main memory up to so many GiB; what does not fit is worked
-            out again at every step.
+        states: folder in which the target's hidden states are kept, a MiB for 1,000 tokens of the shipped one; runs
+            that differ in nothing but the drafter share them, and a resumed one need not work them out again. Empty
+            keeps them in main memory.
+        memory_gib: there they are kept up to so many GiB; what does not fit is worked out again at every step.
         decoded_videos: held-out videos whose answers are decoded for the accepted length.
     """
 
@@ -123,7 +126,8 @@ class VideoDrafterTrainingConfig(RunConfig):
     max_answer_tokens: int = 220
     token_loss_weight: float = 0.1
     feature_noise: float = 0.2
-    memory_gib: float = 2.0
+    states: str = ""
+    memory_gib: float = 4.0
     decoded_videos: int = 4
 
     def __post_init__(self) -> None:
@@ -433,6 +437,7 @@ def train_video_drafter(
     fingerprint = weights_fingerprint(found.folder)
     kept = Path(config.answers or Path(config.output_dir) / "answers")
     readers = []
+    folder = StatesFolder(Path(config.states), {"target": fingerprint}) if config.states else None
     for questions, count in ask(answerer):
         answers = generate_answers(
             model,
@@ -444,5 +449,5 @@ def train_video_drafter(
         )
         dtype = torch.bfloat16 if config.autocast else torch.float32
         memory = config.memory_gib * 2**30
-        readers.append(TeacherForcing(model, questions, answers, network.config.visual_layer, dtype, memory))
+        readers.append(TeacherForcing(model, questions, answers, network.config.visual_layer, dtype, memory, folder))
     return train(config, VideoDrafterTask(config, model, *readers), {"target": fingerprint})

@@ -22,10 +22,11 @@ from specdecode.loop import decode
 from specdecode.sampling import RandomStreams, SamplingConfig
 from vargen.cli import main
 from vargen.errors import UserError
+from vargen.runs.files import own_folder
 from vargen.training import video_answers
 from vargen.training.config import from_mapping
 from vargen.training.run import RunResult
-from vargen.training.video_answers import TeacherForcing, generate_answers
+from vargen.training.video_answers import generate_answers
 from vargen.training.video_drafter import (
     VideoDrafterTask,
     VideoDrafterTrainingConfig,
@@ -36,6 +37,7 @@ from vargen.training.video_drafter import (
 )
 from vargen.training.video_questions import VideoQuestions
 from vargen.training.video_source import VideoBatch
+from vargen.training.video_states import StatesFolder, TeacherForcing
 from vargen.video.drafters.drafter_folder import load_drafter, new_drafter
 from vargen.video.drafters.feature_drafter import KINDS, TargetStates
 from vargen.video.drafters.feature_head import FeatureHead
@@ -149,11 +151,17 @@ def questions_of(processor: Any, num_frames: int | None = None, first_seed: int 
     return VideoQuestions(processor, NoiseVideos(), first_seed, "train", 2, num_frames)
 
 
-def reader_of(folder: Path, layer: int | None = 1, gib: float = 0.0, lengths: Sequence[int] = (9, 6)) -> TeacherForcing:
+def reader_of(
+    folder: Path,
+    layer: int | None = 1,
+    gib: float = 0.0,
+    lengths: Sequence[int] = (9, 6),
+    kept: StatesFolder | None = None,
+) -> TeacherForcing:
     model, processor = load(folder)
     generator = torch.Generator().manual_seed(0)
     answers = [torch.randint(20, 60, (length,), generator=generator).tolist() for length in lengths]
-    return TeacherForcing(model, questions_of(processor), answers, layer, torch.float32, gib * 2**30)
+    return TeacherForcing(model, questions_of(processor), answers, layer, torch.float32, gib * 2**30, kept)
 
 
 def test_states_are_what_the_target_gives_when_it_decodes(target_folder: Path) -> None:
@@ -368,6 +376,63 @@ def test_what_is_kept_in_memory_is_what_is_worked_out(qwen_folder: Path) -> None
             if isinstance(left, Tensor):
                 assert torch.equal(left, right)
     assert len(kept._kept) == 4 and not never._kept
+
+
+def same_states(left: list[tuple[TargetStates, Tensor]], right: list[tuple[TargetStates, Tensor]]) -> bool:
+    """Bit for bit."""
+    pairs = zip(left, right, strict=True)
+    return all(
+        torch.equal(learned, other_learned)
+        and all(
+            value is None if other is None else torch.equal(value, other)
+            for value, other in zip(vars(states).values(), vars(other_states).values(), strict=True)
+        )
+        for (states, learned), (other_states, other_learned) in pairs
+    )
+
+
+@pytest.mark.parametrize("layer", [1, None])
+def test_states_in_files_are_those_in_memory_and_are_worked_out_once(
+    qwen_folder: Path, tmp_path: Path, monkeypatch: Any, layer: int | None
+) -> None:
+    """A kill between two batches costs the second one; another run works out nothing."""
+    lengths, worked_out, stop = (9, 6, 7, 5, 8), [], [True]
+    folder = StatesFolder(tmp_path / "states", {"target": "a"})
+    states = TeacherForcing.states
+
+    def counted(self: TeacherForcing, numbers: Sequence[int]) -> Any:
+        if worked_out and stop:
+            raise KeyboardInterrupt
+        worked_out.append(list(numbers))
+        return states(self, numbers)
+
+    def reader(folder: StatesFolder | None, lengths: Sequence[int] = lengths) -> TeacherForcing:
+        return reader_of(qwen_folder, layer, 1.0, lengths, folder)
+
+    memory = reader(None)
+    expected = [memory.batches(numbers) for numbers in ([0, 1], [4, 2, 2])]
+    monkeypatch.setattr(TeacherForcing, "states", counted)
+    with pytest.raises(KeyboardInterrupt):
+        reader(folder).batches([0])
+    stop.clear()
+    for _ in range(2):
+        files = reader(folder)
+        for numbers, wanted in zip(([0, 1], [4, 2, 2]), expected, strict=True):
+            assert same_states(files.batches(numbers), wanted)
+    assert worked_out == [[0, 1], [2, 3], [4]]
+    with pytest.raises(UserError, match=r'^states: .* holds states with another target \("a", now "b"\)'):
+        reader(StatesFolder(folder.path, {"target": "b"})).batches([0])
+    with pytest.raises(UserError, match="holds states with other answers"):
+        reader(folder, (9, 6, 8, 5, 8)).batches([0])
+
+
+def test_states_are_written_by_one_run_at_a_time(qwen_folder: Path, tmp_path: Path) -> None:
+    folder = StatesFolder(tmp_path, {})
+    with own_folder(tmp_path), pytest.raises(UserError, match=r"^states: another run is writing"):
+        reader_of(qwen_folder, 1, 1.0, (9, 6), folder).batches([0])
+    reader_of(qwen_folder, 1, 1.0, (9, 6), folder).batches([0])
+    with own_folder(tmp_path):
+        reader_of(qwen_folder, 1, 1.0, (9, 6), folder).batches([0])  # only reads
 
 
 @pytest.mark.parametrize(("kind", "architecture"), zip(KINDS, itertools.cycle(ARCHITECTURES), strict=False))

@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from vargen.training.video_answers import TeacherForcing, generate_answers
+from vargen.training.video_answers import generate_answers
 from vargen.training.video_drafter import VideoDrafterTask, VideoDrafterTrainingConfig
+from vargen.training.video_states import TeacherForcing
 from vargen.video.architectures.catalogue import ARCHITECTURES
 from vargen.video.request import prepare_request
 from vargen.video.target import VideoTarget

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import runpy
 import subprocess
 import sys
 from pathlib import Path
+
+from build_results import build
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
 def test_documents_are_built_from_the_recorded_results() -> None:
-    build = runpy.run_path(str(ROOT / "benchmarks" / "build_results.py"))["build"]
     stale = [str(path.relative_to(ROOT)) for path, text in build().items() if path.read_text() != text]
     assert not stale, f"run python benchmarks/build_results.py; out of date: {stale}"
 

@@ -10,13 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+from results_page.speed import families_section
 
 from specdecode.roles import TargetOutput
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
-with pytest.MonkeyPatch.context() as patch:
-    patch.syspath_prepend(str(BENCHMARKS))
-    SCRIPT: dict[str, Any] = runpy.run_path(str(BENCHMARKS / "families.py"))
+SCRIPT: dict[str, Any] = runpy.run_path(str(BENCHMARKS / "families.py"))
 OPTIONS = Namespace(repeats=1, planted_share=0.8)
 
 
@@ -63,6 +62,5 @@ def test_rows_are_kept_and_told(tmp_path: Path) -> None:
     other = SCRIPT["Rows"](path, {"repeats": 2})
     other.add({**key, "row": "speed"}, lambda: {**speed, "speedup": 1.5})
     assert [row["row"] for row in other.rows] == ["memory", "speed"]
-    build = runpy.run_path(str(BENCHMARKS / "build_results.py"))
-    text = build["families_section"]({"rows": other.rows, "provenance": SCRIPT["provenance"]()})
+    text = families_section({"rows": other.rows, "provenance": SCRIPT["provenance"]()})
     assert "| janus | float32 | 1 | 2.00 | 1.00 | 1.50 |" in text and "| janus | float32 | `ar` | 2 |" in text

@@ -17,7 +17,6 @@ BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 def test_rows_say_what_a_pass_took_and_are_kept(
     own_kernels: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
     import passes
 
     path = tmp_path / "passes.json"
@@ -52,7 +51,6 @@ def test_rows_say_what_a_pass_took_and_are_kept(
 def test_no_record_by_accident_and_no_checkout_that_is_none(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
     import passes
 
     for arguments, reason in ((["--smoke"], "--output of its own"), (["--reference", str(tmp_path)], "no checkout")):

@@ -9,6 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from results_page.video import (
+    VIDEO_STUDIES,
+    long_videos_section,
+    pair_section,
+    trained_drafters_section,
+    video_memory_section,
+    video_section,
+)
 
 from metrics.provenance import provenance
 from vargen.world.models.architectures import (
@@ -20,7 +28,6 @@ from vargen.world.models.architectures import (
 )
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
-BUILD: dict[str, Any] = runpy.run_path(str(BENCHMARKS / "build_results.py"))
 
 
 def figure(value: float) -> dict[str, Any]:
@@ -64,7 +71,7 @@ def pair_record(*names: str) -> dict[str, Any]:
 @pytest.mark.parametrize("name", PAIR)
 def test_every_study_of_a_pair_has_its_table(name: str) -> None:
     assert set(PAIR) == set(runpy.run_path(str(BENCHMARKS / "video_pair.py"))["STUDIES"])
-    text = "\n\n".join(BUILD["pair_section"](pair_record(name)))
+    text = "\n\n".join(pair_section(pair_record(name)))
     assert SHOWN[name] in text and "written captions" in text and "200 held-out videos of 32 frames" in text
     assert not any(other in text for key, other in SHOWN.items() if key != name)
 
@@ -76,17 +83,15 @@ def test_memory_says_that_weights_are_random_and_whether_answers_are_right() -> 
     ]
     record = {"rows": rows, "dtype": "float32", "provenance": provenance()}
     record["model"] = {"layers": 2, "heads": 7, "key_value_heads": 1, "head_dim": 32}
-    text = "\n\n".join(BUILD["video_memory_section"](record))
+    text = "\n\n".join(video_memory_section(record))
     assert "| 1,000 | 100 | 50 |" in text and "Random weights" in text and "All answers are those" in text
     rows[1]["equal_to_generate"] = False
-    assert "Not all answers are those" in "\n\n".join(BUILD["video_memory_section"](record))
+    assert "Not all answers are those" in "\n\n".join(video_memory_section(record))
 
 
 @pytest.fixture(scope="module")
 def long_videos() -> dict[str, Any]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(BENCHMARKS))
-        return runpy.run_path(str(BENCHMARKS / "long_videos.py"))
+    return runpy.run_path(str(BENCHMARKS / "long_videos.py"))
 
 
 def test_what_a_draft_must_be_worth_to_pay(long_videos: dict[str, Any]) -> None:
@@ -112,7 +117,7 @@ def test_long_videos_are_measured_and_told(long_videos: dict[str, Any], monkeypa
     assert row.keys() > known.keys() and row["loose_seconds"] == row["loose_seconds"]
     rows = [{**row, **known, "break_even": each} for each in (None, 0.9)]
     told = {"rows": rows, "window": 9, "kept": 0.25, "provenance": provenance()}
-    text = "\n\n".join(BUILD["long_videos_section"](told))
+    text = "\n\n".join(long_videos_section(told))
     assert "| tiny | 200 | 100.0 | 200.0 | 50.0 | 1.50x | never | 0.40 % |" in text and "| 90 % | 0.40 % |" in text
 
 
@@ -120,7 +125,7 @@ def test_parts_of_flash_and_stories_are_told() -> None:
     row = {"compression": True, "places": False, "text_only": False, "accepted_length": 2.5}
     row |= {"accepted_per_drafting_pass": 0.75, "draft_milliseconds_per_pass": 1.25}
     record = {"studies": {"parts": study(row, captions="written")}}
-    text = "\n\n".join(BUILD["trained_drafters_section"](record))
+    text = "\n\n".join(trained_drafters_section(record))
     assert "| yes | no | no | 2.50 | 0.75 | 1.25 |" in text and "part by part: stories" in text
 
 
@@ -142,10 +147,10 @@ def test_a_pair_is_measured(
 
 def test_a_table_is_there_once_its_record_is(tmp_path: Path) -> None:
     record = tmp_path / "video_pair.json"
-    studies: dict[str, Any] = dict.fromkeys(BUILD["VIDEO_STUDIES"])
-    assert "What a pair is like" not in BUILD["video_section"]({}, [], studies)
+    studies: dict[str, Any] = dict.fromkeys(VIDEO_STUDIES)
+    assert "What a pair is like" not in video_section({}, [], studies)
     record.write_text(json.dumps(pair_record("layers")))
-    text = BUILD["video_section"]({}, [], {**studies, "video_pair": json.loads(record.read_text())})
+    text = video_section({}, [], {**studies, "video_pair": json.loads(record.read_text())})
     assert SHOWN["layers"] in text
 
 

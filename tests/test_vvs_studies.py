@@ -10,6 +10,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from results_page.pictures import studies_section
 
 from vargen.methods.catalogue import resolve_method
 
@@ -71,5 +72,5 @@ def test_a_study_goes_on_where_it_was_killed_and_its_table_is_drawn(
     rows = list(module.STUDIES["staleness"].values())
     assert three == rows[:3] and measured == rows[3:]
     record = json.loads(output.read_text())
-    section = load("build_results", monkeypatch).studies_section(record)
+    section = studies_section(record)
     assert "| (0, 0) | 2.50 | 2.23, FID 32.63 | 0.70 | 30 % | 10 % | 70.0 |" in section

@@ -273,6 +273,7 @@ def test_a_study_that_lost_a_table_or_rows(tmp_path: Path) -> None:
     trial = study.ask()
     trial.set_user_attr("settings", {"name": "sjd"})
     trial.set_user_attr("survival", [0.5])
+    trial.set_user_attr("told", {})
     study.tell(trial, [1.0, 1.0])
     whole = path.read_bytes()
     with sqlite3.connect(path) as connection:

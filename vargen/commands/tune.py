@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +33,16 @@ def run(arguments: Sequence[str]) -> int:
 
 def _report(folder: Path, record: Mapping[str, Any]) -> None:
     """Print the front and the best settings."""
-    header = [record["speed"], record["quality"], "settings"]
     front = record["front"]
-    rows = [[f"{point['speed']:.2f}x", f"{point['quality']:.3f}", _describe(point["settings"])] for point in front]
+    columns: dict[str, Callable[[Any], str]] = {
+        "speedup": lambda point: f"{point['speedup']:.2f}x",
+        "pass_reduction": lambda point: f"{point['pass_reduction']:.2f}x",
+        "never_verified": lambda point: f"{100 * point['never_verified']:.0f} %",
+        record["quality"]: lambda point: f"{point['quality']:.3f}",
+        "settings": lambda point: _describe(point["settings"]),
+    }
+    header = [name for name in columns if name != "speedup" or record["speed"] == name]
+    rows = [[columns[name](point) for name in header] for point in front]
     plain = f"plain decoding has {record['quality']} {record['plain_quality']:.3f}"
     print(f"{record['trials']} settings measured; {plain}\n")
     print(markdown_table(header, rows) if rows else "nothing was measured; give more --max-seconds")

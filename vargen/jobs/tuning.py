@@ -84,12 +84,15 @@ class Point:
         speed: more is better.
         quality: more is better, whatever its field says: fields where less is better come negated.
         survival: see `metrics.speculation.survival_by_place`.
+        told: what else is said of it: "pass_reduction", "never_verified" (of all tokens, a share), and "speedup" where
+            seconds were measured.
     """
 
     settings: Mapping[str, Any]
     speed: float
     quality: float
     survival: tuple[float, ...] = ()
+    told: Mapping[str, float] = field(default_factory=dict)
 
 
 def pareto_front(points: Sequence[Point]) -> list[Point]:
@@ -457,7 +460,13 @@ class Evaluation:
         )
         summary = summarise(records.call_records(CANDIDATE), self.plain_calls)
         survival = tuple(round(share, 4) for share in survival_by_place(summary["accepted_histogram"]))
-        return Point(settings_of(method), summary[self.config.speed], self._quality(row), survival)
+        told = {
+            "pass_reduction": summary["pass_reduction"],
+            "never_verified": summary["skipped_tokens"] / summary["tokens"],
+        }
+        if self.config.speed == "speedup":
+            told["speedup"] = summary["speedup"]
+        return Point(settings_of(method), summary[self.config.speed], self._quality(row), survival, told)
 
     def _quality(self, row: Mapping[str, Any]) -> float:
         assert self.config.quality is not None
@@ -587,6 +596,7 @@ def _search(study: Study, evaluation: Evaluation, config: TuneConfig, shown: Pro
             raise
         trial.set_user_attr("settings", dict(point.settings))
         trial.set_user_attr("survival", list(point.survival))
+        trial.set_user_attr("told", dict(point.told))
         study.tell(trial, [point.speed, point.quality])
         known[key] = point
         barren = barren + 1 if repeated else 0
@@ -601,14 +611,20 @@ def _points(study: Study) -> list[Point]:
 
     complete = study.get_trials(states=(TrialState.COMPLETE,))
     points = [
-        Point(trial.user_attrs["settings"], trial.values[0], trial.values[1], tuple(trial.user_attrs["survival"]))
+        Point(kept["settings"], trial.values[0], trial.values[1], tuple(kept["survival"]), kept["told"])
         for trial in complete
+        for kept in [trial.user_attrs]
     ]
     return list({_key(point.settings): point for point in points}.values())
 
 
 def _key(settings: Mapping[str, Any]) -> str:
     return json.dumps(settings, sort_keys=True)
+
+
+def _told(point: Point, sign: int) -> dict[str, Any]:
+    """A row of pareto.json."""
+    return {"speed": point.speed, "quality": sign * point.quality, **point.told, "settings": dict(point.settings)}
 
 
 def _write_front(folder: Path, study: Study, evaluation: Evaluation, config: TuneConfig) -> dict[str, Any]:
@@ -633,14 +649,8 @@ def _write_front(folder: Path, study: Study, evaluation: Evaluation, config: Tun
         "plain_quality": plain_quality,
         "trials": len(points),
         "best": None if best is None else dict(best.settings),
-        "front": [
-            {"speed": point.speed, "quality": sign * point.quality, "settings": dict(point.settings)}
-            for point in pareto_front(points)
-        ],
-        "measured": [
-            {"speed": point.speed, "settings": dict(point.settings), "survival_by_place": list(point.survival)}
-            for point in points
-        ],
+        "front": [_told(point, sign) for point in pareto_front(points)],
+        "measured": [{**_told(point, sign), "survival_by_place": list(point.survival)} for point in points],
     }
     write_json_atomic(folder / "pareto.json", record)
     if best is None:

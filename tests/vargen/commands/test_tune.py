@@ -160,6 +160,7 @@ def measure(study: optuna.Study, trial: optuna.Trial, figure: float) -> None:
     """Tell what came of a trial, as a search does."""
     trial.set_user_attr("settings", dict(trial.params))
     trial.set_user_attr("survival", [])
+    trial.set_user_attr("told", {})
     study.tell(trial, [figure, figure])
 
 
@@ -270,8 +271,33 @@ def test_a_search_writes_the_front_and_settings_that_generate_reads(
     assert written["trials"] == 3 and written["provenance"]["hardware"]["cores"]
     speeds = [point["speed"] for point in written["front"]]
     assert max(speeds) == speeds[0] >= 1.0
+    for point in written["measured"]:
+        assert point["pass_reduction"] == point["speed"] and point["never_verified"] == 0 and "speedup" not in point
+    assert "| pass_reduction | never_verified | judge_accuracy |" in out
     assert written["best"] == settings_of(best)
     assert str(best.to_dict()["window"]) in (folder / "best.yaml").read_text()
+
+
+def test_a_front_says_what_nobody_verified(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every second step takes a token unseen, and the other one at least one that was seen."""
+    limit_trials(monkeypatch, 1)
+    window = (
+        "--method",
+        "vvs-jacobi",
+        "--fixed.schedule",
+        "uniform",
+        "--fixed.interval",
+        "2",
+        "--fixed.min_tokens",
+        "1",
+    )
+    assert main([*arguments, *window, "--fixed.max_skip", "1", "--speed", "speedup"]) == 0
+    (point,) = json.loads((tmp_path / "tuning" / "pareto.json").read_text())["measured"]
+    assert 0.1 < point["never_verified"] <= 0.5 and point["speedup"] == point["speed"] > 0
+    cells = [cell.strip() for cell in capsys.readouterr().out.splitlines()[-3].split("|")]
+    assert cells[2:4] == [f"{point['pass_reduction']:.2f}x", f"{100 * point['never_verified']:.0f} %"]
 
 
 def test_a_stopped_search_goes_on_and_measures_plain_decoding_once(

@@ -32,6 +32,7 @@ from results_page.speed import (
     continuous_section,
     decoding_section,
     families_section,
+    fronts_section,
     generate_memory_section,
     passes_section,
     speculation_section,
@@ -77,6 +78,8 @@ def build() -> dict[Path, str]:
     seeing = [json.loads(path.read_text()) for path in seen]
     if benches:
         sections.append(speculation_section(benches, load("speculation_overhead"), load("greedy_equality")))
+    if fronts := [json.loads(path.read_text()) for path in sorted(RESULTS.glob("front_*.json"))]:
+        sections.append(fronts_section(fronts))
     if compiled := load("compiled"):
         sections.append(compiled_section(compiled))
     if continuous := load("continuous"):

@@ -40,6 +40,7 @@ REST = (  # of the exact ones those whose pictures are not plain decoding's own
     "ar,sjd,eagle-sampled-9,eagle-sampled-25,likeness-sampled-9,likeness-sampled-25,vvs-jacobi-wide,vvs-uniform-8,"
     "vvs-dynamic-8,vvs-paper-uniform,vvs-paper-dynamic"
 )
+COMPARED = ("bench_batch", "bench_picks", "evaluation", "front_", "judge_", "plain_", "speculation_")
 EVALUATED = "ar,scd,eagle-chain,lantern-tree,gsd,coolsd,vvs-jacobi,likeness-quality,likeness-balanced,likeness-fast"
 
 
@@ -73,6 +74,13 @@ def _evaluation(record: str, count: int, methods: str) -> Step:
     return Step(command, copies=(folder / "scores.json", RESULTS / f"{record}.json"))
 
 
+def _front(method: str, batch_size: int, seconds: int) -> Step:
+    name = f"front_{method}_batch_{batch_size}"
+    options = ("--method", method, "--batch_size", str(batch_size), "--max_seconds", str(seconds))
+    command = ("-m", "vargen.cli", "tune", *options, "--output", str(WORK / name))
+    return Step(command, timed=True, copies=(WORK / name / "pareto.json", RESULTS / f"{name}.json"))
+
+
 STEPS: dict[str, Step] = {
     "judge": Step(_script("judge_report", "--contact_sheet", "docs/images/contact_sheet.png")),
     "readme_picture": Step(_script("readme_picture")),
@@ -98,6 +106,11 @@ STEPS: dict[str, Step] = {
     ),
     "bench_batch_8": _bench("bench_batch_8", "--methods", PICKS, "--batch_size", "8"),
     "bench_batch_1": _bench("bench_batch_1", "--methods", ALL),
+    **{
+        f"front_{method}_batch_{batch_size}": _front(method, batch_size, seconds)
+        for method, seconds in (("jacobi", 240), ("vvs-jacobi", 600))
+        for batch_size in (1, 8)
+    },
     "documents": Step(_script("build_results")),
 }
 
@@ -148,7 +161,7 @@ def compare(commit: str) -> str:
     lines = [f"# What changed since {commit}", ""]
     for path in sorted(RESULTS.glob("*.json")):
         name = path.relative_to(ROOT).as_posix()
-        if not path.stem.startswith(("bench_batch", "bench_picks", "evaluation", "judge_", "plain_", "speculation_")):
+        if not path.stem.startswith(COMPARED):
             continue
         shown = subprocess.run(("git", "show", f"{commit}:{name}"), cwd=ROOT, capture_output=True, text=True)
         before = dict(figures(json.loads(shown.stdout))) if shown.returncode == 0 else {}

@@ -7,7 +7,7 @@ Belongs here: tables of seconds, passes and bytes of picture models. Does not be
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from results_page.records import TRANSFORMER_RUN, Columns, Record, source_line, table, table_of
 
@@ -117,6 +117,46 @@ def speculation_section(records: dict[str, list[Record]], overhead: Record | Non
             source_line(equality, TRANSFORMER_RUN),
         ]
     return "\n\n".join(parts)
+
+
+def fronts_section(records: Iterable[Record]) -> str:
+    """What `vargen tune` measured.
+
+    Args:
+        records: what `vargen tune` wrote to pareto.json.
+    """
+    parts = [
+        "## What settings cost",
+        "`vargen tune` on held-out prompts: of all settings that were measured those that no other one beats in "
+        "seconds without losing in what the judge finds right, and the method as it comes. An exact method's pictures "
+        "are plain decoding's, so of it all windows are shown.",
+    ]
+    for record in records:
+        usual = record["measured"][0]  # where every search begins
+        default, kept = usual["settings"], [point["settings"] for point in record["front"]]
+        alike = len({point["quality"] for point in record["measured"]}) == 1
+        shown = [point for point in record["measured"] if alike or point["settings"] in kept or point is usual]
+        columns: Columns = {
+            "speed-up": "{speedup:.2f}x",
+            "fewer passes": "{pass_reduction:.2f}x",
+            "never verified": lambda point: f"{100 * point['never_verified']:.0f} %",
+            "judge, % of claims": lambda point: f"{100 * point['quality']:.1f}",
+            "settings": lambda point, default=default: _differences(point["settings"], default),
+        }
+        parts += [
+            f"### `{default['method']}`, batch {record['batch_size']}",
+            table_of(sorted(shown, key=lambda point: -point["speed"]), columns),
+            f"{record['trials']} settings, {record['prompts']} prompts; plain decoding: "
+            f"{100 * record['plain_quality']:.1f} % of claims. {source_line(record, TRANSFORMER_RUN)}",
+        ]
+    return "\n\n".join(parts)
+
+
+def _differences(settings: Record, default: Record) -> str:
+    """What differs from the method as it comes."""
+    told = {name: value for name, value in settings.items() if value != default.get(name)}
+    words = [f"{name} {value:.2f}" if isinstance(value, float) else f"{name} {value}" for name, value in told.items()]
+    return ", ".join(words) or "**as it comes**"
 
 
 def compiled_section(record: Record) -> str:

@@ -16,7 +16,7 @@ operations.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -201,6 +201,8 @@ def _scramble_on_cpu_(value: Tensor) -> Tensor:
     return value
 
 
+_REVISITED = (Tag.TARGET, Tag.ACCEPT)
+"""What is asked for position after position, and for many positions twice: by guesses, and at every pass over them."""
 _POSITIONS_AHEAD = 32
 _NUMBERS_AHEAD = 2**18
 """Over all rows, at most."""
@@ -232,7 +234,8 @@ class RandomStreams:
         self.keys = keys
         self._tag_keys: dict[int, Tensor] = {}
         self._elements: dict[int, Tensor] = {}
-        self._ahead: tuple[Tensor, Tensor] | None = None  # first counters [B], numbers [B, W, size]
+        # By tag, kind of number and size: first counters [B], and the numbers of those and the next ones [B, W, ...].
+        self._ahead: dict[tuple[int, str, int | None], tuple[Tensor, Tensor]] = {}
 
     @classmethod
     def from_generators(
@@ -300,6 +303,11 @@ class RandomStreams:
         Returns:
             float64 of the shape of `counters`, or with one more dimension of length `size`.
         """
+        if tag in _REVISITED and self.keys.device.type == "cpu":
+            return self._drawn_ahead(self._uniform, tag, counters, size)
+        return self._uniform(tag, counters, size)
+
+    def _uniform(self, tag: int, counters: Tensor, size: int | None) -> Tensor:
         elements = self._elements.get(size or 1)
         if elements is None:
             steps = torch.arange(1, (size or 1) + 1, dtype=torch.int64, device=self.keys.device)
@@ -310,7 +318,7 @@ class RandomStreams:
         bits = _shift_right(_scramble_(bits), 11).bitwise_or_(1)
         return bits.to(torch.float64).mul_(2.0**-53)
 
-    def exponential(self, tag: int, counters: Tensor, size: int) -> Tensor:
+    def exponential(self, tag: int, counters: Tensor, size: int, revisited: bool = False) -> Tensor:
         """Exp(1) numbers for `sample`.
 
         Computed in float64: the smallest ones decide the race, and in float32 they would be few and coarse.
@@ -319,36 +327,31 @@ class RandomStreams:
             tag: The purpose, a `Tag` or another integer.
             counters: [B, ...] int64, usually output positions.
             size: Numbers per counter, usually the vocabulary size.
+            revisited: Whether the same counters will be asked for again under this tag, with those behind them.
 
         Returns:
             [B, ..., size] float32, positive and finite.
         """
-        if tag == Tag.TARGET and self.keys.device.type == "cpu":
-            return self._drawn_ahead(counters, size)
+        if (revisited or tag in _REVISITED) and self.keys.device.type == "cpu":
+            return self._drawn_ahead(self._exponential, tag, counters, size)
         return self._exponential(tag, counters, size)
 
-    def _exponential(self, tag: int, counters: Tensor, size: int) -> Tensor:
-        return self.uniform(tag, counters, size).log_().neg_().float()
+    def _exponential(self, tag: int, counters: Tensor, size: int | None) -> Tensor:
+        return self._uniform(tag, counters, size).log_().neg_().float()
 
-    def _drawn_ahead(self, counters: Tensor, size: int) -> Tensor:
-        """The same for `Tag.TARGET` on a CPU: numbers of the next positions are computed together, and kept.
+    def _drawn_ahead(self, draw: Callable[..., Tensor], tag: int, counters: Tensor, size: int | None) -> Tensor:
+        """`draw(tag, counters, size)`, on a CPU: of the next counters too, which are kept.
 
-        Positions are asked for one after another and many of them twice, by the guesses and by the verifier. A call
-        costs ten times what the numbers of one position do, and what it reads waits for no device.
+        A call costs ten times what the numbers of one position do, and what it reads waits for no device.
         """
         flat = counters.reshape(self.batch_size, -1)
-        first, kept = self._ahead or (None, None)
-        if (
-            first is None
-            or kept is None
-            or kept.shape[2] != size
-            or not _lies_within(flat - first[:, None], kept.shape[1])
-        ):
+        key = tag, draw.__name__, size
+        first, kept = self._ahead.get(key, (None, None))
+        if first is None or kept is None or not _lies_within(flat - first[:, None], kept.shape[1]):
             first = flat.amin(1)
             width = int((flat - first[:, None]).amax()) + 1
-            width += min(width + _POSITIONS_AHEAD, _NUMBERS_AHEAD // (self.batch_size * size))
-            positions = first[:, None] + torch.arange(width, device=flat.device)
-            kept = self._exponential(Tag.TARGET, positions, size)
-            self._ahead = first, kept
+            width += min(width + _POSITIONS_AHEAD, _NUMBERS_AHEAD // (self.batch_size * (size or 1)))
+            kept = draw(tag, first[:, None] + torch.arange(width, device=flat.device), size)
+            self._ahead[key] = first, kept
         rows = torch.arange(self.batch_size, device=flat.device)[:, None]
-        return kept[rows, flat - first[:, None]].view(*counters.shape, size)
+        return kept[rows, flat - first[:, None]].view(*counters.shape, *kept.shape[2:])

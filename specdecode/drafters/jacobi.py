@@ -207,7 +207,8 @@ class JacobiDrafter(Drafter):
             node: [B, window] the last chain's node one position before each guess. positions: [B, window].
         """
         if self.coupling == "gumbel":
-            return sample(wanted, state.streams.exponential(Tag.DRAFT, positions, self.vocab_size))
+            noise = state.streams.exponential(Tag.DRAFT, positions, self.vocab_size, revisited=True)
+            return sample(wanted, noise)
         counters = self._counters(positions, state)
         noise = state.streams.exponential(Tag.DRAFT, counters, self.vocab_size)
         if self.coupling == "independent":

@@ -231,23 +231,33 @@ def test_bits_are_balanced(uniforms: torch.Tensor) -> None:
 @settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 1000),
-    calls=st.lists(st.tuples(st.integers(0, 90), st.integers(1, 40), st.sampled_from([3, 5])), min_size=1, max_size=8),
+    calls=st.lists(
+        st.tuples(
+            st.integers(0, 90), st.integers(1, 40), st.sampled_from([3, 5]), st.sampled_from([Tag.TARGET, Tag.DRAFT])
+        ),
+        min_size=1,
+        max_size=8,
+    ),
     apart=st.lists(st.integers(0, 60), min_size=1, max_size=3),
     least=st.sampled_from([1, 200, 2**18]),
 )
-def test_noise_that_is_drawn_ahead_is_the_noise_of_its_position(
-    seed: int, calls: list[tuple[int, int, int]], apart: list[int], least: int
+def test_numbers_that_are_drawn_ahead_are_those_of_their_position(
+    seed: int, calls: list[tuple[int, int, int, Tag]], apart: list[int], least: int
 ) -> None:
-    streams = RandomStreams.from_seeds([seed + row for row in range(len(apart))])
+    seeds = [seed + row for row in range(len(apart))]
+    streams = RandomStreams.from_seeds(seeds)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("specdecode.sampling._NUMBERS_AHEAD", least)
-        for first, count, size in calls:
+        for first, count, size, tag in calls:
             counters = first + torch.tensor(apart)[:, None] + torch.arange(count)
-            expected = streams.uniform(Tag.TARGET, counters, size).log().neg().float()
-            noise = streams.exponential(Tag.TARGET, counters, size)
+            expected = RandomStreams.from_seeds(seeds)._uniform(tag, counters, size).log().neg().float()
+            noise = streams.exponential(tag, counters, size, revisited=True)
             assert torch.equal(noise, expected)
             noise.zero_()  # a caller's own, whatever becomes of it
-            assert torch.equal(streams.exponential(Tag.TARGET, counters[:, 0], size), expected[:, 0])
+            assert torch.equal(streams.exponential(tag, counters[:, 0], size, revisited=True), expected[:, 0])
+            for how_many in (None, size):
+                thresholds = RandomStreams.from_seeds(seeds)._uniform(Tag.ACCEPT, counters, how_many)
+                assert torch.equal(streams.uniform(Tag.ACCEPT, counters, how_many), thresholds)
 
 
 def test_exponential_noise_is_exponential() -> None:

@@ -54,9 +54,11 @@ QUERIES = {"4x": 256, "16x": 64, "64x": 16, "256x": 4}
 USUAL_QUERIES = "64x"
 SHORT = "--kind sparrow --num_frames 8 --steps 1000"
 """How those learn that are asked about longer videos than they saw."""
-PARTS = {"both": "", "compression": "--draft_length 1", "places": "--kind eagle --draft_length 4"}
-PARTS |= {"neither": "--kind eagle", "text_only": "--kind eagle --text_only true --blind_share 1"}
-"""FLASH with what is left of it, by what is left; its paper's FLASH, VisComp, SemiAR, Multimodal and Text-only."""
+LEFT = {"places": "--kind eagle --draft_length 4", "neither": "--kind eagle"}
+LEFT |= {"text_only": "--kind eagle --text_only true --blind_share 1"}
+"""What is left of FLASH without its compressor, by what that is; its paper's SemiAR, Multimodal and Text-only."""
+PARTS = {"both": "flash_k4", "compression": "flash_k1", **{name: f"part_{name}" for name in LEFT}}
+"""Folders of FLASH and of what is left of it."""
 
 
 def trained() -> dict[str, str]:
@@ -66,7 +68,7 @@ def trained() -> dict[str, str]:
     passes = {"mtp": "", "none": " --own_passes 0"}
     rows = {"text": "", "video": " --text_only false --blind_share 0"}
     return {
-        **{kind: f"--kind {kind}" for kind in ("eagle", "msd", "vispec", "sparrow", "flash")},
+        **{kind: f"--kind {kind}" for kind in ("msd", "sparrow")},
         **{
             f"still_{visual}_{own}_{row}": f"{SHORT}{visuals[visual]}{passes[own]}{rows[row]}"
             for visual, own, row in itertools.product(visuals, passes, rows)
@@ -74,7 +76,7 @@ def trained() -> dict[str, str]:
         **{f"flash_k{places}": f"{flash} --draft_length {places}" for places in PLACES},
         **{f"flash_{name}": f"{flash} --num_queries {many}" for name, many in QUERIES.items() if name != USUAL_QUERIES},
         "flash_scaled": f"{flash} --scale true",
-        **{f"part_{name}": f"{flash} {options}".strip() for name, options in PARTS.items()},
+        **{f"part_{name}": f"{flash} {options}" for name, options in LEFT.items()},
     }
 
 
@@ -229,9 +231,9 @@ class Studies:
                 "compression": name in ("both", "compression"),
                 "places": name in ("both", "places"),
                 "text_only": name == "text_only",
-                **self.ask(FlashConfig(drafter=self.folder(f"part_{name}"), tree="chain", depth=4), cases),
+                **self.ask(FlashConfig(drafter=self.folder(folder), tree="chain", depth=4), cases),
             }
-            for name in PARTS
+            for name, folder in PARTS.items()
         ]
 
     @torch.no_grad()

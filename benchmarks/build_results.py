@@ -19,6 +19,7 @@ from results_page.pictures import (
     entropy_section,
     heads_section,
     judge_section,
+    left_out_section,
     of_shipped_model,
     picks_table,
     quality_section,
@@ -99,6 +100,8 @@ def build() -> dict[Path, str]:
         sections.append(passes_section(passes))
     if memory := load("generate_memory"):
         sections.append(generate_memory_section(memory))
+    if left_out := load("left_out"):
+        sections.append(left_out_section(left_out))
     if trained:
         sections.append(training_section(trained))
         card.append(training_section(trained))

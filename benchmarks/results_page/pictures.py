@@ -6,7 +6,7 @@ Belongs here: verdicts, training, evaluations, VVS's studies, the README's table
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from metrics.tables import format_figure, markdown_quality
@@ -69,6 +69,35 @@ def training_section(records: Sequence[Record]) -> str:
     parts = ["## Training", table(["run", "steps", "pictures", "minutes", "held out, at the end"], rows)]
     parts += [f"{record['name']}: {record['remark']}" for record in records if record["remark"]]
     return "\n\n".join([*parts, source_line(records[-1])])
+
+
+def left_out_section(record: Record) -> str:
+    """What each help in training is worth, by `left_out.py`."""
+
+    def right(kind: str) -> Callable[[Record], str]:
+        return lambda row: f"{100 * row['judge'][kind]['accuracy']:.1f}"
+
+    columns: Columns = {
+        "left out": lambda row: row["left_out"].replace("_", " "),
+        "loss a token": "{evaluation[loss]:.2f}",
+        "on objects": "{evaluation[loss_object]:.2f}",
+        "on the sky": "{evaluation[loss_sky]:.2f}",
+        "the caption saves": "{evaluation[caption_gain]:.1f}",
+        **{name: right(kind) for name, kind in (("shape", "shape"), ("colour", "colour"), ("sky, %", "sky"))},
+        "number": right("object_count"),
+        "whole prompt": right("prompt"),
+    }
+    return "\n\n".join(
+        [
+            "## What helps it learn",
+            f"Runs of {record['rows'][0]['pictures']:,} pictures from random weights, each without one of the recipe's "
+            "helps: held-out loss in nats, what the caption saves over a whole picture in nats, and what the judge "
+            f"finds right of {record['prompts']} prompts for one object, in percent. The shipped model has seen twenty "
+            "times as many: this ranks what helps early. Measured by `benchmarks/left_out.py`.",
+            table_of(record["rows"], columns),
+            source_line(record),
+        ]
+    )
 
 
 def entropy_section(record: Record) -> str:

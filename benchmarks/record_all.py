@@ -108,7 +108,7 @@ STEPS: dict[str, Step] = {
     "bench_batch_1": _bench("bench_batch_1", "--methods", ALL),
     **{
         f"front_{method}_batch_{batch_size}": _front(method, batch_size, seconds)
-        for method, seconds in (("jacobi", 240), ("vvs-jacobi", 600))
+        for method, seconds in (("jacobi", 150), ("vvs-jacobi", 420))
         for batch_size in (1, 8)
     },
     "documents": Step(_script("build_results")),

@@ -40,6 +40,8 @@ REST = (  # of the exact ones those whose pictures are not plain decoding's own
     "ar,sjd,eagle-sampled-9,eagle-sampled-25,likeness-sampled-9,likeness-sampled-25,vvs-jacobi-wide,vvs-uniform-8,"
     "vvs-dynamic-8,vvs-paper-uniform,vvs-paper-dynamic"
 )
+HEAVY = ("--weighted_by", "LlamaGen-XL", "--weight_dtype", "bfloat16")
+IN_INT8 = ("--quantization", "int8-dynamic", "--draft_quantization", "int8")
 COMPARED = ("bench_batch", "bench_picks", "evaluation", "front_", "judge_", "plain_", "speculation_")
 EVALUATED = "ar,scd,eagle-chain,lantern-tree,gsd,coolsd,vvs-jacobi,likeness-quality,likeness-balanced,likeness-fast"
 
@@ -93,17 +95,8 @@ STEPS: dict[str, Step] = {
     "plain_decoding_batch_8": Step(_script("plain_decoding", "--batch_size", "8"), timed=True),
     "overhead": Step(_script("speculation_overhead"), timed=True),
     "bench_picks": _bench("bench_picks", "--methods", PICKS, "--prompts", "24"),
-    "bench_weighted": _bench(
-        "bench_weighted",
-        "--methods",
-        PICKS,
-        "--prompts",
-        "6",
-        "--weighted_by",
-        "LlamaGen-XL",
-        "--weight_dtype",
-        "bfloat16",
-    ),
+    "bench_weighted": _bench("bench_weighted", "--methods", PICKS, "--prompts", "6", *HEAVY),
+    "bench_weighted_int8": _bench("bench_weighted_int8", "--methods", PICKS, "--prompts", "6", *HEAVY, *IN_INT8),
     "bench_batch_8": _bench("bench_batch_8", "--methods", PICKS, "--batch_size", "8"),
     "bench_batch_1": _bench("bench_batch_1", "--methods", ALL),
     **{

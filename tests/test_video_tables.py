@@ -17,6 +17,7 @@ from results_page.video import (
     video_memory_section,
     video_section,
 )
+from training_commands import configuration_of
 
 from metrics.provenance import provenance
 from vargen.world.models.architectures import (
@@ -157,25 +158,10 @@ def test_a_table_is_there_once_its_record_is(tmp_path: Path) -> None:
 def test_every_drafter_that_a_study_reads_has_a_command() -> None:
     """Of the benchmark of drafters, whose commands are run before it."""
     script = runpy.run_path(str(BENCHMARKS / "video_drafters.py"))
-    read = {f"flash_k{places}" for places in script["PLACES"]} | {f"part_{name}" for name in script["PARTS"]}
+    read = {f"flash_k{places}" for places in script["PLACES"]} | set(script["PARTS"].values())
     read |= {f"flash_{each}" for each in script["QUERIES"] if each != script["USUAL_QUERIES"]} | {"flash_scaled"}
     for parts in ("states", "embeddings"):
         read |= {f"still_{parts}_{own}_{row}" for own in ("mtp", "none") for row in ("text", "video")}
     assert read | {"sparrow", "msd"} <= set(script["trained"]())
     for command in script["commands"]("runs/x/export", "runs/drafters"):
-        parse_command(command.split())
-
-
-def parse_command(words: list[str]) -> None:
-    """What the command line says is a configuration, and one that its checks accept."""
-    from vargen.resources import find_config
-    from vargen.training.config import build_parser
-    from vargen.training.video_drafter import VideoDrafterTrainingConfig
-
-    assert words[:3] == ["vargen", "train", "video-drafter"]
-    rest = words[3:] if "--config" in words else ["--config", "train/video-drafter", *words[3:]]
-    place = rest.index("--config") + 1
-    rest[place] = str(find_config(rest[place]))
-    values = build_parser(VideoDrafterTrainingConfig, "").parse_args(rest)
-    known = VideoDrafterTrainingConfig.__dataclass_fields__
-    VideoDrafterTrainingConfig(**{name: value for name, value in vars(values).items() if name in known})
+        configuration_of(command)

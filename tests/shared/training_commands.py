@@ -1,0 +1,20 @@
+"""What a printed `vargen train ...` stands for."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import fields
+from typing import Any
+
+from vargen.commands.train import load_trainer
+from vargen.resources import find_config
+from vargen.training.config import build_parser
+
+
+def configuration_of(line: str) -> Any:
+    """The configuration that the command line makes of it, which its checks accept."""
+    program, command, name, *options = shlex.split(line)
+    assert (program, command) == ("vargen", "train")
+    config_type, _ = load_trainer(name)
+    values = build_parser(config_type, "").parse_args(["--config", str(find_config(f"train/{name}")), *options])
+    return config_type(**{field.name: getattr(values, field.name) for field in fields(config_type)})

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
+from vargen.reading import reading
 from vargen.runs.files import atomic_path, own_folder
 from vargen.runs.identity import check_identity
 from vargen.training.video_questions import Questions
@@ -49,7 +50,7 @@ def generate_answers(
         Token ids of each answer, the one that ends it included.
 
     Raises:
-        UserError: the folder holds other answers.
+        UserError: the folder holds other answers, or a damaged file.
     """
     described = {
         **settings,
@@ -76,7 +77,7 @@ def generate_answers(
 
 def _read(path: Path, described: dict[str, Any]) -> Tensor:
     """[B, n] int32 of one file, if it was made with these settings."""
-    with safe_open(path, framework="pt") as file:
+    with reading(path, "delete it", "answers"), safe_open(path, framework="pt") as file:
         before = json.loads((file.metadata() or {}).get("settings", "{}"))
         check_identity(path, before, described, holds="answers", argument="answers")
         return file.get_tensor("tokens")

@@ -20,6 +20,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from vargen.errors import UserError
+from vargen.reading import reading
 from vargen.runs.files import atomic_path, own_folder
 from vargen.runs.identity import check_identity, digest
 from vargen.training.video_questions import Questions
@@ -82,19 +83,20 @@ class StatesFolder:
         """Of one batch; None where there is no such file.
 
         Raises:
-            UserError: the file holds states of something else.
+            UserError: the file holds states of something else, or is damaged.
         """
         path = self._file(name)
         if not path.exists():
             return None
-        with safe_open(path, framework="pt") as file:
+        with reading(path, "delete it", "states"), safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             before = json.loads(metadata.get("settings", "{}"))
             check_identity(path, before, {**self.settings, **described}, holds="states", argument="states")
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-        count = int(metadata["answers"])
-        names = [each.name for each in fields(AnswerStates)]
-        return [AnswerStates(**{name: tensors.get(f"{row}.{name}") for name in names}) for row in range(count)]  # type: ignore[arg-type]
+            tensors: dict[str, Any] = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+            names = [each.name for each in fields(AnswerStates)]
+            rows = range(int(metadata["answers"]))
+            kept: list[dict[str, Any]] = [{name: tensors.get(f"{row}.{name}") for name in names} for row in rows]
+            return [AnswerStates(**each) for each in kept]
 
     def write(self, name: str, described: dict[str, Any], rows: Sequence[AnswerStates]) -> None:
         """One batch."""

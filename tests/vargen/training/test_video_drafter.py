@@ -352,6 +352,9 @@ def test_answers_are_the_targets_and_are_kept(target_folder: Path, tmp_path: Pat
         assert tokens == plain.tokens[0, : int(plain.lengths[0])].tolist()
     with pytest.raises(UserError, match=r'holds answers with another target \("a", now "b"\)'):
         answers(target="b")
+    next(tmp_path.iterdir()).write_bytes(b"{")
+    with pytest.raises(UserError, match=r"^answers: .* cannot be read \(.*\); delete it$"):
+        answers()
 
 
 def test_answers_end_where_they_end(qwen_folder: Path, monkeypatch: Any) -> None:
@@ -424,6 +427,10 @@ def test_states_in_files_are_those_in_memory_and_are_worked_out_once(
         reader(StatesFolder(folder.path, {"target": "b"})).batches([0])
     with pytest.raises(UserError, match="holds states with other answers"):
         reader(folder, (9, 6, 8, 5, 8)).batches([0])
+    damaged = sorted(folder.path.iterdir())[1]
+    damaged.write_bytes(damaged.read_bytes()[:200])
+    with pytest.raises(UserError, match=rf"^states: .*{damaged.name} cannot be read \(.*\); delete it$"):
+        reader(folder).batches([0])
 
 
 def test_states_are_written_by_one_run_at_a_time(qwen_folder: Path, tmp_path: Path) -> None:

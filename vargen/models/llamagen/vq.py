@@ -126,8 +126,9 @@ def decode_codes(vqvae: VQModel, codes: Tensor, grid_shape: tuple[int, int] | No
         raise ValueError(f"codes must fill the grid of tokens, got {num_codes} codes; give grid_shape if not square.")
     if not vqvae.config["lookup_from_codebook"]:
         raise ValueError("vqvae must be configured with lookup_from_codebook=True to decode codes.")
-    if vqvae.device.type == "cpu":  # where convolutions then take two thirds of the time; torch asks whether it is so
-        vqvae.to(memory_format=torch.channels_last)
+    kernels = vqvae.decoder.conv_in.weight
+    if kernels.device.type == "cpu" and not kernels.is_contiguous(memory_format=torch.channels_last):
+        vqvae.decoder.to(memory_format=torch.channels_last)  # for two thirds of the time
     # The last entry is the length of a codeword, not latent_channels: the lookup happens before post_quant_conv.
     shape = (batch_size, rows, columns, vqvae.quantize.vq_embed_dim)
     return vqvae.decode(codes, force_not_quantize=True, shape=shape).sample.float()

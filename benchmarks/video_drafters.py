@@ -192,10 +192,10 @@ class Studies:
         return rows
 
     def cost(self) -> list[dict]:
-        """A forward of the drafter against the length of the video; one answer after the other, of few videos."""
+        """What a forward of the drafter costs and what is accepted, against the length of the video."""
         rows = []
         for num_frames in LENGTHS:
-            cases = self.cases(num_frames)[:4]
+            cases = self.cases(num_frames)
             for config in (
                 SparrowConfig(drafter=self.folder("sparrow"), tree="chain", depth=DEPTH),
                 MSDConfig(drafter=self.folder("msd"), tree="chain", depth=DEPTH),
@@ -285,7 +285,7 @@ def main() -> None:
     found = json.loads(path.read_text())["studies"] if path.exists() else {}
     lengths, counts = len(LENGTHS), (len(PARTS), len(PLACES), len(QUERIES), 2)
     per_study = dict(zip(STUDIES, (8 * lengths, 2 * lengths, *counts), strict=True))
-    total = sum(per_study[name] * (min(options.videos, 4) if name == "cost" else options.videos) for name in chosen)
+    total = sum(per_study[name] * options.videos for name in chosen)
     with progress(total, "answers", options.quiet) as shown:
         studies = Studies(options, shown)
         for name in chosen:

@@ -32,7 +32,6 @@ LEFT_OUT = {
     "weight_on_objects": "--object_loss_weight 1.0",
     "weight_on_the_first_token": "--first_token_weight 1.0",
     "identity_rows": "--model.condition_rotary zero",
-    "complete_captions": "--complete_caption_share 0.0",
 }
 COMMON = (
     "--object_loss_weight 3.0 --object_loss_until 1.0 --grounding_weight 2.0 --grounding_until 1.0 "

@@ -155,28 +155,40 @@ def drafter_training_section(trained: Sequence[Record]) -> list[str]:
     ]
 
 
+def _by_length(rows: Sequence[Record], captions: bool) -> str:
+    """Accepted length of Sparrow's parts by the number of visual tokens, and how right the target's captions are."""
+    lengths = sorted({row["visual_tokens"] for row in rows})
+    names = ("bridged", "multi_token", "text_only")
+    cells = []
+    for key in sorted({tuple(row[name] for name in names) for row in rows}, reverse=True):
+        found = {row["visual_tokens"]: row for row in rows if tuple(row[name] for name in names) == key}
+        marks = ["yes" if each else "no" for each in key]
+        cells.append([*marks, *(f"{found[length]['accepted_length']:.2f}" for length in lengths)])
+    if captions:
+        known = {row["visual_tokens"]: row["caption_accuracy"] for row in rows}
+        cells.append(["*target's captions, F1 %*", "", "", *(f"*{100 * known[length]:.0f}*" for length in lengths)])
+    return table(["bridged states", "multi-token", "text only", *(f"{length:,}" for length in lengths)], cells)
+
+
 def trained_drafters_section(record: Record) -> list[str]:
     """Studies of trained drafters, those that are recorded."""
     studies = record["studies"]
     parts = ["### Trained drafters, part by part"]
     parts.append("How each was trained is in the record of each study; chains, greedy.")
     if "length" in studies:
-        rows = studies["length"]["rows"]
-        lengths = sorted({row["visual_tokens"] for row in rows})
-        names = ("bridged", "multi_token", "text_only")
-        cells = []
-        for key in sorted({tuple(row[name] for name in names) for row in rows}, reverse=True):
-            found = {row["visual_tokens"]: row for row in rows if tuple(row[name] for name in names) == key}
-            marks = ["yes" if each else "no" for each in key]
-            cells.append([*marks, *(f"{found[length]['accepted_length']:.2f}" for length in lengths)])
-        known = {row["visual_tokens"]: row["caption_accuracy"] for row in rows}
-        cells.append(["*target's captions, F1 %*", "", "", *(f"*{100 * known[length]:.0f}*" for length in lengths)])
         parts += [
             "Sparrow's parts: accepted length against the number of visual tokens. Trained on videos of 256 visual "
             f"tokens; {studies['length']['videos']} held-out videos each. The target itself has seen videos of 1,024 "
             "visual tokens; what it can say of longer ones is in the last row.",
-            table(["bridged states", "multi-token", "text only", *(f"{length:,}" for length in lengths)], cells),
+            _by_length(studies["length"]["rows"], captions=True),
             source_line(studies["length"], VIDEO_RUN),
+        ]
+    if "opening" in studies:
+        parts += [
+            "The same over the first 60 tokens of every answer. Longer videos have longer answers, of which a drafter "
+            "trained on short ones has not seen the like; here the video alone is longer.",
+            _by_length(studies["opening"]["rows"], captions=False),
+            source_line(studies["opening"], VIDEO_RUN),
         ]
     if "cost" in studies:  # in the order of methods, each against the length
         studies["cost"]["rows"].sort(key=lambda row: (row["method"], row["frames"]))

@@ -303,7 +303,7 @@ class RandomStreams:
         Returns:
             float64 of the shape of `counters`, or with one more dimension of length `size`.
         """
-        if tag in _REVISITED and self.keys.device.type == "cpu":
+        if tag in _REVISITED and self.keys.device.type == "cpu" and counters.numel():
             return self._drawn_ahead(self._uniform, tag, counters, size)
         return self._uniform(tag, counters, size)
 
@@ -332,7 +332,7 @@ class RandomStreams:
         Returns:
             [B, ..., size] float32, positive and finite.
         """
-        if (revisited or tag in _REVISITED) and self.keys.device.type == "cpu":
+        if (revisited or tag in _REVISITED) and self.keys.device.type == "cpu" and counters.numel():
             return self._drawn_ahead(self._exponential, tag, counters, size)
         return self._exponential(tag, counters, size)
 

@@ -260,6 +260,13 @@ def test_numbers_that_are_drawn_ahead_are_those_of_their_position(
                 assert torch.equal(streams.uniform(Tag.ACCEPT, counters, how_many), thresholds)
 
 
+def test_of_no_positions_there_are_no_numbers() -> None:
+    """A chain of the root alone has nothing to be tested."""
+    streams, none = RandomStreams.from_seeds([1, 2]), torch.zeros(2, 0, dtype=torch.int64)
+    assert streams.uniform(Tag.ACCEPT, none).shape == (2, 0)
+    assert streams.exponential(Tag.TARGET, none, 5).shape == (2, 0, 5)
+
+
 def test_exponential_noise_is_exponential() -> None:
     streams = RandomStreams.from_seeds(list(range(8)))
     noise = streams.exponential(Tag.DRAFT, torch.arange(50).expand(8, 50), 256)

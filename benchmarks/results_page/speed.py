@@ -129,7 +129,9 @@ def fronts_section(records: Iterable[Record]) -> str:
         "## What settings cost",
         "`vargen tune` on held-out prompts: of all settings that were measured those that no other one beats in "
         "seconds without losing in what the judge finds right, and the method as it comes. An exact method's pictures "
-        "are plain decoding's, so of it all windows are shown.",
+        "are plain decoding's, so of it all windows are shown. Each table is one process's, and seconds of so small a "
+        "model differ from one process to the next ([passes](passes.md)); of 64 prompts' claims three points are "
+        "chance.",
     ]
     for record in records:
         usual = record["measured"][0]  # where every search begins

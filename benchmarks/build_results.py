@@ -11,7 +11,6 @@ same records (with matplotlib); `--check` does not look at it.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
@@ -27,7 +26,7 @@ from results_page.pictures import (
     tradeoff_rows,
     training_section,
 )
-from results_page.records import MODEL, PICKS_RUN, RESULTS, ROOT, TRANSFORMER_RUN, load, load_evaluations
+from results_page.records import MODEL, PICKS_RUN, ROOT, TRANSFORMER_RUN, load, load_all, load_evaluations
 from results_page.speed import (
     compiled_section,
     continuous_section,
@@ -56,8 +55,8 @@ def between_markers(text: str, content: str, name: str, region: str = "results")
 def build() -> dict[Path, str]:
     """Every file that is made of records, and what it should hold."""
     judged = load(f"judge_{MODEL}")
-    decoding = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("plain_decoding_*.json"))]
-    trained = [json.loads(path.read_text()) for path in sorted(RESULTS.glob(f"training_{MODEL}-*.json"))]
+    decoding = [*load_all("plain_decoding_*").values()]
+    trained = [*load_all(f"training_{MODEL}-*").values()]
     transformer = load(TRANSFORMER_RUN)
     sections = [
         "# Results",
@@ -73,14 +72,13 @@ def build() -> dict[Path, str]:
         card.append(entropy_section(transformer))
     if decoding:
         sections.append(decoding_section(decoding))
-    benches = {path.stem: json.loads(path.read_text()) for path in sorted(RESULTS.glob("bench_*.json"))}
+    benches = load_all("bench_*")
     videos = {name: benches.pop(name) for name in list(benches) if name.startswith("bench_video")}
-    seen = (path for name in ("llm", "story") for path in sorted(RESULTS.glob(f"training_video-{name}*.json")))
-    seeing = [json.loads(path.read_text()) for path in seen]
+    seeing = [*load_all("training_video-llm*").values()]
     if benches:
         sections.append(speculation_section(benches, load("speculation_overhead"), load("greedy_equality")))
-    if fronts := [json.loads(path.read_text()) for path in sorted(RESULTS.glob("front_*.json"))]:
-        sections.append(fronts_section(fronts))
+    if fronts := load_all("front_*"):
+        sections.append(fronts_section(fronts.values()))
     if compiled := load("compiled"):
         sections.append(compiled_section(compiled))
     if continuous := load("continuous"):

@@ -18,9 +18,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from record_training import summarise
+
 from metrics.provenance import write_result
 from vargen.pipelines.llamagen import LlamaGenPipeline
-from vargen.runs.files import read_jsonl
 from vargen.world.cases import sample_prompts
 from vargen.world.judge.judge import load_judge
 from vargen.world.judge.report import evaluate_prompts
@@ -71,15 +72,13 @@ def main() -> None:
         return
     rows = []
     for name in LEFT_OUT:
-        log = read_jsonl(Path(options.runs) / name / "log.jsonl")
-        evaluations = [entry for entry in log if "evaluation" in str(entry.get("event"))]
-        if not evaluations:
+        log = Path(options.runs) / name / "log.jsonl"
+        run = summarise(log) if log.is_file() else {"evaluations": []}
+        if not run["evaluations"]:
             parser.error(f"--runs: {options.runs}/{name} has no evaluation; run what --commands prints")
-        started = next(entry for entry in log if entry.get("event") == "start")
-        last = {key: value for key, value in evaluations[-1].items() if key != "event"}
-        pictures = last["step"] * started["batch_size"]
         verdict = judged(Path(options.runs) / name / "export", options.prompts)
-        rows.append({"left_out": name, "pictures": pictures, "evaluation": last, "judge": verdict})
+        last = run["evaluations"][-1]
+        rows.append({"left_out": name, "pictures": run["samples"], "evaluation": last, "judge": verdict})
         print(json.dumps(rows[-1]["evaluation"]))
     write_result(RESULTS / "left_out.json", {"settings": COMMON, "prompts": options.prompts, "rows": rows})
 

@@ -303,9 +303,7 @@ class RandomStreams:
         Returns:
             float64 of the shape of `counters`, or with one more dimension of length `size`.
         """
-        if tag in _REVISITED and self.keys.device.type == "cpu" and counters.numel():
-            return self._drawn_ahead(self._uniform, tag, counters, size)
-        return self._uniform(tag, counters, size)
+        return self._drawn(self._uniform, tag, counters, size, tag in _REVISITED)
 
     def _uniform(self, tag: int, counters: Tensor, size: int | None) -> Tensor:
         elements = self._elements.get(size or 1)
@@ -332,18 +330,20 @@ class RandomStreams:
         Returns:
             [B, ..., size] float32, positive and finite.
         """
-        if (revisited or tag in _REVISITED) and self.keys.device.type == "cpu" and counters.numel():
-            return self._drawn_ahead(self._exponential, tag, counters, size)
-        return self._exponential(tag, counters, size)
+        return self._drawn(self._exponential, tag, counters, size, revisited or tag in _REVISITED)
 
     def _exponential(self, tag: int, counters: Tensor, size: int | None) -> Tensor:
         return self._uniform(tag, counters, size).log_().neg_().float()
 
-    def _drawn_ahead(self, draw: Callable[..., Tensor], tag: int, counters: Tensor, size: int | None) -> Tensor:
-        """`draw(tag, counters, size)`, on a CPU: of the next counters too, which are kept.
+    def _drawn(
+        self, draw: Callable[..., Tensor], tag: int, counters: Tensor, size: int | None, revisited: bool
+    ) -> Tensor:
+        """`draw(tag, counters, size)`; of what is revisited, on a CPU, of the next counters too, which are kept.
 
         A call costs ten times what the numbers of one position do, and what it reads waits for no device.
         """
+        if not revisited or self.keys.device.type != "cpu" or not counters.numel():
+            return draw(tag, counters, size)
         flat = counters.reshape(self.batch_size, -1)
         key = tag, draw.__name__, size
         first, kept = self._ahead.get(key, (None, None))

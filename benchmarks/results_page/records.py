@@ -29,10 +29,14 @@ def load(name: str) -> Any:
     return json.loads(path.read_text()) if path.is_file() else None
 
 
+def load_all(pattern: str) -> dict[str, Any]:
+    """The records whose file names fit, by name without `.json`, in their order."""
+    return {path.stem: json.loads(path.read_text()) for path in sorted(RESULTS.glob(f"{pattern}.json"))}
+
+
 def load_evaluations() -> dict[str, list[Record]]:
     """The scores of every recorded evaluation, by file name, the largest first."""
-    found = {path.stem: json.loads(path.read_text()) for path in RESULTS.glob("evaluation_*.json")}
-    return dict(sorted(found.items(), key=lambda item: -item[1][0]["count"]))
+    return dict(sorted(load_all("evaluation_*").items(), key=lambda item: -item[1][0]["count"]))
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

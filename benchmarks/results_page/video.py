@@ -5,11 +5,10 @@ Belongs here: everything about videos. Does not belong here: pictures.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 
 from metrics.tables import format_figure
-from results_page.records import RESULTS, VIDEO_RUN, Record, source_line, table
+from results_page.records import VIDEO_RUN, Record, load_all, source_line, table
 
 CLAIM_KINDS = ("setting", "objects", "events", "sequence", "all")
 """Of captions of videos; those of plain ones have no sequence."""
@@ -443,7 +442,7 @@ def video_section(
             parts += ["What drafting took:", drafting_table(rows)]
     if overlap := studies["parallel_overlap_cpu"]:
         parts += overlap_section(overlap)
-    if learned := [json.loads(path.read_text()) for path in sorted(RESULTS.glob("training_video-drafter-*.json"))]:
+    if learned := [*load_all("training_video-drafter-*").values()]:
         parts += drafter_training_section(learned)
     if drafters := studies["video_drafters"]:
         parts += trained_drafters_section(drafters)

@@ -193,7 +193,7 @@ class TeacherForcing:
         with own_folder(folder.path, argument="states"), self._progress() as bar:
             bar.update(len(self._kept))
             for numbers in missing:
-                if not self._take(folder, numbers):
+                if not self._take(folder, numbers):  # nor has another run written it since
                     folder.write(*self._file_of(numbers), self.states(numbers))
                     self._take(folder, numbers)
                 bar.update(len(numbers))

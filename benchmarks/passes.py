@@ -8,7 +8,7 @@
 A pass reads every weight once, so streaming them is its floor; `streaming_ms` is that, at the bandwidth that a plain
 sum over a buffer larger than any cache reaches in the same minute, and `bandwidth_share` is floor over measured. Models
 have random weights of the named geometry, but for "shipped". Kernels are those of `VARGEN_KERNELS=auto` and `plain`, in
-turns, and of `auto` with the decoder's layers in int8 and int8-dynamic; families of transformers have none.
+turns, and of `auto` with the decoder's layers in int8, int8-dynamic and int4; families of transformers have none.
 
 `--reference` is a checkout of the public LlamaGen code, which is not part of this project: one guided token of its
 `decode_one_token`, as its `generate` calls it.
@@ -37,10 +37,10 @@ from families import FAMILIES, RESULTS, Rows, Size
 from plain_decoding import weight_bytes
 
 from vargen.kernels.build import why_not
-from vargen.kernels.int8 import quantize_linears
+from vargen.kernels.quantized import quantize_linears
 from vargen.models.llamagen.target import LlamaGenTarget
 from vargen.models.llamagen.transformer import LLAMAGEN_SIZES, LlamaGenTransformer
-from vargen.models.options import INT8_DYNAMIC, OWN_QUANTIZATION
+from vargen.models.options import OWN_QUANTIZATION
 from vargen.resources import find_model
 
 SHIPPED = "shipped"
@@ -168,10 +168,10 @@ class Measured:
         return self._built
 
     def rounded(self, quantization: str) -> LlamaGenTransformer:
-        """The same LlamaGen with layers in int8 or int8-dynamic."""
+        """The same LlamaGen with rounded layers."""
         if quantization not in self._rounded:
             self._rounded[quantization] = copy.deepcopy(self.model())
-            quantize_linears(self._rounded[quantization].transformer_blocks, quantization == INT8_DYNAMIC)
+            quantize_linears(self._rounded[quantization].transformer_blocks, quantization)
         return self._rounded[quantization]
 
     def target(self, batch: int, guided: bool, tokens: int, length: int) -> Any:

@@ -303,7 +303,7 @@ def passes_section(record: Record) -> str:
         [
             row["model"], row["dtype"], str(row["tokens"]), str(row["length"]), time_of(row, "reference"),
             time_of(row, "plain"), time_of(row, "auto"), time_of(row, "int8"), time_of(row, "int8-dynamic"),
-            f"{row['streaming_ms']:.1f}", share_of(row, "plain"), share_of(row, "auto"),
+            time_of(row, "int4"), f"{row['streaming_ms']:.1f}", share_of(row, "plain"), share_of(row, "auto"),
             f"{row['cache_bytes'] / 2**20:.0f}",
         ]
         for row in rows
@@ -318,6 +318,7 @@ def passes_section(record: Record) -> str:
         "own kernels, ms",
         "int8, ms",
         "int8-dynamic, ms",
+        "int4, ms",
     ]
     header += ["streaming the weights, ms", "share of bandwidth, torch, %", "own kernels, %", "cache, MiB"]
     return "\n\n".join(
@@ -326,8 +327,8 @@ def passes_section(record: Record) -> str:
             "One pass of one guided picture (two rows), median milliseconds, the ways of a line in turns. Models with "
             "random weights have the named geometry and draw nothing. Streaming is the weights' bytes at the bandwidth "
             "that a plain sum reached in the same minute; it differs between lines because the machine's does. In int8 "
-            "are the weights of the decoder's layers, for the own kernels (`--quantization`), with int8-dynamic also "
-            "what is fed to them. "
+            "and int4 are the weights of the decoder's layers, for the own kernels (`--quantization`), with "
+            "int8-dynamic also what is fed to them. "
             "[docs/passes.md](passes.md) says what the kernels are. Measured by `benchmarks/passes.py`.",
             table(header, cells),
             source_line(record),

@@ -38,8 +38,28 @@ typedef uint16_t bfloat16;
 constexpr int LANES = 16;
 constexpr int OUTPUTS = 4;  // outputs of a tile: their sums are added lane by lane together
 
-// INT8_ROWS: weights as INT8, and what is multiplied with them is rounded to bytes too, row by row.
-enum Kind : int64_t { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, INT8_ROWS = 3 };
+// INT8_ROWS: weights as INT8, and what is multiplied with them is rounded to bytes too, row by row. INT4: `Nibbles`.
+enum Kind : int64_t { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, INT8_ROWS = 3, INT4 = 4 };
+
+constexpr int64_t NIBBLES = 64;
+
+// Neighbouring weights of a row, whole steps of a scale of their own: 8 less than four bits say. The first half of them
+// lies in the lower bits, the second in the upper ones.
+struct Nibbles {
+    float scale;
+    uint8_t pairs[NIBBLES / 2];
+};
+
+template <typename Weight>
+constexpr int64_t COLUMNS_IN = 1;  // one element of an array of weights
+template <>
+constexpr int64_t COLUMNS_IN<Nibbles> = NIBBLES;
+
+// Bytes of so many weights of a matrix.
+inline int64_t bytes_of_weights(int64_t kind, int64_t count) {
+    if (kind == INT4) return count / NIBBLES * sizeof(Nibbles);
+    return count * (kind == FLOAT32 ? 4 : kind == BFLOAT16 ? 2 : 1);
+}
 
 // --- numbers -----------------------------------------------------------------------------------------------------------
 
@@ -239,7 +259,7 @@ inline void store(float* to, Four four, int64_t count) {
 
 struct Matrix {
     const void* weight;  // [outputs, columns], row after row
-    const float* scale;  // [outputs] of INT8 and INT8_ROWS
+    const float* scale;  // [outputs] of INT8 and INT8_ROWS, else null
     const float* bias;   // [outputs] or null
     int64_t kind, outputs, columns;
 };
@@ -284,6 +304,66 @@ inline void byte_sums(const int8_t* const* line, const int8_t* const* soon, cons
     }
     UNROLLED for (int r = 0; r < ROWS; r++)
         UNROLLED for (int o = 0; o < OUTPUTS; o++) total[r][o] = (Lanes)sums[r][o];
+}
+
+// Sixteen of sixty-four weights, the `part`th, before their scale: -8 to 7.
+inline Lanes load_steps(const Nibbles& from, int part) {
+    const uint8_t* pairs = from.pairs + part % 2 * LANES;
+#ifdef HAS_AVX512
+    __m512i both = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)pairs));  // a lookup heeds the lowest four bits
+    const __m512 steps = _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
+    return (Lanes)_mm512_permutexvar_ps(part < 2 ? both : _mm512_srli_epi32(both, 4), steps);
+#else
+    Lanes lanes;
+    for (int i = 0; i < LANES; i++) lanes[i] = (float)(pairs[i] >> (part < 2 ? 0 : 4) & 15) - 8.0f;
+    return lanes;
+#endif
+}
+
+// The same of weights in four bits: sums of sixty-four columns each are multiplied by their scale.
+template <typename Number, int ROWS>
+inline void nibble_sums(const Nibbles* const* line, const Nibbles* const* soon, const Number* rows, int64_t stride,
+                        int64_t columns, const Lanes* before, Lanes (*result)[OUTPUTS]) {
+    Lanes total[ROWS][OUTPUTS];
+    UNROLLED for (int r = 0; r < ROWS; r++)
+        UNROLLED for (int o = 0; o < OUTPUTS; o++) total[r][o] = before ? before[r * OUTPUTS + o] : Lanes{};
+    for (int64_t block = 0; block < columns / NIBBLES; block++) {
+        const Number* own = rows + block * NIBBLES;
+        UNROLLED for (int o = 0; o < OUTPUTS; o++) {
+            const Nibbles& weights = line[o][block];
+            __builtin_prefetch(soon[o] + block);
+            Lanes scale = all(weights.scale);
+#if defined(HAS_AVX512) && defined(__AVX512BF16__)
+            if constexpr (sizeof(Number) == 2) {
+                // Every step as bfloat16, twice: a lookup of thirty-two heeds one bit too many.
+                const __m256i half = _mm256_setr_epi16(0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80, 0,
+                                                       0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0);
+                const __m512i steps = _mm512_broadcast_i64x4(half);
+                __m512i both = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i*)weights.pairs));
+                __m512i low = _mm512_permutexvar_epi16(both, steps);
+                __m512i high = _mm512_permutexvar_epi16(_mm512_srli_epi16(both, 4), steps);
+                UNROLLED for (int r = 0; r < ROWS; r++) {
+                    const Number* row = own + r * stride;
+                    __m512 sum = _mm512_setzero_ps();
+                    sum = _mm512_dpbf16_ps(sum, (__m512bh)low, (__m512bh)_mm512_loadu_si512(row));
+                    sum = _mm512_dpbf16_ps(sum, (__m512bh)high, (__m512bh)_mm512_loadu_si512(row + NIBBLES / 2));
+                    total[r][o] = multiply_add((Lanes)sum, scale, total[r][o]);
+                }
+                continue;
+            }
+#endif
+            Lanes steps[NIBBLES / LANES];
+            UNROLLED for (int part = 0; part < NIBBLES / LANES; part++) steps[part] = load_steps(weights, part);
+            UNROLLED for (int r = 0; r < ROWS; r++) {
+                Lanes sum = {};
+                UNROLLED for (int part = 0; part < NIBBLES / LANES; part++)
+                    sum = multiply_add(steps[part], load(own + r * stride + part * LANES), sum);
+                total[r][o] = multiply_add(sum, scale, total[r][o]);
+            }
+        }
+    }
+    UNROLLED for (int r = 0; r < ROWS; r++)
+        UNROLLED for (int o = 0; o < OUTPUTS; o++) result[r][o] = total[r][o];
 }
 
 // The same of floating-point rows.
@@ -342,10 +422,12 @@ inline void tile(const Weight* weight, int64_t count, const Number* rows, int64_
     Lanes total[ROWS][OUTPUTS];
     const Weight *line[OUTPUTS], *soon[OUTPUTS];
     UNROLLED for (int o = 0; o < OUTPUTS; o++) {
-        line[o] = weight + std::min<int64_t>(o, count - 1) * stride;
+        line[o] = weight + std::min<int64_t>(o, count - 1) * (stride / COLUMNS_IN<Weight>);
         soon[o] = next[o];
     }
     if constexpr (IN_BYTES) byte_sums<ROWS>(line, soon, rows, stride, columns, base, before, total);
+    else if constexpr (std::is_same_v<Weight, Nibbles>)
+        nibble_sums<Number, ROWS>(line, soon, rows, stride, columns, before, total);
     else float_sums<Weight, Number, ROWS>(line, soon, rows, stride, columns, before, total);
     if (after) {
         UNROLLED for (int r = 0; r < ROWS; r++)
@@ -484,13 +566,13 @@ void product(const Matrix& matrix, const Number* rows, int64_t num_rows, Span sp
                 int64_t some = std::min(chunk, columns - begin);
                 for (int64_t output = outputs; output < last_output; output += OUTPUTS) {
                     int64_t count = std::min<int64_t>(OUTPUTS, span.end - output);
-                    const Weight* weights = (const Weight*)matrix.weight + output * columns + begin;
+                    const Weight* weights = (const Weight*)matrix.weight + (output * columns + begin) / COLUMNS_IN<Weight>;
                     bool is_last = output + 2 * OUTPUTS > until;
                     for (int64_t group = 0; group < groups; group++) {
                         int64_t first = bounds[group], last = bounds[group + 1];
                         Four result[MOST_ROWS];
                         const Weight* next[OUTPUTS];
-                        for (int o = 0; o < OUTPUTS; o++) next[o] = weights + (is_last ? 0 : fetched[group][o]);
+                        for (int o = 0; o < OUTPUTS; o++) next[o] = weights + (is_last ? 0 : fetched[group][o] / COLUMNS_IN<Weight>);
                         Lanes* sums = whole ? nullptr : &waiting[(output - outputs) * ROW_BLOCK + (first - block) * OUTPUTS];
                         tile_of<Weight, Number>((int)(last - first), weights, count, rows + first * columns + begin,
                                                 columns, some, bases ? bases + first : nullptr, next,
@@ -574,6 +656,8 @@ void product(const Matrix& matrix, const float* wide, const bfloat16* small, int
                                 rows.steps.data());
     } else if (matrix.kind == BFLOAT16) product<bfloat16, bfloat16>(matrix, small, num_rows, span, until, take);
     else if (matrix.kind == FLOAT32) product<float, float>(matrix, wide, num_rows, span, until, take);
+    else if (matrix.kind == INT4 && wide) product<Nibbles, float>(matrix, wide, num_rows, span, until, take);
+    else if (matrix.kind == INT4) product<Nibbles, bfloat16>(matrix, small, num_rows, span, until, take);
     else if (wide) product<int8_t, float>(matrix, wide, num_rows, span, until, take);
     else product<int8_t, bfloat16>(matrix, small, num_rows, span, until, take);
 }
@@ -619,13 +703,13 @@ extern "C" void few_rows_linear(const void* x, int64_t row_kind, const void* wei
 extern "C" {
 struct Layer {
     const void *norm_attention, *qkv, *out, *norm_feed_forward, *gate_up, *down;
-    const float *qkv_scale, *out_scale, *gate_up_scale, *down_scale;  // of bytes
+    const float *qkv_scale, *out_scale, *gate_up_scale, *down_scale;  // of INT8 and INT8_ROWS
     void *keys, *values;  // [sequences * slots, key_value_heads * head_dim] of `kind`
     void* kept;           // out, as the pass's `states`: after the layer, or null
 };
 
 struct Pass {
-    int64_t kind;         // FLOAT32 or BFLOAT16: of all but matrices in bytes
+    int64_t kind;         // FLOAT32 or BFLOAT16: of all but rounded matrices
     int64_t matrix_kind;  // of the layers' matrices
     int64_t sequences, tokens, dim, heads, key_value_heads, head_dim, intermediate, layers, vocabulary;
     int64_t halves;         // sequences of a picture: all pictures' first ones, then all their second ones
@@ -1014,7 +1098,6 @@ extern "C" int64_t few_rows_pass(const Pass* given, const Layer* layers) {
     Rows pairs(pass.features ? R : 0, 2 * dim, pass.kind);
     for (int64_t i = 0; pass.join_bias && i < dim; i++) bias.push_back(number(pass.join_bias, i, pass.kind));
     int64_t bytes_of = pass.kind == BFLOAT16 ? 2 : 4;
-    int64_t bytes = pass.matrix_kind == FLOAT32 ? 4 : pass.matrix_kind == BFLOAT16 ? 2 : 1;
     Crew crew(pass.threads, pass.layers * 7 + 6);  // calls of `share` below, at most
 #pragma omp parallel num_threads((int)pass.threads)
     {
@@ -1113,7 +1196,7 @@ extern "C" int64_t few_rows_pass(const Pass* given, const Layer* layers) {
             add({layer.out, layer.out_scale, nullptr, pass.matrix_kind, dim, dim}, attended);
             norm(layer.norm_feed_forward, normed);
             // Some of the gate, what it gates, and their product.
-            const char* up = (const char*)layer.gate_up + I * dim * bytes;
+            const char* up = (const char*)layer.gate_up + bytes_of_weights(pass.matrix_kind, I * dim);
             const float* up_scale = layer.gate_up_scale ? layer.gate_up_scale + I : nullptr;
             auto keep = [&](Block<float>& where) {
                 return [&](int64_t row, int64_t output, Four sums, int64_t count) {

@@ -19,10 +19,12 @@ from torch import Tensor
 
 from vargen.kernels.build import library
 
-KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
-"""Precisions that are served, and what the kernels call them; int8 of weights alone."""
+KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.uint8: 4}
+"""Precisions that are served, and what the kernels call them; of weights alone int8 and, in four bits, uint8."""
 _INT8_ROWS = 3
 """What they call int8 weights where what is multiplied with them is rounded to int8 too."""
+NIBBLES = 64
+"""Weights in four bits that share a scale."""
 MATRICES = ("qkv", "out", "gate_up", "down")
 _MOST_CHANNELS = 1008
 """Of a head."""
@@ -48,7 +50,7 @@ class LayerWeights:
     Args:
         norm_attention, qkv, out, norm_feed_forward, gate_up, down: queries, keys and values are one matrix in this
             order; so are gate and up.
-        scales: float32 [outputs] of each of `MATRICES`, where these are int8; else empty.
+        scales: float32 [outputs] of each of `MATRICES`, where these are int8; else empty: four bits hold their own.
         dynamic: whether rows are rounded to int8 before such a matrix, each on a scale of its own.
     """
 
@@ -81,7 +83,7 @@ def fits_linear(x: Tensor, weight: Tensor) -> bool:
         and not torch.is_grad_enabled()
         and weight.is_contiguous()
         and x.dtype in (torch.float32, torch.bfloat16)
-        and weight.dtype in (x.dtype, torch.int8)
+        and weight.dtype in (x.dtype, torch.int8, torch.uint8)
     )
 
 
@@ -98,7 +100,7 @@ def linear(
 
     Args:
         x: [..., columns], float32 or bfloat16.
-        weight: [outputs, columns] of the same precision, or int8 with `scale`.
+        weight: [outputs, columns] of the same precision, or int8 with `scale`; or as `Int4Linear` has it.
         scale: float32 [outputs] of int8 weights.
         bias: [outputs], as `x`.
         dynamic: whether rows of `x` are rounded to int8 too, each on a scale of its own; beside int8 weights.
@@ -116,7 +118,7 @@ def linear_now(
     kernels = library()
     assert kernels is not None
     x = x.contiguous()
-    outputs, columns = weight.shape
+    outputs, columns = weight.shape[0], x.shape[-1]
     y = x.new_empty(*x.shape[:-1], outputs)
     if y.numel():
         kernels.few_rows_linear(
@@ -245,7 +247,7 @@ def decoder_pass(
     kernels = library()
     assert kernels is not None
     geometry, layers, dtype = weights.geometry, weights.layers, keys[0].dtype
-    dim = layers[0].qkv.shape[1]
+    dim = layers[0].norm_feed_forward.shape[0]
     given = new.tokens if new.hidden_states is None else new.hidden_states
     assert given is not None
     num_tokens = given.shape[1]

@@ -19,10 +19,9 @@ from specdecode.drafters.eagle import DraftHead
 from specdecode.kv_cache import StaticKVCache
 from specdecode.neighbours import nearest_neighbours
 from vargen.errors import UserError
-from vargen.kernels.int8 import is_quantized, quantize_linears
+from vargen.kernels.quantized import quantization_of, quantize_linears
 from vargen.methods.base import DraftNetwork
 from vargen.methods.draft_sizes import MeasuredDraftSizes
-from vargen.models.options import INT8_DYNAMIC, OWN_QUANTIZATION
 
 if TYPE_CHECKING:
     from specdecode.compilation import PassCompiler
@@ -67,7 +66,7 @@ class KeptBetweenBatches:
         """Have linear layers of what drafts quantized, where the pipeline's are to be."""
         if self.draft_quantization is not None:
             for each in layers:
-                quantize_linears(each, self.draft_quantization == INT8_DYNAMIC)
+                quantize_linears(each, self.draft_quantization)
 
     def told(self, layers: nn.Module) -> dict[str, Any]:
         """What measured seconds depend on, of how passes are computed; empty where nothing was asked for.
@@ -76,8 +75,8 @@ class KeptBetweenBatches:
             layers: the target's.
         """
         told = {} if self.compiler is None else {"compiled": f"{self.compiler.backend}-{self.compiler.bucket}"}
-        for dynamic, name in enumerate(OWN_QUANTIZATION):
-            told |= {"quantization": name} if is_quantized(layers, bool(dynamic)) else {}
+        if (quantization := quantization_of(layers)) is not None:
+            told["quantization"] = quantization
         return told | ({} if self.draft_quantization is None else {"draft_quantization": self.draft_quantization})
 
 

@@ -27,7 +27,7 @@ NAMED_QUANTIZATION: dict[str, dict[str, Any]] = {
 COMPILE_BUCKET = 128
 """Tokens. Attention over what is masked costs little beside a pass, and more buckets are more captured graphs."""
 QUANTIZERS = ("bitsandbytes", "torchao")
-INT8, INT8_DYNAMIC = OWN_QUANTIZATION = ("int8", "int8-dynamic")
+OWN_QUANTIZATION = ("int8", "int8-dynamic", "int4")
 """The quantization that needs no library, see `vargen.pipelines.quantization`."""
 
 
@@ -43,12 +43,11 @@ class ModelOptions:
         dtype: precision of the transformer: float32, bfloat16 or float16; "auto" is bfloat16 on a GPU and float32 on a
             CPU.
         device_map: where transformers puts the parts of a model, such as "auto" or "cuda:0", instead of `device`.
-        quantization: int8 (weights) or int8-dynamic (what is fed to layers too), by our own kernels, for every family
-            on a CPU; or bitsandbytes-8bit, bitsandbytes-4bit,
-            torchao-int8 or torchao-int4; or a mapping of "quant_method" (bitsandbytes or torchao) and the fields of
-            transformers' BitsAndBytesConfig or TorchAoConfig, where "quant_type" names a configuration of torchao and
-            further fields are its own.
-        draft_quantization: int8 or int8-dynamic, of what drafts: exact methods draw what they drew without it.
+        quantization: int8, int4 (weights) or int8-dynamic (what is fed to layers too), by our own kernels, for every
+            family on a CPU; or bitsandbytes-8bit, bitsandbytes-4bit, torchao-int8 or torchao-int4; or a mapping of
+            "quant_method" (bitsandbytes or torchao) and the fields of transformers' BitsAndBytesConfig or
+            TorchAoConfig, where "quant_type" names a configuration of torchao and further fields are its own.
+        draft_quantization: int8, int8-dynamic or int4, of what drafts: exact methods draw what they drew without it.
         attn_implementation: "sdpa" or "eager"; null for transformers' choice.
         compile: compile the passes of the model and of what drafts for it, each width when it first comes up: seconds
             to minutes once, kept in the cache for the next run, for faster passes from then on. Needs a C++ compiler,
@@ -79,8 +78,8 @@ class ModelOptions:
         if self.library_quantization is not None:
             quantization_fields(self.library_quantization)
         if self.draft_quantization not in (None, *OWN_QUANTIZATION):
-            known = " or ".join(OWN_QUANTIZATION)
-            raise UserError(f"draft_quantization must be {known}, got {self.draft_quantization!r}")
+            known = ", ".join(OWN_QUANTIZATION)
+            raise UserError(f"draft_quantization must be one of {known}, got {self.draft_quantization!r}")
         check_number("compile_bucket", self.compile_bucket, 2, MAX_COMPILE_BUCKET)
 
     @property

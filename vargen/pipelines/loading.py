@@ -25,7 +25,7 @@ from vargen.models.description import ModelDescription
 from vargen.models.options import OWN_QUANTIZATION, ModelOptions
 from vargen.models.quantization import pipeline_quantization, quantization_config
 from vargen.pipelines.compilation import check_compiler
-from vargen.pipelines.quantization import DECODER, DRAFTS, check_int8
+from vargen.pipelines.quantization import DECODER, DRAFTS, check_quantization
 from vargen.reading import reason_of
 
 if TYPE_CHECKING:
@@ -118,10 +118,10 @@ def load_pipeline(
     if options.compile:
         check_compiler(torch.device(device))  # before anything is loaded
         logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # it misses CUDA on every CPU
-    own = {DECODER: options.quantization, DRAFTS: options.draft_quantization}
-    own = {part: asked for part, asked in own.items() if asked in OWN_QUANTIZATION}
-    if own:
-        check_int8(torch.device(device), dtype)
+    asked = {DECODER: options.quantization, DRAFTS: options.draft_quantization}
+    own = {part: str(each) for part, each in asked.items() if each in OWN_QUANTIZATION}
+    for quantization in own.values():
+        check_quantization(quantization, torch.device(device), dtype)
     diffusers_logging.disable_progress_bar()
     transformers_logging.disable_progress_bar()
     with _device_errors(device):

@@ -1,6 +1,6 @@
-"""`pipeline.quantize()`: decoder layers in int8, for every family, on a CPU.
+"""`pipeline.quantize()`: decoder layers of rounded weights, for every family, on a CPU.
 
-Belongs here: when that may be done. Does not belong here: the layers (`vargen.kernels.int8`), and quantization by
+Belongs here: when that may be done. Does not belong here: the layers (`vargen.kernels.quantized`), and quantization by
 libraries, which do it while they load (`vargen.models.quantization`).
 """
 
@@ -14,9 +14,9 @@ from torch import nn
 
 from vargen.errors import UserError
 from vargen.kernels.build import why_not
-from vargen.kernels.int8 import quantize_linears
+from vargen.kernels.quantized import quantize_linears
 from vargen.models.components import KeptBetweenBatches
-from vargen.models.options import INT8, INT8_DYNAMIC, OWN_QUANTIZATION
+from vargen.models.options import OWN_QUANTIZATION
 
 DECODER, DRAFTS = PARTS = ("decoder", "drafts")
 """Of a pipeline, that can be quantized."""
@@ -32,17 +32,18 @@ class QuantizablePipeline:
         """The layers that every token passes."""
         raise NotImplementedError
 
-    def quantize(self, quantization: str = INT8, parts: Sequence[str] = (DECODER,)) -> Self:
+    def quantize(self, quantization: str = "int8", parts: Sequence[str] = (DECODER,)) -> Self:
         """From now on linear layers have weights in int8, with a scale for each output.
 
         With "int8-dynamic" each row that is fed to such a layer is rounded too, on a scale of its own. Then a pass over
-        many tokens takes half the arithmetic, at some more cost to what is drawn.
+        many tokens takes half the arithmetic, at some more cost to what is drawn. With "int4" weights have four bits, a
+        scale for every 64 of an output: a pass over a token reads half as much again, at most cost to what is drawn.
 
         Embeddings, norms and the output head stay as they are. What is quantized cannot be saved, trained or put on a
         GPU afterwards.
 
         Args:
-            quantization: "int8" or "int8-dynamic".
+            quantization: "int8", "int8-dynamic" or "int4".
             parts: "decoder", and then tokens become those of the rounded model, of which exact methods draw plain
                 decoding's as ever; and "drafts", what drafts for it, with which exact methods draw what they drew of
                 the decoder as it is.
@@ -56,22 +57,25 @@ class QuantizablePipeline:
         if unknown := [part for part in parts if part not in PARTS]:
             raise UserError(f"parts must be among {', '.join(PARTS)}, got {unknown[0]!r}")
         if quantization not in OWN_QUANTIZATION:
-            known = " or ".join(OWN_QUANTIZATION)
-            raise UserError(f"quantization must be {known}, got {quantization!r}; others are done by from_pretrained")
+            known = ", ".join(OWN_QUANTIZATION)
+            raise UserError(
+                f"quantization must be one of {known}, got {quantization!r}; others are done by from_pretrained"
+            )
         layers = self._decoder_layers
         parameter = next(each for each in layers.parameters() if each.is_floating_point())
-        check_int8(parameter.device, str(parameter.dtype).removeprefix("torch."))
+        check_quantization(quantization, parameter.device, str(parameter.dtype).removeprefix("torch."))
         if DECODER in parts:
-            quantize_linears(layers, quantization == INT8_DYNAMIC)
+            quantize_linears(layers, quantization)
         if DRAFTS in parts:
             self._kept.draft_quantization = quantization
         return self
 
 
-def check_int8(device: torch.device, dtype: str) -> None:
-    """Refuse int8 where it would be slower than what it replaces.
+def check_quantization(quantization: str, device: torch.device, dtype: str) -> None:
+    """Refuse rounded weights where they would be slower than what they replace.
 
     Args:
+        quantization: of `OWN_QUANTIZATION`.
         device: where the model lies.
         dtype: of the model, by its name in torch.
 
@@ -80,10 +84,10 @@ def check_int8(device: torch.device, dtype: str) -> None:
     """
     if device.type != "cpu":
         raise UserError(
-            f"quantization {INT8} is computed by vargen's own kernels, on a CPU alone, not on {device}; models of "
-            f"transformers take bitsandbytes-8bit or torchao-int8 there"
+            f"quantization {quantization} is computed by vargen's own kernels, on a CPU alone, not on {device}; models "
+            f"of transformers take bitsandbytes-8bit, bitsandbytes-4bit, torchao-int8 or torchao-int4 there"
         )
     if dtype not in ("float32", "bfloat16"):
-        raise UserError(f"quantization {INT8} goes with dtype float32 or bfloat16, got {dtype}")
+        raise UserError(f"quantization {quantization} goes with dtype float32 or bfloat16, got {dtype}")
     if (reason := why_not()) is not None:
-        raise UserError(f"quantization {INT8} needs vargen's kernels, without which it is slower ({reason})")
+        raise UserError(f"quantization {quantization} needs vargen's kernels, without which it is slower ({reason})")

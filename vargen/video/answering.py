@@ -24,9 +24,8 @@ from specdecode.trace import DecodeTrace, TokenOrigin
 from specdecode.verifiers.loose import relevance_to
 from vargen.bounds import MAX_NEW_TOKENS, check_number
 from vargen.errors import NotFiniteError, UserError
-from vargen.kernels.int8 import quantize_linears
+from vargen.kernels.quantized import quantize_linears
 from vargen.methods.base import MethodConfig
-from vargen.models.options import INT8_DYNAMIC
 from vargen.resources import find_trained_drafters
 from vargen.video.architectures.base import Architecture
 from vargen.video.architectures.catalogue import architecture_of
@@ -381,7 +380,7 @@ class VideoAnswerer:
             except ValueError as error:
                 raise UserError(str(error)) from error
             if self.source is not None and (quantization := self.source.options.draft_quantization) is not None:
-                quantize_linears(self._trained[key], quantization == INT8_DYNAMIC)
+                quantize_linears(self._trained[key], quantization)
         return self._trained[key]
 
     @torch.no_grad()

@@ -17,14 +17,14 @@ from transformers.utils import logging as transformers_logging
 
 from specdecode.targets.grouped_attention import use_grouped_attention
 from vargen.errors import UserError
-from vargen.kernels.int8 import quantize_linears
 from vargen.kernels.linears import serve_linears
+from vargen.kernels.quantized import quantize_linears
 from vargen.models.finite import check_weights
 from vargen.models.model_folder import read_json, refuse_pickled
-from vargen.models.options import INT8_DYNAMIC, OWN_QUANTIZATION, ModelOptions
+from vargen.models.options import OWN_QUANTIZATION, ModelOptions
 from vargen.models.source import SETTINGS, WEIGHTS, fetch, is_hub_name
 from vargen.pipelines.loading import loading_arguments
-from vargen.pipelines.quantization import check_int8
+from vargen.pipelines.quantization import check_quantization
 from vargen.reading import reason_of
 from vargen.resources import find_video_model, shipped_video_models
 from vargen.video.architectures.base import Architecture
@@ -143,7 +143,7 @@ def load_video_model(found: VideoModelFolder, options: ModelOptions) -> Any:
     """
     arguments, device, dtype = loading_arguments(options)
     if options.quantization in OWN_QUANTIZATION:
-        check_int8(torch.device(arguments.get("device_map", device)), dtype)
+        check_quantization(options.quantization, torch.device(arguments.get("device_map", device)), dtype)
     transformers_logging.disable_progress_bar()
     refuse_pickled(found.folder, "model")
     try:
@@ -167,7 +167,7 @@ def load_video_model(found: VideoModelFolder, options: ModelOptions) -> Any:
     if "device_map" not in arguments:
         model = model.to(device)
     if options.quantization in OWN_QUANTIZATION:
-        quantize_linears(found.architecture.decoder(model), options.quantization == INT8_DYNAMIC)
+        quantize_linears(found.architecture.decoder(model), options.quantization)
     return model
 
 

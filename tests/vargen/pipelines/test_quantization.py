@@ -12,17 +12,18 @@ import glm_image_models
 import janus_models
 import pytest
 import torch
+from tiny_pipelines import build_tiny_pipeline
 from torch import Tensor, nn
 
 from vargen.errors import UserError
-from vargen.kernels.int8 import Int8Linear
+from vargen.kernels.quantized import Int4Linear, Int8Linear
 from vargen.methods.catalogue import resolve_method
 from vargen.models.description import open_model
 from vargen.models.llamagen.fast_pass import FastPass
 from vargen.models.options import ModelOptions
 from vargen.pipelines.llamagen import LlamaGenPipeline
 from vargen.pipelines.loading import load_pipeline
-from vargen.pipelines.quantization import check_int8
+from vargen.pipelines.quantization import check_quantization
 
 PROMPTS = ["a red cube", "a small shiny blue sphere left of a large green cone on sand"]
 
@@ -91,6 +92,34 @@ def test_the_kernels_compute_what_the_modules_do(
     assert not torch.equal(draw(quantized, "ar", 0.0), fast)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@torch.no_grad()
+def test_in_four_bits_kernels_and_modules_draw_alike_and_exact_methods_too(
+    own_kernels: None, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, temperature: float
+) -> None:
+    pipeline = build_tiny_pipeline(dim=64, intermediate_size=128)
+    as_it_was = draw(pipeline, "ar", temperature)
+    nn.Module.to(pipeline.transformer, dtype)
+    pipeline.quantize("int4")
+    assert pipeline._kept.told(pipeline.transformer.transformer_blocks) == {"quantization": "int4"}
+    plain = draw(pipeline, "ar", temperature)
+    assert not torch.equal(plain, as_it_was)
+    assert torch.equal(draw(pipeline, "jacobi", temperature, window=5), plain)
+    if dtype == torch.float32:
+        monkeypatch.setenv("VARGEN_KERNELS", "plain")
+        assert torch.equal(draw(pipeline, "ar", temperature), plain)
+    layer = pipeline.transformer.transformer_blocks[1].attn.to_qkv
+    assert type(layer) is Int4Linear
+    layer.weight[:, 3::36] ^= 0x80  # a planted fault: scales turned round
+    assert not torch.equal(draw(pipeline, "ar", temperature), plain)
+
+
+def test_int4_is_refused_where_no_layer_takes_it(copied: LlamaGenPipeline) -> None:
+    with pytest.raises(UserError, match="quantization int4 takes layers of a multiple of 64 inputs, of which there is"):
+        copied.quantize("int4")
+
+
 def test_drafts_in_int8_leave_pictures_as_they_are(
     copied: LlamaGenPipeline, drafting_pipeline: LlamaGenPipeline, tmp_path: Path
 ) -> None:
@@ -150,16 +179,18 @@ def test_where_nothing_is_gained_it_is_refused(
     drafting_pipeline: LlamaGenPipeline, own_kernels: None, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(UserError, match="computed by vargen's own kernels, on a CPU alone, not on cuda:0; models of"):
-        check_int8(torch.device("cuda:0"), "bfloat16")
+        check_quantization("int8", torch.device("cuda:0"), "bfloat16")
     with pytest.raises(UserError, match="quantization int8 goes with dtype float32 or bfloat16, got float16"):
-        check_int8(torch.device("cpu"), "float16")
+        check_quantization("int8", torch.device("cpu"), "float16")
     with pytest.raises(
-        UserError, match="quantization must be int8 or int8-dynamic, got 'int4'; others are done by from_pretrained"
+        UserError, match="quantization must be one of int8, int8-dynamic, int4, got 'nf4'; others are done by from_pret"
     ):
-        drafting_pipeline.quantize("int4")
+        drafting_pipeline.quantize("nf4")
     with pytest.raises(UserError, match="parts must be among decoder, drafts, got 'head'"):
         drafting_pipeline.quantize(parts=["head"])
-    with pytest.raises(UserError, match="draft_quantization must be int8 or int8-dynamic, got 'torchao-int8'"):
+    with pytest.raises(
+        UserError, match="draft_quantization must be one of int8, int8-dynamic, int4, got 'torchao-int8'"
+    ):
         ModelOptions(draft_quantization="torchao-int8")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: True)
     options = ModelOptions(str(tiny_model_folder), quantization="bitsandbytes-8bit")

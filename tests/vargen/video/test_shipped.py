@@ -7,7 +7,7 @@ import statistics
 import pytest
 
 from vargen.jobs.cases import VideoCase
-from vargen.kernels.int8 import is_quantized
+from vargen.kernels.quantized import quantization_of
 from vargen.resources import VIDEO_FRAMES, VIDEO_SIDE
 from vargen.video.answering import Answer, VideoAnswerer
 from vargen.video.frames import processor_inputs
@@ -72,7 +72,7 @@ def test_in_int8_the_answer_is_about_the_same_video_and_drafting_changes_nothing
         plain, *drafted = [answerer.answer(case.frames, QUESTION, name) for name in ("ar", "sd", "sparrow")]
         decoder = answerer.architecture.decoder(answerer.model)
         parts = decoder.layers, answerer.draft_model.load().model, answerer.trained_drafter("sparrow")
-        assert all(is_quantized(part) for part in parts)
+        assert all(quantization_of(part) == "int8" for part in parts)
     assert accuracy(case, plain) > 0.6
     assert all(answer.token_ids == plain.token_ids for answer in drafted)
 

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from vargen.kernels.int8 import Int8Linear
 from vargen.kernels.native import Geometry, LayerWeights, NewTokens, Weights, decoder_pass, serves_pass
+from vargen.kernels.quantized import Int4Linear, Int8Linear
 
 if TYPE_CHECKING:
     from specdecode.kv_cache import StaticKVCache
@@ -66,7 +66,7 @@ class FastPass:
             modules += [norm, attention, norm2, feed_forward]
             usable &= (attention.project, attention.attend) == functions
         usable &= head is None or (type(head) is nn.Linear and head.bias is None)
-        usable &= {type(linear) for linear in linears} in ({nn.Linear}, {Int8Linear})
+        usable &= {type(linear) for linear in linears} in ({nn.Linear}, {Int8Linear}, {Int4Linear})
         usable &= len({getattr(linear, "dynamic", False) for linear in linears}) == 1
         usable = usable and all(linear.bias is None for linear in linears)
         modules += [network.token_embedding, self._join, self._norm_out, head, *linears]
@@ -159,7 +159,7 @@ def visible(attention_mask: Tensor | None, num_sequences: int) -> Tensor | None:
 
 def _scales(*linears: nn.Module) -> tuple[Tensor, ...]:
     """Those of int8 weights; none of others."""
-    return tuple(linear.scale for linear in linears if isinstance(linear, Int8Linear))
+    return tuple(linear.scale for linear in linears if isinstance(linear, Int8Linear) and linear.scale is not None)
 
 
 def _own(module: nn.Module) -> Tensor:

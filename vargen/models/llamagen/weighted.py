@@ -23,7 +23,7 @@ from specdecode.drafters.tree_growth import DraftHeadOutput
 from specdecode.kv_cache import StaticKVCache
 from specdecode.roles import TargetOutput
 from vargen.errors import UserError
-from vargen.kernels.int8 import quantize_linears
+from vargen.kernels.quantized import quantize_linears
 from vargen.models.llamagen.draft_head import LlamaGenDraftHead
 from vargen.models.llamagen.drafter import LlamaGenDrafter
 from vargen.models.llamagen.target import (
@@ -34,7 +34,6 @@ from vargen.models.llamagen.target import (
     cache_length,
 )
 from vargen.models.llamagen.transformer import LLAMAGEN_SIZES, LlamaGenTransformer
-from vargen.models.options import INT8_DYNAMIC
 
 WEIGHTS = ("B", "L", "XL")
 """Sizes that may be asked for."""
@@ -102,8 +101,9 @@ class WeightNetworks:
         """
         drafts = (self.drafter.attn, self.drafter.ff, self.smaller.transformer_blocks)
         for name, parts in ((quantization, (self.transformer.transformer_blocks,)), (draft_quantization, drafts)):
-            for layers in parts if name is not None else ():
-                quantize_linears(layers, name == INT8_DYNAMIC)
+            if name is not None:
+                for layers in parts:
+                    quantize_linears(layers, name)
         told = {"layers": quantization, "drafts": draft_quantization}
         added = "".join(f", {part} in {name}" for part, name in told.items() if name is not None)
         self.label = f"{self.label.removesuffix(')')}{added})"

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vargen.errors import UserError
-from vargen.kernels.int8 import is_quantized
+from vargen.kernels.quantized import quantization_of
 from vargen.models.llamagen import weighted
 from vargen.models.llamagen.target import LlamaGenTarget
 from vargen.models.llamagen.weighted import WeightNetworks
@@ -119,5 +119,5 @@ def test_networks_are_rounded_as_the_model_is(own_kernels: None, networks: Weigh
         "int8": (networks.drafter.ff, networks.smaller.transformer_blocks),
     }
     for name, parts in rounded.items():
-        assert all(is_quantized(part, dynamic=name == "int8-dynamic") for part in parts)
-    assert not is_quantized(networks.transformer, dynamic=False)
+        assert all(quantization_of(part) == name for part in parts)
+    assert quantization_of(networks.transformer) == "int8-dynamic"

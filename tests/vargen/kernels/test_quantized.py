@@ -1,4 +1,4 @@
-"""Layers of int8 weights: the rounded layer's numbers, in the kernels and without them."""
+"""Layers of rounded weights: their numbers, in the kernels and without them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from vargen.errors import UserError
-from vargen.kernels import int8
-from vargen.kernels.int8 import Int8Linear, quantize_linears
+from vargen.kernels import quantized as module
 from vargen.kernels.linears import serve_linears
+from vargen.kernels.quantized import Int4Linear, Int8Linear, QuantizedLinear, quantization_of, quantize_linears
+from vargen.models.options import OWN_QUANTIZATION
 
 
 class Adapter(nn.Linear):
@@ -38,7 +39,7 @@ class OfRoundedRows(nn.Linear):
 def quantized_weights(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     """The model in int8 that is fed numbers as they are."""
     copied = copy.deepcopy(model).to(dtype)
-    quantize_linears(copied)
+    quantize_linears(copied, "int8")
     return copied
 
 
@@ -62,7 +63,7 @@ def test_it_is_the_rounded_model(
     monkeypatch.setenv("VARGEN_KERNELS", kernels)
     model = example()
     quantized, exact = copy.deepcopy(model).to(dtype), rounded(copy.deepcopy(model).to(dtype).float())
-    quantize_linears(quantized, dynamic)
+    quantize_linears(quantized, "int8-dynamic" if dynamic else "int8")
     if dynamic:
         for layer in exact.modules():
             if type(layer) is nn.Linear:
@@ -103,9 +104,9 @@ def test_an_output_without_weights_stays_zero(own_kernels: None) -> None:
 def test_layers_that_use_the_kernels_already_are_quantized_too(own_kernels: None) -> None:
     model, served = example(), example()
     serve_linears(served)
-    quantize_linears(model)
-    quantize_linears(served)
-    quantize_linears(served)  # and twice is once
+    quantize_linears(model, "int8")
+    quantize_linears(served, "int8")
+    quantize_linears(served, "int8")  # and twice is once
     x = torch.randn(2, 64)
     assert type(served[0]) is Int8Linear and torch.equal(served(x), model(x))
 
@@ -115,7 +116,7 @@ def test_many_rows_are_torchs_and_compiled_code_holds_the_product(
     own_kernels: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = example()
-    quantize_linears(model)
+    quantize_linears(model, "int8")
     graphs: list[torch.fx.GraphModule] = []
 
     def keep(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> torch.fx.GraphModule:
@@ -127,11 +128,11 @@ def test_many_rows_are_torchs_and_compiled_code_holds_the_product(
     called = [node.target for node in graphs[0].graph.nodes if node.op == "call_function"]
     assert sum("few_row_linear" in str(target) for target in called) == 2
     dynamic = example()
-    quantize_linears(dynamic, dynamic=True)
+    quantize_linears(dynamic, "int8-dynamic")
     assert torch.equal(torch.compile(dynamic, backend=keep, fullgraph=True)(x), dynamic(x))
     rows = torch.randn(257, 64)
     assert torch.equal(dynamic[:2](rows)[:1], dynamic[:2](rows[:1]))  # whose rows are never torch's
-    monkeypatch.setattr(int8, "linear_now", lambda *arguments: pytest.fail("too many rows for it"))
+    monkeypatch.setattr(module, "linear_now", lambda *arguments: pytest.fail("too many rows for it"))
     assert model(rows).shape == (257, 5)
 
 
@@ -144,8 +145,78 @@ def test_a_row_of_nothing_and_one_that_holds_no_number(own_kernels: None) -> Non
     assert torch.equal(y[1], layer.bias) and y[0].isfinite().all() and y[2:].isnan().all()
 
 
-def test_it_cannot_be_saved_as_what_it_is_not() -> None:
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_it_cannot_be_saved_as_what_it_is_not(quantization: str) -> None:
     model = example()
-    quantize_linears(model)
-    with pytest.raises(UserError, match="a model in int8 cannot be saved; load it without quantization and save that"):
+    quantize_linears(model, quantization)
+    with pytest.raises(
+        UserError, match=f"a model in {quantization} cannot be saved; load it without quantization and save that"
+    ):
         model.state_dict()
+
+
+def four_bits(weight: Tensor) -> Tensor:
+    """What int4 stands for, by loops: of the scales that are tried, the one that errs least for each sixty-four."""
+    result = torch.empty_like(weight)
+    for row, made in zip(weight, result, strict=True):
+        for start in range(0, len(row), 64):
+            block = row[start : start + 64]
+            furthest = max(block.tolist(), key=abs)
+            tried = []
+            for share in module._SCALES:
+                scale = torch.tensor(furthest or 1.0) * (share / -8)
+                steps = torch.tensor([max(-8, min(7, round(float(each / scale)))) for each in block])
+                tried.append(steps * scale)
+            made[start : start + 64] = min(tried, key=lambda each: float((each - block).square().sum()))
+    return result
+
+
+@pytest.mark.parametrize("columns", [64, 192, 640])
+@torch.no_grad()
+def test_four_bits_are_the_nearest_steps_and_never_far(columns: int) -> None:
+    torch.manual_seed(columns)
+    layer = nn.Linear(columns, 7)
+    layer.weight[2, :64] = 0
+    rounded = Int4Linear.of(layer)
+    assert rounded.weight.shape == (7, columns // 64 * 36) and rounded.weight.dtype == torch.uint8
+    found = rounded.dequantized()
+    torch.testing.assert_close(found, four_bits(layer.weight), rtol=1e-6, atol=1e-9)
+    assert torch.equal(found[2, :64], torch.zeros(64))
+    error = (found - layer.weight).norm() / layer.weight.norm()
+    assert error < 0.09
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 6, 7, 24, 31, 48])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@torch.no_grad()
+def test_kernels_multiply_what_four_bits_stand_for(own_kernels: None, dtype: torch.dtype, rows: int) -> None:
+    torch.manual_seed(rows)
+    for columns, outputs in ((64, 1), (192, 21), (2816, 70)):
+        layer = Int4Linear.of(nn.Linear(columns, outputs)).to(dtype)
+        x = torch.randn(rows, columns).to(dtype)
+        expected = x.double() @ layer.dequantized().double().T + layer.bias.double()
+        close = {"rtol": 0, "atol": 2e-5 if dtype == torch.float32 else 0.02}
+        found = layer(x)
+        torch.testing.assert_close(found.double(), expected, **close)
+        assert torch.equal(found[-1:], layer(x[-1:]))  # a row's numbers are its own
+        torch.testing.assert_close(layer.product(x) + layer.bias, found, **close)
+        layer.weight[0, 20] ^= 0x10  # a planted fault: one step of one weight
+        assert not torch.equal(layer(x)[:, 0], found[:, 0])
+
+
+@torch.no_grad()
+def test_int4_takes_what_fits_and_says_where_nothing_does() -> None:
+    model = example()
+    quantize_linears(model, "int4")
+    assert [type(each) for each in (model[0], model[1][1])] == [Int4Linear, nn.Linear]
+    assert quantization_of(model) == "int4" and quantization_of(model[1]) is None
+    with pytest.raises(UserError, match="quantization int4 takes layers of a multiple of 64 inputs, of which there is"):
+        quantize_linears(model[1], "int4")
+
+
+def test_every_name_is_one_that_options_take() -> None:
+    assert tuple(module._LAYERS) == OWN_QUANTIZATION
+    for name in OWN_QUANTIZATION:
+        layers = example()
+        quantize_linears(layers, name)
+        assert quantization_of(layers) == name and isinstance(layers[0], QuantizedLinear)

@@ -42,11 +42,13 @@ class QuantizedLinear(nn.Module):
     Attributes:
         weight, scale, bias: these. Where a model goes to another precision, weight and scale stay as they are.
         dynamic: whether rows are rounded to int8 too, each on a scale of its own.
+        for_many_rows: whether the kernels serve many rows as well, since torch has nothing faster.
     """
 
     name: str
     """What messages call it."""
     dynamic = False
+    for_many_rows = False
 
     def __init__(self, weight: Tensor, scale: Tensor | None, bias: Tensor | None) -> None:
         super().__init__()
@@ -56,7 +58,7 @@ class QuantizedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """As `nn.Linear`: x [..., columns] to [..., outputs]."""
-        if x.numel() and (self.dynamic or x.numel() <= MOST_ROWS.get(x.dtype, 0) * x.shape[-1]):
+        if x.numel() and (self.for_many_rows or x.numel() <= MOST_ROWS.get(x.dtype, 0) * x.shape[-1]):
             if torch.compiler.is_compiling():
                 if fits_linear(x, self.weight):
                     return linear(x, self.weight, self.scale, self.bias, self.dynamic)
@@ -93,7 +95,7 @@ class Int8Linear(QuantizedLinear):
         scale = weight.abs().amax(1) / _LARGEST
         steps = (weight / scale.clamp_min(_TINY)[:, None]).round_().to(torch.int8)
         made = cls(steps, scale, None if layer.bias is None else layer.bias.detach())
-        made.dynamic = dynamic
+        made.dynamic = made.for_many_rows = dynamic
         return made
 
     def product(self, x: Tensor) -> Tensor:
@@ -109,6 +111,7 @@ class Int4Linear(QuantizedLinear):
     32 bytes whose lower halves are the first 32 weights and whose upper halves the others, 8 added."""
 
     name = "int4"
+    for_many_rows = True
 
     @classmethod
     @torch.no_grad()

@@ -43,6 +43,21 @@ def quantized(copied: LlamaGenPipeline) -> LlamaGenPipeline:
     return copied.quantize()
 
 
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Of every pass that may run in the kernels, whether it did."""
+    found: list[bool] = []
+    run = FastPass.run
+
+    def counted(*arguments: Any, **named: Any) -> Any:
+        result = run(*arguments, **named)
+        found.append(result is not None)
+        return result
+
+    monkeypatch.setattr(FastPass, "run", counted)
+    return found
+
+
 def draw(pipeline: LlamaGenPipeline, method: str, temperature: float, **options: object) -> Tensor:
     generators = [torch.Generator().manual_seed(seed) for seed in (3, 4)]
     settings: dict[str, Any] = {"generator": generators, "temperature": temperature, "output_type": "latent"}
@@ -53,17 +68,8 @@ def draw(pipeline: LlamaGenPipeline, method: str, temperature: float, **options:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_exact_methods_draw_the_tokens_of_plain_decoding(
-    copied: LlamaGenPipeline, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, temperature: float, quantization: str
+    copied: LlamaGenPipeline, served: list[bool], dtype: torch.dtype, temperature: float, quantization: str
 ) -> None:
-    served: list[bool] = []
-    run = FastPass.run
-
-    def counted(*arguments: Any, **named: Any) -> Any:
-        result = run(*arguments, **named)
-        served.append(result is not None)
-        return result
-
-    monkeypatch.setattr(FastPass, "run", counted)
     for part in (copied.transformer, copied.drafter, copied.draft_transformer):
         nn.Module.to(part, dtype)
     copied.quantize(quantization)
@@ -96,7 +102,7 @@ def test_the_kernels_compute_what_the_modules_do(
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @torch.no_grad()
 def test_in_four_bits_kernels_and_modules_draw_alike_and_exact_methods_too(
-    own_kernels: None, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, temperature: float
+    own_kernels: None, served: list[bool], monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, temperature: float
 ) -> None:
     pipeline = build_tiny_pipeline(dim=64, intermediate_size=128)
     as_it_was = draw(pipeline, "ar", temperature)
@@ -106,6 +112,7 @@ def test_in_four_bits_kernels_and_modules_draw_alike_and_exact_methods_too(
     plain = draw(pipeline, "ar", temperature)
     assert not torch.equal(plain, as_it_was)
     assert torch.equal(draw(pipeline, "jacobi", temperature, window=5), plain)
+    assert served and all(served)
     if dtype == torch.float32:
         monkeypatch.setenv("VARGEN_KERNELS", "plain")
         assert torch.equal(draw(pipeline, "ar", temperature), plain)

@@ -127,8 +127,8 @@ class FastPass:
             None if self._norm_out is None else _own(self._norm_out),
             None if head is None else _own(head),
         )
-        first = self._of_layers[0]
-        alike = (given, weights.embedding, None if first.scales else first.qkv, weights.head)
+        matrix = self._of_layers[0].qkv
+        alike = (given, weights.embedding, matrix if matrix.is_floating_point() else None, weights.head)
         if any(tensor is not None and tensor.dtype != kv_cache.dtype for tensor in alike):
             return None
         return decoder_pass(

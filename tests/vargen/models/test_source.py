@@ -133,7 +133,7 @@ def raise_(error: BaseException) -> None:
         ({"attn_implementation": "flash_attention_2"}, "attn_implementation must be one of sdpa, eager"),
         (
             {"quantization": "int3"},
-            "quantization must be one of int8, int8-dynamic, bitsandbytes-8bit, .*, or a mapping, got 'int3'",
+            "quantization must be one of int8, int8-dynamic, int4, bitsandbytes-8bit, .*, or a mapping, got 'int3'",
         ),
         ({"quantization": {"load_in_4bit": True}}, "quantization.quant_method must be one of bitsandbytes, torchao"),
         ({"quantization": "torchao-int8"}, "quantization needs torchao, which is not installed; run pip install"),

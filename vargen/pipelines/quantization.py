@@ -37,7 +37,7 @@ class QuantizablePipeline:
 
         With "int8-dynamic" each row that is fed to such a layer is rounded too, on a scale of its own. Then a pass over
         many tokens takes half the arithmetic, at some more cost to what is drawn. With "int4" weights have four bits, a
-        scale for every 64 of an output: a pass over a token reads half as much again, at most cost to what is drawn.
+        scale for every 64 of an output: a pass over a token reads half of what it does in int8, at such a cost too.
 
         Embeddings, norms and the output head stay as they are. What is quantized cannot be saved, trained or put on a
         GPU afterwards.

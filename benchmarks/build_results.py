@@ -4,8 +4,8 @@
     python benchmarks/build_results.py --check    # exit 1 if they are not what the records say
 
 No figure there is typed by hand. Text between `<!-- NAME:begin -->` and `<!-- NAME:end -->` is replaced, NAME being
-"methods" in the README and "results" in the model card. The trade-off plot, docs/images/tradeoff.png, is drawn from the
-same records (with matplotlib); `--check` does not look at it.
+"methods" in the README and "results" in the model card. The plots, docs/images/tradeoff.png and vvs_studies.png, are
+drawn from the same records (with matplotlib); `--check` does not look at them.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 
 from results_page.pictures import (
+    STUDIES_PLOT,
     entropy_section,
     heads_section,
     judge_section,
@@ -22,6 +23,7 @@ from results_page.pictures import (
     of_shipped_model,
     picks_table,
     quality_section,
+    studies_plot,
     studies_section,
     tradeoff_rows,
     training_section,
@@ -41,7 +43,7 @@ from results_page.video import VIDEO_STUDIES, video_section
 
 from metrics.plots import plot_tradeoff
 
-PLOT = ROOT / "docs" / "images" / "tradeoff.png"
+PLOTS = ROOT / "docs" / "images"
 
 
 def between_markers(text: str, content: str, name: str, region: str = "results") -> str:
@@ -130,7 +132,9 @@ def main() -> None:
             title = f"{MODEL}: wall clock of one picture at a time, {speed[0]['images']} prompts"
             if evaluated:
                 title += f"; judged on {min(row['count'] for row in evaluated):,} or more where evaluated"
-            PLOT.write_bytes(plot_tradeoff(tradeoff_rows(speed, evaluated), title=title))
+            (PLOTS / "tradeoff.png").write_bytes(plot_tradeoff(tradeoff_rows(speed, evaluated), title=title))
+        if studies := load("vvs_studies"):
+            (PLOTS / STUDIES_PLOT).write_bytes(studies_plot(studies))
         for path, text in build().items():
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)

@@ -24,6 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from metrics.proportion import Proportion
 from metrics.provenance import write_result
 from vargen.methods.base import ImageMethodConfig
 from vargen.methods.catalogue import resolve_method
@@ -121,7 +122,7 @@ STUDIES: dict[str, dict[str, Row]] = {
             ("temperature 0.8", {"temperature": 0.8}),
             ("temperature 1.2", {"temperature": 1.2}),
             ("top-k 100", {"top_k": 100}),
-            ("guidance 3", {"guidance_scale": 3.0}),
+            ("guidance 1.5", {"guidance_scale": 1.5}),
             ("guidance 7.5", {"guidance_scale": 7.5}),
         )
         for method in _SAMPLED
@@ -153,7 +154,7 @@ def draw(pipeline: LlamaGenPipeline, row: Row, cases: list[PromptCase], batch_si
         "accepted_length": sum(steps) / max(len(steps), 1),
         "unverified": sum(trace.skipped_tokens for trace in traces) / tokens,
         "relaxed": sum(trace.relaxed_tokens for trace in traces) / tokens,
-        "claims_right": sum(claims) / len(claims),
+        "claims_right": Proportion(sum(claims), len(claims)).to_dict(),
     }
 
 

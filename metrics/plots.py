@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -69,6 +70,47 @@ def plot_tradeoff(
         axes.set_title(textwrap.fill(title, 80), fontsize=10)
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=130)
+    return buffer.getvalue()
+
+
+def plot_studies(
+    studies: Mapping[str, Sequence[tuple[str, float, Mapping[str, Any]]]], *, speed_label: str, quality_label: str
+) -> bytes:
+    """Quality against speed as a setting is turned, one panel a study, all on the same axes, as PNG.
+
+    Args:
+        studies: by name, in the order the setting is turned: its label, the speed, and the quality as
+            `metrics.proportion.Proportion.to_dict` gives it.
+        speed_label, quality_label: what the axes are called.
+
+    Raises:
+        ModuleNotFoundError: matplotlib is not installed.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    across = 2
+    down = math.ceil(len(studies) / across)
+    figure = Figure(figsize=(9.0, 2.9 * down), layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = list(figure.subplots(down, across, sharex=True, sharey=True, squeeze=False).flat)
+    for axes, (name, rows) in zip(panels, studies.items(), strict=False):
+        speeds, qualities = [speed for _, speed, _ in rows], [quality["accuracy"] for _, _, quality in rows]
+        axes.plot(speeds, qualities, "o-", markersize=5, linewidth=0.8, color="#c2571a", markerfacecolor="w")
+        for number, (label, speed, quality) in enumerate(rows):
+            axes.vlines(speed, *quality["interval"], color="#c2571a", alpha=0.25)
+            place = (4, -11 if number % 2 else 5)  # neighbours above and below
+            axes.annotate(label, (speed, quality["accuracy"]), place, textcoords="offset points", fontsize=7)
+        axes.set_title(name, fontsize=9)
+        axes.tick_params(labelsize=8)
+        axes.margins(x=0.2)
+        axes.grid(alpha=0.25)
+    for axes in panels[len(studies) :]:
+        axes.remove()
+    figure.supxlabel(speed_label, fontsize=9)
+    figure.supylabel(quality_label, fontsize=9)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=110)
     return buffer.getvalue()
 
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
+from io import BytesIO
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from results_page.pictures import studies_section
+from PIL import Image
+from results_page.pictures import STUDIES_PLOT, studies_plot, studies_section
 
+from metrics.proportion import Proportion
 from vargen.methods.catalogue import resolve_method
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
@@ -45,7 +48,8 @@ def test_a_study_goes_on_where_it_was_killed_and_its_table_is_drawn(
         if len(measured) == 3:
             raise KeyboardInterrupt
         measured.append(arguments[1])
-        return {"tokens_per_pass": 2.5, "accepted_length": 0.7, "unverified": 0.3, "relaxed": 0.1, "claims_right": 0.7}
+        shares = {"accepted_length": 0.7, "unverified": 0.3, "relaxed": 0.1}
+        return {"tokens_per_pass": 2.5, **shares, "claims_right": Proportion(7, 10).to_dict()}
 
     monkeypatch.setattr(module, "draw", draw)
     monkeypatch.setattr(module, "load_judge", lambda *_: None)
@@ -73,4 +77,5 @@ def test_a_study_goes_on_where_it_was_killed_and_its_table_is_drawn(
     assert three == rows[:3] and measured == rows[3:]
     record = json.loads(output.read_text())
     section = studies_section(record)
-    assert "| (0, 0) | 2.50 | 2.23, FID 32.63 | 0.70 | 30 % | 10 % | 70.0 |" in section
+    assert "| (0, 0) | 2.50 | 2.23, FID 32.63 | 0.70 | 30 % | 10 % | 70.0 (40-89, n 10) |" in section
+    assert f"images/{STUDIES_PLOT}" in section and Image.open(BytesIO(studies_plot(record))).width > 300

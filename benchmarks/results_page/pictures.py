@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from metrics.plots import plot_studies
 from metrics.tables import format_figure, markdown_quality
 from results_page.records import TRANSFORMER_RUN, Columns, Record, is_of_earlier_model, source_line, table, table_of
 from results_page.speed import bench_caption
 
+STUDIES_PLOT = "vvs_studies.png"
+"""Its name among the documents' images."""
 SOURCES = {"generated": "generated", "renders": "real renders", "reconstructions": "tokenizer's reconstructions"}
 
 
@@ -169,8 +172,12 @@ def studies_section(record: Record) -> str:
     parts = [
         "## The studies of VVS's paper",
         f"On the shipped model, {record['prompts']:,} prompts, trees of 59 nodes 5 deep, float32; the paper's figures "
-        "are tokens a pass on LlamaGen-XL, and FID where it has one.",
+        "are tokens a pass on LlamaGen-XL, and FID where it has one. The judge's shares have their 95 % interval.",
     ]
+    if turned := _turned(record):
+        parts.append(
+            f"![the judge's share of claims against tokens a pass, {', '.join(turned)}](images/{STUDIES_PLOT})"
+        )
     for name, rows in record["studies"].items():
         parts.append(f"### {name}")
         if isinstance(rows, dict):  # figures by what they are of
@@ -184,10 +191,24 @@ def studies_section(record: Record) -> str:
             "accepted": "{accepted_length:.2f}",
             "never verified": lambda row: f"{100 * row['unverified']:.0f} %",
             "relaxed": lambda row: f"{100 * row['relaxed']:.0f} %",
-            "judge, % of claims": lambda row: f"{100 * row['claims_right']:.1f}",
+            "judge, % of claims": lambda row: share(row["claims_right"]),
         }
         parts.append(table_of(rows, columns))
     return "\n\n".join([*parts, source_line(record, TRANSFORMER_RUN)])
+
+
+def studies_plot(record: Record) -> bytes:
+    """The studies that turn a dial of VVS or of the relaxation, side by side, as PNG."""
+    points = {
+        name: [(row["label"], row["tokens_per_pass"], row["claims_right"]) for row in rows]
+        for name, rows in _turned(record).items()
+    }
+    return plot_studies(points, speed_label="tokens a pass", quality_label="judge, share of claims right")
+
+
+def _turned(record: Record) -> dict[str, list[Record]]:
+    """The studies with one method and a setting that is turned."""
+    return {name: rows for name, rows in record["studies"].items() if name not in ("sampling", "likeness")}
 
 
 def heads_section(records: dict[str, Record]) -> str:

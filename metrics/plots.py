@@ -86,24 +86,24 @@ def plot_studies(
     Raises:
         ModuleNotFoundError: matplotlib is not installed.
     """
+    from matplotlib import colormaps
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    across = 2
+    across = 3
     down = math.ceil(len(studies) / across)
-    figure = Figure(figsize=(9.0, 2.9 * down), layout="constrained")
+    figure = Figure(figsize=(10.0, 3.2 * down), layout="constrained")
     FigureCanvasAgg(figure)
     panels = list(figure.subplots(down, across, sharex=True, sharey=True, squeeze=False).flat)
     for axes, (name, rows) in zip(panels, studies.items(), strict=False):
-        speeds, qualities = [speed for _, speed, _ in rows], [quality["accuracy"] for _, _, quality in rows]
-        axes.plot(speeds, qualities, "o-", markersize=5, linewidth=0.8, color="#c2571a", markerfacecolor="w")
         for number, (label, speed, quality) in enumerate(rows):
-            axes.vlines(speed, *quality["interval"], color="#c2571a", alpha=0.25)
-            place = (4, -11 if number % 2 else 5)  # neighbours above and below
-            axes.annotate(label, (speed, quality["accuracy"]), place, textcoords="offset points", fontsize=7)
+            colour = colormaps["viridis"](number / max(len(rows), 2))
+            axes.vlines(speed, *quality["interval"], color=colour, alpha=0.35)
+            axes.plot(speed, quality["accuracy"], "o", markersize=6, color=colour, label=label)
+        axes.legend(frameon=False, fontsize=7, loc="lower right", handletextpad=0.2, labelspacing=0.3)
         axes.set_title(name, fontsize=9)
-        axes.tick_params(labelsize=8)
-        axes.margins(x=0.2)
+        axes.tick_params(labelsize=8, labelbottom=True)
+        axes.margins(x=0.1)
         axes.grid(alpha=0.25)
     for axes in panels[len(studies) :]:
         axes.remove()

@@ -50,7 +50,7 @@ class ExactVerifier:
         if state.sampling.is_greedy:
             return greedy_walk(draft.tree, output.logits)
         if draft.probabilities is None:
-            return one_draw_walk(draft.tree, output.logits, state)
+            return one_draw_walk(draft.tree, output, state)
         if draft.tree.is_chain:
             return chain_walk(draft, output, state)
         return multi_round_walk(draft.tree, draft.probabilities, output.logits, state)
@@ -94,16 +94,16 @@ def walk_by_token(tree: TokenTree, token_at: Callable[[Tensor, int], Tensor]) ->
     return Verdict(torch.stack(path, dim=1), accepted, next_tokens)
 
 
-def one_draw_walk(tree: TokenTree, logits: Tensor, state: DecodeState) -> Verdict:
+def one_draw_walk(tree: TokenTree, output: TargetOutput, state: DecodeState) -> Verdict:
     """One draw from the target per level; exact for deterministic children, and for any others.
 
-    Distributions are computed along the path only: one filtered softmax per level instead of one per node.
+    Of a tree distributions are computed along the path only: one filtered softmax per level instead of one per node.
     """
     if tree.is_chain:
-        counters = chain_counters(tree, state)
-        nodes = logits[:, : counters.shape[1]]
-        return chain_by_token(tree, draw_tokens(nodes, state.sampling, state.streams, counters, Tag.TARGET))
-    rows = torch.arange(tree.batch_size, device=tree.device)
+        target = chain_targets(tree, output, state)
+        noise = state.streams.exponential(Tag.TARGET, chain_counters(tree, state), target.shape[-1])
+        return chain_by_token(tree, sample(target, noise))
+    logits, rows = output.logits, torch.arange(tree.batch_size, device=tree.device)
 
     def token_at(node: Tensor, level: int) -> Tensor:
         counters = (state.lengths + level)[:, None]

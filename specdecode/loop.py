@@ -317,6 +317,8 @@ def _clip(draft: Draft, state: DecodeState) -> Draft:
     """Without the nodes that are of no use: the deepest useful one is a row's last but one token, its logits give the
     last. Finished rows become padding."""
     room = torch.where(state.active, state.max_new_tokens - 1 - state.lengths, -1)
+    if ragged.at_least(room, -1) >= draft.tree.max_depth:
+        return draft  # as nearly always
     return replace(draft, tree=draft.tree.clip(room))
 
 
@@ -366,7 +368,7 @@ def _new_tokens(tree: TokenTree, verdict: Verdict) -> Tensor:
     next_tokens = verdict.next_tokens[:, None]
     if tree.max_depth == 0:
         return next_tokens
-    drafted = tree.tokens.gather(1, verdict.path[:, 1:])
+    drafted = tree.tokens[:, 1:] if tree.is_chain else tree.tokens.gather(1, verdict.path[:, 1:])
     return torch.cat([drafted, next_tokens], dim=1).scatter(1, verdict.accepted[:, None], next_tokens)
 
 

@@ -31,7 +31,8 @@ def append(left: Tensor, left_counts: Tensor, right: Tensor, right_counts: Tenso
 
 def take(values: Tensor, index: Tensor) -> Tensor:
     """Entries `index` [B, k] of each row of `values` [B, m, width]: [B, k, width]."""
-    return values.gather(1, index[..., None].expand(-1, -1, values.shape[-1]))
+    rows = torch.arange(len(values), device=values.device)
+    return values[rows[:, None], index]  # whole rows are copied, where `gather` would look every number up
 
 
 def put_rows(values: Tensor, rows: Tensor, others: Tensor) -> Tensor:
@@ -67,6 +68,11 @@ def columns_needed(mask: Tensor) -> int:
 def at_most(counts: Tensor, bound: int) -> int:
     """The greatest of int64 [B], where a CPU can tell; else what it is known not to exceed."""
     return bound if counts.device.type != "cpu" else int(counts.max())
+
+
+def at_least(counts: Tensor, bound: int) -> int:
+    """The least of int64 [B], where a CPU can tell; else what it is known to reach."""
+    return bound if counts.device.type != "cpu" else int(counts.min())
 
 
 def surely_none(flags: Tensor) -> bool:

@@ -17,7 +17,7 @@ from torch import Tensor
 from specdecode import ragged
 from specdecode.draft_size import DraftSize, DraftSizer
 from specdecode.roles import DecodeState, Draft, Drafter, Target, TargetOutput, Verdict, replace_rows
-from specdecode.sampling import Tag, draw_tokens, logits_to_probabilities
+from specdecode.sampling import Tag, draw_tokens, largest, logits_to_probabilities
 from specdecode.tree import TokenTree
 
 MOST_WAITING = 8
@@ -135,7 +135,7 @@ class DraftModelDrafter(ModelInStep, Drafter):
             # Drafted token number `level` stands at output position lengths + level - 1.
             position = state.lengths + level - 1
             if self.children == "top":
-                token = logits.argmax(-1)
+                token = largest(logits)
             else:
                 drawn_from.append(logits_to_probabilities(logits, state.sampling))
                 token = draw_tokens(logits[:, None], state.sampling, state.streams, position[:, None], Tag.DRAFT)[:, 0]

@@ -43,7 +43,7 @@ from specdecode import ragged
 from specdecode.draft_size import DraftSize, DraftSizer
 from specdecode.ragged import take
 from specdecode.roles import DecodeState, Draft, Drafter, Selection, SkippingDrafter, TargetOutput, Verdict
-from specdecode.sampling import Tag, logits_to_probabilities, sample
+from specdecode.sampling import Tag, largest, logits_to_probabilities, sample
 from specdecode.tree import TokenTree
 
 COUPLINGS = ("independent", "gumbel", "maximal", "target")
@@ -173,7 +173,7 @@ class JacobiDrafter(Drafter):
 
     def _raced(self, root: Tensor, arrival: Tensor) -> Draft:
         """The chain of the winners of races [B, window, V], the first and greatest entry wins; `root` is [B, 1]."""
-        return Draft(TokenTree.chain(torch.cat([root, arrival.argmax(-1)], 1)))
+        return Draft(TokenTree.chain(torch.cat([root, largest(arrival)], 1)))
 
     def _drawn(self, tokens: Tensor, drawn_from: Tensor, state: DecodeState) -> Draft:
         """The chain of drawn tokens [B, window + 1], the root first, and of what each was drawn from, [B, ., V]."""

@@ -29,7 +29,7 @@ from specdecode.draft_size import DraftSizer
 from specdecode.drafters.jacobi import JacobiDrafter
 from specdecode.ragged import take
 from specdecode.roles import DecodeState, Draft, SkippingDrafter, TargetOutput, Verdict
-from specdecode.sampling import Tag
+from specdecode.sampling import Tag, largest
 from specdecode.tree import TokenTree
 
 
@@ -76,7 +76,7 @@ class BranchingJacobiDrafter(JacobiDrafter):
 
     def _raced(self, root: Tensor, arrival: Tensor) -> Draft:
         """See `JacobiDrafter`; the branches begin with the runners-up of the first race."""
-        main = arrival.argmax(-1)
+        main = largest(arrival)
         first = arrival[:, 0].topk(self.branches, -1).indices[:, 1:]  # [B, branches - 1]
         return Draft(self._tree(torch.cat([root, main], 1), first))
 

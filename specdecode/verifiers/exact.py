@@ -30,7 +30,7 @@ from torch import Tensor
 
 from specdecode import ragged
 from specdecode.roles import DecodeState, Draft, TargetOutput, Verdict
-from specdecode.sampling import Tag, draw_tokens, logits_to_probabilities, sample
+from specdecode.sampling import Tag, draw_tokens, largest, logits_to_probabilities, sample
 from specdecode.tree import TokenTree
 
 
@@ -63,7 +63,7 @@ def greedy_walk(tree: TokenTree, logits: Tensor) -> Verdict:
         tree: The drafted tree.
         logits: [B, n, V] of the target.
     """
-    choices = logits.argmax(-1)  # [B, n]
+    choices = largest(logits)  # [B, n]
     if tree.is_chain:
         return chain_by_token(tree, choices)
     return walk_by_token(tree, lambda node, level: choices.gather(1, node[:, None])[:, 0])
@@ -224,7 +224,8 @@ def count_accepted(tree: TokenTree, passes: Tensor) -> Tensor:
 def chain_path(tree: TokenTree) -> Tensor:
     """[B, max_depth + 1] int64: the nodes of a chain in order."""
     path = torch.arange(tree.max_depth + 1, device=tree.device)
-    return path.clamp_(max=tree.num_nodes - 1).expand(tree.batch_size, -1)
+    path = path if tree.max_depth < tree.num_nodes else path.clamp_(max=tree.num_nodes - 1)
+    return path.expand(tree.batch_size, -1)
 
 
 def multi_round_walk(

@@ -4,13 +4,15 @@ Three questions of the paper: does visual relevance tell words about what is see
 over the words of plain decoding's answers); how do accepted length and caption accuracy move with lambda; and, at an
 equal share of accepted tokens, does looseness by relevance keep more accuracy than looseness by chance.
 
-    python benchmarks/loose_verification.py --videos 60
+    python benchmarks/loose_verification.py --videos 200
 
 Beside the paper's settings: N, the row of hidden states that relevance is taken from, drafting by the target itself,
 and its appendix E's tree of two branches; beside chance, the target's own uncertainty as a control; and lambda 0
 without shift, which is lossless at the same window and view.
 
-Writes benchmarks/results/loose_verification.json.
+Every ten videos are kept in runs/loose_verification as soon as they are through, so the same command goes on after a
+kill, and a longer one begins where a shorter one ended; those of other weights or other videos are watched anew. Writes
+benchmarks/results/loose_verification.json.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ from specdecode.trace import TokenOrigin
 from specdecode.verifiers.loose import LooseVerifier
 from specdecode.verifiers.windowed import WindowedVerifier
 from vargen.jobs.cases import VideoCase
-from vargen.resources import VIDEO_CAPTIONS, VIDEO_FRAMES, VIDEO_SIDE
+from vargen.models.model_folder import weights_fingerprint
+from vargen.resources import VIDEO_CAPTIONS, VIDEO_FRAMES, VIDEO_SIDE, find_video_model
+from vargen.runs.files import append_jsonl, read_jsonl
 from vargen.runs.progress import progress
 from vargen.video.answering import VideoAnswerer
 from vargen.video.frames import CAPTION_PROMPTS, processor_inputs
@@ -42,6 +46,7 @@ from vargen.world.captions.languages import LANGUAGES, language_of
 from vargen.world.cases import scene_video_cases
 
 RESULTS = Path(__file__).resolve().parent / "results"
+KEPT = RESULTS.parent.parent / "runs" / "loose_verification" / "videos.jsonl"
 RATIOS = (0.0, 0.2, 0.5, 0.7, 0.9, 1.0)
 THRESHOLDS = (0.01, 0.03, 0.1, 0.3)
 NEAREST = (1, 10, 100)
@@ -121,31 +126,39 @@ def main() -> None:
     parser.add_argument("--captions", default=VIDEO_CAPTIONS, choices=sorted(LANGUAGES), help="which videos")
     parser.add_argument("--num_frames", type=int, default=VIDEO_FRAMES)
     parser.add_argument("--image_size", type=int, default=VIDEO_SIDE)
+    parser.add_argument("--kept", type=Path, default=KEPT, help="file of the videos that are through")
     parser.add_argument("--quiet", action="store_true", help="show no progress")
     parser.add_argument("--dry_run", action="store_true", help="write nothing")
     options = parser.parse_args()
-    answerer = VideoAnswerer.from_pretrained(options.model, options.draft_model)
-    language, chosen = LANGUAGES[options.captions], variants()
-    room, visual = language.max_caption_tokens, language.visual_words()
-    kept: dict[str, list[dict[str, float]]] = {each.label: [] for each in chosen}
-    relevance: dict[str, list[tuple[bool, float]]] = {"token": [], "prediction": []}
+    folders = [find_video_model(options.model), find_video_model(options.draft_model or "video-llm-draft")]
+    identity = {
+        "models": [weights_fingerprint(folder) for folder in folders],
+        **{name: getattr(options, name) for name in ("captions", "num_frames", "image_size")},
+    }
+    through = {
+        (row["first"], row["count"]): row
+        for row in read_jsonl(options.kept)
+        if {name: row[name] for name in identity} == identity
+    }
+    answerer, chosen = VideoAnswerer.from_pretrained(options.model, options.draft_model), variants()
+    batches = []
     with progress(options.videos, "videos", options.quiet) as shown:
         for first in range(0, options.videos, _AT_ONCE):
             count = min(_AT_ONCE, options.videos - first)
-            cases = scene_video_cases(count, "heldout", options.num_frames, options.image_size, first, options.captions)
-            for case in cases:
-                plain = answerer.answer(case.frames, CAPTION_PROMPTS[0], max_new_tokens=room)
-                values = answerer.relevance(case.frames, CAPTION_PROMPTS[0], plain)
-                is_visual = [word in visual for word in plain.tokens]
-                relevance["token"] += zip(is_visual, values, strict=True)
-                # The hidden state at a token predicts the next one; that of the first is the prompt's.
-                relevance["prediction"] += zip(is_visual[1:], values[:-1], strict=True)
-            for each in chosen:
-                kept[each.label] += run(answerer, cases, each, first, room)
+            if (first, count) not in through:
+                found = watch(answerer, chosen, options, first, count)
+                through[first, count] = {**identity, "first": first, "count": count, **found}
+                options.kept.parent.mkdir(parents=True, exist_ok=True)
+                append_jsonl(options.kept, through[first, count])
+            batches.append(through[first, count])
             shown.update(count)
+    relevance = {
+        row: [(visual, value) for batch in batches for visual, value in batch["relevance"][row]]
+        for row in ("token", "prediction")
+    }
     rows = []
     for each in chosen:
-        found = kept[each.label]
+        found = [one for batch in batches for one in batch["variants"][each.label]]
         accuracies = torch.tensor([one["accuracy"] for one in found])
         names = ("accepted_length", "accept_rate", "relaxed_share")
         rows.append(
@@ -176,6 +189,28 @@ def main() -> None:
     }
     if not options.dry_run:
         write_result(RESULTS / "loose_verification.json", record)
+
+
+def watch(
+    answerer: VideoAnswerer, chosen: Sequence[Variant], options: argparse.Namespace, first: int, count: int
+) -> dict[str, dict[str, list]]:
+    """Of `count` videos from number `first` on: for each variant what its answers are like, and for each row of hidden
+    states the relevance of plain decoding's words, each with whether it is about what is seen."""
+    language = LANGUAGES[options.captions]
+    room, visual = language.max_caption_tokens, language.visual_words()
+    relevance: dict[str, list[tuple[bool, float]]] = {"token": [], "prediction": []}
+    cases = scene_video_cases(count, "heldout", options.num_frames, options.image_size, first, options.captions)
+    for case in cases:
+        plain = answerer.answer(case.frames, CAPTION_PROMPTS[0], max_new_tokens=room)
+        values = answerer.relevance(case.frames, CAPTION_PROMPTS[0], plain)
+        is_visual = [word in visual for word in plain.tokens]
+        relevance["token"] += zip(is_visual, values, strict=True)
+        # The hidden state at a token predicts the next one; that of the first is the prompt's.
+        relevance["prediction"] += zip(is_visual[1:], values[:-1], strict=True)
+    return {
+        "variants": {each.label: run(answerer, cases, each, first, room) for each in chosen},
+        "relevance": relevance,
+    }
 
 
 def run(

@@ -102,6 +102,7 @@ STEPS: dict[str, Step] = {
     "front_jacobi_batch_1": _front("jacobi", 1, 150),
     "front_jacobi_batch_8": _front("jacobi", 8, 150),
     "front_vvs-jacobi_batch_1": _front("vvs-jacobi", 1, 420),
+    "front_vvs-jacobi_batch_8": _front("vvs-jacobi", 8, 420),
     "documents": Step(_script("build_results")),
 }
 

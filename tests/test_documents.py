@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from build_results import build
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -30,9 +31,21 @@ def test_every_picture_and_page_the_readme_links_to_is_there() -> None:
     assert links and all((ROOT / link).is_file() for link in links if not link.startswith("http"))
 
 
-def test_help_does_not_load_torch() -> None:
-    code = "import sys; from vargen.cli import main; main(['--help']); assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=60)
+@pytest.mark.parametrize(
+    "command", ["", "generate", "bench", "evaluate", "tune", "caption", "demo", "convert llamagen"]
+)
+def test_help_does_not_load_torch(command: str) -> None:
+    code = f"""
+import sys
+from vargen.cli import main
+try:
+    main([*{command.split()!r}, "--help"])
+except SystemExit as done:
+    assert not done.code
+assert "torch" not in sys.modules
+"""
+    process = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60)
+    assert process.stdout.startswith("usage: vargen")
 
 
 def test_shipped_configs_name_no_folder_of_the_machine_that_trained_them() -> None:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args, get_type_hints
 
 from jsonargparse import ArgumentError, ArgumentParser, DefaultHelpFormatter, Namespace
 
@@ -52,8 +52,23 @@ def build_parser(command: str, description: str, options: type[Any] | None = Non
             action="config",
             help="YAML file with any of these options; flags after it override it. The name of a shipped one will do",
         )
+        _resolve_types(options)
         parser.add_class_arguments(options)
     return parser
+
+
+def _resolve_types(options: type[Any]) -> None:
+    """Write a dataclass's types where it has their names, of the dataclasses in its fields too.
+
+    jsonargparse looks names up among whatever the module imports for type checkers alone, and imports all of it: torch
+    and a pipeline, before it can say what a flag is called.
+    """
+    types = get_type_hints(options)
+    options.__init__.__annotations__.update((field.name, types[field.name]) for field in fields(options))
+    for field in fields(options):
+        for kind in (types[field.name], *get_args(types[field.name])):
+            if is_dataclass(kind):
+                _resolve_types(kind)  # type: ignore[arg-type]
 
 
 def parse(parser: ArgumentParser, arguments: Sequence[str]) -> Namespace:

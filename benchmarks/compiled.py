@@ -123,6 +123,7 @@ def main() -> None:
     parser.add_argument("--bucket", type=int, default=128)
     parser.add_argument("--methods", default="ar,jacobi")
     parser.add_argument("--num_threads", type=int, default=2)
+    parser.add_argument("--output", type=Path, default=RECORD, help="where rows are kept, beside those that are there")
     parser.add_argument("--compile_only", action="store_true", help="only fill the cache of compiled code")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.num_threads)
@@ -165,10 +166,11 @@ def main() -> None:
             transformer, arguments.batch_size, arguments.tokens, arguments.repeats, arguments.bucket, methods
         )
     ]
-    earlier = json.loads(RECORD.read_text())["rows"] if RECORD.exists() else []
+    record = arguments.output
+    earlier = json.loads(record.read_text())["rows"] if record.exists() else []
     replaced = [{**key, "method": row["method"]} for row in new]
     kept = [row for row in earlier if {each: row[each] for each in (*key, "method")} not in replaced]
-    write_result(RECORD, {"benchmark": "compiled passes", "rows": [*kept, *new]})
+    write_result(record, {"benchmark": "compiled passes", "rows": [*kept, *new]})
 
 
 if __name__ == "__main__":

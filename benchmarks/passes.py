@@ -8,7 +8,8 @@
 A pass reads every weight once, so streaming them is its floor; `streaming_ms` is that, at the bandwidth that a plain
 sum over a buffer larger than any cache reaches in the same minute, and `bandwidth_share` is floor over measured. Models
 have random weights of the named geometry, but for "shipped". Kernels are those of `VARGEN_KERNELS=auto` and `plain`, in
-turns, and of `auto` with the decoder's layers in int8, int8-dynamic and int4; families of transformers have none.
+turns, and of `auto` with the decoder's layers in int8, int8-dynamic and int4; families of transformers
+are measured in torch's operations (what kernels gain them: `families.py`).
 
 `--reference` is a checkout of the public LlamaGen code, which is not part of this project: one guided token of its
 `decode_one_token`, as its `generate` calls it.

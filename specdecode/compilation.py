@@ -1,7 +1,7 @@
 """Passes as compiled code: one whole graph for every static shape, compiled once and used for every batch of it.
 
 Belongs here: what every compiled pass needs around it: buckets of attention, inputs of one layout, how many graphs were
-made and what that took. Does not belong here: the passes (targets and draft heads have them, as a method that takes and
+made and what that took. Does not belong here: the passes (targets have them, as a method that takes and
 returns tensors), where compiled code is kept, and what a user is told.
 
 How. A pass is a method of its owner over tensors alone. What differs between batches and steps (lengths, padding,

@@ -12,6 +12,7 @@ Belongs here: what is made in which order, and what identifies a run. Does not b
 from __future__ import annotations
 
 import math
+import os
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -150,6 +151,11 @@ def generate(
         UserError: what cannot be made, or a folder of other pictures. Nothing has been written then.
         KeyboardInterrupt: with a message that says how far the run came.
     """
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1:  # as torchrun and accelerate tell those that they start
+        raise UserError(
+            "generate is one process; several share the pictures of a file with "
+            "`vargen evaluate --preset prompts --captions_file FILE`"
+        )
     model = open_model(config).sized(config.height, config.width, config.ratio)
     requests = _build_requests(config, _read_conditions(config, prompts, model), model.image_size)
     with own_folder(config.output, PictureFolder.INSIDE):

@@ -36,7 +36,9 @@ class CompilablePipeline:
         bucket: int = COMPILE_BUCKET,
         on_compiled: Callable[[str, int, float], None] | None = None,
     ) -> Self:
-        """From the next call on, passes of the target and of what drafts for it are compiled code.
+        """From the next call on, passes of the target and of a smaller model that drafts for it are compiled code.
+
+        A head that drafts is one layer whose passes stay eager.
 
         Each width (tokens that a method feeds at once, times pictures of a batch) is compiled when it first comes up,
         which takes from some seconds to minutes; the trace has it as a phase of its own. Code is kept for the next run

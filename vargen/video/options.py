@@ -63,6 +63,8 @@ class VideoOptions(ModelOptions):
         check_sampling(self.temperature, self.top_k, self.top_p)
         if self.repetition_penalty is not None:
             check_number("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
+        if self.compile:
+            raise UserError("compile is not there for Video-LLMs, whose passes are never compiled; leave it out")
         if self.num_frames is not None and self.fps is not None:
             raise UserError("num_frames and fps cannot both be given; leave out one of them")
         if self.draft_revision is not None and self.draft_model is None:

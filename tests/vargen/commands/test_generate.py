@@ -39,6 +39,15 @@ def test_it_writes_pictures_results_and_settings(tiny_model_folder: Path, tmp_pa
     assert json.loads((tmp_path / "out" / "config.json").read_text())["settings"]["prompts"] == PROMPTS
 
 
+def test_several_processes_are_sent_to_the_command_that_shares(
+    tiny_model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert generate(tiny_model_folder, tmp_path / "out", *PROMPTS) == 2
+    said = capsys.readouterr().err
+    assert "generate is one process" in said and said.count("\n") == 1 and not (tmp_path / "out").exists()
+
+
 def test_the_batch_size_does_not_change_the_pictures(tiny_model_folder: Path, tmp_path: Path) -> None:
     for size in ("1", "2", "8"):
         assert generate(tiny_model_folder, tmp_path / size, *PROMPTS, "--batch_size", size) == 0

@@ -37,6 +37,7 @@ from results_page.speed import (
     fronts_section,
     generate_memory_section,
     passes_section,
+    reference_section,
     speculation_section,
 )
 from results_page.video import VIDEO_STUDIES, video_section
@@ -98,6 +99,8 @@ def build() -> dict[Path, str]:
         sections.append(families_section(families))
     if passes := load("passes"):
         sections.append(passes_section(passes))
+    if reference := load("passes_reference"):
+        sections.append(reference_section(reference))
     if memory := load("generate_memory"):
         sections.append(generate_memory_section(memory))
     if left_out := load("left_out"):

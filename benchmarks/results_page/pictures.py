@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from metrics.plots import plot_studies
-from metrics.tables import format_figure, markdown_quality
+from metrics.tables import format_figure, format_never_verified, markdown_quality
 from results_page.records import TRANSFORMER_RUN, Columns, Record, is_of_earlier_model, source_line, table, table_of
 from results_page.speed import bench_caption
 
@@ -154,7 +154,7 @@ def picks_table(speed: Sequence[Record], weighted: Sequence[Record], evaluations
                 f"{row['pass_reduction']:.2f}x",
                 f"{row['speedup']:.2f}x",
                 heavy.get(row["method"], "-"),
-                f"{100 * row['skipped_tokens'] / row['tokens']:.0f} %",
+                format_never_verified(row),
                 f"{100 * quality['judge_accuracy']['value']:.1f}" if quality else "-",
                 format_figure(quality["frechet_distance"], 1, 3) if quality else "-",
             ]

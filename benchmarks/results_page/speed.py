@@ -9,6 +9,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Sequence
 
+from metrics.tables import format_never_verified
 from results_page.records import TRANSFORMER_RUN, Columns, Record, source_line, table, table_of
 
 
@@ -42,6 +43,7 @@ def bench_table(rows: Sequence[Record]) -> str:
         "tokens a pass": "{tokens_per_pass:.2f}",
         "accepted": "{mean_accepted_length:.2f}",
         "skipped steps": lambda row: f"{row['skipped_steps'] / row['images']:.1f}",
+        "never verified": format_never_verified,
         "s a picture, p50 (p90)": "{seconds_per_image[p50]:.2f} ({seconds_per_image[p90]:.2f})",
         "speed-up": "{speedup:.2f}x",
         "judge, % of claims": _judged,

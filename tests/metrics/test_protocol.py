@@ -93,12 +93,12 @@ def test_tables_say_what_was_measured_and_dash_what_was_not() -> None:
         "frechet_distance": figure,
         "precision": None,
         "clip_score": {"value": 31.2, "interval": None},
-        "decoding": {"pass_reduction": 2.5, "mean_accepted_length": 1.25},
+        "decoding": {"pass_reduction": 2.5, "mean_accepted_length": 1.25, "skipped_tokens": 35, "tokens": 256},
     }
     table = markdown_quality([row], "clip")
     header, _, cells = table.splitlines()
     assert "FID (clip features)" in header and "FID |" in markdown_quality([row], "inception").splitlines()[0]
-    assert cells == "| vvs_x | 2,000 | 0.500 ± 0.100 | 31.20 | - | 2.50x | 1.25 |"
+    assert cells == "| vvs_x | 2,000 | 0.500 ± 0.100 | 31.20 | - | 2.50x | 1.25 | 14 % |"
     latex = latex_quality([row], "clip")
-    assert r"vvs\_x & 2,000 & 0.500 $\pm$ 0.100 & 31.20 & - & 2.50$\times$ & 1.25 \\" in latex
+    assert r"vvs\_x & 2,000 & 0.500 $\pm$ 0.100 & 31.20 & - & 2.50$\times$ & 1.25 & 14 \% \\" in latex
     assert r"precision, \%" in latex

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from transformers.utils import logging as transformers_logging
 
 from metrics.bootstrap import percentile_interval
 from metrics.clip_score import clip_scores
@@ -76,6 +77,7 @@ def load_networks(
             if clip is None:
                 raise UserError(f"clip: {protocol.name} needs a CLIP model; name the folder of one")
             refuse_pickled(clip, "clip")
+            transformers_logging.disable_progress_bar()  # a job has a bar of its own, or none
             return CLIPFeatures(clip, device)
         if name == "vgg16":
             if vgg_weights is None:

@@ -76,9 +76,10 @@ def _evaluation(record: str, count: int, methods: str) -> Step:
     return Step(command, copies=(folder / "scores.json", RESULTS / f"{record}.json"))
 
 
-def _front(method: str, batch_size: int, seconds: int) -> Step:
+def _front(method: str, batch_size: int, seconds: int, quality_loss: float = 0.02) -> Step:
     name = f"front_{method}_batch_{batch_size}"
     options = ("--method", method, "--batch_size", str(batch_size), "--max_seconds", str(seconds))
+    options = (*options, "--max_quality_loss", str(quality_loss))
     command = ("-m", "vargen.cli", "tune", *options, "--output", str(WORK / name))
     return Step(command, timed=True, copies=(WORK / name / "pareto.json", RESULTS / f"{name}.json"))
 
@@ -103,6 +104,7 @@ STEPS: dict[str, Step] = {
     "front_jacobi_batch_8": _front("jacobi", 8, 150),
     "front_vvs-jacobi_batch_1": _front("vvs-jacobi", 1, 420),
     "front_vvs-jacobi_batch_8": _front("vvs-jacobi", 8, 420),
+    "front_vvs_batch_1": _front("vvs", 1, 480, quality_loss=0.05),
     "documents": Step(_script("build_results")),
 }
 

@@ -64,14 +64,14 @@ class Geometry:
 
 GEOMETRIES = {
     "shipped": Geometry(
-        {"layers": 8, "heads": 6, "key_value_heads": 2, "head_dim": 32, "intermediate_size": 384},
-        8,
+        {"layers": 12, "heads": 5, "key_value_heads": 1, "head_dim": 32, "intermediate_size": 320},
+        12,
         (1_000, 2_500, 5_000, 10_000, 25_000),
     ),
     "Qwen2.5-0.5B": Geometry(
         {"layers": 2, "heads": 14, "key_value_heads": 2, "head_dim": 64, "intermediate_size": 4864},
         24,
-        (1_000, 2_500, 5_000, 10_000),
+        (1_000, 2_500, 5_000, 10_000, 25_000),
     ),
 }
 

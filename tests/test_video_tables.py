@@ -122,6 +122,19 @@ def test_long_videos_are_measured_and_told(long_videos: dict[str, Any], monkeypa
     assert "| tiny | 200 | 100.0 | 200.0 | 50.0 | 1.50x | never | 0.40 % |" in text and "| 90 % | 0.40 % |" in text
 
 
+def test_long_videos_have_the_sizes_of_the_shipped_target(long_videos: dict[str, Any]) -> None:
+    config = json.loads((BENCHMARKS.parent / "vargen" / "weights" / "video-llm" / "config.json").read_text())["text_config"]
+    geometry = long_videos["GEOMETRIES"]["shipped"]
+    assert geometry.layers == config["num_hidden_layers"]
+    assert geometry.sizes == {
+        "layers": config["num_hidden_layers"],
+        "heads": config["num_attention_heads"],
+        "key_value_heads": config["num_key_value_heads"],
+        "head_dim": config["hidden_size"] // config["num_attention_heads"],
+        "intermediate_size": config["intermediate_size"],
+    }
+
+
 def test_parts_of_flash_are_told() -> None:
     row = {"compression": True, "places": False, "text_only": False, "accepted_length": 2.5}
     row |= {"accepted_per_drafting_pass": 0.75, "draft_milliseconds_per_pass": 1.25}

@@ -123,7 +123,9 @@ def test_long_videos_are_measured_and_told(long_videos: dict[str, Any], monkeypa
 
 
 def test_long_videos_have_the_sizes_of_the_shipped_target(long_videos: dict[str, Any]) -> None:
-    config = json.loads((BENCHMARKS.parent / "vargen" / "weights" / "video-llm" / "config.json").read_text())["text_config"]
+    config = json.loads((BENCHMARKS.parent / "vargen" / "weights" / "video-llm" / "config.json").read_text())[
+        "text_config"
+    ]
     geometry = long_videos["GEOMETRIES"]["shipped"]
     assert geometry.layers == config["num_hidden_layers"]
     assert geometry.sizes == {

@@ -12,11 +12,11 @@ from vargen.bounds import MAX_FRAMES, MAX_PICTURES, MAX_PIXELS, MAX_WARM_UP, che
 from vargen.commands.caption import DEFAULT_QUESTION
 from vargen.commands.options import COMPARED_SPLITS, build_parser, check_place, fill, parse
 from vargen.errors import UserError
-from vargen.methods.base import MethodConfig
 from vargen.methods.catalogue import read_method_list
 from vargen.resources import VIDEO_CAPTIONS, VIDEO_FRAMES, VIDEO_SIDE
 from vargen.runs.files import write_atomic
 from vargen.runs.records import own_calls
+from vargen.video.methods.base import VideoMethodConfig
 from vargen.video.methods.catalogue import resolve_video_method
 from vargen.video.options import VideoOptions
 
@@ -27,7 +27,8 @@ class BenchVideoConfig(VideoOptions):
 
     Args:
         methods: names of methods, or LABEL=NAME for one of several settings of it, separated by commas. Plain
-            decoding, "ar", is added where it is missing: every ratio divides by it.
+            decoding, "ar", is added where it is missing: every ratio divides by it. null: std, with a smaller model
+            sd, specvlm, fly, lvspec, parallelvlm and assisted too, with the shipped model sparrow and flash.
         method_options: settings that differ from the defaults, by label, such as
             `--method_options.lvspec.loose_ratio 0.5`.
         videos: how many videos of this project's own world, of things that training never showed; or a folder of the
@@ -43,7 +44,7 @@ class BenchVideoConfig(VideoOptions):
             beside it in FILE.calls.jsonl until the end, and the same command goes on from there.
     """
 
-    methods: str = "ar,sd,specvlm,std,fly,lvspec,parallelvlm,assisted"
+    methods: str | None = None
     method_options: dict[str, Any] = field(default_factory=dict)
     videos: int | str = 100
     questions: str | None = None
@@ -69,13 +70,19 @@ class BenchVideoConfig(VideoOptions):
             raise UserError(f"split must be one of {', '.join(COMPARED_SPLITS)}, got {self.split!r}")
         check_place("json", self.json)
 
-    def contenders(self) -> dict[str, MethodConfig]:
+    def contenders(self) -> dict[str, VideoMethodConfig]:
         """The methods by label, plain decoding first.
 
         Raises:
             UserError: an unknown method, or options for one that is not compared.
         """
-        chosen = read_method_list(self.methods, self.method_options, "methods", resolve_video_method)
+        there = ["std"]
+        if self.paired:
+            there = ["sd", "specvlm", "std", "fly", "lvspec", "parallelvlm", "assisted"]
+        if self.model is None:
+            there += ["sparrow", "flash"]
+        named = ",".join(there) if self.methods is None else self.methods
+        chosen = read_method_list(named, self.method_options, "methods", resolve_video_method)
         return {"ar": resolve_video_method("ar"), **chosen}
 
 

@@ -11,9 +11,11 @@ from typing import Any
 
 from vargen.bounds import check_text
 from vargen.commands.options import build_parser, check_place, fill, parse
+from vargen.errors import UserError
 from vargen.methods.catalogue import read_options
+from vargen.resources import find_trained_drafters
 from vargen.runs.files import save_image_atomic
-from vargen.video.methods.catalogue import VIDEO_METHODS, resolve_video_method
+from vargen.video.methods.catalogue import VIDEO_METHODS, default_method, resolve_video_method
 from vargen.video.options import VideoOptions
 
 DEFAULT_QUESTION = "describe the video in detail."
@@ -24,19 +26,21 @@ class CaptionConfig(VideoOptions):
     """How to answer.
 
     Args:
-        method: a name that `vargen methods --task video` lists.
+        method: a name that `vargen methods --task video` lists; null for the fastest exact one whose drafter is there.
         method_options: settings that differ from the defaults, such as `--method_options.draft_length 8`.
         picture: PNG file for a picture of the answer: words coloured by how much they have to do with what is seen,
             underlined by how they were accepted.
     """
 
-    method: str = "sd"
+    method: str | None = None
     method_options: dict[str, Any] = field(default_factory=dict)
     picture: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_place("picture", self.picture)
+        if self.method is None and self.method_options:
+            raise UserError("method_options needs method: it says whose settings they are")
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -56,7 +60,7 @@ def run(arguments: Sequence[str]) -> int:
     values = parse(parser, arguments)
     config = fill(CaptionConfig, values)
     check_text("question", values.question)
-    method = resolve_video_method(config.method, read_options(config.method_options))
+    named = config.method and resolve_video_method(config.method, read_options(config.method_options))
 
     import torch
 
@@ -75,7 +79,10 @@ def run(arguments: Sequence[str]) -> int:
     use = ContextUse.of(found.config, inputs, len(frames.frames), getattr(torch, dtype).itemsize)
     use.check(config.max_new_tokens)
     print(f"video: {use} ({dtype})", file=sys.stderr)
-    with VideoAnswerer.from_options(config, found, processor) as answerer:
+    method = named or resolve_video_method(default_method(find_trained_drafters(found.folder), config.paired))
+    if named is None and method.name == "ar":
+        print(f"no drafter of {found.name}: decoding plainly; a smaller draft_model may be faster", file=sys.stderr)
+    with VideoAnswerer.from_options(config, found, processor, [method]) as answerer:
         answer = answerer.answer(
             frames,
             values.question,

@@ -16,12 +16,13 @@ from vargen.runs.progress import Progress
 from vargen.runs.records import Records
 
 Made = TypeVar("Made")
+Method = TypeVar("Method", bound=MethodConfig)
 
 
 def compare(
-    methods: Mapping[str, MethodConfig],
+    methods: Mapping[str, Method],
     count: int,
-    call: Callable[[MethodConfig, int], Made],
+    call: Callable[[Method, int], Made],
     keep: Callable[[str, int, Made], Mapping[str, Any]],
     *,
     warm_up: int,

@@ -25,7 +25,6 @@ from metrics.speculation import CallRecord, percentile, summarise
 from vargen.jobs.cases import VideoCase, VideoJudge
 from vargen.jobs.clips import Clip
 from vargen.jobs.comparison import compare, describe_run
-from vargen.methods.base import MethodConfig
 from vargen.models.model_folder import weights_fingerprint
 from vargen.pipelines.loading import place_and_precision
 from vargen.runs.progress import Progress, progress
@@ -33,12 +32,13 @@ from vargen.runs.records import Records
 from vargen.video.answering import Answer, VideoAnswerer
 from vargen.video.generation_settings import generation_settings
 from vargen.video.loading import load_processor, open_video_model
+from vargen.video.methods.base import VideoMethodConfig
 from vargen.video.options import VideoOptions
 
 
 def benchmark_video_model(
     options: VideoOptions,
-    methods: Mapping[str, MethodConfig],
+    methods: Mapping[str, VideoMethodConfig],
     cases: Callable[[Any], Sequence[VideoCase | Clip]],
     question: str,
     *,
@@ -65,7 +65,7 @@ def benchmark_video_model(
     found, generation = open_video_model(options.model, options.revision), options.generation
     processor = load_processor(found)
     videos = cases(processor)
-    with VideoAnswerer.from_options(options, found, processor) as answerer:
+    with VideoAnswerer.from_options(options, found, processor, methods.values()) as answerer:
         settings = describe_run(
             methods,
             weights_fingerprint(found.folder),
@@ -105,7 +105,7 @@ def _of_sampling(generation: Mapping[str, Any]) -> dict[str, Any]:
 
 def run_video_benchmark(
     answerer: VideoAnswerer,
-    methods: Mapping[str, MethodConfig],
+    methods: Mapping[str, VideoMethodConfig],
     cases: Sequence[VideoCase | Clip],
     question: str,
     *,
@@ -138,7 +138,7 @@ def run_video_benchmark(
     records = Records(None, {}) if records is None else records
     latest = [0]
 
-    def call(method: MethodConfig, number: int) -> Answer:
+    def call(method: VideoMethodConfig, number: int) -> Answer:
         if latest[-1] != number:  # methods take turns on one video; of long ones not many fit into memory
             cases[latest[-1]].forget()
             latest[:] = [number]
@@ -165,7 +165,9 @@ def _kept(answer: Answer, case: VideoCase | Clip, judge: VideoJudge | None) -> d
     }
 
 
-def build_video_rows(methods: Mapping[str, MethodConfig], records: Records, num_cases: int) -> list[dict[str, Any]]:
+def build_video_rows(
+    methods: Mapping[str, VideoMethodConfig], records: Records, num_cases: int
+) -> list[dict[str, Any]]:
     """One JSON-ready row a method."""
     plain = next((label for label, method in methods.items() if method.name == "ar"), None)
     kept = {label: [records.calls[label, number] for number in range(num_cases)] for label in methods}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -166,7 +166,11 @@ class VideoAnswerer:
 
     @classmethod
     def from_options(
-        cls, options: VideoOptions, found: VideoModelFolder | None = None, processor: Any | None = None
+        cls,
+        options: VideoOptions,
+        found: VideoModelFolder | None = None,
+        processor: Any | None = None,
+        methods: Iterable[VideoMethodConfig] = (),
     ) -> VideoAnswerer:
         """Load a pair, of which the drafter follows when a method asks for it.
 
@@ -174,23 +178,27 @@ class VideoAnswerer:
             options: which, and how.
             found: the target, where `open_video_model` has been called already.
             processor: of it, where that has been called already.
+            methods: that will be asked for; what they lack is said before weights are fetched and loaded.
 
         Raises:
-            UserError: no such model, an architecture that cannot be served, or the two have different words.
+            UserError: no such model, an architecture that cannot be served, the two have different words, or a method's
+                drafter is missing.
         """
         found = open_video_model(options.model, options.revision) if found is None else found
         processor = load_processor(found) if processor is None else processor
-        draft_name = options.draft_model
-        if draft_name is None and options.model is None:
-            draft_name = f"{found.name}-draft"
+        drafters = find_trained_drafters(found.folder)
+        for method in methods:
+            method.check_drafter(drafters, options.paired)
         draft: LazyModel | None = None
-        if draft_name is not None:
+        if options.paired:
+            draft_name = options.draft_model or f"{found.name}-draft"
             draft = LazyModel(
                 open_video_model(draft_name, options.draft_revision, "draft_model"), options.of_draft_model
             )
             check_same_words(processor.tokenizer, load_processor(draft.found).tokenizer)
+            draft.found.fetch_weights()
+        found.fetch_weights()
         source = LazyModel(found, options.of_target)
-        drafters = find_trained_drafters(found.folder)
         return cls(source.load(), processor, draft, drafters, source.elsewhere(), options.max_pixels)
 
     @property

@@ -31,6 +31,7 @@ from vargen.video.options import VideoOptions
 
 FIGURES = ("target_passes", "mean_accepted_length", "mean_accepted_length_with_bonus", "tokens_per_pass")
 """Of `metrics.speculation.summarise`, beside the tokens and seconds that lmms-eval asks every model for."""
+_OF_THE_METHOD = "method_options."
 
 
 class VargenVideo(lmms):
@@ -39,12 +40,13 @@ class VargenVideo(lmms):
     Args:
         pretrained: folder of the target, its name on the hub, or a shipped name; None: the shipped one.
         method: decoding method.
-        num_frames: frames of a video; of a shorter one, all. None with `frames_per_second`; else 32.
-        frames_per_second: frames of a second instead.
+        num_frames: frames of a video; of a shorter one, all. None with `fps`; else 32.
+        fps: frames of a second instead.
         batch_size: 1.
-        **options: further fields of `vargen.video.options.VideoOptions`, such as draft_model, revision, device, dtype,
-            device_map, quantization, attn_implementation, max_pixels, max_new_tokens (where a task does not say) and
-            seed, to which a request's own number is added. Of several processes on "auto", each takes its own GPU.
+        **options: settings of the method, as on the command line `method_options.loose_ratio=0.5`; and further fields
+            of `vargen.video.options.VideoOptions`, such as draft_model, revision, device, dtype, device_map,
+            quantization, attn_implementation, max_pixels, max_new_tokens (where a task does not say) and seed, to which
+            a request's own number is added. Of several processes on "auto", each takes its own GPU.
 
     Raises:
         UserError: what cannot be used.
@@ -58,24 +60,25 @@ class VargenVideo(lmms):
         pretrained: str | None = None,
         method: str = "ar",
         num_frames: int | None = None,
-        frames_per_second: float | None = None,
+        fps: float | None = None,
         batch_size: int | str = 1,
         **options: Any,
     ) -> None:
         super().__init__()
         if str(batch_size) != "1":
             raise UserError(f"batch_size must be 1, got {batch_size}: speed is measured one request at a time")
-        if num_frames is not None and frames_per_second is not None:
-            raise UserError("num_frames and frames_per_second cannot both be given; leave out one of them")
-        self.method = resolve_video_method(method)
-        taken = 32 if num_frames is None and frames_per_second is None else num_frames
-        self.options = VideoOptions(model=pretrained, num_frames=taken, fps=frames_per_second, **options)
+        settings = {name: options.pop(name) for name in [*options] if name.startswith(_OF_THE_METHOD)}
+        self.method = resolve_video_method(
+            method, {name.removeprefix(_OF_THE_METHOD): value for name, value in settings.items()}
+        )
+        taken = 32 if num_frames is None and fps is None else num_frames
+        self.options = VideoOptions(model=pretrained, num_frames=taken, fps=fps, **options)
         device, _ = place_and_precision(self.options.device, self.options.dtype)
         if device == "cuda" and self.options.device_map is None:
             device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
             self.options = replace(self.options, device=device)
         self.device = torch.device(device)
-        self.answerer: VideoAnswerer | None = VideoAnswerer.from_options(self.options)
+        self.answerer: VideoAnswerer | None = VideoAnswerer.from_options(self.options, methods=[self.method])
 
     @property
     def batch_size(self) -> int:

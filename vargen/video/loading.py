@@ -39,11 +39,13 @@ class VideoModelFolder:
         folder: of its files.
         name: on the hub, else that of the folder.
         architecture: of it.
+        argument: which argument named it on the hub; None: it is a folder, and all files are there.
     """
 
     folder: Path
     name: str
     architecture: Architecture
+    argument: str | None = None
 
     @property
     def config(self) -> Any:
@@ -53,11 +55,16 @@ class VideoModelFolder:
         except Exception as error:  # a damaged file can raise anything
             raise UserError(f"model: {self.folder} cannot be loaded ({reason_of(error)}); copy it again") from error
 
+    def fetch_weights(self) -> None:
+        """Of a model on the hub, gigabytes: those of the commit that `folder` holds. Raises UserError as `fetch`."""
+        if self.argument is not None:
+            fetch(self.name, self.folder.name, WEIGHTS, self.argument)
+
 
 def open_video_model(
     model: str | os.PathLike[str] | None = None, revision: str | None = None, argument: str = "model"
 ) -> VideoModelFolder:
-    """A Video-LLM, all its files fetched; of one on the hub that cannot be served, only small ones are.
+    """A Video-LLM; of one on the hub the small files are fetched, so that much can be refused before gigabytes are.
 
     Args:
         model: a shipped name (None: the default), a folder, or a name on the hub.
@@ -69,8 +76,8 @@ def open_video_model(
     """
     name = None if model is None else os.fspath(model)
     if name is not None and is_hub_name(name) and name not in shipped_video_models():
-        architecture = _architecture_in(fetch(name, revision, SETTINGS, argument), name, argument)
-        return VideoModelFolder(fetch(name, revision, WEIGHTS, argument), name, architecture)
+        folder = fetch(name, revision, SETTINGS, argument)
+        return VideoModelFolder(folder, name, _architecture_in(folder, name, argument), argument)
     folder = find_video_model(model)
     if revision is not None:
         raise UserError(f"revision cannot be used: {folder} is a folder, and only models on the hub have revisions")

@@ -98,6 +98,11 @@ class VideoOptions(ModelOptions):
         return own if self.device_map is None else replace(own, device_map=self._places[-1])
 
     @property
+    def paired(self) -> bool:
+        """Whether there is a smaller model: the one that is named, or the one shipped with the default model."""
+        return self.draft_model is not None or self.model is None
+
+    @property
     def generation(self) -> dict[str, Any]:
         """What `VideoAnswerer.answer` is told beside frames, question, method and seed."""
         names = ("max_new_tokens", "temperature", "top_k", "top_p", "repetition_penalty")

@@ -26,6 +26,7 @@ from vargen.video.answering import Answer
 from vargen.video.frames import write_video
 from vargen.video.lmms_eval_plugin import MODEL_NAME, manifest
 from vargen.video.methods.catalogue import resolve_video_method
+from vargen.video.methods.lvspec import LVSpecConfig
 from vargen.video.options import VideoOptions
 from vargen.world.models.architectures import (
     TextModelConfig,
@@ -175,7 +176,7 @@ def model(logged: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> Call
     resolved = model_class()
     made: list[VideoOptions] = []
 
-    def from_options(options: VideoOptions) -> FakeAnswerer:
+    def from_options(options: VideoOptions, *, methods: list[Any]) -> FakeAnswerer:
         made.append(options)
         return FakeAnswerer()
 
@@ -259,7 +260,7 @@ def test_settings_of_a_task_and_their_defaults(model: Callable[..., Any], video:
         ask(made, video, ["what?"], num_beams=3)
 
 
-@pytest.mark.parametrize(("arguments", "frames"), [("", 10), ("num_frames=6", 6), ("frames_per_second=1", 4)])
+@pytest.mark.parametrize(("arguments", "frames"), [("", 10), ("num_frames=6", 6), ("fps=1", 4)])
 def test_short_videos_are_taken_whole(model: Callable[..., Any], video: Path, arguments: str, frames: int) -> None:
     """11 frames, 2 a second; steps of two."""
     made = model(arguments, device="cpu")
@@ -292,8 +293,10 @@ def test_what_is_no_question_about_a_video_is_refused(
 def test_bad_arguments_are_refused_before_a_model_is_loaded(model: Callable[..., Any]) -> None:
     for arguments, additional, message in (
         ("", {"batch_size": 4}, "batch_size must be 1, got 4"),
-        ("num_frames=4,frames_per_second=2", {}, "cannot both be given"),
+        ("num_frames=4,fps=2", {}, "cannot both be given"),
         ("method=fast", {}, "fast"),
+        ("method=lvspec,method_options.loose_ratio=2", {}, "loose_ratio"),
+        ("method=lvspec,method_options.lose_ratio=0.5", {}, "lose_ratio"),
     ):
         with pytest.raises(UserError, match=message):
             model(arguments, **{"device": "cpu", **additional})
@@ -325,7 +328,7 @@ def test_each_process_has_its_own_device(model: Callable[..., Any], monkeypatch:
 def test_models_of_the_hub_are_loaded_as_the_command_line_does(model: Callable[..., Any]) -> None:
     made = model(
         "pretrained=Qwen/Qwen2.5-VL-32B-Instruct,draft_model=Qwen/Qwen2.5-VL-7B-Instruct,revision=main,"
-        "device_map=auto,attn_implementation=sdpa,max_pixels=200704,frames_per_second=2"
+        "device_map=auto,attn_implementation=sdpa,max_pixels=200704,fps=2"
     )
     assert made.options == VideoOptions(
         model="Qwen/Qwen2.5-VL-32B-Instruct",
@@ -336,6 +339,11 @@ def test_models_of_the_hub_are_loaded_as_the_command_line_does(model: Callable[.
         max_pixels=200704,
         fps=2,
     )
+
+
+def test_settings_of_a_method_are_named_as_on_the_command_line(model: Callable[..., Any]) -> None:
+    given = {"method_options.loose_ratio": 0.5, "method_options.draft_length": 6}
+    assert model("method=lvspec", **given).method == LVSpecConfig(loose_ratio=0.5, draft_length=6)
 
 
 def test_a_real_model_answers(logged: list[dict[str, Any]], video: Path, tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from vargen.video.architectures.catalogue import ARCHITECTURES
 from vargen.video.context import ContextUse
 from vargen.video.frames import frame_sampler, write_video
 from vargen.video.loading import LazyModel, load_processor, open_video_model
+from vargen.video.methods.catalogue import default_method, resolve_video_method
 from vargen.video.methods.parallelvlm import ParallelConfig
 from vargen.video.options import VideoOptions
 from vargen.video.prompt import Prompt
@@ -214,6 +215,7 @@ def test_what_is_wrong_with_a_model_is_one_line(
 def test_a_name_on_the_hub_goes_to_the_hub(
     monkeypatch: pytest.MonkeyPatch, qwen_pair: Path, capsys: pytest.CaptureFixture[str], clip: str
 ) -> None:
+    """Weights after everything that the small files can say, and of the commit that these are of."""
     asked: list[tuple[str, str | None, bool]] = []
 
     def fetch(name: str, revision: str | None, files: Any, argument: str) -> Path:
@@ -224,8 +226,70 @@ def test_a_name_on_the_hub_goes_to_the_hub(
     pair = ["--model", "some/large", "--revision", "v2", "--draft_model", "some/small", "--draft_revision", "v3"]
     more = ["--device_map", "cpu,cpu", "--attn_implementation", "eager", "--fps", "2", "--max_new_tokens", "4"]
     assert main(["caption", clip, *pair, *more]) == 0
-    assert asked == [(name, at, whole) for name, at in (("some/large", "v2"), ("some/small", "v3")) for whole in (0, 1)]
+    small = [("some/large", "v2", False), ("some/small", "v3", False)]
+    assert asked == [*small, ("some/small", "draft", True), ("some/large", "target", True)]
     assert "32 visual tokens" in capsys.readouterr().err
+
+
+def test_a_clip_too_long_is_refused_before_weights_are_fetched(
+    monkeypatch: pytest.MonkeyPatch, qwen_pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], clip: str
+) -> None:
+    """The folder has none, and nobody asks for them."""
+    small = shutil.copytree(qwen_pair / "target", tmp_path / "small", ignore=shutil.ignore_patterns("*.safetensors"))
+    config = json.loads((small / "config.json").read_text())
+    config["text_config"]["max_position_embeddings"] = 40
+    (small / "config.json").write_text(json.dumps(config))
+
+    def fetch(name: str, revision: str | None, files: Any, argument: str) -> Path:
+        assert "*.safetensors" not in files
+        return small
+
+    monkeypatch.setattr("vargen.video.loading.fetch", fetch)
+    assert main(["caption", clip, "--model", "some/large"]) == 2
+    assert "more than the context of 40 tokens" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("trained", "paired", "name"),
+    [((), False, "ar"), ((), True, "sd"), (("sparrow", "flash"), True, "flash"), (("sparrow",), False, "sparrow")],
+)
+def test_who_names_no_method_gets_one_whose_drafter_is_there(trained: tuple[str, ...], paired: bool, name: str) -> None:
+    resolve_video_method(name).check_drafter(trained, paired)
+    assert default_method(trained, paired) == name
+
+
+@pytest.fixture
+def alone(qwen_pair: Path, tmp_path: Path) -> str:
+    """A target that nothing trained came with."""
+    return str(shutil.copytree(qwen_pair / "target", tmp_path / "alone", ignore=shutil.ignore_patterns("drafters")))
+
+
+def test_a_model_without_a_drafter_answers_plainly_and_says_so(
+    alone: str, qwen_pair: Path, clip: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = str(qwen_pair / "draft")
+    answer = ["caption", clip, "--model", alone, "--max_new_tokens", "8"]
+    assert main(answer) == 0
+    plain = capsys.readouterr()
+    assert "no drafter of alone" in plain.err and "\nar: 8 tokens, 8 target passes" in plain.err
+    assert main([*answer, "--draft_model", small]) == 0
+    drafted = capsys.readouterr()
+    assert "no drafter" not in drafted.err and "\nsd: 8 tokens" in drafted.err and drafted.out == plain.out
+    assert main([*answer, "--method_options.draft_length", "3"]) == 2
+    assert "method_options needs method" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("method", "told"),
+    [(name, "draft_model must be given") for name in ("sd", "specvlm", "fly", "lvspec", "parallelvlm", "assisted")]
+    + [(name, f"{name}.drafter must be given") for name in ("eagle", "msd", "vispec", "sparrow", "flash")],
+)
+def test_a_method_without_its_drafter_is_refused_before_weights_are_loaded(
+    method: str, told: str, alone: str, clip: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(LazyModel, "load", lambda self: pytest.fail("weights were loaded"))
+    assert main(["caption", clip, "--model", alone, "--method", method]) == 2
+    assert told in capsys.readouterr().err
 
 
 def test_every_setting_of_a_call_reaches_the_answer(

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vargen.bounds import MAX_DRAFT
-from vargen.errors import UserError
 from vargen.video.methods.base import VideoMethodConfig
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from specdecode.trace import StepRecord
     from vargen.video.players import Decoded, Generation
     from vargen.video.prompt import Prompt
@@ -37,10 +38,13 @@ class AssistedConfig(VideoMethodConfig):
     def __post_init__(self) -> None:
         self._number("draft_length", 1, MAX_DRAFT, whole=True)
 
+    def check_drafter(self, trained: Collection[str], paired: bool) -> None:
+        """Refuse it without a smaller model. Raises UserError."""
+        self._need_smaller_model(paired)
+
     def build(self, prompt: Prompt) -> AssistedGeneration:
         """Both models. Raises UserError where there is no smaller one."""
-        if prompt.draft_model is None:
-            raise UserError("draft_model must be given: assisted generation drafts with a smaller model")
+        self.check_drafter((), prompt.draft_model is not None)
         prompt.check_single(self.name)
         return AssistedGeneration(prompt, self.draft_length)
 

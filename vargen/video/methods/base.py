@@ -8,6 +8,7 @@ a method, imports torch before players are built.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -30,6 +31,21 @@ class VideoMethodConfig(MethodConfig, ABC):
         Raises:
             UserError, ValueError: the settings do not fit the model, or something the method needs is missing.
         """
+
+    def check_drafter(self, trained: Collection[str], paired: bool) -> None:
+        """Refuse a method whose drafter is not there, while nobody has waited for weights yet.
+
+        Args:
+            trained: kinds of trained drafters that came with the model.
+            paired: whether there is a smaller model.
+
+        Raises:
+            UserError: what is missing.
+        """
+
+    def _need_smaller_model(self, paired: bool, remedy: str = "") -> None:
+        if not paired:
+            raise UserError(f"{self.name}: draft_model must be given: this method drafts with a smaller model{remedy}")
 
     def _share(self, field: str) -> None:
         """Refuse a share that is no number above 0 and at most 1."""

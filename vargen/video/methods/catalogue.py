@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from vargen.errors import UserError
@@ -36,6 +36,17 @@ VIDEO_METHODS: tuple[type[VideoMethodConfig], ...] = (
     AssistedConfig,
 )
 """Every known method, in the order in which they are listed."""
+
+
+def default_method(trained: Collection[str], paired: bool) -> str:
+    """The method of whoever names none: exact, and of what there is a drafter for the fastest on the shipped pair.
+
+    Args:
+        trained: kinds of trained drafters that came with the model.
+        paired: whether there is a smaller model.
+    """
+    there = [name for name in ("flash", "sparrow", "msd", "vispec", "eagle") if name in trained]
+    return there[0] if there else "sd" if paired else "ar"
 
 
 def resolve_video_method(method: str | MethodConfig, options: Mapping[str, Any] | None = None) -> VideoMethodConfig:

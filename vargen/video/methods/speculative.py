@@ -17,6 +17,8 @@ from vargen.methods.eagle import TREE_NAMES
 from vargen.video.methods.base import VideoMethodConfig
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from torch import Tensor
 
     from specdecode.drafters.draft_model import DraftModel
@@ -61,6 +63,11 @@ class SpeculativeConfig(VideoMethodConfig):
         self._one_of("pruning", PRUNINGS)
         if self.pruning_layer is not None:
             self._number("pruning_layer", 1, whole=True)
+
+    def check_drafter(self, trained: Collection[str], paired: bool) -> None:
+        """Refuse a pair of which the smaller model is missing. Raises UserError."""
+        if self.drafter == "pair":
+            self._need_smaller_model(paired, '; or set drafter "self"')
 
     def build(self, prompt: Prompt) -> VideoDecoder:
         """The target, a model that is shown what this method keeps of the video, and who judges it."""

@@ -10,10 +10,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from vargen.bounds import MAX_DRAFT
+from vargen.errors import UserError
 from vargen.video.methods.base import VideoMethodConfig
 from vargen.video.methods.speculative import TREES
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from specdecode.draft_size import DraftSizer
     from specdecode.drafters.tree_shapes import DynamicTree, StaticTree
     from vargen.video.drafters.feature_drafter import FeatureDrafter
@@ -55,6 +58,14 @@ class TrainedDrafterConfig(VideoMethodConfig):
         self._number("tree_top_k", 1, MAX_DRAFT, whole=True)
         if self.depth is not None:
             self._number("depth", 1, MAX_DRAFT, whole=True)
+
+    def check_drafter(self, trained: Collection[str], paired: bool) -> None:
+        """Refuse it where no such drafter came with the model and none is named. Raises UserError."""
+        if self.drafter is None and self.name not in trained:
+            raise UserError(
+                f"{self.name}.drafter must be given: no drafter of the kind {self.name!r} came with the model; train "
+                f"one with `vargen train video-drafter --kind {self.name}`"
+            )
 
     def build(self, prompt: Prompt) -> Players:
         """The target, and the network beside it."""

@@ -150,10 +150,24 @@ def fronts_section(records: Iterable[Record]) -> str:
         parts += [
             f"### `{default['method']}`, batch {record['batch_size']}",
             table_of(sorted(shown, key=lambda point: -point["speed"]), columns),
-            f"{record['trials']} settings, {record['prompts']} prompts; plain decoding: "
-            f"{100 * record['plain_quality']:.1f} % of claims. {source_line(record, TRANSFORMER_RUN)}",
         ]
+        if not alike:
+            parts += ["Of the same settings those that no other one beats in passes:"]
+            parts += [table_of(_front_of_passes(record["measured"]), columns)]
+        parts.append(
+            f"{record['trials']} settings, {record['prompts']} prompts; plain decoding: "
+            f"{100 * record['plain_quality']:.1f} % of claims. {source_line(record, TRANSFORMER_RUN)}"
+        )
     return "\n\n".join(parts)
+
+
+def _front_of_passes(measured: Iterable[Record]) -> list[Record]:
+    """Settings that nothing with as few passes beats in quality, fewest passes first."""
+    front: list[Record] = []
+    for point in sorted(measured, key=lambda point: (-point["pass_reduction"], -point["quality"])):
+        if not front or point["quality"] > front[-1]["quality"]:
+            front.append(point)
+    return front
 
 
 def _differences(settings: Record, default: Record) -> str:

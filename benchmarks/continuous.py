@@ -96,7 +96,7 @@ def _tokens(run: dict[str, Any]) -> dict[int, Tensor]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--method", default="jacobi", help="a method or preset")
+    parser.add_argument("--method", default="scd", help="a method or preset")
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--stretch", type=int, default=64, help="pictures of each way in a turn")
     parser.add_argument("--seconds", type=float, default=80, help="for all turns together, about")

@@ -39,11 +39,11 @@ def main() -> None:
     for label, method in METHODS.items():
         for prompt in PROMPTS:
             generators = [torch.Generator().manual_seed(seed) for seed in range(CANDIDATES)]
-            output = pipeline([prompt] * CANDIDATES, method=method, generator=generators)
-            scores = ranker.score(output.images, [prompt] * CANDIDATES)
-            best = scores.index(max(scores))
-            passes = output.trace.row_passes[best]
-            images.append(output.images[best])
+            drawn = [pipeline(prompt, method=method, generator=each) for each in generators]  # each as if alone
+            scores = ranker.score([each.images[0] for each in drawn], [prompt] * CANDIDATES)
+            best = drawn[scores.index(max(scores))]
+            passes = best.trace.target_passes
+            images.append(best.images[0])
             captions.append(f"{prompt}\n{label}: {passes} forward passes")
     save_image_atomic(contact_sheet(images, captions, columns=len(PROMPTS)), PICTURE)
     print(f"wrote {PICTURE.name}")

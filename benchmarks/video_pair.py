@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from metrics.bootstrap import mean_interval
+from metrics.bootstrap import mean_interval, percentile_interval
 from metrics.provenance import provenance, write_result
 from specdecode.parallel.loop import chain_layout
 from specdecode.parallel.simulation import Costs, simulate_in_turn, simulate_parallel, simulate_plain
@@ -64,6 +64,27 @@ def figure(values: Sequence[float]) -> dict[str, Any]:
     """A mean over videos and its interval."""
     numbers = torch.tensor(values, dtype=torch.float64)
     return {"value": float(numbers.mean()), "interval": mean_interval(numbers)}
+
+
+def mean_length(runs: Sequence[Sequence[int]], beside: Sequence[Sequence[int]] | None = None) -> dict[str, Any]:
+    """The mean length of runs that are listed by video, or by how much it is above others' of the same videos.
+
+    Its interval is over videos, whose runs come together: a hard one has many short ones.
+    """
+
+    def totals(lists: Sequence[Sequence[int]]) -> Tensor:
+        return torch.tensor([[sum(each), len(each)] for each in lists], dtype=torch.float64)
+
+    def mean_of(numbers: Tensor, chosen: Tensor) -> float:
+        length, count = numbers[chosen].sum(0).tolist()
+        return length / count
+
+    own, other = totals(runs), None if beside is None else totals(beside)
+
+    def value_of(chosen: Tensor) -> float:
+        return mean_of(own, chosen) - (0.0 if other is None else mean_of(other, chosen))
+
+    return {"value": value_of(torch.arange(len(own))), "interval": percentile_interval(len(own), value_of)}
 
 
 class Studies:
@@ -168,7 +189,7 @@ class Studies:
 
     def pruning(self) -> list[dict]:
         """By way and share of pruning; "nothing" keeps all."""
-        rows: dict[tuple[str, float], dict[str, list[float]]] = {}
+        rows: dict[tuple[str, float], dict[str, list[Any]]] = {}
         for number, case in self.cases():
             tokens, request = self.plain(number, case), self.request(case, self.drafter)
             objects, ways = self._choices(number, case)
@@ -180,14 +201,15 @@ class Studies:
                     row = rows.setdefault((name, share), {"object_share": [], "agreement": [], "runs": []})
                     row["object_share"].append(float(objects[kept].float().mean()))
                     row["agreement"].append(sum(matches) / len(matches))
-                    row["runs"] += run_lengths(matches)
+                    row["runs"].append(run_lengths(matches))
         return [
             {
                 "pruning": name,
                 "share": share,
                 "object_share": figure(row["object_share"]),
                 "agreement": figure(row["agreement"]),
-                "mean_run_length": statistics.fmean(row["runs"]),
+                "mean_run_length": mean_length(row["runs"]),
+                "over_uniform": mean_length(row["runs"], rows["uniform", share]["runs"]) if share < 1 else None,
             }
             for (name, share), row in rows.items()
         ]

@@ -15,23 +15,25 @@ import torch
 from specdecode.draft_size import StepCosts
 from specdecode.roles import Target
 
-_NODES = (1, 2, 4, 8, 16, 32, 64)
 _REPEATS = 8
+_MOST_SECONDS = 5.0
+"""After which what has been timed once will do: of gigabytes on a CPU a pass takes seconds."""
 _OVERHEAD_SHARE = 0.15
 """Masks, verification and bookkeeping, as a share of a one-token pass; the target of the overhead benchmark."""
 
 
 @torch.no_grad()
-def measure_step_costs(target: Target, most_nodes: int, draft_step: Callable[[], object] | None = None) -> StepCosts:
-    """Time passes of a target over up to `most_nodes` tokens, and one drafting step.
+def measure_step_costs(
+    target: Target, nodes: Sequence[int], draft_step: Callable[[], object] | None = None
+) -> StepCosts:
+    """Time passes of a target over some numbers of tokens, and one drafting step.
 
     Args:
         target: as it stands: prefilled, and as long as is typical, since passes over a longer sequence take longer. It
             is fed and nothing is committed.
-        most_nodes: the largest tree that will be asked about, 1 or more.
+        nodes: rising numbers of tokens, 1 the first; costs of others lie between theirs.
         draft_step: makes one drafting step; None where drafting costs nothing.
     """
-    nodes = (*(count for count in _NODES if count < most_nodes), most_nodes)
     batch_size, device = target.batch_size, target.device
     calls: list[Callable[[], object]] = []
     for count in nodes:
@@ -41,7 +43,7 @@ def measure_step_costs(target: Target, most_nodes: int, draft_step: Callable[[],
     times = _time([*calls, draft_step] if draft_step is not None else calls, device)
     seconds = list(itertools.accumulate(times[: len(nodes)], max))  # more nodes cost no less
     drafting = 0.0 if draft_step is None else times[-1]
-    return StepCosts(nodes, tuple(seconds), drafting, _OVERHEAD_SHARE * seconds[0])
+    return StepCosts(tuple(nodes), tuple(seconds), drafting, _OVERHEAD_SHARE * seconds[0])
 
 
 def _time(calls: Sequence[Callable[[], object]], device: torch.device) -> list[float]:
@@ -51,11 +53,13 @@ def _time(calls: Sequence[Callable[[], object]], device: torch.device) -> list[f
     cost of one size alone.
     """
     times: list[list[float]] = [[] for _ in calls]
-    for _ in range(_REPEATS + 2):
+    for repeat in range(_REPEATS + 2):
+        if repeat > 1 and sum(map(sum, times)) > _MOST_SECONDS:
+            break
         for call, seconds in zip(calls, times, strict=True):
             started = time.perf_counter()
             call()
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
             seconds.append(time.perf_counter() - started)
-    return [min(seconds[2:]) for seconds in times]
+    return [min(seconds[2:] or seconds[1:]) for seconds in times]

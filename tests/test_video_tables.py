@@ -44,7 +44,7 @@ PAIR: dict[str, dict[str, Any]] = {
     "views": {"model": "drafter", "share": 0.1, "accuracy": figure(0.6), "retention": 0.9},
     "pruning": {
         "pruning": "visual_gain", "share": 0.1, "object_share": figure(0.5), "agreement": figure(0.8),
-        "mean_run_length": 7.5,
+        "mean_run_length": figure(7.5), "over_uniform": figure(0.25),
     },
     "overlap": {
         "share": 0.1, "cost_ratio": 3.25, "window": 3, "mean_run_length": 7.5, "target_idle": 0.1, "drafter_idle": 0.2,
@@ -58,7 +58,7 @@ PAIR: dict[str, dict[str, Any]] = {
 SHOWN = {
     "layers": "| 8 of 12 | 70.0 ± 2.0 |",
     "views": "| drafter | 10 % | 60.0 ± 2.0 | 90 % |",
-    "pruning": "| visual_gain | 10 % | 50.0 ± 2.0 | 80.0 ± 2.0 | 7.50 |",
+    "pruning": "| visual_gain | 10 % | 50.0 ± 2.0 | 80.0 ± 2.0 | 7.50 ± 0.02 | 0.25 ± 0.02 |",
     "overlap": "| 10 % | 3.25 | 3 | 7.50 | 10 % | 20 % | 2.50x | 1.75x |",
     "lossy": "| fastv | 10 % | 86.0 ± 2.0 | 40.0 ± 2.0 |",
     "length": "| 128 | 4,096 | 30.0 ± 2.0 | 70.0 ± 2.0 | 4.00 |",
@@ -143,6 +143,16 @@ def test_parts_of_flash_are_told() -> None:
     record = {"studies": {"parts": study(row)}}
     text = "\n\n".join(trained_drafters_section(record))
     assert "| yes | no | no | 2.50 | 0.75 | 1.25 |" in text
+
+
+def test_runs_of_a_video_come_together() -> None:
+    """Of two videos one has one long run and one many short ones; beside itself nothing has more."""
+    mean_length = runpy.run_path(str(BENCHMARKS / "video_pair.py"))["mean_length"]
+    runs = [[12], [1, 2, 3]]
+    whole, itself = mean_length(runs), mean_length(runs, runs)
+    assert whole["value"] == pytest.approx(18 / 4) and whole["interval"] == pytest.approx((2.0, 12.0))
+    assert itself["value"] == 0 and itself["interval"] == pytest.approx((0.0, 0.0))
+    assert mean_length([[13], [2, 3, 4]], runs) == {"value": 1.0, "interval": pytest.approx((1.0, 1.0))}
 
 
 def test_a_pair_is_measured(

@@ -317,8 +317,8 @@ def passes_section(record: Record) -> str:
     )
     cells = [
         [
-            row["model"], row["dtype"], str(row["tokens"]), str(row["length"]), time_of(row, "plain"),
-            time_of(row, "auto"), time_of(row, "int8"), time_of(row, "int8-dynamic"), time_of(row, "int4"),
+            row["model"], row["dtype"], str(row["batch"]), str(row["tokens"]), str(row["length"]),
+            time_of(row, "plain"), time_of(row, "auto"), time_of(row, "int8"), time_of(row, "int8-dynamic"), time_of(row, "int4"),
             f"{row['streaming_ms']:.1f}", share_of(row, "plain"), share_of(row, "auto"),
             f"{row['cache_bytes'] / 2**20:.0f}",
         ]
@@ -327,7 +327,8 @@ def passes_section(record: Record) -> str:
     header = [
         "model",
         "precision",
-        "tokens a pass",
+        "pictures",
+        "tokens of each",
         "tokens before",
         "torch, ms",
         "own kernels, ms",
@@ -339,8 +340,8 @@ def passes_section(record: Record) -> str:
     return "\n\n".join(
         [
             "## Passes",
-            "One pass of one guided picture (two rows), median milliseconds, the ways of a line in turns. Models with "
-            "random weights have the named geometry and draw nothing. Streaming is the weights' bytes at the bandwidth "
+            "One pass of guided pictures (two rows each), median milliseconds, the ways of a line in turns. Models "
+            "with random weights have the named geometry and draw nothing. Streaming is the weights' bytes at the bandwidth "
             "that a plain sum reached in the same minute; it differs between lines because the machine's does. In int8 "
             "and int4 are the weights of the decoder's layers, for the own kernels (`--quantization`), with "
             "int8-dynamic also what is fed to them. "

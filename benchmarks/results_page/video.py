@@ -301,15 +301,16 @@ def pair_section(record: Record) -> list[str]:
         ),
         "pruning": (
             "Ways to prune: how many of the tokens kept show an object; A, how often the drafter, so shown, says the "
-            "target's token; M, the tokens between two rejections. `visual_gain` is UV-Prune after a quarter of the "
-            "layers.",
-            ["pruning", "kept", "objects, %", "A, %", "M"],
+            "target's token; M, the tokens between two rejections, and how many more these are than with as many "
+            "tokens evenly spread, of the same videos. `visual_gain` is UV-Prune after a quarter of the layers.",
+            ["pruning", "kept", "objects, %", "A, %", "M", "over uniform"],
             lambda row: [
                 row["pruning"],
                 of_hundred(row["share"]),
                 percent(row["object_share"]),
                 percent(row["agreement"]),
-                f"{row['mean_run_length']:.2f}",
+                format_figure(row["mean_run_length"], 1.0, 2),
+                format_figure(row["over_uniform"], 1.0, 2),
             ],
         ),
         "overlap": (

@@ -225,7 +225,7 @@ LOADERS = {  # a shipped folder, and a command that reads one of its kind
     "judge": "judge {work} --judge {of}",
     "clip": "generate x --model {model} --num_candidates 2 --ranker clip --clip {of} --output {work}/out",
     "video-llm": CAPTION + "--model {of}",
-    "video-llm-draft": CAPTION + "--draft_model {of}",
+    "video-llm-draft": CAPTION + "--method sd --draft_model {of}",
     "video-llm/drafters/sparrow": CAPTION + "--method sparrow --method_options.drafter {of}",
 }
 

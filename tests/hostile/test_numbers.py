@@ -56,6 +56,7 @@ CASES = [
     of("generate", GENERATE + "--method eagle", "--method_options.tree_top_k 100000", "tree_top_k must be"),
     of("generate", GENERATE + "--method eagle", "--method_options.depth true", "depth must be an integer"),
     of("generate", GENERATE + "--method sjd", "--method_options.window 100000", "window must be at most 4,096"),
+    of("generate", GENERATE, "--method_options.accepted_by_window [[100000,1]]", "accepted_by_window must be pairs"),
     of("generate", GENERATE + "--method sjd", "--method_options.window .5", "window must be an integer"),
     of(
         "generate", GENERATE + "--method gsd", "--method_options.group_size 1e9", "group_size must be at most 1,000,000"
@@ -104,7 +105,7 @@ CASES = [
     of("tune", TUNE, "--prompts 0", "prompts must be at least 1"),
     of("tune", TUNE, "--seed=-5", "seed must be at least 0"),
     of("tune", TUNE, "--fixed.depth 1000000", "depth must be at most 4,096"),
-    of("caption", CAPTION, "--method_options.draft_length 100000", "draft_length must be"),
+    of("caption", CAPTION + "--method sd", "--method_options.draft_length 100000", "draft_length must be"),
     of("caption", CAPTION + "--method fly", "--method_options.window 0", "window must be"),
     of("caption", CAPTION + "--method eagle", "--method_options.total_tokens 1000000", "total_tokens must be"),
     of("caption", CAPTION + "--method specvlm", "--method_options.keep_ratio 0", "keep_ratio must be above 0"),

@@ -20,7 +20,7 @@ from vargen.errors import UserError
 from vargen.jobs.cases import BenchmarkCase, fitting_judge, prompt_cases
 from vargen.jobs.options import SamplingOptions
 from vargen.methods.base import MethodConfig
-from vargen.methods.catalogue import options_by_method, read_method_list, resolve_method
+from vargen.methods.catalogue import UNTRAINED, options_by_method, read_method_list, resolve_method
 from vargen.methods.vvs.ablations import ABLATIONS, SHARED
 from vargen.models.description import ModelDescription, open_model
 from vargen.models.options import DTYPES
@@ -39,8 +39,8 @@ class BenchConfig(SamplingOptions):
 
     Args:
         methods: names of methods or presets, or YAML files of settings, separated by commas. Plain decoding, "ar", is
-            added where it is missing: every ratio divides by it. null: ar,eagle,lantern,vvs, or ar,sjd,scd for models
-            without trained drafters.
+            added where it is missing: every ratio divides by it. null: ar,jacobi,scd,vvs-jacobi, and for a model with a
+            trained drafter eagle-chain,likeness-quality too.
         ablate: "vvs" compares the settings of the paper's ablations instead of methods; `--method_options.vvs.FIELD`
             then sets what all of them share, such as total_tokens (8) and depth (3) of the drafted trees.
         method_options: settings that differ from the defaults, by method, such as `--method_options.eagle.depth 3`.
@@ -103,7 +103,7 @@ class BenchConfig(SamplingOptions):
     def contenders(
         self,
         resolve: Callable[[str, Mapping[str, Any] | None], MethodConfig] = resolve_method,
-        usual: str = "ar,eagle,lantern,vvs",
+        usual: str = UNTRAINED,
     ) -> dict[str, MethodConfig]:
         """The methods by label, plain decoding first.
 

@@ -60,7 +60,8 @@ class GenerateConfig(SamplingOptions):
         num_candidates: make so many of each picture, the first with its seed, and keep the best; 1 keeps what comes.
         ranker: what says which is best: "judge", a recogniser of the shipped model's scenes, or "clip".
         clip: folder of the CLIP model that ranks; null for the one that came with vargen (scenes only).
-        method: decoding method; `vargen methods` lists them.
+        method: decoding method; `vargen methods` lists them. "jacobi" makes the pictures of plain decoding, "ar", in
+            fewer passes.
         method_options: settings of the method that differ from its defaults, such as
             `--method_options.total_tokens 30`; `vargen methods --json` shows them all.
         batch_size: pictures made at once. It changes speed and memory, not the pictures.
@@ -82,7 +83,7 @@ class GenerateConfig(SamplingOptions):
     num_candidates: int = 1
     ranker: str = "judge"
     clip: str | None = None
-    method: str = "ar"
+    method: str = "jacobi"
     method_options: dict[str, Any] = field(default_factory=dict)
     batch_size: int = 8
     dtype: str = "auto"

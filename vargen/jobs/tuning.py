@@ -662,5 +662,7 @@ def _write_front(folder: Path, study: Study, evaluation: Evaluation, config: Tun
     )
     write_atomic(folder / "best.yaml", comment + yaml.safe_dump(dict(best.settings), sort_keys=False))
     if config.save_to_model:
-        write_own_settings(find_model(config.model), resolve_method(str(folder / "best.yaml")))
+        kept = resolve_method(str(folder / "best.yaml"))
+        kept = kept.kept_with_model([(point.settings, point.survival) for point in points])
+        write_own_settings(find_model(config.model), kept)
     return record

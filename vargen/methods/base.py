@@ -176,14 +176,14 @@ class Components(Protocol):
         ...
 
     def draft_sizer(
-        self, sizes: Sequence[DraftSize], drafter: str, draft_step: Callable[[], object], prior_rate: float
+        self, sizes: Sequence[DraftSize], drafter: str, draft_step: Callable[[], object] | None, prior_rate: float
     ) -> DraftSizer:
         """What chooses among sizes by measured seconds. Only for drafts that no picture depends on.
 
         Args:
             sizes: one or more; one is a fixed size, and nothing is measured.
             drafter: tells drafters apart whose steps cost differently.
-            draft_step: makes one drafting step.
+            draft_step: makes one drafting step; None where drafting costs nothing.
             prior_rate: how often one drafted token is taken to be accepted before anything is known.
         """
         ...
@@ -240,6 +240,14 @@ class ImageMethodConfig(MethodConfig, ABC):
 
     def resolved(self, num_tokens: int) -> Self:
         """The same with every size that pictures depend on in numbers, for records and identities."""
+        return self
+
+    def kept_with_model(self, measured: Sequence[tuple[Mapping[str, Any], Sequence[float]]]) -> Self:
+        """What a model's folder keeps of a search whose fastest settings these are.
+
+        Args:
+            measured: settings of this method, and of each the survival by place (`metrics.speculation`).
+        """
         return self
 
     def max_draft_nodes(self, num_tokens: int) -> int:

@@ -38,6 +38,8 @@ METHODS: tuple[type[ImageMethodConfig], ...] = (
     DraftModelConfig,
 )
 """Every known method, in the order in which they are listed."""
+UNTRAINED = "ar,jacobi,scd,vvs-jacobi"
+"""What is compared where nobody names methods: those that need no trained drafter and pay best (docs/results.md)."""
 
 RENAMED = {
     "vvs-quality": "likeness-quality",

@@ -38,7 +38,7 @@ class MeasuredDraftSizes:
         sizes: Sequence[DraftSize],
         geometry: Mapping[str, Any],
         probe: Callable[[int], Target],
-        draft_step: Callable[[], object],
+        draft_step: Callable[[], object] | None,
         prior_rate: float,
     ) -> DraftSizer:
         """What chooses among sizes; see `vargen.methods.base.Components.draft_sizer`.
@@ -49,11 +49,11 @@ class MeasuredDraftSizes:
         """
         if len(sizes) == 1:
             return FixedDraftSize(sizes[0])
-        most_nodes = max(size.total_tokens for size in sizes)
-        identity = _identity({**geometry, "most_nodes": most_nodes})
+        nodes = _timed_nodes(sizes)
+        identity = _identity({**geometry, "nodes": nodes})
         key = (identity, tuple(sizes))
         if key not in self._learned:
-            costs = self._step_costs(identity, lambda: measure_step_costs(probe(most_nodes), most_nodes, draft_step))
+            costs = self._step_costs(identity, lambda: measure_step_costs(probe(nodes[-1]), nodes, draft_step))
             self._learned[key] = AdaptiveDraftSize(sizes, costs, prior_rate=min(max(prior_rate, 0.05), 0.95))
         # What one picture taught serves the next: no picture depends on it, and each would pay for learning it again.
         self._learned[key].start()
@@ -69,6 +69,16 @@ class MeasuredDraftSizes:
                 _write(path, costs)
             self._costs[identity] = costs
         return self._costs[identity]
+
+
+def _timed_nodes(sizes: Sequence[DraftSize]) -> tuple[int, ...]:
+    """Those of the sizes, which compiled passes have to be compiled for anyway; of many sizes, powers of two."""
+    own = {1, *(size.total_tokens for size in sizes)}
+    most = max(own)
+    return tuple(sorted(own)) if len(own) <= len(_POWERS) else (*(each for each in _POWERS if each < most), most)
+
+
+_POWERS = (1, 2, 4, 8, 16, 32, 64)
 
 
 def _identity(geometry: Mapping[str, Any]) -> str:

@@ -9,9 +9,11 @@ window; that of `jacobi` is plain decoding's.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+from vargen.bounds import MAX_DRAFT
+from vargen.errors import UserError
 from vargen.methods.base import AUTO, Auto, ChainMethodConfig, Components, Method, Suggestions
 
 if TYPE_CHECKING:
@@ -20,6 +22,10 @@ if TYPE_CHECKING:
 
 COUPLINGS = ("gumbel", "maximal")
 INITIAL_GUESSES = ("random", "repeat")
+ACCEPTED_BY_WINDOW = ((2, 0.71), (4, 1.15), (8, 1.84), (16, 2.86), (32, 3.63))
+"""Of the shipped picture model: guesses that `jacobi` has accepted in a pass, by window."""
+_FIRST_RATE = 0.6
+"""How often a guess is taken to be accepted before the first pass has said anything."""
 
 
 @dataclass(frozen=True)
@@ -125,17 +131,84 @@ class BranchingWindowConfig(WindowConfig):
 
 @dataclass(frozen=True)
 class FixedNoiseJacobiConfig(BranchingWindowConfig):
-    """Jacobi decoding with the random numbers of plain decoding: its very pictures, in fewer passes; no drafter."""
+    """Jacobi decoding with the random numbers of plain decoding: its very pictures, in fewer passes; no drafter.
+
+    Args:
+        window: tokens guessed ahead; "auto" for the most expected tokens a second on this machine among the windows
+            below, which no picture depends on; of several pictures at once also none, where that is fastest. With
+            branches it is 16.
+        accepted_by_window: windows, and how many guesses a pass accepts of each: what "auto" begins with, scaled by
+            what happens. By default those of the shipped model; `vargen tune --save_to_model true` measures a model's.
+    """
 
     name: ClassVar[str] = "jacobi"
     summary: ClassVar[str] = "Jacobi decoding with plain decoding's random numbers: its very pictures; no drafter"
     exact: ClassVar[bool] = True
+    draft_settings: ClassVar[tuple[str, ...]] = (*BranchingWindowConfig.draft_settings, "accepted_by_window")
 
     initial_guess: str = "repeat"
+    accepted_by_window: tuple[tuple[int, float], ...] = ACCEPTED_BY_WINDOW
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "accepted_by_window", _checked_windows(self.name, self.accepted_by_window))
+
+    def resolved(self, num_tokens: int) -> Self:
+        """See `ImageMethodConfig.resolved`: a chain's window decides no picture."""
+        return self if self.branches == 1 else super().resolved(num_tokens)
+
+    def sizes(self, num_tokens: int) -> tuple[DraftSize, ...]:
+        """See `ImageMethodConfig.sizes`."""
+        if self.window != AUTO:
+            return super().sizes(num_tokens)
+        fitting = [window for window, _ in self.accepted_by_window if window < num_tokens]
+        if self.branches == 1 and fitting:
+            return self._chains(fitting, num_tokens)
+        return super().resolved(num_tokens).sizes(num_tokens)
+
+    def kept_with_model(self, measured: Sequence[tuple[Mapping[str, Any], Sequence[float]]]) -> Self:
+        """See `ImageMethodConfig.kept_with_model`: what a pass accepts by window, since speed is another machine's."""
+        chains = [(each, survival) for each, survival in measured if each.get("branches", 1) == 1]
+        accepted = {each["window"]: sum(survival) for each, survival in chains if each.get("window", AUTO) != AUTO}
+        if len(accepted) < 2:
+            return self
+        kept = tuple((window, round(length, 2)) for window, length in sorted(accepted.items()))
+        return replace(self, window=AUTO, branches=1, accepted_by_window=kept)
 
     @property
     def _drafting(self) -> dict[str, Any]:
         return {**super()._drafting, "coupling": "target"}
+
+    def _players(self, components: Components) -> Method:
+        sizes = self.sizes(components.num_tokens)
+        if len(sizes) == 1:
+            return super()._players(components)
+        import torch
+
+        from specdecode.draft_size import NO_DRAFT
+
+        if components.target.batch_size > 1:
+            sizes = (NO_DRAFT, *sizes)
+        expected = {0: 0.0, **dict(self.accepted_by_window)}
+        sizer = components.draft_sizer(sizes, "jacobi", None, _FIRST_RATE)
+        lengths = torch.tensor([expected[size.depth] for size in sizes])
+        drafter = self._drafter(components.target.vocab_size, sizer, expected_lengths=lengths, **self._drafting)
+        return Method(drafter, self._verifier(components), self._schedule(components))
+
+
+def _checked_windows(name: str, given: Any) -> tuple[tuple[int, float], ...]:
+    """Windows with what is accepted of them, the shortest first. Raises UserError."""
+    try:
+        windows = {int(window): float(accepted) for window, accepted in given}
+    except (TypeError, ValueError):
+        windows = {}
+    fit = all(1 <= window <= MAX_DRAFT and 0 <= accepted <= window for window, accepted in windows.items())
+    if not windows or not fit:
+        raise UserError(
+            f"{name}.accepted_by_window must be pairs of a window, at most {MAX_DRAFT:,}, and the guesses accepted of "
+            f"it, at least one, such as [[4, 1.2], [8, 1.8]], got {given!r}"
+        )
+    return tuple(sorted(windows.items()))
 
 
 @dataclass(frozen=True)

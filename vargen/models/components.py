@@ -134,7 +134,7 @@ class ModelComponents:
         return self.kept.neighbours[num_neighbours].to(self.device)
 
     def draft_sizer(
-        self, sizes: Sequence[DraftSize], drafter: str, draft_step: Callable[[], object], prior_rate: float
+        self, sizes: Sequence[DraftSize], drafter: str, draft_step: Callable[[], object] | None, prior_rate: float
     ) -> DraftSizer:
         """None: only trained drafters are sized by the clock."""
         raise self._nothing("trained drafter")

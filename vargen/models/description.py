@@ -15,7 +15,7 @@ from typing import Any
 
 from vargen.errors import UserError
 from vargen.methods.base import ImageMethodConfig
-from vargen.methods.catalogue import resolve_method
+from vargen.methods.catalogue import UNTRAINED, resolve_method
 from vargen.models.model_folder import method_resolver, read_json
 from vargen.models.options import OWN_QUANTIZATION, ModelOptions
 from vargen.models.picture_size import Grid, asked_grid
@@ -60,7 +60,7 @@ class ModelDescription:
     num_classes: int | None = None
     loading: tuple[str, ...] = ("device_map", "quantization", "attn_implementation")
     quantized: Mapping[str, str] = field(default_factory=dict)
-    usual_methods: str = "ar,sjd,scd"
+    usual_methods: str = UNTRAINED
     draws_scenes: bool = False
     keeps_methods: bool = False
     name: str = ""
@@ -151,6 +151,7 @@ def describe_model(folder: str | os.PathLike[str], called: str | os.PathLike[str
 
 def _describe_llamagen(folder: Path) -> ModelDescription:
     index, transformer = read_json(folder / "model_index.json"), read_json(folder / "transformer" / "config.json")
+    drafted = any(index.get("drafter") or ())  # a pipeline saved without one has [null, null] there
     return ModelDescription(
         folder=folder,
         family="llamagen",
@@ -161,7 +162,7 @@ def _describe_llamagen(folder: Path) -> ModelDescription:
         resolve_method=method_resolver(folder),
         num_classes=transformer.get("num_classes", 1000) if transformer.get("condition_type") == "class" else None,
         loading=(),
-        usual_methods="ar,eagle,lantern,vvs",
+        usual_methods=f"{UNTRAINED},eagle-chain,likeness-quality" if drafted else UNTRAINED,
         draws_scenes=True,
         keeps_methods=True,
     )

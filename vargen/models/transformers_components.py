@@ -70,7 +70,7 @@ class TransformersComponents(ModelComponents):
         return DraftNetwork(head, f"eagle-{drafter.config.dim}", head.draft_once, rates)
 
     def draft_sizer(
-        self, sizes: Sequence[DraftSize], drafter: str, draft_step: Callable[[], object], prior_rate: float
+        self, sizes: Sequence[DraftSize], drafter: str, draft_step: Callable[[], object] | None, prior_rate: float
     ) -> DraftSizer:
         """See `Components.draft_sizer`."""
         is_cuda = self.device.type == "cuda"

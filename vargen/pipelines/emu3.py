@@ -218,7 +218,7 @@ class Emu3Pipeline(CausalModelPipeline):
         top_p: float | None = None,
         num_images_per_prompt: int = 1,
         generator: torch.Generator | Sequence[torch.Generator] | None = None,
-        method: str | ImageMethodConfig = "ar",
+        method: str | ImageMethodConfig = "jacobi",
         output_type: str = "pil",
         return_dict: bool = True,
         callback_on_step_end: StepCallback | None = None,
@@ -246,7 +246,7 @@ class Emu3Pipeline(CausalModelPipeline):
             num_images_per_prompt: pictures for every prompt; they follow each other in the output.
             generator: one per picture; see `JanusPipeline`.
             method: how to decode: a name that `vargen methods` lists, a preset, or settings. Those of trained drafters
-                name its folder.
+                name its folder. "jacobi" makes the pictures of plain decoding, "ar", in fewer passes.
             output_type: "pil", "np", "pt", or "latent" for the codes [B, h, w].
             return_dict: an output object instead of a tuple.
             callback_on_step_end: called as `callback(pipeline, step, lengths, tensors)` after every target pass; see
@@ -305,7 +305,7 @@ class Emu3Pipeline(CausalModelPipeline):
         temperature: float | None = None,
         top_k: int | None = None,
         top_p: float | None = None,
-        method: str | ImageMethodConfig = "ar",
+        method: str | ImageMethodConfig = "jacobi",
         output_type: str = "pil",
         callback_on_step_end: StepCallback | None = None,
         callback_on_step_end_tensor_inputs: Sequence[str] = ("tokens",),

@@ -280,7 +280,7 @@ class GlmImagePriorPipeline(CompilablePipeline, QuantizablePipeline, GlmImagePip
         guidance_scale: float | None = None,
         num_images_per_prompt: int = 1,
         generator: torch.Generator | Sequence[torch.Generator] | None = None,
-        method: str | ImageMethodConfig = "ar",
+        method: str | ImageMethodConfig = "jacobi",
         callback_on_step_end: StepCallback | None = None,
         callback_on_step_end_tensor_inputs: Sequence[str] = ("tokens",),
     ) -> GlmImagePriorOutput:
@@ -344,7 +344,7 @@ class GlmImagePriorPipeline(CompilablePipeline, QuantizablePipeline, GlmImagePip
         top_p: float | None = None,
         num_images_per_prompt: int = 1,
         generator: torch.Generator | Sequence[torch.Generator] | None = None,
-        method: str | ImageMethodConfig = "ar",
+        method: str | ImageMethodConfig = "jacobi",
         output_type: str = "pil",
         return_dict: bool = True,
         callback_on_step_end: StepCallback | None = None,
@@ -369,7 +369,7 @@ class GlmImagePriorPipeline(CompilablePipeline, QuantizablePipeline, GlmImagePip
                 what rounding of another batch size can change in a near tie). A single one for several pictures gives
                 each its own stream, in order. One number a picture is drawn from it here; then diffusers draws noise.
             method: how to decode priors: a name that `vargen methods` lists, a preset, or settings. Those of trained
-                drafters name its folder.
+                drafters name its folder. "jacobi" makes the priors of plain decoding, "ar", in fewer passes.
             output_type: "pil", "np", "pt", or "latent" for the picture's codes, int64 [B, rows, columns]; nothing is
                 denoised then.
             return_dict: an output object instead of a tuple.

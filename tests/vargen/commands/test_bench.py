@@ -18,6 +18,7 @@ from vargen.jobs import benchmark
 from vargen.jobs.benchmark import build_rows, run_benchmark
 from vargen.jobs.cases import BenchmarkCase
 from vargen.methods.catalogue import resolve_method
+from vargen.models.description import describe_model
 from vargen.pipelines.llamagen import LlamaGenPipeline
 from vargen.runs.files import read_jsonl
 from vargen.runs.records import Records, own_calls
@@ -39,6 +40,17 @@ def contenders(*names: str) -> dict[str, Any]:
         "vvs": {"total_tokens": 8, "depth": 3, "interval": 2, "min_tokens": 2},
     }
     return {name: resolve_method(name, options.get(name)) for name in names}
+
+
+def test_who_names_no_methods_compares_those_that_pay(
+    drafting_pipeline: LlamaGenPipeline, tiny_pipeline: LlamaGenPipeline, tmp_path: Path
+) -> None:
+    for name, pipeline in (("with", drafting_pipeline), ("without", tiny_pipeline)):
+        pipeline.save_pretrained(tmp_path / name)
+    without, with_drafter = (describe_model(tmp_path / name).usual_methods.split(",") for name in ("without", "with"))
+    assert without == ["ar", "jacobi", "scd", "vvs-jacobi"]
+    assert with_drafter == [*without, "eagle-chain", "likeness-quality"]
+    assert list(BenchConfig().contenders()) == without
 
 
 @pytest.mark.parametrize("batch_size", [1, 2])

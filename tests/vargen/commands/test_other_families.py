@@ -44,7 +44,7 @@ def test_bench_reports_what_needs_no_judge(
     command = ["bench", "--model", str(folder), "--prompts_file", prompts, "--warm_up", "0", "--quiet"]
     assert main([*command, "--clip", str(clip_folder), "--json", str(tmp_path / "rows.json")]) == 0
     rows = json.loads((tmp_path / "rows.json").read_text())
-    assert [row["method"] for row in rows] == ["ar", "sjd", "scd"]
+    assert [row["method"] for row in rows] == ["ar", "jacobi", "scd", "vvs-jacobi"]
     for row in rows:
         assert row["judge_accuracy"] is None and row["images"] == 3 and row["seconds_per_image"]["p50"] > 0
         assert 0 <= row["clip_score"] <= 100 and len(row["clip_score_interval"]) == 2

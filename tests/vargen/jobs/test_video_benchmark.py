@@ -11,6 +11,7 @@ from torchvision.transforms.functional import to_pil_image
 
 from metrics.speculation import CallRecord
 from vargen.cli import main
+from vargen.commands.bench_video import BenchVideoConfig
 from vargen.errors import UserError
 from vargen.jobs.cases import VideoCase
 from vargen.jobs.clips import ask_about
@@ -143,6 +144,16 @@ def folder(tmp_path: Path, cases: list[VideoCase]) -> Path:
     for number, frame in enumerate(cases[1].frames.frames):
         to_pil_image(frame).save(place / "pictures" / f"{number}.png")
     return place
+
+
+def test_who_names_no_methods_compares_those_whose_drafter_is_there() -> None:
+    paired = {"ar", "sd", "specvlm", "std", "fly", "lvspec", "parallelvlm", "assisted"}
+    assert set(BenchVideoConfig().contenders()) == paired | {"sparrow", "flash"}
+    assert set(BenchVideoConfig(model="some/large", draft_model="some/small").contenders()) == paired
+    alone = BenchVideoConfig(model="some/large").contenders()
+    assert set(alone) == {"ar", "std"}
+    for method in alone.values():
+        method.check_drafter((), paired=False)
 
 
 def test_ones_own_clips_are_compared_with_plain_decoding(

@@ -47,7 +47,7 @@ def test_one_size_is_fixed_and_nothing_is_measured(ask: Ask) -> None:
 def test_costs_are_measured_once_and_kept_in_a_file(ask: Ask) -> None:
     memory = MeasuredDraftSizes()
     sizer = ask(memory, rows=2)
-    assert isinstance(sizer, AdaptiveDraftSize) and sizer.costs.nodes == (1, 2, 4, 8, 12)
+    assert isinstance(sizer, AdaptiveDraftSize) and sizer.costs.nodes == (1, 3, 12)
     assert all(seconds > 0 for seconds in sizer.costs.target_seconds)
     assert len(list((cache_folder() / "step_costs").glob("*.json"))) == 1
     assert ask(memory, rows=2) is sizer, "what one batch taught serves the next"
@@ -63,14 +63,19 @@ def test_a_damaged_file_is_measured_anew(ask: Ask, content: bytes) -> None:
     (path,) = (cache_folder() / "step_costs").glob("*.json")
     good = path.read_bytes()
     path.write_bytes(content)
-    assert ask(MeasuredDraftSizes()).costs.nodes == (1, 2, 4, 8, 12)
+    assert ask(MeasuredDraftSizes()).costs.nodes == (1, 3, 12)
     assert path.read_bytes() != content and path.read_bytes()[:20] == good[:20]
+
+
+def test_of_many_sizes_powers_of_two_are_timed(ask: Ask) -> None:
+    many = [DraftSize(nodes, 2) for nodes in range(3, 11)]
+    assert ask(MeasuredDraftSizes(), many).costs.nodes == (1, 2, 4, 8, 10)
 
 
 def test_an_unwritable_place_does_no_harm(ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("VARGEN_CACHE", str(tmp_path / "file" / "below"))
-    assert ask(MeasuredDraftSizes()).costs.nodes == (1, 2, 4, 8, 12)
+    assert ask(MeasuredDraftSizes()).costs.nodes == (1, 3, 12)
 
 
 def test_the_place_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

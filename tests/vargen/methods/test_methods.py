@@ -217,7 +217,7 @@ def test_sizes_follow_the_settings() -> None:
 
 
 def test_seconds_choose_a_size_only_where_no_picture_depends_on_it() -> None:
-    measured = {"eagle": {}, "draft-model": {"children": "top"}}
+    measured = {"eagle": {}, "jacobi": {}, "draft-model": {"children": "top"}}
     for config in METHODS:
         sizes = sizes_of(config.name, **measured.get(config.name, {}))
         assert (len(sizes) > 1) == (config.name in measured)
@@ -265,7 +265,7 @@ def test_the_command_line_lists_methods_and_takes_their_options(
 
     drafting_pipeline.save_pretrained(tmp_path / "model")
     command = ["generate", *PROMPTS, "--model", str(tmp_path / "model"), "--quiet", "--json"]
-    assert main([*command, "--output", str(tmp_path / "plain")]) == 0
+    assert main([*command, "--method", "ar", "--output", str(tmp_path / "plain")]) == 0
     plain = json.loads(capsys.readouterr().out)
     options = ["--method", "eagle", "--method_options.total_tokens", "12", "--method_options.depth", "3"]
     assert main([*command, *options, "--output", str(tmp_path / "fast")]) == 0

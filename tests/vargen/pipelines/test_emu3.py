@@ -172,7 +172,7 @@ DRAWN = {"tree": [[0], [1], [0, 0], [0, 1]], "children": "sampled"}
 def test_heads_draft_lines_that_end_where_they_end(
     pipeline: Emu3Pipeline, head: str, scale: float, options: dict[str, Any]
 ) -> None:
-    plain = pipeline(PROMPTS, temperature=0, guidance_scale=scale, output_type="latent", **SIZE)
+    plain = pipeline(PROMPTS, temperature=0, guidance_scale=scale, method="ar", output_type="latent", **SIZE)
     eagle = resolve_method("eagle", {"drafter": head, **options})
     drafted = pipeline(PROMPTS, temperature=0, guidance_scale=scale, method=eagle, output_type="latent", **SIZE)
     assert torch.equal(drafted.tokens, plain.tokens) and drafted.trace.target_passes < plain.trace.target_passes

@@ -176,7 +176,7 @@ class LlamaGenComponents(ModelComponents):
         return unit_codebook(self.vqvae).to(self.device)
 
     def draft_sizer(
-        self, sizes: Sequence[DraftSize], drafter: str, draft_step: Callable[[], object], prior_rate: float
+        self, sizes: Sequence[DraftSize], drafter: str, draft_step: Callable[[], object] | None, prior_rate: float
     ) -> DraftSizer:
         """See `Components.draft_sizer`."""
         if self._place.joins:

@@ -42,7 +42,11 @@ def draw(pipeline: LlamaGenPipeline, method: str, **other: Any) -> Any:
 def test_tokens_are_the_small_models_and_every_pass_was_seen(
     drafting_pipeline: LlamaGenPipeline, method: str, scale: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = {"eagle": {"total_tokens": 10, "depth": 3}, "vvs": {"total_tokens": 10, "depth": 3}}
+    settings = {
+        "eagle": {"total_tokens": 10, "depth": 3},
+        "vvs": {"total_tokens": 10, "depth": 3},
+        "jacobi": {"window": 5},
+    }
     chosen: Any = drafting_pipeline.resolve_method(method, settings.get(method))
     plain = draw(drafting_pipeline, chosen, guidance_scale=scale)
     networks = WeightNetworks.of_size("LlamaGen-L", drafting_pipeline.transformer, torch.float32, GEOMETRIES)

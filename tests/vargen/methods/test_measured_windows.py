@@ -1,0 +1,104 @@
+"""`jacobi` without a window takes those that pay on this machine, and draws plain decoding's pictures by any of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from specdecode.draft_size import StepCosts
+from vargen.errors import UserError
+from vargen.methods.catalogue import resolve_method
+from vargen.methods.jacobi import FixedNoiseJacobiConfig
+from vargen.models.model_folder import method_resolver, write_own_settings
+from vargen.pipelines.llamagen import LlamaGenPipeline
+
+
+def windows(method: Any, num_tokens: int = 256) -> list[int]:
+    return [size.depth for size in method.sizes(num_tokens)]
+
+
+def test_which_windows_there_are() -> None:
+    method = resolve_method("jacobi")
+    assert windows(method) == [2, 4, 8, 16, 32] and windows(method, 16) == [2, 4, 8]
+    assert windows(method, 2) == [1], "as many as a picture has room for"
+    assert method.resolved(256) == method, "no picture depends on it"
+    assert windows(resolve_method("jacobi", {"window": 5})) == [5]
+    branching = resolve_method("jacobi", {"branches": 4})
+    assert windows(branching) == [16] and branching.resolved(256).window == 16
+    assert windows(resolve_method("jacobi", {"accepted_by_window": [[6, 2], [3, 1]]})) == [3, 6]
+
+
+@pytest.mark.parametrize("given", [[], [[0, 0.0]], [[4, 5.0]], [[4, -0.1]], [4, 1.2], "many", [["a", "b"]]])
+def test_what_are_no_windows_is_refused(given: Any) -> None:
+    with pytest.raises(UserError, match=r"jacobi\.accepted_by_window must be pairs of a window"):
+        resolve_method("jacobi", {"accepted_by_window": given})
+
+
+@pytest.mark.parametrize(("dear", "window"), [(True, 2), (False, 8)])
+def test_what_passes_cost_chooses_and_the_picture_stays(
+    dear: bool, window: int, tiny_pipeline: LlamaGenPipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twelve pictures one after another: what is learned of one serves the next."""
+    monkeypatch.setenv("VARGEN_CACHE", str(tmp_path))
+    costs = StepCosts((1, 2, 9), (1.0, 2.0, 9.0) if dear else (1.0, 1.0, 1.0))
+    monkeypatch.setattr("vargen.methods.draft_sizes.measure_step_costs", lambda *_: costs)
+    pipeline = LlamaGenPipeline(**tiny_pipeline.components)
+    pipeline.set_progress_bar_config(disable=True)
+
+    def draw(method: str, seed: int) -> Any:
+        generator = torch.Generator().manual_seed(seed)
+        return pipeline("two cones", method=method, generator=generator, output_type="latent")
+
+    for seed in range(12):
+        plain, drawn = draw("ar", seed), draw("jacobi", seed)
+        assert torch.equal(plain.tokens, drawn.tokens)
+    (sizer,) = pipeline._kept.draft_sizes._learned.values()
+    assert sizer.choose().depth == window
+
+
+@pytest.mark.parametrize(("dear", "window"), [(True, 0), (False, 8)])
+def test_of_several_pictures_at_once_nothing_is_guessed_where_that_is_fastest(
+    dear: bool, window: int, tiny_pipeline: LlamaGenPipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VARGEN_CACHE", str(tmp_path))
+    costs = StepCosts((1, 2, 9), (1.0, 2.0, 9.0) if dear else (1.0, 1.0, 1.0))
+    monkeypatch.setattr("vargen.methods.draft_sizes.measure_step_costs", lambda *_: costs)
+    pipeline = LlamaGenPipeline(**tiny_pipeline.components)
+    pipeline.set_progress_bar_config(disable=True)
+    prompts = ["two cones", "a red cube", "a ball on sand"]
+    for seed in range(12):
+        plain, drawn = (
+            pipeline(
+                prompts,
+                method=method,
+                generator=[torch.Generator().manual_seed(seed + row) for row in range(3)],
+                output_type="latent",
+            )
+            for method in ("ar", "jacobi")
+        )
+        assert torch.equal(plain.tokens, drawn.tokens)
+    (sizer,) = pipeline._kept.draft_sizes._learned.values()
+    assert sizer._best().depth == window
+
+
+def test_a_model_keeps_what_its_passes_accept_and_no_speed(drafting_pipeline: LlamaGenPipeline, tmp_path: Path) -> None:
+    """What a search measured of chains; with branches, or of one window alone, nothing is known of others."""
+    found = resolve_method("jacobi", {"window": 4})
+    assert isinstance(found, FixedNoiseJacobiConfig)
+    measured: list[tuple[dict[str, Any], list[float]]] = [
+        ({"window": 8}, [0.5, 0.25, 0.125]),
+        ({"window": 4}, [0.5, 0.25]),
+        ({"window": 16, "branches": 4}, [0.9]),
+        ({"window": "auto"}, [0.7]),
+    ]
+    kept = found.kept_with_model(measured)
+    assert kept == resolve_method("jacobi", {"accepted_by_window": [[4, 0.75], [8, 0.88]]})
+    assert found.kept_with_model(measured[1:]) == found
+    drafting_pipeline.save_pretrained(tmp_path / "model")
+    write_own_settings(tmp_path / "model", kept)
+    assert method_resolver(tmp_path / "model")("jacobi", None) == kept
+    own = method_resolver(tmp_path / "model")("jacobi", {"window": 3})
+    assert own == resolve_method("jacobi", {"window": 3}), "who names a window wants no others"

@@ -318,7 +318,8 @@ def passes_section(record: Record) -> str:
     cells = [
         [
             row["model"], row["dtype"], str(row["batch"]), str(row["tokens"]), str(row["length"]),
-            time_of(row, "plain"), time_of(row, "auto"), time_of(row, "int8"), time_of(row, "int8-dynamic"), time_of(row, "int4"),
+            time_of(row, "plain"), time_of(row, "auto"), time_of(row, "int8"), time_of(row, "int8-dynamic"),
+            time_of(row, "int4"),
             f"{row['streaming_ms']:.1f}", share_of(row, "plain"), share_of(row, "auto"),
             f"{row['cache_bytes'] / 2**20:.0f}",
         ]
@@ -341,10 +342,10 @@ def passes_section(record: Record) -> str:
         [
             "## Passes",
             "One pass of guided pictures (two rows each), median milliseconds, the ways of a line in turns. Models "
-            "with random weights have the named geometry and draw nothing. Streaming is the weights' bytes at the bandwidth "
-            "that a plain sum reached in the same minute; it differs between lines because the machine's does. In int8 "
-            "and int4 are the weights of the decoder's layers, for the own kernels (`--quantization`), with "
-            "int8-dynamic also what is fed to them. "
+            "with random weights have the named geometry and draw nothing. Streaming is the weights' bytes at the "
+            "bandwidth that a plain sum reached in the same minute; it differs between lines because the machine's "
+            "does. In int8 and int4 are the weights of the decoder's layers, for the own kernels (`--quantization`), "
+            "with int8-dynamic also what is fed to them. "
             "[docs/passes.md](passes.md) says what the kernels are. Measured by `benchmarks/passes.py`.",
             table(header, cells),
             source_line(record),

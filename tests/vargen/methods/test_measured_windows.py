@@ -1,4 +1,4 @@
-"""`jacobi` without a window takes those that pay on this machine, and draws plain decoding's pictures by any of them."""
+"""`jacobi` without a window takes those that pay on this machine, and draws plain decoding's pictures by any."""
 
 from __future__ import annotations
 

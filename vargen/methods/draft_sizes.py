@@ -40,15 +40,18 @@ class MeasuredDraftSizes:
         probe: Callable[[int], Target],
         draft_step: Callable[[], object] | None,
         prior_rate: float,
+        compiled: bool = False,
     ) -> DraftSizer:
         """What chooses among sizes; see `vargen.methods.base.Components.draft_sizer`.
 
         Args:
             geometry: all that costs depend on beside the machine, such as the model's sizes and the rows of a batch.
             probe: gives a target of this geometry in the middle of a picture, with room for so many nodes.
+            compiled: whether its passes are compiled, each width by itself, which takes longer than the best of several
+                sizes gains: then it is the middle one.
         """
-        if len(sizes) == 1:
-            return FixedDraftSize(sizes[0])
+        if len(sizes) == 1 or compiled:
+            return FixedDraftSize(sizes[len(sizes) // 2])
         nodes = _timed_nodes(sizes)
         identity = _identity({**geometry, "nodes": nodes})
         key = (identity, tuple(sizes))

@@ -85,4 +85,5 @@ class TransformersComponents(ModelComponents):
             "drafter": drafter,
             **self.kept.told(self.model),
         }
-        return self.kept.draft_sizes.sizer(sizes, geometry, self.target.half_way, draft_step, prior_rate)
+        compiled = self.kept.compiler is not None
+        return self.kept.draft_sizes.sizer(sizes, geometry, self.target.half_way, draft_step, prior_rate, compiled)

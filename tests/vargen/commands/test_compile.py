@@ -47,7 +47,7 @@ def test_the_same_picture_and_a_line_about_it(
     capsys.readouterr()
     assert generate(tiny_model_folder, tmp_path / "compiled", "--json", "--compile") == 0
     shown = capsys.readouterr()
-    assert "compiling passes of the target over 1 token: " in shown.err
+    assert "compiling passes of the target over 5 tokens: " in shown.err
     summary = json.loads(shown.out)
     assert summary["seconds"]["compile"] > summary["seconds"]["decode"], "compiling is no decoding"
     pictures = [Image.open(tmp_path / name / "images" / "000000.png").tobytes() for name in ("eager", "compiled")]

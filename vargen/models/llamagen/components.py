@@ -193,7 +193,8 @@ class LlamaGenComponents(ModelComponents):
             **({} if self.weights is None else {"weighted_by": self.weights.label}),
         }
         probe = target.half_way if self._beside is None else self._beside.half_way
-        return self.kept.draft_sizes.sizer(sizes, geometry, probe, draft_step, prior_rate)
+        compiled = target.compiler is not None
+        return self.kept.draft_sizes.sizer(sizes, geometry, probe, draft_step, prior_rate, compiled)
 
     def _drafter(self, folder: str | None) -> LlamaGenDrafter:
         if folder is None:

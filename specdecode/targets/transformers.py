@@ -29,6 +29,7 @@ from transformers import Cache
 from specdecode import ragged
 from specdecode.kv_cache import StaticKVCache
 from specdecode.roles import TargetOutput
+from specdecode.targets.cache_argument import cache_argument
 from specdecode.targets.grouped_attention import GROUPED_ATTENTION
 
 if TYPE_CHECKING:
@@ -329,7 +330,8 @@ class TransformersTarget:
         Returns:
             Logits [R, n or 1, V], and hidden states [R, n, F] where there is a `decoder`; F = dim for each layer.
         """
-        arguments = {"attention_mask": mask, "position_ids": positions, "past_key_values": self._cache}
+        decoder = self.model if self.decoder is None or self.output_head is None else self.decoder
+        arguments = {"attention_mask": mask, "position_ids": positions, **cache_argument(decoder, self._cache)}
         hidden_states = None
         if self.decoder is None or self.output_head is None:
             kept = {"logits_to_keep": 1} if last_only and _takes(self.model, "logits_to_keep") else {}

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
+from specdecode.targets.cache_argument import cache_among
 from specdecode.targets.transformers import SlotCache
 
 
@@ -36,7 +37,7 @@ def watch_attention(
     """
 
     def hook(module: Any, args: Any, inputs: dict[str, Any], output: Any) -> None:
-        if inputs.get("past_key_values") is cache:
+        if cache_among(inputs) is cache:
             states = inputs["hidden_states"]
             keys = cache.prompt_keys(module.layer_idx, states.shape[1])
             keep(attention_of_rows(module, states, inputs["position_embeddings"], keys, rows()))

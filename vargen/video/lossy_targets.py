@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from specdecode.roles import TargetOutput
+from specdecode.targets.cache_argument import cache_among
 from vargen.video.attention import watch_attention
 from vargen.video.pruning import keep_highest, token_budget
 from vargen.video.request import VideoRequest
@@ -106,7 +107,7 @@ class PruningTarget(VideoTarget):
         """A hook before layer `number`, counted from 0, while a prompt is fed."""
 
         def cut(module: Any, args: tuple[Any, ...], inputs: dict[str, Any]) -> Any:
-            if inputs.get("past_key_values") is not self._cache:
+            if cache_among(inputs) is not self._cache:
                 return None  # another request's pass through the same model
             hidden_states = args[0]  # [1, T', dim]
             if number in self.stages:
@@ -136,7 +137,7 @@ class PruningTarget(VideoTarget):
         """A hook before layer `number`, counted from 0, while new tokens are fed."""
 
         def narrow(module: Any, args: tuple[Any, ...], inputs: dict[str, Any]) -> Any:
-            if inputs.get("past_key_values") is not self._cache or self._cache.first_slots is None:
+            if cache_among(inputs) is not self._cache or self._cache.first_slots is None:
                 return None
             first = self._cache.first_slots[number]
             mask = inputs["attention_mask"][..., first:]  # [B, 1, n, S]

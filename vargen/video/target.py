@@ -23,6 +23,7 @@ from torch.utils.hooks import RemovableHandle
 
 from specdecode.repetition import RepetitionPenalty
 from specdecode.roles import TargetOutput
+from specdecode.targets.cache_argument import cache_among
 from specdecode.targets.transformers import TransformersTarget
 from vargen.video.architectures.catalogue import architecture_of
 from vargen.video.attention import watch_attention
@@ -263,7 +264,7 @@ class VideoTarget(TransformersTarget):
         request = prompt.request
 
         def add(module: Any, args: Any, inputs: dict[str, Any], output: Any) -> Any:
-            if inputs.get("past_key_values") is not self._cache:
+            if cache_among(inputs) is not self._cache:
                 return None  # another request's pass through the same model
             places = prompt.places[number]
             visual = request.is_visual[places]
@@ -277,7 +278,7 @@ class VideoTarget(TransformersTarget):
     def _keeper(self, prompt: SeenPrompt, layer: int) -> Any:
         def keep(module: Any, args: Any, inputs: dict[str, Any], output: Any) -> None:
             # A drafter of the same weights may run through the same layers from another thread meanwhile.
-            if inputs.get("past_key_values") is self._cache:
+            if cache_among(inputs) is self._cache:
                 self._reached(prompt, layer, (output if isinstance(output, Tensor) else output[0])[0])
 
         return keep

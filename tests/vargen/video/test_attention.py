@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from specdecode.targets.cache_argument import cache_argument
 from specdecode.targets.transformers import SlotCache
 from vargen.video.attention import attention_of_rows, watch_attention
 from vargen.video.pruning import keep_uniform
@@ -99,7 +100,7 @@ def first_layer_attention(model: Any, request: VideoRequest, rows: Tensor) -> Te
             language_model(
                 inputs_embeds=request.inputs_embeds,
                 position_ids=positions if len(positions) > 1 else positions[0],
-                past_key_values=each,
+                **cache_argument(language_model, each),
             )
     handle.remove()
     assert len(kept) == 1

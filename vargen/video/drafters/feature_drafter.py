@@ -35,6 +35,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, Cache, PreTrainedConfig
 
+from specdecode.targets.cache_argument import cache_argument
 from vargen.video.architectures.catalogue import layer_classes
 from vargen.video.drafters.visual_compressor import VisualCompressor
 
@@ -330,7 +331,7 @@ class FeatureDrafter(nn.Module):
             inputs,
             attention_mask=mask,
             position_embeddings=self.rotary(inputs, positions if len(positions) > 1 else positions[0]),
-            past_key_values=cache,
+            **cache_argument(self.layer, cache),
             use_cache=cache is not None,
         )
         return output if isinstance(output, Tensor) else output[0]

@@ -60,6 +60,7 @@ class AssistedGeneration:
         """See `vargen.video.players.VideoDecoder`; the trace is made from watching the target's forwards."""
         import torch
 
+        from specdecode.targets.cache_argument import cache_among
         from vargen.video.architectures.catalogue import architecture_of
         from vargen.video.players import Decoded
 
@@ -68,7 +69,7 @@ class AssistedGeneration:
         passes: list[tuple[int, int, float]] = []
 
         def watch(module: Any, args: Any, inputs: dict[str, Any], output: Any) -> None:
-            after = int(output.past_key_values.get_seq_length())
+            after = int(cache_among(output).get_seq_length())
             fed = int(output.last_hidden_state.shape[1])
             passes.append((after - fed, fed, time.perf_counter()))
 

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import DynamicCache
 
+from specdecode.targets.cache_argument import cache_argument
 from vargen.video.pruning import keep_uniform, token_budget
 
 CHOICES = ("uniform", "random", "objects")
@@ -150,7 +151,7 @@ def hidden_states(language_model: Any, view: View, cache: Any = None) -> Tensor:
         # Padding stands behind everything, where nobody sees it. No mask at all would be taken for packing.
         attention_mask=torch.ones(view.embeds.shape[:2], dtype=torch.int64, device=view.embeds.device),
         position_ids=view.positions,
-        past_key_values=cache,
+        **cache_argument(language_model, cache),
         use_cache=cache is not None,
     ).last_hidden_state
 
@@ -175,7 +176,7 @@ def greedy(model: Any, prompt: View, max_new_tokens: int, stop: Sequence[int]) -
             inputs_embeds=model.get_input_embeddings()(newest[:, None]),
             attention_mask=torch.ones(len(newest), seen + 1, dtype=torch.int64, device=newest.device),
             position_ids=position,
-            past_key_values=cache,
+            **cache_argument(language_model, cache),
             use_cache=True,
         ).last_hidden_state
         position = position + 1

@@ -23,5 +23,5 @@ def cache_among(arguments: Mapping[str, Any]) -> Any:
 
 
 @lru_cache(maxsize=256)
-def _name(kind: type) -> str:
-    return "cache" if "cache" in inspect.signature(kind.forward).parameters else "past_key_values"  # type: ignore[attr-defined]
+def _name(kind: Any) -> str:
+    return "cache" if "cache" in inspect.signature(kind.forward).parameters else "past_key_values"

@@ -14,7 +14,8 @@ from typing import Any
 
 def cache_argument(module: Any, cache: Any) -> dict[str, Any]:
     """The cache under the name by which this module, compiled or not, takes it."""
-    return {_name(type(getattr(module, "_orig_mod", module))): cache}
+    kind: Any = type(getattr(module, "_orig_mod", module))
+    return {_name(kind): cache}
 
 
 def cache_among(arguments: Mapping[str, Any]) -> Any:

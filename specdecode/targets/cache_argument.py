@@ -15,7 +15,7 @@ from typing import Any
 def cache_argument(module: Any, cache: Any) -> dict[str, Any]:
     """The cache under the name by which this module, compiled or not, takes it."""
     kind: Any = type(getattr(module, "_orig_mod", module))
-    return {_name(kind): cache}
+    return {cache_name(kind): cache}
 
 
 def cache_among(arguments: Mapping[str, Any]) -> Any:
@@ -24,5 +24,6 @@ def cache_among(arguments: Mapping[str, Any]) -> Any:
 
 
 @lru_cache(maxsize=256)
-def _name(kind: Any) -> str:
+def cache_name(kind: Any) -> str:
+    """How modules of a class call it."""
     return "cache" if "cache" in inspect.signature(kind.forward).parameters else "past_key_values"

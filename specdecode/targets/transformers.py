@@ -29,7 +29,7 @@ from transformers import Cache
 from specdecode import ragged
 from specdecode.kv_cache import StaticKVCache
 from specdecode.roles import TargetOutput
-from specdecode.targets.cache_argument import cache_argument
+from specdecode.targets.cache_argument import cache_name
 from specdecode.targets.grouped_attention import GROUPED_ATTENTION
 
 if TYPE_CHECKING:
@@ -133,6 +133,9 @@ class TransformersTarget:
         self.batch_size = num_rows // self.rows_per_sequence
         self.device = prompt.device
         self.decoder, self.output_head, self.embed = decoder, output_head, embed
+        fed: Any = model if decoder is None or output_head is None else decoder
+        kind: Any = type(getattr(fed, "_orig_mod", fed))
+        self._cache_name = cache_name(kind)  # now, not within a compiled pass
         self.feature_layers: tuple[int, ...] = ()
         self.compiler: PassCompiler | None = None
         self.max_new_tokens, self._max_draft_nodes = max_new_tokens, max_draft_nodes
@@ -330,8 +333,7 @@ class TransformersTarget:
         Returns:
             Logits [R, n or 1, V], and hidden states [R, n, F] where there is a `decoder`; F = dim for each layer.
         """
-        decoder = self.model if self.decoder is None or self.output_head is None else self.decoder
-        arguments = {"attention_mask": mask, "position_ids": positions, **cache_argument(decoder, self._cache)}
+        arguments = {"attention_mask": mask, "position_ids": positions, self._cache_name: self._cache}
         hidden_states = None
         if self.decoder is None or self.output_head is None:
             kept = {"logits_to_keep": 1} if last_only and _takes(self.model, "logits_to_keep") else {}

@@ -5,7 +5,7 @@ on, as many as fit into the seconds given. Tokens are compared: as rows are roun
 fall otherwise, and how many pictures differ is recorded. Latency is told apart from throughput: a picture's own time
 from its prefill to its last token, and pictures an hour of the whole.
 
-    python benchmarks/continuous.py --method jacobi --seconds 80
+    python benchmarks/continuous.py --method scd --seconds 80
 
 Adds the method's row to benchmarks/results/continuous.json. Keep the machine to itself meanwhile.
 """

@@ -17,7 +17,6 @@ gives them with a static cache.
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +28,7 @@ from transformers import Cache
 from specdecode import ragged
 from specdecode.kv_cache import StaticKVCache
 from specdecode.roles import TargetOutput
-from specdecode.targets.cache_argument import cache_name
+from specdecode.targets.arguments import cache_name, takes
 from specdecode.targets.grouped_attention import GROUPED_ATTENTION
 
 if TYPE_CHECKING:
@@ -133,9 +132,8 @@ class TransformersTarget:
         self.batch_size = num_rows // self.rows_per_sequence
         self.device = prompt.device
         self.decoder, self.output_head, self.embed = decoder, output_head, embed
-        fed: Any = model if decoder is None or output_head is None else decoder
-        kind: Any = type(getattr(fed, "_orig_mod", fed))
-        self._cache_name = cache_name(kind)  # now, not within a compiled pass
+        # Now, not within a compiled pass.
+        self._cache_name = cache_name(model if decoder is None or output_head is None else decoder)
         self.feature_layers: tuple[int, ...] = ()
         self.compiler: PassCompiler | None = None
         self.max_new_tokens, self._max_draft_nodes = max_new_tokens, max_draft_nodes
@@ -336,7 +334,7 @@ class TransformersTarget:
         arguments = {"attention_mask": mask, "position_ids": positions, self._cache_name: self._cache}
         hidden_states = None
         if self.decoder is None or self.output_head is None:
-            kept = {"logits_to_keep": 1} if last_only and _takes(self.model, "logits_to_keep") else {}
+            kept = {"logits_to_keep": 1} if last_only and takes(self.model, "logits_to_keep") else {}
             logits = self.model(**inputs, **arguments, **kept, use_cache=True).logits
             logits = logits[:, -1:] if last_only else logits
         else:
@@ -525,7 +523,7 @@ def _check_model(model: Any, config: Any, decoder: Callable[..., Any] | None) ->
     reasons = {
         "it is an encoder-decoder": bool(getattr(config, "is_encoder_decoder", False)),
         "its layers keep a running state instead of keys and values": bool(getattr(model, "_is_stateful", False)),
-        "its forward takes no position_ids": not _takes(decoder or model, "position_ids"),
+        "its forward takes no position_ids": not takes(decoder or model, "position_ids"),
         "its attention is in chunks": getattr(config, "attention_chunk_size", None) is not None,
         "its layers hide keys by their order in the cache, where drafted tokens stand in trees": any(
             buffer.dtype == torch.bool and buffer.ndim == 4 for buffer in getattr(decoder or model, "buffers", tuple)()
@@ -567,12 +565,6 @@ def _layer_kinds(model: Any, config: Any) -> tuple[str, ...]:
     if kinds := getattr(config, "layer_types", None):
         return tuple(dict.fromkeys(kinds))
     return ("full_attention",) if getattr(config, "sliding_window", None) is None else ("sliding_attention",)
-
-
-def _takes(function: Any, argument: str) -> bool:
-    """Whether a module, compiled or not, or a function takes an argument by name."""
-    function = getattr(function, "_orig_mod", function)
-    return argument in inspect.signature(getattr(function, "forward", function)).parameters
 
 
 def _left_padded(attention_mask: Tensor | None, num_rows: int, length: int) -> Tensor | None:

@@ -60,7 +60,9 @@ def run(arguments: Sequence[str]) -> int:
     values = parse(parser, arguments)
     config = fill(CaptionConfig, values)
     check_text("question", values.question)
-    named = config.method and resolve_video_method(config.method, read_options(config.method_options))
+    named = None
+    if config.method is not None:
+        named = resolve_video_method(config.method, read_options(config.method_options))
 
     import torch
 

@@ -75,7 +75,7 @@ class MeasuredDraftSizes:
 
 
 def _timed_nodes(sizes: Sequence[DraftSize]) -> tuple[int, ...]:
-    """Those of the sizes, which compiled passes have to be compiled for anyway; of many sizes, powers of two."""
+    """Numbers of tokens whose passes are timed: those of the sizes; of many sizes, powers of two."""
     own = {1, *(size.total_tokens for size in sizes)}
     most = max(own)
     return tuple(sorted(own)) if len(own) <= len(_POWERS) else (*(each for each in _POWERS if each < most), most)

@@ -49,11 +49,15 @@ class WindowConfig(ChainMethodConfig):
         self._one_of("initial_guess", INITIAL_GUESSES)
 
     def _players(self, components: Components) -> Method:
+        drafter = self._drafter(components.target.vocab_size, **self._sizing(components), **self._drafting)
+        return Method(drafter, self._verifier(components), self._schedule(components))
+
+    def _sizing(self, components: Components) -> dict[str, Any]:
+        """Arguments of the drafter that say how long its window is."""
         from specdecode.draft_size import FixedDraftSize
 
         (size,) = self.sizes(components.num_tokens)
-        drafter = self._drafter(components.target.vocab_size, FixedDraftSize(size), **self._drafting)
-        return Method(drafter, self._verifier(components), self._schedule(components))
+        return {"sizer": FixedDraftSize(size)}
 
     def _drafter(self, vocab_size: int, sizer: DraftSizer, **options: Any) -> JacobiDrafter:
         from specdecode.drafters.jacobi import JacobiDrafter
@@ -179,21 +183,21 @@ class FixedNoiseJacobiConfig(BranchingWindowConfig):
     def _drafting(self) -> dict[str, Any]:
         return {**super()._drafting, "coupling": "target"}
 
-    def _players(self, components: Components) -> Method:
+    def _sizing(self, components: Components) -> dict[str, Any]:
         sizes = self.sizes(components.num_tokens)
         if len(sizes) == 1:
-            return super()._players(components)
+            return super()._sizing(components)
         import torch
 
         from specdecode.draft_size import NO_DRAFT
 
         if components.target.batch_size > 1:
             sizes = (NO_DRAFT, *sizes)
-        expected = {0: 0.0, **dict(self.accepted_by_window)}
-        sizer = components.draft_sizer(sizes, "jacobi", None, _FIRST_RATE)
-        lengths = torch.tensor([expected[size.depth] for size in sizes])
-        drafter = self._drafter(components.target.vocab_size, sizer, expected_lengths=lengths, **self._drafting)
-        return Method(drafter, self._verifier(components), self._schedule(components))
+        expected = dict([(0, 0.0), *self.accepted_by_window])
+        return {
+            "sizer": components.draft_sizer(sizes, "jacobi", None, _FIRST_RATE),
+            "expected_lengths": torch.tensor([expected[size.depth] for size in sizes]),
+        }
 
 
 def _checked_windows(name: str, given: Any) -> tuple[tuple[int, float], ...]:

@@ -6,14 +6,12 @@ here: a model (each family has its `components.py`), and any method.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from specdecode.draft_size import DraftSize, DraftSizer
 from specdecode.drafters.draft_model import DraftModel
 from specdecode.drafters.eagle import DraftHead
 from specdecode.kv_cache import StaticKVCache
@@ -132,12 +130,6 @@ class ModelComponents:
         if num_neighbours not in self.kept.neighbours:
             self.kept.neighbours[num_neighbours] = nearest_neighbours(codebook, num_neighbours)
         return self.kept.neighbours[num_neighbours].to(self.device)
-
-    def draft_sizer(
-        self, sizes: Sequence[DraftSize], drafter: str, draft_step: Callable[[], object] | None, prior_rate: float
-    ) -> DraftSizer:
-        """None: only trained drafters are sized by the clock."""
-        raise self._nothing("trained drafter")
 
     def _nothing(self, what: str) -> UserError:
         return UserError(

@@ -191,7 +191,7 @@ class VideoAnswerer:
             method.check_drafter(drafters, options.paired)
         draft: LazyModel | None = None
         if options.paired:
-            draft_name = options.draft_model or f"{found.name}-draft"
+            draft_name = f"{found.name}-draft" if options.draft_model is None else options.draft_model
             draft = LazyModel(
                 open_video_model(draft_name, options.draft_revision, "draft_model"), options.of_draft_model
             )

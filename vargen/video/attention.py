@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from specdecode.targets.cache_argument import cache_among
+from specdecode.targets.arguments import cache_among
 from specdecode.targets.transformers import SlotCache
 
 

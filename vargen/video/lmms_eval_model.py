@@ -67,9 +67,9 @@ class VargenVideo(lmms):
         super().__init__()
         if str(batch_size) != "1":
             raise UserError(f"batch_size must be 1, got {batch_size}: speed is measured one request at a time")
-        settings = {name: options.pop(name) for name in [*options] if name.startswith(_OF_THE_METHOD)}
+        own = [name for name in options if name.startswith(_OF_THE_METHOD)]
         self.method = resolve_video_method(
-            method, {name.removeprefix(_OF_THE_METHOD): value for name, value in settings.items()}
+            method, {name.removeprefix(_OF_THE_METHOD): options.pop(name) for name in own}
         )
         taken = 32 if num_frames is None and fps is None else num_frames
         self.options = VideoOptions(model=pretrained, num_frames=taken, fps=fps, **options)

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from specdecode.roles import TargetOutput
-from specdecode.targets.cache_argument import cache_among
+from specdecode.targets.arguments import cache_among
 from vargen.video.attention import watch_attention
 from vargen.video.pruning import keep_highest, token_budget
 from vargen.video.request import VideoRequest

@@ -23,7 +23,7 @@ from torch.utils.hooks import RemovableHandle
 
 from specdecode.repetition import RepetitionPenalty
 from specdecode.roles import TargetOutput
-from specdecode.targets.cache_argument import cache_among
+from specdecode.targets.arguments import cache_among
 from specdecode.targets.transformers import TransformersTarget
 from vargen.video.architectures.catalogue import architecture_of
 from vargen.video.attention import watch_attention

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdecode.targets.cache_argument import cache_argument
+from specdecode.targets.arguments import cache_argument
 from specdecode.targets.transformers import SlotCache
 from vargen.video.attention import attention_of_rows, watch_attention
 from vargen.video.pruning import keep_uniform

@@ -277,6 +277,9 @@ def test_a_model_without_a_drafter_answers_plainly_and_says_so(
     assert "no drafter" not in drafted.err and "\nsd: 8 tokens" in drafted.err and drafted.out == plain.out
     assert main([*answer, "--method_options.draft_length", "3"]) == 2
     assert "method_options needs method" in capsys.readouterr().err
+    for option, told in (("--method", "method '' is not known"), ("--draft_model", "is no folder with a config.json")):
+        assert main([*answer, option, ""]) == 2
+        assert told in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, Cache, PreTrainedConfig
 
-from specdecode.targets.cache_argument import cache_argument
+from specdecode.targets.arguments import cache_name
 from vargen.video.architectures.catalogue import layer_classes
 from vargen.video.drafters.visual_compressor import VisualCompressor
 
@@ -213,6 +213,7 @@ class FeatureDrafter(nn.Module):
         self.dim = dim
         self.fc = nn.Linear(2 * dim, dim)
         self.layer = layer_type(self.text_config, layer_idx=0)
+        self._cache_name = cache_name(self.layer)
         self.rotary = rotary_type(self.text_config)
         self.compressor: VisualCompressor | None = None
         self.mix_scene: nn.Linear | None = None
@@ -331,7 +332,7 @@ class FeatureDrafter(nn.Module):
             inputs,
             attention_mask=mask,
             position_embeddings=self.rotary(inputs, positions if len(positions) > 1 else positions[0]),
-            **cache_argument(self.layer, cache),
+            **{self._cache_name: cache},
             use_cache=cache is not None,
         )
         return output if isinstance(output, Tensor) else output[0]

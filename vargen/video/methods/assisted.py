@@ -60,7 +60,7 @@ class AssistedGeneration:
         """See `vargen.video.players.VideoDecoder`; the trace is made from watching the target's forwards."""
         import torch
 
-        from specdecode.targets.cache_argument import cache_among
+        from specdecode.targets.arguments import cache_among
         from vargen.video.architectures.catalogue import architecture_of
         from vargen.video.players import Decoded
 

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import DynamicCache
 
-from specdecode.targets.cache_argument import cache_argument
+from specdecode.targets.arguments import cache_argument
 from vargen.video.pruning import keep_uniform, token_budget
 
 CHOICES = ("uniform", "random", "objects")

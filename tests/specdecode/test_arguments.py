@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from specdecode.targets.cache_argument import cache_among, cache_argument
+from specdecode.targets.arguments import cache_among, cache_argument
 
 
 class Older(nn.Module):

@@ -2,10 +2,10 @@
 
 Of Sparrow (arXiv 2602.15318): accepted length against the length of the video for all 2^3 of its parts (bridged visual
 states, multi-token prediction, text-only drafting), each trained as it drafts, on videos of a quarter of the length or
-on stills; what drafting costs as the video grows, beside a drafter that keeps the video. Of FLASH (arXiv 2505.12728):
-its two parts with and without the other, beside text alone; tokens accepted per forward of the drafter against the
-number of places guessed at once; the compression of the video; how saturated the compressor's softmax is, with and
-without a scale.
+on stills; how much of it is left at four times that length, with an interval over many videos; what drafting costs as
+the video grows, beside a drafter that keeps the video. Of FLASH (arXiv 2505.12728): its two parts with and without the
+other, beside text alone; tokens accepted per forward of the drafter against the number of places guessed at once; the
+compression of the video; how saturated the compressor's softmax is, with and without a scale.
 
     python benchmarks/video_drafters.py --commands > train.sh && sh train.sh
     python benchmarks/video_drafters.py
@@ -25,7 +25,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from metrics.bootstrap import percentile_interval
 from metrics.provenance import provenance, write_result
 from specdecode.loop import decode
 from specdecode.sampling import RandomStreams, SamplingConfig
@@ -51,6 +53,8 @@ LENGTHS = (8, 16, 32, 64, 128)
 """Frames of the videos of the studies of length."""
 OPENING = 60
 """Tokens of an answer that are its first words: about as many as whole answers have of the shortest videos."""
+FOUR_TIMES = (8, 32)
+"""Frames that the drafters of the studies of length learned from, and four times as many."""
 QUERIES = {"4x": 256, "16x": 64, "64x": 16, "256x": 4}
 """Learned queries of FLASH's compressor by its ratio; it has `USUAL_QUERIES` by itself."""
 USUAL_QUERIES = "64x"
@@ -132,6 +136,19 @@ def answer(answerer: VideoAnswerer, case: VideoCase, config: TrainedDrafterConfi
     }
 
 
+def accepted_length(answers: Sequence[dict], shorter: Sequence[dict] | None = None) -> dict[str, Any]:
+    """Tokens accepted a step, or their share of what is accepted of as many shorter videos, with its interval."""
+
+    def length(of: Sequence[dict], chosen: Tensor) -> float:
+        found = [of[number] for number in chosen.tolist()]
+        return sum(each["accepted"] for each in found) / max(sum(each["steps"] for each in found), 1)
+
+    def value_of(chosen: Tensor) -> float:
+        return length(answers, chosen) / (1.0 if shorter is None else length(shorter, chosen))
+
+    return {"value": value_of(torch.arange(len(answers))), "interval": percentile_interval(len(answers), value_of)}
+
+
 def figures(answers: Sequence[dict]) -> dict[str, float]:
     """Of several answers."""
     steps = sum(each["steps"] for each in answers)
@@ -167,13 +184,19 @@ class Studies:
         """Of a trained drafter."""
         return str(Path(self.options.drafters) / name / "export")
 
+    def answers(
+        self, config: TrainedDrafterConfig, cases: Sequence[VideoCase], max_new_tokens: int | None = None
+    ) -> list[dict]:
+        """Of a method, to some videos."""
+        found = []
+        for case in cases:
+            found.append(answer(self.answerer, case, config, max_new_tokens or self.room))
+            self.shown.update()
+        return found
+
     def ask(self, config: TrainedDrafterConfig, cases: Sequence[VideoCase], max_new_tokens: int | None = None) -> dict:
         """Figures of a method over some videos."""
-        answers = []
-        for case in cases:
-            answers.append(answer(self.answerer, case, config, max_new_tokens or self.room))
-            self.shown.update()
-        return figures(answers)
+        return figures(self.answers(config, cases, max_new_tokens))
 
     def cases(self, num_frames: int | None = None) -> list[VideoCase]:
         """Held-out videos."""
@@ -196,6 +219,17 @@ class Studies:
                         config = SparrowConfig(drafter=drafter, text_only=text_only, tree="chain", depth=DEPTH)
                         parts = {"bridged": visual == "states", "multi_token": passes == "mtp", "text_only": text_only}
                         rows.append({"frames": num_frames, **parts, **self.ask(config, cases, max_new_tokens)})
+        return rows
+
+    def four_times(self) -> list[dict]:
+        """Over first words, Sparrow's drafter and the same with the video's rows at four times the length learned."""
+        rows = []
+        for text_only, name in ((True, "text"), (False, "video")):
+            drafter = self.folder(f"still_states_mtp_{name}")
+            config = SparrowConfig(drafter=drafter, text_only=text_only, tree="chain", depth=DEPTH)
+            short, long = (self.answers(config, self.cases(frames), OPENING) for frames in FOUR_TIMES)
+            lengths = {"learned": accepted_length(short), "longer": accepted_length(long)}
+            rows.append({"text_only": text_only, **lengths, "kept": accepted_length(long, short)})
         return rows
 
     def cost(self) -> list[dict]:
@@ -269,7 +303,7 @@ class Studies:
         return rows
 
 
-STUDIES = ("length", "opening", "cost", "parts", "places", "compression", "saturation")
+STUDIES = ("length", "opening", "four_times", "cost", "parts", "places", "compression", "saturation")
 
 
 def main() -> None:
@@ -291,7 +325,7 @@ def main() -> None:
     path = RESULTS / "video_drafters.json"
     found = json.loads(path.read_text())["studies"] if path.exists() else {}
     lengths, counts = len(LENGTHS), (len(PARTS), len(PLACES), len(QUERIES), 2)
-    per_study = dict(zip(STUDIES, (8 * lengths, 8 * lengths, 2 * lengths, *counts), strict=True))
+    per_study = dict(zip(STUDIES, (8 * lengths, 8 * lengths, 4, 2 * lengths, *counts), strict=True))
     total = sum(per_study[name] * options.videos for name in chosen)
     with progress(total, "answers", options.quiet) as shown:
         studies = Studies(options, shown)

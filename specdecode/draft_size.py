@@ -5,8 +5,9 @@ costs (`step_costs.py`), and drafting.
 
 A step that drafts a tree of n nodes and d levels takes target(n) + d * drafting step + overhead, and adds 1 + E tokens,
 E being the expected accepted length. E is estimated from what happened: by the drafter's own confidence, scaled to what
-was accepted of it, where it has any; else level by level, as the share of drafts that survived each level, with the
-last known share for levels not tried.
+was accepted of it, where it has any; by what was measured of every size beforehand, scaled likewise, where that is
+known; else level by level, as the share of drafts that survived each level, with the last known share for levels not
+tried.
 
 Costs are measured alone and beforehand. What a step that drafts really takes is timed along the way, between two looks
 at what was accepted (the host waits for the device there anyway), and drafting of all sizes is reckoned to be dearer or
@@ -146,11 +147,14 @@ class AdaptiveDraftSize:
         candidates: sizes to choose from. With `NO_DRAFT` among them nothing is drafted where drafting does not pay.
         costs: of this machine and model.
         prior_rate: how often one drafted token is taken to be accepted before anything is known.
+        expected_lengths: of every candidate, how many drafted tokens were accepted where it was measured; None where it
+            was not. What happens scales them. For drafts of which levels say nothing by themselves: a longer Jacobi
+            window settles its guesses otherwise.
         interval: steps between two looks at what was accepted; only then the host waits for the device.
         clock: seconds; None: costs are taken as they are given.
 
     Raises:
-        ValueError: no candidate drafts, or `prior_rate` outside (0, 1).
+        ValueError: no candidate drafts, `prior_rate` outside (0, 1), or not one expected length for each candidate.
     """
 
     def __init__(
@@ -159,6 +163,7 @@ class AdaptiveDraftSize:
         costs: StepCosts,
         *,
         prior_rate: float = 0.4,
+        expected_lengths: Sequence[float] | None = None,
         interval: int = 8,
         clock: Callable[[], float] | None = time.perf_counter,
     ) -> None:
@@ -166,6 +171,10 @@ class AdaptiveDraftSize:
             raise ValueError("candidates must hold at least one size that drafts")
         if not 0 < prior_rate < 1:
             raise ValueError(f"prior_rate must lie between 0 and 1, got {prior_rate}")
+        if expected_lengths is not None and len(expected_lengths) != len(candidates):
+            raise ValueError(
+                f"expected_lengths must be one for each of {len(candidates)} candidates, got {len(expected_lengths)}"
+            )
         self.candidates = tuple(dict.fromkeys(candidates))
         self.costs = costs
         self.prior_rate = prior_rate
@@ -174,10 +183,14 @@ class AdaptiveDraftSize:
         # Decayed counts by level: drafts that came so far, and those that got through.
         self._came = [0.0] * (deepest + 1)
         self._passed = [0.0] * (deepest + 1)
-        self._predicted: list[float] | None = None
+        measured = {} if expected_lengths is None else dict(zip(candidates, expected_lengths, strict=True))
+        self._measured = [float(measured[size]) for size in self.candidates] if measured else None
+        self._predicted = self._measured
         self._scale = (_PRIOR_WEIGHT, _PRIOR_WEIGHT)  # decayed sums: accepted, and predicted for the size used
         self._pending: list[tuple[DraftSize, Tensor, Tensor, Tensor | None]] = []
-        self._until_probe = self._patience = _FIRST_PATIENCE
+        # What was measured is less likely to be wrong than a guess, and to try drafts that do not pay costs steps.
+        self._first_patience = _FIRST_PATIENCE if self._measured is None else _MEASURED_PATIENCE
+        self._until_probe = self._patience = self._first_patience
         self._probing = False
         self._clock = clock
         self._looked: float | None = None  # when drafting began or was last looked at
@@ -263,19 +276,18 @@ class AdaptiveDraftSize:
                 passed = sum(length >= level for length in lengths) / len(lengths)
                 self._came[level] = _DECAY * self._came[level] + came
                 self._passed[level] = _DECAY * self._passed[level] + passed
-            if predicted is not None:
-                before = self._predicted or predicted[number]
-                self._predicted = [
-                    _DECAY * a + (1 - _DECAY) * b for a, b in zip(before, predicted[number], strict=True)
-                ]
-                used = predicted[number][self.candidates.index(size)] if size in self.candidates else 0.0
+            latest = self._measured if predicted is None else predicted[number]
+            if latest is not None:
+                before = self._predicted or latest
+                self._predicted = [_DECAY * a + (1 - _DECAY) * b for a, b in zip(before, latest, strict=True)]
+                used = latest[self.candidates.index(size)] if size in self.candidates else 0.0
                 self._scale = (
                     _DECAY * self._scale[0] + sum(lengths) / len(lengths),
                     _DECAY * self._scale[1] + used,
                 )
         self._current = self._best()
         if self._current == NO_DRAFT:
-            self._patience = min(2 * self._patience, _MOST_PATIENCE) if self._probing else _FIRST_PATIENCE
+            self._patience = min(2 * self._patience, _MOST_PATIENCE) if self._probing else self._first_patience
             self._until_probe = self._patience
         self._probing = False
 
@@ -283,4 +295,4 @@ class AdaptiveDraftSize:
 _DECAY = 0.95
 _DEARER_DECAY, _LEAST_DEARER, _MOST_DEARER = 0.5, 0.5, 4.0
 _PRIOR_WEIGHT = 2.0
-_FIRST_PATIENCE, _MOST_PATIENCE = 16, 256
+_FIRST_PATIENCE, _MEASURED_PATIENCE, _MOST_PATIENCE = 16, 64, 256

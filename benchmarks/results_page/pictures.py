@@ -6,6 +6,7 @@ Belongs here: verdicts, training, evaluations, VVS's studies, the README's table
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -243,14 +244,20 @@ def _plain(value: Any) -> str:
 
 
 def quality_section(records: dict[str, list[Record]]) -> str:
-    """Evaluations by `vargen evaluate`."""
+    """Evaluations by `vargen evaluate`; those of the same protocol and settings share a table."""
+    alike: dict[str, dict[str, Record]] = {}
+    for row in (row for rows in records.values() for row in rows):
+        settings = {name: value for name, value in row["settings"].items() if name != "method"}
+        key = json.dumps([row["count"], row["protocol"], settings], sort_keys=True)
+        alike.setdefault(key, {}).setdefault(row["method"], row)
     parts = [
         "## Quality",
         "What the figures mean is in [evaluation.md](evaluation.md). Frechet distance and CLIP score are of the "
         "shipped CLIP, so they compare with nothing outside this project. Intervals are 95 %, by the bootstrap over "
         "pictures.",
     ]
-    for rows in records.values():
+    for by_method in alike.values():
+        rows = [*by_method.values()]
         first = rows[0]
         parts += [f"### {first['count']:,} captions, protocol {first['protocol']['name']}", quality_table(rows)]
         against = [row for row in rows if row.get("against_plain")]
@@ -272,13 +279,13 @@ def quality_section(records: dict[str, list[Record]]) -> str:
 
 
 def quality_table(rows: Sequence[Record]) -> str:
-    """One evaluation's methods side by side, and what they were measured on."""
+    """Methods side by side, and what they were measured on."""
     first = rows[0]
     settings = first["settings"]
     caption = (
         f"{first['count']:,} held-out captions, reference {first['protocol']['reference_count']:,} renders, pictures "
         f"in {settings['dtype']}, batches of {settings['batch_size']}; ± is half a 95 % interval. "
-        + source_line(first, TRANSFORMER_RUN)
+        + " ".join(dict.fromkeys(source_line(row, TRANSFORMER_RUN) for row in rows))
     )
     return markdown_quality(rows, first["protocol"]["extractor"]) + "\n\n" + caption
 

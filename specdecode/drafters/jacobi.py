@@ -64,9 +64,6 @@ class JacobiDrafter(Drafter):
         confident: drafts of drawn guesses say how sure they are: the share of a place's distribution about which the
             target has not changed its mind since the last pass, multiplied along the window; none where it was not
             asked about that place twice.
-        expected_lengths: [C] float, for a sizer that chooses among windows: guesses that a pass accepts of each of its
-            candidates, as far as anybody measured it. What happens scales them. A window of another length settles its
-            guesses otherwise, so shares of one by place say nothing of another.
 
     Raises:
         ValueError: an unknown word, an overlap that is none, or one for guesses that are no draws.
@@ -80,7 +77,6 @@ class JacobiDrafter(Drafter):
         coupling: Literal["independent", "gumbel", "maximal", "target"] | str = "independent",
         keep_overlap: float | None = None,
         confident: bool = False,
-        expected_lengths: Tensor | None = None,
     ) -> None:
         if initial_guess not in INITIAL_GUESSES:
             raise ValueError(f"initial_guess must be one of {', '.join(INITIAL_GUESSES)}, got {initial_guess!r}")
@@ -96,7 +92,6 @@ class JacobiDrafter(Drafter):
         self.coupling = coupling
         self.keep_overlap = keep_overlap
         self.confident = confident
-        self.expected_lengths = expected_lengths
         self._size = DraftSize(1, 0)
 
     @property
@@ -157,7 +152,7 @@ class JacobiDrafter(Drafter):
         self._tokens = draft.tree.tokens
         self._drawn_from = torch.zeros_like(self._opinions) if draft.probabilities is None else draft.probabilities
         self._accepted = verdict.accepted
-        self.sizer.observe(self._size, verdict.accepted, draft.tree.valid[:, 0], self.expected_lengths)
+        self.sizer.observe(self._size, verdict.accepted, draft.tree.valid[:, 0])
 
     def observe_skipped(self, draft: Draft, selection: Selection, state: DecodeState) -> None:
         """The window's first guesses were taken; the others are as far ahead of the new root as they were before."""

@@ -170,6 +170,22 @@ def test_the_first_prediction_counts_whole_and_later_ones_are_smoothed() -> None
     assert see(1, 1.0) == pytest.approx(0.95 * 2 + 0.05 * 1)
 
 
+def test_measured_lengths_are_believed_at_once_and_scaled_by_what_happens() -> None:
+    sizes, lengths = (NO_DRAFT, CHAINS[3], CHAINS[7]), (0.0, 1.2, 3.0)
+    sizer = AdaptiveDraftSize(sizes, LINEAR, expected_lengths=lengths, clock=None)
+    assert [sizer.expected_accepted(size) for size in sizes] == list(lengths)
+    assert sizer.choose() == max(sizes, key=lambda size: (1 + lengths[sizes.index(size)]) / LINEAR.step(size))
+    for _ in range(200):  # this model accepts half of what was measured
+        sizer.observe(CHAINS[3], torch.tensor([0, 1, 1]), torch.tensor([False, True, False]))
+        sizer.observe(CHAINS[3], torch.tensor([1, 0, 0]), torch.tensor([False, True, True]))
+    assert sizer.expected_accepted(CHAINS[7]) == pytest.approx(3.0 * 0.5 / 1.2, rel=0.05)
+
+
+def test_drafts_that_are_known_not_to_pay_are_tried_later() -> None:
+    sizer = AdaptiveDraftSize((NO_DRAFT, *CHAINS), DEAR, expected_lengths=[0.0] * 9, clock=None)
+    assert gaps(sizer, 600, accepts=False)[:3] == [63, 127, 255]
+
+
 def test_steps_without_a_prediction_among_others_are_learned_from_by_level() -> None:
     sizer = AdaptiveDraftSize(CHAINS[:2], FLAT, interval=2, clock=None)
     before, ones = sizer.expected_accepted(CHAINS[1]), torch.ones(1, dtype=torch.bool)
@@ -265,6 +281,7 @@ def test_the_largest_has_room_for_every_candidate() -> None:
         (lambda: DraftSize(1, -1), "total_tokens"),
         (lambda: AdaptiveDraftSize([], FLAT), "candidates"),
         (lambda: AdaptiveDraftSize(CHAINS, FLAT, prior_rate=1.0), "prior_rate"),
+        (lambda: AdaptiveDraftSize(CHAINS, FLAT, expected_lengths=[1.0]), "expected_lengths"),
         (lambda: StepCosts((2, 1), (1.0, 1.0)), "nodes"),
         (lambda: StepCosts((1,), ()), "nodes"),
     ],

@@ -176,7 +176,11 @@ class Components(Protocol):
         ...
 
     def draft_sizer(
-        self, sizes: Sequence[DraftSize], drafter: str, draft_step: Callable[[], object] | None, prior_rate: float
+        self,
+        sizes: Sequence[DraftSize],
+        drafter: str,
+        draft_step: Callable[[], object] | None,
+        expected: float | Sequence[float],
     ) -> DraftSizer:
         """What chooses among sizes by measured seconds. Only for drafts that no picture depends on.
 
@@ -184,7 +188,8 @@ class Components(Protocol):
             sizes: one or more; one is a fixed size, and nothing is measured.
             drafter: tells drafters apart whose steps cost differently.
             draft_step: makes one drafting step; None where drafting costs nothing.
-            prior_rate: how often one drafted token is taken to be accepted before anything is known.
+            expected: as far as is known beforehand, how often one drafted token is accepted, or how many are of each
+                size.
         """
         ...
 

@@ -31,7 +31,7 @@ class MeasuredDraftSizes:
 
     def __init__(self) -> None:
         self._costs: dict[str, StepCosts] = {}
-        self._learned: dict[tuple[str, tuple[DraftSize, ...]], AdaptiveDraftSize] = {}
+        self._learned: dict[tuple[object, ...], AdaptiveDraftSize] = {}
 
     def sizer(
         self,
@@ -39,7 +39,7 @@ class MeasuredDraftSizes:
         geometry: Mapping[str, Any],
         probe: Callable[[int], Target],
         draft_step: Callable[[], object] | None,
-        prior_rate: float,
+        expected: float | Sequence[float],
         compiled: bool = False,
     ) -> DraftSizer:
         """What chooses among sizes; see `vargen.methods.base.Components.draft_sizer`.
@@ -54,10 +54,12 @@ class MeasuredDraftSizes:
             return FixedDraftSize(sizes[len(sizes) // 2])
         nodes = _timed_nodes(sizes)
         identity = _identity({**geometry, "nodes": nodes})
-        key = (identity, tuple(sizes))
+        lengths = None if isinstance(expected, float) else tuple(expected)
+        key = (identity, tuple(sizes), lengths)
         if key not in self._learned:
             costs = self._step_costs(identity, lambda: measure_step_costs(probe(nodes[-1]), nodes, draft_step))
-            self._learned[key] = AdaptiveDraftSize(sizes, costs, prior_rate=min(max(prior_rate, 0.05), 0.95))
+            rate = min(max(expected, 0.05), 0.95) if isinstance(expected, float) else 0.5  # of no use beside lengths
+            self._learned[key] = AdaptiveDraftSize(sizes, costs, prior_rate=rate, expected_lengths=lengths)
         # What one picture taught serves the next: no picture depends on it, and each would pay for learning it again.
         self._learned[key].start()
         return self._learned[key]

@@ -24,8 +24,6 @@ COUPLINGS = ("gumbel", "maximal")
 INITIAL_GUESSES = ("random", "repeat")
 ACCEPTED_BY_WINDOW = ((2, 0.71), (4, 1.15), (8, 1.84), (16, 2.86), (32, 3.63))
 """Of the shipped picture model: guesses that `jacobi` has accepted in a pass, by window."""
-_FIRST_RATE = 0.6
-"""How often a guess is taken to be accepted before the first pass has said anything."""
 
 
 @dataclass(frozen=True)
@@ -187,17 +185,12 @@ class FixedNoiseJacobiConfig(BranchingWindowConfig):
         sizes = self.sizes(components.num_tokens)
         if len(sizes) == 1:
             return super()._sizing(components)
-        import torch
-
         from specdecode.draft_size import NO_DRAFT
 
         if components.target.batch_size > 1:
             sizes = (NO_DRAFT, *sizes)
         expected = dict([(0, 0.0), *self.accepted_by_window])
-        return {
-            "sizer": components.draft_sizer(sizes, "jacobi", None, _FIRST_RATE),
-            "expected_lengths": torch.tensor([expected[size.depth] for size in sizes]),
-        }
+        return {"sizer": components.draft_sizer(sizes, "jacobi", None, [expected[size.depth] for size in sizes])}
 
 
 def _checked_windows(name: str, given: Any) -> tuple[tuple[int, float], ...]:

@@ -25,12 +25,36 @@ if TYPE_CHECKING:
     from specdecode.compilation import PassCompiler
 
 
+class KeptCaches:
+    """Keys and values of the last batch, whose memory the next one uses again, by whose they are.
+
+    Captured graphs write to fixed addresses, and to allocate takes time.
+    """
+
+    def __init__(self) -> None:
+        self._caches: dict[str, StaticKVCache] = {}
+
+    def get(self, whose: str, most_slots: int | None = None, **sizes: Any) -> StaticKVCache:
+        """The last one where it fits `sizes`, else a new one, which replaces it.
+
+        Args:
+            whose: several are kept side by side.
+            most_slots: of a new one, so that the next batch, of longer prompts, fits as well; None: as `sizes` says.
+            sizes: of `StaticKVCache`.
+        """
+        kept = self._caches.get(whose)
+        if kept is None or not kept.fits(**sizes):
+            self._caches.pop(whose, None)  # free the old one first
+            kept = self._caches[whose] = StaticKVCache(**sizes | {"max_length": most_slots or sizes["max_length"]})
+        return kept
+
+
 @dataclass
 class KeptBetweenBatches:
     """What a pipeline keeps from one batch for the next. No picture depends on it.
 
     Args:
-        kv_cache: of the target.
+        caches: of targets and of what drafts.
         target: of the last batch, where passes are compiled: the next takes over the addresses of its cache.
         models: drafters and smaller transformers that methods named, by folder.
         neighbours: the nearest codes [V, k] of each code, by k.
@@ -39,7 +63,7 @@ class KeptBetweenBatches:
         draft_sizes: measured costs, and what sizes turned out to be worth.
     """
 
-    kv_cache: StaticKVCache | None = None
+    caches: KeptCaches = field(default_factory=KeptCaches)
     target: Any = None
     models: dict[str, Any] = field(default_factory=dict)
     neighbours: dict[int, Tensor] = field(default_factory=dict)

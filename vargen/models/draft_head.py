@@ -11,19 +11,27 @@ both halves are fed the same tokens, and the guided logits choose.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from specdecode.drafters.tree_growth import DraftHeadOutput
-from specdecode.kv_cache import StaticKVCache
 from specdecode.roles import TargetOutput
 from specdecode.targets.transformers import TransformersTarget
 from vargen.errors import UserError
 from vargen.kernels.native import NewTokens
+from vargen.models.components import KeptCaches
 from vargen.models.llamagen.drafter import LlamaGenDrafter
 from vargen.models.llamagen.target import LlamaGenTarget
 from vargen.models.llamagen.transformer import CONDITION_POSITION, condition_attention_mask
+
+if TYPE_CHECKING:
+    from specdecode.compilation import PassCompiler
+
+
+_SLOTS = 128
+"""A new cache has a multiple of so many, so that the next batch, of somewhat longer prompts, fits as well."""
 
 
 class PictureDraftHead(ABC):
@@ -37,6 +45,10 @@ class PictureDraftHead(ABC):
         longest_condition: of the longest condition that may take a row's place.
         most_new_pairs: the most pairs that are fed before some of them join the sequence: those of one accepted draft,
             and the nodes of the next tree that are expanded.
+        caches: of earlier batches, to be used again; None: the cache is a new one.
+
+    Attributes:
+        compiler: compiles `forward`, see `compile`; None: it runs eagerly.
     """
 
     def __init__(
@@ -47,6 +59,7 @@ class PictureDraftHead(ABC):
         condition_length: int,
         longest_condition: int,
         most_new_pairs: int,
+        caches: KeptCaches | None = None,
     ) -> None:
         target.feature_layers = drafter.feature_layers
         self.drafter = drafter
@@ -56,17 +69,25 @@ class PictureDraftHead(ABC):
         # [rows]: where pictures begin. Of one number, until rows are given to other conditions.
         self._picture_starts = torch.full((target.batch_size * halves,), self._prefix_length, device=target.device)
         self._last_position = drafter.num_image_tokens - 1
-        self.kv_cache = StaticKVCache(
+        num_slots = self._longest_prefix + drafter.num_image_tokens + most_new_pairs
+        self.kv_cache = (KeptCaches() if caches is None else caches).get(
+            "head",
+            -(-num_slots // _SLOTS) * _SLOTS,
             num_layers=1,
             batch_size=target.batch_size * halves,
             num_heads=drafter.config.num_attention_heads,
-            max_length=self._longest_prefix + drafter.num_image_tokens + most_new_pairs,
+            max_length=num_slots,
             head_dim=drafter.head_dim,
             device=target.device,
             dtype=drafter.dtype,
         )
+        self.compiler: PassCompiler | None = None
         self._most_committed = 0
         self._num_new = 0
+
+    def compile(self, compiler: PassCompiler | None) -> None:
+        """From now on `forward` is compiled code; None: it runs eagerly, as it does where our own kernels serve."""
+        self.compiler = None if self.drafter.fast_pass.serves(self.kv_cache) else compiler
 
     def features(self, output: TargetOutput) -> Tensor:
         """[B, n, F]: features of the target's halves side by side, F = dim or 2 dim."""
@@ -123,8 +144,25 @@ class PictureDraftHead(ABC):
 
     def forward(self, tokens: Tensor, features: Tensor, mask: Tensor, depths: Tensor) -> DraftHeadOutput:
         """Guess what follows new pairs; see `DraftHead.forward`."""
-        cache, num_pairs, num_new = self.kv_cache, tokens.shape[1], mask.shape[2]
+        cache, num_new = self.kv_cache, mask.shape[2]
         self._num_new = num_new
+        length = self._most_committed + num_new
+        if self.compiler is not None:
+            cache.pin()
+            reach = self.compiler.reach(length, cache.max_length, cache.device)
+            found = self.compiler.run(
+                "drafter", self, PictureDraftHead._pass, tokens, features, mask, depths, reach=reach
+            )
+        else:
+            fast = self._fast_pass(tokens, features, mask, depths)
+            found = fast or self._pass(tokens, features, mask, depths, cache.first_slots(length))
+        return DraftHeadOutput(*found)
+
+    def _fast_pass(
+        self, tokens: Tensor, features: Tensor, mask: Tensor, depths: Tensor
+    ) -> tuple[Tensor, Tensor] | None:
+        """`_pass` in one call of the project's own kernels, or None where they do not serve."""
+        cache = self.kv_cache
         output_head, guidance_scale = self.output_head()
         fast = self.drafter.fast_pass.run(
             NewTokens(
@@ -143,18 +181,30 @@ class PictureDraftHead(ABC):
             guidance_scale=guidance_scale,
             side_by_side=True,
         )
-        if fast is not None:
-            states, logits = fast
-            if logits is None:
-                logits = self.guided_logits(self._rows(states))
-            return DraftHeadOutput(logits, states)
-        before = num_new - num_pairs  # new pairs that were fed in earlier forwards
+        if fast is None:
+            return None
+        states, logits = fast
+        return self.guided_logits(self._rows(states)) if logits is None else logits, states
+
+    def _pass(
+        self, tokens: Tensor, features: Tensor, mask: Tensor, depths: Tensor, reach: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """`forward` over tensors alone, for compilers.
+
+        Args:
+            tokens, features, mask, depths: of `forward`.
+            reach: [S] int64, the slots that attention reads.
+
+        Returns:
+            Guided logits [B, q, V], and features [B, q, F].
+        """
+        cache, num_new, kv_length = self.kv_cache, mask.shape[2], reach.shape[0]
+        before = num_new - tokens.shape[1]  # new pairs that were fed in earlier forwards
         tokens = torch.cat([tokens] * self._halves)
         mask, depths = (self._both(value) for value in (mask, depths))
         positions = (cache.lengths - self._picture_starts)[:, None] + depths
         # Below the last token of a picture nothing is drafted; what a tree asks for there is clipped by the loop.
         positions = positions.clamp(max=self._last_position)
-        kv_length = min(self._most_committed + num_new, cache.max_length)
         slots = cache.new_slots(num_new)[:, before:]
         hidden_states = self.drafter(
             tokens,
@@ -165,7 +215,7 @@ class PictureDraftHead(ABC):
             slots=cache.flatten_slots(slots),
             kv_length=kv_length,
         )
-        return DraftHeadOutput(self.guided_logits(hidden_states), self._side_by_side(hidden_states))
+        return self.guided_logits(hidden_states), self._side_by_side(hidden_states)
 
     @torch.no_grad()
     def draft_once(self, num_pairs: int) -> None:
@@ -208,17 +258,22 @@ class TransformersDraftHead(PictureDraftHead):
     """The head beside a target over a model of transformers, whose `combine` gives the halves' features side by side.
 
     Args:
-        drafter, target, most_new_pairs: as for `PictureDraftHead`.
+        drafter, target, most_new_pairs, caches: as for `PictureDraftHead`.
 
     Raises:
         UserError: the drafter was trained for another model.
     """
 
-    def __init__(self, drafter: LlamaGenDrafter, target: TransformersTarget, most_new_pairs: int) -> None:
+    def __init__(
+        self,
+        drafter: LlamaGenDrafter,
+        target: TransformersTarget,
+        most_new_pairs: int,
+        caches: KeptCaches | None = None,
+    ) -> None:
         check_drafter_fits(drafter, target)
-        super().__init__(
-            drafter, target, target.rows_per_sequence, target.prompt_length, target.longest_prompt, most_new_pairs
-        )
+        lengths = target.prompt_length, target.longest_prompt
+        super().__init__(drafter, target, target.rows_per_sequence, *lengths, most_new_pairs, caches)
         self.target = target
 
     def states(self, output: TargetOutput) -> Tensor:

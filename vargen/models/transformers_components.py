@@ -65,12 +65,18 @@ class TransformersComponents(ModelComponents):
             self.kept.models[folder] = LlamaGenDrafter.from_pretrained(folder, torch_dtype=self.model.dtype).eval()
         drafter: LlamaGenDrafter = self.kept.models[folder].to(self.device)
         self.kept.draft_with(drafter.attn, drafter.ff)
-        head = TransformersDraftHead(drafter, self.target, most_new_pairs)
+        head = TransformersDraftHead(drafter, self.target, most_new_pairs, None if self.joins else self.kept.caches)
+        if not self.joins:
+            self.kept.compile(head)
         rates = {"top": drafter.config.acceptance_rate, "sampled": drafter.config.sampled_acceptance_rate}
         return DraftNetwork(head, f"eagle-{drafter.config.dim}", head.draft_once, rates)
 
     def draft_sizer(
-        self, sizes: Sequence[DraftSize], drafter: str, draft_step: Callable[[], object] | None, prior_rate: float
+        self,
+        sizes: Sequence[DraftSize],
+        drafter: str,
+        draft_step: Callable[[], object] | None,
+        expected: float | Sequence[float],
     ) -> DraftSizer:
         """See `Components.draft_sizer`."""
         is_cuda = self.device.type == "cuda"
@@ -86,4 +92,4 @@ class TransformersComponents(ModelComponents):
             **self.kept.told(self.model),
         }
         compiled = self.kept.compiler is not None
-        return self.kept.draft_sizes.sizer(sizes, geometry, self.target.half_way, draft_step, prior_rate, compiled)
+        return self.kept.draft_sizes.sizer(sizes, geometry, self.target.half_way, draft_step, expected, compiled)

@@ -67,6 +67,39 @@ def test_llamagen_by_every_kind_of_draft(tiny_pipeline: Any) -> None:
     assert len(told) == 2
 
 
+HEADS = {
+    "chain": ("eagle", {"tree": [[0], [0, 0]], "depth": 2, "children": "sampled"}),
+    "tree": ("eagle", {"total_tokens": 8, "depth": 3, "tree_top_k": 3}),
+    "skipping": ("likeness-quality", {}),
+    "smaller model": ("draft-model", {"draft_length": 3}),
+}
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_what_drafts_is_compiled_too(drafting_pipeline: Any, kind: str) -> None:
+    """Once for all prompts, batches of a size and scales; tokens stay, and so does the number of passes."""
+    method = resolve_method(*HEADS[kind])
+
+    def drawn() -> list[Any]:
+        rows, scales = (PROMPTS, PROMPTS[::-1]), (3.0, 4.5)
+        return [draw(drafting_pipeline, method, each, guidance_scale=scale) for each in rows for scale in scales]
+
+    eager = drawn()
+    told: list[str] = []
+    drafting_pipeline.compile("eager", BUCKET, lambda name, *_: told.append(name))
+    try:
+        compiled = drawn()
+        assert set(told) == {"target"} if kind == "smaller model" else {"target", "drafter"}
+        graphs = len(told)
+        drawn()
+        assert len(told) == graphs
+    finally:
+        drafting_pipeline.compile(None)
+    for one, other in zip(eager, compiled, strict=True):
+        assert torch.equal(one.tokens, other.tokens)
+        assert one.trace.target_passes == other.trace.target_passes
+
+
 @pytest.mark.usefixtures("own_kernels")
 def test_what_our_own_kernels_serve_is_not_compiled(tiny_pipeline: Any) -> None:
     told: list[Any] = []

@@ -24,7 +24,7 @@ from vargen.models.components import ONLY, KeptBetweenBatches, ModelComponents, 
 from vargen.models.finite import check_weights
 from vargen.models.llamagen.draft_head import LlamaGenDraftHead, check_drafter
 from vargen.models.llamagen.drafter import LlamaGenDrafter
-from vargen.models.llamagen.target import LlamaGenTarget, allocate_cache, cache_fits, cache_length
+from vargen.models.llamagen.target import LlamaGenTarget, cache_length, cache_sizes
 from vargen.models.llamagen.transformer import LlamaGenTransformer
 from vargen.models.llamagen.vq import unit_codebook
 from vargen.models.llamagen.weighted import WeightedHead, WeightedTarget, WeightNetworks
@@ -95,18 +95,16 @@ class LlamaGenComponents(ModelComponents):
             return self._weighed()
         longest = max(embeds.shape[1], place.longest_prompt)
         num_slots = cache_length(transformer, longest, max_draft_nodes)
-        if self.kept.kv_cache is None or not cache_fits(self.kept.kv_cache, transformer, rows, num_slots):
-            self.kept.kv_cache = None  # free the old one first
-            # For the longest condition, so that the next prompts, of another length, fit as well.
-            num_slots = cache_length(transformer, transformer.config.condition_length, max_draft_nodes)
-            self.kept.kv_cache = allocate_cache(transformer, rows, num_slots)
+        # For the longest condition, so that the next prompts, of another length, fit as well.
+        most_slots = cache_length(transformer, transformer.config.condition_length, max_draft_nodes)
+        kv_cache = self.kept.caches.get("target", most_slots, **cache_sizes(transformer, rows, num_slots))
         self._target = LlamaGenTarget(
             transformer,
             embeds,
             mask,
             guidance_scale=guidance_scale,
             max_draft_nodes=max_draft_nodes,
-            kv_cache=self.kept.kv_cache,
+            kv_cache=kv_cache,
             longest_condition=longest,
         )
         self.kept.compile(self._target)
@@ -135,10 +133,13 @@ class LlamaGenComponents(ModelComponents):
         """The drafter in a folder, or the pipeline's own, beside the target."""
         drafter = self._drafter(folder)
         self.kept.draft_with(drafter.attn, drafter.ff)
-        head: LlamaGenDraftHead | WeightedHead = LlamaGenDraftHead(drafter, self.target, most_new_pairs)
+        caches = None if self._place.joins else self.kept.caches
+        own = LlamaGenDraftHead(drafter, self.target, most_new_pairs, caches)
+        self.kept.compile(own)
+        head: LlamaGenDraftHead | WeightedHead = own
         if self.weights is not None and self._beside is not None:
-            assert isinstance(head, LlamaGenDraftHead)
-            head = self.weights.beside_head(head, self._beside, most_new_pairs)
+            head = self.weights.beside_head(own, self._beside, most_new_pairs)
+            self.kept.compile(head.heavy)
         rates = {"top": drafter.config.acceptance_rate, "sampled": drafter.config.sampled_acceptance_rate}
         return DraftNetwork(head, f"eagle-{drafter.config.dim}", head.draft_once, rates)
 
@@ -146,12 +147,19 @@ class LlamaGenComponents(ModelComponents):
         """The smaller transformer in a folder (or in `transformer/` there), or the pipeline's own."""
         transformer = self._draft_transformer(folder)
         self.kept.draft_with(transformer.transformer_blocks)
+        embeds, kv_cache = embed_each(transformer, self._condition, self._mask), None
+        if not self._place.joins:
+            rows = len(embeds) * (2 if self._guidance_scale > 1 else 1)
+            longest = transformer.config.condition_length
+            num_slots = cache_length(transformer, longest, MOST_WAITING + 2)
+            kv_cache = self.kept.caches.get("draft model", **cache_sizes(transformer, rows, num_slots))
         target = LlamaGenTarget(
             transformer,
-            embed_each(transformer, self._condition, self._mask),
+            embeds,
             self._mask,
             guidance_scale=self._guidance_scale,
             max_draft_nodes=MOST_WAITING + 2,
+            kv_cache=kv_cache,
             longest_condition=self._place.longest_prompt,
             prompt_only=self._place.joins,
         )
@@ -176,7 +184,11 @@ class LlamaGenComponents(ModelComponents):
         return unit_codebook(self.vqvae).to(self.device)
 
     def draft_sizer(
-        self, sizes: Sequence[DraftSize], drafter: str, draft_step: Callable[[], object] | None, prior_rate: float
+        self,
+        sizes: Sequence[DraftSize],
+        drafter: str,
+        draft_step: Callable[[], object] | None,
+        expected: float | Sequence[float],
     ) -> DraftSizer:
         """See `Components.draft_sizer`."""
         if self._place.joins:
@@ -194,7 +206,7 @@ class LlamaGenComponents(ModelComponents):
         }
         probe = target.half_way if self._beside is None else self._beside.half_way
         compiled = target.compiler is not None
-        return self.kept.draft_sizes.sizer(sizes, geometry, probe, draft_step, prior_rate, compiled)
+        return self.kept.draft_sizes.sizer(sizes, geometry, probe, draft_step, expected, compiled)
 
     def _drafter(self, folder: str | None) -> LlamaGenDrafter:
         if folder is None:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from specdecode.roles import TargetOutput
-from specdecode.sampling import apply_guidance
 from vargen.errors import UserError
+from vargen.models.components import KeptCaches
 from vargen.models.draft_head import PictureDraftHead, check_feature_layers
 from vargen.models.llamagen.drafter import LlamaGenDrafter
 from vargen.models.llamagen.target import LlamaGenTarget, LlamaGenTargetOutput
@@ -44,13 +44,15 @@ class LlamaGenDraftHead(PictureDraftHead):
     Args:
         drafter: the network, in eval mode.
         target: the target it drafts for; it lends its output head, its guidance and the mask of its condition.
-        most_new_pairs: as for `PictureDraftHead`.
+        most_new_pairs, caches: as for `PictureDraftHead`.
 
     Raises:
         UserError: see `check_drafter`; or the drafter wants prompts in full length and this one is not.
     """
 
-    def __init__(self, drafter: LlamaGenDrafter, target: LlamaGenTarget, most_new_pairs: int) -> None:
+    def __init__(
+        self, drafter: LlamaGenDrafter, target: LlamaGenTarget, most_new_pairs: int, caches: KeptCaches | None = None
+    ) -> None:
         check_drafter(drafter, target.transformer)
         full_length = target.transformer.config.condition_length
         if drafter.config.attend_to_padding and target.condition_length != full_length:
@@ -59,7 +61,8 @@ class LlamaGenDraftHead(PictureDraftHead):
                 f"{target.condition_length}"
             )
         halves = 2 if target.is_guided else 1
-        super().__init__(drafter, target, halves, target.condition_length, target.longest_condition, most_new_pairs)
+        lengths = target.condition_length, target.longest_condition
+        super().__init__(drafter, target, halves, *lengths, most_new_pairs, caches)
         self.target = target
         self._logits_dtype = target.transformer.dtype  # diffusers looks through all parameters for it, every time
 
@@ -81,8 +84,4 @@ class LlamaGenDraftHead(PictureDraftHead):
 
     def guided_logits(self, hidden_states: Tensor) -> Tensor:
         """See `PictureDraftHead.guided_logits`."""
-        logits = self.target.transformer.lm_head(hidden_states.to(self._logits_dtype)).float()
-        if self._halves == 1:
-            return logits
-        conditional, unconditional = logits.chunk(2)
-        return apply_guidance(conditional, unconditional, self.target.guidance_scale)
+        return self.target.guided(self.target.transformer.lm_head(hidden_states.to(self._logits_dtype)).float())

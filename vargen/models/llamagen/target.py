@@ -10,7 +10,7 @@ tokens; nobody outside sees the second half except through `unconditional_hidden
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -49,7 +49,7 @@ class LlamaGenTarget:
         guidance_scale: classifier-free guidance, on raw logits; off at values <= 1, and then the second half of the
             batch is not computed.
         max_draft_nodes: nodes of the largest tree `forward` will be given, the root included.
-        kv_cache: a cache to use again; it must fit (see `cache_fits`). None: a new one.
+        kv_cache: a cache to use again; it must fit (see `cache_sizes`). None: a new one.
         longest_condition: T of the longest condition that may take a row's place; None: none is longer than these. A
             `prompt_only` target is one that takes places: it is prefilled, never stepped, and has room for no more.
         prompt_only: see there.
@@ -109,8 +109,8 @@ class LlamaGenTarget:
         if not prompt_only:
             num_slots = cache_length(transformer, self.longest_condition, max_draft_nodes)
         if kv_cache is None:
-            kv_cache = allocate_cache(transformer, condition_embeds.shape[0], num_slots)
-        elif not cache_fits(kv_cache, transformer, condition_embeds.shape[0], num_slots):
+            kv_cache = StaticKVCache(**cache_sizes(transformer, condition_embeds.shape[0], num_slots))
+        elif not kv_cache.fits(**cache_sizes(transformer, condition_embeds.shape[0], num_slots)):
             raise ValueError(
                 f"kv_cache must fit {condition_embeds.shape[0]} rows of {num_slots} slots of this transformer"
             )
@@ -185,7 +185,7 @@ class LlamaGenTarget:
         )
         cache.advance(length)
         self._most_committed = length
-        return self._split(self._guided(output.logits), output.features)
+        return self._split(self.guided(output.logits), output.features)
 
     def forward(self, tokens: Tensor, mask: Tensor, depths: Tensor) -> LlamaGenTargetOutput:
         """Judge new tokens; see `specdecode.roles.Target.forward`.
@@ -267,7 +267,7 @@ class LlamaGenTarget:
             kv_length=kv_length,
             feature_layers=self.feature_layers,
         )
-        return self._guided(output.logits), output.features
+        return self.guided(output.logits), output.features
 
     def commit(self, node_indices: Tensor | None, counts: Tensor) -> None:
         """Keep tokens of the last forward; see `specdecode.roles.Target.commit`.
@@ -323,8 +323,8 @@ class LlamaGenTarget:
         target._most_committed += half
         return target
 
-    def _guided(self, logits: Tensor) -> Tensor:
-        """[B, n, V] of the rows' logits: guidance is in."""
+    def guided(self, logits: Tensor) -> Tensor:
+        """[B, n, V] of the rows' logits [2B, n, V], or of [B, n, V] without guidance, which are these."""
         if not self.is_guided:
             return logits
         conditional, unconditional = logits.chunk(2)
@@ -342,29 +342,15 @@ def cache_length(transformer: LlamaGenTransformer, condition_length: int, max_dr
     return condition_length + transformer.num_image_tokens - 1 + max_draft_nodes
 
 
-def allocate_cache(transformer: LlamaGenTransformer, num_rows: int, num_slots: int) -> StaticKVCache:
-    """A cache of `num_slots` tokens for `num_rows` rows (twice the pictures when guided), beside the transformer."""
+def cache_sizes(transformer: LlamaGenTransformer, num_rows: int, num_slots: int) -> dict[str, Any]:
+    """Of a `StaticKVCache` of `num_slots` tokens for `num_rows` rows (two a guided picture), beside the transformer."""
     config = transformer.config
-    return StaticKVCache(
-        num_layers=config.num_layers,
-        batch_size=num_rows,
-        num_heads=config.num_key_value_heads,
-        max_length=num_slots,
-        head_dim=transformer.head_dim,
-        device=transformer.device,
-        dtype=transformer.dtype,
-    )
-
-
-def cache_fits(kv_cache: StaticKVCache, transformer: LlamaGenTransformer, num_rows: int, num_slots: int) -> bool:
-    """Whether a cache can serve `num_rows` rows of at least `num_slots` tokens of this transformer."""
-    config = transformer.config
-    return (
-        kv_cache.num_layers == config.num_layers
-        and kv_cache.num_heads == config.num_key_value_heads
-        and kv_cache.head_dim == transformer.head_dim
-        and kv_cache.batch_size == num_rows
-        and kv_cache.max_length >= num_slots
-        and kv_cache.device == transformer.device
-        and kv_cache.dtype == transformer.dtype
-    )
+    return {
+        "num_layers": config.num_layers,
+        "batch_size": num_rows,
+        "num_heads": config.num_key_value_heads,
+        "max_length": num_slots,
+        "head_dim": transformer.head_dim,
+        "device": transformer.device,
+        "dtype": transformer.dtype,
+    }

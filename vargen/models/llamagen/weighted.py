@@ -24,14 +24,14 @@ from specdecode.kv_cache import StaticKVCache
 from specdecode.roles import TargetOutput
 from vargen.errors import UserError
 from vargen.kernels.quantized import quantize_linears
+from vargen.models.components import KeptCaches
 from vargen.models.llamagen.draft_head import LlamaGenDraftHead
 from vargen.models.llamagen.drafter import LlamaGenDrafter
 from vargen.models.llamagen.target import (
     LlamaGenTarget,
     LlamaGenTargetOutput,
-    allocate_cache,
-    cache_fits,
     cache_length,
+    cache_sizes,
 )
 from vargen.models.llamagen.transformer import LLAMAGEN_SIZES, LlamaGenTransformer
 
@@ -57,7 +57,7 @@ class WeightNetworks:
     drafter: LlamaGenDrafter
     smaller: LlamaGenTransformer
     passes: dict[str, list[int]] = field(default_factory=lambda: {"target": [], "head": [], "smaller": []})
-    _caches: dict[str, StaticKVCache] = field(default_factory=dict)
+    _caches: KeptCaches = field(default_factory=KeptCaches)
 
     @classmethod
     def of_size(
@@ -115,15 +115,13 @@ class WeightNetworks:
         cache = None
         if not target.prompt_only:
             slots = cache_length(transformer, target.longest_condition, target.max_draft_nodes)
-            cache = self._caches.get(role)
-            if cache is None or not cache_fits(cache, transformer, rows, slots):
-                self._caches.pop(role, None)  # free the old one first
-                cache = self._caches[role] = allocate_cache(transformer, rows, slots)
+            cache = self._caches.get(role, **cache_sizes(transformer, rows, slots))
         return WeightedTarget(target, self._heavy(target, transformer, cache), self.passes[role])
 
     def beside_head(self, head: LlamaGenDraftHead, target: WeightedTarget, most_new_pairs: int) -> WeightedHead:
         """A head with its network beside it; `target` is the one that the head drafts for."""
-        heavy = LlamaGenDraftHead(self.drafter, target.heavy, most_new_pairs)
+        caches = None if target.heavy.prompt_only else self._caches
+        heavy = LlamaGenDraftHead(self.drafter, target.heavy, most_new_pairs, caches)
         return WeightedHead(head, heavy, self.passes["head"])
 
     def _heavy(

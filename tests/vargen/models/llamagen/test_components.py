@@ -9,16 +9,19 @@ import torch
 
 from vargen.errors import UserError
 from vargen.methods.catalogue import resolve_method
-from vargen.models.llamagen.components import KeptBetweenBatches, LlamaGenComponents
+from vargen.models.components import ONLY, KeptBetweenBatches, Place
+from vargen.models.llamagen.components import LlamaGenComponents
 from vargen.pipelines.llamagen import LlamaGenPipeline
 
 
-def components_of(pipeline: LlamaGenPipeline, kept: KeptBetweenBatches, rows: int = 1) -> LlamaGenComponents:
+def components_of(
+    pipeline: LlamaGenPipeline, kept: KeptBetweenBatches, rows: int = 1, place: Place = ONLY
+) -> LlamaGenComponents:
     components = LlamaGenComponents(
         pipeline.transformer, pipeline.vqvae, pipeline.drafter, pipeline.draft_transformer, pipeline.device, kept
     )
     embeds, mask = pipeline.encode_prompt(["two cones"] * rows)
-    components.start({"caption_embeds": embeds}, mask, 3.0, 4)
+    components.start({"caption_embeds": embeds}, mask, 3.0, 4, place)
     return components
 
 
@@ -28,7 +31,21 @@ def test_the_cache_of_the_last_batch_is_used_again_where_it_fits(drafting_pipeli
     first = components_of(drafting_pipeline, kept)
     assert components_of(drafting_pipeline, kept).target.kv_cache is first.target.kv_cache
     larger = components_of(drafting_pipeline, kept, rows=2)
-    assert larger.target.kv_cache is not first.target.kv_cache and kept.kv_cache is larger.target.kv_cache
+    assert larger.target.kv_cache is not first.target.kv_cache
+    assert components_of(drafting_pipeline, kept, rows=2).target.kv_cache is larger.target.kv_cache
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("draft", ["draft_head", "draft_target"])
+def test_so_is_that_of_what_drafts_unless_its_rows_join_a_batch_that_uses_it(
+    drafting_pipeline: LlamaGenPipeline, draft: str
+) -> None:
+    kept, arguments = KeptBetweenBatches(), (None, 4) if draft == "draft_head" else (None,)
+    first, second, joining = (
+        getattr(components_of(drafting_pipeline, kept, place=place), draft)(*arguments).network.kv_cache
+        for place in (ONLY, ONLY, Place(joins=True))
+    )
+    assert first is second and joining is not first
 
 
 @torch.no_grad()

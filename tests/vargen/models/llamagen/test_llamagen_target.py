@@ -10,7 +10,7 @@ from torch import Tensor
 
 from specdecode.kv_cache import StaticKVCache
 from specdecode.tree import TokenTree
-from vargen.models.llamagen.target import LlamaGenTarget, allocate_cache, cache_length
+from vargen.models.llamagen.target import LlamaGenTarget, cache_length, cache_sizes
 from vargen.models.llamagen.transformer import LlamaGenTransformer
 from vargen.pipelines.llamagen import LlamaGenPipeline
 
@@ -176,9 +176,9 @@ def test_what_does_not_fit_is_refused(transformer: LlamaGenTransformer) -> None:
     with pytest.raises(ValueError, match="kv_cache must fit 6 rows"):
         build(transformer, kv_cache=StaticKVCache(2, 3, 2, 64, 8))
     slots = cache_length(transformer, 5, 8)
-    assert build(transformer, kv_cache=allocate_cache(transformer, 6, slots)).kv_cache.max_length == slots
+    assert build(transformer, kv_cache=StaticKVCache(**cache_sizes(transformer, 6, slots))).kv_cache.max_length == slots
     with pytest.raises(ValueError, match=f"kv_cache must fit 6 rows of {slots} slots"):
-        build(transformer, kv_cache=allocate_cache(transformer, 6, slots - 1))
+        build(transformer, kv_cache=StaticKVCache(**cache_sizes(transformer, 6, slots - 1)))
     target = build(transformer)
     target.prefill()
     with pytest.raises(ValueError, match="at most max_draft_nodes"):

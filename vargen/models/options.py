@@ -49,10 +49,10 @@ class ModelOptions:
             TorchAoConfig, where "quant_type" names a configuration of torchao and further fields are its own.
         draft_quantization: int8, int8-dynamic or int4, of what drafts: exact methods draw what they drew without it.
         attn_implementation: "sdpa" or "eager"; null for transformers' choice.
-        compile: compile the passes of the model and of a smaller one that drafts for it, each width when it first
-            comes up: seconds to minutes once, kept in the cache for the next run, for faster passes from then on.
+        compile: compile the passes of the model and of what drafts for it, a head or a smaller one, each width when it
+            first comes up: seconds to minutes once, kept in the cache for the next run, for faster passes from then on.
             Needs a C++ compiler, or Triton on a GPU. Pictures can differ in tokens where two are about as likely.
-            Heads that draft, and models that answer about videos, have no compiled passes.
+            Models that answer about videos have no compiled passes.
         compile_bucket: attention of compiled passes reads keys in multiples of so many tokens.
     """
 

@@ -36,9 +36,7 @@ class CompilablePipeline:
         bucket: int = COMPILE_BUCKET,
         on_compiled: Callable[[str, int, float], None] | None = None,
     ) -> Self:
-        """From the next call on, passes of the target and of a smaller model that drafts for it are compiled code.
-
-        A head that drafts is one layer whose passes stay eager.
+        """From the next call on, passes of the target and of what drafts (a head, a smaller model) are compiled code.
 
         Each width (tokens that a method feeds at once, times pictures of a batch) is compiled when it first comes up,
         which takes from some seconds to minutes; the trace has it as a phase of its own. Code is kept for the next run
@@ -49,8 +47,8 @@ class CompilablePipeline:
         Args:
             backend: of `torch.compile`; None: eager passes again.
             bucket: attention reads a batch's keys in multiples of so many tokens.
-            on_compiled: called as `on_compiled(name, width, seconds)` after each pass that was compiled: "target" or
-                "drafter", the tokens a picture, and what it took.
+            on_compiled: called as `on_compiled(name, width, seconds)` after each pass that was compiled: "target" (a
+                smaller model is one too) or "drafter" for a head, the tokens a picture, and what it took.
 
         Returns:
             The pipeline.

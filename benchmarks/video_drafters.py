@@ -2,8 +2,8 @@
 
 Of Sparrow (arXiv 2602.15318): accepted length against the length of the video for all 2^3 of its parts (bridged visual
 states, multi-token prediction, text-only drafting), each trained as it drafts, on videos of a quarter of the length or
-on stills; how much of it is left at four times that length, with an interval over many videos; what drafting costs as
-the video grows, beside a drafter that keeps the video. Of FLASH (arXiv 2505.12728): its two parts with and without the
+on stills; how much of it is left at four and eight times that length, with intervals over many videos; what drafting costs
+as the video grows, beside a drafter that keeps the video. Of FLASH (arXiv 2505.12728): its two parts with and without the
 other, beside text alone; tokens accepted per forward of the drafter against the number of places guessed at once; the
 compression of the video; how saturated the compressor's softmax is, with and without a scale.
 
@@ -53,8 +53,8 @@ LENGTHS = (8, 16, 32, 64, 128)
 """Frames of the videos of the studies of length."""
 OPENING = 60
 """Tokens of an answer that are its first words: about as many as whole answers have of the shortest videos."""
-FOUR_TIMES = (8, 32)
-"""Frames that the drafters of the studies of length learned from, and four times as many."""
+LONGER = (8, 32, 64)
+"""Frames that the drafters of the studies of length learned from, and four and eight times as many."""
 QUERIES = {"4x": 256, "16x": 64, "64x": 16, "256x": 4}
 """Learned queries of FLASH's compressor by its ratio; it has `USUAL_QUERIES` by itself."""
 USUAL_QUERIES = "64x"
@@ -221,15 +221,22 @@ class Studies:
                         rows.append({"frames": num_frames, **parts, **self.ask(config, cases, max_new_tokens)})
         return rows
 
-    def four_times(self) -> list[dict]:
-        """Over first words, Sparrow's drafter and the same with the video's rows at four times the length learned."""
+    def longer(self) -> list[dict]:
+        """Over first words, Sparrow's drafter and the same with the video's rows, at the length learned and beyond."""
         rows = []
         for text_only, name in ((True, "text"), (False, "video")):
             drafter = self.folder(f"still_states_mtp_{name}")
             config = SparrowConfig(drafter=drafter, text_only=text_only, tree="chain", depth=DEPTH)
-            short, long = (self.answers(config, self.cases(frames), OPENING) for frames in FOUR_TIMES)
-            lengths = {"learned": accepted_length(short), "longer": accepted_length(long)}
-            rows.append({"text_only": text_only, **lengths, "kept": accepted_length(long, short)})
+            found = [self.answers(config, self.cases(frames), OPENING) for frames in LONGER]
+            rows += [
+                {
+                    "text_only": text_only,
+                    "visual_tokens": answers[0]["visual_tokens"],
+                    "accepted": accepted_length(answers),
+                    "kept": accepted_length(answers, found[0]),
+                }
+                for answers in found
+            ]
         return rows
 
     def cost(self) -> list[dict]:
@@ -303,7 +310,7 @@ class Studies:
         return rows
 
 
-STUDIES = ("length", "opening", "four_times", "cost", "parts", "places", "compression", "saturation")
+STUDIES = ("length", "opening", "longer", "cost", "parts", "places", "compression", "saturation")
 
 
 def main() -> None:
@@ -325,7 +332,7 @@ def main() -> None:
     path = RESULTS / "video_drafters.json"
     found = json.loads(path.read_text())["studies"] if path.exists() else {}
     lengths, counts = len(LENGTHS), (len(PARTS), len(PLACES), len(QUERIES), 2)
-    per_study = dict(zip(STUDIES, (8 * lengths, 8 * lengths, 4, 2 * lengths, *counts), strict=True))
+    per_study = dict(zip(STUDIES, (8 * lengths, 8 * lengths, 2 * len(LONGER), 2 * lengths, *counts), strict=True))
     total = sum(per_study[name] * options.videos for name in chosen)
     with progress(total, "answers", options.quiet) as shown:
         studies = Studies(options, shown)

@@ -6,7 +6,9 @@ here: the cache, masks and positions (`specdecode.targets.transformers`), sampli
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -85,8 +87,8 @@ class Emu3Target(TransformersTarget):
             longest_prompt=longest_prompt,
             vocab_size=len(names),
             decoder=model.model.text_model,
-            output_head=lambda hidden_states: _with_mark(model.lm_head(hidden_states)[..., names[:-1]]),
-            embed=lambda tokens: embed(names[tokens]),
+            output_head=partial(_logits_of_names, model.lm_head, names),
+            embed=partial(_embed_names, embed, names),
         )
 
     def prefill(self) -> TargetOutput:
@@ -122,6 +124,16 @@ class Emu3Target(TransformersTarget):
                 (known >= 0) & is_mark, 0
             ),
         )
+
+
+def _embed_names(embed: Callable[[Tensor], Tensor], names: Tensor, tokens: Tensor) -> Tensor:
+    """Embeddings of tokens [...], which are numbers of `names` [C + 1]."""
+    return embed(names[tokens])
+
+
+def _logits_of_names(lm_head: Callable[[Tensor], Tensor], names: Tensor, hidden_states: Tensor) -> Tensor:
+    """[..., C + 1] of what the model's head says of hidden states [..., dim], by numbers of `names` [C + 1]."""
+    return _with_mark(lm_head(hidden_states)[..., names[:-1]])
 
 
 def _with_mark(logits: Tensor) -> Tensor:

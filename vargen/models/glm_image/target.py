@@ -9,7 +9,7 @@ are masked, and pictures end by count.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 
 from torch import Tensor
 from transformers import GlmImageForConditionalGeneration
@@ -41,7 +41,7 @@ class GlmImageTarget(TransformersTarget):
             max_new_tokens=request.num_tokens,
             max_draft_nodes=max_draft_nodes,
             position_ids=request.position_ids,
-            positions=_lookup(request.drawn_positions),
+            positions=partial(_positions_at, request.drawn_positions),
             vocab_size=num_codes(model),
             decoder=model.model.language_model,
             output_head=model.lm_head,
@@ -54,7 +54,6 @@ def num_codes(model: GlmImageForConditionalGeneration) -> int:
     return int(model.model.vqmodel.quantize.embedding.num_embeddings)
 
 
-def _lookup(table: Tensor) -> Callable[[Tensor], Tensor]:
-    """From places [B, n] among drawn tokens to their positions [3, B, n], by a table [3, B, N] of these."""
-    last = table.shape[2] - 1
-    return lambda places: table.gather(2, places.clamp(max=last).expand(3, -1, -1))
+def _positions_at(table: Tensor, places: Tensor) -> Tensor:
+    """Positions [3, B, n] of places [B, n] among drawn tokens, by a table [3, B, N] of these."""
+    return table.gather(2, places.clamp(max=table.shape[2] - 1).expand(3, -1, -1))

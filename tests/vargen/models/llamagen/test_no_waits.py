@@ -1,8 +1,4 @@
-"""A step of the loop on a GPU never waits for it: shown without one, on tensors that have no numbers.
-
-`FakeTensorMode` computes shapes and devices alone. Whatever asks such a tensor for a number (`int`, `bool`, `tolist`,
-`nonzero`, a shape that depends on one) fails, and on a GPU it is what the host would wait for.
-"""
+"""A step of the loop on a GPU never waits for it: shown without one (`fake_device`)."""
 
 from __future__ import annotations
 
@@ -11,29 +7,26 @@ from typing import Any
 
 import pytest
 import torch
+from fake_device import forget_driver, take_steps
 from llamagen_models import make_model
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from specdecode.draft_size import DraftSize, FixedDraftSize
 from specdecode.drafters.eagle import EagleDrafter
 from specdecode.drafters.tree_shapes import DynamicTree
-from specdecode.loop import DecodeRun
 from specdecode.roles import Drafter
-from specdecode.sampling import RandomStreams, SamplingConfig
 from specdecode.verifiers.exact import ExactVerifier
 from vargen.methods.catalogue import resolve_method
 from vargen.models.llamagen.draft_head import LlamaGenDraftHead
 from vargen.models.llamagen.drafter import LlamaGenDrafter
 from vargen.models.llamagen.target import LlamaGenTarget
 
-STEPS = 4
+TOKENS = 16
 
 
 @pytest.fixture(autouse=True)
 def _no_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What asks the driver, once a picture and not once a step."""
-    monkeypatch.setattr("torch.cuda.synchronize", lambda device: None)
-    monkeypatch.setattr("specdecode.kv_cache._check_room", lambda *sizes: None)
+    forget_driver(monkeypatch)
 
 
 def target_of(max_draft_nodes: int) -> LlamaGenTarget:
@@ -42,27 +35,14 @@ def target_of(max_draft_nodes: int) -> LlamaGenTarget:
     return LlamaGenTarget(model, embeds, guidance_scale=3.0, max_draft_nodes=max_draft_nodes)
 
 
-def take_steps(target: LlamaGenTarget, **players: Any) -> None:
-    run = DecodeRun(
-        target,
-        max_new_tokens=16,
-        sampling=SamplingConfig(0.9, top_k=5, top_p=0.9),
-        streams=RandomStreams(torch.empty(2, dtype=torch.int64)),
-        **players,
-    )
-    run.start()
-    for _ in range(STEPS):
-        run.step()
-
-
 def play(name: str, **options: Any) -> None:
-    method = resolve_method(name, options).resolved(16)
+    method = resolve_method(name, options).resolved(TOKENS)
     with FakeTensorMode(), torch.device("cuda"), torch.no_grad():
-        target = target_of(method.max_draft_nodes(16))
+        target = target_of(method.max_draft_nodes(TOKENS))
         codebook = torch.empty(target.vocab_size, 4)
-        components: Any = SimpleNamespace(target=target, num_tokens=16, codebook=lambda: codebook)
+        components: Any = SimpleNamespace(target=target, num_tokens=TOKENS, codebook=lambda: codebook)
         players = method.build(components)
-        take_steps(target, drafter=players.drafter, verifier=players.verifier, schedule=players.schedule)
+        take_steps(target, TOKENS, drafter=players.drafter, verifier=players.verifier, schedule=players.schedule)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +66,7 @@ def test_nothing_waits_for_a_tree_that_a_head_draws() -> None:
         ).eval()
         head = LlamaGenDraftHead(drafter, target, 16)
         eagle: Drafter = EagleDrafter(head, DynamicTree(), FixedDraftSize(DraftSize(7, 3)))
-        take_steps(target, drafter=eagle, verifier=ExactVerifier())
+        take_steps(target, TOKENS, drafter=eagle, verifier=ExactVerifier())
 
 
 def test_a_schedule_that_asks_the_device_is_seen_to_wait() -> None:

@@ -2,10 +2,11 @@
 
 Of Sparrow (arXiv 2602.15318): accepted length against the length of the video for all 2^3 of its parts (bridged visual
 states, multi-token prediction, text-only drafting), each trained as it drafts, on videos of a quarter of the length or
-on stills; how much of it is left at four and eight times that length, with intervals over many videos; what drafting costs
-as the video grows, beside a drafter that keeps the video. Of FLASH (arXiv 2505.12728): its two parts with and without the
-other, beside text alone; tokens accepted per forward of the drafter against the number of places guessed at once; the
-compression of the video; how saturated the compressor's softmax is, with and without a scale.
+on stills; how much of it is left at four and eight times that length, with intervals over many videos, beside one that
+learned from longer ones; what drafting costs as the video grows, beside a drafter that keeps the video. Of FLASH (arXiv
+2505.12728): its two parts with and without the other, beside text alone; tokens accepted per forward of the drafter
+against the number of places guessed at once; the compression of the video; how saturated the compressor's softmax is,
+with and without a scale.
 
     python benchmarks/video_drafters.py --commands > train.sh && sh train.sh
     python benchmarks/video_drafters.py
@@ -55,6 +56,8 @@ OPENING = 60
 """Tokens of an answer that are its first words: about as many as whole answers have of the shortest videos."""
 LONGER = (8, 32, 64)
 """Frames that the drafters of the studies of length learned from, and four and eight times as many."""
+VIDEO = "still_states_mtp_video"
+"""Folder of the drafter that is Sparrow's but for the rows of the video, which it keeps."""
 QUERIES = {"4x": 256, "16x": 64, "64x": 16, "256x": 4}
 """Learned queries of FLASH's compressor by its ratio; it has `USUAL_QUERIES` by itself."""
 USUAL_QUERIES = "64x"
@@ -222,14 +225,15 @@ class Studies:
         return rows
 
     def longer(self) -> list[dict]:
-        """Over first words, Sparrow's drafter and the same with the video's rows, at the length learned and beyond."""
+        """Over first words, what learned from short videos, with their rows and without, and from longer ones."""
         rows = []
-        for text_only, name in ((True, "text"), (False, "video")):
-            drafter = self.folder(f"still_states_mtp_{name}")
-            config = SparrowConfig(drafter=drafter, text_only=text_only, tree="chain", depth=DEPTH)
+        for learned, name in ((LONGER[0], "still_states_mtp_text"), (LONGER[0], VIDEO), (LONGER[1], "sparrow")):
+            text_only = name != VIDEO
+            config = SparrowConfig(drafter=self.folder(name), text_only=text_only, tree="chain", depth=DEPTH)
             found = [self.answers(config, self.cases(frames), OPENING) for frames in LONGER]
             rows += [
                 {
+                    "learned_frames": learned,
                     "text_only": text_only,
                     "visual_tokens": answers[0]["visual_tokens"],
                     "accepted": accepted_length(answers),
@@ -332,7 +336,7 @@ def main() -> None:
     path = RESULTS / "video_drafters.json"
     found = json.loads(path.read_text())["studies"] if path.exists() else {}
     lengths, counts = len(LENGTHS), (len(PARTS), len(PLACES), len(QUERIES), 2)
-    per_study = dict(zip(STUDIES, (8 * lengths, 8 * lengths, 2 * len(LONGER), 2 * lengths, *counts), strict=True))
+    per_study = dict(zip(STUDIES, (8 * lengths, 8 * lengths, 3 * len(LONGER), 2 * lengths, *counts), strict=True))
     total = sum(per_study[name] * options.videos for name in chosen)
     with progress(total, "answers", options.quiet) as shown:
         studies = Studies(options, shown)

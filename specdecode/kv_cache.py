@@ -95,21 +95,9 @@ class StaticKVCache:
     def dtype(self) -> torch.dtype:
         return self._rows.dtype
 
-    def fits(
-        self,
-        num_layers: int,
-        batch_size: int,
-        num_heads: int,
-        max_length: int,
-        head_dim: int,
-        *,
-        device: torch.device,
-        dtype: torch.dtype,
-    ) -> bool:
-        """Whether it can stand in for a new one of these sizes: all are the same, and its slots as many or more."""
-        mine = (self.num_layers, self.batch_size, self.num_heads, self.head_dim, self.device, self.dtype)
-        asked = (num_layers, batch_size, num_heads, head_dim, device, dtype)
-        return mine == asked and self.max_length >= max_length
+    def fits(self, max_length: int, **sizes: object) -> bool:
+        """Whether it can stand in for a new one: as many slots or more, and made with the same other `sizes`."""
+        return self.max_length >= max_length and all(getattr(self, name) == size for name, size in sizes.items())
 
     def reset(self) -> None:
         """Forget everything: all lengths zero, no padding. Old keys and values stay where they are, unseen."""

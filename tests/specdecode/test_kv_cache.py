@@ -166,6 +166,15 @@ def test_distances_are_counted_from_where_tokens_stand() -> None:
             assert found[row, token, : length + 4].tolist() == [depth - place for place in places]
 
 
+def test_a_cache_fits_where_all_but_its_slots_is_the_same_and_those_suffice() -> None:
+    sizes = {"num_layers": 2, "batch_size": 3, "num_heads": 2, "max_length": 8, "head_dim": 4}
+    place = {"device": torch.device("cpu"), "dtype": torch.float32}
+    cache = StaticKVCache(**sizes, **place)
+    assert cache.fits(**sizes, **place) and cache.fits(**sizes | {"max_length": 5}, **place)
+    for name, other in (*((name, size + 1) for name, size in sizes.items()), ("dtype", torch.bfloat16)):
+        assert not cache.fits(**{**sizes, **place, name: other}), name
+
+
 def test_what_no_memory_holds_is_refused_with_the_figure() -> None:
     with pytest.raises(MemoryError, match=r"keys and values need 4,194,304\.0 GiB"):
         StaticKVCache(1, 1, 1, 1 << 49, 1)

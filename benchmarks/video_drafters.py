@@ -58,6 +58,8 @@ LONGER = (8, 32, 64)
 """Frames that the drafters of the studies of length learned from, and four and eight times as many."""
 VIDEO = "still_states_mtp_video"
 """Folder of the drafter that is Sparrow's but for the rows of the video, which it keeps."""
+LONG = "long_states_mtp_text"
+"""Folder of Sparrow's that learned from videos of four times as many frames, fewer of them."""
 QUERIES = {"4x": 256, "16x": 64, "64x": 16, "256x": 4}
 """Learned queries of FLASH's compressor by its ratio; it has `USUAL_QUERIES` by itself."""
 USUAL_QUERIES = "64x"
@@ -82,6 +84,7 @@ def trained() -> dict[str, str]:
             f"still_{visual}_{own}_{row}": f"{SHORT}{visuals[visual]}{passes[own]}{rows[row]}"
             for visual, own, row in itertools.product(visuals, passes, rows)
         },
+        LONG: "--kind sparrow --videos 1024 --steps 600",
         **{f"flash_k{places}": f"{flash} --draft_length {places}" for places in PLACES},
         **{f"flash_{name}": f"{flash} --num_queries {many}" for name, many in QUERIES.items() if name != USUAL_QUERIES},
         "flash_scaled": f"{flash} --scale true",
@@ -227,7 +230,7 @@ class Studies:
     def longer(self) -> list[dict]:
         """Over first words, what learned from short videos, with their rows and without, and from longer ones."""
         rows = []
-        for learned, name in ((LONGER[0], "still_states_mtp_text"), (LONGER[0], VIDEO), (LONGER[1], "sparrow")):
+        for learned, name in ((LONGER[0], "still_states_mtp_text"), (LONGER[0], VIDEO), (LONGER[1], LONG)):
             text_only = name != VIDEO
             config = SparrowConfig(drafter=self.folder(name), text_only=text_only, tree="chain", depth=DEPTH)
             found = [self.answers(config, self.cases(frames), OPENING) for frames in LONGER]

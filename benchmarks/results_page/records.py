@@ -18,6 +18,17 @@ TRANSFORMER_RUN = f"training_{MODEL}-transformer"
 VIDEO_RUN = "training_video-llm"
 TRAINED = {TRANSFORMER_RUN: "picture model", VIDEO_RUN: "pair"}
 """What a record of training is of."""
+TITLES = {
+    "bench_batch_1": "One picture at a time",
+    "bench_batch_8": "Eight pictures at a time",
+    "bench_picks": "README's methods, one picture at a time",
+    "bench_weighted": "Beside passes of LlamaGen-XL's size",
+    "bench_weighted_int8": "Beside passes of LlamaGen-XL's size, in int8",
+    "bench_video": "Answers about videos, greedy",
+    "bench_video_all_methods": "Answers about videos, every method",
+    "bench_video_sampled": "Answers about videos, sampled",
+}
+"""Of the benches' sections, by record."""
 Record = dict[str, Any]
 Columns = Mapping[str, str | Callable[[Record], str]]
 """By header: a format over a record's fields, or what makes a cell of it."""
@@ -37,6 +48,11 @@ def load_all(pattern: str) -> dict[str, Any]:
 def load_evaluations() -> dict[str, list[Record]]:
     """The scores of every recorded evaluation, by file name, the largest first."""
     return dict(sorted(load_all("evaluation_*").items(), key=lambda item: -item[1][0]["count"]))
+
+
+def bench_title(name: str) -> str:
+    """The heading of a bench's section."""
+    return f"### {TITLES.get(name, name.removeprefix('bench_').replace('_', ' '))}"
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 
 from metrics.tables import format_never_verified
-from results_page.records import TRANSFORMER_RUN, Columns, Record, source_line, table, table_of
+from results_page.records import TRANSFORMER_RUN, Columns, Record, bench_title, source_line, table, table_of
 
 
 def decoding_section(records: Sequence[Record]) -> str:
@@ -82,7 +82,7 @@ def speculation_section(records: dict[str, list[Record]], overhead: Record | Non
         "decoding on the same code path.",
     ]
     for name, rows in records.items():
-        parts += [f"### {name.removeprefix('bench_').replace('_', ' ')}", bench_table(rows), bench_caption(rows)]
+        parts += [bench_title(name), bench_table(rows), bench_caption(rows)]
     if overhead:
         header = ["method", "steps", "outside forwards", *overhead["rows"][0]["milliseconds_per_step"]]
         cells = [

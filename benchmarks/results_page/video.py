@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from metrics.tables import format_figure
-from results_page.records import VIDEO_RUN, Record, load_all, source_line, table
+from results_page.records import VIDEO_RUN, Record, bench_title, load_all, source_line, table
 
 CLAIM_KINDS = ("setting", "objects", "events", "sequence", "all")
 """Of captions of videos; those of plain ones have no sequence."""
@@ -456,7 +456,7 @@ def video_section(
     if seen := studies["what_videos_show"]:
         parts += seeing_section(seen)
     for name, rows in records.items():
-        parts += [f"### {name.removeprefix('bench_').replace('_', ' ')}", video_table(rows), video_caption(rows)]
+        parts += [bench_title(name), video_table(rows), video_caption(rows)]
         if any(row.get("drafting_passes") is not None for row in rows):
             parts += ["What drafting took:", drafting_table(rows)]
     if overlap := studies["parallel_overlap_cpu"]:

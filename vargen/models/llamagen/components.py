@@ -150,7 +150,7 @@ class LlamaGenComponents(ModelComponents):
         embeds, kv_cache = embed_each(transformer, self._condition, self._mask), None
         if not self._place.joins:
             rows = len(embeds) * (2 if self._guidance_scale > 1 else 1)
-            longest = transformer.config.condition_length
+            longest = max(transformer.config.condition_length, embeds.shape[1], self._place.longest_prompt)
             num_slots = cache_length(transformer, longest, MOST_WAITING + 2)
             kv_cache = self.kept.caches.get("draft model", **cache_sizes(transformer, rows, num_slots))
         target = LlamaGenTarget(

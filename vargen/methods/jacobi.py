@@ -47,15 +47,15 @@ class WindowConfig(ChainMethodConfig):
         self._one_of("initial_guess", INITIAL_GUESSES)
 
     def _players(self, components: Components) -> Method:
-        drafter = self._drafter(components.target.vocab_size, **self._sizing(components), **self._drafting)
+        drafter = self._drafter(components.target.vocab_size, self._sizer(components), **self._drafting)
         return Method(drafter, self._verifier(components), self._schedule(components))
 
-    def _sizing(self, components: Components) -> dict[str, Any]:
-        """Arguments of the drafter that say how long its window is."""
+    def _sizer(self, components: Components) -> DraftSizer:
+        """What says how long the window is."""
         from specdecode.draft_size import FixedDraftSize
 
         (size,) = self.sizes(components.num_tokens)
-        return {"sizer": FixedDraftSize(size)}
+        return FixedDraftSize(size)
 
     def _drafter(self, vocab_size: int, sizer: DraftSizer, **options: Any) -> JacobiDrafter:
         from specdecode.drafters.jacobi import JacobiDrafter
@@ -181,16 +181,16 @@ class FixedNoiseJacobiConfig(BranchingWindowConfig):
     def _drafting(self) -> dict[str, Any]:
         return {**super()._drafting, "coupling": "target"}
 
-    def _sizing(self, components: Components) -> dict[str, Any]:
+    def _sizer(self, components: Components) -> DraftSizer:
         sizes = self.sizes(components.num_tokens)
         if len(sizes) == 1:
-            return super()._sizing(components)
+            return super()._sizer(components)
         from specdecode.draft_size import NO_DRAFT
 
         if components.target.batch_size > 1:
             sizes = (NO_DRAFT, *sizes)
         expected = dict([(0, 0.0), *self.accepted_by_window])
-        return {"sizer": components.draft_sizer(sizes, "jacobi", None, [expected[size.depth] for size in sizes])}
+        return components.draft_sizer(sizes, "jacobi", None, [expected[size.depth] for size in sizes])
 
 
 def _checked_windows(name: str, given: Any) -> tuple[tuple[int, float], ...]:

@@ -28,7 +28,7 @@ from vargen.runs.files import own_folder, write_atomic
 from vargen.runs.records import own_calls
 
 TASKS = ("image", "video")
-_PASSED_ON = ("batch_size", "seed", "warm_up", "weighted_by", "weight_dtype")
+_PASSED_ON = ("batch_size", "continuous_batches", "seed", "warm_up", "weighted_by", "weight_dtype")
 WEIGHTS = ("B", "L", "XL")
 """Sizes of `weighted_by`; `vargen.models.llamagen.weighted` has them."""
 
@@ -49,7 +49,10 @@ class BenchConfig(SamplingOptions):
             Needed for models that do not draw the project's own scenes.
         split: of the sampled prompts: "heldout" for combinations that training never showed, "all" for any.
         class_labels: for a class-conditional model, instead of prompts.
-        batch_size: pictures per call.
+        batch_size: pictures drawn at once.
+        continuous_batches: give a finished picture's place in the batch to the next at once, as `vargen generate` does,
+            where the family of models can: a picture's passes are then its own, and its seconds those of decoding it.
+            false: a batch waits for its slowest.
         weighted_by: LlamaGen-B, LlamaGen-L or LlamaGen-XL: every pass of the model also goes through a network of that
             size with random weights, and every pass of a drafter through one of the size that drafts for it. The model
             decides every token; seconds are what they are where a pass costs that much. Tables and records say so.
@@ -72,6 +75,7 @@ class BenchConfig(SamplingOptions):
     split: str = "heldout"
     class_labels: list[int] = field(default_factory=list)
     batch_size: int = 1
+    continuous_batches: bool = False
     weighted_by: str | None = None
     weight_dtype: str = "auto"
     warm_up: int = 1

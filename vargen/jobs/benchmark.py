@@ -7,7 +7,6 @@ printing (`vargen.commands.bench`).
 
 from __future__ import annotations
 
-import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -54,6 +53,7 @@ def benchmark_model(
     judge: Judge | None = None,
     clip: Path | None = None,
     batch_size: int = 1,
+    continuous_batches: bool = False,
     seed: int = 0,
     warm_up: int = 1,
     calls: Path | None = None,
@@ -67,7 +67,8 @@ def benchmark_model(
 
     Args:
         model: of `vargen.models.description.open_model(options)`.
-        methods, cases, judge, batch_size, seed, warm_up, images, **generation: as for `run_benchmark`.
+        methods, cases, judge, batch_size, continuous_batches, seed, warm_up, images, **generation: as for
+            `run_benchmark`.
         options: how to load it.
         clip: folder of the CLIP model that scores; None: there are no CLIP scores.
         calls: file that keeps calls until somebody removes it; None: in memory.
@@ -81,7 +82,7 @@ def benchmark_model(
     scorer = None if clip is None else ClipScorer(clip)
     pipeline, _, dtype = load_pipeline(model, options, quiet)
     weighed = {} if weighted_by is None else {"weighted_by": _weigh(pipeline, weighted_by, weight_dtype)}
-    shared = {"batch_size": batch_size, "seed": seed, **generation}
+    shared = {"batch_size": batch_size, "continuous_batches": continuous_batches, "seed": seed, **generation}
     settings = describe_run(
         methods,
         weights_fingerprint(model.folder),
@@ -95,7 +96,7 @@ def benchmark_model(
         **shared,
     )
     records = Records(calls, settings)
-    with progress(math.ceil(len(cases) / batch_size) * len(methods), "calls", quiet) as shown:
+    with progress(len(_calls(len(cases), batch_size, continuous_batches)) * len(methods), "calls", quiet) as shown:
         rows = run_benchmark(
             pipeline,
             methods,
@@ -110,6 +111,8 @@ def benchmark_model(
         )
     name = f"{model.name}, weighted by {weighed['weighted_by']}" if weighed else model.name
     told = {"batch_size": batch_size, "dtype": dtype, "model": name, **weighed, **options.identity}
+    if continuous_batches:
+        told["continuous_batches"] = True
     return [{**row, **told} for row in rows]
 
 
@@ -119,6 +122,7 @@ def run_benchmark(
     cases: Sequence[BenchmarkCase],
     *,
     batch_size: int = 1,
+    continuous_batches: bool = False,
     seed: int = 0,
     warm_up: int = 1,
     judge: Judge | None = None,
@@ -134,8 +138,11 @@ def run_benchmark(
         pipeline: the model.
         methods: by label; without plain decoding among them ratios are None.
         cases: what to make; the picture of case i is made with the seed `seed + i`.
-        batch_size: pictures per call.
-        warm_up: calls of each method before the first that counts, over the first batch.
+        batch_size: pictures drawn at once.
+        continuous_batches: a call draws four batches' pictures, each taking the place of one that is finished, where
+            the family can; a picture's passes and seconds are then its own, and none waits for the slowest beside it.
+            False: a call draws one batch.
+        warm_up: calls of each method before the first that counts, over the first call's cases.
         judge: reads the pictures; None: nobody does. Its time is not counted.
         clip: scores them against their prompts, likewise.
         records: where calls are kept, and those that are there already; None: in memory.
@@ -150,11 +157,14 @@ def run_benchmark(
         UserError: a method that does not fit the model.
     """
     records = Records(None, {}) if records is None else records
-    batches = [range(first, min(first + batch_size, len(cases))) for first in range(0, len(cases), batch_size)]
+    batches = _calls(len(cases), batch_size, continuous_batches)
 
     def call(method: MethodConfig, number: int) -> tuple[torch.Tensor, CallRecord]:
         batch = batches[number]
-        return _call(pipeline, method, [cases[i] for i in batch], seed + batch[0], generation)
+        chosen, first_seed = [cases[i] for i in batch], seed + batch[0]
+        if continuous_batches:
+            return _call_continuous(pipeline, method, chosen, first_seed, batch_size, generation)
+        return _call(pipeline, method, chosen, first_seed, generation)
 
     def keep(label: str, number: int, made: tuple[torch.Tensor, CallRecord]) -> dict[str, Any]:
         pictures, record = made
@@ -170,6 +180,15 @@ def run_benchmark(
 
     compare(methods, len(batches), call, keep, warm_up=warm_up, records=records, shown=shown)
     return build_rows(methods, records, len(batches))
+
+
+_BATCHES_AT_ONCE = 4
+
+
+def _calls(count: int, batch_size: int, continuous_batches: bool) -> list[range]:
+    """The cases of every call, by number."""
+    size = batch_size * (_BATCHES_AT_ONCE if continuous_batches else 1)
+    return [range(first, min(first + size, count)) for first in range(0, count, size)]
 
 
 def build_rows(methods: Mapping[str, MethodConfig], records: Records, num_batches: int) -> list[dict[str, Any]]:
@@ -284,6 +303,22 @@ def _call(
     """Pictures [B, 3, H, W] in [0, 1] of consecutive seeds, and what they cost."""
     output, record = call_pipeline(pipeline, method, cases, seed, output_type="pt", **generation)
     return torch.as_tensor(output.images).float(), record
+
+
+def _call_continuous(
+    pipeline: ImagePipeline,
+    method: MethodConfig,
+    cases: Sequence[BenchmarkCase],
+    seed: int,
+    batch_size: int,
+    generation: dict[str, Any],
+) -> tuple[torch.Tensor, CallRecord]:
+    """As `_call`, of pictures that take each other's places."""
+    seeds = range(seed, seed + len(cases))
+    stream = stream_pipeline(pipeline, method, cases, seeds, batch_size, output_type="pt", **generation)
+    finished = sorted(stream, key=lambda picture: picture.index)
+    record = CallRecord.of_pictures([record_of_picture(picture, pipeline.device) for picture in finished])
+    return torch.stack([torch.as_tensor(picture.image).float() for picture in finished]), record
 
 
 def _save(pictures: torch.Tensor, folder: Path, first: int) -> None:

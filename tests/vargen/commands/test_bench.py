@@ -81,6 +81,33 @@ def test_rows_compare_with_plain_decoding(drafting_pipeline: LlamaGenPipeline) -
     json.dumps(rows)
 
 
+def test_in_continuous_batches_pictures_are_the_same_and_none_waits_for_another(
+    drafting_pipeline: LlamaGenPipeline, tmp_path: Path
+) -> None:
+    cases, players = CASES * 2, contenders("ar", "eagle")  # calls of eight and of two
+    fixed, flowing = (
+        run_benchmark(
+            drafting_pipeline,
+            players,
+            cases,
+            batch_size=2,
+            continuous_batches=way,
+            warm_up=0,
+            images=tmp_path / f"{way}",
+        )
+        for way in (False, True)
+    )
+    names = [path.relative_to(tmp_path / "True") for path in (tmp_path / "True").rglob("*.png")]
+    assert len(names) == 2 * len(cases)
+    assert all((tmp_path / "True" / name).read_bytes() == (tmp_path / "False" / name).read_bytes() for name in names)
+    for one, other in zip(fixed, flowing, strict=True):
+        assert (one["tokens"], one["images"]) == (other["tokens"], other["images"])
+        assert one["accepted_histogram"] == other["accepted_histogram"]
+    assert flowing[0]["target_passes"] == 2 * 16  # a mean of pictures for each call
+    own = fixed[1]["target_passes"] / len(cases) * 2  # of a batch that waits for its slowest
+    assert flowing[1]["target_passes"] / 2 <= own < 16
+
+
 def test_methods_take_turns(drafting_pipeline: LlamaGenPipeline, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[tuple[str, str | None]] = []
     call = benchmark._call

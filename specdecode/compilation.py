@@ -14,11 +14,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch._dynamo.utils import counters
+
+if TYPE_CHECKING:
+    from specdecode.kv_cache import StaticKVCache
 
 _MOST_GRAPHS = 256
 """Of one pass in one process: widths times numbers of rows; torch's own limit of 8 is meant for accidents."""
@@ -77,19 +80,30 @@ class PassCompiler:
             self._reaches[key] = index
         return self._reaches[key]
 
-    def run(self, name: str, owner: Any, method: Callable[..., Any], *tensors: Tensor, reach: Tensor) -> Any:
-        """`method(owner, *tensors, reach)` as compiled code.
+    def run(
+        self,
+        name: str,
+        owner: Any,
+        method: Callable[..., Any],
+        *tensors: Tensor,
+        kv_cache: StaticKVCache,
+        length: int,
+    ) -> Any:
+        """`method(owner, *tensors, reach)` as compiled code, where `reach` [S] int64 are the slots to attend to.
 
         Args:
             name: whose pass it is, such as "target", for whoever is told.
             owner: its `self`.
             method: of the owner's class, over tensors alone; it returns tensors or a dataclass of such.
             tensors: [B, n, ...]; the second dimension of the first one is the width.
-            reach: of `reach`.
+            kv_cache: that the pass reads and writes.
+            length: slots of it that are in use, new tokens included.
 
         Returns:
             What the method returns; on CUDA copies, since a captured graph writes to the same place every time.
         """
+        kv_cache.pin()
+        reach = self.reach(length, kv_cache.max_length, kv_cache.device)
         if method not in self._compiled:
             self._compiled[method] = torch.compile(
                 method,

@@ -219,9 +219,9 @@ class TransformersTarget:
         static, length = self._cache.allocated(), self._length_with(tokens.shape[1])
         if self.compiler is None:
             return self._pass(tokens, mask, depths, static.first_slots(length))
-        static.pin()
-        reach = self.compiler.reach(length, static.max_length, static.device)
-        output: TargetOutput = self.compiler.run("target", self, type(self)._pass, tokens, mask, depths, reach=reach)
+        output: TargetOutput = self.compiler.run(
+            "target", self, type(self)._pass, tokens, mask, depths, kv_cache=static, length=length
+        )
         return output
 
     @torch.no_grad()

@@ -147,15 +147,11 @@ class PictureDraftHead(ABC):
         cache, num_new = self.kv_cache, mask.shape[2]
         self._num_new = num_new
         length = self._most_committed + num_new
-        if self.compiler is not None:
-            cache.pin()
-            reach = self.compiler.reach(length, cache.max_length, cache.device)
-            found = self.compiler.run(
-                "drafter", self, PictureDraftHead._pass, tokens, features, mask, depths, reach=reach
-            )
+        new = tokens, features, mask, depths
+        if self.compiler is None:
+            found = self._fast_pass(*new) or self._pass(*new, cache.first_slots(length))
         else:
-            fast = self._fast_pass(tokens, features, mask, depths)
-            found = fast or self._pass(tokens, features, mask, depths, cache.first_slots(length))
+            found = self.compiler.run("drafter", self, PictureDraftHead._pass, *new, kv_cache=cache, length=length)
         return DraftHeadOutput(*found)
 
     def _fast_pass(

@@ -210,10 +210,8 @@ class LlamaGenTarget:
             fast = self._fast_pass(tokens, mask, depths)
             logits, hidden_states = fast or self._pass(tokens, mask, depths, cache.first_slots(length))
         else:
-            cache.pin()
-            reach = self.compiler.reach(length, cache.max_length, cache.device)
             logits, hidden_states = self.compiler.run(
-                "target", self, LlamaGenTarget._pass, tokens, mask, depths, reach=reach
+                "target", self, LlamaGenTarget._pass, tokens, mask, depths, kv_cache=cache, length=length
             )
         return self._split(logits, hidden_states)
 

@@ -4,7 +4,8 @@
     python benchmarks/vvs_studies.py --prompts 64                      # all of them
     python benchmarks/vvs_studies.py --prompts 2 --studies staleness   # a look
 
-Trees are the paper's, 59 nodes and 5 deep, with the released acceptance. The judge reads every picture.
+Trees are the paper's, 59 nodes and 5 deep, with the released acceptance, but for "drawn trees" (smaller ones, whose
+nodes are drawn and whose acceptance knows by which chance) and "sampling". The judge reads every picture.
 Every row is kept in runs/vvs_studies as soon as it is through, so the same command goes on after a kill; rows of other
 weights or another number of prompts are measured anew. Writes benchmarks/results/vvs_studies.json. The study at 512
 pixels is left out: the shipped model's grid has 256 tokens.
@@ -71,6 +72,11 @@ _SELECTION = {  # of VVS-U(3), stage I: tokens a pass, FID
     ("confidence", 0.2, False): "2.69, FID 27.41",
     ("confidence", 0.2, True): "2.43, FID 26.20",
 }
+_SAMPLED_TREES = {  # those of the presets eagle-sampled-9, -25 and -57
+    9: ((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 1), (0, 0, 0, 0)),
+    25: "mc_sim_7b_63_balanced",
+    57: "naive_extend_57",
+}
 _STALENESS = {(0, 0): "2.23, FID 32.63", (-1, 3): "2.27, FID 28.93", (-1, 0): "2.31, FID 27.69"}
 _SAMPLED = ("jacobi", "eagle-sampled-9", "likeness-sampled-9", "vvs-paper-uniform")
 
@@ -114,6 +120,13 @@ STUDIES: dict[str, dict[str, Row]] = {
             "lantern", {**_TREE, "delta": delta}, paper={0.2: "1.83 (stage II)", 0.3: "2.10"}.get(delta)
         )
         for delta in (0.0, 0.05, 0.1, 0.2, 0.3, 0.5)
+    },
+    "drawn trees": {
+        f"LANTERN, {nodes} drawn nodes, delta {delta}": Row(
+            "lantern", {"tree": tree, "depth": 4 if nodes == 9 else 5, "children": "sampled", "delta": delta}
+        )
+        for nodes, tree in _SAMPLED_TREES.items()
+        for delta in (0.0, 0.01, 0.1)
     },
     "sampling": {
         f"{method}, {label}": Row(method, call=call)

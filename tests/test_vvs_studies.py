@@ -35,7 +35,10 @@ def test_every_setting_is_one_of_its_method(monkeypatch: pytest.MonkeyPatch) -> 
         for row in rows.values():
             settings = resolve_method(row.method, row.settings).to_dict()
             assert all(settings[name] == value for name, value in row.settings.items())
-            assert study == "sampling" or (settings["total_tokens"], settings["depth"]) == (59, 5)
+            if study == "drawn trees":
+                assert settings["children"] == "sampled" and settings["mode"] == "exact_at_zero"
+            elif study != "sampling":
+                assert (settings["total_tokens"], settings["depth"]) == (59, 5)
     assert sum(row.paper is not None for row in studies["selection"].values()) == 6
 
 

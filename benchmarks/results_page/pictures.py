@@ -12,7 +12,17 @@ from typing import Any
 
 from metrics.plots import plot_studies
 from metrics.tables import format_figure, format_never_verified, markdown_quality
-from results_page.records import TRANSFORMER_RUN, Columns, Record, is_of_earlier_model, source_line, table, table_of
+from results_page.records import (
+    DRAFTER_RUN,
+    TRANSFORMER_RUN,
+    Columns,
+    Record,
+    is_of_earlier_model,
+    of_method,
+    source_line,
+    table,
+    table_of,
+)
 from results_page.speed import bench_caption
 
 STUDIES_PLOT = "vvs_studies.png"
@@ -195,7 +205,7 @@ def studies_section(record: Record) -> str:
             "judge, % of claims": lambda row: share(row["claims_right"]),
         }
         parts.append(table_of(rows, columns))
-    return "\n\n".join([*parts, source_line(record, TRANSFORMER_RUN)])
+    return "\n\n".join([*parts, source_line(record, TRANSFORMER_RUN, DRAFTER_RUN)])
 
 
 def studies_plot(record: Record) -> bytes:
@@ -244,30 +254,32 @@ def _plain(value: Any) -> str:
 
 
 def quality_section(records: dict[str, list[Record]]) -> str:
-    """Evaluations by `vargen evaluate`; those of the same protocol and settings share a table."""
-    alike: dict[str, dict[str, Record]] = {}
+    """Evaluations by `vargen evaluate`; those of the same protocol, settings and trainings share a table."""
+    alike: dict[tuple[str, bool], dict[str, Record]] = {}
     for row in (row for rows in records.values() for row in rows):
-        settings = {name: value for name, value in row["settings"].items() if name != "method"}
-        key = json.dumps([row["count"], row["protocol"], settings], sort_keys=True)
-        alike.setdefault(key, {}).setdefault(row["method"], row)
+        settings = {name: value for name, value in row["settings"].items() if name not in ("method", "weights")}
+        how = json.dumps([row["count"], row["protocol"], settings], sort_keys=True)
+        older = any(is_of_earlier_model(row, run) for run in of_method(row["settings"]["method"]))
+        alike.setdefault((how, older), {}).setdefault(row["method"], row)
     parts = [
         "## Quality",
         "What the figures mean is in [evaluation.md](evaluation.md). Frechet distance and CLIP score are of the "
         "shipped CLIP, so they compare with nothing outside this project. Intervals are 95 %, by the bootstrap over "
         "pictures.",
     ]
-    for by_method in alike.values():
+    for (how, _), by_method in alike.items():
         rows = [*by_method.values()]
         first = rows[0]
+        plain = by_method.get("ar") or alike.get((how, False), {}).get("ar")
         parts += [f"### {first['count']:,} captions, protocol {first['protocol']['name']}", quality_table(rows)]
         against = [row for row in rows if row.get("against_plain")]
-        if against:
+        if against and plain is not None:
             cells = [
                 [
                     row["method"],
                     format_figure(row["against_plain"]["judge_accuracy"], 100.0, 1),
                     format_figure(row["against_plain"]["clip_score"], 1.0, 2),
-                    f"{100 * (row['frechet_distance']['value'] / first['frechet_distance']['value'] - 1):+.0f} %",
+                    f"{100 * (row['frechet_distance']['value'] / plain['frechet_distance']['value'] - 1):+.0f} %",
                 ]
                 for row in against
             ]
@@ -285,7 +297,7 @@ def quality_table(rows: Sequence[Record]) -> str:
     caption = (
         f"{first['count']:,} held-out captions, reference {first['protocol']['reference_count']:,} renders, pictures "
         f"in {settings['dtype']}, batches of {settings['batch_size']}; ± is half a 95 % interval. "
-        + " ".join(dict.fromkeys(source_line(row, TRANSFORMER_RUN) for row in rows))
+        + " ".join(dict.fromkeys(source_line(row, *of_method(row["settings"]["method"])) for row in rows))
     )
     return markdown_quality(rows, first["protocol"]["extractor"]) + "\n\n" + caption
 

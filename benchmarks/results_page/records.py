@@ -15,8 +15,9 @@ RESULTS = ROOT / "benchmarks" / "results"
 MODEL = "scenes-128"
 PICKS_RUN = "bench_picks"
 TRANSFORMER_RUN = f"training_{MODEL}-transformer"
+DRAFTER_RUN = f"training_{MODEL}-drafter"
 VIDEO_RUN = "training_video-llm"
-TRAINED = {TRANSFORMER_RUN: "picture model", VIDEO_RUN: "pair"}
+TRAINED = {TRANSFORMER_RUN: "picture model", DRAFTER_RUN: "drafter", VIDEO_RUN: "pair"}
 """What a record of training is of."""
 TITLES = {
     "bench_batch_1": "One picture at a time",
@@ -77,19 +78,23 @@ def is_of_earlier_model(record: Record, run: str) -> bool:
     return shipped is not None and record["provenance"]["date"] < shipped["provenance"]["date"]
 
 
-def source_line(record: Record, run: str | None = None) -> str:
+def of_method(settings: Record) -> tuple[str, ...]:
+    """The trainings of what a method with these settings draws with, for `source_line`."""
+    return (TRANSFORMER_RUN, DRAFTER_RUN) if "drafter" in settings else (TRANSFORMER_RUN,)
+
+
+def source_line(record: Record, *runs: str) -> str:
     """Hardware, commit and date of a record, for the reader to judge it by.
 
     Args:
         record: any.
-        run: the record of the training of what it is of; where another model was shipped since, the line says so.
+        runs: the records of the trainings of what it is of; where something else was shipped since, the line says so.
     """
     origin = record["provenance"]
     hardware, libraries = origin["hardware"], origin["libraries"]
     where = hardware["device"] if hardware["device"] != "cpu" else hardware["processor"]
-    earlier = ""
-    if run is not None and is_of_earlier_model(record, run):
-        earlier = f"**Of the {TRAINED[run]} that was shipped before this one.** "
+    older = next((TRAINED[run] for run in runs if is_of_earlier_model(record, run)), None)
+    earlier = f"**Of the {older} that was shipped before this one.** " if older else ""
     return (
         f"{earlier}<sub>{where}, {hardware['cores']} cores, torch {libraries['torch']}; commit {origin['commit']}, "
         f"{origin['date'][:10]}.</sub>"

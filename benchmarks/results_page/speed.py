@@ -10,7 +10,17 @@ import statistics
 from collections.abc import Iterable, Sequence
 
 from metrics.tables import format_never_verified
-from results_page.records import TRANSFORMER_RUN, Columns, Record, bench_title, source_line, table, table_of
+from results_page.records import (
+    DRAFTER_RUN,
+    TRANSFORMER_RUN,
+    Columns,
+    Record,
+    bench_title,
+    of_method,
+    source_line,
+    table,
+    table_of,
+)
 
 
 def decoding_section(records: Sequence[Record]) -> str:
@@ -71,7 +81,7 @@ def bench_caption(rows: Sequence[Record]) -> str:
     return (
         f"{heavy}{row['images']} held-out prompts, {row['dtype']}, batch {row['batch_size']}, the model's default "
         "sampling; all methods draw the same prompts with the same seeds, in turns. "
-        f"{source_line(row, TRANSFORMER_RUN)}"
+        f"{source_line(row, TRANSFORMER_RUN, DRAFTER_RUN)}"
     )
 
 
@@ -99,7 +109,7 @@ def speculation_section(records: dict[str, list[Record]], overhead: Record | Non
             "Milliseconds per step, one picture at a time, and the share that is neither the target's nor the "
             "drafter's forward.",
             table([name.replace("_", " ") for name in header], cells),
-            source_line(overhead, TRANSFORMER_RUN),
+            source_line(overhead, TRANSFORMER_RUN, DRAFTER_RUN),
         ]
     if equality:
         columns: Columns = {
@@ -116,7 +126,7 @@ def speculation_section(records: dict[str, list[Record]], overhead: Record | Non
             f"logits lie within {equality['near_tie']:g} of each other, where another batch shape may round either "
             "way.",
             table_of(equality["rows"], columns),
-            source_line(equality, TRANSFORMER_RUN),
+            source_line(equality, TRANSFORMER_RUN, DRAFTER_RUN),
         ]
     return "\n\n".join(parts)
 
@@ -156,7 +166,7 @@ def fronts_section(records: Iterable[Record]) -> str:
             parts += [table_of(_front_of_passes(record["measured"]), columns)]
         parts.append(
             f"{record['trials']} settings, {record['prompts']} prompts; plain decoding: "
-            f"{100 * record['plain_quality']:.1f} % of claims. {source_line(record, TRANSFORMER_RUN)}"
+            f"{100 * record['plain_quality']:.1f} % of claims. {source_line(record, *of_method(default))}"
         )
     return "\n\n".join(parts)
 

@@ -1,4 +1,4 @@
-"""One process of an evaluation, as torchrun would start it; run by tests with a global JOB.
+"""One process of a command, as torchrun would start it; run by tests with a global JOB.
 
 A file of its own, since the tests' modules cannot be imported by name in another process.
 """
@@ -12,7 +12,8 @@ import torch
 from vargen.cli import main
 
 arguments, rank, count, port, cache = JOB  # type: ignore[name-defined]  # noqa: F821
-os.environ["VARGEN_CACHE"] = cache
+if cache is not None:
+    os.environ["VARGEN_CACHE"] = cache
 torch.set_num_threads(1)
 if count > 1:
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(count), LOCAL_WORLD_SIZE=str(count))

@@ -17,8 +17,9 @@ def run(arguments: Sequence[str]) -> int:
         "generate",
         "Make pictures from prompts. An interrupted run is continued by the same command.",
         GenerateConfig,
-        epilog="Without --model, the shipped model draws one to three spheres, cubes, cylinders and cones on grass, "
-        "sand or wood; it names the words of a prompt that it does not know.",
+        epilog="Under `accelerate launch` or `torchrun` all processes share the pictures. Without --model, the shipped "
+        "model draws one to three spheres, cubes, cylinders and cones on grass, sand or wood; it names the words of a "
+        "prompt that it does not know.",
     )
     parser.add_argument("prompts", nargs="*", type=str, help="what to draw, one quoted sentence each")
     parser.add_argument("--json", action="store_true", help="print a JSON summary to standard output, nothing else")
@@ -27,7 +28,8 @@ def run(arguments: Sequence[str]) -> int:
     config = fill(GenerateConfig, values)
 
     totals = generate(config, values.prompts, _judge_ranker, values.quiet)
-    _report(Path(config.output), totals, values.json)
+    if totals is not None:
+        _report(Path(config.output), totals, values.json)
     return 0
 
 

@@ -3,7 +3,7 @@
 The order of things is deliberate. Everything that can be refused is refused before torch is imported, and nothing stays
 in the folder before there is a picture, so that a failed start leaves it as it was. Picture i is made with the seed
 `seed + i` by a generator of its own: it does not depend on the batch size, nor on where a run was interrupted. Of
-several candidates the first has that seed, too.
+several candidates the first has that seed, too; and which of several processes makes it is of no account.
 
 Belongs here: what is made in which order, and what identifies a run. Does not belong here: flags and printing
 (`vargen.commands.generate`), files (`vargen.runs.records`), choosing among candidates (`vargen.jobs.ranking`).
@@ -16,6 +16,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,7 @@ from vargen.runs.progress import Progress, progress
 from vargen.runs.records import ImageRequest, PictureFolder
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
     from torch import Tensor
 
     from vargen.pipelines.loading import ImagePipeline
@@ -110,7 +112,7 @@ class RunTotals:
 
     Args:
         images: in the folder at the end.
-        new_images: made by this run.
+        new_images: made by this run, of all its processes.
         tokens: image tokens, all new pictures together.
         forward_passes: passes of the transformer over a batch, prefills included, also of rows that join one.
         seconds: by phase: load, encode_prompt, prefill, decode, decode_images, and save.
@@ -128,6 +130,18 @@ class RunTotals:
         decoding = self.seconds.get("prefill", 0.0) + self.seconds.get("decode", 0.0)
         return 1000 * decoding / self.tokens if self.tokens else None
 
+    @classmethod
+    def of_processes(cls, shares: Sequence[RunTotals]) -> RunTotals:
+        """What all made together, in the seconds of the slowest in each phase."""
+        together = cls(
+            new_images=sum(share.new_images for share in shares),
+            tokens=sum(share.tokens for share in shares),
+            forward_passes=sum(share.forward_passes for share in shares),
+        )
+        for phase, seconds in ((phase, seconds) for share in shares for phase, seconds in share.seconds.items()):
+            together.seconds[phase] = max(seconds, together.seconds.get(phase, 0.0))
+        return together
+
     def add_seconds(self, phase: str, seconds: float) -> None:
         """Add to a phase."""
         self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
@@ -138,7 +152,7 @@ def generate(
     prompts: Sequence[str],
     judge_ranker: Callable[[int], Ranker],
     quiet: bool = False,
-) -> RunTotals:
+) -> RunTotals | None:
     """Make the pictures that are not there yet.
 
     Args:
@@ -148,57 +162,122 @@ def generate(
             only where the config asks for it.
         quiet: show no progress.
 
+    Returns:
+        What was made; of several processes that share the run the main one says what all made, the others nothing.
+
     Raises:
         UserError: what cannot be made, or a folder of other pictures. Nothing has been written then.
         KeyboardInterrupt: with a message that says how far the run came.
     """
-    if int(os.environ.get("WORLD_SIZE", 1)) > 1:  # as torchrun and accelerate tell those that they start
-        raise UserError(
-            "generate is one process; several share the pictures of a file with "
-            "`vargen evaluate --preset prompts --captions_file FILE`"
-        )
+    shared = int(os.environ.get("WORLD_SIZE", 1)) > 1  # as torchrun and accelerate tell those that they start
+    if shared and config.prompts_file == "-":
+        raise UserError("prompts_file: standard input cannot be read by several processes; name a file")
     model = open_model(config).sized(config.height, config.width, config.ratio)
     requests = _build_requests(config, _read_conditions(config, prompts, model), model.image_size)
+    run = _Run(config, requests, model, config.device, judge_ranker, quiet)
+    if shared:
+        return _share(run)
     with own_folder(config.output, PictureFolder.INSIDE):
-        return _fill_folder(config, requests, model, judge_ranker, quiet)
+        results, settings = _open_folder(run)
+        missing = results.missing
+        totals = RunTotals(seconds={"load": 0.0})
+        if missing:
+            totals = _fill(run, results, settings, missing, results.add)
+        else:
+            results.begin({})
+        totals.images = len(results.records)
+        return totals
 
 
-def _fill_folder(
-    config: GenerateConfig,
-    requests: Sequence[ImageRequest],
-    model: ModelDescription,
-    judge_ranker: Callable[[int], Ranker],
-    quiet: bool,
-) -> RunTotals:
-    results = PictureFolder(config.output, requests)
+def _share(run: _Run) -> RunTotals | None:
+    """This process's share of a run; on the main process what all made of theirs.
+
+    What each makes is settled before anybody has made anything. A picture carries its record, so `result.jsonl` is
+    written by one process alone, when all are through.
+    """
+    from vargen.runs.processes import Processes
+
+    processes = Processes.start(run.device)
+    if run.config.device_map is None:
+        run = replace(run, device=str(processes.device))
+    try:
+        with own_folder(run.config.output, PictureFolder.INSIDE) if processes.is_main else nullcontext():
+            processes.wait()  # until the folder is there, and clear of what a kill left
+            results, settings = _open_folder(run)
+            missing = results.missing[processes.rank :: processes.count]
+            processes.wait()  # until everybody has looked
+            totals = RunTotals(seconds={"load": 0.0})
+            with warnings.catch_warnings():
+                if not processes.is_main:  # what there is to say is said once
+                    warnings.simplefilter("ignore")
+                    run = replace(run, quiet=True)
+                if missing:
+                    totals = _fill(run, results, settings, missing, results.save)
+            together = RunTotals.of_processes(processes.gather(totals))
+            if not processes.is_main:
+                return None
+            results.scan()
+            results.begin({})
+            together.images = len(results.records)
+            return together
+    finally:
+        processes.leave()
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What every step of one run needs."""
+
+    config: GenerateConfig
+    requests: Sequence[ImageRequest]
+    model: ModelDescription
+    device: str
+    judge_ranker: Callable[[int], Ranker]
+    quiet: bool
+
+
+def _open_folder(run: _Run) -> tuple[PictureFolder, dict[str, Any]]:
+    """The pictures that are there, and what decides those to come.
+
+    Raises:
+        UserError: the folder is of another run.
+    """
+    results = PictureFolder(run.config.output, run.requests)
     earlier = results.earlier_settings()
-    settings = _settings(config, requests, model)
-    if config.dtype == "auto" and earlier is not None:
+    settings = _settings(run.config, run.requests, run.model)
+    if run.config.dtype == "auto" and earlier is not None:
         settings["dtype"] = earlier.get("dtype")
     if settings["dtype"] != "auto":
         results.check_identity(settings)
     results.scan()
+    return results, settings
 
-    totals = RunTotals(new_images=len(results.missing), seconds={"load": 0.0})
-    if totals.new_images:
-        from vargen.pipelines.loading import load_pipeline
 
-        began = time.perf_counter()
-        pipeline, device, settings["dtype"] = load_pipeline(model, replace(config, dtype=settings["dtype"]), quiet)
-        totals.add_seconds("load", time.perf_counter() - began)
-        _warn_about_prompts(pipeline, requests, model.size)
-        ranker = _load_ranker(config, requests, model.image_size, judge_ranker)
-        results.begin(_describe_run(settings, config, model, device))
-        try:
-            _generate(pipeline, model, results, config, settings, totals, ranker, quiet)
-        except KeyboardInterrupt:
-            done = totals.new_images - len(results.missing)
-            raise KeyboardInterrupt(
-                f"{done} of {totals.new_images} new images are finished; the same command makes the rest"
-            ) from None
-    else:
-        results.begin({})
-    totals.images = len(results.records)
+def _fill(
+    run: _Run,
+    results: PictureFolder,
+    settings: dict[str, Any],
+    missing: Sequence[ImageRequest],
+    keep: Callable[..., None],
+) -> RunTotals:
+    """Make pictures that are missing, and `keep` each as soon as it is finished."""
+    from vargen.pipelines.loading import load_pipeline
+
+    totals = RunTotals(new_images=len(missing))
+    began = time.perf_counter()
+    place = replace(run.config, dtype=settings["dtype"], device=run.device)
+    pipeline, device, settings["dtype"] = load_pipeline(run.model, place, run.quiet)
+    totals.add_seconds("load", time.perf_counter() - began)
+    _warn_about_prompts(pipeline, run.requests, run.model.size)
+    ranker = _load_ranker(run.config, run.requests, run.model.image_size, run.judge_ranker)
+    results.begin(_describe_run(settings, run.config, run.model, device))
+    try:
+        _generate(pipeline, run, missing, settings, totals, ranker, keep)
+    except KeyboardInterrupt:
+        done = sum(request.index in results.records for request in missing)
+        raise KeyboardInterrupt(
+            f"{done} of {totals.new_images} new images are finished; the same command makes the rest"
+        ) from None
     return totals
 
 
@@ -328,28 +407,26 @@ def _describe_run(
 
 def _generate(
     pipeline: ImagePipeline,
-    model: ModelDescription,
-    results: PictureFolder,
-    config: GenerateConfig,
-    settings: dict[str, Any],
+    run: _Run,
+    missing: Sequence[ImageRequest],
+    settings: Mapping[str, Any],
     totals: RunTotals,
     ranker: Ranker | None,
-    quiet: bool,
+    keep: Callable[..., None],
 ) -> None:
-    """Make and save every missing picture, each as soon as it is finished."""
+    """Make every missing picture, and `keep` each as soon as it is finished."""
     from vargen.pipelines.common import PromptWarning
 
-    missing = results.missing
+    candidates = run.config.num_candidates
     with (
-        progress(len(missing) * config.num_candidates * model.num_tokens, "tokens", quiet) as shown,
+        progress(len(missing) * candidates * run.model.num_tokens, "tokens", run.quiet) as shown,
         warnings.catch_warnings(),
     ):
         count = _TokenCount(shown)
         warnings.simplefilter("ignore", PromptWarning)  # said once, for all prompts
-        at_once = max(1, _MOST_IN_A_STREAM // config.num_candidates)
+        at_once = max(1, _MOST_IN_A_STREAM // candidates)
         for first in range(0, len(missing), at_once):
-            some = missing[first : first + at_once]
-            _generate_some(pipeline, model, some, results, config, settings, totals, ranker, count)
+            _generate_some(pipeline, run, missing[first : first + at_once], settings, totals, ranker, keep, count)
 
 
 _MOST_IN_A_STREAM = 4096
@@ -358,20 +435,20 @@ _MOST_IN_A_STREAM = 4096
 
 def _generate_some(
     pipeline: ImagePipeline,
-    model: ModelDescription,
+    run: _Run,
     requests: Sequence[ImageRequest],
-    results: PictureFolder,
-    config: GenerateConfig,
-    settings: dict[str, Any],
+    settings: Mapping[str, Any],
     totals: RunTotals,
     ranker: Ranker | None,
+    keep: Callable[..., None],
     count: _TokenCount,
 ) -> None:
-    """Make and save pictures in one stream."""
+    """Make and keep pictures in one stream."""
     import torch
 
     from vargen.pipelines.streaming import open_stream
 
+    config, model = run.config, run.model
     candidates = [(request, number) for request in requests for number in range(config.num_candidates)]
     condition: dict[str, Any] = (
         {"prompt": [request.text for request, _ in candidates]}
@@ -401,14 +478,14 @@ def _generate_some(
             own[number] = picture
             if len(own) == config.num_candidates:
                 began = time.perf_counter()
-                _keep(request, [own[each] for each in sorted(own)], model, results, config, ranker)
+                keep(request, *_choose(request, [own[each] for each in sorted(own)], run, ranker))
                 totals.add_seconds("save" if ranker is None else "rank_and_save", time.perf_counter() - began)
                 del made[request.index]
     except NotFiniteError as error:
         raise UserError(f"{candidates[error.row][0].image_path}: {error}") from error
     except torch.OutOfMemoryError as error:
         raise UserError(
-            f"batch_size {config.batch_size} needs more memory than {config.device} has; give a smaller one"
+            f"batch_size {config.batch_size} needs more memory than {run.device} has; give a smaller one"
         ) from error
     finally:
         totals.forward_passes += stream.trace.target_passes
@@ -416,15 +493,10 @@ def _generate_some(
             totals.add_seconds(phase, seconds)
 
 
-def _keep(
-    request: ImageRequest,
-    candidates: Sequence[FinishedPicture],
-    model: ModelDescription,
-    results: PictureFolder,
-    config: GenerateConfig,
-    ranker: Ranker | None,
-) -> None:
-    """Save a picture, or the best of its candidates."""
+def _choose(
+    request: ImageRequest, candidates: Sequence[FinishedPicture], run: _Run, ranker: Ranker | None
+) -> tuple[Image, dict[str, Any], Image | None]:
+    """A picture, or the best of its candidates; what completes its record; how it came about, if that is asked for."""
     from vargen.drawing.trace_image import draw_trace
 
     chosen, ranked = candidates[0], {}
@@ -446,9 +518,9 @@ def _keep(
         **ranked,
     }
     drawn = None
-    if config.trace_image:
-        drawn = draw_trace(chosen.image, chosen.trace, 0, model.rows_and_columns, model.beside_grid)
-    results.add(request, chosen.image, measured, drawn)
+    if run.config.trace_image:
+        drawn = draw_trace(chosen.image, chosen.trace, 0, run.model.rows_and_columns, run.model.beside_grid)
+    return chosen.image, measured, drawn
 
 
 class _TokenCount:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import datetime
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from vargen.errors import UserError
+
+T = TypeVar("T")
 
 _PATIENCE = datetime.timedelta(days=7)
 """How long processes wait for each other; torch's half hour is shorter than a large job's differences."""
@@ -62,6 +64,12 @@ class Processes:
     def wait(self) -> None:
         """Until every process has come here."""
         self._state.wait_for_everyone()
+
+    def gather(self, value: T) -> list[T]:
+        """What every process gives, by rank: small things that can be pickled. All have to come here."""
+        from accelerate.utils import gather_object
+
+        return list(gather_object([value]))
 
     def leave(self) -> None:
         """Part from the others at the end of the job."""

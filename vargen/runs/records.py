@@ -131,8 +131,11 @@ class PictureFolder:
     """The pictures of one run on disk.
 
     Args:
-        path: the folder, which nobody else writes to (`vargen.runs.files.own_folder`).
+        path: the folder, which no other run writes to (`vargen.runs.files.own_folder`).
         requests: every picture of the run, in order of index.
+
+    Processes that share a run `save` their pictures, and when all are through one of them gathers the records (`scan`,
+    `begin`); a process that is alone adds each line at once (`add`).
     """
 
     INSIDE = ("images", "traces")
@@ -201,7 +204,19 @@ class PictureFolder:
     def add(
         self, request: ImageRequest, image: Image, measured: Mapping[str, Any], trace_image: Image | None = None
     ) -> None:
-        """Save a finished picture and add its line.
+        """Save a finished picture and add its line; arguments are those of `save`."""
+        self.save(request, image, measured, trace_image)
+        if request.index < self._written_before:  # a gap in a resumed run
+            self._write_results()
+        # Pictures are finished in any order; the lines of those that overtook others wait for these.
+        while self._written_before in self.records:
+            append_jsonl(self.path / "result.jsonl", self.records[self._written_before])
+            self._written_before += 1
+
+    def save(
+        self, request: ImageRequest, image: Image, measured: Mapping[str, Any], trace_image: Image | None = None
+    ) -> None:
+        """Save a finished picture, which carries its record.
 
         Args:
             request: which picture.
@@ -222,12 +237,6 @@ class PictureFolder:
         chunk.add_itxt(RECORD_CHUNK, json.dumps(record, ensure_ascii=False))
         save_image_atomic(image, self.path / request.image_path, pnginfo=chunk)
         self.records[request.index] = record
-        if request.index < self._written_before:  # a gap in a resumed run
-            self._write_results()
-        # Pictures are finished in any order; the lines of those that overtook others wait for these.
-        while self._written_before in self.records:
-            append_jsonl(self.path / "result.jsonl", self.records[self._written_before])
-            self._written_before += 1
 
     def _write_results(self) -> None:
         """Rebuild `result.jsonl`, in order, if it does not say what the pictures say."""

@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
-import os
 import random
-import runpy
 import shutil
-import signal
-import socket
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from process_jobs import ProcessJob
 
 from metrics.images import ImageFolder
 from vargen.cli import main
@@ -27,7 +22,6 @@ from vargen.jobs import evaluation as quality_evaluation
 from vargen.jobs.options import load_protocol
 from vargen.runs.batches import BatchStore, Share
 
-WORKER = Path(__file__).with_name("evaluate_worker.py")
 CAPTIONS = ["a red cube", "a blue sphere", "a green sphere left of a red cube"]
 COUNT = 14
 PRESET = """
@@ -330,52 +324,19 @@ def test_a_damaged_batch_is_named(tmp_path: Path) -> None:
 # Several processes, and kills.
 
 
-class Job:
-    """Processes of one job, forked from a server that has imported everything."""
-
-    def __init__(self, arguments: Sequence[str], count: int) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["vargen.jobs.evaluation", "vargen.commands.evaluate", "vargen.cli"])
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        cache = os.environ["VARGEN_CACHE"]
-        self.processes = [
-            context.Process(
-                target=runpy.run_path,
-                args=(str(WORKER),),
-                kwargs={"init_globals": {"JOB": (list(arguments), rank, count, port, cache)}},
-            )
-            for rank in range(count)
-        ]
-        for process in self.processes:
-            process.start()
-
-    def wait(self, seconds: float = 120) -> list[int | None]:
-        for process in self.processes:
-            process.join(seconds)
-        return [process.exitcode for process in self.processes]
-
-    def kill(self) -> bool:
-        """One process first, as a fault would, then the rest, as a launcher does. Whether any was still at work."""
-        for process in self.processes:
-            process.kill()
-        return any(code == -signal.SIGKILL for code in self.wait())
-
-
 def test_two_processes_give_the_pictures_and_scores_of_one(arguments: list[str], tmp_path: Path) -> None:
     alone, together = tmp_path / "alone", tmp_path / "together"
-    assert Job([*arguments, "--output", str(alone)], 1).wait() == [0]
+    assert ProcessJob([*arguments, "--output", str(alone)], 1).wait() == [0]
     shutil.rmtree(tmp_path / "cache")  # the reference is shared work, too
-    assert Job([*arguments, "--output", str(together)], 2).wait() == [0, 0]
+    assert ProcessJob([*arguments, "--output", str(together)], 2).wait() == [0, 0]
     assert lasting(together) == lasting(alone)
     assert len(ImageFolder(together / "ar").files) == COUNT
 
 
 def test_more_processes_than_batches(arguments: list[str], tmp_path: Path) -> None:
     few = [*arguments, "--count", "6"]
-    assert Job([*few, "--output", str(tmp_path / "alone")], 1).wait() == [0]
-    assert Job([*few, "--output", str(tmp_path / "together")], 3).wait() == [0, 0, 0]
+    assert ProcessJob([*few, "--output", str(tmp_path / "alone")], 1).wait() == [0]
+    assert ProcessJob([*few, "--output", str(tmp_path / "together")], 3).wait() == [0, 0, 0]
     assert lasting(tmp_path / "together") == lasting(tmp_path / "alone")
 
 
@@ -383,22 +344,22 @@ def test_more_processes_than_batches(arguments: list[str], tmp_path: Path) -> No
 def test_kills_at_random_moments_change_nothing(arguments: list[str], tmp_path: Path, count: int) -> None:
     arguments = [*arguments, "--bootstrap", "60"]
     undisturbed, timed, killed = (tmp_path / name for name in ("undisturbed", "timed", "killed"))
-    assert Job([*arguments, "--output", str(undisturbed)], count).wait() == [0] * count
+    assert ProcessJob([*arguments, "--output", str(undisturbed)], count).wait() == [0] * count
     began = time.monotonic()  # now that the server has imported everything
-    assert Job([*arguments, "--output", str(timed)], count).wait() == [0] * count
+    assert ProcessJob([*arguments, "--output", str(timed)], count).wait() == [0] * count
     duration = time.monotonic() - began
     shutil.rmtree(tmp_path / "cache")
     moments = random.Random(count)
     at_work = 0
     for number in range(10):
-        job = Job([*arguments, "--output", str(killed)], count if number % 3 else 3 - count)
+        job = ProcessJob([*arguments, "--output", str(killed)], count if number % 3 else 3 - count)
         time.sleep(moments.uniform(0.05, 0.7) * duration)
         at_work += job.kill()
         if number in (3, 6):  # by now most is done: lose some of it, so that later kills hit work, too
             shutil.rmtree(killed / "ar", ignore_errors=True)
             shutil.rmtree(tmp_path / "cache", ignore_errors=True)
     assert at_work >= 3
-    assert Job([*arguments, "--output", str(killed)], count).wait() == [0] * count
+    assert ProcessJob([*arguments, "--output", str(killed)], count).wait() == [0] * count
     assert lasting(killed) == lasting(undisturbed)
 
 

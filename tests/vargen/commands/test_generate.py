@@ -49,13 +49,13 @@ def test_without_a_method_plain_decodings_pictures_come_in_fewer_passes(
     assert passes[0] < passes[1] == 16 * len(PROMPTS)
 
 
-def test_several_processes_are_sent_to_the_command_that_shares(
+def test_several_processes_cannot_share_standard_input(
     tiny_model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert generate(tiny_model_folder, tmp_path / "out", *PROMPTS) == 2
+    assert generate(tiny_model_folder, tmp_path / "out", "--prompts_file", "-") == 2
     said = capsys.readouterr().err
-    assert "generate is one process" in said and said.count("\n") == 1 and not (tmp_path / "out").exists()
+    assert "prompts_file: standard input" in said and said.count("\n") == 1 and not (tmp_path / "out").exists()
 
 
 def test_the_batch_size_does_not_change_the_pictures(tiny_model_folder: Path, tmp_path: Path) -> None:

@@ -1,0 +1,83 @@
+"""`vargen generate` shared by several processes: the folder of one process, also when they are killed on the way."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+from process_jobs import ProcessJob
+
+from vargen.jobs.generation import RunTotals
+
+PROMPTS = ["a red cube", "two blue spheres on sand", "a green cone"]
+PICTURES = 10
+
+
+@pytest.fixture
+def arguments(tiny_model_folder: Path) -> list[str]:
+    return [
+        *("generate", *PROMPTS, "--num-images-per-prompt", str(PICTURES), "--batch-size", "2", "--quiet"),
+        *("--model", str(tiny_model_folder), "--device", "cpu"),
+    ]
+
+
+def made(output: Path) -> tuple[list[dict[str, Any]], dict[str, bytes], dict[str, Any]]:
+    """The lines without what they cost, which hangs on the clock and on neighbours, the pictures, and the settings."""
+    lines = [json.loads(line) for line in (output / "result.jsonl").read_text().splitlines()]
+    for line in lines:
+        del line["seconds"], line["forward_passes"], line["batch_size"]
+    images = {path.name: Image.open(path).tobytes() for path in sorted((output / "images").glob("*.png"))}
+    assert not [path for path in output.rglob(".*") if path.is_file()]
+    return lines, images, json.loads((output / "config.json").read_text())["settings"]
+
+
+@pytest.fixture
+def alone(arguments: list[str], tmp_path: Path) -> tuple[list[dict[str, Any]], dict[str, bytes], dict[str, Any]]:
+    """What one process makes."""
+    assert ProcessJob([*arguments, "--output", str(tmp_path / "alone")], 1).wait() == [0]
+    return made(tmp_path / "alone")
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_several_processes_fill_the_folder_that_one_would(
+    arguments: list[str], tmp_path: Path, alone: tuple[Any, ...], count: int
+) -> None:
+    assert ProcessJob([*arguments, "--output", str(tmp_path / "together")], count).wait() == [0] * count
+    assert made(tmp_path / "together") == alone
+    assert [line["index"] for line in alone[0]] == list(range(len(PROMPTS) * PICTURES))
+
+
+def test_more_processes_than_pictures(tiny_model_folder: Path, tmp_path: Path) -> None:
+    few = ["generate", "a red cube", "--quiet", "--model", str(tiny_model_folder), "--output", str(tmp_path / "few")]
+    assert ProcessJob(few, 3).wait() == [0, 0, 0]
+    lines, images, _ = made(tmp_path / "few")
+    assert len(lines) == len(images) == 1
+    assert ProcessJob(few, 2).wait() == [0, 0], "a finished run has nothing left to make"
+    assert made(tmp_path / "few")[:2] == (lines, images)
+
+
+def test_kills_lose_nothing(arguments: list[str], tmp_path: Path, alone: tuple[Any, ...]) -> None:
+    killed = tmp_path / "killed"
+    for processes, pictures in ((2, 1), (3, 8), (1, 15), (2, 22)):  # goes on with another number, too
+        job = ProcessJob([*arguments, "--output", str(killed)], processes)
+        deadline = time.monotonic() + 120
+        while len(list(killed.glob("images/*.png"))) < pictures and time.monotonic() < deadline:
+            time.sleep(0.002)
+        assert job.kill(), "the kill came too late to test anything"
+        for path in killed.glob("images/*.png"):
+            Image.open(path).load()  # a picture that is there is whole
+    assert ProcessJob([*arguments, "--output", str(killed)], 2).wait() == [0, 0]
+    assert made(killed) == alone
+
+
+def test_processes_count_together_and_take_the_time_of_the_slowest() -> None:
+    first = RunTotals(new_images=2, tokens=32, forward_passes=20, seconds={"load": 1.0, "decode": 3.0})
+    second = RunTotals(new_images=1, tokens=16, forward_passes=16, seconds={"load": 2.0, "save": 0.5})
+    together = RunTotals.of_processes([first, second])
+    assert (together.new_images, together.tokens, together.forward_passes) == (3, 48, 36)
+    assert together.seconds == {"load": 2.0, "decode": 3.0, "save": 0.5}
+    assert RunTotals.of_processes([RunTotals()]).ms_per_token is None

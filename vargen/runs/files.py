@@ -131,6 +131,7 @@ def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
     try:
         with _locked(temporary), contextlib.ExitStack() as stack:
             yield temporary
+            _open_to_others(temporary)
             if path.exists():
                 stack.enter_context(_locked(path))
                 os.replace(path, replaced)
@@ -141,6 +142,14 @@ def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
         if replaced.exists() and not path.exists():
             os.replace(replaced, path)
         raise
+
+
+def _open_to_others(folder: Path) -> None:
+    """Give files to whom the umask gives the folder: libraries that write weights keep them to their owner."""
+    readers = folder.stat().st_mode & 0o666
+    for file in folder.rglob("*"):
+        if file.is_file():
+            file.chmod(readers)
 
 
 def write_atomic(path: str | os.PathLike[str], data: bytes | str) -> None:

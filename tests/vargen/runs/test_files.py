@@ -139,6 +139,14 @@ def test_temporary_names_cannot_be_guessed_and_files_are_readable_as_others_are(
     assert modes[0] == modes[1]
 
 
+def test_files_of_a_folder_are_for_whom_the_umask_says(tmp_path: Path) -> None:
+    with atomic_folder(tmp_path / "model") as temporary:
+        (temporary / "part").mkdir()
+        (temporary / "part" / "weights").touch(mode=0o600)  # as safetensors does
+    (tmp_path / "usual").touch()
+    assert (tmp_path / "model" / "part" / "weights").stat().st_mode == (tmp_path / "usual").stat().st_mode
+
+
 def test_what_a_living_process_writes_is_not_cleared_away(tmp_path: Path) -> None:
     with another_process(lambda: atomic_path(tmp_path / "a")), another_process(lambda: atomic_folder(tmp_path / "b")):
         assert len(hidden(tmp_path)) == 2

@@ -8,7 +8,7 @@
 Each step is one of the project's own commands, run as a process of its own. `benchmarks/results/recorded_on.json` keeps
 the weights each step was last run on; a step is out of date when they are not those that are shipped. Killed at any
 moment, the same command goes on: finished steps are skipped, and the long ones resume within themselves. Steps that
-time something say so: keep the machine to itself for them.
+time something say so: keep the machine to itself for them. After a new drafter alone, what draws without it stays.
 """
 
 from __future__ import annotations
@@ -54,11 +54,31 @@ class Step:
         command: arguments of Python, run in the repository.
         timed: whether it times something.
         copies: where its figures lie and the record they become, if it does not write that itself.
+        reads_drafter: whether an EAGLE head takes part.
     """
 
     command: tuple[str, ...]
     timed: bool = False
     copies: tuple[Path, Path] | None = None
+    reads_drafter: bool = True
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Fingerprints of the shipped model: of all of it, and of what draws without its EAGLE head."""
+
+    whole: str
+    without_drafter: str
+
+    @classmethod
+    def shipped(cls) -> Weights:
+        """Those of the package."""
+        folder = find_model()
+        return cls(weights_fingerprint(folder), weights_fingerprint(folder, apart_from="drafter"))
+
+    def of(self, step: Step) -> str:
+        """What a step is to be recorded on."""
+        return self.whole if step.reads_drafter else self.without_drafter
 
 
 def _script(name: str, *arguments: str) -> tuple[str, ...]:
@@ -81,19 +101,20 @@ def _front(method: str, batch_size: int, seconds: int, quality_loss: float = 0.0
     options = ("--method", method, "--batch_size", str(batch_size), "--max_seconds", str(seconds))
     options = (*options, "--max_quality_loss", str(quality_loss))
     command = ("-m", "vargen.cli", "tune", *options, "--output", str(WORK / name))
-    return Step(command, timed=True, copies=(WORK / name / "pareto.json", RESULTS / f"{name}.json"))
+    copies = (WORK / name / "pareto.json", RESULTS / f"{name}.json")
+    return Step(command, timed=True, copies=copies, reads_drafter="jacobi" not in method)
 
 
 STEPS: dict[str, Step] = {
-    "judge": Step(_script("judge_report", "--contact_sheet", "docs/images/contact_sheet.png")),
-    "readme_picture": Step(_script("readme_picture")),
+    "judge": Step(_script("judge_report", "--contact_sheet", "docs/images/contact_sheet.png"), reads_drafter=False),
+    "readme_picture": Step(_script("readme_picture"), reads_drafter=False),
     "token_hashes": Step(_script("token_hashes", "--record", str(RESULTS / "token_hashes.json"))),
     "greedy_equality": Step(_script("greedy_equality")),
     "evaluation": _evaluation("evaluation_scenes", 1000, EVALUATED),
     "evaluation_rest": _evaluation("evaluation_scenes_rest", 1000, REST),
     "vvs_studies": Step(_script("vvs_studies")),
-    "plain_decoding": Step(_script("plain_decoding"), timed=True),
-    "plain_decoding_batch_8": Step(_script("plain_decoding", "--batch_size", "8"), timed=True),
+    "plain_decoding": Step(_script("plain_decoding"), timed=True, reads_drafter=False),
+    "plain_decoding_batch_8": Step(_script("plain_decoding", "--batch_size", "8"), timed=True, reads_drafter=False),
     "overhead": Step(_script("speculation_overhead"), timed=True),
     "bench_picks": _bench("bench_picks", "--methods", PICKS, "--prompts", "24"),
     "bench_weighted": _bench("bench_weighted", "--methods", PICKS, "--prompts", "6", *HEAVY),
@@ -110,12 +131,12 @@ STEPS: dict[str, Step] = {
 }
 
 
-def out_of_date(name: str, recorded: dict[str, Any], fingerprint: str) -> bool:
+def out_of_date(name: str, recorded: dict[str, Any], weights: Weights) -> bool:
     """Whether a step was never run on these weights. Documents are built whenever something else was recorded."""
-    return name == "documents" or recorded.get(name, {}).get("weights") != fingerprint
+    return name == "documents" or recorded.get(name, {}).get("weights") != weights.of(STEPS[name])
 
 
-def run(names: list[str], recorded: dict[str, Any], fingerprint: str) -> None:
+def run(names: list[str], recorded: dict[str, Any], weights: Weights) -> None:
     """Run the steps one after the other, keeping each as soon as it is through.
 
     Raises:
@@ -133,7 +154,7 @@ def run(names: list[str], recorded: dict[str, Any], fingerprint: str) -> None:
         if step.copies is not None:
             source, record = step.copies
             write_json_atomic(record, json.loads(source.read_text()))
-        recorded[name] = {"weights": fingerprint, "minutes": round((time.monotonic() - started) / 60, 1)}
+        recorded[name] = {"weights": weights.of(step), "minutes": round((time.monotonic() - started) / 60, 1)}
         write_json_atomic(RECORDED_ON, recorded)
 
 
@@ -181,15 +202,15 @@ def main() -> None:
     if arguments.compare:
         print(compare(arguments.compare))
         return
-    fingerprint = weights_fingerprint(find_model())
+    weights = Weights.shipped()
     recorded = json.loads(RECORDED_ON.read_text()) if RECORDED_ON.exists() else {}
     if arguments.list:
         for name, step in STEPS.items():
             minutes = recorded.get(name, {}).get("minutes", "?")
-            state = "out of date" if out_of_date(name, recorded, fingerprint) else "as shipped"
-            print(f"{name:24}{state:14}{minutes} min{'  timed' if step.timed else ''}")
+            state = "out of date" if out_of_date(name, recorded, weights) else "as shipped"
+            print(f"{name:26}{state:14}{minutes} min{'  timed' if step.timed else ''}")
         return
-    run(arguments.steps or [name for name in STEPS if out_of_date(name, recorded, fingerprint)], recorded, fingerprint)
+    run(arguments.steps or [name for name in STEPS if out_of_date(name, recorded, weights)], recorded, weights)
 
 
 if __name__ == "__main__":

@@ -37,18 +37,21 @@ def test_every_step_names_a_script_or_a_command_and_a_record_that_is_there(sweep
 
 def test_what_is_finished_is_not_run_again_until_the_weights_are_others(sweep, monkeypatch, tmp_path) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
-    monkeypatch.setattr(
-        sweep, "STEPS", {"one": sweep.Step(write(one, "x")), "two": sweep.Step(("-c", "raise SystemExit(3)"))}
-    )
+    without = sweep.Step(write(one, "x"), reads_drafter=False)
+    monkeypatch.setattr(sweep, "STEPS", {"one": without, "two": sweep.Step(("-c", "raise SystemExit(3)"))})
+    old = sweep.Weights("old", "old, no drafter")
     recorded: dict = {}
     with pytest.raises(SystemExit, match="3"):
-        sweep.run(["one", "two"], recorded, "old")
+        sweep.run(["one", "two"], recorded, old)
     kept = json.loads(sweep.RECORDED_ON.read_text())
-    assert [sweep.out_of_date(name, kept, "old") for name in ("one", "two")] == [False, True]
+    assert [sweep.out_of_date(name, kept, old) for name in ("one", "two")] == [False, True]
     sweep.STEPS["two"] = sweep.Step(write(two, '{"a": 1}'), copies=(two, tmp_path / "record.json"))
-    sweep.run([name for name in sweep.STEPS if sweep.out_of_date(name, kept, "old")], kept, "old")
+    sweep.run([name for name in sweep.STEPS if sweep.out_of_date(name, kept, old)], kept, old)
     assert one.read_text() == "x" and json.loads((tmp_path / "record.json").read_text()) == {"a": 1}
-    assert [sweep.out_of_date(name, kept, "new") for name in ("one", "two")] == [True, True]
+    drafter = sweep.Weights("new", "old, no drafter")
+    assert [sweep.out_of_date(name, kept, drafter) for name in ("one", "two")] == [False, True]
+    whole = sweep.Weights("newer", "newer, no drafter")
+    assert [sweep.out_of_date(name, kept, whole) for name in ("one", "two")] == [True, True]
 
 
 def test_figures_go_by_place_and_method(sweep) -> None:

@@ -268,7 +268,6 @@ def _make_pictures(
     place = config.device if config.device_map is not None else str(processes.device)
     pipeline, device, dtype = load_pipeline(model, replace(config, device=place), run.quiet)
     shared = {
-        "weights": weights_fingerprint(model.folder),
         **config.identity,
         "seed": config.seed,
         "dtype": dtype,
@@ -277,12 +276,13 @@ def _make_pictures(
         **model.sampling(**config.sampling),
         "captions": told_cases(run.cases),
     }
-    jobs = {
-        label: PictureBatches(
-            Path(config.output) / label, {"method": method.to_dict(), **shared}, len(run.cases), config.batch_size
-        )
-        for label, method in methods.items()
-    }
+    jobs = {}
+    for label, method in methods.items():
+        described = method.to_dict()
+        # A drafter that was trained anew makes no other pictures of what draws without one.
+        weights = weights_fingerprint(model.folder, apart_from=None if "drafter" in described else "drafter")
+        settings = {"method": described, "weights": weights, **shared}
+        jobs[label] = PictureBatches(Path(config.output) / label, settings, len(run.cases), config.batch_size)
     for job in jobs.values():
         job.check_identity()
     processes.wait()

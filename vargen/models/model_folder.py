@@ -324,8 +324,12 @@ def _is_beyond(value: object, most: int) -> bool:
     return isinstance(value, int | float) and value > most
 
 
-def weights_fingerprint(folder: str | os.PathLike[str]) -> str:
+def weights_fingerprint(folder: str | os.PathLike[str], apart_from: str | None = None) -> str:
     """A short hash of everything in a model folder that decides its pictures, cheap for gigabytes.
+
+    Args:
+        folder: of a model, or a part of one.
+        apart_from: a folder in it that does not count, such as "drafter" for what is drawn without one.
 
     What only drafts for a Video-LLM (`drafters/` in its folder) decides nothing of what it says, and does not count;
     nor do settings of methods in `model_index.json`, since every run records the settings that it uses.
@@ -338,7 +342,7 @@ def weights_fingerprint(folder: str | os.PathLike[str]) -> str:
     for path in sorted(folder.rglob("*")):
         if not path.is_file() or path.suffix not in (".json", ".safetensors", ".bin", ".model", ".txt", ".jinja"):
             continue
-        if path.relative_to(folder).parts[0] == "drafters":
+        if path.relative_to(folder).parts[0] in ("drafters", apart_from):
             continue
         size = path.stat().st_size
         if size <= 1 << 21:

@@ -20,6 +20,7 @@ from vargen.cli import main
 from vargen.errors import UserError
 from vargen.jobs import evaluation as quality_evaluation
 from vargen.jobs.options import load_protocol
+from vargen.pipelines.llamagen import LlamaGenPipeline
 from vargen.runs.batches import BatchStore, Share
 
 CAPTIONS = ["a red cube", "a blue sphere", "a green sphere left of a red cube"]
@@ -361,6 +362,21 @@ def test_kills_at_random_moments_change_nothing(arguments: list[str], tmp_path: 
     assert at_work >= 3
     assert ProcessJob([*arguments, "--output", str(killed)], count).wait() == [0] * count
     assert lasting(killed) == lasting(undisturbed)
+
+
+def test_a_new_drafter_leaves_the_pictures_of_methods_without_one(
+    arguments: list[str], drafting_pipeline: LlamaGenPipeline, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    drafting_pipeline.save_pretrained(tmp_path / "model")
+    few = [*arguments, "--model", str(tmp_path / "model"), "--count", "4", "--method"]
+    assert main([*few, "sjd,eagle"]) == 0
+    config = tmp_path / "model" / "drafter" / "config.json"
+    config.write_text(
+        json.dumps({**json.loads(config.read_text()), "acceptance_rate": 0.125})
+    )  # as a new one's would be
+    assert main([*few, "sjd"]) == 0
+    assert main([*few, "sjd,eagle"]) == 2
+    assert "eagle" in capsys.readouterr().err
 
 
 def test_a_second_run_in_the_same_folder_is_refused(

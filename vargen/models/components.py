@@ -1,28 +1,38 @@
 """What models offer methods: the parts of `vargen.methods.base.Components` that are alike for every family.
 
-Belongs here: what is worth keeping between two batches, and the refusal of what a family has not got. Does not belong
-here: a model (each family has its `components.py`), and any method.
+Belongs here: what is worth keeping between two batches, loading what a method names, sizes by the clock, and the
+refusal of what a family has not got. Does not belong here: a model (each family has its `components.py`), or a method.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
+from diffusers import ModelMixin
 from torch import Tensor, nn
 
+from specdecode.draft_size import DraftSize, DraftSizer, FixedDraftSize
 from specdecode.drafters.draft_model import DraftModel
 from specdecode.drafters.eagle import DraftHead
 from specdecode.kv_cache import StaticKVCache
 from specdecode.neighbours import nearest_neighbours
+from specdecode.roles import Target
 from vargen.errors import UserError
 from vargen.kernels.quantized import quantization_of, quantize_linears
 from vargen.methods.base import DraftNetwork
 from vargen.methods.draft_sizes import MeasuredDraftSizes
+from vargen.models.finite import check_weights
+from vargen.models.model_folder import check_component_folder
+from vargen.reading import reading
 
 if TYPE_CHECKING:
     from specdecode.compilation import PassCompiler
+
+Model = TypeVar("Model", bound=ModelMixin)
 
 
 class KeptCaches:
@@ -119,7 +129,7 @@ ONLY = Place()
 """Of a batch that is decoded alone."""
 
 
-class ModelComponents:
+class ModelComponents(ABC):
     """Plays `vargen.methods.base.Components`, but for `target` and `num_tokens`, which every family adds.
 
     A family overrides what it has; whatever else a method asks for is refused in one line.
@@ -127,18 +137,48 @@ class ModelComponents:
     Args:
         device: where everything computes.
         kept: the pipeline's.
+        joins: the batch's rows take places in another one as soon as they have begun, so its target's passes are never
+            compiled, its caches are its own, and nobody asks it for sizes.
     """
 
     family: ClassVar[str] = "this model"
     """What refusals call it."""
 
-    def __init__(self, device: torch.device, kept: KeptBetweenBatches) -> None:
+    def __init__(self, device: torch.device, kept: KeptBetweenBatches, joins: bool = False) -> None:
         self.device = device
         self.kept = kept
+        self.joins = joins
+
+    @abstractmethod
+    def _pass_geometry(self) -> dict[str, Any]:
+        """What the milliseconds of a pass depend on, beside the device and what drafts; JSON."""
+
+    @abstractmethod
+    def _probe(self, num_tokens: int) -> Target:
+        """The target half way through a picture, to time passes over so many tokens on."""
+
+    def draft_sizer(
+        self,
+        sizes: Sequence[DraftSize],
+        drafter: str,
+        draft_step: Callable[[], object] | None,
+        expected: float | Sequence[float],
+    ) -> DraftSizer:
+        """See `Components.draft_sizer`."""
+        if self.joins:
+            return FixedDraftSize(sizes[0])  # who joins a batch drafts as that does
+        is_cuda = self.device.type == "cuda"
+        device = torch.cuda.get_device_name(self.device) if is_cuda else self.device.type
+        geometry = {"device": device, "drafter": drafter, **self._pass_geometry()}
+        compiled = self.kept.compiler is not None
+        return self.kept.draft_sizes.sizer(sizes, geometry, self._probe, draft_step, expected, compiled)
 
     def draft_head(self, folder: str | None, most_new_pairs: int) -> DraftNetwork[DraftHead]:
         """None."""
-        raise self._nothing("trained drafter")
+        raise UserError(
+            f"drafter: {self.family} came without one; train one with `vargen train drafter` and name its folder in "
+            f"the method's settings, such as --method_options.drafter runs/drafter/export"
+        )
 
     def draft_target(self, folder: str | None) -> DraftNetwork[DraftModel]:
         """None."""
@@ -159,3 +199,23 @@ class ModelComponents:
         return UserError(
             f"method must be one that needs no {what}, because there is none for {self.family}: ar, jacobi or scd"
         )
+
+    def _loaded(self, folder: str, path: str, kind: type[Model], dtype: torch.dtype) -> Model:
+        """What a method named, read once for all batches.
+
+        Args:
+            folder: as it was named.
+            path: of the component itself.
+            kind: its class.
+            dtype: of its weights.
+
+        Raises:
+            UserError: there is none, it cannot be read, or its weights are not finite.
+        """
+        if folder not in self.kept.models:
+            check_component_folder(path, kind)
+            with reading(path):
+                model = kind.from_pretrained(path, torch_dtype=dtype)
+            check_weights(model, path)
+            self.kept.models[folder] = model.eval()
+        return self.kept.models[folder].to(self.device)

@@ -96,6 +96,17 @@ class PictureDraftHead(ABC):
             return states
         return torch.cat([self.drafter.fused(half) for half in states.chunk(self._halves, dim=-1)], dim=-1)
 
+    @property
+    def kind(self) -> str:
+        """See `DraftNetwork`."""
+        return f"eagle-{self.drafter.config.dim}"
+
+    @property
+    def acceptance_rates(self) -> dict[str, float | None]:
+        """See `DraftNetwork`; the trainer measured them."""
+        config = self.drafter.config
+        return {"top": config.acceptance_rate, "sampled": config.sampled_acceptance_rate}
+
     @abstractmethod
     def states(self, output: TargetOutput) -> Tensor:
         """[B, n, halves * k dim]: hidden states of the target's halves side by side, each after k layers."""

@@ -7,31 +7,25 @@ here: any method, and how prompts become features.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from diffusers.models.autoencoders.vq_model import VQModel
 from torch import Tensor
 
-from specdecode.draft_size import DraftSize, DraftSizer, FixedDraftSize
 from specdecode.drafters.draft_model import MOST_WAITING, DraftModel
 from specdecode.drafters.eagle import DraftHead
 from vargen.errors import UserError
 from vargen.methods.base import DraftNetwork, MethodConfig
 from vargen.models.components import ONLY, KeptBetweenBatches, ModelComponents, Place
-from vargen.models.finite import check_weights
-from vargen.models.llamagen.draft_head import LlamaGenDraftHead, check_drafter
+from vargen.models.llamagen.draft_head import LlamaGenDraftHead
 from vargen.models.llamagen.drafter import LlamaGenDrafter
 from vargen.models.llamagen.target import LlamaGenTarget, cache_length, cache_sizes
 from vargen.models.llamagen.transformer import LlamaGenTransformer
 from vargen.models.llamagen.vq import unit_codebook
 from vargen.models.llamagen.weighted import WeightedHead, WeightedTarget, WeightNetworks
-from vargen.models.model_folder import check_component_folder
-from vargen.reading import reading
-
-Model = TypeVar("Model", LlamaGenDrafter, LlamaGenTransformer)
 
 
 class LlamaGenComponents(ModelComponents):
@@ -65,8 +59,8 @@ class LlamaGenComponents(ModelComponents):
         """Whether the method's drafter was trained on prompts in their full length, padding included."""
         if "drafter" not in method.weights:
             return False
-        folder = method.to_dict()["drafter"]
-        return (folder or self.drafter) is not None and self._drafter(folder).config.attend_to_padding
+        drafter = self._drafter(method.to_dict()["drafter"])
+        return drafter is not None and drafter.config.attend_to_padding
 
     def start(
         self,
@@ -86,7 +80,7 @@ class LlamaGenComponents(ModelComponents):
             place: in a queue of batches.
         """
         transformer = self.transformer
-        self._place = place
+        self._place, self.joins = place, place.joins
         self._condition, self._mask, self._guidance_scale = condition, mask, guidance_scale
         embeds = embed_each(transformer, condition, mask)
         rows = embeds.shape[0] * (2 if guidance_scale > 1 else 1)
@@ -115,7 +109,7 @@ class LlamaGenComponents(ModelComponents):
         self._beside = None if self.weights is None else self.weights.beside(self._target)
         if self._beside is None:
             return self._target
-        if not self._place.joins:
+        if not self.joins:
             self.kept.compile(self._beside.heavy)
         return self._beside
 
@@ -132,23 +126,24 @@ class LlamaGenComponents(ModelComponents):
     def draft_head(self, folder: str | None, most_new_pairs: int) -> DraftNetwork[DraftHead]:
         """The drafter in a folder, or the pipeline's own, beside the target."""
         drafter = self._drafter(folder)
+        if drafter is None:
+            return super().draft_head(folder, most_new_pairs)
         self.kept.draft_with(drafter.attn, drafter.ff)
-        caches = None if self._place.joins else self.kept.caches
+        caches = None if self.joins else self.kept.caches
         own = LlamaGenDraftHead(drafter, self.target, most_new_pairs, caches)
         self.kept.compile(own)
         head: LlamaGenDraftHead | WeightedHead = own
         if self.weights is not None and self._beside is not None:
             head = self.weights.beside_head(own, self._beside, most_new_pairs)
             self.kept.compile(head.heavy)
-        rates = {"top": drafter.config.acceptance_rate, "sampled": drafter.config.sampled_acceptance_rate}
-        return DraftNetwork(head, f"eagle-{drafter.config.dim}", head.draft_once, rates)
+        return DraftNetwork(head, own.kind, head.draft_once, own.acceptance_rates)
 
     def draft_target(self, folder: str | None) -> DraftNetwork[DraftModel]:
         """The smaller transformer in a folder (or in `transformer/` there), or the pipeline's own."""
         transformer = self._draft_transformer(folder)
         self.kept.draft_with(transformer.transformer_blocks)
         embeds, kv_cache = embed_each(transformer, self._condition, self._mask), None
-        if not self._place.joins:
+        if not self.joins:
             rows = len(embeds) * (2 if self._guidance_scale > 1 else 1)
             longest = max(transformer.config.condition_length, embeds.shape[1], self._place.longest_prompt)
             num_slots = cache_length(transformer, longest, MOST_WAITING + 2)
@@ -161,7 +156,7 @@ class LlamaGenComponents(ModelComponents):
             max_draft_nodes=MOST_WAITING + 2,
             kv_cache=kv_cache,
             longest_condition=self._place.longest_prompt,
-            prompt_only=self._place.joins,
+            prompt_only=self.joins,
         )
         self.kept.compile(target)
         smaller = target if self.weights is None else self.weights.beside(target, "smaller")
@@ -183,40 +178,21 @@ class LlamaGenComponents(ModelComponents):
             )
         return unit_codebook(self.vqvae).to(self.device)
 
-    def draft_sizer(
-        self,
-        sizes: Sequence[DraftSize],
-        drafter: str,
-        draft_step: Callable[[], object] | None,
-        expected: float | Sequence[float],
-    ) -> DraftSizer:
-        """See `Components.draft_sizer`."""
-        if self._place.joins:
-            return FixedDraftSize(sizes[0])  # nobody asks it: who joins a batch drafts as that does
-        target, transformer = self.target, self.transformer
-        is_cuda = self.device.type == "cuda"
-        geometry = {
-            "device": torch.cuda.get_device_name(self.device) if is_cuda else self.device.type,
+    def _probe(self, num_tokens: int) -> LlamaGenTarget | WeightedTarget:
+        return (self._target if self._beside is None else self._beside).half_way(num_tokens)
+
+    def _pass_geometry(self) -> dict[str, Any]:
+        transformer = self.transformer
+        return {
             "model": {name: value for name, value in transformer.config.items() if not name.startswith("_")},
             "dtype": str(transformer.dtype),
-            "rows": target.kv_cache.batch_size,
-            "drafter": drafter,
+            "rows": self.target.kv_cache.batch_size,
             **self.kept.told(transformer.transformer_blocks),
             **({} if self.weights is None else {"weighted_by": self.weights.label}),
         }
-        probe = target.half_way if self._beside is None else self._beside.half_way
-        compiled = target.compiler is not None
-        return self.kept.draft_sizes.sizer(sizes, geometry, probe, draft_step, expected, compiled)
 
-    def _drafter(self, folder: str | None) -> LlamaGenDrafter:
-        if folder is None:
-            if self.drafter is None:
-                raise UserError(
-                    "drafter: this model came without one; name a folder in the method's settings, or train one with "
-                    "`vargen train drafter`"
-                )
-            return self.drafter
-        return self._loaded(folder, folder, LlamaGenDrafter, check_drafter)
+    def _drafter(self, folder: str | None) -> LlamaGenDrafter | None:
+        return self.drafter if folder is None else self._loaded(folder, folder, LlamaGenDrafter, self.transformer.dtype)
 
     def _draft_transformer(self, folder: str | None) -> LlamaGenTransformer:
         if folder is None:
@@ -225,19 +201,9 @@ class LlamaGenComponents(ModelComponents):
             return self.draft_transformer
         inner = os.path.join(folder, "transformer")
         path = inner if os.path.isdir(inner) else folder
-        return self._loaded(folder, path, LlamaGenTransformer, check_draft_transformer)
-
-    def _loaded(
-        self, folder: str, path: str, kind: type[Model], check: Callable[[Model, LlamaGenTransformer], None]
-    ) -> Model:
-        if folder not in self.kept.models:
-            check_component_folder(path, kind)
-            with reading(path):
-                model = kind.from_pretrained(path, torch_dtype=self.transformer.dtype)
-            check_weights(model, path)
-            check(model, self.transformer)
-            self.kept.models[folder] = model.eval()
-        return self.kept.models[folder].to(self.device)
+        smaller = self._loaded(folder, path, LlamaGenTransformer, self.transformer.dtype)
+        check_draft_transformer(smaller, self.transformer)
+        return smaller
 
 
 def embed_each(transformer: LlamaGenTransformer, condition: Mapping[str, Tensor], mask: Tensor | None) -> Tensor:

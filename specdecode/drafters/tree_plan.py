@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 
 from specdecode.drafters.tree_shapes import StaticTree
+from specdecode.sampling import largest
 from specdecode.tree import TokenTree
 
 
 def likeliest(values: Tensor, width: int) -> Tensor:
     """Indices of the `width` largest of `values` [..., V], largest first; a lone one needs no sorting."""
-    return values.argmax(-1, keepdim=True) if width == 1 else values.topk(width).indices
+    return largest(values)[..., None] if width == 1 else values.topk(width).indices
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,8 @@ class ExactVerifier:
             output: `logits` [B, n, V] for every node.
             state: Lengths, sampling and random streams. The random numbers of output position i have counter i.
         """
+        if draft.tree.num_nodes == 1:
+            return root_only(output.logits, state)
         if state.sampling.is_greedy:
             return greedy_walk(draft.tree, output.logits)
         if draft.probabilities is None:
@@ -54,6 +56,13 @@ class ExactVerifier:
         if draft.tree.is_chain:
             return chain_walk(draft, output, state)
         return multi_round_walk(draft.tree, draft.probabilities, output.logits, state)
+
+
+def root_only(logits: Tensor, state: DecodeState) -> Verdict:
+    """Where nothing was drafted there is nothing to accept: `logits` [B, 1, V] of the root say what follows."""
+    tokens = draw_tokens(logits, state.sampling, state.streams, state.lengths[:, None], Tag.TARGET)
+    nothing = torch.zeros_like(tokens)
+    return Verdict(nothing, nothing[:, 0], tokens[:, 0])
 
 
 def greedy_walk(tree: TokenTree, logits: Tensor) -> Verdict:

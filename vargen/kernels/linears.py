@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vargen.kernels.build import library
-from vargen.kernels.native import fits_linear, linear, linear_now, serves_linear
+from vargen.kernels.native import fits_linear, linear, linear_now
 
 MOST_ROWS = {torch.float32: 256, torch.bfloat16: 48}
 """Beyond which torch's own products were as fast, or might be elsewhere: on two cores of an AMD EPYC these were faster
@@ -34,8 +34,8 @@ class FewRowLinear(nn.Linear):
             if torch.compiler.is_compiling():
                 if self.in_kernels and fits_linear(x, self.weight):
                     return linear(x, self.weight, None, self.bias)
-            elif serves_linear(x, self.weight):
-                return linear_now(x, self.weight, None, self.bias)
+            elif fits_linear(x, self.weight) and (y := linear_now(x, self.weight, None, self.bias)) is not None:
+                return y
         return functional.linear(x, self.weight, self.bias)
 
 

@@ -87,16 +87,11 @@ def fits_linear(x: Tensor, weight: Tensor) -> bool:
     )
 
 
-def serves_linear(x: Tensor, weight: Tensor) -> bool:
-    """Whether `linear` takes these: they fit, and there are kernels."""
-    return fits_linear(x, weight) and library() is not None
-
-
 @torch.library.custom_op("vargen::few_row_linear", mutates_args=())
 def linear(
     x: Tensor, weight: Tensor, scale: Tensor | None = None, bias: Tensor | None = None, dynamic: bool = False
 ) -> Tensor:
-    """`x weight^T + bias`, every row by itself. Where `serves_linear`.
+    """`x weight^T + bias`, every row by itself. Where there are kernels, and for what `fits_linear`.
 
     Args:
         x: [..., columns], float32 or bfloat16.
@@ -108,15 +103,18 @@ def linear(
     Returns:
         [..., outputs], as `x`.
     """
-    return linear_now(x, weight, scale, bias, dynamic)
+    y = linear_now(x, weight, scale, bias, dynamic)
+    assert y is not None
+    return y
 
 
 def linear_now(
     x: Tensor, weight: Tensor, scale: Tensor | None = None, bias: Tensor | None = None, dynamic: bool = False
-) -> Tensor:
-    """The same without torch's dispatch, which costs more than a small product."""
+) -> Tensor | None:
+    """The same without torch's dispatch, which costs more than a small product; None where there are no kernels."""
     kernels = library()
-    assert kernels is not None
+    if kernels is None:
+        return None
     x = x.contiguous()
     outputs, columns = weight.shape[0], x.shape[-1]
     y = x.new_empty(*x.shape[:-1], outputs)
@@ -200,8 +198,9 @@ class NewTokens:
     places: Tensor | None = None
 
 
-def serves_pass(dtype: torch.dtype, keys: Tensor, geometry: Geometry) -> bool:
-    """Whether `decoder_pass` computes in this precision over this cache: on a CPU, nothing to be learned."""
+def fits_pass(dtype: torch.dtype, keys: Tensor, geometry: Geometry) -> bool:
+    """Whether `decoder_pass`, where there is one, computes in this precision over this cache: on a CPU, nothing to be
+    learned."""
     _, heads, slots, channels = keys.shape
     return (
         keys.device.type == "cpu"
@@ -211,7 +210,6 @@ def serves_pass(dtype: torch.dtype, keys: Tensor, geometry: Geometry) -> bool:
         and keys.stride() == (slots * heads * channels, channels, heads * channels, 1)
         and geometry.head_dim <= _MOST_CHANNELS
         and geometry.head_dim % 2 == 0
-        and library() is not None
     )
 
 
@@ -226,7 +224,7 @@ def decoder_pass(
     kept_layers: Collection[int] = (),
     side_by_side: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """All layers, the last norm and the output head over new tokens. Where `serves_pass`.
+    """All layers, the last norm and the output head over new tokens. Where there are kernels, and where `fits_pass`.
 
     Args:
         weights: of the decoder.

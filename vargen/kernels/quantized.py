@@ -22,7 +22,7 @@ from torch.nn import functional
 
 from vargen.errors import UserError
 from vargen.kernels.linears import MOST_ROWS, FewRowLinear
-from vargen.kernels.native import NIBBLES, fits_linear, linear, linear_now, serves_linear
+from vargen.kernels.native import NIBBLES, fits_linear, linear, linear_now
 
 _LARGEST = 127
 _LOWEST, _HIGHEST = -8, 7
@@ -58,12 +58,11 @@ class QuantizedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """As `nn.Linear`: x [..., columns] to [..., outputs]."""
-        if x.numel() and (self.for_many_rows or x.numel() <= MOST_ROWS.get(x.dtype, 0) * x.shape[-1]):
-            if torch.compiler.is_compiling():
-                if fits_linear(x, self.weight):
-                    return linear(x, self.weight, self.scale, self.bias, self.dynamic)
-            elif serves_linear(x, self.weight):
-                return linear_now(x, self.weight, self.scale, self.bias, self.dynamic)
+        few = self.for_many_rows or x.numel() <= MOST_ROWS.get(x.dtype, 0) * x.shape[-1]
+        if few and x.numel() and fits_linear(x, self.weight):
+            product = linear if torch.compiler.is_compiling() else linear_now
+            if (y := product(x, self.weight, self.scale, self.bias, self.dynamic)) is not None:
+                return y
         y = self.product(x)
         return y if self.bias is None else y + self.bias
 

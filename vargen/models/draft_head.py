@@ -94,7 +94,7 @@ class PictureDraftHead(ABC):
         states = self.states(output)
         if not self.drafter.feature_layers:
             return states
-        return torch.cat([self.drafter.fused(half) for half in states.chunk(self._halves, dim=-1)], dim=-1)
+        return self.drafter.fused(states.unflatten(-1, (self._halves, -1))).flatten(-2)
 
     @property
     def kind(self) -> str:

@@ -23,7 +23,7 @@ from diffusers.configuration_utils import ConfigMixin, register_to_config
 from diffusers.models.modeling_utils import ModelMixin
 from torch import Tensor, nn
 
-from vargen.kernels.native import Geometry, NewTokens, linear_now, serves_linear
+from vargen.kernels.native import Geometry, NewTokens, fits_linear, linear_now
 from vargen.models.llamagen.fast_pass import FastPass, untouched, visible
 from vargen.models.llamagen.transformer import (
     CONDITION_ROTARY,
@@ -126,13 +126,13 @@ class LlamaGenDrafter(ModelMixin, ConfigMixin):
         """
         if not self.feature_layers:
             return states
-        dim = self.config.dim
-        *inner, last = states.to(self.fuse.weight.dtype).split(dim, dim=-1)
-        joined = torch.cat([*(F.rms_norm(state, (dim,), eps=1e-6) for state in inner), last], dim=-1)
-        weight = self.fuse.weight
-        if type(self.fuse) is nn.Linear and untouched([self.fuse]) and serves_linear(joined, weight):
-            return linear_now(joined, weight)
-        return self.fuse(joined)
+        weight, dim = self.fuse.weight, self.config.dim
+        inner, last = states.to(weight.dtype).split((states.shape[-1] - dim, dim), dim=-1)
+        normed = F.rms_norm(inner.unflatten(-1, (-1, dim)), (dim,), eps=1e-6).flatten(-2)
+        joined = torch.cat((normed, last), dim=-1)
+        own = type(self.fuse) is nn.Linear and untouched([self.fuse]) and fits_linear(joined, weight)
+        features = linear_now(joined, weight) if own else None
+        return self.fuse(joined) if features is None else features
 
     def forward(
         self,

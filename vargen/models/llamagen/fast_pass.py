@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from vargen.kernels.native import Geometry, LayerWeights, NewTokens, Weights, decoder_pass, serves_pass
+from vargen.kernels.build import library
+from vargen.kernels.native import Geometry, LayerWeights, NewTokens, Weights, decoder_pass, fits_pass
 from vargen.kernels.quantized import Int4Linear, Int8Linear
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class FastPass:
         self._norm_out: nn.Module | None = None
 
     def check(self, head: nn.Module | None = None) -> bool:
-        """Whether every module is what it was built as; asked where a prompt is fed, remembered until the next.
+        """Whether there are kernels and every module is as it was built; asked where a prompt is fed, and then kept.
 
         Args:
             head: an output head that will be given to `run`.
@@ -71,7 +72,8 @@ class FastPass:
         usable = usable and all(linear.bias is None for linear in linears)
         modules += [network.token_embedding, self._join, self._norm_out, head, *linears]
         self._checked = (head,)
-        self._usable = usable and untouched(module for module in modules if module is not None)
+        usable = usable and untouched(module for module in modules if module is not None)
+        self._usable = usable and library() is not None
         if self._usable:
             self._of_layers = [
                 LayerWeights(
@@ -91,7 +93,7 @@ class FastPass:
     def serves(self, kv_cache: StaticKVCache) -> bool:
         """Whether passes over this cache run here."""
         with torch.no_grad():
-            return serves_pass(kv_cache.dtype, kv_cache.keys[0], self.geometry) and self.check()
+            return fits_pass(kv_cache.dtype, kv_cache.keys[0], self.geometry) and self.check()
 
     def run(
         self,
@@ -110,7 +112,7 @@ class FastPass:
             head: the output head, if logits are wanted.
             is_prompt: whether to look at the modules anew.
         """
-        if not serves_pass(kv_cache.dtype, kv_cache.keys[0], self.geometry):
+        if not fits_pass(kv_cache.dtype, kv_cache.keys[0], self.geometry):
             return None
         if is_prompt or self._checked is None or self._checked[0] is not head:
             self.check(head)

@@ -245,16 +245,18 @@ class DecodeRun:
             verdict = self.verifier.accept(draft, tree_output, state)
         with part("commit"):
             going_on, accepted = state.active, verdict.accepted * state.active
-            verdict = replace(verdict, accepted=accepted)
-            nodes, before = (verdict.path, no_tokens) if pending is None else pending.kept(verdict)
-            in_order = pending is None and tree.is_chain
-            self.target.commit(None if in_order else nodes, before + accepted + going_on)
-            emitted = _append(state, buffer, _new_tokens(tree, verdict), accepted + going_on, stops)
+            verdict, kept = replace(verdict, accepted=accepted), accepted + going_on
+            if pending is None:
+                self.target.commit(None if tree.is_chain else verdict.path, kept)
+            else:
+                nodes, before = pending.kept(verdict)
+                self.target.commit(nodes, before + kept)
+            emitted = _append(state, buffer, _new_tokens(tree, verdict), kept, stops)
         self.trace.record_step(
             StepRecord(
                 active=going_on,
                 drafted=tree.valid[:, 1:].sum(1),
-                accepted=torch.minimum(accepted, emitted),
+                accepted=accepted if stops is None else torch.minimum(accepted, emitted),
                 emitted=emitted,
                 skipped=skipped,
                 relaxed=verdict.relaxed,
@@ -392,7 +394,7 @@ def _append(state: DecodeState, buffer: Tensor, tokens: Tensor, counts: Tensor, 
         has_stop, first_stop = is_stop.max(dim=1)
         emitted = torch.where(has_stop, first_stop + 1, emitted)
         going_on = going_on & ~has_stop
-    columns = torch.where(offsets < emitted[:, None], state.lengths[:, None] + offsets, state.max_new_tokens)
+    columns = (state.lengths[:, None] + offsets).masked_fill_(offsets >= emitted[:, None], state.max_new_tokens)
     buffer.scatter_(1, columns, tokens)
     state.lengths = state.lengths + emitted
     state.active = going_on & (state.lengths < state.max_new_tokens)

@@ -150,7 +150,10 @@ class JacobiDrafter(Drafter):
         self._opinions = output.probabilities(state.sampling)
         self._last_node = self._opinions.shape[1] - 1
         self._tokens = draft.tree.tokens
-        self._drawn_from = torch.zeros_like(self._opinions) if draft.probabilities is None else draft.probabilities
+        if draft.probabilities is not None:
+            self._drawn_from = draft.probabilities
+        elif self.coupling != "target":
+            self._drawn_from = torch.zeros_like(self._opinions)
         self._accepted = verdict.accepted
         self.sizer.observe(self._size, verdict.accepted, draft.tree.valid[:, 0])
 

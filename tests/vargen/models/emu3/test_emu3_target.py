@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import emu3_models
 import pytest
@@ -31,6 +32,7 @@ from vargen.models.components import KeptBetweenBatches
 from vargen.models.emu3.components import Emu3Components
 from vargen.models.emu3.target import Emu3Target
 from vargen.models.emu3.vocabulary import ImageVocabulary
+from vargen.models.llamagen.drafter import LlamaGenDrafter
 
 GREEDY = SamplingConfig(temperature=0)
 ONES = {"height": ROWS, "width": COLUMNS}
@@ -285,3 +287,14 @@ def test_codes_are_compared_as_the_tokenizer_looks_them_up(model: Emu3ForConditi
     assert torch.equal(codebook[:-1] @ codebook[-1], torch.zeros(CODES)) and components.num_tokens == 14
     with pytest.raises(UserError, match="drafter: Emu3 came without one; train one with `vargen train drafter`"):
         resolve_method("eagle").build(components)
+
+
+def test_a_drafter_that_cannot_be_read_is_named(model: Emu3ForConditionalGeneration, tmp_path: Path) -> None:
+    components = Emu3Components(model, build(model, 1.0), KeptBetweenBatches())
+    drafter = LlamaGenDrafter(dim=32, num_attention_heads=4, intermediate_size=48, vocab_size=CODES + 1, grid_size=4)
+    drafter.norm2.weight.data[1] = torch.nan
+    drafter.save_pretrained(tmp_path / "broken")
+    for name, message in (("broken", "norm2.weight are not finite"), ("missing", "missing is no folder")):
+        with pytest.raises(UserError, match=message):
+            resolve_method("eagle", {"drafter": str(tmp_path / name)}).build(components)
+    assert components.kept.models == {}

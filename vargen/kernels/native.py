@@ -223,8 +223,8 @@ def decoder_pass(
     logits_to_keep: int = 0,
     kept_layers: Collection[int] = (),
     side_by_side: bool = False,
-) -> tuple[Tensor, Tensor | None]:
-    """All layers, the last norm and the output head over new tokens. Where there are kernels, and where `fits_pass`.
+) -> tuple[Tensor, Tensor | None] | None:
+    """All layers, the last norm and the output head over new tokens, where `fits_pass`.
 
     Args:
         weights: of the decoder.
@@ -238,12 +238,14 @@ def decoder_pass(
     Returns:
         States [S, n, k dim] after each of `kept_layers`, those after all of them normed and last; side by side
         [B, n, halves * dim]. And logits float32 [S, n or logits_to_keep, V], None without a head; [B, ...] if guided.
+        None where there are no kernels.
 
     Raises:
         IndexError: a token, a position or a slot that does not exist; nothing was written.
     """
     kernels = library()
-    assert kernels is not None
+    if kernels is None:
+        return None
     geometry, layers, dtype = weights.geometry, weights.layers, keys[0].dtype
     dim = layers[0].norm_feed_forward.shape[0]
     given = new.tokens if new.hidden_states is None else new.hidden_states

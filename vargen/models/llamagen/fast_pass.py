@@ -53,7 +53,7 @@ class FastPass:
         self._norm_out: nn.Module | None = None
 
     def check(self, head: nn.Module | None = None) -> bool:
-        """Whether there are kernels and every module is as it was built; asked where a prompt is fed, and then kept.
+        """Whether every module is what it was built as; asked where a prompt is fed, remembered until the next.
 
         Args:
             head: an output head that will be given to `run`.
@@ -72,8 +72,7 @@ class FastPass:
         usable = usable and all(linear.bias is None for linear in linears)
         modules += [network.token_embedding, self._join, self._norm_out, head, *linears]
         self._checked = (head,)
-        usable = usable and untouched(module for module in modules if module is not None)
-        self._usable = usable and library() is not None
+        self._usable = usable and untouched(module for module in modules if module is not None)
         if self._usable:
             self._of_layers = [
                 LayerWeights(
@@ -93,7 +92,8 @@ class FastPass:
     def serves(self, kv_cache: StaticKVCache) -> bool:
         """Whether passes over this cache run here."""
         with torch.no_grad():
-            return fits_pass(kv_cache.dtype, kv_cache.keys[0], self.geometry) and self.check()
+            fits = fits_pass(kv_cache.dtype, kv_cache.keys[0], self.geometry)
+            return fits and self.check() and library() is not None
 
     def run(
         self,

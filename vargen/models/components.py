@@ -130,7 +130,7 @@ ONLY = Place()
 
 
 class ModelComponents(ABC):
-    """Plays `vargen.methods.base.Components`, but for `target` and `num_tokens`, which every family adds.
+    """Plays `vargen.methods.base.Components`, but for `num_tokens`, which every family adds.
 
     A family overrides what it has; whatever else a method asks for is refused in one line.
 
@@ -148,6 +148,11 @@ class ModelComponents(ABC):
         self.device = device
         self.kept = kept
         self.joins = joins
+
+    @property
+    @abstractmethod
+    def target(self) -> Any:
+        """The model, fed with the prompts; its `compiler` is None where passes run eagerly or in our own kernels."""
 
     @abstractmethod
     def _pass_geometry(self) -> dict[str, Any]:
@@ -170,7 +175,7 @@ class ModelComponents(ABC):
         is_cuda = self.device.type == "cuda"
         device = torch.cuda.get_device_name(self.device) if is_cuda else self.device.type
         geometry = {"device": device, "drafter": drafter, **self._pass_geometry()}
-        compiled = self.kept.compiler is not None
+        compiled = self.target.compiler is not None
         return self.kept.draft_sizes.sizer(sizes, geometry, self._probe, draft_step, expected, compiled)
 
     def draft_head(self, folder: str | None, most_new_pairs: int) -> DraftNetwork[DraftHead]:

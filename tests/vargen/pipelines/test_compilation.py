@@ -19,6 +19,7 @@ import torch
 
 from vargen.errors import UserError
 from vargen.methods.catalogue import resolve_method
+from vargen.methods.draft_sizes import MeasuredDraftSizes
 from vargen.pipelines.compilation import COMPILED, check_compiler
 from vargen.pipelines.emu3 import Emu3Pipeline
 from vargen.pipelines.glm_image import GlmImagePriorPipeline
@@ -106,9 +107,26 @@ def test_what_our_own_kernels_serve_is_not_compiled(tiny_pipeline: Any) -> None:
     eager = draw(tiny_pipeline, "ar").tokens
     tiny_pipeline.compile("eager", BUCKET, lambda *what: told.append(what))
     assert torch.equal(draw(tiny_pipeline, "ar").tokens, eager) and not told
-    tiny_pipeline.transformer.transformer_blocks[0].ff.register_forward_hook(lambda *_: None)
-    draw(tiny_pipeline, "ar")
+    with tiny_pipeline.transformer.transformer_blocks[0].ff.register_forward_hook(lambda *_: None):
+        draw(tiny_pipeline, "ar")
     assert [width for _, width, _ in told] == [1], "a hook is obeyed, so the kernels do not serve"
+
+
+@pytest.mark.usefixtures("own_kernels")
+def test_what_is_not_compiled_drafts_what_seconds_say(tiny_pipeline: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[bool] = []
+
+    def noted(*arguments: Any) -> Any:
+        compiled.append(arguments[-1])
+        return sizer(*arguments)
+
+    sizer = MeasuredDraftSizes.sizer
+    monkeypatch.setattr(MeasuredDraftSizes, "sizer", noted)
+    tiny_pipeline.compile("eager", BUCKET)
+    draw(tiny_pipeline, "jacobi")
+    monkeypatch.setenv("VARGEN_KERNELS", "plain")
+    draw(tiny_pipeline, "jacobi")
+    assert compiled == [False, True]
 
 
 def test_compiling_is_a_phase_of_its_own(tiny_pipeline: Any) -> None:

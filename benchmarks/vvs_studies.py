@@ -72,13 +72,15 @@ _SELECTION = {  # of VVS-U(3), stage I: tokens a pass, FID
     ("confidence", 0.2, False): "2.69, FID 27.41",
     ("confidence", 0.2, True): "2.43, FID 26.20",
 }
-_SAMPLED_TREES = {  # those of the presets eagle-sampled-9, -25 and -57
-    9: ((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 1), (0, 0, 0, 0)),
-    25: "mc_sim_7b_63_balanced",
-    57: "naive_extend_57",
-}
 _STALENESS = {(0, 0): "2.23, FID 32.63", (-1, 3): "2.27, FID 28.93", (-1, 0): "2.31, FID 27.69"}
 _SAMPLED = ("jacobi", "eagle-sampled-9", "likeness-sampled-9", "vvs-paper-uniform")
+
+
+def _drawn_tree(nodes: int) -> dict[str, Any]:
+    """What the preset of so many drawn nodes drafts."""
+    settings = resolve_method(f"eagle-sampled-{nodes}").to_dict()
+    return {name: settings[name] for name in ("tree", "depth", "children")}
+
 
 STUDIES: dict[str, dict[str, Row]] = {
     "selection": {
@@ -122,10 +124,8 @@ STUDIES: dict[str, dict[str, Row]] = {
         for delta in (0.0, 0.05, 0.1, 0.2, 0.3, 0.5)
     },
     "drawn trees": {
-        f"LANTERN, {nodes} drawn nodes, delta {delta}": Row(
-            "lantern", {"tree": tree, "depth": 4 if nodes == 9 else 5, "children": "sampled", "delta": delta}
-        )
-        for nodes, tree in _SAMPLED_TREES.items()
+        f"LANTERN, {nodes} drawn nodes, delta {delta}": Row("lantern", {**_drawn_tree(nodes), "delta": delta})
+        for nodes in (9, 25, 57)
         for delta in (0.0, 0.01, 0.1)
     },
     "sampling": {

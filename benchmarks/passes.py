@@ -7,9 +7,11 @@
 
 A pass reads every weight once, so streaming them is its floor; `streaming_ms` is that, at the bandwidth that a plain
 sum over a buffer larger than any cache reaches in the same minute, and `bandwidth_share` is floor over measured. Models
-have random weights of the named geometry, but for "shipped". Kernels are those of `VARGEN_KERNELS=auto` and `plain`, in
-turns, and of `auto` with the decoder's layers in int8, int8-dynamic and int4; families of transformers
-are measured in torch's operations (what kernels gain them: `families.py`).
+have random weights of the named geometry, but for "shipped". Of LlamaGen on a CPU `arithmetic_ms` is what the products
+of all rows take at the speed of products on registers alone (`arithmetic.py`), and `roof_share` the greater of both
+floors over measured. Kernels are those of `VARGEN_KERNELS=auto` and `plain`, in turns, and of `auto` with the decoder's
+layers in int8, int8-dynamic and int4; families of transformers are measured in torch's operations (what kernels gain
+them: `families.py`).
 
 `--reference` is a checkout of the public LlamaGen code, which is not part of this project: one guided token of its
 `decode_one_token`, as its `generate` calls it.
@@ -34,6 +36,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from arithmetic import flops_per_second
 from families import FAMILIES, RESULTS, Rows, Size
 from plain_decoding import weight_bytes
 
@@ -190,6 +193,13 @@ class Measured:
         layer = 4 * size.hidden_size**2 + 3 * size.hidden_size * size.feed_forward(size.hidden_size)
         return (size.num_layers * layer + size.codes * size.hidden_size) * self.dtype.itemsize
 
+    def flops(self, rows: int, way: str) -> dict[torch.dtype, int]:
+        """Products and sums of one pass over so many rows, by what is multiplied; attention's are left out."""
+        weights = weight_bytes(self.model()) // self.dtype.itemsize
+        rounded = self.rounded(way).transformer_blocks.modules() if way in OWN_QUANTIZATION else ()
+        of_bytes = sum(module.weight.numel() for module in rounded if getattr(module, "dynamic", False))
+        return {self.dtype: 2 * rows * (weights - of_bytes), torch.int8: 2 * rows * of_bytes}
+
     @torch.inference_mode()
     def row(self, tokens: int, batch: int, guided: bool, length: int) -> dict[str, Any]:
         """Times of one kind of pass, by every kind of kernels, and of the public code where it is asked for."""
@@ -211,6 +221,18 @@ class Measured:
         floors = {name: bytes_of[name] / speed["read_gb_per_second"] / 1e6 for name in calls}
         best = {name: statistics.median(values) for name, values in times.items()}
         cache = getattr(target, "kv_cache", None)
+        roof = {}
+        if has_kernels and why_not() is None:
+            peaks = {kind: flops_per_second(kind, options.num_threads) for kind in (self.dtype, torch.int8)}
+            rows = tokens * batch * (2 if guided else 1)
+            arithmetic = {
+                name: 1e3 * sum(flops / peaks[kind] for kind, flops in self.flops(rows, name).items()) for name in calls
+            }
+            roof = {
+                "gflops_per_second": {str(kind).removeprefix("torch."): peak / 1e9 for kind, peak in peaks.items()},
+                "arithmetic_ms": arithmetic,
+                "roof_share": {name: max(floors[name], arithmetic[name]) / best[name] for name in calls},
+            }
         return {
             "milliseconds": times,
             "median_ms": best,
@@ -218,6 +240,7 @@ class Measured:
             "bytes_read": self.bytes_read(),
             "streaming_ms": floors["plain"],
             "bandwidth_share": {name: floors[name] / value for name, value in best.items()},
+            **roof,
             "cache_bytes": None if cache is None else cache._rows.numel() * cache.dtype.itemsize,
         }
 

@@ -38,6 +38,15 @@ def test_rows_say_what_a_pass_took_and_are_kept(
             assert floor == pytest.approx(1) if least is None else least < floor < 0.9
         ways = {"auto", "plain", "int8", "int8-dynamic", "int4"}
         assert set(row["median_ms"]) == (ways if row["model"] == "shipped" else {"plain"})
+        if row["model"] == "shipped":
+            arithmetic, peaks = row["arithmetic_ms"], row["gflops_per_second"]
+            weights = row["bytes_read"] / (4 if row["dtype"] == "float32" else 2)
+            assert arithmetic["auto"] == pytest.approx(2 * 2 * row["tokens"] * weights / peaks[row["dtype"]] / 1e6)
+            # Bytes are multiplied at least as fast, and nothing beats the roof; timers of a busy machine may err.
+            assert arithmetic["int8-dynamic"] <= 1.2 * arithmetic["auto"]
+            assert all(share < 1.5 for share in row["roof_share"].values())
+        else:
+            assert "roof_share" not in row
     said = capsys.readouterr().out
     assert "shipped float32 tokens 8 batch 1 length 128: auto " in said
 

@@ -319,8 +319,8 @@ def passes_section(record: Record) -> str:
     def time_of(row: Record, way: str) -> str:
         return f"{row['median_ms'][way]:.1f}" if way in row["median_ms"] else "-"
 
-    def share_of(row: Record, way: str) -> str:
-        return f"{100 * row['bandwidth_share'][way]:.0f}" if way in row["bandwidth_share"] else "-"
+    def share_of(row: Record, way: str, of: str = "bandwidth_share") -> str:
+        return f"{100 * row[of][way]:.0f}" if way in row.get(of, {}) else "-"
 
     rows = sorted(
         record["rows"], key=lambda row: (row["model"], row["dtype"], row["batch"], row["length"], row["tokens"])
@@ -331,6 +331,8 @@ def passes_section(record: Record) -> str:
             time_of(row, "plain"), time_of(row, "auto"), time_of(row, "int8"), time_of(row, "int8-dynamic"),
             time_of(row, "int4"),
             f"{row['streaming_ms']:.1f}", share_of(row, "plain"), share_of(row, "auto"),
+            f"{row['arithmetic_ms']['auto']:.1f}" if "arithmetic_ms" in row else "-",
+            share_of(row, "auto", "roof_share"),
             f"{row['cache_bytes'] / 2**20:.0f}",
         ]
         for row in rows
@@ -347,15 +349,18 @@ def passes_section(record: Record) -> str:
         "int8-dynamic, ms",
         "int4, ms",
     ]
-    header += ["streaming the weights, ms", "share of bandwidth, torch, %", "own kernels, %", "cache, MiB"]
+    header += ["streaming the weights, ms", "share of bandwidth, torch, %", "own kernels, %"]
+    header += ["arithmetic, ms", "share of the roof, own kernels, %", "cache, MiB"]
     return "\n\n".join(
         [
             "## Passes",
             "One pass of guided pictures (two rows each), median milliseconds, the ways of a line in turns. Models "
             "with random weights have the named geometry and draw nothing. Streaming is the weights' bytes at the "
             "bandwidth that a plain sum reached in the same minute; it differs between lines because the machine's "
-            "does. In int8 and int4 are the weights of the decoder's layers, for the own kernels (`--quantization`), "
-            "with int8-dynamic also what is fed to them. "
+            "does. Arithmetic is what all products would take at the speed of products on registers alone "
+            "(`benchmarks/arithmetic.cpp`), and the roof is the greater of the two. In int8 and "
+            "int4 are the weights of the decoder's layers, for the own kernels (`--quantization`), with int8-dynamic "
+            "also what is fed to them. "
             "[docs/passes.md](passes.md) says what the kernels are. Measured by `benchmarks/passes.py`.",
             table(header, cells),
             source_line(record),

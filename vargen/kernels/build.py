@@ -30,6 +30,7 @@ _COMPILERS = ("c++", "g++", "clang++")
 _FLAGS = ("-O3", "-march=native", "-std=c++17", "-fPIC", "-fopenmp", "-w")
 _DECISIVE = ("VARGEN_KERNELS", "VARGEN_CACHE", "XDG_CACHE_HOME", "HOME", "CXX")
 """Variables of the environment that decide about the library."""
+_NO_COMPILER = "there is no C++ compiler; install g++ or clang++, or name one in CXX"
 _PATIENCE = 300
 """Seconds, after which a compiler is given up."""
 
@@ -86,11 +87,11 @@ def _built(folder: Path) -> tuple[Path | None, str | None]:
     """Where the library lies in a cache, built if need be, or why there is none."""
     compiler = _compiler()
     if compiler is None:
-        return None, "there is no C++ compiler; install g++ or clang++, or name one in CXX"
+        return None, _NO_COMPILER
     try:
         path = folder / "kernels" / f"few_rows-{_identity(compiler)}.so"
         if not path.is_file():
-            _build(compiler, path)
+            _build(compiler, _SOURCE, path)
         return path, None
     except (OSError, subprocess.SubprocessError) as error:
         said = getattr(error, "stderr", None) or str(error)
@@ -115,14 +116,31 @@ def _identity(compiler: str) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
-def _build(compiler: str, path: Path) -> None:
+def compile_library(source: Path, path: Path) -> None:
+    """Compile C++ for this machine, as the kernels are.
+
+    Args:
+        source: to be compiled.
+        path: where the library is to lie; it is there whole or not at all.
+
+    Raises:
+        FileNotFoundError: there is no compiler.
+        OSError, subprocess.SubprocessError: it failed.
+    """
+    compiler = _compiler()
+    if compiler is None:
+        raise FileNotFoundError(_NO_COMPILER)
+    _build(compiler, source, path)
+
+
+def _build(compiler: str, source: Path, path: Path) -> None:
     """Compile to `path`, which is there whole or not at all. Raises what subprocess and the file system raise."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         compiled, linked = os.path.join(folder, "few_rows.o"), os.path.join(folder, "few_rows.so")
         # Linked without a threading library of its own: torch has loaded one, and two would fight for the cores.
         for command in (
-            [compiler, *_FLAGS, "-c", os.fspath(_SOURCE), "-o", compiled],
+            [compiler, *_FLAGS, "-c", os.fspath(source), "-o", compiled],
             [compiler, "-shared", compiled, "-o", linked],
         ):
             subprocess.run(command, check=True, capture_output=True, text=True, timeout=_PATIENCE)

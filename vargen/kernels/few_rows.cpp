@@ -539,15 +539,28 @@ struct Aligned {
 template <typename Number>
 using Block = std::vector<Number, Aligned<Number>>;
 
+// Where sums go: an output's number of a row lies `bytes` from its neighbour's, and `row_bytes` from that of the row before.
+struct Goal {
+    const void* first;
+    int64_t row_bytes, bytes;
+    // Lines that will be written, and may lie next to another core: asked for while the sums are still being made.
+    void expect(Span rows, Span outputs) const {
+        for (int64_t row = rows.begin; row < rows.end; row++) {
+            const char* from = (const char*)first + row * row_bytes;
+            for (int64_t at = outputs.begin * bytes; at < outputs.end * bytes; at += 64) __builtin_prefetch(from + at, 1);
+        }
+    }
+};
+
 // Rows at once, outputs at once, and bytes of these rows' columns at once: so much stays next to the core while it is used
 // again and again. Sums of the columns so far wait in between.
 constexpr int64_t ROW_BLOCK = 4 * MOST_ROWS, OUTPUT_BLOCK = 8 * OUTPUTS, COLUMN_BYTES = 24 << 10, COLUMN_UNIT = 64;
 
-// Outputs `span` of all rows: calls take(row, first output, four sums, how many of them count). Outputs up to `until` will
-// be read next. `bases` and `steps` of rows in bytes: see `byte_sums`, and what a unit of each row's bytes stands for.
+// Outputs `span` of all rows: calls take(row, first output, four sums, how many of them count), which puts them where `goal`
+// says. Outputs up to `until` will be read next. `bases` and `steps` of rows in bytes: see `byte_sums`, and what a unit of each row's bytes stands for.
 template <typename Weight, typename Number, typename Take>
-void product(const Matrix& matrix, const Number* rows, int64_t num_rows, Span span, int64_t until, Take take,
-             const int32_t* bases = nullptr, const float* steps = nullptr) {
+void product(const Matrix& matrix, const Number* rows, int64_t num_rows, Span span, int64_t until, const Goal& goal,
+             Take take, const int32_t* bases = nullptr, const float* steps = nullptr) {
     int64_t columns = matrix.columns;
     int64_t of_chunk = COLUMN_BYTES / (std::min(num_rows, ROW_BLOCK) * sizeof(Number)) / COLUMN_UNIT * COLUMN_UNIT;
     bool whole = num_rows <= MOST_ROWS || of_chunk >= columns;
@@ -557,6 +570,7 @@ void product(const Matrix& matrix, const Number* rows, int64_t num_rows, Span sp
         int64_t last_output = std::min(span.end, outputs + OUTPUT_BLOCK);
         for (int64_t block = 0; block < num_rows; block += ROW_BLOCK) {
             int64_t of_block = std::min(num_rows - block, ROW_BLOCK), groups = (of_block + MOST_ROWS - 1) / MOST_ROWS;
+            goal.expect({block, block + of_block}, {outputs, last_output});
             int64_t bounds[ROW_BLOCK / MOST_ROWS + 1], fetched[ROW_BLOCK / MOST_ROWS][OUTPUTS];
             for (int64_t group = 0; group <= groups; group++) bounds[group] = block + of_block * group / groups;
             // Every group of rows fetches its part of the outputs that come next, if they do.
@@ -649,25 +663,25 @@ struct ByteRows {
 // The same for rows of either precision: `wide`, or where that is null `small`.
 template <typename Take>
 void product(const Matrix& matrix, const float* wide, const bfloat16* small, int64_t num_rows, Span span, int64_t until,
-             Take take) {
+             const Goal& goal, Take take) {
     if (matrix.kind == INT8_ROWS) {
         ByteRows rows = wide ? ByteRows(wide, num_rows, matrix.columns) : ByteRows(small, num_rows, matrix.columns);
-        product<int8_t, int8_t>(matrix, rows.bytes.data(), num_rows, span, until, take, rows.bases.data(),
+        product<int8_t, int8_t>(matrix, rows.bytes.data(), num_rows, span, until, goal, take, rows.bases.data(),
                                 rows.steps.data());
-    } else if (matrix.kind == BFLOAT16) product<bfloat16, bfloat16>(matrix, small, num_rows, span, until, take);
-    else if (matrix.kind == FLOAT32) product<float, float>(matrix, wide, num_rows, span, until, take);
-    else if (matrix.kind == INT4 && wide) product<Nibbles, float>(matrix, wide, num_rows, span, until, take);
-    else if (matrix.kind == INT4) product<Nibbles, bfloat16>(matrix, small, num_rows, span, until, take);
-    else if (wide) product<int8_t, float>(matrix, wide, num_rows, span, until, take);
-    else product<int8_t, bfloat16>(matrix, small, num_rows, span, until, take);
+    } else if (matrix.kind == BFLOAT16) product<bfloat16, bfloat16>(matrix, small, num_rows, span, until, goal, take);
+    else if (matrix.kind == FLOAT32) product<float, float>(matrix, wide, num_rows, span, until, goal, take);
+    else if (matrix.kind == INT4 && wide) product<Nibbles, float>(matrix, wide, num_rows, span, until, goal, take);
+    else if (matrix.kind == INT4) product<Nibbles, bfloat16>(matrix, small, num_rows, span, until, goal, take);
+    else if (wide) product<int8_t, float>(matrix, wide, num_rows, span, until, goal, take);
+    else product<int8_t, bfloat16>(matrix, small, num_rows, span, until, goal, take);
 }
 
 template <typename Take>
 void product(const Matrix& matrix, const Rows& rows, int64_t skipped, int64_t num_rows, Span span, int64_t until,
-             Take take) {
+             const Goal& goal, Take take) {
     const float* wide = rows.wide.data() + skipped * matrix.columns;
     const bfloat16* small = rows.narrow_.data() + skipped * matrix.columns;
-    product(matrix, rows.wide.empty() ? nullptr : wide, small, num_rows, span, until, take);
+    product(matrix, rows.wide.empty() ? nullptr : wide, small, num_rows, span, until, goal, take);
 }
 
 }  // namespace
@@ -691,10 +705,13 @@ extern "C" void few_rows_linear(const void* x, int64_t row_kind, const void* wei
             else ((float*)y)[row * outputs + output + o] = sums[o];
         }
     };
+    int64_t bytes = row_kind == BFLOAT16 ? 2 : 4;
+    Goal goal{y, outputs * bytes, bytes};
     Crew crew(threads, 1);
 #pragma omp parallel num_threads((int)threads)
     Crew::Member(crew, omp_get_thread_num()).share(outputs, OUTPUT_BLOCK, [&](Span span, int64_t until) {
-        product(matrix, row_kind == BFLOAT16 ? nullptr : (const float*)x, (const bfloat16*)x, num_rows, span, until, take);
+        product(matrix, row_kind == BFLOAT16 ? nullptr : (const float*)x, (const bfloat16*)x, num_rows, span, until, goal,
+                take);
     });
 }
 
@@ -1109,6 +1126,7 @@ extern "C" int64_t few_rows_pass(const Pass* given, const Layer* layers) {
             });
         };
         auto outputs = [&](int64_t count, auto take) { member.share(count, OUTPUT_BLOCK, take); };
+        auto into = [](const float* first, int64_t width) { return Goal{first, width * 4, 4}; };
         member.share(seen.lists, 1, [&](Span lists, int64_t) {
             for (int64_t list = lists.begin; list < lists.end; list++) seen.fill(pass, list);
         });
@@ -1128,9 +1146,10 @@ extern "C" int64_t few_rows_pass(const Pass* given, const Layer* layers) {
             });
             Matrix join{pass.join, nullptr, bias.empty() ? nullptr : bias.data(), pass.kind, dim, 2 * dim};
             outputs(dim, [&](Span span, int64_t until) {
-                product(join, pairs, 0, R, span, until, [&](int64_t row, int64_t output, Four sums, int64_t count) {
-                    store(&residual[row * dim + output], sums, count);
-                });
+                product(join, pairs, 0, R, span, until, into(residual.data(), dim),
+                        [&](int64_t row, int64_t output, Four sums, int64_t count) {
+                            store(&residual[row * dim + output], sums, count);
+                        });
             });
         } else {
             rows([&](int64_t row) {
@@ -1157,17 +1176,18 @@ extern "C" int64_t few_rows_pass(const Pass* given, const Layer* layers) {
         // Products added to what there is.
         auto add = [&](const Matrix& matrix, const Rows& from) {
             outputs(dim, [&](Span span, int64_t until) {
-                product(matrix, from, 0, R, span, until, [&](int64_t row, int64_t output, Four sums, int64_t count) {
-                    float* own = &residual[row * dim + output];
-                    if (count == OUTPUTS) {
-                        Four sum;
-                        std::memcpy(&sum, own, 16);
-                        sum += sums;
-                        std::memcpy(own, &sum, 16);
-                    } else {
-                        for (int o = 0; o < count; o++) own[o] += sums[o];
-                    }
-                });
+                product(matrix, from, 0, R, span, until, into(residual.data(), dim),
+                        [&](int64_t row, int64_t output, Four sums, int64_t count) {
+                            float* own = &residual[row * dim + output];
+                            if (count == OUTPUTS) {
+                                Four sum;
+                                std::memcpy(&sum, own, 16);
+                                sum += sums;
+                                std::memcpy(own, &sum, 16);
+                            } else {
+                                for (int o = 0; o < count; o++) own[o] += sums[o];
+                            }
+                        });
             });
         };
         for (int64_t l = 0; l < pass.layers; l++) {
@@ -1175,9 +1195,10 @@ extern "C" int64_t few_rows_pass(const Pass* given, const Layer* layers) {
             norm(layer.norm_attention, normed, l ? &layers[l - 1] : nullptr);
             Matrix matrix{layer.qkv, layer.qkv_scale, nullptr, pass.matrix_kind, width, dim};
             outputs(width, [&](Span span, int64_t until) {
-                product(matrix, normed, 0, R, span, until, [&](int64_t row, int64_t output, Four sums, int64_t count) {
-                    store(&qkv[row * width + output], sums, count);
-                });
+                product(matrix, normed, 0, R, span, until, into(qkv.data(), width),
+                        [&](int64_t row, int64_t output, Four sums, int64_t count) {
+                            store(&qkv[row * width + output], sums, count);
+                        });
             });
             member.share(pass.sequences * pass.key_value_heads, 1, [&](Span heads, int64_t) {
                 for (int64_t head = heads.begin, end; head < heads.end; head = end) {
@@ -1205,8 +1226,9 @@ extern "C" int64_t few_rows_pass(const Pass* given, const Layer* layers) {
             };
             outputs(I, [&](Span span, int64_t until) {
                 product({layer.gate_up, layer.gate_up_scale, nullptr, pass.matrix_kind, I, dim}, normed, 0, R, span, until,
-                        keep(gates));
-                product({up, up_scale, nullptr, pass.matrix_kind, I, dim}, normed, 0, R, span, until, keep(ups));
+                        into(gates.data(), I), keep(gates));
+                product({up, up_scale, nullptr, pass.matrix_kind, I, dim}, normed, 0, R, span, until,
+                        into(ups.data(), I), keep(ups));
                 for (int64_t row = 0; row < R; row++)
                     activated.at(row, span.begin, [&](auto* to) {
                         const float *gate = &gates[row * I + span.begin], *gates_what = &ups[row * I + span.begin];
@@ -1233,6 +1255,7 @@ extern "C" int64_t few_rows_pass(const Pass* given, const Layer* layers) {
         outputs(pass.head ? pass.vocabulary : 0, [&](Span span, int64_t until) {
             for (int64_t piece = 0; piece < pieces; piece++)
                 product(head, last, piece * pass.tokens + skipped, kept, span, until,
+                        into(logits + piece * kept * pass.vocabulary, pass.vocabulary),
                         [&](int64_t row, int64_t output, Four sums, int64_t count) {
                             // Rounded as the head's own output is.
                             if (pass.kind == BFLOAT16) {

@@ -393,7 +393,7 @@ inline void float_sums(const Weight* const* line, const Weight* const* soon, con
     for (; column + LANES <= columns; column += LANES) {
         Lanes weights[OUTPUTS];
         UNROLLED for (int o = 0; o < OUTPUTS; o++) {
-            weights[o] = load(line[o] + column);
+            weights[o] = held(load(line[o] + column));
             __builtin_prefetch(soon[o] + column);
         }
         UNROLLED for (int r = 0; r < ROWS; r++) {

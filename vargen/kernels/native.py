@@ -69,7 +69,7 @@ class LayerWeights:
         return _INT8_ROWS if self.dynamic else KINDS[self.qkv.dtype]
 
     def pointers(self) -> tuple[int, ...]:
-        """As the kernels read them. Asked for at every pass, so spelled out: a loop over the fields takes twice as long."""
+        """As the kernels read them; spelled out, since at every pass a loop over the fields takes twice as long."""
         return (
             0 if self.norm_attention is None else self.norm_attention.data_ptr(),
             self.qkv.data_ptr(),

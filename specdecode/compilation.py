@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -117,20 +118,49 @@ class PassCompiler:
         if tensors[0].is_cuda:
             torch.compiler.cudagraph_mark_step_begin()
         kind = method, *(each.shape for each in laid_out)
-        if kind in self._kinds:
-            output = self._compiled[method](owner, *laid_out, reach)
-        else:
-            self._kinds.add(kind)
-            with torch._dynamo.config.patch(recompile_limit=_MOST_GRAPHS, accumulated_recompile_limit=_MOST_GRAPHS):
-                output = self._compiled[method](owner, *laid_out, reach)
+        output = self._call(method, kind, owner, *laid_out, reach)
         if made := counters["stats"]["unique_graphs"] - before:
             seconds = time.perf_counter() - began
             self.num_compiled += made
             self.seconds += seconds
             if self.on_compiled is not None:
                 self.on_compiled(name, tensors[0].shape[1], seconds)
-        return torch.utils._pytree.tree_map_only(Tensor, torch.clone, output) if tensors[0].is_cuda else output
+        return copied(output) if tensors[0].is_cuda else output
+
+    def function(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A small function of tensors and of constants that can be hashed, as compiled code: a graph for all sizes.
+
+        For what happens between passes and is dozens of operations on little. These graphs are not counted.
+        """
+        if function not in self._compiled:
+            self._compiled[function] = torch.compile(function, fullgraph=True, dynamic=True, backend=self.backend)
+
+        def run(*given: Any) -> Any:
+            # Whatever the sizes, a size of one is a case of its own.
+            kind = (tuple(n == 1 for n in each.shape) if isinstance(each, Tensor) else each for each in given)
+            return self._call(function, (function, *kind), *given)
+
+        return run
+
+    def _call(self, function: Callable[..., Any], kind: tuple[Any, ...], *given: Any) -> Any:
+        """What is compiled of a function, which may become one graph more where a kind comes up for the first time."""
+        if kind in self._kinds:
+            return self._compiled[function](*given)
+        self._kinds.add(kind)
+        with torch._dynamo.config.patch(recompile_limit=_MOST_GRAPHS, accumulated_recompile_limit=_MOST_GRAPHS):
+            return self._compiled[function](*given)
 
     def _options(self, device: torch.device) -> dict[str, Any] | None:
         """Of torch's own compiler: on CUDA graphs are captured, which is its mode "reduce-overhead"."""
         return {"triton.cudagraphs": True} if self.backend == "inductor" and device.type == "cuda" else None
+
+
+def copied(output: Any) -> Any:
+    """Copies of tensors, and of those that a tuple or a dataclass holds; whatever else there is as it is."""
+    if isinstance(output, Tensor):
+        return output.clone()
+    if isinstance(output, tuple):
+        return tuple(copied(each) for each in output)
+    if is_dataclass(output) and not isinstance(output, type):
+        return replace(output, **{field.name: copied(getattr(output, field.name)) for field in fields(output)})
+    return output

@@ -192,7 +192,7 @@ def _shift_right(value: Tensor, bits: int) -> Tensor:
 
 def _scramble_(value: Tensor) -> Tensor:
     """SplitMix64's output function, in place; products wrap modulo 2^64."""
-    if value.device.type == "cpu":
+    if value.device.type == "cpu" and not torch.compiler.is_compiling():
         return _scramble_on_cpu_(value)
     value.bitwise_xor_(_shift_right(value, 30)).mul_(_signed(_MULTIPLY_1))
     value.bitwise_xor_(_shift_right(value, 27)).mul_(_signed(_MULTIPLY_2))
@@ -209,6 +209,25 @@ def _scramble_on_cpu_(value: Tensor) -> Tensor:
     bits *= np.uint64(_MULTIPLY_2)
     bits ^= bits >> np.uint64(31)
     return value
+
+
+def _states(tag_keys: Tensor, counters: Tensor) -> Tensor:
+    """A scrambled 64-bit state per row, tag and counter: of keys [B] and counters [B, ...], int64 like these."""
+    return _scramble_((counters * _signed(_ADVANCE)).add_(tag_keys.view(-1, *[1] * (counters.ndim - 1))))
+
+
+def _uniform(tag_keys: Tensor, counters: Tensor, elements: Tensor, size: int | None) -> Tensor:
+    """`RandomStreams.uniform` of a tag's keys [B] and of what is added for each element, [size or 1]."""
+    states = _states(tag_keys, counters)
+    bits = states.add_(elements) if size is None else states[..., None] + elements
+    # Odd numbers of 53 bits are exact in float64 and exclude 0 and 1, where logarithms and divisions break.
+    bits = _shift_right(_scramble_(bits), 11).bitwise_or_(1)
+    return bits.to(torch.float64).mul_(2.0**-53)
+
+
+def _exponential(tag_keys: Tensor, counters: Tensor, elements: Tensor, size: int | None) -> Tensor:
+    """The same of `RandomStreams.exponential`."""
+    return _uniform(tag_keys, counters, elements, size).log_().neg_().float()
 
 
 _REVISITED = (Tag.TARGET, Tag.ACCEPT)
@@ -240,6 +259,7 @@ class RandomStreams:
         self._elements: dict[int, Tensor] = {}
         # By tag, kind of number and size: first counters [B, 1], and the numbers of those and the next [B, W, ...].
         self._ahead: dict[tuple[int, str, int | None], tuple[np.ndarray, np.ndarray]] = {}
+        self._compiled: Callable[[Callable[..., Tensor]], Callable[..., Tensor]] | None = None
 
     @classmethod
     def from_generators(
@@ -283,18 +303,43 @@ class RandomStreams:
         """Number of rows."""
         return self.keys.shape[0]
 
+    def part(self, first: int, last: int) -> RandomStreams:
+        """The streams `first` to `last - 1`."""
+        return self._with_keys(self.keys[first:last])
+
     def with_rows(self, rows: Tensor, other: RandomStreams) -> RandomStreams:
         """These streams with those of `rows` [k] int64 replaced by another's k streams."""
-        return RandomStreams(self.keys.index_copy(0, rows, other.keys))
+        return self._with_keys(self.keys.index_copy(0, rows, other.keys))
 
-    def _states(self, tag: int, counters: Tensor) -> Tensor:
-        """A scrambled 64-bit state per (row, tag, counter): [B, ...] int64."""
-        tag_keys = self._tag_keys.get(tag)
-        if tag_keys is None:
+    def _with_keys(self, keys: Tensor) -> RandomStreams:
+        streams = RandomStreams(keys)
+        streams.compile(self._compiled)
+        return streams
+
+    def compile(self, compiled: Callable[[Callable[..., Tensor]], Callable[..., Tensor]] | None) -> None:
+        """From now on numbers on a GPU come from `compiled` forms of the functions that make them, a kernel in place of
+        a dozen; None: as they are. On a CPU they are made ahead as it is."""
+        self._compiled = compiled
+
+    def _key_of(self, tag: int) -> Tensor:
+        """[B] int64."""
+        if tag not in self._tag_keys:
             # Two scrambles, so that neither small seeds nor small tags lie near one another in the state space.
             tag_keys = _scramble_(self.keys + _signed(_ADVANCE)) + _signed((tag + 1) * _MULTIPLY_2)
-            tag_keys = self._tag_keys[tag] = _scramble_(tag_keys)
-        return _scramble_((counters * _signed(_ADVANCE)).add_(tag_keys.view(-1, *[1] * (counters.ndim - 1))))
+            self._tag_keys[tag] = _scramble_(tag_keys)
+        return self._tag_keys[tag]
+
+    def _steps(self, size: int) -> Tensor:
+        """[size] int64, what is added for each element of a counter."""
+        if size not in self._elements:
+            steps = torch.arange(1, size + 1, dtype=torch.int64, device=self.keys.device)
+            self._elements[size] = steps * _signed(_ADVANCE)
+        return self._elements[size]
+
+    def _draw(self, numbers: Callable[..., Tensor], tag: int, counters: Tensor, size: int | None) -> Tensor:
+        if self._compiled is not None and self.keys.device.type != "cpu":
+            numbers = self._compiled(numbers)
+        return numbers(self._key_of(tag), counters, self._steps(size or 1), size)
 
     def uniform(self, tag: int, counters: Tensor, size: int | None = None) -> Tensor:
         """Uniform numbers strictly between 0 and 1: odd multiples of 2^-53, symmetric about one half.
@@ -307,18 +352,7 @@ class RandomStreams:
         Returns:
             float64 of the shape of `counters`, or with one more dimension of length `size`.
         """
-        return self._drawn(self._uniform, tag, counters, size, tag in _REVISITED)
-
-    def _uniform(self, tag: int, counters: Tensor, size: int | None) -> Tensor:
-        elements = self._elements.get(size or 1)
-        if elements is None:
-            steps = torch.arange(1, (size or 1) + 1, dtype=torch.int64, device=self.keys.device)
-            elements = self._elements[size or 1] = steps * _signed(_ADVANCE)
-        states = self._states(tag, counters)
-        bits = states.add_(elements) if size is None else states[..., None] + elements
-        # Odd numbers of 53 bits are exact in float64 and exclude 0 and 1, where logarithms and divisions break.
-        bits = _shift_right(_scramble_(bits), 11).bitwise_or_(1)
-        return bits.to(torch.float64).mul_(2.0**-53)
+        return self._drawn(_uniform, tag, counters, size, tag in _REVISITED)
 
     def exponential(self, tag: int, counters: Tensor, size: int, revisited: bool = False) -> Tensor:
         """Exp(1) numbers for `sample`.
@@ -334,23 +368,20 @@ class RandomStreams:
         Returns:
             [B, ..., size] float32, positive and finite.
         """
-        return self._drawn(self._exponential, tag, counters, size, revisited or tag in _REVISITED)
-
-    def _exponential(self, tag: int, counters: Tensor, size: int | None) -> Tensor:
-        return self._uniform(tag, counters, size).log_().neg_().float()
+        return self._drawn(_exponential, tag, counters, size, revisited or tag in _REVISITED)
 
     def _drawn(
-        self, draw: Callable[..., Tensor], tag: int, counters: Tensor, size: int | None, revisited: bool
+        self, numbers: Callable[..., Tensor], tag: int, counters: Tensor, size: int | None, revisited: bool
     ) -> Tensor:
-        """`draw(tag, counters, size)`; of what is revisited, on a CPU, of the next counters too, which are kept.
+        """Numbers of a tag and of counters; of what is revisited, on a CPU, of the next counters too, which are kept.
 
         A call costs ten times what the numbers of one position do, and what it reads waits for no device.
         """
         if not revisited or self.keys.device.type != "cpu" or not counters.numel():
-            return draw(tag, counters, size)
+            return self._draw(numbers, tag, counters, size)
         # In numpy, whose calls cost a third of torch's: some of these are made for a few numbers, several a step.
         positions = counters.reshape(self.batch_size, -1).numpy()
-        key = tag, draw.__name__, size
+        key = tag, numbers.__name__, size
         first, kept = self._ahead.get(key, (positions, None))
         places = positions - first if kept is not None else positions
         if kept is None or places.min() < 0 or places.max() >= kept.shape[1]:
@@ -358,7 +389,7 @@ class RandomStreams:
             places = positions - first
             width = int(places.max()) + 1
             width += min(width + _POSITIONS_AHEAD, _NUMBERS_AHEAD // (self.batch_size * (size or 1)))
-            kept = draw(tag, torch.from_numpy(first + np.arange(width)), size).numpy()
+            kept = self._draw(numbers, tag, torch.from_numpy(first + np.arange(width)), size).numpy()
             self._ahead[key] = first, kept
-        numbers = kept[np.arange(self.batch_size)[:, None], places]
-        return torch.from_numpy(numbers).view(*counters.shape, *kept.shape[2:])
+        drawn = kept[np.arange(self.batch_size)[:, None], places]
+        return torch.from_numpy(drawn).view(*counters.shape, *kept.shape[2:])

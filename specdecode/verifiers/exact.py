@@ -48,7 +48,7 @@ class ExactVerifier:
             state: Lengths, sampling and random streams. The random numbers of output position i have counter i.
         """
         if draft.tree.num_nodes == 1:
-            return root_only(output.logits, state)
+            return root_only(output, state)
         if state.sampling.is_greedy:
             return greedy_walk(draft.tree, output.logits)
         if draft.probabilities is None:
@@ -58,9 +58,13 @@ class ExactVerifier:
         return multi_round_walk(draft.tree, draft.probabilities, output.logits, state)
 
 
-def root_only(logits: Tensor, state: DecodeState) -> Verdict:
-    """Where nothing was drafted there is nothing to accept: `logits` [B, 1, V] of the root say what follows."""
-    tokens = draw_tokens(logits, state.sampling, state.streams, state.lengths[:, None], Tag.TARGET)
+def root_only(output: TargetOutput, state: DecodeState) -> Verdict:
+    """Where nothing was drafted there is nothing to accept: `output` of the root alone says what follows."""
+    if state.sampling.is_greedy:
+        tokens = largest(output.logits)
+    else:
+        target = output.probabilities(state.sampling)
+        tokens = sample(target, state.streams.exponential(Tag.TARGET, state.lengths[:, None], target.shape[-1]))
     nothing = torch.zeros_like(tokens)
     return Verdict(nothing, nothing[:, 0], tokens[:, 0])
 

@@ -14,7 +14,7 @@ import torch
 from language_models import VOCAB_SIZE, ragged_prompts
 from torch import Tensor
 
-from specdecode.compilation import PassCompiler
+from specdecode.compilation import PassCompiler, copied
 from specdecode.draft_size import DraftSize, FixedDraftSize
 from specdecode.drafters.draft_model_tree import DraftModelTreeDrafter
 from specdecode.drafters.jacobi import JacobiDrafter
@@ -23,6 +23,7 @@ from specdecode.loop import DecodeResult, decode
 from specdecode.roles import Drafter
 from specdecode.sampling import RandomStreams, SamplingConfig
 from specdecode.targets.transformers import TransformersTarget
+from vargen.models.llamagen.target import LlamaGenTargetOutput
 
 SAMPLED = SamplingConfig(temperature=0.9, top_k=20)
 GREEDY = SamplingConfig(temperature=0)
@@ -96,6 +97,16 @@ def test_nothing_is_compiled_twice_for_one_shape() -> None:
     assert compiler.num_compiled == 1
     run(build(model, compiler), SAMPLED, window(2))
     assert [(name, width) for name, width, _ in told] == [("target", 1), ("target", 3)]
+
+
+def test_what_a_captured_graph_wrote_is_copied() -> None:
+    """It writes to the same place at every pass."""
+    output = LlamaGenTargetOutput(torch.ones(1, 2, 3), torch.ones(1, 2, 4), None)
+    probabilities, number = torch.ones(2), 7
+    found = copied((output, probabilities, number))
+    output.logits.zero_(), output.hidden_states.zero_(), probabilities.zero_()
+    assert isinstance(found[0], LlamaGenTargetOutput) and found[0].unconditional_hidden_states is None
+    assert found[0].logits.sum() == 6 and found[0].hidden_states.sum() == 8 and found[1].sum() == 2 and found[2] == 7
 
 
 @pytest.mark.parametrize(("length", "most", "slots"), [(1, 99, 8), (8, 99, 8), (9, 99, 16), (9, 12, 12), (12, 12, 12)])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import shutil
+from typing import Any
 
 import pytest
 import torch
@@ -10,10 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from specdecode.compilation import PassCompiler
 from specdecode.sampling import (
     RandomStreams,
     SamplingConfig,
     Tag,
+    _exponential,
+    _uniform,
     apply_guidance,
     draw_tokens,
     logits_to_probabilities,
@@ -250,14 +255,45 @@ def test_numbers_that_are_drawn_ahead_are_those_of_their_position(
         patch.setattr("specdecode.sampling._NUMBERS_AHEAD", least)
         for first, count, size, tag in calls:
             counters = first + torch.tensor(apart)[:, None] + torch.arange(count)
-            expected = RandomStreams.from_seeds(seeds)._uniform(tag, counters, size).log().neg().float()
+            expected = RandomStreams.from_seeds(seeds)._draw(_uniform, tag, counters, size).log().neg().float()
             noise = streams.exponential(tag, counters, size, revisited=True)
             assert torch.equal(noise, expected)
             noise.zero_()  # a caller's own, whatever becomes of it
             assert torch.equal(streams.exponential(tag, counters[:, 0], size, revisited=True), expected[:, 0])
             for how_many in (None, size):
-                thresholds = RandomStreams.from_seeds(seeds)._uniform(Tag.ACCEPT, counters, how_many)
+                thresholds = RandomStreams.from_seeds(seeds)._draw(_uniform, Tag.ACCEPT, counters, how_many)
                 assert torch.equal(streams.uniform(Tag.ACCEPT, counters, how_many), thresholds)
+
+
+def test_numbers_on_a_gpu_are_made_by_compiled_code_where_that_is_asked_for() -> None:
+    """Shapes of a device without numbers; on a CPU nothing is compiled, since they are made ahead."""
+    asked = []
+
+    def compiled(function: Any) -> Any:
+        asked.append(function)
+        return function
+
+    counters = torch.zeros(2, 3, dtype=torch.int64)
+    for device, functions in (("meta", [_uniform, _exponential]), ("cpu", [])):
+        asked.clear()
+        streams = RandomStreams(torch.zeros(4, dtype=torch.int64, device=device))
+        streams.compile(compiled)
+        rows = torch.tensor([1], device=device)
+        streams = streams.with_rows(rows, streams.part(0, 1)).part(2, 4)
+        assert streams.uniform(Tag.SKIP, counters.to(device)).shape == (2, 3)
+        assert streams.exponential(Tag.DRAFT, counters.to(device), 5).shape == (2, 3, 5)
+        assert asked == functions
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch's compiler needs a C++ compiler")
+def test_compiled_code_makes_the_same_bits() -> None:
+    """But for the logarithm's last one in float64, as between devices."""
+    keys, counters = torch.tensor([3, -(2**62)]), torch.tensor([[0, 1, 7], [5, 2**40, 2]])
+    steps = RandomStreams(keys)._steps(17)
+    for numbers, apart in ((_uniform, 0.0), (_exponential, 2e-7)):
+        compiled = PassCompiler().function(numbers)
+        made = [make(keys, counters.clone(), steps, 17) for make in (numbers, compiled)]
+        torch.testing.assert_close(*made, rtol=apart, atol=0.0)
 
 
 def test_of_no_positions_there_are_no_numbers() -> None:

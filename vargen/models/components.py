@@ -21,6 +21,7 @@ from specdecode.drafters.eagle import DraftHead
 from specdecode.kv_cache import StaticKVCache
 from specdecode.neighbours import nearest_neighbours
 from specdecode.roles import Target
+from specdecode.sampling import RandomStreams
 from vargen.errors import UserError
 from vargen.kernels.quantized import quantization_of, quantize_linears
 from vargen.methods.base import DraftNetwork
@@ -93,6 +94,10 @@ class KeptBetweenBatches:
             target.compile(self.compiler, **arguments)
         except ValueError as error:
             raise UserError(str(error)) from error
+
+    def compile_draws(self, streams: RandomStreams) -> None:
+        """Have random numbers made by compiled code, where the pipeline's passes are."""
+        streams.compile(None if self.compiler is None else self.compiler.function)
 
     def draft_with(self, *layers: nn.Module) -> None:
         """Have linear layers of what drafts quantized, where the pipeline's are to be."""

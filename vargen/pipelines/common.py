@@ -163,6 +163,7 @@ def decode_pictures(
     Raises:
         NotFiniteError: a picture was drawn from logits that are no numbers.
     """
+    pipeline._kept.compile_draws(streams)
     with compile_time_apart(pipeline._kept, trace, "decode"), pipeline.progress_bar(total=num_tokens) as progress:
 
         def on_step(step: int, state: DecodeState) -> None:

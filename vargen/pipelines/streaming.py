@@ -103,6 +103,7 @@ def stream_pictures(
         NotFiniteError: there too: a picture was drawn from logits that are no numbers; `row` is its number.
     """
     check_number("batch_size", batch_size, 1, MAX_BATCH_SIZE)
+    pipeline._kept.compile_draws(streams)
     count = streams.batch_size
     size = min(batch_size, count)
 
@@ -120,7 +121,7 @@ def stream_pictures(
                 target,
                 max_new_tokens=num_tokens,
                 sampling=sampling,
-                streams=RandomStreams(streams.keys[asked.start : asked.stop]),
+                streams=streams.part(asked.start, asked.stop),
                 drafter=players.drafter,
                 verifier=players.verifier,
                 schedule=players.schedule,

@@ -553,8 +553,10 @@ struct Goal {
 };
 
 // Rows at once, outputs at once, and bytes of these rows' columns at once: so much stays next to the core while it is used
-// again and again. Sums of the columns so far wait in between.
-constexpr int64_t ROW_BLOCK = 4 * MOST_ROWS, OUTPUT_BLOCK = 8 * OUTPUTS, COLUMN_BYTES = 24 << 10, COLUMN_UNIT = 64;
+// again and again. Sums of the columns so far wait in between, which costs more than to read from the second cache rows
+// that are no longer than `WHOLE_BYTES` together.
+constexpr int64_t ROW_BLOCK = 4 * MOST_ROWS, OUTPUT_BLOCK = 8 * OUTPUTS, COLUMN_UNIT = 64;
+constexpr int64_t COLUMN_BYTES = 24 << 10, WHOLE_BYTES = 64 << 10;
 
 // Outputs `span` of all rows: calls take(row, first output, four sums, how many of them count), which puts them where `goal`
 // says. Outputs up to `until` will be read next. `bases` and `steps` of rows in bytes: see `byte_sums`, and what a unit of each row's bytes stands for.
@@ -562,8 +564,9 @@ template <typename Weight, typename Number, typename Take>
 void product(const Matrix& matrix, const Number* rows, int64_t num_rows, Span span, int64_t until, const Goal& goal,
              Take take, const int32_t* bases = nullptr, const float* steps = nullptr) {
     int64_t columns = matrix.columns;
-    int64_t of_chunk = COLUMN_BYTES / (std::min(num_rows, ROW_BLOCK) * sizeof(Number)) / COLUMN_UNIT * COLUMN_UNIT;
-    bool whole = num_rows <= MOST_ROWS || of_chunk >= columns;
+    int64_t of_column = std::min(num_rows, ROW_BLOCK) * (int64_t)sizeof(Number);
+    int64_t of_chunk = COLUMN_BYTES / of_column / COLUMN_UNIT * COLUMN_UNIT;
+    bool whole = num_rows <= MOST_ROWS || of_column * columns <= WHOLE_BYTES;
     int64_t chunk = whole ? std::max<int64_t>(columns, 1) : of_chunk;
     Block<Lanes> waiting(whole ? 0 : OUTPUT_BLOCK * ROW_BLOCK);
     for (int64_t outputs = span.begin; outputs < span.end; outputs += OUTPUT_BLOCK) {

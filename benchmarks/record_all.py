@@ -125,6 +125,8 @@ STEPS: dict[str, Step] = {
     "front_jacobi_batch_8": _front("jacobi", 8, 150),
     "front_vvs-jacobi_batch_1": _front("vvs-jacobi", 1, 420),
     "front_vvs-jacobi_batch_8": _front("vvs-jacobi", 8, 420),
+    "front_scd_batch_1": _front("scd", 1, 150),
+    "front_eagle_batch_1": _front("eagle", 1, 300),
     "front_vvs_batch_1": _front("vvs", 1, 960, quality_loss=0.05),
     "front_vvs_batch_8": _front("vvs", 8, 600, quality_loss=0.05),
     "documents": Step(_script("build_results")),

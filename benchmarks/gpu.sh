@@ -44,7 +44,8 @@ record "cache lengths of XL" \
     --buffer_mib 1024 --output "$results/passes_cuda.json"
 for size in B XL; do
     record "plain decoding of $size" \
-        "$python" benchmarks/plain_decoding.py --device cuda --dtype bfloat16 --size "$size" --repeats 3
+        "$python" benchmarks/plain_decoding.py --device cuda --dtype bfloat16 --size "$size" --repeats 3 \
+        --output_dir "$results"
 done
 record "compiled decoding" \
     "$python" benchmarks/compiled.py --device cuda --dtype bfloat16 --tokens 64 --repeats 3 \

@@ -85,6 +85,7 @@ def main() -> None:
     parser.add_argument("--guidance_scale", type=float, default=4.0)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--num_threads", type=int, default=2)
+    parser.add_argument("--output_dir", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.num_threads)
     device, dtype = torch.device(arguments.device), getattr(torch, arguments.dtype)
@@ -126,7 +127,7 @@ def main() -> None:
         "ratio_to_streaming": step / floor,
     }
     label = (arguments.size or name).replace("/", "_")
-    path = RESULTS / f"plain_decoding_{label}_{device.type}_batch{arguments.batch_size}.json"
+    path = arguments.output_dir / f"plain_decoding_{label}_{device.type}_batch{arguments.batch_size}.json"
     write_result(path, result)
     print(f"{name}, {arguments.dtype}, batch {arguments.batch_size}, guidance {arguments.guidance_scale:g}")
     print(f"  {step * 1e3:.2f} ms per step ({arguments.batch_size} tokens), median of {arguments.repeats} pictures")

@@ -55,12 +55,12 @@ class DraftModelTreeDrafter(ModelInStep, Drafter):
         fed = tokens[0][:, :0]
         mask, depths = torch.ones(1, 0, 0, dtype=torch.bool, device=fed.device), fed[:1]
         for number, level in enumerate(plan.levels):
-            tokens.append(likeliest(logits, level.width)[:, level.parent, level.rank])
+            tokens.append(level.chosen(likeliest(logits, level.width)))
             if number + 1 == len(plan.levels):
                 break
             num_new = len(level.inner)
             mask = torch.cat([torch.nn.functional.pad(mask, (0, num_new)), level.mask], 1)
-            fed, depths = torch.cat([fed, tokens[-1][:, level.inner]], 1), torch.cat([depths, level.depths], 1)
+            fed, depths = torch.cat([fed, level.of_inner(tokens[-1])], 1), torch.cat([depths, level.depths], 1)
             logits = self._judge(fed, mask, depths, state)[:, -num_new:]
         return Draft(plan.tree(torch.cat(tokens, 1), len(plan.levels)))
 

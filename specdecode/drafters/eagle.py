@@ -143,6 +143,8 @@ class EagleDrafter:
         self._draft_behind_a_skip = False
         self._predicted: Tensor | None = None
         self._plan: TreePlan | None = None
+        # By how many pairs wait: their depths [1, n], and which of them each one sees [1, n, n].
+        self._chains: dict[int, tuple[Tensor, Tensor]] = {}
 
     @staticmethod
     def most_new_pairs(shape: DynamicTree | StaticTree, largest: DraftSize) -> int:
@@ -274,10 +276,11 @@ class EagleDrafter:
 
     def _feed(self, counts: Tensor) -> DraftHeadOutput:
         """Feed the pairs that wait, as a chain; the first `counts[b]` join the sequence."""
-        num_pairs = self._tokens.shape[1]
-        device = self._tokens.device
-        depths = torch.arange(num_pairs, device=device)[None]
-        causal = torch.ones(1, num_pairs, num_pairs, dtype=torch.bool, device=device).tril_()
+        num_pairs, device = self._tokens.shape[1], self._tokens.device
+        if num_pairs not in self._chains:
+            causal = torch.ones(1, num_pairs, num_pairs, dtype=torch.bool, device=device).tril_()
+            self._chains[num_pairs] = torch.arange(num_pairs, device=device)[None], causal
+        depths, causal = self._chains[num_pairs]
         # Slots past a row's count hold repetitions, at the place of the last pair; nobody sees them.
         depths = torch.minimum(depths, (self._counts[:, None] - 1).clamp(min=0))
         output = self.head.forward(self._tokens, self._features, causal, depths)

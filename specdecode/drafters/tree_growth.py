@@ -176,16 +176,16 @@ def static_tree(
     for number, level in enumerate(plan.levels[:depth]):
         if sampled:
             choices, probabilities = _draw_children(inner_logits, level.width, state.sampling, noises[number])
-            probabilities = probabilities[:, level.parent]
+            probabilities = level.below(probabilities)
             if level.width > 1:
-                probabilities = _without_earlier(probabilities, choices[:, level.parent], level.rank)
+                probabilities = _without_earlier(probabilities, level.below(choices), level.rank)
             drawn_from.append(probabilities)
         else:
             choices = likeliest(inner_logits, level.width)  # [B, i, width]
-        tokens.append(choices[:, level.parent, level.rank])  # [B, m]
+        tokens.append(level.chosen(choices))  # [B, m]
         if len(tokens) > depth:
             break
-        inner_tokens, above = tokens[-1][:, level.inner], inner_features[:, level.inner_parent]
+        inner_tokens, above = level.of_inner(tokens[-1]), level.above_inner(inner_features)
         output = guess(number + 1, inner_tokens, above, level.mask, level.depths)
         inner_logits, inner_features = output.logits, output.hidden_states
     return Draft(plan.tree(torch.cat(tokens, 1), depth), torch.cat(drawn_from, 1) if sampled else None)

@@ -33,6 +33,8 @@ class PlanLevel:
         inner: [j] those of the m nodes that have children themselves.
         inner_parent: [j] their parents, as indices into `above`.
         mask: [1, j, n] which of the nodes fed so far each of them sees. depths: [1, j].
+        only_children: whether each of the m nodes is the one child of the node above in its place; all_inner: whether
+            all of them have children. Of such levels, chains' above all, nothing is looked up.
     """
 
     above: Tensor
@@ -43,6 +45,24 @@ class PlanLevel:
     inner_parent: Tensor
     mask: Tensor
     depths: Tensor
+    only_children: bool
+    all_inner: bool
+
+    def below(self, values: Tensor) -> Tensor:
+        """[B, m, ...] of the nodes' parents, of what there is of the nodes above [B, i, ...]."""
+        return values if self.only_children else values[:, self.parent]
+
+    def chosen(self, choices: Tensor) -> Tensor:
+        """[B, m], the nodes' tokens, of their parents' choices [B, i, width]."""
+        return choices[..., 0] if self.only_children else choices[:, self.parent, self.rank]
+
+    def of_inner(self, tokens: Tensor) -> Tensor:
+        """[B, j] of the nodes that have children, of all nodes [B, m]."""
+        return tokens if self.all_inner else tokens[:, self.inner]
+
+    def above_inner(self, values: Tensor) -> Tensor:
+        """[B, j, ...] of the parents of these, of what there is of the nodes above [B, i, ...]."""
+        return values if self.only_children and self.all_inner else values[:, self.inner_parent]
 
 
 class TreePlan:
@@ -67,6 +87,7 @@ class TreePlan:
         fed: list[int] = []
         for depth in range(1, shape.max_depth + 1):
             nodes, inner = shape.level(depth), shape.inner_level(depth)
+            parent = [above.index(shape.parents[node]) for node in nodes]
             self.num_above.append(len(above))
             every_above += above
             fed += inner
@@ -74,7 +95,7 @@ class TreePlan:
             self.levels.append(
                 PlanLevel(
                     above=torch.tensor(above, device=device),
-                    parent=torch.tensor([above.index(shape.parents[node]) for node in nodes], device=device),
+                    parent=torch.tensor(parent, device=device),
                     rank=torch.tensor([shape.ranks[node] for node in nodes], device=device),
                     width=max(shape.ranks[node] for node in nodes) + 1,
                     inner=torch.tensor([nodes.index(node) for node in inner], dtype=torch.int64, device=device),
@@ -83,6 +104,8 @@ class TreePlan:
                     ),
                     mask=torch.tensor(sees, dtype=torch.bool, device=device)[None],
                     depths=torch.full((1, len(inner)), depth - 1, device=device),
+                    only_children=parent == list(range(len(above))),
+                    all_inner=len(inner) == len(nodes),
                 )
             )
             above = inner

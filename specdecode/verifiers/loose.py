@@ -94,6 +94,7 @@ class LooseVerifier:
         self.position_shift = position_shift
         self.protected_tokens = tuple(protected_tokens)
         self.relevance_from = relevance_from
+        self._protected: Tensor | None = None
         self._directions: dict[int, tuple[Tensor, Tensor]] = {}  # by row: of which reference, and its unit vectors
 
     @property
@@ -139,7 +140,9 @@ class LooseVerifier:
 
     def _is_protected(self, tokens: Tensor) -> Tensor:
         """bool like `tokens`."""
-        return torch.isin(tokens, torch.tensor(self.protected_tokens, dtype=tokens.dtype, device=tokens.device))
+        if self._protected is None or self._protected.device != tokens.device:  # once: a copy waits for a device
+            self._protected = torch.tensor(self.protected_tokens, dtype=tokens.dtype, device=tokens.device)
+        return torch.isin(tokens, self._protected)
 
     def _loosened(self, output: TargetOutput, paths: Tensor, there: Tensor) -> Tensor:
         """[B, P, D] bool: the least relevant drafted tokens, as many as lambda of each branch."""

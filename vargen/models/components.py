@@ -28,6 +28,7 @@ from vargen.methods.base import DraftNetwork
 from vargen.methods.draft_sizes import MeasuredDraftSizes
 from vargen.models.finite import check_weights
 from vargen.models.model_folder import check_component_folder
+from vargen.models.offloading import has_hooks
 from vargen.reading import reading
 
 if TYPE_CHECKING:
@@ -66,7 +67,8 @@ class KeptBetweenBatches:
 
     Args:
         caches: of targets and of what drafts.
-        target: of the last batch, where passes are compiled: the next takes over the addresses of its cache.
+        target, draft_target: of the last batch, where passes are compiled: the next take over the addresses of their
+            caches.
         models: drafters and smaller transformers that methods named, by folder.
         neighbours: the nearest codes [V, k] of each code, by k.
         compiler: of passes; None: they run eagerly.
@@ -76,6 +78,7 @@ class KeptBetweenBatches:
 
     caches: KeptCaches = field(default_factory=KeptCaches)
     target: Any = None
+    draft_target: Any = None
     models: dict[str, Any] = field(default_factory=dict)
     neighbours: dict[int, Tensor] = field(default_factory=dict)
     compiler: PassCompiler | None = None
@@ -86,10 +89,17 @@ class KeptBetweenBatches:
         """Have a target's passes compiled, where the pipeline's are; `arguments` are for its `compile`.
 
         Raises:
-            UserError: a draft is wider than a bucket.
+            UserError: a draft is wider than a bucket, or accelerate's hooks move parts of the model.
         """
         if self.compiler is None:
             return
+        parts = (getattr(target, name, None) for name in ("transformer", "model", "drafter"))
+        if any(isinstance(part, nn.Module) and has_hooks(part) for part in parts):
+            raise UserError(
+                "compile: parts of this model come to their device, or what they are given does, as they are called "
+                "(enable_model_cpu_offload, or a device_map of several devices), which compiled passes cannot; leave "
+                "one of the two out"
+            )
         try:
             target.compile(self.compiler, **arguments)
         except ValueError as error:

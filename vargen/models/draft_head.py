@@ -25,6 +25,7 @@ from vargen.models.components import KeptCaches
 from vargen.models.llamagen.drafter import LlamaGenDrafter
 from vargen.models.llamagen.target import LlamaGenTarget
 from vargen.models.llamagen.transformer import CONDITION_POSITION, condition_attention_mask
+from vargen.models.offloading import move_offloaded
 
 if TYPE_CHECKING:
     from specdecode.compilation import PassCompiler
@@ -126,6 +127,8 @@ class PictureDraftHead(ABC):
 
     def start(self, prompt: TargetOutput) -> Tensor:
         """Feed the condition's features, each with token 0. Returns [B, 1, F], the condition's last feature."""
+        move_offloaded(self.drafter)  # asked for features before it is called
+        self.drafter.rotary_rows.table(prompt.logits.device)  # not within a pass that is captured
         features = self.features(prompt)  # [B, T, F]
         cache, length = self.kv_cache, self._prefix_length
         cache.reset()

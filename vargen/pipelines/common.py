@@ -231,15 +231,3 @@ def beside(pipeline: AnyPipeline) -> AnyPipeline:
     other = copy.copy(pipeline)
     other._kept = KeptBetweenBatches(compiler=pipeline._kept.compiler)
     return other
-
-
-def is_offloaded(model: torch.nn.Module) -> bool:
-    """Whether a model comes to its device only when it is called."""
-    return getattr(model, "_hf_hook", None) is not None
-
-
-def move_offloaded(model: torch.nn.Module) -> None:
-    """Bring a model to its device where offloading waits for its forward, but it is asked other things first."""
-    hook = getattr(model, "_hf_hook", None)
-    if hook is not None:
-        hook.pre_forward(model)

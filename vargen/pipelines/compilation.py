@@ -59,7 +59,7 @@ class CompilablePipeline:
         if backend is None:
             self._kept.compiler = None
             return self
-        check_compiler(getattr(self, "device", torch.device("cpu")), backend)
+        check_compiler(getattr(self, "_execution_device", torch.device("cpu")), backend)
         from specdecode.compilation import PassCompiler  # torch's compiler takes a second to import
 
         try:

@@ -31,6 +31,7 @@ from vargen.models.emu3.target import Emu3Target
 from vargen.models.emu3.vocabulary import ImageVocabulary
 from vargen.models.emu3.vq import decode_codes, intensities
 from vargen.models.finite import check_pixels
+from vargen.models.offloading import is_offloaded, move_offloaded
 from vargen.models.picture_size import grid_of_ratio, grid_of_sides
 from vargen.pipelines.causal_models import (
     CausalModelPipeline,
@@ -52,8 +53,6 @@ from vargen.pipelines.common import (
     check_prompts,
     decode_pictures,
     finished,
-    is_offloaded,
-    move_offloaded,
     random_streams,
 )
 from vargen.pipelines.streaming import PictureStream, stream_pictures

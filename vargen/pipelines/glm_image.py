@@ -36,6 +36,7 @@ from vargen.models.glm_image.components import GlmImageComponents
 from vargen.models.glm_image.request import PriorRequest, read_request, upsampled
 from vargen.models.glm_image.target import GlmImageTarget
 from vargen.models.model_folder import check_model_folder, check_pipeline_class
+from vargen.models.offloading import move_offloaded
 from vargen.models.picture_size import grid_of_sides
 from vargen.models.transformers_folder import hub_arguments, unloadable
 from vargen.pipelines.causal_models import check_context, refusals, sampling_as_generate
@@ -47,7 +48,6 @@ from vargen.pipelines.common import (
     check_prompts,
     decode_pictures,
     finished,
-    move_offloaded,
     random_streams,
 )
 from vargen.pipelines.compilation import CompilablePipeline

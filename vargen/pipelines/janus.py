@@ -27,6 +27,7 @@ from vargen.models.finite import check_pixels
 from vargen.models.janus.components import JanusComponents
 from vargen.models.janus.target import JanusTarget, num_image_tokens
 from vargen.models.janus.vq import decode_codes, intensities
+from vargen.models.offloading import is_offloaded, move_offloaded
 from vargen.pipelines.causal_models import (
     CausalModelPipeline,
     check_context,
@@ -47,8 +48,6 @@ from vargen.pipelines.common import (
     check_prompts,
     decode_pictures,
     finished,
-    is_offloaded,
-    move_offloaded,
     random_streams,
 )
 from vargen.pipelines.streaming import PictureStream, stream_pictures

@@ -37,6 +37,7 @@ from vargen.models.llamagen.transformer import LlamaGenTransformer
 from vargen.models.llamagen.vq import decode_codes, downsampling_factor
 from vargen.models.llamagen.weighted import WeightNetworks
 from vargen.models.model_folder import check_model_folder
+from vargen.models.offloading import is_offloaded, move_offloaded
 from vargen.pipelines.common import (
     CALLBACK_TENSORS,
     AutoregressivePipelineOutput,
@@ -48,8 +49,6 @@ from vargen.pipelines.common import (
     check_sampling,
     decode_pictures,
     finished,
-    is_offloaded,
-    move_offloaded,
     random_streams,
 )
 from vargen.pipelines.compilation import CompilablePipeline

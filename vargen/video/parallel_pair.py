@@ -138,6 +138,8 @@ class ParallelPlayers:
         self.draft_length = draft_length
         # What the drafter is shown travels from the processor, not through this process's vision tower.
         (inputs,) = prompt.inputs
+        if pair.workers == "processes":  # another process would open the device that a tensor lay on
+            inputs = {name: value.cpu() for name, value in inputs.items() if isinstance(value, Tensor)}
         # No window is longer than the answer. A short one is drafted to measure how long it should be.
         sizes = {**prompt.sizes(prompt.max_new_tokens), "max_new_tokens": max(prompt.max_new_tokens, 16)}
         self._draft_prompt = DraftPrompt(inputs, compact, sizes)
@@ -172,9 +174,11 @@ class ParallelPlayers:
         """The target, which tells the drafter what to watch as soon as it knows."""
         (request,), channel = self.prompt.requests, self.pair.channel
         before, gain_between = request.inputs_embeds[0], visual_gain_scorer(request)
+        # Now, with all that waits for the device: the hint is given in the middle of the prefill.
+        spread = keep_share(request, self.keep_ratio, keep_uniform)
 
         def evenly(states: Tensor) -> None:
-            channel.hint(keep_share(request, self.keep_ratio, keep_uniform))
+            channel.hint(spread)
 
         def by_gain(states: Tensor) -> None:
             gain = gain_between(before, states)

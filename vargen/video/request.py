@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -52,9 +53,9 @@ class VideoRequest:
         """T."""
         return self.input_ids.shape[1]
 
-    @property
+    @cached_property
     def num_visual(self) -> int:
-        """m."""
+        """m; the first time it is asked for, that waits for the device."""
         return int(self.is_visual.sum())
 
     @property

@@ -74,8 +74,10 @@ class JanusComponents(TransformersComponents):
             max_draft_nodes=MOST_WAITING + 2,
             longest_prompt=self._janus.longest_prompt,
         )
-        if not self.joins:
-            self.kept.compile(target)
+        if self.kept.compiler is not None and not self.joins:
+            last = self.kept.draft_target
+            self.kept.compile(target, kv_cache=None if last is None else last.kv_cache)
+            self.kept.draft_target = target
 
         @functools.cache
         def probe() -> TransformersTarget:

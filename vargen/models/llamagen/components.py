@@ -26,6 +26,7 @@ from vargen.models.llamagen.target import LlamaGenTarget, cache_length, cache_si
 from vargen.models.llamagen.transformer import LlamaGenTransformer
 from vargen.models.llamagen.vq import unit_codebook
 from vargen.models.llamagen.weighted import WeightedHead, WeightedTarget, WeightNetworks
+from vargen.models.offloading import move_offloaded
 
 
 class LlamaGenComponents(ModelComponents):
@@ -142,6 +143,7 @@ class LlamaGenComponents(ModelComponents):
         """The smaller transformer in a folder (or in `transformer/` there), or the pipeline's own."""
         transformer = self._draft_transformer(folder)
         self.kept.draft_with(transformer.transformer_blocks)
+        move_offloaded(transformer)  # asked for embeddings before it is called
         embeds, kv_cache = embed_each(transformer, self._condition, self._mask), None
         if not self.joins:
             rows = len(embeds) * (2 if self._guidance_scale > 1 else 1)

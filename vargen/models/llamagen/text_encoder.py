@@ -84,7 +84,7 @@ def encode_text(
     texts = clean_captions(prompts) if clean_caption else list(prompts)
     tokens = _tokenize(tokenizer, texts, max_length, trim).to(text_encoder.device)
     states = text_encoder(input_ids=tokens.input_ids, attention_mask=tokens.attention_mask).last_hidden_state
-    return right_align(states, tokens.attention_mask)
+    return right_align(states, tokens.attention_mask.to(states.device))  # an offloaded encoder moves when it is called
 
 
 def check_tokenizer(tokenizer: Any, text_encoder: Any, max_length: int) -> None:

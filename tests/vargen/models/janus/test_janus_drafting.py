@@ -88,6 +88,22 @@ def test_a_drafter_that_is_the_model_itself_is_always_right(pipeline: JanusPipel
     assert sampled.trace.target_passes == 1 + -(-15 // 6)
 
 
+def test_compiled_both_models_take_over_the_caches_of_the_last_batch(pipeline: JanusPipeline, smaller: str) -> None:
+    """Captured graphs write to fixed addresses."""
+    method = resolve_method("draft-model", {"draft_model": smaller, "draft_length": 3})
+    eager = draw(pipeline, method)
+    pipeline.compile("eager", 64)
+    try:
+        caches = []
+        for _ in range(2):
+            assert torch.equal(draw(pipeline, method).tokens, eager.tokens)
+            caches.append((pipeline._kept.target.kv_cache, pipeline._kept.draft_target.kv_cache))
+        assert all(first is second for first, second in zip(*caches, strict=True))
+    finally:
+        pipeline.compile(None)
+        torch._dynamo.reset()
+
+
 def test_what_does_not_fit_is_refused_by_name(pipeline: JanusPipeline, head: str, tmp_path: Path) -> None:
     for method, message in (
         ("eagle", "drafter: Janus came without one; train one with `vargen train drafter`"),

@@ -1,0 +1,63 @@
+"""Weights that come to their device when a model is called are asked for before the model is asked other things."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from vargen.errors import UserError
+from vargen.models.llamagen.text_encoder import encode_text
+
+
+class Hook:
+    """In place of accelerate's: it counts how often the weights are asked for."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def pre_forward(self, module: torch.nn.Module, *arguments: Any, **named: Any) -> tuple[Any, Any]:
+        self.asked += 1
+        return arguments, named
+
+
+def draw(pipeline: Any, method: str) -> Any:
+    generator = torch.Generator().manual_seed(0)
+    return pipeline("a red cube", generator=generator, method=method, output_type="latent")
+
+
+@pytest.mark.parametrize(
+    ("component", "method"), [("transformer", "ar"), ("drafter", "eagle"), ("draft_transformer", "draft-model")]
+)
+def test_a_part_that_is_used_before_it_is_called_is_moved(
+    drafting_pipeline: Any, component: str, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hook = Hook()
+    monkeypatch.setattr(getattr(drafting_pipeline, component), "_hf_hook", hook, raising=False)
+    draw(drafting_pipeline, method)
+    assert hook.asked == 1
+
+
+def test_text_features_and_their_mask_lie_together(tiny_pipeline: Any) -> None:
+    """An offloaded encoder is on the CPU when it is given tokens, and its states are not."""
+
+    class Moved:
+        config, device = SimpleNamespace(), torch.device("cpu")
+
+        def __call__(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Any:
+            return SimpleNamespace(last_hidden_state=torch.zeros(*input_ids.shape, 3, device="meta"))
+
+    embeds, mask = encode_text(tiny_pipeline.tokenizer, Moved(), ["a red cube"], 8)
+    assert embeds.device == mask.device == torch.device("meta")
+
+
+def test_what_is_moved_as_it_is_called_is_not_compiled(tiny_pipeline: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiny_pipeline.transformer.transformer_blocks[0], "_hf_hook", Hook(), raising=False)
+    tiny_pipeline.compile("eager", 32)
+    try:
+        with pytest.raises(UserError, match=r"compile: parts of this model come .* \(enable_model_cpu_offload, or a"):
+            draw(tiny_pipeline, "ar")
+    finally:
+        tiny_pipeline.compile(None)

@@ -559,7 +559,8 @@ constexpr int64_t ROW_BLOCK = 4 * MOST_ROWS, OUTPUT_BLOCK = 8 * OUTPUTS, COLUMN_
 constexpr int64_t COLUMN_BYTES = 24 << 10, WHOLE_BYTES = 64 << 10;
 
 // Outputs `span` of all rows: calls take(row, first output, four sums, how many of them count), which puts them where `goal`
-// says. Outputs up to `until` will be read next. `bases` and `steps` of rows in bytes: see `byte_sums`, and what a unit of each row's bytes stands for.
+// says. Outputs up to `until` will be read next. `bases` and `steps` of rows in bytes: see `byte_sums`, and what a unit of
+// each row's bytes stands for.
 template <typename Weight, typename Number, typename Take>
 void product(const Matrix& matrix, const Number* rows, int64_t num_rows, Span span, int64_t until, const Goal& goal,
              Take take, const int32_t* bases = nullptr, const float* steps = nullptr) {

@@ -33,6 +33,7 @@ from vargen.reading import reading
 
 if TYPE_CHECKING:
     from specdecode.compilation import PassCompiler
+    from specdecode.targets.transformers import TransformersTarget
 
 Model = TypeVar("Model", bound=ModelMixin)
 
@@ -104,6 +105,18 @@ class KeptBetweenBatches:
             target.compile(self.compiler, **arguments)
         except ValueError as error:
             raise UserError(str(error)) from error
+
+    def compile_in_place(self, target: TransformersTarget, of: str) -> None:
+        """As `compile`, on the cache of the last batch where it fits: captured graphs write to fixed addresses.
+
+        Args:
+            of: whose passes they are, "target" or "draft_target".
+        """
+        if self.compiler is None:
+            return
+        last = getattr(self, of)
+        self.compile(target, kv_cache=None if last is None else last.kv_cache)
+        setattr(self, of, target)
 
     def compile_draws(self, streams: RandomStreams) -> None:
         """Have random numbers made by compiled code, where the pipeline's passes are."""

@@ -27,9 +27,8 @@ class TransformersComponents(ModelComponents):
     def __init__(self, model: Any, target: TransformersTarget, kept: KeptBetweenBatches, joins: bool = False) -> None:
         super().__init__(target.device, kept, joins)
         self.model, self._target = model, target
-        if kept.compiler is not None and not joins:
-            kept.compile(target, kv_cache=None if kept.target is None else kept.target.kv_cache)
-            kept.target = target
+        if not joins:
+            kept.compile_in_place(target, "target")
 
     @property
     def target(self) -> TransformersTarget:

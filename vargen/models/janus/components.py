@@ -74,10 +74,8 @@ class JanusComponents(TransformersComponents):
             max_draft_nodes=MOST_WAITING + 2,
             longest_prompt=self._janus.longest_prompt,
         )
-        if self.kept.compiler is not None and not self.joins:
-            last = self.kept.draft_target
-            self.kept.compile(target, kv_cache=None if last is None else last.kv_cache)
-            self.kept.draft_target = target
+        if not self.joins:
+            self.kept.compile_in_place(target, "draft_target")
 
         @functools.cache
         def probe() -> TransformersTarget:

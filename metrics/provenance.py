@@ -23,7 +23,7 @@ _LIBRARIES = ("torch", "diffusers", "transformers", "torchmetrics", "numpy")
 
 
 def describe_hardware() -> dict[str, Any]:
-    """Processor, cores, threads torch uses, memory in GiB, and the CUDA device if there is one."""
+    """Processor, cores, threads torch uses, memory in GiB, and the CUDA device if this program has used one."""
     hardware: dict[str, Any] = {
         "processor": _processor_name(),
         "cores": os.cpu_count(),
@@ -32,7 +32,7 @@ def describe_hardware() -> dict[str, Any]:
     }
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
         hardware["memory_gib"] = round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1)
-    if torch.cuda.is_available():
+    if torch.cuda.is_initialized():
         hardware["device"] = torch.cuda.get_device_name()
     return hardware
 

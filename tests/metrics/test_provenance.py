@@ -47,3 +47,11 @@ def test_an_unwritable_result_leaves_the_old_one(tmp_path: Path) -> None:
         provenance.write_result(path, {"figure": object()})
     assert path.read_text() == before
     assert [p.name for p in tmp_path.iterdir()] == ["result.json"]
+
+
+def test_a_gpu_that_a_run_does_not_use_is_not_what_it_was_measured_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(provenance.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(provenance.torch.cuda, "get_device_name", lambda: "some GPU")
+    assert provenance.describe_hardware()["device"] == "cpu"
+    monkeypatch.setattr(provenance.torch.cuda, "is_initialized", lambda: True)
+    assert provenance.describe_hardware()["device"] == "some GPU"

@@ -30,6 +30,7 @@ from vargen.world.training.quantizer import SphericalQuantizer
 _SHEET_IMAGES = 8
 _CODE_ATTRIBUTES = ("colour", "material")
 _COVERED = 0.6  # share of a cell that an object covers for its code to be asked about the object
+_BARE = 0.02  # share of a cell up to which it shows no object; what lies between is an edge
 
 
 @dataclass
@@ -82,8 +83,9 @@ class TokenizerTrainingConfig(PictureLossConfig):
         codebook_decay: decay rate of the running k-means.
         dead_code_threshold: uses per step below which a code is placed anew.
         replace_dead_until: share of the run after which dead codes stay where they are, so that the end is calm.
-        code_reading_weight: weight of a helping loss that reads colour and material of the object off the codeword of
-            each covered cell, so that a code says by itself what a caption says of it; 0 for none.
+        code_reading_weight: weight of a helping loss that reads off each cell's codeword whether an object covers the
+            cell, ends in it or is not there, and colour and material of one that covers it, so that a code says by
+            itself what a caption says of it; 0 for none.
     """
 
     image_size: int = 128
@@ -161,7 +163,7 @@ def load_initial_tokenizer(folder: str, vqvae: VQModel) -> None:
 
 
 class CodeReader(nn.Module):
-    """Reads attributes of the object that covers a cell off the cell's codeword alone: a small network for each.
+    """Reads off a cell's codeword alone how much of an object is there, and its attributes: a small network for each.
 
     Args:
         dim: numbers per codeword.
@@ -170,15 +172,19 @@ class CodeReader(nn.Module):
 
     def __init__(self, dim: int, width: int = 64) -> None:
         super().__init__()
+        classes = {"coverage": 3} | {name: 1 + len(GROUNDING[name]) for name in _CODE_ATTRIBUTES}
         self.readers = nn.ModuleDict(
             {
-                name: nn.Sequential(nn.Conv2d(dim, width, 1), nn.GELU(), nn.Conv2d(width, 1 + len(GROUNDING[name]), 1))
-                for name in _CODE_ATTRIBUTES
+                name: nn.Sequential(nn.Conv2d(dim, width, 1), nn.GELU(), nn.Conv2d(width, count, 1))
+                for name, count in classes.items()
             }
         )
 
     def forward(self, codewords: Tensor) -> dict[str, Tensor]:
-        """By attribute, logits fp32 [B, classes, h, w] of codewords [B, D, h, w]; classes as in `cell_attributes`."""
+        """By name, logits fp32 [B, classes, h, w] of codewords [B, D, h, w].
+
+        Classes of "coverage" are no object, the edge of one, and covered; of attributes those of `cell_attributes`.
+        """
         return {name: reader(codewords).float() for name, reader in self.readers.items()}
 
 
@@ -228,27 +234,30 @@ class TokenizerTask:
         }
         loss = loss + config.commitment_weight * quantized.commitment
         if self.code_reader is not None:
-            reading, parts["code_reading_right"] = self._code_reading(batch, quantized.codewords)
+            reading, right = self._code_reading(batch, quantized.codewords)
             loss = loss + config.code_reading_weight * reading
-            parts["code_reading"] = reading.detach()
+            parts |= {"code_reading": reading.detach()} | right
         return loss, parts
 
-    def _code_reading(self, batch: SceneBatch, codewords: Tensor) -> tuple[Tensor, Tensor]:
-        """Cross-entropy in nats of what codewords [B, D, h, w] say of objects, and the share read rightly; scalars."""
+    def _code_reading(self, batch: SceneBatch, codewords: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Cross-entropy in nats of what codewords [B, D, h, w] say of objects, and by name the share read rightly."""
         assert self.code_reader is not None
-        coverage = F.adaptive_avg_pool2d(batch.object_mask[:, None].float(), self.grid_size)[:, 0]
-        cells = cell_attributes(batch.scenes, self.grid_size)
-        read = self.code_reader(codewords)
-        losses, right = [], []
-        for name, logits in read.items():
-            truth = cells[name].to(coverage.device)
-            # A box is larger than its object, and a cell may show more ground than object: neither is to be read.
-            counts = (truth > 0) & (coverage >= _COVERED)
-            each = F.cross_entropy(logits, truth, reduction="none")  # [B, h, w]
+        covered = F.adaptive_avg_pool2d(batch.object_mask[:, None].float(), self.grid_size)[:, 0]
+        coverage = (covered > _BARE).long() + (covered >= _COVERED)
+        # Bare cells are most of a picture, so each class counts alike. A box is larger than its object, and a cell may
+        # show more ground than object: of neither are attributes to be read.
+        shares = torch.bincount(coverage.flatten(), minlength=3).clamp_min(1)
+        asked = {"coverage": (coverage, 1 / shares[coverage])}
+        for name, truth in cell_attributes(batch.scenes, self.grid_size).items():
+            truth = truth.to(coverage.device)
+            asked[name] = (truth, ((truth > 0) & (coverage == 2)).float())
+        losses, right = [], {}
+        for name, logits in self.code_reader(codewords).items():
+            truth, counts = asked[name]
             total = counts.sum().clamp_min(1)
-            losses.append((each * counts).sum() / total)
-            right.append(((logits.argmax(1) == truth) & counts).sum() / total)
-        return torch.stack(losses).mean(), torch.stack(right).mean()
+            losses.append((F.cross_entropy(logits, truth, reduction="none") * counts).sum() / total)
+            right[f"{name}_read_rightly"] = ((logits.argmax(1) == truth) * counts).sum() / total
+        return torch.stack(losses).mean(), right
 
     @torch.no_grad()
     def _reconstruct(self, images: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from pathlib import Path
 
@@ -150,12 +151,21 @@ def test_codes_are_taught_to_tell_of_objects_where_these_are(tokenizer_config, c
     batch = cheap_scenes(0, config.batch_size, "train")
     codewords = torch.randn(config.batch_size, config.model.vq_embed_dim, task.grid_size, task.grid_size)
     codewords.requires_grad_(True)
-    reading, right = task._code_reading(batch, codewords)
-    (gradient,) = torch.autograd.grad(reading, codewords)
-    told = gradient.abs().sum(1) > 0
-    covered = torch.nn.functional.adaptive_avg_pool2d(batch.object_mask[:, None], task.grid_size)[:, 0] >= 0.6
+    shown = torch.nn.functional.adaptive_avg_pool2d(batch.object_mask[:, None], task.grid_size)[:, 0]
     in_boxes = cell_attributes(batch.scenes, task.grid_size)["colour"] > 0
-    assert told.any() and torch.equal(told, covered & in_boxes) and 0 <= right <= 1
+    asked = {"coverage": torch.ones_like(in_boxes), "colour": (shown >= 0.6) & in_boxes}
+    for name, cells in asked.items():
+        _, right = task._code_reading(batch, codewords)
+        assert set(right) == {"coverage_read_rightly", "colour_read_rightly", "material_read_rightly"}
+        assert all(0 <= share <= 1 for share in right.values())
+        # The others' networks say the same of every codeword, so the gradient is of this one alone.
+        only = copy.deepcopy(task)
+        for other, reader in only.code_reader.readers.items():
+            if other != name:
+                torch.nn.init.zeros_(reader[-1].weight)
+        reading, _ = only._code_reading(batch, codewords)
+        (gradient,) = torch.autograd.grad(reading, codewords)
+        assert torch.equal(gradient.abs().sum(1) > 0, cells) and cells.any()
 
     loss, parts = task.loss(0, 0.0)
     loss.backward()

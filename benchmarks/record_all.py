@@ -38,7 +38,7 @@ ALL = (
 )
 REST = (  # of the exact ones those whose pictures are not plain decoding's own
     "ar,sjd,eagle-sampled-9,eagle-sampled-25,likeness-sampled-9,likeness-sampled-25,vvs-jacobi-wide,vvs-uniform-8,"
-    "vvs-dynamic-8,vvs-paper-uniform,vvs-paper-dynamic,draft-model,scd-wide"
+    "vvs-dynamic-8,vvs-paper-uniform,vvs-paper-dynamic,draft-model,scd-wide,lantern,vvs"
 )
 HEAVY = ("--weighted_by", "LlamaGen-XL", "--weight_dtype", "bfloat16")
 IN_INT8 = ("--quantization", "int8-dynamic", "--draft_quantization", "int8")

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -42,7 +43,8 @@ class FinishedRow:
         tokens: [max_new_tokens] int64; after an early end, filled up with the (first) stop token.
         length: decoded tokens, a stop token included.
         trace: what happened, of one row; passes are those it took part in. Its only phase, "decode", is `seconds`.
-        seconds: the time from its prefill to its end, over the rows of the batch: its share of the machine.
+        seconds: the time from its prefill to its end, over the rows of the batch: its share of the machine. What
+            happens to rows once they are given does not count.
     """
 
     request: int
@@ -96,7 +98,8 @@ def decode_queue(
     if count > num_rows:
         for player in (run.target, run.drafter, run.schedule):
             check_can_replace_rows(player)
-    begun = time.perf_counter()
+    clock = _Clock()
+    begun = clock.now()
     run.start()
     places: list[_Occupied | None] = [_Occupied(request, begun, 0) for request in range(num_rows)]
     following = num_rows
@@ -113,20 +116,39 @@ def decode_queue(
             active = run.state.active.tolist()
         finished = [row for row, place in enumerate(places) if place is not None and not active[row]]
         if finished:
-            yield from _given(run, places, finished)
+            for given in _given(run, places, finished, clock.now()):
+                with clock.stopped():
+                    yield given
             for row in finished:
                 places[row] = None
             requests = range(following, min(following + len(finished), count))
             if requests:
                 following = requests.stop
-                _refill(run, start_run, finished[: len(requests)], requests, places)
+                _refill(run, start_run, finished[: len(requests)], requests, places, clock.now())
             run.trace.forget_steps(min((place.first_step for place in places if place), default=0))
         soonest = 0 if finished and run.stops is not None else _soonest(run.state)
 
 
+class _Clock:
+    """Seconds of decoding: it stands still while whoever was given a row does something with it."""
+
+    def __init__(self) -> None:
+        self._stood_still = 0.0
+
+    def now(self) -> float:
+        return time.perf_counter() - self._stood_still
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        since = time.perf_counter()
+        yield
+        self._stood_still += time.perf_counter() - since
+
+
 def _soonest(state: DecodeState) -> int:
-    """Tokens that the unfinished row which is nearest to its end needs."""
-    return int(torch.where(state.active, state.max_new_tokens - state.lengths, state.max_new_tokens).min())
+    """Tokens that the unfinished row which is nearest to its end needs; 0 where all are finished."""
+    missing = torch.where(state.active, state.max_new_tokens - state.lengths, state.max_new_tokens).min()
+    return int(missing * state.active.any())
 
 
 @dataclass
@@ -139,10 +161,14 @@ class _Occupied:
 
 
 def _refill(
-    run: DecodeRun, start_run: StartRun, rows: list[int], requests: range, places: list[_Occupied | None]
+    run: DecodeRun,
+    start_run: StartRun,
+    rows: list[int],
+    requests: range,
+    places: list[_Occupied | None],
+    begun: float,
 ) -> None:
     """The next requests take these rows."""
-    begun = time.perf_counter()
     joining = start_run(requests, joins=True)
     joining.start()
     run.replace_rows(torch.tensor(rows, device=run.state.lengths.device), joining)
@@ -150,9 +176,11 @@ def _refill(
         places[row] = _Occupied(request, begun, run.trace.recorded_steps)
 
 
-def _given(run: DecodeRun, places: Sequence[_Occupied | None], finished: Sequence[int]) -> Iterator[FinishedRow]:
+def _given(
+    run: DecodeRun, places: Sequence[_Occupied | None], finished: Sequence[int], now: float
+) -> Iterator[FinishedRow]:
     """The finished rows' requests. Raises NotFiniteError, after all that are well, for one that is not."""
-    state, wrong, now = run.state, run.watch.first_steps(), time.perf_counter()
+    state, wrong = run.state, run.watch.first_steps()
     failed = None
     for row in finished:
         place, step = places[row], wrong[row]

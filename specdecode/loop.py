@@ -196,6 +196,11 @@ class DecodeRun:
         self.steps = 0
         self.ended = False
 
+    @property
+    def _needs_no_draft(self) -> bool:
+        """Whether the prompt gives every token there is to be, so that no drafter begins."""
+        return self.state.max_new_tokens == 1
+
     @torch.no_grad()
     def start(self) -> None:
         """Feed the prompts, draw the first tokens, and start the other players."""
@@ -207,7 +212,7 @@ class DecodeRun:
             )
             _append(state, self._buffer, first, self._no_tokens + 1, self.stops)
             self.trace.record_prefill()
-            if self.drafter is not None and state.max_new_tokens > 1:
+            if self.drafter is not None and not self._needs_no_draft:
                 self.drafter.start(prompt, state)
             if self.schedule is not None:
                 self.schedule.start(state)
@@ -282,7 +287,7 @@ class DecodeRun:
         """
         for player, theirs in (
             (self.target, other.target),
-            (self.drafter, other.drafter),
+            (None if self._needs_no_draft else self.drafter, other.drafter),
             (self.schedule, other.schedule),
         ):
             if player is not None:

@@ -158,8 +158,6 @@ class DecodeTrace:
 
     def of_row(self, row: int) -> DecodeTrace:
         """What one row took part in. Its seconds are those of the batch."""
-        if self.batch_size == 1:
-            return self
         trace = DecodeTrace(1, self.device)
         trace.phase_seconds, trace._first_tokens = self.phase_seconds, self._first_tokens
         trace.target_passes = self.row_passes[row]

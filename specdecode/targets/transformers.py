@@ -117,7 +117,6 @@ class TransformersTarget:
         longest = max(self._longest_to_come, length)
         _check_rotation(model, self._config, length, longest + max_new_tokens + max_draft_nodes)
         self._layer_kinds = _layer_kinds(model, self._config)
-        self._prompt = {"inputs_embeds" if input_ids is None else "input_ids": prompt}
         self._attention_mask = _left_padded(attention_mask, num_rows, length)
         if position_ids is None:
             counted = torch.ones(num_rows, length, device=prompt.device).long()
@@ -129,6 +128,9 @@ class TransformersTarget:
         self._given_positions = positions
         self._own_vocab_size = int(self._config.vocab_size)
         self.vocab_size = self._own_vocab_size if vocab_size is None else vocab_size
+        if vocab_size is not None and input_ids is not None:
+            prompt = input_ids.clamp(max=self._own_vocab_size - 1)  # another model's tokens, as in `_run_new`
+        self._prompt = {"inputs_embeds" if input_ids is None else "input_ids": prompt}
         self.batch_size = num_rows // self.rows_per_sequence
         self.device = prompt.device
         self.decoder, self.output_head, self.embed = decoder, output_head, embed
@@ -525,6 +527,7 @@ def _check_model(model: Any, config: Any, decoder: Callable[..., Any] | None) ->
         "its layers keep a running state instead of keys and values": bool(getattr(model, "_is_stateful", False)),
         "its forward takes no position_ids": not takes(decoder or model, "position_ids"),
         "its attention is in chunks": getattr(config, "attention_chunk_size", None) is not None,
+        "its positions are biases by place in the cache (alibi)": bool(getattr(config, "alibi", False)),
         "its layers hide keys by their order in the cache, where drafted tokens stand in trees": any(
             buffer.dtype == torch.bool and buffer.ndim == 4 for buffer in getattr(decoder or model, "buffers", tuple)()
         ),

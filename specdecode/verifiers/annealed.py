@@ -26,8 +26,10 @@ nothing is raised: rejecting x only to draw it again would end the draft for not
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from specdecode.roles import DecodeState, Draft, TargetOutput, Verdict
@@ -131,4 +133,6 @@ def _one_draw_chain(tree: TokenTree, target: Tensor, weights: Tensor, state: Dec
     raised = target[:, :-1].scatter(2, tokens, torch.where(share < 1, odds, torch.inf))
     counters = chain_counters(tree, state)
     noise = state.streams.exponential(Tag.TARGET, counters, target.shape[-1])
-    return chain_by_token(tree, sample(torch.cat([raised, target[:, -1:]], dim=1), noise))
+    verdict = chain_by_token(tree, sample(torch.cat([raised, target[:, -1:]], dim=1), noise))
+    lent = sample(target[:, :-1], noise[:, :-1]) != tokens[..., 0]
+    return replace(verdict, relaxed=F.pad(lent, (0, tree.max_depth - lent.shape[1])))

@@ -177,6 +177,25 @@ def test_a_request_has_its_share_of_the_seconds(monkeypatch: pytest.MonkeyPatch)
     assert [row.seconds for row in rows] == [first, first, later, later]
     assert [row.trace.phase_seconds for row in rows] == [{"decode": row.seconds} for row in rows]
 
+    seconds = []
+    for row in decode_queue(Queue([0, 1, 2, 3], DRAFTERS["none"], DRAWN), 4, 2, on_step):
+        now[0] += 100  # whoever is given a row may take his time
+        seconds.append(row.seconds)
+    assert seconds == [row.seconds for row in rows]
+
+
+@pytest.mark.parametrize("stop", [None, STOP])
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_requests_of_one_token_need_no_pass_but_their_prompts(name: str, stop: int | None) -> None:
+    class Short(Queue):
+        def arguments(self, requests: list[int]) -> tuple[MarkovTarget, dict[str, Any]]:
+            target, others = super().arguments(requests)
+            return target, {**others, "max_new_tokens": 1}
+
+    queue = Short(list(range(7)), DRAFTERS[name], DRAWN, stop)
+    queue.check(list(decode_queue(queue, 7, 2)))
+    assert queue.run is not None and queue.run.trace.target_passes == 4
+
 
 def test_a_player_that_cannot_is_refused_by_name_before_anything_is_decoded() -> None:
     class Rigid(JacobiDrafter):

@@ -106,3 +106,13 @@ def test_skipped_tokens_are_tokens_of_the_row_and_of_no_pass() -> None:
     assert trace.mean_accepted_length == 1.0
     assert trace.mean_accepted_length_with_bonus == 2.0
     assert trace.tokens_per_pass == 13 / 6
+
+
+def test_a_row_that_a_skip_ended_took_no_part_in_a_pass_then() -> None:
+    trace = DecodeTrace(1)
+    trace.record_prefill()
+    trace.record_step(step([True], [4], [1], [2]))
+    trace.record_unverified(torch.tensor([2]))
+    row = trace.since(0).of_row(0)
+    assert trace.target_passes == row.target_passes == row.row_passes[0] == 2
+    assert row.row_tokens == [1 + 2 + 2]

@@ -300,7 +300,8 @@ def test_a_sequence_may_be_several_rows() -> None:
 
 @pytest.mark.parametrize("vocab_size", [VOCAB_SIZE - 6, VOCAB_SIZE + 6])
 def test_a_draft_model_may_have_a_few_tokens_more_or_fewer(vocab_size: int) -> None:
-    model, prompts = language_models.make("llama"), ragged_prompts(vocab_size=VOCAB_SIZE - 6)
+    model, prompts = language_models.make("llama"), ragged_prompts()
+    prompts[0][0, -2] = VOCAB_SIZE - 1  # which the smaller one lacks
     small = language_models.make("llama", 0, vocab_size=vocab_size)
     drafting = TransformersTarget(
         small, *prompts, max_new_tokens=16, max_draft_nodes=10, vocab_size=model.config.vocab_size
@@ -329,6 +330,9 @@ def _refusals() -> dict[str, Any]:
         ),
         "takes no position_ids": lambda: library.BloomForCausalLM(
             library.BloomConfig(hidden_size=32, n_layer=1, n_head=2, vocab_size=VOCAB_SIZE)
+        ),
+        "positions are biases by place": lambda: library.FalconForCausalLM(
+            library.FalconConfig(**sizes, num_attention_heads=4, alibi=True)
         ),
         "hide keys by their order": lambda: library.GPTNeoForCausalLM(
             library.GPTNeoConfig(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import index
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from vargen.bounds import MAX_DRAFT
@@ -69,7 +70,7 @@ class EagleConfig(ImageMethodConfig):
             self._one_of("tree", TREE_NAMES)
         else:
             try:
-                object.__setattr__(self, "tree", tuple(tuple(int(rank) for rank in node) for node in self.tree))
+                object.__setattr__(self, "tree", tuple(tuple(index(rank) for rank in node) for node in self.tree))
             except (TypeError, ValueError) as error:
                 raise UserError(f"{self.name}.tree must be a name or a list of nodes, got {self.tree!r}") from error
         self._size("total_tokens", lowest=2)
@@ -89,7 +90,7 @@ class EagleConfig(ImageMethodConfig):
         if self._is_measured or (self.tree != "dynamic" and self.depth != AUTO):
             return self
         if self.tree != "dynamic":
-            return replace(self, depth=min(self._levels, num_tokens - 1))
+            return replace(self, depth=min(self._fixed_tree().max_depth, num_tokens - 1))
         depth = None if self.depth == AUTO else self.depth
         nodes = max(_TOTAL_TOKENS, (depth or 0) + 1) if self.total_tokens == AUTO else self.total_tokens
         return replace(self, total_tokens=nodes, depth=depth or min(_DEPTH, nodes - 1, num_tokens - 1))
@@ -122,22 +123,18 @@ class EagleConfig(ImageMethodConfig):
         """
         return self.exact and self.children == "top"
 
-    @property
-    def _levels(self) -> int:
-        """Of a fixed tree, below its root."""
-        if not isinstance(self.tree, str):
-            return max(map(len, self.tree))
+    def _shape(self) -> DynamicTree | StaticTree:
+        from specdecode.drafters.tree_shapes import DynamicTree
+
+        return DynamicTree(self.tree_top_k) if self.tree == "dynamic" else self._fixed_tree()
+
+    def _fixed_tree(self) -> StaticTree:
         from specdecode.drafters.tree_shapes import StaticTree
 
-        return StaticTree.published(self.tree).max_depth
-
-    def _shape(self) -> DynamicTree | StaticTree:
-        from specdecode.drafters.tree_shapes import DynamicTree, StaticTree
-
         try:
-            if not isinstance(self.tree, str):
-                return StaticTree.from_paths(self.tree)
-            return DynamicTree(self.tree_top_k) if self.tree == "dynamic" else StaticTree.published(self.tree)
+            if isinstance(self.tree, str):
+                return StaticTree.published(self.tree)
+            return StaticTree.from_paths(self.tree)
         except ValueError as error:
             raise UserError(f"{self.name}.tree: {error}") from error
 

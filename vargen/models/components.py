@@ -7,7 +7,8 @@ refusal of what a family has not got. Does not belong here: a model (each family
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -68,6 +69,7 @@ class KeptBetweenBatches:
 
     Args:
         caches: of targets and of what drafts.
+        weight_caches: of networks that stand for larger ones (`vargen.models.llamagen.weighted`).
         target, draft_target: of the last batch, where passes are compiled: the next take over the addresses of their
             caches.
         models: drafters and smaller transformers that methods named, by folder.
@@ -78,6 +80,7 @@ class KeptBetweenBatches:
     """
 
     caches: KeptCaches = field(default_factory=KeptCaches)
+    weight_caches: KeptCaches = field(default_factory=KeptCaches)
     target: Any = None
     draft_target: Any = None
     models: dict[str, Any] = field(default_factory=dict)
@@ -85,6 +88,19 @@ class KeptBetweenBatches:
     compiler: PassCompiler | None = None
     draft_quantization: str | None = None
     draft_sizes: MeasuredDraftSizes = field(default_factory=MeasuredDraftSizes)
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Within, the memory of the batch that has just begun is its own.
+
+        Whoever begins another one meanwhile, between two pictures of a stream or in a callback, gets other memory.
+        """
+        own = self.caches, self.weight_caches, self.target, self.draft_target
+        self.caches, self.weight_caches, self.target, self.draft_target = KeptCaches(), KeptCaches(), None, None
+        try:
+            yield
+        finally:
+            self.caches, self.weight_caches, self.target, self.draft_target = own
 
     def compile(self, target: Any, **arguments: Any) -> None:
         """Have a target's passes compiled, where the pipeline's are; `arguments` are for its `compile`.

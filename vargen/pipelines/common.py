@@ -164,7 +164,8 @@ def decode_pictures(
         NotFiniteError: a picture was drawn from logits that are no numbers.
     """
     pipeline._kept.compile_draws(streams)
-    with compile_time_apart(pipeline._kept, trace, "decode"), pipeline.progress_bar(total=num_tokens) as progress:
+    kept, bar = pipeline._kept, pipeline.progress_bar(total=num_tokens)
+    with kept.in_use(), compile_time_apart(kept, trace, "decode"), bar as progress:
 
         def on_step(step: int, state: DecodeState) -> None:
             if players.drafter is None:

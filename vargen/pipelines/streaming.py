@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -42,7 +43,8 @@ class FinishedPicture:
         image: as `output_type` asks, of one picture: a PIL image, float32 [H, W, 3] or [3, H, W] in [0, 1], or codes.
         tokens: int64 [N].
         trace: what happened, of one row; its passes are those that the picture took part in.
-        seconds: its share of decoding: from the beginning of its prefill to its last token, over the batch's rows.
+        seconds: its share of decoding: from the beginning of its prefill to its last token, over the batch's rows. What
+            is done with pictures meanwhile, decoding their pixels included, does not count.
         batch_size: rows of the batch.
     """
 
@@ -109,7 +111,7 @@ def stream_pictures(
 
     def queue(first: int, last: int, total: DecodeTrace) -> Iterator[FinishedRow]:
         """The pictures `first` to `last - 1`, by numbers from 0 on."""
-        trace = DecodeTrace(min(size, last - first), streams.keys.device)
+        trace, stack = DecodeTrace(min(size, last - first), streams.keys.device), ExitStack()
         step = 0
 
         def start_run(requests: range, joins: bool) -> DecodeRun:
@@ -117,6 +119,8 @@ def stream_pictures(
             own = DecodeTrace(len(asked), streams.keys.device) if joins else trace
             with own.phase("encode_prompt"):
                 target, players = start(asked, Place(longest_prompt, joins) if last - first > size else ONLY)
+            if not joins:  # who joins has no memory of the pipeline's
+                stack.enter_context(pipeline._kept.in_use())
             return DecodeRun(
                 target,
                 max_new_tokens=num_tokens,
@@ -135,13 +139,14 @@ def stream_pictures(
             step += 1
 
         try:
-            with compile_time_apart(pipeline._kept, trace, "decode"):
+            with stack, compile_time_apart(pipeline._kept, trace, "decode"):
                 yield from decode_queue(start_run, last - first, size, on_step)
         finally:
             total.add_passes(trace)
 
+    @torch.no_grad()  # not a block within: that would hold for whoever is given a picture, too
     def pictures(total: DecodeTrace) -> Iterator[FinishedPicture]:
-        with torch.no_grad(), pipeline.progress_bar(total=count) as progress:
+        with pipeline.progress_bar(total=count) as progress:
             step = count if continuous else size
             for first in range(0, count, step):
                 try:

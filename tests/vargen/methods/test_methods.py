@@ -124,6 +124,7 @@ def test_class_conditional_models_can_be_drafted_for(
         ("ar", {"depth": 3}, "none at all"),
         ("eagle", {"tree": "naive"}, "eagle.tree must be one of dynamic"),
         ("eagle", {"tree": [[1]]}, "eagle.tree: tree lists"),
+        ("eagle", {"tree": [[0.5]]}, "eagle.tree must be a name or a list of nodes"),
         ("eagle", {"total_tokens": 1}, "eagle.total_tokens"),
         ("eagle", {"total_tokens": 4, "depth": 4}, "eagle.depth must be below total_tokens"),
         ("eagle", {"depth": 16}, "eagle.depth must leave room in a picture of 16 tokens: at most 15"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -120,6 +121,42 @@ def test_fixed_batches_give_the_same_pictures_in_more_passes(pipeline: LlamaGenP
     assert passes[True][0] == passes[False][0]
     assert set(passes[True][1].phase_seconds) == {"encode_prompt", "prefill", "decode", "decode_images"}
     assert passes[False][1].target_passes >= 5 * 2
+
+
+@pytest.mark.parametrize("name", ["ar", "sjd", "eagle", "draft-model", "vvs", "vvs-jacobi"])
+@pytest.mark.parametrize("continuous", [True, False])
+def test_another_call_or_stream_between_two_pictures_changes_none(
+    pipeline: LlamaGenPipeline, name: str, continuous: bool
+) -> None:
+    caches = pipeline._kept.caches
+    expected = [picture.tokens for picture in draw(pipeline, name, SEEDS, 2)]
+    assert pipeline._kept.caches is caches, "what a batch leaves is used again"
+    streams = [
+        pipeline.stream(
+            PROMPTS,
+            generator=[torch.Generator().manual_seed(seed) for seed in SEEDS],
+            batch_size=2,
+            method=name,
+            output_type="latent",
+            continuous=continuous,
+        )
+        for _ in range(2)
+    ]
+    found: list[dict[int, torch.Tensor]] = [{}, {}]
+    for pictures in zip(*streams, strict=True):
+        for own, picture in zip(found, pictures, strict=True):
+            own[picture.index] = picture.tokens
+        assert torch.is_grad_enabled()
+        pipeline(PROMPTS[:2], generator=torch.Generator().manual_seed(0), method=name, output_type="latent")
+    assert torch.is_grad_enabled()
+    for own in found:
+        assert all(torch.equal(own[index], tokens) for index, tokens in enumerate(expected))
+
+
+def test_memory_that_two_share_is_noticed(pipeline: LlamaGenPipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vargen.models.components.KeptBetweenBatches.in_use", lambda self: nullcontext())
+    with pytest.raises((AssertionError, IndexError, ValueError)):
+        test_another_call_or_stream_between_two_pictures_changes_none(pipeline, "sjd", True)
 
 
 @pytest.mark.parametrize("continuous", [True, False])

@@ -60,8 +60,9 @@ class WindowSkippingConfig(WindowConfig):
         self._number("min_tokens", 1, whole=True)
 
     def max_draft_nodes(self, num_tokens: int) -> int:
-        """Skipped tokens are fed together with the next window."""
-        return super().max_draft_nodes(num_tokens) + self.max_skip
+        """Skipped tokens, at most a window's, are fed together with the next window."""
+        most_skipped = min(self.max_skip, max(size.depth for size in self.sizes(num_tokens)))
+        return super().max_draft_nodes(num_tokens) + most_skipped
 
     @property
     def _drafting(self) -> dict[str, Any]:

@@ -107,7 +107,7 @@ class LlamaGenComponents(ModelComponents):
 
     def _weighed(self) -> LlamaGenTarget | WeightedTarget:
         """The target, with a network beside it where one is asked for."""
-        self._beside = None if self.weights is None else self.weights.beside(self._target)
+        self._beside = None if self.weights is None else self.weights.beside(self._target, self.kept.weight_caches)
         if self._beside is None:
             return self._target
         if not self.joins:
@@ -135,7 +135,7 @@ class LlamaGenComponents(ModelComponents):
         self.kept.compile(own)
         head: LlamaGenDraftHead | WeightedHead = own
         if self.weights is not None and self._beside is not None:
-            head = self.weights.beside_head(own, self._beside, most_new_pairs)
+            head = self.weights.beside_head(own, self._beside, most_new_pairs, self.kept.weight_caches)
             self.kept.compile(head.heavy)
         return DraftNetwork(head, own.kind, head.draft_once, own.acceptance_rates)
 
@@ -161,7 +161,7 @@ class LlamaGenComponents(ModelComponents):
             prompt_only=self.joins,
         )
         self.kept.compile(target)
-        smaller = target if self.weights is None else self.weights.beside(target, "smaller")
+        smaller = target if self.weights is None else self.weights.beside(target, self.kept.weight_caches, "smaller")
 
         def draft_once(num_tokens: int) -> None:
             tokens = torch.zeros(smaller.batch_size, num_tokens, dtype=torch.long, device=smaller.device)

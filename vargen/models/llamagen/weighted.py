@@ -43,7 +43,7 @@ DRAFT_MODEL_SIZE = "B"
 
 @dataclass
 class WeightNetworks:
-    """The networks, and their caches from batch to batch.
+    """The networks.
 
     Args:
         label: what every table and record calls them.
@@ -57,7 +57,6 @@ class WeightNetworks:
     drafter: LlamaGenDrafter
     smaller: LlamaGenTransformer
     passes: dict[str, list[int]] = field(default_factory=lambda: {"target": [], "head": [], "smaller": []})
-    _caches: KeptCaches = field(default_factory=KeptCaches)
 
     @classmethod
     def of_size(
@@ -108,20 +107,26 @@ class WeightNetworks:
         added = "".join(f", {part} in {name}" for part, name in told.items() if name is not None)
         self.label = f"{self.label.removesuffix(')')}{added})"
 
-    def beside(self, target: LlamaGenTarget, role: str = "target") -> WeightedTarget:
-        """A target (or, in the role "smaller", a draft model) with its network beside it."""
+    def beside(self, target: LlamaGenTarget, caches: KeptCaches, role: str = "target") -> WeightedTarget:
+        """A target (or, in the role "smaller", a draft model) with its network beside it.
+
+        Args:
+            caches: of networks of earlier batches, to be used again.
+        """
         transformer = self.transformer if role == "target" else self.smaller
         rows = target.batch_size * (2 if target.is_guided else 1)
         cache = None
         if not target.prompt_only:
             slots = cache_length(transformer, target.longest_condition, target.max_draft_nodes)
-            cache = self._caches.get(role, **cache_sizes(transformer, rows, slots))
+            cache = caches.get(role, **cache_sizes(transformer, rows, slots))
         return WeightedTarget(target, self._heavy(target, transformer, cache), self.passes[role])
 
-    def beside_head(self, head: LlamaGenDraftHead, target: WeightedTarget, most_new_pairs: int) -> WeightedHead:
+    def beside_head(
+        self, head: LlamaGenDraftHead, target: WeightedTarget, most_new_pairs: int, caches: KeptCaches
+    ) -> WeightedHead:
         """A head with its network beside it; `target` is the one that the head drafts for."""
-        caches = None if target.heavy.prompt_only else self._caches
-        heavy = LlamaGenDraftHead(self.drafter, target.heavy, most_new_pairs, caches)
+        kept = None if target.heavy.prompt_only else caches
+        heavy = LlamaGenDraftHead(self.drafter, target.heavy, most_new_pairs, kept)
         return WeightedHead(head, heavy, self.passes["head"])
 
     def _heavy(

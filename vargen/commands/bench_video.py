@@ -78,9 +78,9 @@ class BenchVideoConfig(VideoOptions):
         """
         there = ["std"]
         if self.paired:
-            there = ["sd", "specvlm", "std", "fly", "lvspec", "parallelvlm", "assisted"]
-        if self.model is None:
-            there += ["sparrow", "flash"]
+            there = ["sd", "specvlm", "std", "fly", "lvspec", "parallelvlm"]
+        if self.model is None:  # transformers refuses many published pairs, whose matrices are padded differently
+            there += ["assisted", "sparrow", "flash"]
         named = ",".join(there) if self.methods is None else self.methods
         chosen = read_method_list(named, self.method_options, "methods", resolve_video_method)
         return {"ar": resolve_video_method("ar"), **chosen}

@@ -7,6 +7,7 @@ decoding files (`vargen.video.frames`), and what becomes of the answers.
 from __future__ import annotations
 
 import csv
+import io
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -76,7 +77,7 @@ def ask_about(
     Args:
         folder: of the videos.
         questions: a .txt file, each line of which is asked about every video; or .csv or .jsonl with a "video" of the
-            folder and a "question" in each row; None: `usual` is asked about all.
+            folder and a "question" in each row, which may have several lines; None: `usual` is asked about all.
         choose, frames_per_second: of each clip.
 
     Raises:
@@ -85,9 +86,11 @@ def ask_about(
     videos = find_videos(folder)
     if questions is None:
         pairs: Iterable[tuple[Path, str]] = [(path, usual) for path in videos]
-    elif Path(questions).suffix.lower() in (".csv", ".jsonl"):
+    elif (suffix := Path(questions).suffix.lower()) in (".csv", ".jsonl"):
         named = {path.name: path for path in videos}
         pairs = [_pair(row, number, questions, named) for number, row in enumerate(_rows(Path(questions)), 1)]
+    elif suffix not in (".txt", ""):
+        raise UserError(f"questions: {questions} must end in .txt, .csv or .jsonl")
     else:
         pairs = [(path, each) for path in videos for each in read_prompts(questions)]
     clips = [Clip(path, question, choose, frames_per_second) for path, question in pairs]
@@ -116,10 +119,10 @@ def describe_clips(clips: Sequence[Clip]) -> list[list[Any]]:
 
 def _rows(path: Path) -> list[Any]:
     try:
-        text = path.expanduser().read_text(encoding="utf-8")
+        text = path.expanduser().read_bytes().decode("utf-8-sig")
         if path.suffix.lower() == ".csv":
-            return list(csv.DictReader(text.splitlines()))
-        return [json.loads(line) for line in text.splitlines() if line.strip()]
+            return list(csv.DictReader(io.StringIO(text, newline="")))
+        return [json.loads(line) for line in text.split("\n") if line.strip()]
     except (OSError, ValueError, RecursionError, csv.Error) as error:
         raise UserError(f"questions: {path} cannot be read ({str(error).splitlines()[0]}); repair it") from error
 

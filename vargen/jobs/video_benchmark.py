@@ -70,6 +70,10 @@ def benchmark_video_model(
             methods,
             weights_fingerprint(found.folder),
             drafters={kind: weights_fingerprint(path) for kind, path in sorted(answerer.drafters.items())},
+            named=_named_weights(methods),
+            draft_model=None
+            if answerer.draft_model is None
+            else weights_fingerprint(answerer.draft_model.found.folder),
             videos=len(videos),
             question=question,
             device=options.device_map or device,
@@ -97,6 +101,12 @@ def benchmark_video_model(
         drawn = generation_settings(answerer.model.generation_config, **_of_sampling(generation)).sampling
     more = {"dtype": dtype, "model": found.name, "temperature": drawn.temperature}
     return [{**row, **more} for row in rows]
+
+
+def _named_weights(methods: Mapping[str, VideoMethodConfig]) -> dict[str, str]:
+    """What lies in the folders that methods name, by folder."""
+    folders = {getattr(method, option) for method in methods.values() for option in method.weights}
+    return {folder: weights_fingerprint(Path(folder)) for folder in sorted(folders - {None})}
 
 
 def _of_sampling(generation: Mapping[str, Any]) -> dict[str, Any]:

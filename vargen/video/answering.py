@@ -437,9 +437,12 @@ class _Streamer:
 
     def step(self, number: int, state: DecodeState) -> None:
         if self.on_text is not None or self.on_tokens is not None:
-            self.end(state.tokens[0, : int(state.lengths[0])].tolist())
+            self._show(state.tokens[0, : int(state.lengths[0])].tolist(), is_last=False)
 
     def end(self, token_ids: list[int]) -> None:
+        self._show(token_ids, is_last=True)
+
+    def _show(self, token_ids: list[int], is_last: bool) -> None:
         if self.on_tokens is not None:
             origins = zip(token_ids, self.trace.token_origins[0], strict=False)
             told = [(self.tokenizer.decode([token]), origin) for token, origin in origins if token not in self.special]
@@ -448,7 +451,8 @@ class _Streamer:
             return
         text = self.tokenizer.decode(token_ids, skip_special_tokens=True)
         # A word may be made of several tokens, of which the first alone is no text yet.
-        if text.startswith(self.shown) and not text.endswith("\ufffd"):
+        text = text if is_last else text.rstrip("\ufffd")
+        if text.startswith(self.shown):
             self.on_text(text[len(self.shown) :])
             self.shown = text
 

@@ -211,7 +211,9 @@ def frame_sampler(
             return list(range(total))
         metadata = VideoMetadata(total_num_frames=total, fps=rate, duration=total / rate)
         try:
-            return [int(number) for number in own.sample_frames(metadata=metadata, **asked)]
+            # Where a step is no whole number of frames, rounding can add one behind the last.
+            taken = [int(number) for number in own.sample_frames(metadata=metadata, **asked) if number < total]
+            return taken[: asked.get("num_frames")]
         except ValueError as error:
             raise UserError(f"fps: frames cannot be taken so ({reason_of(error)}); give a lower one") from error
 

@@ -147,8 +147,8 @@ def folder(tmp_path: Path, cases: list[VideoCase]) -> Path:
 
 
 def test_who_names_no_methods_compares_those_whose_drafter_is_there() -> None:
-    paired = {"ar", "sd", "specvlm", "std", "fly", "lvspec", "parallelvlm", "assisted"}
-    assert set(BenchVideoConfig().contenders()) == paired | {"sparrow", "flash"}
+    paired = {"ar", "sd", "specvlm", "std", "fly", "lvspec", "parallelvlm"}
+    assert set(BenchVideoConfig().contenders()) == paired | {"assisted", "sparrow", "flash"}
     assert set(BenchVideoConfig(model="some/large", draft_model="some/small").contenders()) == paired
     alone = BenchVideoConfig(model="some/large").contenders()
     assert set(alone) == {"ar", "std"}
@@ -176,11 +176,15 @@ def test_ones_own_clips_are_compared_with_plain_decoding(
 
 def test_questions_go_to_their_videos(folder: Path, tmp_path: Path) -> None:
     def pairs(name: str, text: str) -> list[tuple[str, str]]:
-        (tmp_path / name).write_text(text)
+        (tmp_path / name).write_text(text, newline="")
         return [(clip.path.name, clip.question) for clip in ask_about(folder, str(tmp_path / name), "", list)]
 
     assert pairs("q.txt", "a?\nb?\n") == [(video, q) for video in ("first.mp4", "pictures") for q in ("a?", "b?")]
     assert pairs("q.csv", 'video,question\npictures,"a, b?"\n') == [("pictures", "a, b?")]
+    lines = '\ufeffvideo,question\r\npictures,"what?\nA. one\nB. two"\r\n'  # as spreadsheets write it
+    assert pairs("lines.csv", lines) == [("pictures", "what?\nA. one\nB. two")]
+    odd = '\ufeff{"video": "pictures", "question": "one\u2028two"}\n'
+    assert pairs("odd.jsonl", odd) == [("pictures", "one\u2028two")]
     usual = ask_about(folder, None, "what?", lambda total, rate: [0, 2])
     assert [clip.question for clip in usual] == ["what?"] * 2
     assert [len(clip.frames.frames) for clip in usual] == [2, 2]
@@ -193,6 +197,7 @@ def test_questions_go_to_their_videos(folder: Path, tmp_path: Path) -> None:
         ("q.jsonl", '{"video": "first.mp4"}', "row 1 .* needs a video and a question"),
         ("q.jsonl", "{", "cannot be read"),
         ("q.csv", "video,question\n", "holds none"),
+        ("q.tsv", "video\tquestion\n", r"must end in \.txt, \.csv or \.jsonl"),
     ):
         with pytest.raises(UserError, match=told):
             pairs(name, text)

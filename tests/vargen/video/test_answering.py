@@ -6,17 +6,18 @@ import json
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from specdecode.trace import TokenOrigin
+from specdecode.trace import DecodeTrace, TokenOrigin
 from vargen.cli import main
 from vargen.errors import UserError
 from vargen.jobs.cases import VideoCase
 from vargen.methods.catalogue import MethodConfig
-from vargen.video.answering import VideoAnswerer
+from vargen.video.answering import VideoAnswerer, _Streamer
 from vargen.video.frames import processor_inputs, write_video
 from vargen.video.methods.assisted import AssistedConfig
 from vargen.video.methods.catalogue import VIDEO_METHODS, resolve_video_method
@@ -247,6 +248,28 @@ def test_text_is_streamed_as_it_is_decided(
     assert "".join(pieces) == answer.text and len([piece for piece in pieces if piece]) > 2
 
 
+def test_a_character_that_is_cut_off_hides_no_words() -> None:
+    """Byte-level tokens: the last one may be the first part of a character."""
+    words = {1: b"a red", 2: b" ball", 3: "\U0001f534".encode()[:2], 4: "\U0001f534".encode()[2:]}
+
+    class Bytes:
+        all_special_ids: tuple[int, ...] = ()
+
+        def decode(self, token_ids: list[int], **_: Any) -> str:
+            return b"".join(words[token] for token in token_ids).decode(errors="replace")
+
+    pieces: list[str] = []
+    streamer = _Streamer(Bytes(), DecodeTrace(1), pieces.append, None)
+    tokens = torch.tensor([[1, 2, 3, 4]])
+    for length in (1, 3, 4):
+        streamer.step(0, SimpleNamespace(tokens=tokens, lengths=torch.tensor([length])))
+    assert pieces == ["a red", " ball", "\U0001f534"], "nothing half, and nothing late"
+    pieces.clear()
+    streamer.shown = ""
+    streamer.end([1, 2, 3])
+    assert "".join(pieces) == "a red ball\ufffd", "the end is shown as it is"
+
+
 def test_the_command(qwen_pair: Path, cases: list[VideoCase], tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     video = tmp_path / "video.mp4"
     write_video(cases[0].frames.frames, video)
@@ -291,7 +314,7 @@ def test_what_is_missing_is_named(qwen_pair: Path, pair: Path, cases: list[Video
     for method in ("sd", "parallelvlm", "assisted"):
         with pytest.raises(UserError, match="draft_model"):
             alone.answer(cases[0].frames, QUESTION, method)
-    with pytest.raises(UserError, match="flash: draft_length must be at most 4"):
+    with pytest.raises(UserError, match=r"flash\.depth must be at most 4"):
         alone.answer(cases[0].frames, QUESTION, FlashConfig(depth=5))
     stranger = VideoAnswerer(alone.model, alone.processor)
     with pytest.raises(UserError, match=r"sparrow: drafter must be given.*train video-drafter --kind sparrow"):

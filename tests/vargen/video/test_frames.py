@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ from vargen.video.frames import (
     VideoFrames,
     count_frames,
     frame_limits,
+    frame_sampler,
     processor_inputs,
     read_video,
     sample_indices,
@@ -239,6 +241,18 @@ def test_a_number_of_frames_is_sampled_as_the_processor_does(total: int, wanted:
     expected = processor.sample_frames(VideoMetadata(total_num_frames=total, fps=30.0), num_frames=wanted).tolist()
     # Where rounding makes torch.arange one longer, its last number is no frame.
     assert sample_indices(total, 30.0, wanted, temporal_patch_size=step) == expected[:rounded]
+
+
+def test_no_frame_behind_the_last_is_taken() -> None:
+    """Steps that are no whole number of frames: rounding makes torch.arange one longer than it should be."""
+    processor = SimpleNamespace(video_processor=Qwen2VLVideoProcessor())
+    at_a_rate = frame_sampler(processor, None, 2.0)
+    for total in (367, 382, 670):
+        taken = at_a_rate(total, 24.0)
+        assert taken[-1] < total and taken == sample_indices(total, 24.0, frames_per_second=2.0)
+    fourteen = frame_sampler(processor, 14, None)
+    for total in (17, 34, 41, 49):
+        assert fourteen(total, 24.0) == sample_indices(total, 24.0, 14) and len(fourteen(total, 24.0)) == 14
 
 
 @given(st.integers(4, 4000), st.sampled_from([8.0, 24.0, 30000 / 1001, 60.0]), st.floats(0.05, 40.0))

@@ -24,8 +24,9 @@ class Qwen3VL(Qwen2VL):
     layers: ClassVar[Mapping[str, str]] = {"qwen3_vl_text": "qwen3_vl.modeling_qwen3_vl.Qwen3VLText"}
 
     def frame_size(self, video_processor: Any, max_pixels: int, num_frames: int) -> dict[str, int]:
-        """See `Architecture`. This one's processor counts the pixels of all frames together."""
-        return super().frame_size(video_processor, max_pixels * num_frames, num_frames)
+        """See `Architecture`. This one's processor counts the pixels of all frames together, and limits them itself."""
+        most = min(max_pixels * num_frames, int(video_processor.size["longest_edge"]))
+        return super().frame_size(video_processor, most, num_frames)
 
     def encode(self, model: Any, inputs: Mapping[str, Tensor]) -> VideoFeatures:
         """See `Architecture`."""

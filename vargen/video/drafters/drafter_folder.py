@@ -6,7 +6,7 @@ Does not belong here: the network (`feature_drafter.py`), where shipped folders 
 A drafter reads its target's hidden states, so beside the target's sizes the settings keep what these states are for a
 fixed text without a video: of the final layer, and of the layer that stands for the video. They are worked out by the
 very code that the drafter is fed by. Other weights or another layer give other numbers, while another dtype changes
-them by a few hundredths at most.
+them by a few hundredths at most, and quantization by a tenth.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from vargen.kernels.linears import serve_linears
+from vargen.kernels.quantized import quantization_of
 from vargen.models.finite import check_weights
 from vargen.models.model_folder import refuse_pickled
 from vargen.video.architectures.catalogue import architecture_of
@@ -33,7 +34,8 @@ from vargen.video.target import VideoTarget
 
 WEIGHTS_NAME = "model.safetensors"
 _NUM_TOKENS, _LAST_TOKENS, _CHANNELS = 12, 4, 16  # the first tokens are left out: their states hardly differ by layer
-_MOST_DIFFERENT = 0.1  # relative distance that another dtype may make
+# Relative distances that another dtype may make, and layers rounded to integers (int8 0.03 to 0.05, int4 0.11).
+_MOST_DIFFERENT, _MOST_DIFFERENT_ROUNDED = 0.1, 0.3
 
 
 @torch.no_grad()
@@ -93,9 +95,11 @@ def check_target(config: FeatureDrafterConfig, model: Any) -> None:
             raise ValueError(
                 f"drafter was trained for another target: {name} {known.get(name)!r}, this one has {own!r}; {remedy}"
             )
+    is_rounded = quantization_of(model) is not None or getattr(model, "is_quantized", False)
+    most = _MOST_DIFFERENT_ROUNDED if is_rounded else _MOST_DIFFERENT
     for name, wanted in describe_target(model, layers)["features"].items():
         stored = torch.tensor(known["features"].get(name, []))
-        if len(stored) != len(wanted) or (stored - torch.tensor(wanted)).norm() > _MOST_DIFFERENT * stored.norm():
+        if len(stored) != len(wanted) or (stored - torch.tensor(wanted)).norm() > most * stored.norm():
             which = "final hidden states" if name == "final" else f"hidden states after {name} layers"
             raise ValueError(f"drafter was trained on other features: the target's {which} are not those; {remedy}")
 

@@ -239,8 +239,8 @@ class FeatureDrafter(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of its weights."""
-        return self.fc.weight.dtype
+        """Of what it computes with; its matrices may be rounded to integers."""
+        return self.layer.input_layernorm.weight.dtype
 
     def set_attention(self, name: str) -> None:
         """The attention that its layer uses, by transformers' name."""

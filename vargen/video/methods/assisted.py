@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vargen.bounds import MAX_DRAFT
+from vargen.errors import UserError
 from vargen.video.methods.base import VideoMethodConfig
 
 if TYPE_CHECKING:
@@ -46,7 +47,18 @@ class AssistedConfig(VideoMethodConfig):
         """Both models. Raises UserError where there is no smaller one."""
         self.check_drafter((), prompt.draft_model is not None)
         prompt.check_single(self.name)
+        sizes = [vocab_size(model) for model in (prompt.model, prompt.draft_model)]
+        if sizes[0] != sizes[1]:
+            raise UserError(
+                f"{self.name}: transformers takes only models with as many tokens, {sizes[0]:,} and {sizes[1]:,} here, "
+                f"be they padding; use sd, which needs no more than the same words"
+            )
         return AssistedGeneration(prompt, self.draft_length)
+
+
+def vocab_size(model: Any) -> int:
+    """Tokens of a model, padding of its matrices included."""
+    return int(model.config.get_text_config().vocab_size)
 
 
 @dataclass

@@ -89,6 +89,10 @@ class TrainedDrafterConfig(VideoMethodConfig):
         own = self.depth
         if own is None:
             own = guessed_at_once if guessed_at_once > 1 else _DRAFT_LENGTH
+        elif 1 < guessed_at_once < own:
+            raise UserError(
+                f"{self.name}.depth must be at most {guessed_at_once}, which its drafter guesses at once, got {own}"
+            )
         total, depth, top_k = DYNAMIC_TREES.get(self.tree, (self.total_tokens, own, self.tree_top_k))
         if self.tree == "dynamic" or self.tree in DYNAMIC_TREES:
             most = 1 + top_k + max(depth - 1, 0) * top_k**2  # candidates that there are at all

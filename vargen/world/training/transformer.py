@@ -30,6 +30,7 @@ from vargen.world.captions.text_tokenizer import build_tokenizer
 from vargen.world.scenes.scene import MAX_OBJECTS, OBJECT_COUNT_WEIGHTS
 from vargen.world.seeds import HELDOUT_SEED
 from vargen.world.training.code_store import StoredCodes, check_object_count_weights
+from vargen.world.training.code_translation import code_shares, translate
 from vargen.world.training.coded import (
     PLACES,
     CodedBatch,
@@ -58,6 +59,7 @@ from vargen.world.training.tokenizer import exported_copy
 
 _HIDDEN_STREAM = 1 << 40  # the random numbers of hidden tokens, apart from those of null captions
 _REPLACED_STREAM = 1 << 41
+_TRANSLATED = 256  # pictures on which the codes of two tokenizers are compared
 SAMPLE_PROMPTS = (
     "a shiny red sphere left of a small blue cube",
     "a large green cylinder on sand",
@@ -118,7 +120,8 @@ class TransformerTrainingConfig(RunConfig):
     Args:
         vqvae: folder of the trained tokenizer (a tokenizer run's `export`, or `vqvae` of a pipeline).
         initial_weights: folder of a pipeline whose transformer a new run starts from, such as the shipped one, and
-            whose text encoder if that is trained; empty for random weights. A resumed run goes on from its checkpoint.
+            whose text encoder if that is trained; empty for random weights. If its tokenizer is another one, every code
+            starts from those that stood in its places. A resumed run goes on from its checkpoint.
         codes: folder of a store that `vargen train data` wrote with this tokenizer; empty to render and encode pictures
             step by step, which takes longer than what is learned from them. A store has its own detail and numbers of
             objects.
@@ -260,6 +263,7 @@ class TransformerTask:
             if not config.frozen_text_encoder:
                 trained["text_encoder"] = self.text_encoder
             load_initial_weights(config.initial_weights, trained)
+            self._translate_codes(source)
         self.transformer.train()
         self.text_encoder.train()
         self.module = nn.ModuleDict({"transformer": self.transformer, "text_encoder": self.text_encoder})
@@ -280,6 +284,15 @@ class TransformerTask:
         rendered = RenderedCodes(source, FrozenEncoder(self.vqvae, config.autocast), grid_size)
         self.heldout = rendered.coded(source(HELDOUT_SEED, config.evaluation_size, "heldout"))
         self.codes: CodeSource = self._stored_codes(config.codes) if config.codes else rendered
+
+    def _translate_codes(self, source: SceneSource) -> None:
+        """Where the initial weights speak the codes of another tokenizer, have them begin with this one's."""
+        config = self.config
+        before, _ = load_vqvae(str(Path(config.initial_weights) / "vqvae"), config.image_size, self.device)
+        if weights_fingerprint(before) != weights_fingerprint(self.vqvae):
+            batches = range(config.base_seed, config.base_seed + _TRANSLATED, config.batch_size)
+            images = (source(seed, config.batch_size, "train").images for seed in batches)
+            translate(self.transformer, code_shares(before, self.vqvae, images))
 
     def identity(self) -> dict[str, Any]:
         """Hashes of the tokenizer's weights and of the vocabulary: another tokenizer means another language."""

@@ -6,9 +6,11 @@ from unittest import mock
 
 import pytest
 import torch
+from diffusers.models.autoencoders.vq_model import VQModel
 
 from vargen.errors import UserError
 from vargen.models.llamagen.transformer import LlamaGenTransformer
+from vargen.models.llamagen.vq import encode_images
 from vargen.runs.files import read_jsonl
 from vargen.training.run import prepare
 from vargen.world.captions.text_tokenizer import build_tokenizer
@@ -259,6 +261,18 @@ def test_a_run_starts_from_the_weights_of_a_pipeline(transformer_config, cheap_s
     task = TransformerTask(frozen, cheap_scenes, CPU)
     assert torch.equal(task.text_encoder.shared.weight, other.shared.weight), "its weights come from elsewhere"
     assert all(torch.equal(before[name], value) for name, value in task.transformer.bfloat16().state_dict().items())
+
+    vqvae = VQModel.from_pretrained(first.vqvae)
+    codebook = vqvae.quantize.embedding.weight
+    codebook.data = codebook.detach().roll(1, 0)  # the same codes, each under the next number
+    vqvae.save_pretrained(tmp_path / "renumbered")
+    renumbered = replace(again, output_dir=str(tmp_path / "renumbered_run"), vqvae=str(tmp_path / "renumbered"))
+    images = [cheap_scenes(renumbered.base_seed + seed, 4, "train").images for seed in range(0, 256, 4)]
+    spoken = torch.cat([encode_images(vqvae, batch).flatten() for batch in images]).unique()
+    task = TransformerTask(renumbered, cheap_scenes, CPU)
+    for name in ("token_embedding.weight", "lm_head.weight"):
+        rows = task.transformer.state_dict()[name]
+        torch.testing.assert_close(rows[spoken], before[name].float().roll(1, 0)[spoken])
 
     larger = replace(again, output_dir=str(tmp_path / "larger"), model=replace(first.model, num_layers=3))
     with pytest.raises(UserError, match="initial_weights"):

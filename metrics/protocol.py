@@ -6,6 +6,7 @@ Presets are YAML files of these fields under configs/evaluate/.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -31,6 +32,15 @@ class ClipProtocol:
     prefix: str = ""
     scale: float = 100.0
     clip_at_zero: bool = True
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.prefix, str):
+            raise DataError(f"clip_score.prefix must be a text, got {self.prefix!r}")
+        is_number = isinstance(self.scale, int | float) and not isinstance(self.scale, bool)
+        if not is_number or not math.isfinite(self.scale):
+            raise DataError(f"clip_score.scale must be a finite number, got {self.scale!r}")
+        if not isinstance(self.clip_at_zero, bool):
+            raise DataError(f"clip_score.clip_at_zero must be true or false, got {self.clip_at_zero!r}")
 
 
 @dataclass(frozen=True)
@@ -88,6 +98,11 @@ class Protocol:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise DataError(f"{name} must be a positive integer, got {value!r}")
+        for name in ("longest_caption", "judge"):
+            if not isinstance(getattr(self, name), bool):
+                raise DataError(f"{name} must be true or false, got {getattr(self, name)!r}")
+        if self.clip_score is not None and not isinstance(self.clip_score, ClipProtocol):
+            raise DataError(f"clip_score must be null or its own fields, got {self.clip_score!r}")
         if self.reference == "renders" and self.reference_count is None:
             raise DataError('reference_count must say how many renders, since reference is "renders"')
         if self.reference == "none" and self.manifold_extractor is not None:

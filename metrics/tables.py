@@ -27,7 +27,7 @@ def quality_cells(row: Mapping[str, Any], extractor: str) -> tuple[list[str], li
         if key not in row:
             continue
         if key == "frechet_distance" and not extractor.startswith("inception"):
-            heading = f"FID ({extractor} features)"
+            heading = f"Frechet distance ({extractor} features)"
         headings.append(heading)
         cells.append(format_figure(row[key], factor, decimals))
     decoding = row.get("decoding")

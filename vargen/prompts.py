@@ -55,8 +55,16 @@ def check_prompt(prompt: str, where: str) -> str:
     return prompt.strip()
 
 
-def read_prompts(source: str) -> list[str]:
-    """All prompts of a file, or of standard input for "-". Raises UserError (see `gather_prompts`)."""
+def read_prompts(source: str, argument: str = "prompts_file") -> list[str]:
+    """All prompts of a file, or of standard input for "-".
+
+    Args:
+        source: the file.
+        argument: what errors call it.
+
+    Raises:
+        UserError: see `gather_prompts`.
+    """
     path = Path(source).expanduser()
     if source == "-":
         # As bytes: prompts are UTF-8 here whatever the terminal's locale says.
@@ -65,42 +73,41 @@ def read_prompts(source: str) -> list[str]:
         try:
             content, name, suffix = path.read_bytes(), str(path), path.suffix.lower()
         except (OSError, ValueError) as error:
-            raise UserError(f"prompts_file: cannot read {path} ({reason_of(error)})") from error
+            raise UserError(f"{argument}: cannot read {path} ({reason_of(error)})") from error
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise UserError(f"prompts_file: {name} is not UTF-8 text (byte {error.start}); save it as UTF-8") from error
+        raise UserError(f"{argument}: {name} is not UTF-8 text (byte {error.start}); save it as UTF-8") from error
 
     if suffix in _DELIMITERS:
-        prompts = list(_from_table(text, name, _DELIMITERS[suffix]))
+        prompts = list(_from_table(text, f"{argument}: {name}", _DELIMITERS[suffix]))
     elif suffix == ".jsonl":
-        prompts = list(_from_json_lines(text, name))
+        prompts = list(_from_json_lines(text, f"{argument}: {name}"))
     elif suffix in (".txt", ""):
-        lines = enumerate(text.splitlines(), start=1)
-        prompts = [
-            check_prompt(line, f"prompts_file: {name}, line {number}:") for number, line in lines if line.strip()
-        ]
+        lines = enumerate(_lines(text), start=1)
+        prompts = [check_prompt(line, f"{argument}: {name}, line {number}:") for number, line in lines if line.strip()]
     else:
-        raise UserError(f"prompts_file: {name} must end in .txt, .csv, .tsv or .jsonl, or be - for standard input")
+        raise UserError(f"{argument}: {name} must end in .txt, .csv, .tsv or .jsonl, or be - for standard input")
     if not prompts:
-        raise UserError(f"prompts_file: {name} holds no prompt")
+        raise UserError(f"{argument}: {name} holds no prompt")
     return prompts
 
 
 def read_column(source: str, names: Sequence[str]) -> list[str] | None:
     """What a file of prompts says beside each prompt, under the first of `names` that it has; None if it has none."""
-    path = Path(source)
+    path = Path(source).expanduser()
     suffix = path.suffix.lower()
     if suffix not in (*_DELIMITERS, ".jsonl"):
         return None
     text = path.read_text(encoding="utf-8-sig")
     if suffix == ".jsonl":
-        rows = [json.loads(line) for line in text.splitlines() if line.strip()]
+        rows = [json.loads(line) for line in _lines(text) if line.strip()]
     else:
         lines = io.StringIO(text, newline="")
         rows = list(
             csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE) if suffix == ".tsv" else csv.DictReader(lines)
         )
+    rows = [{str(key).strip().lower(): row[key] for key in row} if isinstance(row, dict) else row for row in rows]
     for name in names:
         if rows and all(isinstance(row, dict) and row.get(name) is not None for row in rows):
             return [str(row[name]) for row in rows]
@@ -124,6 +131,11 @@ def unknown_words(tokenizer: PreTrainedTokenizerBase, text: str) -> list[str]:
     return list(seen.values())
 
 
+def _lines(text: str) -> list[str]:
+    """What a text editor calls lines: a line separator or a form feed within one ends none."""
+    return io.StringIO(text, newline=None).read().split("\n")
+
+
 def _from_table(text: str, name: str, delimiter: str) -> Iterable[str]:
     # Tab-separated files in the field (PartiPrompts) do not quote, and their prompts contain quotation marks.
     lines = io.StringIO(text, newline="")
@@ -136,11 +148,11 @@ def _from_table(text: str, name: str, delimiter: str) -> Iterable[str]:
         columns = [cell.strip().lower() for cell in header]
         column = next((columns.index(wanted) for wanted in PROMPT_COLUMNS if wanted in columns), None)
         if column is None:
-            raise UserError(f"prompts_file: the first line of {name} must name a column {' or '.join(PROMPT_COLUMNS)}")
+            raise UserError(f"{name}: the first line must name a column {' or '.join(PROMPT_COLUMNS)}")
         for row in reader:
             if not any(cell.strip() for cell in row):
                 continue
-            where = f"prompts_file: {name}, line {reader.line_num}:"
+            where = f"{name}, line {reader.line_num}:"
             if len(header) == 1:
                 # One column needs no separator, and caption lists are written without quotes around commas.
                 row = [delimiter.join(row)]
@@ -150,14 +162,14 @@ def _from_table(text: str, name: str, delimiter: str) -> Iterable[str]:
                 )
             yield check_prompt(row[column], f"{where} the prompt")
     except csv.Error as error:
-        raise UserError(f"prompts_file: {name}, line {reader.line_num}: {error}") from error
+        raise UserError(f"{name}, line {reader.line_num}: {error}") from error
 
 
 def _from_json_lines(text: str, name: str) -> Iterable[str]:
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, line in enumerate(_lines(text), start=1):
         if not line.strip():
             continue
-        where = f"prompts_file: {name}, line {number}:"
+        where = f"{name}, line {number}:"
         try:
             value = json.loads(line)
         except (ValueError, RecursionError) as error:

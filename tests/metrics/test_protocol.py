@@ -26,6 +26,10 @@ from metrics.tables import latex_quality, markdown_quality
         ({"captions": "class_labels"}, "clip_score must be null"),
         ({"prefix": "x"}, "prefix is not a field"),
         ({"clip_score": {"model": "x"}}, r"clip_score\.model is not a field"),
+        ({"clip_score": True}, "clip_score must be null or its own fields"),
+        ({"clip_score": {"scale": "abc"}}, r"clip_score\.scale must be a finite number"),
+        ({"clip_score": {"prefix": 5}}, r"clip_score\.prefix must be a text"),
+        ({"judge": "false"}, "judge must be true or false"),
     ],
 )
 def test_wrong_fields_are_named(values: dict[str, Any], message: str) -> None:
@@ -97,7 +101,9 @@ def test_tables_say_what_was_measured_and_dash_what_was_not() -> None:
     }
     table = markdown_quality([row], "clip")
     header, _, cells = table.splitlines()
-    assert "FID (clip features)" in header and "FID |" in markdown_quality([row], "inception").splitlines()[0]
+    assert (
+        "Frechet distance (clip features)" in header and "FID |" in markdown_quality([row], "inception").splitlines()[0]
+    )
     assert cells == "| vvs_x | 2,000 | 0.500 ± 0.100 | 31.20 | - | 2.50x | 1.25 | 14 % |"
     latex = latex_quality([row], "clip")
     assert r"vvs\_x & 2,000 & 0.500 $\pm$ 0.100 & 31.20 & - & 2.50$\times$ & 1.25 & 14 \% \\" in latex

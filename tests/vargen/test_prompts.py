@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from vargen.errors import UserError
-from vargen.prompts import gather_prompts, read_prompts
+from vargen.prompts import gather_prompts, read_column, read_prompts
 
 GOOD = {
     "a.txt": "a red cube\n\n  two cones \n",
@@ -85,3 +85,18 @@ def test_json_lines_written_by_json_are_read_back(tmp_path: Path) -> None:
     prompts = ['a "red" cube', "schwarz\u2028weiß", "tab\there"]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
     assert read_prompts(str(tmp_path / "a.jsonl")) == prompts
+
+
+def test_a_separator_within_a_line_ends_none(tmp_path: Path) -> None:
+    odd = "a cube\u2028on \x0c grass\x85"
+    (tmp_path / "a.txt").write_text(f"{odd}\r\na cone\r", newline="", encoding="utf-8")
+    assert read_prompts(str(tmp_path / "a.txt")) == [odd.strip(), "a cone"]
+    (tmp_path / "a.jsonl").write_text(f'{{"prompt": "{odd.strip().replace(chr(12), "")}"}}\n', encoding="utf-8")
+    assert read_prompts(str(tmp_path / "a.jsonl")) == [odd.strip().replace("\x0c", "")]
+
+
+def test_errors_name_the_argument_and_columns_come_in_any_case(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"^questions: cannot read"):
+        read_prompts(str(tmp_path / "none.txt"), "questions")
+    (tmp_path / "a.csv").write_text("Image_ID,prompt\n7,a cube\n8,a cone\n")
+    assert read_column(str(tmp_path / "a.csv"), ("image_id",)) == ["7", "8"]

@@ -24,6 +24,8 @@ Options = TypeVar("Options")
 
 _TRUTHS = ("true", "false", "yes", "no", "null")
 """What follows a switch that is given a value."""
+_LIKE_TRUTHS = ("on", "off", "0", "1", "y", "n", "t", "f")
+"""What others take for such values; no prompt is meant by it."""
 COMPARED_SPLITS = ("heldout", "all")
 """Of what comparisons draw their prompts and videos from; training never shows the former."""
 
@@ -183,6 +185,8 @@ def _switched_on(parser: ArgumentParser, arguments: list[str]) -> list[str]:
     for argument, following in zip(arguments, [*arguments[1:], ""], strict=False):
         if argument == "--":
             return switched + arguments[len(switched) :]
+        if argument in switches and following.lower() in _LIKE_TRUTHS:
+            raise UserError(f"{argument.removeprefix('--')} must be true or false, got {following!r}")
         on = argument in switches and following.lower() not in _TRUTHS
         switched.append(f"{argument}=true" if on else argument)
     return switched

@@ -92,7 +92,7 @@ def ask_about(
     elif suffix not in (".txt", ""):
         raise UserError(f"questions: {questions} must end in .txt, .csv or .jsonl")
     else:
-        pairs = [(path, each) for path in videos for each in read_prompts(questions)]
+        pairs = [(path, each) for path in videos for each in read_prompts(questions, "questions")]
     clips = [Clip(path, question, choose, frames_per_second) for path, question in pairs]
     if not clips:
         raise UserError(f"questions: {questions} holds none; write one a line")
@@ -121,7 +121,12 @@ def _rows(path: Path) -> list[Any]:
     try:
         text = path.expanduser().read_bytes().decode("utf-8-sig")
         if path.suffix.lower() == ".csv":
-            return list(csv.DictReader(io.StringIO(text, newline="")))
+            header, *rows = csv.reader(io.StringIO(text, newline=""))
+            names = [name.strip().lower() for name in header]
+            wrong = next((number for number, row in enumerate(rows, 1) if row and len(row) != len(names)), None)
+            if wrong is not None:
+                raise ValueError(f"row {wrong} has other cells than the header; quote those that hold a comma")
+            return [dict(zip(names, row, strict=True)) for row in rows if row]
         return [json.loads(line) for line in text.split("\n") if line.strip()]
     except (OSError, ValueError, RecursionError, csv.Error) as error:
         raise UserError(f"questions: {path} cannot be read ({str(error).splitlines()[0]}); repair it") from error

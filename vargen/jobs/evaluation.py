@@ -213,6 +213,7 @@ def _cases(
         if protocol.captions == "file":
             assert config.captions_file is not None
             groups = read_column(config.captions_file, ("image_id", "id", "file_name"))
+            groups = None if groups is None else groups[: len(cases)]
             protocol.check_captions([case.prompt or "" for case in cases], groups)
     except DataError as error:
         raise UserError(str(error)) from error

@@ -642,7 +642,7 @@ def _write_front(folder: Path, study: Study, evaluation: Evaluation, config: Tun
         "provenance": provenance(),
         "speed": config.speed,
         "quality": config.quality,
-        "prompts": config.prompts,
+        "prompts": len(evaluation.cases),
         "batch_size": config.batch_size,
         "seed": config.seed,
         "max_quality_loss": config.max_quality_loss,
@@ -658,7 +658,7 @@ def _write_front(folder: Path, study: Study, evaluation: Evaluation, config: Tun
         return record
     comment = (
         f"# {config.speed} {best.speed:.2f}, {config.quality} {sign * best.quality:.3f} (plain "
-        f"{plain_quality:.3f}) on {config.prompts} held-out prompts, batch {config.batch_size}\n"
+        f"{plain_quality:.3f}) on {len(evaluation.cases)} prompts, batch {config.batch_size}\n"
     )
     write_atomic(folder / "best.yaml", comment + yaml.safe_dump(dict(best.settings), sort_keys=False))
     if config.save_to_model:

@@ -142,7 +142,11 @@ def random_streams(
     """
     if generator is None or isinstance(generator, torch.Generator):
         return RandomStreams.from_generators([generator] * batch_size, device)
-    generators = list(generator)
+    generators = list(generator) if isinstance(generator, Sequence) else [generator]
+    if wrong := [each for each in generators if not isinstance(each, torch.Generator | None)]:
+        raise UserError(
+            f"generator must hold torch.Generator objects, got {wrong[0]!r}; manual_seed makes one of a seed"
+        )
     if len(generators) != batch_size:
         raise UserError(f"generator must be one per picture, {batch_size} here, or a single one; got {len(generators)}")
     return RandomStreams.from_generators(generators, device)

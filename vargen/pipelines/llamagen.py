@@ -73,8 +73,8 @@ EXAMPLE_DOC_STRING = """
         >>> generator = torch.Generator().manual_seed(0)
         >>> output = pipeline("a shiny red sphere left of a small blue cube", generator=generator)
         >>> output.images[0].save("spheres.png")
-        >>> output.trace.target_passes
-        256
+        >>> output.trace.target_passes < 256  # plain decoding takes a pass a token
+        True
         ```
 """
 

@@ -152,6 +152,9 @@ def _write(
 ) -> Path:
     """Write samples as they come, then the sheet, the captions, and last the record of everything."""
     with own_folder(folder, (subfolder,)):
+        for name in ("config.json", "result.jsonl"):
+            if (folder / name).exists():
+                raise UserError(f"output: {folder} holds pictures of another command ({name}); choose another folder")
         for name in (METADATA_NAME, "captions.txt", "contact_sheet.png"):
             check_replaceable(folder / name)
         earlier = _earlier_files(folder)

@@ -97,3 +97,11 @@ def test_what_is_compiled_is_told_in_the_identity() -> None:
     assert ModelOptions(compile=True, compile_bucket=64).identity == {"compile_bucket": 64}
     with pytest.raises(UserError, match="compile_bucket must be at least 2, got 1"):
         ModelOptions(compile_bucket=1)
+
+
+@pytest.mark.parametrize("value", ["off", "1", "ON"])
+def test_what_looks_like_a_switchs_value_is_no_prompt(value: str) -> None:
+    parser = build_parser("generate", "", GenerateConfig)
+    parser.add_argument("prompts", nargs="*", type=str)
+    with pytest.raises(UserError, match=f"compile must be true or false, got '{value}'"):
+        parse(parser, ["--compile", value, "a red cube"])

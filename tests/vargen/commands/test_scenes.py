@@ -188,3 +188,10 @@ def test_without_pyav_nothing_is_begun(
     assert 'pip install "vargen[video]"' in capsys.readouterr().err
     assert not (tmp_path / "scenes").exists()
     assert main(["scenes", "--count", "1", "--image-size", "64", "--output", str(tmp_path / "scenes"), "--quiet"]) == 0
+
+
+def test_pictures_of_another_command_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(UserError, match=r"output: .* holds pictures of another command \(config.json\)"):
+        write_scenes(tmp_path, 1)
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]

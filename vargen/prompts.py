@@ -84,7 +84,7 @@ def read_prompts(source: str, argument: str = "prompts_file") -> list[str]:
     elif suffix == ".jsonl":
         prompts = list(_from_json_lines(text, f"{argument}: {name}"))
     elif suffix in (".txt", ""):
-        lines = enumerate(_lines(text), start=1)
+        lines = enumerate(split_lines(text), start=1)
         prompts = [check_prompt(line, f"{argument}: {name}, line {number}:") for number, line in lines if line.strip()]
     else:
         raise UserError(f"{argument}: {name} must end in .txt, .csv, .tsv or .jsonl, or be - for standard input")
@@ -101,7 +101,7 @@ def read_column(source: str, names: Sequence[str]) -> list[str] | None:
         return None
     text = path.read_text(encoding="utf-8-sig")
     if suffix == ".jsonl":
-        rows = [json.loads(line) for line in _lines(text) if line.strip()]
+        rows = [json.loads(line) for line in split_lines(text) if line.strip()]
     else:
         lines = io.StringIO(text, newline="")
         rows = list(
@@ -131,7 +131,7 @@ def unknown_words(tokenizer: PreTrainedTokenizerBase, text: str) -> list[str]:
     return list(seen.values())
 
 
-def _lines(text: str) -> list[str]:
+def split_lines(text: str) -> list[str]:
     """What a text editor calls lines: a line separator or a form feed within one ends none."""
     return io.StringIO(text, newline=None).read().split("\n")
 
@@ -166,7 +166,7 @@ def _from_table(text: str, name: str, delimiter: str) -> Iterable[str]:
 
 
 def _from_json_lines(text: str, name: str) -> Iterable[str]:
-    for number, line in enumerate(_lines(text), start=1):
+    for number, line in enumerate(split_lines(text), start=1):
         if not line.strip():
             continue
         where = f"{name}, line {number}:"

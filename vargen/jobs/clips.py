@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from vargen.errors import UserError
-from vargen.prompts import read_prompts
+from vargen.prompts import read_prompts, split_lines
 from vargen.video.frames import VideoFrames, take_frames
 
 VIDEO_SUFFIXES = (".mp4", ".mkv", ".webm", ".mov", ".avi", ".m4v", ".gif", ".mpg", ".mpeg", ".ts", ".flv", ".wmv")
@@ -121,13 +121,13 @@ def _rows(path: Path) -> list[Any]:
     try:
         text = path.expanduser().read_bytes().decode("utf-8-sig")
         if path.suffix.lower() == ".csv":
-            header, *rows = csv.reader(io.StringIO(text, newline=""))
-            names = [name.strip().lower() for name in header]
+            table = csv.reader(io.StringIO(text, newline=""))
+            names, rows = [name.strip().lower() for name in next(table, [])], list(table)
             wrong = next((number for number, row in enumerate(rows, 1) if row and len(row) != len(names)), None)
             if wrong is not None:
                 raise ValueError(f"row {wrong} has other cells than the header; quote those that hold a comma")
             return [dict(zip(names, row, strict=True)) for row in rows if row]
-        return [json.loads(line) for line in text.split("\n") if line.strip()]
+        return [json.loads(line) for line in split_lines(text) if line.strip()]
     except (OSError, ValueError, RecursionError, csv.Error) as error:
         raise UserError(f"questions: {path} cannot be read ({str(error).splitlines()[0]}); repair it") from error
 

@@ -7,7 +7,7 @@ family reads them, pixels as it makes them, and the decode loop (`specdecode.loo
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -142,7 +142,7 @@ def random_streams(
     """
     if generator is None or isinstance(generator, torch.Generator):
         return RandomStreams.from_generators([generator] * batch_size, device)
-    generators = list(generator) if isinstance(generator, Sequence) else [generator]
+    generators = list(generator) if isinstance(generator, Iterable) else [generator]
     if wrong := [each for each in generators if not isinstance(each, torch.Generator | None)]:
         raise UserError(
             f"generator must hold torch.Generator objects, got {wrong[0]!r}; manual_seed makes one of a seed"

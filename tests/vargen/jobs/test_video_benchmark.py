@@ -197,6 +197,7 @@ def test_questions_go_to_their_videos(folder: Path, tmp_path: Path) -> None:
         ("q.jsonl", '{"video": "first.mp4"}', "row 1 .* needs a video and a question"),
         ("q.jsonl", "{", "cannot be read"),
         ("q.csv", "video,question\n", "holds none"),
+        ("q.csv", "", "holds none"),
         ("q.tsv", "video\tquestion\n", r"must end in \.txt, \.csv or \.jsonl"),
     ):
         with pytest.raises(UserError, match=told):

@@ -44,14 +44,19 @@ def format_never_verified(row: Mapping[str, Any]) -> str:
 
 
 def format_figure(value: Mapping[str, Any] | None, factor: float, decimals: int) -> str:
-    """ "12.3 ± 0.4", a dash for None."""
+    """ "12.3 ± 0.4"; of shares and their differences, in percent by `factor` 100, "99.1 (97.2-99.7)"; a dash for None.
+
+    A share's interval is not even about it, and what is even about 99 % would end beyond 100.
+    """
     if value is None:
         return "-"
     text = f"{factor * value['value']:.{decimals}f}"
-    if value["interval"] is not None:
-        low, high = value["interval"]
-        text += f" ± {factor * (high - low) / 2:.{decimals}f}"
-    return text
+    if value["interval"] is None:
+        return text
+    low, high = (factor * end for end in value["interval"])
+    if factor == 100:
+        return f"{text} ({low:.{decimals}f}{'-' if low >= 0 else ' to '}{high:.{decimals}f})"
+    return f"{text} ± {(high - low) / 2:.{decimals}f}"
 
 
 def markdown_quality(rows: Sequence[Mapping[str, Any]], extractor: str) -> str:

@@ -300,7 +300,7 @@ def quality_table(rows: Sequence[Record]) -> str:
     settings = first["settings"]
     caption = (
         f"{first['count']:,} held-out captions, reference {first['protocol']['reference_count']:,} renders, pictures "
-        f"in {settings['dtype']}, batches of {settings['batch_size']}; ± is half a 95 % interval. "
+        f"in {settings['dtype']}, batches of {settings['batch_size']}; intervals are 95 %. "
         + " ".join(dict.fromkeys(source_line(row, *of_method(row["settings"]["method"])) for row in rows))
     )
     return markdown_quality(rows, first["protocol"]["extractor"]) + "\n\n" + caption

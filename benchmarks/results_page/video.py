@@ -203,7 +203,7 @@ def trained_drafters_section(record: Record) -> list[str]:
         ]
         parts += [
             f"Over the first 60 tokens again, {study['videos']} videos each, beside a drafter that learned from longer "
-            "videos; ± is half a 95 % interval, by the bootstrap over videos.",
+            "videos; intervals are 95 %, by the bootstrap over videos.",
             table(["drafts from", "learned from", "visual tokens", "accepted", "of that at 256, %"], cells),
             source_line(study, VIDEO_RUN),
         ]

@@ -96,6 +96,7 @@ def test_tables_say_what_was_measured_and_dash_what_was_not() -> None:
         "count": 2000,
         "frechet_distance": figure,
         "precision": None,
+        "recall": {"value": 0.99, "interval": [0.9461, 0.9982]},
         "clip_score": {"value": 31.2, "interval": None},
         "decoding": {"pass_reduction": 2.5, "mean_accepted_length": 1.25, "skipped_tokens": 35, "tokens": 256},
     }
@@ -104,7 +105,7 @@ def test_tables_say_what_was_measured_and_dash_what_was_not() -> None:
     assert (
         "Frechet distance (clip features)" in header and "FID |" in markdown_quality([row], "inception").splitlines()[0]
     )
-    assert cells == "| vvs_x | 2,000 | 0.500 ± 0.100 | 31.20 | - | 2.50x | 1.25 | 14 % |"
+    assert cells == "| vvs_x | 2,000 | 0.500 ± 0.100 | 31.20 | - | 99.0 (94.6-99.8) | 2.50x | 1.25 | 14 % |"
     latex = latex_quality([row], "clip")
-    assert r"vvs\_x & 2,000 & 0.500 $\pm$ 0.100 & 31.20 & - & 2.50$\times$ & 1.25 & 14 \% \\" in latex
+    assert r"vvs\_x & 2,000 & 0.500 $\pm$ 0.100 & 31.20 & - & 99.0 (94.6-99.8) & 2.50$\times$ & 1.25 & " in latex
     assert r"precision, \%" in latex

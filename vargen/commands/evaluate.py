@@ -51,6 +51,7 @@ def _report(config: EvaluateConfig, rows: list[dict[str, Any]], as_json: bool) -
     from metrics.tables import latex_quality, markdown_quality
 
     folder = Path(config.output)
+    _say_what_is_replaced(folder / "scores.json", rows)
     write_json_atomic(folder / "scores.json", rows)
     extractor = rows[0]["protocol"]["extractor"]
     table = markdown_quality(rows, extractor)
@@ -61,3 +62,18 @@ def _report(config: EvaluateConfig, rows: list[dict[str, Any]], as_json: bool) -
     except ModuleNotFoundError:
         print('vargen: warning: no plot, since matplotlib is missing; pip install "vargen[eval]"', file=sys.stderr)
     print(json.dumps(rows) if as_json else f"{table}\n\nwritten to {folder / 'scores.json'}")
+
+
+def _say_what_is_replaced(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Name the methods that an earlier command's scores have and this one's do not."""
+    try:
+        earlier = [row["method"] for row in json.loads(path.read_bytes())]
+    except (OSError, ValueError, TypeError, KeyError):
+        return
+    if gone := [label for label in earlier if label not in {row["method"] for row in rows}]:
+        names = ",".join(row["method"] for row in rows if row["method"] not in gone)
+        print(
+            f"vargen: warning: {path} had {', '.join(gone)} too; --method {','.join(gone)},{names} gives one table of "
+            "all, and what was made is not made again",
+            file=sys.stderr,
+        )

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -146,7 +147,8 @@ def run_benchmark(
         judge: reads the pictures; None: nobody does. Its time is not counted.
         clip: scores them against their prompts, likewise.
         records: where calls are kept, and those that are there already; None: in memory.
-        images: folder that gets the pictures, LABEL/000000.png; None: they are not kept.
+        images: folder that gets the pictures, LABEL/000000.png; None: they are not kept. Calls among the records
+            whose pictures are not there are made again.
         shown: counts calls.
         **generation: further arguments of the pipeline's call.
 
@@ -154,10 +156,15 @@ def run_benchmark(
         One row a method, as `build_rows`.
 
     Raises:
-        UserError: a method that does not fit the model.
+        UserError: a method that does not fit the model, or pictures of another run in `images`.
     """
     records = Records(None, {}) if records is None else records
     batches = _calls(len(cases), batch_size, continuous_batches)
+    if images is not None:
+        _check_own_pictures(images, methods, len(cases))
+        for label, (number, batch) in product(methods, enumerate(batches)):
+            if not all(_picture_path(images / label, index).is_file() for index in batch):
+                records.forget(label, number)  # kept by a run without pictures
 
     def call(method: MethodConfig, number: int) -> tuple[torch.Tensor, CallRecord]:
         batch = batches[number]
@@ -324,4 +331,16 @@ def _call_continuous(
 def _save(pictures: torch.Tensor, folder: Path, first: int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for number, picture in enumerate(to_pil(pictures)):
-        save_image_atomic(picture, folder / f"{first + number:06d}.png")
+        save_image_atomic(picture, _picture_path(folder, first + number))
+
+
+def _picture_path(folder: Path, index: int) -> Path:
+    return folder / f"{index:06d}.png"
+
+
+def _check_own_pictures(images: Path, labels: Iterable[str], count: int) -> None:
+    """Refuse a folder in which pictures of a run over more prompts would stay beside this one's."""
+    for folder in (images / label for label in labels):
+        own = {_picture_path(folder, index) for index in range(count)}
+        if others := sorted(set(folder.glob("*.png")) - own):
+            raise UserError(f"images: {others[0]} is not of this run; name another folder or delete it")

@@ -159,6 +159,11 @@ def _evaluate(
     if reference is not None:
         compared = {"source": config.reference or protocol.reference, "count": reference.statistics.count}
         notes += protocol.warnings(len(cases), dimensions, reference.statistics.count)
+    if model is None and protocol.captions == "scenes":
+        notes.append(
+            f"images: picture i is taken to show caption i of those that {protocol.name} composes with seed "
+            f"{config.seed}; for pictures of other captions name a preset that reads a --captions_file"
+        )
     calls = {label: [CallRecord(**record) for record in job.call_records()] for label, job in jobs.items()}
     kinds = () if run.networks.judge is None else run.networks.judge.kinds
     rows = []

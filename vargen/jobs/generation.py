@@ -70,7 +70,7 @@ class GenerateConfig(SamplingOptions):
         continuous_batches: give a finished picture's place in the batch to the next prompt at once, where the family
             of models can. It changes speed, not the pictures.
         trace_image: beside each picture, also write traces/000000.png: where each of its tokens came from, and the
-            passes in time.
+            passes in time. Pictures that are there without are made again, the same.
         dtype: precision of the transformer: float32, bfloat16 or float16. "auto" is what a continued run was begun
             with, else bfloat16 on a GPU and float32 on a CPU. The image decoder always works in float32.
     """
@@ -242,7 +242,7 @@ def _open_folder(run: _Run) -> tuple[PictureFolder, dict[str, Any]]:
     Raises:
         UserError: the folder is of another run.
     """
-    results = PictureFolder(run.config.output, run.requests)
+    results = PictureFolder(run.config.output, run.requests, run.config.trace_image)
     earlier = results.earlier_settings()
     settings = _settings(run.config, run.requests, run.model)
     if run.config.dtype == "auto" and earlier is not None:

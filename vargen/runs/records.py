@@ -73,6 +73,10 @@ class Records:
         calls = sorted((batch, call["call"]) for (method, batch), call in self.calls.items() if method == label)
         return [CallRecord(**call) for _, call in calls]
 
+    def forget(self, label: str, batch: int) -> None:
+        """Have a call made again, where there was one; what is then added takes its place."""
+        self.calls.pop((label, batch), None)
+
     def add(self, call: dict[str, Any]) -> None:
         """Keep a call."""
         if self.path is not None:
@@ -133,6 +137,7 @@ class PictureFolder:
     Args:
         path: the folder, which no other run writes to (`vargen.runs.files.own_folder`).
         requests: every picture of the run, in order of index.
+        traced: whether a picture is finished only where it has a trace image.
 
     Processes that share a run `save` their pictures, and when all are through one of them gathers the records (`scan`,
     `begin`); a process that is alone adds each line at once (`add`).
@@ -141,9 +146,10 @@ class PictureFolder:
     INSIDE = ("images", "traces")
     """The folders in it."""
 
-    def __init__(self, path: str | os.PathLike[str], requests: Sequence[ImageRequest]) -> None:
+    def __init__(self, path: str | os.PathLike[str], requests: Sequence[ImageRequest], traced: bool = False) -> None:
         self.path = Path(path)
         self.requests = requests
+        self._traced = traced
         self.records: dict[int, dict[str, Any]] = {}
         self._config: Mapping[str, Any] = {}
         self._written_before = 0  # `result.jsonl` has the lines of all finished pictures before this number
@@ -186,7 +192,7 @@ class PictureFolder:
         self.records = {}
         for request in self.requests:
             path = self.path / request.image_path
-            if not path.is_file():
+            if not path.is_file() or (self._traced and not self._trace_path(request).is_file()):
                 continue
             found, record = _read_image_record(path)
             if found and record is None:
@@ -231,12 +237,15 @@ class PictureFolder:
         for name in self.INSIDE[: 1 if trace_image is None else 2]:
             (self.path / name).mkdir(exist_ok=True)
         if trace_image is not None:  # before the picture, whose file says that all is done
-            save_image_atomic(trace_image, self.path / "traces" / Path(request.image_path).name)
+            save_image_atomic(trace_image, self._trace_path(request))
         record = {**request.to_record(), **measured}
         chunk = PngInfo()
         chunk.add_itxt(RECORD_CHUNK, json.dumps(record, ensure_ascii=False))
         save_image_atomic(image, self.path / request.image_path, pnginfo=chunk)
         self.records[request.index] = record
+
+    def _trace_path(self, request: ImageRequest) -> Path:
+        return self.path / "traces" / Path(request.image_path).name
 
     def _write_results(self) -> None:
         """Rebuild `result.jsonl`, in order, if it does not say what the pictures say."""

@@ -167,6 +167,21 @@ def test_pictures_are_judged_and_kept(
     assert sorted(path.name for path in (tmp_path / "pictures" / "ar").iterdir()) == ["000000.png", "000001.png"]
 
 
+def test_pictures_asked_for_later_are_made_and_others_stay_apart(
+    drafting_pipeline: LlamaGenPipeline, tmp_path: Path
+) -> None:
+    cases = [BenchmarkCase("a red cube"), BenchmarkCase("something else")]
+    kept = Records(tmp_path / "calls.jsonl", {})
+    run_benchmark(drafting_pipeline, contenders("ar"), cases, records=kept)
+    resumed = Records(tmp_path / "calls.jsonl", {})
+    pictures = tmp_path / "pictures"
+    run_benchmark(drafting_pipeline, contenders("ar"), cases, records=resumed, images=pictures)
+    assert sorted(path.name for path in (pictures / "ar").iterdir()) == ["000000.png", "000001.png"]
+    assert len(Records(tmp_path / "calls.jsonl", {}).call_records("ar")) == 2
+    with pytest.raises(UserError, match=r"^images: .*000001.png is not of this run; name another folder or delete it"):
+        run_benchmark(drafting_pipeline, contenders("ar"), cases[:1], images=pictures)
+
+
 def test_the_command_prints_a_table_and_writes_a_list(
     tiny_model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -129,7 +129,7 @@ def test_lost_and_half_written_pictures_come_back_the_same(arguments: list[str],
 
 
 def test_one_more_method_leaves_the_others_alone(
-    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     only_ar = [*arguments]
     only_ar[only_ar.index("ar,sjd")] = "ar"
@@ -146,6 +146,9 @@ def test_one_more_method_leaves_the_others_alone(
     monkeypatch.setattr(quality_evaluation, "stream_pipeline", counting)
     assert main(arguments) == 0
     assert set(made) == {"sjd"}
+    assert "scores.json had" not in capsys.readouterr().err
+    assert main(only_ar) == 0
+    assert "had sjd too; --method sjd,ar gives one table of all" in capsys.readouterr().err
 
 
 def test_a_folder_of_other_pictures_is_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:

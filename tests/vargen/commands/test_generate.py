@@ -82,6 +82,18 @@ def test_a_second_run_makes_only_what_is_missing(
     assert [record["index"] for record in records(broken)] == [0, 1, 2]
 
 
+def test_traces_asked_for_later_are_made_beside_the_same_pictures(tiny_model_folder: Path, tmp_path: Path) -> None:
+    assert generate(tiny_model_folder, tmp_path, "a red cube", "a blue ball") == 0
+    before = pictures(tmp_path)
+    assert generate(tiny_model_folder, tmp_path, "a red cube", "a blue ball", "--trace_image", "true") == 0
+    assert sorted(path.name for path in (tmp_path / "traces").iterdir()) == ["000000.png", "000001.png"]
+    assert pictures(tmp_path) == before
+    (tmp_path / "traces" / "000001.png").unlink()
+    assert generate(tiny_model_folder, tmp_path, "a red cube", "a blue ball", "--trace_image", "true") == 0
+    assert (tmp_path / "traces" / "000001.png").is_file()
+    assert len(records(tmp_path)) == 2
+
+
 def test_a_run_with_other_settings_is_refused_and_the_difference_named(
     tiny_model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

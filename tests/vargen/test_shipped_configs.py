@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +22,15 @@ def test_files_of_defaults_hold_the_defaults(name: str, options: type[Any]) -> N
     assert yaml.safe_load((configs_folder() / f"{name}.yaml").read_text()) == asdict(options())
     parser = build_parser(name, "", options)
     assert fill(options, parse(parser, ["--config", name])) == options()
+
+
+def test_a_home_in_yaml_is_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "mine.yaml").write_text("output: ~/pictures\n")
+    parser = build_parser("generate", "", GenerateConfig)
+    values = parse(parser, ["--config", str(tmp_path / "mine.yaml"), "--model=~/models/a"])
+    config = fill(GenerateConfig, values)
+    assert (config.output, config.model) == (str(tmp_path / "pictures"), str(tmp_path / "models" / "a"))
 
 
 @pytest.mark.parametrize("name", find_presets())

@@ -88,6 +88,8 @@ def parse(parser: ArgumentParser, arguments: Sequence[str]) -> Namespace:
         raise UserError(f"{reason} (see {parser.prog} --help)") from error
     for name, value in vars(values).items():
         _check_characters(name, value)
+        if isinstance(value, str) and value.startswith("~/"):  # of YAML; a shell has put its own in place
+            setattr(values, name, os.path.expanduser(value))
     for field, key, name, value in nested:
         given = dict(getattr(values, field))
         inner = given.get(key)

@@ -46,7 +46,8 @@ class VargenVideo(lmms):
         **options: settings of the method, as on the command line `method_options.loose_ratio=0.5`; and further fields
             of `vargen.video.options.VideoOptions`, such as draft_model, revision, device, dtype, device_map,
             quantization, attn_implementation, max_pixels, max_new_tokens (where a task does not say) and seed, to which
-            a request's own number is added. Of several processes on "auto", each takes its own GPU.
+            a request's own number is added. Of several processes on "auto", each takes its own GPU. Two devices of a
+            device_map are parted by ";", since lmms-eval parts arguments at commas.
 
     Raises:
         UserError: what cannot be used.
@@ -71,6 +72,8 @@ class VargenVideo(lmms):
         self.method = resolve_video_method(
             method, {name.removeprefix(_OF_THE_METHOD): options.pop(name) for name in own}
         )
+        if options.get("device_map") is not None:
+            options["device_map"] = options["device_map"].replace(";", ",")
         taken = 32 if num_frames is None and fps is None else num_frames
         self.options = VideoOptions(model=pretrained, num_frames=taken, fps=fps, **options)
         device, _ = place_and_precision(self.options.device, self.options.dtype)
@@ -172,7 +175,7 @@ def read_messages(messages: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
 
 
 def decoding_settings(generation_kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """What lmms-eval's settings of a task say of `max_new_tokens`, `temperature`, `top_k` and `top_p`.
+    """What lmms-eval's settings of a task say that `VideoAnswerer.answer` knows, by its names.
 
     Stop strings ("until") do not count, as with its other chat models: an answer ends with the end-of-text token.
 
@@ -186,7 +189,7 @@ def decoding_settings(generation_kwargs: Mapping[str, Any]) -> dict[str, Any]:
         told["temperature"] = 0.0
     elif generation_kwargs.get("temperature") is not None:
         told["temperature"] = float(generation_kwargs["temperature"])
-    for name in ("max_new_tokens", "top_k", "top_p"):
+    for name in ("max_new_tokens", "top_k", "top_p", "repetition_penalty"):
         if generation_kwargs.get(name) is not None:
             told[name] = generation_kwargs[name]
     return told

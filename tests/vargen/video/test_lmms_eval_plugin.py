@@ -256,6 +256,8 @@ def test_settings_of_a_task_and_their_defaults(model: Callable[..., Any], video:
         ask(made, video, ["what?"], **settings)
         asked = made.answerer.asked[-1]
         assert (asked["max_new_tokens"], asked["temperature"], asked["top_p"]) == expected
+    ask(made, video, ["what?"], repetition_penalty=1.1)
+    assert made.answerer.asked[-1]["repetition_penalty"] == 1.1
     with pytest.raises(UserError, match="num_beams: beams"):
         ask(made, video, ["what?"], num_beams=3)
 
@@ -339,6 +341,7 @@ def test_models_of_the_hub_are_loaded_as_the_command_line_does(model: Callable[.
         max_pixels=200704,
         fps=2,
     )
+    assert model("draft_model=a/b,device_map=cuda:0;cuda:1").options.device_map == "cuda:0,cuda:1"
 
 
 def test_settings_of_a_method_are_named_as_on_the_command_line(model: Callable[..., Any]) -> None:

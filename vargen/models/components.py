@@ -64,14 +64,28 @@ class KeptCaches:
 
 
 @dataclass
-class KeptBetweenBatches:
-    """What a pipeline keeps from one batch for the next. No picture depends on it.
+class BatchMemory:
+    """What the last batch wrote to, and the next writes to again; of one batch at a time.
 
     Args:
         caches: of targets and of what drafts.
         weight_caches: of networks that stand for larger ones (`vargen.models.llamagen.weighted`).
         target, draft_target: of the last batch, where passes are compiled: the next take over the addresses of their
             caches.
+    """
+
+    caches: KeptCaches = field(default_factory=KeptCaches)
+    weight_caches: KeptCaches = field(default_factory=KeptCaches)
+    target: Any = None
+    draft_target: Any = None
+
+
+@dataclass
+class KeptBetweenBatches:
+    """What a pipeline keeps from one batch for the next. No picture depends on it.
+
+    Args:
+        memory: of the last batch.
         models: drafters and smaller transformers that methods named, by folder.
         neighbours: the nearest codes [V, k] of each code, by k.
         compiler: of passes; None: they run eagerly.
@@ -79,10 +93,7 @@ class KeptBetweenBatches:
         draft_sizes: measured costs, and what sizes turned out to be worth.
     """
 
-    caches: KeptCaches = field(default_factory=KeptCaches)
-    weight_caches: KeptCaches = field(default_factory=KeptCaches)
-    target: Any = None
-    draft_target: Any = None
+    memory: BatchMemory = field(default_factory=BatchMemory)
     models: dict[str, Any] = field(default_factory=dict)
     neighbours: dict[int, Tensor] = field(default_factory=dict)
     compiler: PassCompiler | None = None
@@ -95,12 +106,11 @@ class KeptBetweenBatches:
 
         Whoever begins another one meanwhile, between two pictures of a stream or in a callback, gets other memory.
         """
-        own = self.caches, self.weight_caches, self.target, self.draft_target
-        self.caches, self.weight_caches, self.target, self.draft_target = KeptCaches(), KeptCaches(), None, None
+        own, self.memory = self.memory, BatchMemory()
         try:
             yield
         finally:
-            self.caches, self.weight_caches, self.target, self.draft_target = own
+            self.memory = own
 
     def compile(self, target: Any, **arguments: Any) -> None:
         """Have a target's passes compiled, where the pipeline's are; `arguments` are for its `compile`.
@@ -130,9 +140,9 @@ class KeptBetweenBatches:
         """
         if self.compiler is None:
             return
-        last = getattr(self, of)
+        last = getattr(self.memory, of)
         self.compile(target, kv_cache=None if last is None else last.kv_cache)
-        setattr(self, of, target)
+        setattr(self.memory, of, target)
 
     def compile_draws(self, streams: RandomStreams) -> None:
         """Have random numbers made by compiled code, where the pipeline's passes are."""

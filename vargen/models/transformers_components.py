@@ -50,7 +50,9 @@ class TransformersComponents(ModelComponents):
 
         drafter = self._loaded(folder, folder, LlamaGenDrafter, self.model.dtype)
         self.kept.draft_with(drafter.attn, drafter.ff)
-        head = TransformersDraftHead(drafter, self.target, most_new_pairs, None if self.joins else self.kept.caches)
+        head = TransformersDraftHead(
+            drafter, self.target, most_new_pairs, None if self.joins else self.kept.memory.caches
+        )
         if not self.joins:
             self.kept.compile(head)
         return DraftNetwork(head, head.kind, head.draft_once, head.acceptance_rates)

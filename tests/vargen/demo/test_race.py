@@ -61,7 +61,7 @@ def test_pipelines_side_by_side_share_weights_and_no_cache(tiny_pipeline) -> Non
     other = beside(tiny_pipeline)
     assert other.transformer is tiny_pipeline.transformer
     alone(other, METHODS["plain"], 0)
-    assert other._kept.caches is not tiny_pipeline._kept.caches
+    assert other._kept.memory.caches is not tiny_pipeline._kept.memory.caches
 
 
 def test_rows_appear_as_they_are_decided(tiny_pipeline, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -128,9 +128,9 @@ def test_fixed_batches_give_the_same_pictures_in_more_passes(pipeline: LlamaGenP
 def test_another_call_or_stream_between_two_pictures_changes_none(
     pipeline: LlamaGenPipeline, name: str, continuous: bool
 ) -> None:
-    caches = pipeline._kept.caches
+    caches = pipeline._kept.memory.caches
     expected = [picture.tokens for picture in draw(pipeline, name, SEEDS, 2)]
-    assert pipeline._kept.caches is caches, "what a batch leaves is used again"
+    assert pipeline._kept.memory.caches is caches, "what a batch leaves is used again"
     streams = [
         pipeline.stream(
             PROMPTS,

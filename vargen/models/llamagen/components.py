@@ -92,7 +92,7 @@ class LlamaGenComponents(ModelComponents):
         num_slots = cache_length(transformer, longest, max_draft_nodes)
         # For the longest condition, so that the next prompts, of another length, fit as well.
         most_slots = cache_length(transformer, transformer.config.condition_length, max_draft_nodes)
-        kv_cache = self.kept.caches.get("target", most_slots, **cache_sizes(transformer, rows, num_slots))
+        kv_cache = self.kept.memory.caches.get("target", most_slots, **cache_sizes(transformer, rows, num_slots))
         self._target = LlamaGenTarget(
             transformer,
             embeds,
@@ -107,7 +107,9 @@ class LlamaGenComponents(ModelComponents):
 
     def _weighed(self) -> LlamaGenTarget | WeightedTarget:
         """The target, with a network beside it where one is asked for."""
-        self._beside = None if self.weights is None else self.weights.beside(self._target, self.kept.weight_caches)
+        self._beside = (
+            None if self.weights is None else self.weights.beside(self._target, self.kept.memory.weight_caches)
+        )
         if self._beside is None:
             return self._target
         if not self.joins:
@@ -130,12 +132,12 @@ class LlamaGenComponents(ModelComponents):
         if drafter is None:
             return super().draft_head(folder, most_new_pairs)
         self.kept.draft_with(drafter.attn, drafter.ff)
-        caches = None if self.joins else self.kept.caches
+        caches = None if self.joins else self.kept.memory.caches
         own = LlamaGenDraftHead(drafter, self.target, most_new_pairs, caches)
         self.kept.compile(own)
         head: LlamaGenDraftHead | WeightedHead = own
         if self.weights is not None and self._beside is not None:
-            head = self.weights.beside_head(own, self._beside, most_new_pairs, self.kept.weight_caches)
+            head = self.weights.beside_head(own, self._beside, most_new_pairs, self.kept.memory.weight_caches)
             self.kept.compile(head.heavy)
         return DraftNetwork(head, own.kind, head.draft_once, own.acceptance_rates)
 
@@ -149,7 +151,7 @@ class LlamaGenComponents(ModelComponents):
             rows = len(embeds) * (2 if self._guidance_scale > 1 else 1)
             longest = max(transformer.config.condition_length, embeds.shape[1], self._place.longest_prompt)
             num_slots = cache_length(transformer, longest, MOST_WAITING + 2)
-            kv_cache = self.kept.caches.get("draft model", **cache_sizes(transformer, rows, num_slots))
+            kv_cache = self.kept.memory.caches.get("draft model", **cache_sizes(transformer, rows, num_slots))
         target = LlamaGenTarget(
             transformer,
             embeds,
@@ -161,7 +163,9 @@ class LlamaGenComponents(ModelComponents):
             prompt_only=self.joins,
         )
         self.kept.compile(target)
-        smaller = target if self.weights is None else self.weights.beside(target, self.kept.weight_caches, "smaller")
+        smaller = (
+            target if self.weights is None else self.weights.beside(target, self.kept.memory.weight_caches, "smaller")
+        )
 
         def draft_once(num_tokens: int) -> None:
             tokens = torch.zeros(smaller.batch_size, num_tokens, dtype=torch.long, device=smaller.device)

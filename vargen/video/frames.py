@@ -376,7 +376,11 @@ def processor_inputs(
     question = question.strip()
     if not question:
         raise UserError("question is empty; ask something about the video")
-    special = next((token for token in processor.tokenizer.all_special_tokens if token in question), None)
+    # Not every processor's own word for a video or a picture is among its tokenizer's special ones.
+    own = [getattr(processor, f"{kind}_token", None) for kind in ("video", "image")]
+    special = next(
+        (token for token in (*processor.tokenizer.all_special_tokens, *own) if token and token in question), None
+    )
     if special is not None:
         raise UserError(f"question must not contain {special}; leave it out")
     unknown = unknown_words(processor.tokenizer, question)

@@ -319,6 +319,13 @@ def test_processors_say_nothing(name: str, capfd: pytest.CaptureFixture[str], ca
     assert capfd.readouterr() == ("", "") and not caplog.records
 
 
+@pytest.mark.parametrize("name", PROCESSORS)
+def test_a_processors_own_words_are_no_questions(name: str) -> None:
+    processor = PROCESSORS[name](32, 8)
+    with pytest.raises(UserError, match="^question must not contain .*; leave it out"):
+        processor_inputs(processor, VideoFrames.from_frames(moving(8)), f"what is {processor.video_token}?")
+
+
 def test_questions_are_checked() -> None:
     processor, video = build_qwen_processor(32, 8), VideoFrames.from_frames(moving(8))
     with pytest.raises(UserError, match="question is empty; ask something"):

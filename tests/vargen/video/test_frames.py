@@ -319,11 +319,12 @@ def test_processors_say_nothing(name: str, capfd: pytest.CaptureFixture[str], ca
     assert capfd.readouterr() == ("", "") and not caplog.records
 
 
-@pytest.mark.parametrize("name", PROCESSORS)
+@pytest.mark.parametrize("name", ["video_token", "image_token"])
 def test_a_processors_own_words_are_no_questions(name: str) -> None:
-    processor = PROCESSORS[name](32, 8)
-    with pytest.raises(UserError, match="^question must not contain .*; leave it out"):
-        processor_inputs(processor, VideoFrames.from_frames(moving(8)), f"what is {processor.video_token}?")
+    processor = build_qwen_processor(32, 8)
+    setattr(processor, name, "<clip>")  # a word of the processor alone: the tokenizer does not call it special
+    with pytest.raises(UserError, match="^question must not contain <clip>; leave it out"):
+        processor_inputs(processor, VideoFrames.from_frames(moving(8)), "what is <clip>?")
 
 
 def test_questions_are_checked() -> None:

@@ -323,7 +323,7 @@ def test_processors_say_nothing(name: str, capfd: pytest.CaptureFixture[str], ca
 def test_a_processors_own_words_are_no_questions(name: str) -> None:
     processor = build_qwen_processor(32, 8)
     setattr(processor, name, "<clip>")  # a word of the processor alone: the tokenizer does not call it special
-    with pytest.raises(UserError, match="^question must not contain <clip>; leave it out"):
+    with pytest.raises(UserError, match=r"^question must not contain <clip>; leave it out"):
         processor_inputs(processor, VideoFrames.from_frames(moving(8)), "what is <clip>?")
 
 

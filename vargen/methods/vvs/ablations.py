@@ -64,8 +64,8 @@ _VVS: dict[str, dict[str, dict[str, Any]]] = {
     },
 }
 SHARED: dict[str, dict[str, Any]] = {"vvs": {"total_tokens": 8, "depth": 3}}
-"""By method, what all its variants share unless told otherwise: the draft's size. Left to "auto" each variant would
-draft what pays on this machine, and where nothing does all of them would be plain decoding."""
+"""By method, what all its variants share unless told otherwise: the draft's size, a small one, so that a
+comparison of many takes minutes."""
 
 ABLATIONS = {"vvs": _VVS}
 """By method, by study, by label: settings of the method that differ from its defaults. VVS's repeat those of its paper

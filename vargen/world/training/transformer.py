@@ -27,7 +27,7 @@ from vargen.training.run import RunResult, autocast, move, prepare, train
 from vargen.training.transformer_pass import train_on_cpu, training_forward, training_inputs, training_run
 from vargen.world.captions.captions import MAX_CAPTION_TOKENS, compose_caption, compose_training_caption
 from vargen.world.captions.text_tokenizer import build_tokenizer
-from vargen.world.scenes.scene import MAX_OBJECTS, OBJECT_COUNT_WEIGHTS
+from vargen.world.scenes.scene import COLOURS, MAX_OBJECTS, OBJECT_COUNT_WEIGHTS
 from vargen.world.seeds import HELDOUT_SEED
 from vargen.world.training.code_store import StoredCodes, check_object_count_weights
 from vargen.world.training.code_translation import code_shares, translate
@@ -48,6 +48,7 @@ from vargen.world.training.grounding import (
     cell_owners,
     grounding_loss,
     objects_to_come,
+    told_by_owner,
 )
 from vargen.world.training.text_encoder import (
     TextEncoderConfig,
@@ -59,6 +60,7 @@ from vargen.world.training.tokenizer import exported_copy
 
 _HIDDEN_STREAM = 1 << 40  # the random numbers of hidden tokens, apart from those of null captions
 _REPLACED_STREAM = 1 << 41
+_MISTAKEN_STREAM = 1 << 42
 _TRANSLATED = 256  # pictures on which the codes of two tokenizers are compared
 SAMPLE_PROMPTS = (
     "a shiny red sphere left of a small blue cube",
@@ -143,6 +145,9 @@ class TransformerTrainingConfig(RunConfig):
             that.
         replaced_by_draws: share of those pictures whose replaced tokens are what the transformer itself would draw
             there after the true ones, one more pass without gradients: mistakes as it makes them.
+        mistaken_objects: share of the objects of which those after them see some tokens as others, from anywhere on
+            objects of that colour in the batch: something red of no shape. Drawing makes such objects; who takes one
+            for none of those that were asked for, draws that one again.
         object_loss_weight: weight of tokens on objects and their edges at the start. A caption tells little about a
             picture's other tokens, so it is learned sooner if these count more. The weight depends on the picture that
             is to be predicted, which favours objects, so it falls linearly to 1.
@@ -174,6 +179,7 @@ class TransformerTrainingConfig(RunConfig):
     replaced_rows: float = 0.0
     replaced_tokens: float = 0.1
     replaced_by_draws: float = 0.0
+    mistaken_objects: float = 0.0
     object_loss_weight: float = 1.0
     object_loss_until: float = 0.7
     first_token_weight: float = 1.0
@@ -197,7 +203,7 @@ class TransformerTrainingConfig(RunConfig):
         check_fraction(
             self,
             *("null_caption_probability", "complete_caption_share", "hidden_rows", "hidden_tokens"),
-            *("replaced_rows", "replaced_tokens", "replaced_by_draws"),
+            *("replaced_rows", "replaced_tokens", "replaced_by_draws", "mistaken_objects"),
             *("object_loss_until", "grounding_until"),
         )
         for name in ("grounding_weight", "counting_weight"):
@@ -353,7 +359,8 @@ class TransformerTask:
         share = config.complete_caption_share
         captions = [compose_training_caption(scene, seed, share).text for scene, seed in pairs]
         condition, mask = self._embed_texts(captions, drop)
-        losses, half_way = self._run(condition, mask, codes, self._seen(codes, condition, mask, step), hidden)
+        seen = self._seen(self._mistaken(batch, step).to(self.device), condition, mask, step)
+        losses, half_way = self._run(condition, mask, codes, seen, hidden)
         weights = self._token_weights(places, progress)
         loss = (losses * weights).sum() / weights.sum()
         parts = {"tokens": losses.detach().mean()}
@@ -402,6 +409,26 @@ class TransformerTask:
             by_draws = torch.rand(len(codes), 1, generator=generator) < config.replaced_by_draws
             others = torch.where(by_draws.to(self.device), self._draws(codes, condition, mask, generator), others)
         return torch.where(replaced, others, codes)
+
+    def _mistaken(self, batch: CodedBatch, step: int) -> Tensor:
+        """Codes [B, N] in which some objects are made of tokens of any objects of their colour."""
+        if not self.config.mistaken_objects:
+            return batch.codes
+        generator = torch.Generator().manual_seed(_MISTAKEN_STREAM + self.config.base_seed + step)
+        codes, owners = batch.codes, self._owners(batch)
+        colours = told_by_owner(
+            owners, [[1 + COLOURS.index(item.colour) for item in each.objects] for each in batch.scenes]
+        )
+        # Alike are tokens of a colour that show as much of an object: sorted by that, and within it as they stand or
+        # at random, the two orders say which stands for which.
+        alike = (2 * colours + (batch.places == PLACES.index("edge"))).flatten()
+        shuffled = (alike + torch.rand(alike.shape, generator=generator)).argsort()
+        others = torch.empty_like(codes.flatten())
+        others[alike.argsort(stable=True)] = codes.flatten()[shuffled]
+        mistaken = torch.rand(len(codes), 1 + MAX_OBJECTS, generator=generator) < self.config.mistaken_objects
+        shares = torch.rand(len(codes), 1, generator=generator)
+        chosen = mistaken.gather(1, owners) & (owners > 0) & (torch.rand(codes.shape, generator=generator) < shares)
+        return torch.where(chosen, others.view_as(codes), codes)
 
     @torch.no_grad()
     def _draws(self, codes: Tensor, condition: Tensor, mask: Tensor, generator: torch.Generator) -> Tensor:

@@ -15,6 +15,7 @@ from vargen.runs.files import read_jsonl
 from vargen.training.run import prepare
 from vargen.world.captions.text_tokenizer import build_tokenizer
 from vargen.world.training.coded import PLACES
+from vargen.world.training.grounding import cell_attributes
 from vargen.world.training.text_encoder import build_text_encoder
 from vargen.world.training.transformer import (
     TransformerTask,
@@ -130,6 +131,31 @@ def test_replaced_tokens_are_seen_as_others_and_predicted_as_themselves(transfor
     with torch.no_grad():
         losses, others = (task._run(condition, mask, codes, tokens, None)[0] for tokens in (codes, other))
     assert torch.equal(losses[:, :6], others[:, :6]) and not torch.equal(losses[:, 6:], others[:, 6:])
+
+
+def test_mistaken_objects_are_of_their_colour_and_nothing_else_changes(transformer_config, cheap_scenes) -> None:
+    config = replace(transformer_config, mistaken_objects=0.5, batch_size=48)
+    task = TransformerTask(config, cheap_scenes, CPU)
+    batch = task.codes(0, 48)
+    owners = task._owners(batch)
+    colours = cell_attributes(batch.scenes, task.grid_size, owners.view(-1, task.grid_size, task.grid_size))["colour"]
+    colours, edges = colours.flatten(1), batch.places == PLACES.index("edge")
+    numbered = replace(batch, codes=torch.arange(owners.numel()).view_as(owners))  # every token another one
+    seen, again, later = (task._mistaken(numbered, step) for step in (3, 3, 4))
+    assert torch.equal(seen, again) and not torch.equal(seen, later)
+    changed = seen != numbered.codes
+    assert changed.any() and not changed[owners == 0].any()
+    for told in (colours, edges):
+        assert torch.equal(told.flatten()[seen.flatten()], told.flatten())
+    untouched = sum(
+        not changed[row][owners[row] == number].any()
+        for row in range(48)
+        for number in range(1, 4)
+        if (owners[row] == number).sum() > 3
+    )
+    whole = sum(bool((owners[row] == number).sum() > 3) for row in range(48) for number in range(1, 4))
+    assert 0.3 < untouched / whole < 0.75
+    assert TransformerTask(transformer_config, cheap_scenes, CPU)._mistaken(batch, 3) is batch.codes
 
 
 def test_replaced_tokens_can_be_what_the_transformer_draws(transformer_config, cheap_scenes) -> None:

@@ -9,6 +9,7 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -17,6 +18,7 @@ from jsonargparse import ArgumentParser
 from vargen.bounds import MAX_BATCH_SIZE, MAX_PIXELS, MAX_SEED, MAX_THREADS
 from vargen.errors import UserError
 
+CHECKPOINT_NAME = "checkpoint.pt"
 DEVICES = ("cpu", "cuda")
 OPTIMIZERS = ("adamw", "muon")
 
@@ -130,6 +132,11 @@ class RunConfig:
         check(all(0 <= beta < 1 for beta in self.adam_betas), "adam_betas", self.adam_betas, "must lie in [0, 1)")
         if self.autocast is None:
             self.autocast = bfloat16_pays(self.device)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether a checkpoint is there to go on from. Initial weights then count for nothing and may be gone."""
+        return (Path(self.output_dir) / CHECKPOINT_NAME).is_file()
 
     def architecture(self) -> dict[str, Any]:
         """The fields, by dotted name, that fix the shape of the weights: a run resumes only with the same ones."""

@@ -26,10 +26,9 @@ from tqdm import tqdm
 from vargen.errors import UserError
 from vargen.runs.files import append_jsonl, atomic_folder, atomic_path
 from vargen.runs.identity import check_identity
-from vargen.training.config import RunConfig
+from vargen.training.config import CHECKPOINT_NAME, RunConfig
 from vargen.training.optimizer import AveragedWeights, OptimizerGroup, learning_rate_factor, schedule_progress
 
-CHECKPOINT_NAME = "checkpoint.pt"
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 

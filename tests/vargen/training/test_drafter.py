@@ -303,4 +303,4 @@ def test_a_run_starts_from_another_drafter(config: DrafterTrainingConfig, tmp_pa
     ):
         train_drafter(other, scene_prompts)
     with pytest.raises(UserError, match="nowhere is no folder; name one that holds a LlamaGenDrafter"):
-        train_drafter(replace(again, initial_weights=str(tmp_path / "nowhere")), scene_prompts)
+        train_drafter(replace(other, initial_weights=str(tmp_path / "nowhere")), scene_prompts)

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from vargen.errors import UserError
 from vargen.runs.files import read_jsonl
-from vargen.training.config import RunConfig
-from vargen.training.run import CHECKPOINT_NAME, train
+from vargen.training.config import CHECKPOINT_NAME, RunConfig
+from vargen.training.run import train
 
 
 class LineTask:

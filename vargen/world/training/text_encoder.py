@@ -153,7 +153,7 @@ class TextEncoderTask:
         self.device = device
         self.tokenizer = build_tokenizer()
         self.text_encoder = build_text_encoder(config.text_encoder, self.tokenizer)
-        if config.initial_weights:
+        if config.initial_weights and not config.goes_on:
             values = load_text_encoder(config.initial_weights, "initial_weights").state_dict()
             fill(self.text_encoder, values, f"text encoder in {config.initial_weights!r}", "text_encoder says")
         self.module = nn.ModuleDict({"text_encoder": self.text_encoder.train()})

@@ -198,7 +198,7 @@ class TokenizerTask:
         codebook = self.vqvae.quantize.embedding.weight
         self.quantizer = SphericalQuantizer(codebook, config.codebook_decay, config.dead_code_threshold)
         self.grid_size = config.image_size // 2 ** (len(config.model.block_out_channels) - 1)
-        if config.initial_weights:
+        if config.initial_weights and not config.goes_on:
             load_initial_tokenizer(config.initial_weights, self.vqvae)
             self.quantizer.continue_from(codebook, config.batch_size * self.grid_size**2 / len(codebook))
         self.module = nn.ModuleDict({"vqvae": self.vqvae, "quantizer": self.quantizer})

@@ -264,7 +264,7 @@ class TransformerTask:
             residual_dropout=shape.dropout,
             ffn_dropout=shape.dropout,
         )
-        if config.initial_weights:
+        if config.initial_weights and not config.goes_on:
             trained = {"transformer": self.transformer}
             if not config.frozen_text_encoder:
                 trained["text_encoder"] = self.text_encoder

@@ -162,7 +162,7 @@ class VideoLLMTask:
         if config.device == "cpu":
             _avoid_slow_bfloat16(self.model, self.is_qwen)
         self.module: nn.Module = self.model
-        if config.initial_weights is not None:
+        if config.initial_weights is not None and not config.goes_on:
             _copy_weights(self.model, config.initial_weights, config.initial_layers)
         self.num_layers = len(self.model.model.language_model.layers)
         self.grounded_layer = config.grounded_layer or max(1, self.num_layers // 2)

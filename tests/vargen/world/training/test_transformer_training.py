@@ -281,6 +281,9 @@ def test_a_run_starts_from_the_weights_of_a_pipeline(transformer_config, cheap_s
     after = LlamaGenTransformer.from_pretrained(tmp_path / "again" / "export" / "transformer").state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)
 
+    gone = replace(again, initial_weights=str(tmp_path / "gone"), steps=3)
+    assert train_transformer(gone, cheap_scenes).step == 3, "a run that goes on does not ask where it came from"
+
     other = build_text_encoder(first.text_encoder, build_tokenizer())
     other.save_pretrained(tmp_path / "frozen" / "text_encoder")
     frozen = replace(again, output_dir=str(tmp_path / "frozen_run"), frozen_text_encoder=str(tmp_path / "frozen"))

@@ -55,9 +55,9 @@ def judge_section(record: Record) -> str:
         "## What the pictures show",
         "The judge (a recogniser trained on renders) reads each picture and is asked whether every claim of the prompt "
         "holds: accuracy in percent, 95 % interval, claims judged. *Held out*: the prompt's scene has a combination of "
-        "colour, shape, material or relation that training never showed. *prompt*: everything that the sentence says is "
-        "there; *object_count*: and nothing else is, where the sentence leaves the number open and names every object. "
-        "A picture may be right by the first and not by the second.",
+        "colour, shape, material or relation that training never showed. *prompt*: everything that the sentence says "
+        "is there; *object_count*: and nothing else is, where the sentence leaves the number open and names every "
+        "object. A picture may be right by the first and not by the second.",
     ]
     for name, verdicts in record["verdicts"].items():
         parts += [f"### {name.replace('_', ' ')}: {record['prompts'][name]} prompts", verdict_table(verdicts)]

@@ -162,6 +162,8 @@ def judge_images(judge: SceneJudge, images: Tensor, cases: Sequence[PromptCase])
 def judge_folder(judge: SceneJudge, folder: Path, batch_size: int = 32) -> tuple[dict[str, Any], Tally]:
     """Judge the pictures of a `vargen generate` folder on what their prompts say.
 
+    Where a prompt gives no number, "object_count" asks whether there are as many objects as it names.
+
     Args:
         judge: the reader; on its own device.
         folder: with result.jsonl.
@@ -198,7 +200,8 @@ def judge_folder(judge: SceneJudge, folder: Path, batch_size: int = 32) -> tuple
             raise UserError(f"folder: {folder} holds pictures of several sizes; judge them one by one: --batch_size 1")
         readings = read_images(judge, torch.stack(pictures).float() / 255)
         for reading, (record, claims) in zip(readings, batch, strict=True):
-            verdict = judge_claims(reading, claims)
+            # Who asks for a red sphere wants one; said it is not, so "prompt" does not count it.
+            verdict = judge_claims(reading, claims, object_count=len(claims.objects))
             tally.add(verdict)
             wrong = [check.kind for check in verdict.checks if not check.right]
             verdicts.append({"index": record["index"], "text": record["text"], "right": verdict.right, "wrong": wrong})

@@ -39,8 +39,8 @@ def run(arguments: Sequence[str]) -> int:
         "Read the pictures of a `vargen generate` folder and say which claims of their prompts hold.",
         JudgeConfig,
         epilog="The judge knows the scene world only. Prompts it cannot read are named, counted and left out. "
-        "In the table prompt is right where everything that is said holds; object count, where no number is said, where "
-        "there are as many objects as the prompt names.",
+        "In the table prompt is right where everything that is said holds, and object count, where no number is "
+        "said, if there are as many objects as the prompt names.",
     )
     parser.add_argument("folder", type=str, help="output folder of vargen generate")
     parser.add_argument("--json", action="store_true", help="print a JSON summary and nothing else")

@@ -359,7 +359,8 @@ class TransformerTask:
         share = config.complete_caption_share
         captions = [compose_training_caption(scene, seed, share).text for scene, seed in pairs]
         condition, mask = self._embed_texts(captions, drop)
-        seen = self._seen(self._mistaken(batch, step).to(self.device), condition, mask, step)
+        owners = self._owners(batch)
+        seen = self._seen(self._mistaken(batch, owners, step).to(self.device), condition, mask, step)
         losses, half_way = self._run(condition, mask, codes, seen, hidden)
         weights = self._token_weights(places, progress)
         loss = (losses * weights).sum() / weights.sum()
@@ -373,7 +374,7 @@ class TransformerTask:
                 loss = loss + config.grounding_weight * left * grounding
                 parts |= {"grounding": grounding.detach(), "known": known}
             if self.counter is not None:
-                truth = {"to_come": objects_to_come(self._owners(batch)).to(self.device)}
+                truth = {"to_come": objects_to_come(owners).to(self.device)}
                 counting, counted = grounding_loss(self.counter(half_way), truth, ~drop)
                 loss = loss + config.counting_weight * left * counting
                 parts |= {"counting": counting.detach(), "counted": counted}
@@ -410,12 +411,12 @@ class TransformerTask:
             others = torch.where(by_draws.to(self.device), self._draws(codes, condition, mask, generator), others)
         return torch.where(replaced, others, codes)
 
-    def _mistaken(self, batch: CodedBatch, step: int) -> Tensor:
-        """Codes [B, N] in which some objects are made of tokens of any objects of their colour."""
+    def _mistaken(self, batch: CodedBatch, owners: Tensor, step: int) -> Tensor:
+        """Codes [B, N] in which some objects, of `_owners`, are made of tokens of any objects of their colour."""
         if not self.config.mistaken_objects:
             return batch.codes
         generator = torch.Generator().manual_seed(_MISTAKEN_STREAM + self.config.base_seed + step)
-        codes, owners = batch.codes, self._owners(batch)
+        codes = batch.codes
         colours = told_by_owner(
             owners, [[1 + COLOURS.index(item.colour) for item in each.objects] for each in batch.scenes]
         )

@@ -141,7 +141,7 @@ def test_mistaken_objects_are_of_their_colour_and_nothing_else_changes(transform
     colours = cell_attributes(batch.scenes, task.grid_size, owners.view(-1, task.grid_size, task.grid_size))["colour"]
     colours, edges = colours.flatten(1), batch.places == PLACES.index("edge")
     numbered = replace(batch, codes=torch.arange(owners.numel()).view_as(owners))  # every token another one
-    seen, again, later = (task._mistaken(numbered, step) for step in (3, 3, 4))
+    seen, again, later = (task._mistaken(numbered, owners, step) for step in (3, 3, 4))
     assert torch.equal(seen, again) and not torch.equal(seen, later)
     changed = seen != numbered.codes
     assert changed.any() and not changed[owners == 0].any()
@@ -155,7 +155,7 @@ def test_mistaken_objects_are_of_their_colour_and_nothing_else_changes(transform
     )
     whole = sum(bool((owners[row] == number).sum() > 3) for row in range(48) for number in range(1, 4))
     assert 0.3 < untouched / whole < 0.75
-    assert TransformerTask(transformer_config, cheap_scenes, CPU)._mistaken(batch, 3) is batch.codes
+    assert TransformerTask(transformer_config, cheap_scenes, CPU)._mistaken(batch, owners, 3) is batch.codes
 
 
 def test_replaced_tokens_can_be_what_the_transformer_draws(transformer_config, cheap_scenes) -> None:

@@ -50,7 +50,6 @@ from vargen.world.training.grounding import (
     objects_to_come,
     told_by_owner,
 )
-from vargen.world.training.misnaming import misname
 from vargen.world.training.text_encoder import (
     TextEncoderConfig,
     build_text_encoder,
@@ -149,9 +148,6 @@ class TransformerTrainingConfig(RunConfig):
         mistaken_objects: share of the objects of which those after them see some tokens as others, from anywhere on
             objects of that colour in the batch: something red of no shape. Drawing makes such objects; who takes one
             for none of those that were asked for, draws that one again.
-        misnamed_objects: share of the objects that the caption says to be of another shape, material or size than they
-            are, see `misnaming`. What is learned of such a picture is the rest of it: no other object stands in for
-            the one that came out wrong. How objects look is learned from the others.
         object_loss_weight: weight of tokens on objects and their edges at the start. A caption tells little about a
             picture's other tokens, so it is learned sooner if these count more. The weight depends on the picture that
             is to be predicted, which favours objects, so it falls linearly to 1.
@@ -184,7 +180,6 @@ class TransformerTrainingConfig(RunConfig):
     replaced_tokens: float = 0.1
     replaced_by_draws: float = 0.0
     mistaken_objects: float = 0.0
-    misnamed_objects: float = 0.0
     object_loss_weight: float = 1.0
     object_loss_until: float = 0.7
     first_token_weight: float = 1.0
@@ -208,7 +203,7 @@ class TransformerTrainingConfig(RunConfig):
         check_fraction(
             self,
             *("null_caption_probability", "complete_caption_share", "hidden_rows", "hidden_tokens"),
-            *("replaced_rows", "replaced_tokens", "replaced_by_draws", "mistaken_objects", "misnamed_objects"),
+            *("replaced_rows", "replaced_tokens", "replaced_by_draws", "mistaken_objects"),
             *("object_loss_until", "grounding_until"),
         )
         for name in ("grounding_weight", "counting_weight"):
@@ -360,21 +355,20 @@ class TransformerTask:
         batch = self.codes(config.base_seed + step * config.batch_size, config.batch_size)
         codes, places = batch.codes.to(self.device), batch.places.to(self.device)
         drop, hidden = self._null_rows(step), self._hidden(step)
-        described, misnamed = misname(batch.scenes, batch.caption_seeds, config.misnamed_objects)
-        pairs = zip(described, batch.caption_seeds, strict=True)
+        pairs = zip(batch.scenes, batch.caption_seeds, strict=True)
         share = config.complete_caption_share
         captions = [compose_training_caption(scene, seed, share).text for scene, seed in pairs]
         condition, mask = self._embed_texts(captions, drop)
         owners = self._owners(batch)
         seen = self._seen(self._mistaken(batch, owners, step).to(self.device), condition, mask, step)
         losses, half_way = self._run(condition, mask, codes, seen, hidden)
-        weights = self._token_weights(places, progress) * ~misnamed.gather(1, owners).to(self.device)
+        weights = self._token_weights(places, progress)
         loss = (losses * weights).sum() / weights.sum()
         parts = {"tokens": losses.detach().mean()}
         left = max(0.0, 1 - progress / config.grounding_until) if config.grounding_until else 0.0
         if left:
             if self.cell_reader is not None:
-                cells = cell_attributes(described, self.grid_size, cell_owners(batch.scenes, self.grid_size))
+                cells = cell_attributes(batch.scenes, self.grid_size)
                 truth = {name: cell.flatten(1).to(self.device) for name, cell in cells.items()}
                 grounding, known = grounding_loss(self.cell_reader(half_way), truth, ~drop)
                 loss = loss + config.grounding_weight * left * grounding

@@ -13,11 +13,9 @@ from vargen.models.llamagen.transformer import LlamaGenTransformer
 from vargen.models.llamagen.vq import encode_images
 from vargen.runs.files import read_jsonl
 from vargen.training.run import prepare
-from vargen.world.captions.captions import compose_training_caption
 from vargen.world.captions.text_tokenizer import build_tokenizer
 from vargen.world.training.coded import PLACES
-from vargen.world.training.grounding import cell_attributes, cell_owners
-from vargen.world.training.misnaming import misname
+from vargen.world.training.grounding import cell_attributes
 from vargen.world.training.text_encoder import build_text_encoder
 from vargen.world.training.transformer import (
     TransformerTask,
@@ -158,33 +156,6 @@ def test_mistaken_objects_are_of_their_colour_and_nothing_else_changes(transform
     whole = sum(bool((owners[row] == number).sum() > 3) for row in range(48) for number in range(1, 4))
     assert 0.3 < untouched / whole < 0.75
     assert TransformerTask(transformer_config, cheap_scenes, CPU)._mistaken(batch, owners, 3) is batch.codes
-
-
-def test_a_misnamed_object_teaches_nothing_but_the_rest_of_its_picture(transformer_config, cheap_scenes) -> None:
-    config = replace(transformer_config, misnamed_objects=0.5, grounding_weight=0.5)
-    task = TransformerTask(config, cheap_scenes, CPU)
-    torch.nn.init.normal_(task.transformer.lm_head.weight)
-    batch = task.codes(config.base_seed, config.batch_size)
-    described, misnamed = misname(batch.scenes, batch.caption_seeds, 0.5)
-    assert misnamed.any() and not misnamed[:, 1:].all()
-    owners = task._owners(batch)
-    with (
-        mock.patch.object(TransformerTask, "_run", autospec=True, side_effect=TransformerTask._run) as runs,
-        mock.patch(
-            f"{TransformerTask.__module__}.compose_training_caption", wraps=compose_training_caption
-        ) as composed,
-        mock.patch(f"{TransformerTask.__module__}.cell_attributes", wraps=cell_attributes) as told,
-    ):
-        loss, _ = task.loss(0, 1.0)
-    assert [call.args[0] for call in composed.call_args_list] == described
-    losses, _ = TransformerTask._run(*runs.call_args.args)
-    counts = torch.tensor([[not misnamed[row, owner] for owner in own] for row, own in enumerate(owners.tolist())])
-    assert loss.item() == pytest.approx(losses[counts].mean().item(), rel=1e-5)
-    assert not told.called  # the helping loss had faded out
-    with mock.patch(f"{TransformerTask.__module__}.cell_attributes", wraps=cell_attributes) as told:
-        task.loss(0, 0.0)
-    assert told.call_args.args[0] == described
-    assert torch.equal(told.call_args.args[2], cell_owners(batch.scenes, task.grid_size))
 
 
 def test_replaced_tokens_can_be_what_the_transformer_draws(transformer_config, cheap_scenes) -> None:

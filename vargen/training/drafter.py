@@ -364,11 +364,13 @@ def train_drafter(
     teacher = teacher_of(pipeline)  # what cannot teach is said before pictures are made
     # Of LlamaGen's folder only the transformer teaches; another drafter beside it changes nothing.
     fingerprint = weights_fingerprint(model.folder / "transformer" if model.family == "llamagen" else model.folder)
+    # A model's own guidance is not among its weights, and decides what it draws and teaches.
+    sampling = model.sampling(guidance_scale=None, temperature=None, top_k=None, top_p=None)
     codes = generate_codes(
         pipeline,
         prompts,
         Path(config.output_dir) / "generated",
-        settings={"weights": fingerprint, "prompts_file": config.prompts, **options.identity},
+        settings={"weights": fingerprint, "prompts_file": config.prompts, **options.identity, **sampling},
         seed=config.base_seed,
         batch_size=config.generation_batch_size,
     ).to(device)
@@ -378,4 +380,4 @@ def train_drafter(
             raise UserError("codes: a store holds vargen's own scenes, which this model does not draw; leave it out")
         stored = stored_pictures(config.codes, config.stored_images, pipeline.vqvae)
     task = DrafterTask(config, teacher, prompts, codes, *stored)
-    return train(config, task, {"target": fingerprint, **options.identity})
+    return train(config, task, {"target": fingerprint, **options.identity, **sampling})

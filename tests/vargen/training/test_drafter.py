@@ -103,6 +103,14 @@ def test_generated_pictures_are_kept_and_continue_where_they_stopped(
     assert json.loads((folder / "settings.json").read_text())["weights"] == "a"
 
 
+def test_a_run_does_not_go_on_under_another_guidance(config: DrafterTrainingConfig, tiny_model_folder: Path) -> None:
+    train_drafter(replace(config, steps=1), scene_prompts)
+    index = tiny_model_folder / "model_index.json"
+    index.write_text(json.dumps(json.loads(index.read_text()) | {"default_guidance_scale": 2.0}))
+    with pytest.raises(UserError, match="guidance_scale"):
+        train_drafter(replace(config, steps=2), scene_prompts)
+
+
 def test_a_resumed_run_ends_with_the_same_weights(config: DrafterTrainingConfig, tmp_path: Path) -> None:
     config = replace(config, steps=6)
     train_drafter(replace(config, output_dir=str(tmp_path / "a")), scene_prompts)

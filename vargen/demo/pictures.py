@@ -30,11 +30,11 @@ MAX_PROMPT = 2000
 PLAIN = "plain decoding"
 
 EXAMPLES = (
-    ("a large green cone on grass", 5),
-    ("a shiny red sphere on wood", 1),
-    ("a small yellow cone right of a large red sphere on sand", 0),
-    ("a purple cylinder on sand", 5),
-    ("a large cyan sphere on grass under a cloudy sky", 4),
+    ("a large green cone on grass", 6),
+    ("a shiny red sphere on wood", 6),
+    ("a small yellow cone right of a large red sphere on sand", 2),
+    ("a purple cylinder on sand", 6),
+    ("a large cyan sphere on grass under a cloudy sky", 0),
 )
 """Prompts with seeds of which plain decoding and `scd` draw what is asked for: the judge says so, and people."""
 

@@ -204,6 +204,8 @@ def train_decoder(config: DecoderTrainingConfig, source: SceneSource | None = No
     if source is None:
         source = RenderedSceneSource(pipeline.config["image_size"], device, config.detail)
     identity = {name: weights_fingerprint(folder / name) for name in ("transformer", "vqvae")}
+    # The model's own guidance and top-k are not among its weights, and decide what it draws.
+    identity |= {name: pipeline.config[name] for name in ("default_guidance_scale", "default_top_k")}
     return train(config, DecoderTask(config, pipeline, source, device), identity)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -147,6 +148,14 @@ def test_a_resumed_run_ends_with_the_same_weights(tmp_path: Path, config: Decode
     for part in ("module", "extra_modules"):
         assert left[part].keys() == right[part].keys() and len(left[part]) > 0
         assert all(torch.equal(value, right[part][name]) for name, value in left[part].items())
+
+
+def test_a_run_does_not_go_on_under_another_guidance(config: DecoderTrainingConfig, tiny_scenes) -> None:
+    train_decoder(replace(config, steps=1), tiny_scenes)
+    index = Path(config.model) / "model_index.json"
+    index.write_text(json.dumps(json.loads(index.read_text()) | {"default_guidance_scale": 2.0}))
+    with pytest.raises(UserError, match="guidance_scale"):
+        train_decoder(replace(config, steps=2), tiny_scenes)
 
 
 def test_what_a_run_leaves(config: DecoderTrainingConfig, tiny_scenes) -> None:

@@ -42,9 +42,12 @@ def test_rows_say_what_a_pass_took_and_are_kept(
             arithmetic, peaks = row["arithmetic_ms"], row["gflops_per_second"]
             weights = row["bytes_read"] / (4 if row["dtype"] == "float32" else 2)
             assert arithmetic["auto"] == pytest.approx(2 * 2 * row["tokens"] * weights / peaks[row["dtype"]] / 1e6)
-            # Bytes are multiplied at least as fast, and nothing beats the roof; timers of a busy machine may err.
-            assert arithmetic["int8-dynamic"] <= 1.2 * arithmetic["auto"]
-            assert all(share < 1.5 for share in row["roof_share"].values())
+            # Some products are of bytes, which is as fast as the machine was in that moment: never asserted here.
+            as_bytes, slowest = (peaks[row["dtype"]] / speed(peaks.values()) for speed in (max, min))
+            assert as_bytes - 1e-9 <= arithmetic["int8-dynamic"] / arithmetic["auto"] <= slowest + 1e-9
+            for kernels, share in row["roof_share"].items():
+                bound = max(row["bandwidth_share"][kernels] * row["median_ms"][kernels], arithmetic[kernels])
+                assert share == pytest.approx(bound / row["median_ms"][kernels])
         else:
             assert "roof_share" not in row
     said = capsys.readouterr().out

@@ -150,8 +150,10 @@ def main() -> None:
                 through[first, count] = {**identity, "first": first, "count": count, **found}
                 options.kept.parent.mkdir(parents=True, exist_ok=True)
                 append_jsonl(options.kept, through[first, count])
+                shown.update(count)
+            else:
+                shown.skip(count)
             batches.append(through[first, count])
-            shown.update(count)
     relevance = {
         row: [(visual, value) for batch in batches for visual, value in batch["relevance"][row]]
         for row in ("token", "prediction")

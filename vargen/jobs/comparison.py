@@ -48,9 +48,12 @@ def compare(
     for number in range(count):
         turn = number % len(labels)
         for label in [*labels[turn:], *labels[:turn]]:
-            if (label, number) not in records:
-                kept = keep(label, number, call(methods[label], number))
-                records.add({"method": label, "batch": number, **kept})
+            if (label, number) in records:
+                if shown is not None:
+                    shown.skip()
+                continue
+            kept = keep(label, number, call(methods[label], number))
+            records.add({"method": label, "batch": number, **kept})
             if shown is not None:
                 shown.update()
 

@@ -346,12 +346,12 @@ def _make_share(
     own = run.share.of(range(len(job.tokens.batches)))
     if not pixels_from_tokens:
         job.forget_without_pictures(own)
-        job.tokens.work(run.share, make_pictures, shown.update)
+        job.tokens.work(run.share, make_pictures, shown)
         return
     if run.config.continuous_batches and hasattr(pipeline, "stream"):
-        job.tokens.collect(run.share, make_all, bind, shown.update)
+        job.tokens.collect(run.share, make_all, bind, shown)
     else:
-        job.tokens.work(run.share, make, shown.update)
+        job.tokens.work(run.share, make, shown)
     for batch in own:
         job.save_pictures(batch, decode)
 
@@ -419,7 +419,7 @@ def _measure(run: _Run, label: str, source: _MadePictures | _GivenPictures) -> d
             raise UserError(f"{label}: {error}") from error
 
     with run.progress(len(store.batches), f"batches of {label} measured") as shown:
-        store.work(run.share, make, shown.update)
+        store.work(run.share, make, shown)
     run.processes.wait()
     return gather(store, run.share, len(run.cases), run.processes.device)
 
@@ -436,9 +436,7 @@ def _measured_reference(run: _Run, pictures: ReferencePictures) -> Reference:
     """The reference of pictures; its statistics are kept beside the scores."""
     protocol, networks, processes = run.protocol, run.networks, run.processes
     with run.progress(-(-len(pictures) // MEASURE_BATCH), "batches of the reference") as shown:
-        features = reference_features(
-            pictures, protocol, networks, run.share, processes.wait, processes.device, shown.update
-        )
+        features = reference_features(pictures, protocol, networks, run.share, processes.wait, processes.device, shown)
     try:
         statistics = GaussianStatistics.of(features[protocol.extractor])
     except DataError as error:

@@ -35,6 +35,7 @@ from vargen.resources import cache_folder
 from vargen.runs.batches import Arrays, BatchStore, Share
 from vargen.runs.files import atomic_path
 from vargen.runs.identity import check_identity, digest
+from vargen.runs.progress import Progress
 
 MEASURE_BATCH = 64
 """Pictures measured together; fixed, since the last bits of a feature depend on it."""
@@ -165,7 +166,7 @@ def reference_features(
     share: Share,
     wait: Callable[[], None],
     device: torch.device,
-    advance: Callable[[], object] = lambda: None,
+    shown: Progress,
 ) -> dict[str, Tensor]:
     """Features of the reference by extractor, `[N, D]`, from the cache or measured now and cached.
 
@@ -183,7 +184,7 @@ def reference_features(
         except DataError as error:
             raise UserError(f"reference: {error}") from error
 
-    store.work(share, make, advance)
+    store.work(share, make, shown)
     wait()
     gathered = gather(store, share, len(pictures), device)
     return {name: gathered[f"features_{name}"] for name in wanted}

@@ -27,6 +27,7 @@ from vargen.errors import UserError
 from vargen.reading import reading
 from vargen.runs.files import save_image_atomic, write_atomic, write_json_atomic
 from vargen.runs.identity import check_identity_file
+from vargen.runs.progress import Progress
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -95,23 +96,19 @@ class BatchStore:
             raise UserError(f"{path} holds another number of pictures; delete it and run the same command again")
         return arrays, record
 
-    def work(
-        self, share: Share, make: Callable[[range], tuple[Arrays, dict[str, Any]]], advance: Callable[[], object]
-    ) -> None:
-        """Make this process's missing batches, each from the numbers of its items; `advance` hears of every batch of
-        its share."""
-        missing = set(self.missing())
-        for batch in share.of(range(len(self.batches))):
-            if batch in missing:
-                self.write(batch, *make(self.batches[batch]))
-            advance()
+    def work(self, share: Share, make: Callable[[range], tuple[Arrays, dict[str, Any]]], shown: Progress) -> None:
+        """Make this process's missing batches, each from the numbers of its items; `shown` counts every batch of its
+        share."""
+        for batch in self._missing(share, shown):
+            self.write(batch, *make(self.batches[batch]))
+            shown.update()
 
     def collect(
         self,
         share: Share,
         make: Callable[[Sequence[int]], Iterator[tuple[int, Item]]],
         bind: Callable[[Sequence[Item]], tuple[Arrays, dict[str, Any]]],
-        advance: Callable[[], object],
+        shown: Progress,
     ) -> None:
         """As `work`, from items that are made in any order: a batch is kept as soon as its last item is there.
 
@@ -119,13 +116,9 @@ class BatchStore:
             share: this process's.
             make: gives every one of these items, with its number.
             bind: arrays and record of a batch, from its items in order.
-            advance: hears of every batch of the share.
+            shown: counts every batch of the share.
         """
-        missing = set(self.missing())
-        mine = share.of(range(len(self.batches)))
-        for _ in [batch for batch in mine if batch not in missing]:
-            advance()
-        wanted = {index: batch for batch in mine if batch in missing for index in self.batches[batch]}
+        wanted = {index: batch for batch in self._missing(share, shown) for index in self.batches[batch]}
         if not wanted:
             return
         found: dict[int, dict[int, Item]] = {}
@@ -136,7 +129,13 @@ class BatchStore:
             if len(of_batch) == len(self.batches[batch]):
                 self.write(batch, *bind([of_batch[each] for each in self.batches[batch]]))
                 del found[batch]
-                advance()
+                shown.update()
+
+    def _missing(self, share: Share, shown: Progress) -> list[int]:
+        """This process's batches that are not there; those that are, are counted."""
+        missing = share.of(self.missing())
+        shown.skip(len(share.of(range(len(self.batches)))) - len(missing))
+        return missing
 
 
 class PictureBatches:

@@ -11,11 +11,19 @@ from tqdm import tqdm
 
 SECONDS_BETWEEN_LINES = 30.0
 
-Progress = tqdm
-"""What `progress` gives: `update(n)` counts, `n` is how many, `disable` says that nobody looks."""
+
+class Progress(tqdm):
+    """What `progress` gives: `update(n)` counts, `n` is how many, `disable` says that nobody looks."""
+
+    def skip(self, units: int = 1) -> None:
+        """Count units that an earlier run has left: they say nothing of how long the others will take."""
+        if not self.disable:
+            self.n += units
+            self.initial += units
+            self.last_print_n += units
 
 
-class _LogLines(tqdm):
+class _LogLines(Progress):
     """Whole lines for a log, none at the beginning and none at the end."""
 
     def display(self, msg: str | None = None, pos: int | None = None) -> None:
@@ -32,7 +40,7 @@ def progress(total: int, unit: str, quiet: bool = False) -> Progress:
         quiet: show nothing.
     """
     if quiet or sys.stderr.isatty():
-        return tqdm(total=total, unit=f" {unit}", leave=False, disable=quiet)
+        return Progress(total=total, unit=f" {unit}", leave=False, disable=quiet)
     return _LogLines(
         total=total,
         bar_format=f"{{n:,}} of {{total:,}} {unit}, about {{remaining}} left",

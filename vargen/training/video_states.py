@@ -17,12 +17,12 @@ import torch.nn.functional as F
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
-from tqdm import tqdm
 
 from vargen.errors import UserError
 from vargen.reading import reading
 from vargen.runs.files import atomic_path, own_folder
 from vargen.runs.identity import check_identity, digest
+from vargen.runs.progress import Progress
 from vargen.training.video_questions import Questions
 from vargen.video.architectures.catalogue import architecture_of
 from vargen.video.drafters.feature_drafter import TargetStates
@@ -191,7 +191,7 @@ class TeacherForcing:
         if not missing:
             return
         with own_folder(folder.path, argument="states"), self._progress() as bar:
-            bar.update(len(self._kept))
+            bar.skip(len(self._kept))
             for numbers in missing:
                 if not self._take(folder, numbers):  # nor has another run written it since
                     folder.write(*self._file_of(numbers), self.states(numbers))
@@ -217,9 +217,9 @@ class TeacherForcing:
         }
         return f"{self.questions.split}-layer-{layer}-{numbers.start:07d}-{len(numbers)}", described
 
-    def _progress(self) -> tqdm:
+    def _progress(self) -> Progress:
         total = len(self.answers)
-        return tqdm(total=total, unit="answer", desc=f"states of {self.questions.split} answers", disable=None)
+        return Progress(total=total, unit="answer", desc=f"states of {self.questions.split} answers", disable=None)
 
     @torch.no_grad()
     def states(self, numbers: Sequence[int]) -> list[AnswerStates]:

@@ -24,3 +24,18 @@ def test_a_log_gets_a_line_now_and_then(capsys: pytest.CaptureFixture[str]) -> N
         shown.update(499)
     error = capsys.readouterr().err
     assert error.startswith("500 of 1,000 calls, about ") and error.count("\n") == 1
+
+
+def test_what_an_earlier_run_has_left_makes_nothing_faster(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = 0.0
+    monkeypatch.setattr("tqdm.std.time", lambda: now)
+    with progress(1000, "calls") as shown:
+        shown.skip(900)
+        now = 40.0
+        shown.update(10)
+    assert capsys.readouterr().err == "910 of 1,000 calls, about 06:00 left\n"
+    with progress(3, "calls", quiet=True) as shown:
+        shown.skip(2)
+        assert shown.n == 0

@@ -521,15 +521,17 @@ def _kind(static: StaticKVCache) -> tuple[int, int, int, torch.dtype, torch.devi
 
 def _check_model(model: Any, config: Any, decoder: Callable[..., Any] | None) -> None:
     """Raises ValueError for an architecture whose tokens cannot be judged in trees, with its name and the reason."""
-    name = type(model).__name__
+    name, served = type(model).__name__, decoder or model
     reasons = {
         "it is an encoder-decoder": bool(getattr(config, "is_encoder_decoder", False)),
         "its layers keep a running state instead of keys and values": bool(getattr(model, "_is_stateful", False)),
-        "its forward takes no position_ids": not takes(decoder or model, "position_ids"),
+        "its forward takes no position_ids": not takes(served, "position_ids"),
+        "its forward takes no keys and values of earlier tokens": not takes(served, cache_name(served)),
+        "its keys and values lie in a dictionary of its own": takes(served, "langs"),  # XLM and Flaubert
         "its attention is in chunks": getattr(config, "attention_chunk_size", None) is not None,
         "its positions are biases by place in the cache (alibi)": bool(getattr(config, "alibi", False)),
         "its layers hide keys by their order in the cache, where drafted tokens stand in trees": any(
-            buffer.dtype == torch.bool and buffer.ndim == 4 for buffer in getattr(decoder or model, "buffers", tuple)()
+            buffer.dtype == torch.bool and buffer.ndim == 4 for buffer in getattr(served, "buffers", tuple)()
         ),
     }
     for kind in dict.fromkeys(getattr(config, "layer_types", None) or ()):

@@ -331,6 +331,12 @@ def _refusals() -> dict[str, Any]:
         "takes no position_ids": lambda: library.BloomForCausalLM(
             library.BloomConfig(hidden_size=32, n_layer=1, n_head=2, vocab_size=VOCAB_SIZE)
         ),
+        "takes no keys and values of earlier tokens": lambda: library.OpenAIGPTLMHeadModel(
+            library.OpenAIGPTConfig(n_embd=32, n_layer=1, n_head=2, vocab_size=VOCAB_SIZE)
+        ),
+        "lie in a dictionary of its own": lambda: library.XLMWithLMHeadModel(
+            library.XLMConfig(emb_dim=32, n_layers=1, n_heads=2, causal=True, vocab_size=VOCAB_SIZE)
+        ),
         "positions are biases by place": lambda: library.FalconForCausalLM(
             library.FalconConfig(**sizes, num_attention_heads=4, alibi=True)
         ),

@@ -57,7 +57,7 @@ def test_a_study_goes_on_where_it_was_killed_and_its_table_is_drawn(
     monkeypatch.setattr(module, "draw", draw)
     monkeypatch.setattr(module, "load_judge", lambda *_: None)
     nothing = SimpleNamespace(set_progress_bar_config=lambda **_: None)
-    monkeypatch.setattr(module.LlamaGenPipeline, "from_pretrained", lambda *_: nothing)
+    monkeypatch.setattr(module.LlamaGenPipeline, "from_pretrained", lambda *_, **__: nothing)
     output = tmp_path / "studies.json"
     flags = [
         "--studies",

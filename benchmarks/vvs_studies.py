@@ -267,19 +267,19 @@ def main() -> None:
     pipeline.set_progress_bar_config(disable=True)
     cases = sample_prompts(arguments.prompts)
 
-    def measured(settings: str, measure: Any) -> dict[str, Any]:
+    def measured(name: str, settings: str, measure: Any) -> dict[str, Any]:
         if settings not in through:
             began = time.monotonic()
             through[settings] = measure()
             arguments.kept.parent.mkdir(parents=True, exist_ok=True)
             append_jsonl(arguments.kept, {**identity, "settings": settings, "measured": through[settings]})
-            print(f"{settings}  {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+            print(f"{name}  {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
         return through[settings]
 
     studies: dict[str, Any] = {}
     for study in wanted:
         if study == "likeness":
-            studies[study] = measured(study, lambda: likenesses(pipeline, cases[: arguments.batch_size]))
+            studies[study] = measured(study, study, lambda: likenesses(pipeline, cases[: arguments.batch_size]))
             continue
         studies[study] = [
             {
@@ -288,7 +288,11 @@ def main() -> None:
                 "settings": row.settings,
                 "call": row.call,
                 "paper": row.paper,
-                **measured(row.told, lambda row=row: draw(pipeline, row, cases, arguments.batch_size, judge)),
+                **measured(
+                    f"{study}: {label}",
+                    row.told,
+                    lambda row=row: draw(pipeline, row, cases, arguments.batch_size, judge),
+                ),
             }
             for label, row in STUDIES[study].items()
         ]

@@ -42,9 +42,9 @@ def test_rows_say_what_a_pass_took_and_are_kept(
             arithmetic, peaks = row["arithmetic_ms"], row["gflops_per_second"]
             weights = row["bytes_read"] / (4 if row["dtype"] == "float32" else 2)
             assert arithmetic["auto"] == pytest.approx(2 * 2 * row["tokens"] * weights / peaks[row["dtype"]] / 1e6)
-            # Some products are of bytes, which is as fast as the machine was in that moment: never asserted here.
+            # Some products are of bytes and some are not; which is faster is the machine's moment, never asserted.
             as_bytes, slowest = (peaks[row["dtype"]] / speed(peaks.values()) for speed in (max, min))
-            assert as_bytes - 1e-9 <= arithmetic["int8-dynamic"] / arithmetic["auto"] <= slowest + 1e-9
+            assert as_bytes < arithmetic["int8-dynamic"] / arithmetic["auto"] < slowest
             for kernels, share in row["roof_share"].items():
                 bound = max(row["bandwidth_share"][kernels] * row["median_ms"][kernels], arithmetic[kernels])
                 assert share == pytest.approx(bound / row["median_ms"][kernels])

@@ -188,9 +188,9 @@ def studies_section(record: Record) -> str:
     """VVS's own studies, by `vvs_studies.py`."""
     parts = [
         "## The studies of VVS's paper",
-        f"On the shipped model, {record['prompts']:,} prompts, trees of 59 nodes 5 deep, {record['dtype']}; the "
-        "paper's figures are tokens a pass on LlamaGen-XL, and FID where it has one. The judge's shares have their 95 "
-        "% interval.",
+        f"On the shipped model, {record['prompts']:,} prompts, trees of 59 nodes 5 deep, {record['dtype']}. "
+        "Methods have their own defaults, not the model's, where nothing else is said. The paper's figures are tokens "
+        "a pass on LlamaGen-XL, and FID where it has one. The judge's shares have their 95 % interval.",
     ]
     if turned := _turned(record):
         parts.append(

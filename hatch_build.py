@@ -1,4 +1,4 @@
-"""What `pip install` does beside copying files: it builds the kernels of `vargen.kernels` for this machine.
+"""What `pip install` does beside copying files: it builds the kernels of `specdecode.kernels` for this machine.
 
 Five seconds at a moment when people wait anyway, not at their first picture. Nothing of it is in the wheel: the library
 lies in the cache of whoever installs, where its first use would have put it. Without a compiler nothing happens.
@@ -6,7 +6,7 @@ lies in the cache of whoever installs, where its first use would have put it. Wi
 
 from __future__ import annotations
 
-import sys
+import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +17,14 @@ class KernelsBuildHook(BuildHookInterface):
     """Hatchling's custom hook, named in pyproject.toml."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Build them; what goes wrong is said at their first use (`vargen.kernels.build.why_not`)."""
-        sys.path.insert(0, str(Path(self.root)))
+        """Build them; what goes wrong is said at their first use (`specdecode.kernels.build.why_not`)."""
         try:
-            from vargen.kernels.build import build_ahead
-
-            if reason := build_ahead():
+            # By its path: the package around it imports torch, which need not be there yet.
+            spec = importlib.util.spec_from_file_location("build", Path(self.root) / "specdecode/kernels/build.py")
+            assert spec is not None and spec.loader is not None
+            build = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(build)
+            if reason := build.build_ahead():
                 self.app.display_info(f"kernels: not built now: {reason}")
         except (OSError, ValueError) as error:  # an unknown VARGEN_KERNELS, no home
             self.app.display_info(f"kernels: not built now: {error}")
-        finally:
-            sys.path.remove(str(Path(self.root)))

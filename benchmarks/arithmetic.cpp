@@ -1,7 +1,7 @@
 // How fast this processor multiplies and adds when nothing has to be fetched: the roof over every matrix product.
 //
 // Belongs here: products on registers alone, in the precisions of the project's kernels. Does not belong here: anything
-// that reads memory (`passes.py` measures that) and the kernels themselves (`vargen/kernels/few_rows.cpp`).
+// that reads memory (`passes.py` measures that) and the kernels themselves (`specdecode/kernels/few_rows.cpp`).
 
 #include <chrono>
 #include <cstdint>

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from vargen.kernels.build import compile_library
+from specdecode.kernels.build import compile_library
 
 _SOURCE = Path(__file__).with_name("arithmetic.cpp")
 _KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}

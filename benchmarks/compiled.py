@@ -27,13 +27,13 @@ from metrics.provenance import write_result
 from specdecode.compilation import PassCompiler
 from specdecode.draft_size import DraftSize, FixedDraftSize
 from specdecode.drafters.jacobi import JacobiDrafter
+from specdecode.kernels.build import why_not
 from specdecode.loop import DecodeResult, decode
 from specdecode.sampling import RandomStreams, SamplingConfig
-from vargen.kernels.build import why_not
+from vargen.base.resources import find_model
 from vargen.models.llamagen.target import LlamaGenTarget
 from vargen.models.llamagen.transformer import LlamaGenTransformer
 from vargen.pipelines.compilation import check_compiler
-from vargen.resources import find_model
 
 RECORD = Path(__file__).resolve().parent / "results" / "compiled.json"
 GUIDANCE = 4.0

@@ -24,10 +24,10 @@ import torch
 from torch import Tensor
 
 from metrics.provenance import provenance
+from scenes.cases import sample_prompts
+from vargen.base.resources import find_model
 from vargen.pipelines.llamagen import LlamaGenPipeline
-from vargen.resources import find_model
 from vargen.runs.files import write_json_atomic
-from vargen.world.cases import sample_prompts
 
 RECORD = Path(__file__).resolve().parent / "results" / "continuous.json"
 

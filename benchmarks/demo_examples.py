@@ -13,12 +13,12 @@ from pathlib import Path
 
 import torch
 
+from scenes.judge.judging import JudgeRanker
 from vargen import LlamaGenPipeline
+from vargen.base.resources import find_model
 from vargen.demo.pictures import EXAMPLES
 from vargen.drawing.sheet import contact_sheet
-from vargen.resources import find_model
 from vargen.runs.files import save_image_atomic
-from vargen.world.judge.judging import JudgeRanker
 
 METHODS = ("ar", "scd")
 SEEDS = range(8)

@@ -20,6 +20,9 @@ import torch
 from torch import Tensor
 
 from metrics.provenance import write_result
+from scenes.cases import scene_prompts
+from scenes.seeds import DRAFTER_SEED
+from scenes.training.code_store import stored_pictures
 from vargen.models.description import open_model
 from vargen.models.model_folder import weights_fingerprint
 from vargen.models.options import ModelOptions
@@ -30,9 +33,6 @@ from vargen.training.generated import generate_codes
 from vargen.training.optimizer import AveragedWeights, OptimizerGroup, learning_rate_factor, schedule_progress
 from vargen.training.run import autocast
 from vargen.training.teachers import LlamaGenTeacher
-from vargen.world.cases import scene_prompts
-from vargen.world.seeds import DRAFTER_SEED
-from vargen.world.training.code_store import stored_pictures
 
 RESULTS = Path(__file__).resolve().parent / "results"
 ONE, THREE = [16], None

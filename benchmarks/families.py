@@ -38,11 +38,11 @@ from own_process import forget_peak, held_bytes, in_own_process, peak_bytes
 from torch import Tensor
 
 from metrics.provenance import provenance, write_result
+from specdecode.kernels.build import library
+from specdecode.kernels.linears import serve_linears
 from specdecode.loop import DecodeResult, decode
 from specdecode.roles import TargetOutput
 from specdecode.sampling import RandomStreams, SamplingConfig
-from vargen.kernels.build import library
-from vargen.kernels.linears import serve_linears
 from vargen.methods.catalogue import resolve_method
 
 RESULTS = Path(__file__).resolve().parent / "results"

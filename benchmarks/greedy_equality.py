@@ -20,13 +20,13 @@ from torch import Tensor
 from tqdm import tqdm
 
 from metrics.provenance import write_result
+from scenes.cases import sample_prompts
+from vargen.base.resources import find_model
 from vargen.methods.base import ImageMethodConfig
 from vargen.methods.catalogue import resolve_method
 from vargen.models.llamagen.target import LlamaGenTarget
 from vargen.pipelines.llamagen import LlamaGenPipeline
-from vargen.resources import find_model
 from vargen.runs.files import append_jsonl, read_jsonl
-from vargen.world.cases import sample_prompts
 
 RESULTS = Path(__file__).resolve().parent / "results"
 NEAR_TIE = 1e-3

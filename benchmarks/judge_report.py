@@ -23,19 +23,19 @@ import torch
 from torch import Tensor
 
 from metrics.provenance import write_result
-from vargen.drawing.sheet import to_pil
-from vargen.errors import UserError
-from vargen.resources import find_model
-from vargen.runs.files import append_jsonl, save_image_atomic
-from vargen.world.cases import PromptCase, sample_prompts
-from vargen.world.judge.judge import load_judge
-from vargen.world.judge.report import (
+from scenes.cases import PromptCase, sample_prompts
+from scenes.judge.judge import load_judge
+from scenes.judge.report import (
     PromptReport,
     draw_prompt_sheet,
     evaluate_judge,
     evaluate_prompts,
 )
-from vargen.world.judge.verdict import Tally, verdict_table
+from scenes.judge.verdict import Tally, verdict_table
+from vargen.base.errors import UserError
+from vargen.base.resources import find_model
+from vargen.drawing.sheet import to_pil
+from vargen.runs.files import append_jsonl, save_image_atomic
 
 RESULTS = Path(__file__).resolve().parent / "results"
 

@@ -21,10 +21,10 @@ from typing import Any
 from record_training import summarise
 
 from metrics.provenance import write_result
+from scenes.cases import sample_prompts
+from scenes.judge.judge import load_judge
+from scenes.judge.report import evaluate_prompts
 from vargen.pipelines.llamagen import LlamaGenPipeline
-from vargen.world.cases import sample_prompts
-from vargen.world.judge.judge import load_judge
-from vargen.world.judge.report import evaluate_prompts
 
 RESULTS = Path(__file__).resolve().parent / "results"
 LEFT_OUT = {
@@ -40,7 +40,7 @@ COMMON = (
     "--decay_start 0.6 --warmup_steps 60 --ema_decay 0.98 --evaluate_every 120 --evaluation_size 256"
 )
 """The shipped recipe for so few steps: what helps falls to nothing by the end."""
-WEIGHTS = "--vqvae vargen/weights/scenes-128/vqvae --frozen_text_encoder vargen/weights/scenes-128"
+WEIGHTS = "--vqvae scenes/weights/scenes-128/vqvae --frozen_text_encoder scenes/weights/scenes-128"
 
 
 def commands(runs: str, codes: str) -> list[str]:

@@ -33,11 +33,11 @@ from specdecode.sampling import RandomStreams, SamplingConfig
 from specdecode.targets.grouped_attention import use_grouped_attention
 from specdecode.tree import TokenTree
 from specdecode.verifiers.loose import LooseVerifier
-from vargen.video.architectures.base import VideoFeatures
-from vargen.video.pruning import token_budget
-from vargen.video.request import prepare_request
-from vargen.video.sparse_cache import SparseDraft
-from vargen.video.target import VideoTarget
+from vargen.models.video_llms.architectures.base import VideoFeatures
+from vargen.models.video_llms.pruning import token_budget
+from vargen.models.video_llms.request import prepare_request
+from vargen.models.video_llms.sparse_cache import SparseDraft
+from vargen.models.video_llms.target import VideoTarget
 
 WINDOW, KEPT, TIMED = 9, 0.25, 15
 

@@ -27,23 +27,23 @@ from torch import Tensor
 
 from metrics.bootstrap import mean_interval
 from metrics.provenance import provenance, write_result
+from scenes.captions.languages import LANGUAGES, language_of
+from scenes.cases import scene_video_cases
 from specdecode.loop import decode
 from specdecode.roles import TargetOutput
 from specdecode.sampling import RandomStreams, SamplingConfig
 from specdecode.trace import TokenOrigin
 from specdecode.verifiers.loose import LooseVerifier
 from specdecode.verifiers.windowed import WindowedVerifier
+from vargen.base.resources import VIDEO_CAPTIONS, VIDEO_FRAMES, VIDEO_SIDE, find_video_model
 from vargen.jobs.cases import VideoCase
+from vargen.methods.video.lvspec import LVSpecConfig
 from vargen.models.model_folder import weights_fingerprint
-from vargen.resources import VIDEO_CAPTIONS, VIDEO_FRAMES, VIDEO_SIDE, find_video_model
+from vargen.models.video_llms.frames import CAPTION_PROMPTS, processor_inputs
+from vargen.pipelines.video.answering import VideoAnswerer
+from vargen.pipelines.video.players import Players
 from vargen.runs.files import append_jsonl, read_jsonl
 from vargen.runs.progress import progress
-from vargen.video.answering import VideoAnswerer
-from vargen.video.frames import CAPTION_PROMPTS, processor_inputs
-from vargen.video.methods.lvspec import LVSpecConfig
-from vargen.video.players import Players
-from vargen.world.captions.languages import LANGUAGES, language_of
-from vargen.world.cases import scene_video_cases
 
 RESULTS = Path(__file__).resolve().parent / "results"
 KEPT = RESULTS.parent.parent / "runs" / "loose_verification" / "videos.jsonl"

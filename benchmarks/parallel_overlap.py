@@ -3,7 +3,7 @@
 Two stacks of the Qwen2.5-VL architecture with random weights, one of them with few layers and a tenth of the video.
 What they cost is real; what the drafter guesses is written beforehand, right as often as `--right` says, since random
 stacks would agree on nothing. Beside each measured time stands the one reckoned from passes timed alone
-(`specdecode.parallel.simulation`): what is missing is what the two sides take from each other (cores, bandwidth) and
+(`simulation`): what is missing is what the two sides take from each other (cores, bandwidth) and
 what messages cost.
 
     python benchmarks/parallel_overlap.py                                         # one thread each
@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from simulation import Costs, simulate_in_turn, simulate_parallel, simulate_plain
 from torch import Tensor
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
@@ -43,12 +44,11 @@ from specdecode.parallel import (
     measure_draft_length,
 )
 from specdecode.parallel.loop import chain_layout
-from specdecode.parallel.simulation import Costs, simulate_in_turn, simulate_parallel, simulate_plain
 from specdecode.roles import TargetOutput
 from specdecode.sampling import RandomStreams, SamplingConfig
-from vargen.video.pruning import keep_highest, token_budget, visual_gain
-from vargen.video.request import VideoRequest, keep_visual
-from vargen.video.target import VideoTarget
+from vargen.models.video_llms.pruning import keep_highest, token_budget, visual_gain
+from vargen.models.video_llms.request import VideoRequest, keep_visual
+from vargen.models.video_llms.target import VideoTarget
 
 RESULTS = Path(__file__).resolve().parent / "results"
 VOCAB, NUM_TEXT, SEED = 2000, 32, 1

@@ -40,12 +40,12 @@ from arithmetic import flops_per_second
 from families import FAMILIES, RESULTS, Rows, Size
 from plain_decoding import weight_bytes
 
-from vargen.kernels.build import why_not
-from vargen.kernels.quantized import quantize_linears
+from specdecode.kernels.build import why_not
+from specdecode.kernels.quantized import quantize_linears
+from vargen.base.resources import find_model
 from vargen.models.llamagen.target import LlamaGenTarget
 from vargen.models.llamagen.transformer import LLAMAGEN_SIZES, LlamaGenTransformer
 from vargen.models.options import OWN_QUANTIZATION
-from vargen.resources import find_model
 
 SHIPPED = "shipped"
 MODELS = (SHIPPED, "B", "L", "XL", *FAMILIES)

@@ -22,9 +22,9 @@ from torch import nn
 from metrics.provenance import write_result
 from specdecode.loop import decode
 from specdecode.sampling import RandomStreams, SamplingConfig
+from vargen.base.resources import find_model
 from vargen.models.llamagen.target import LlamaGenTarget
 from vargen.models.llamagen.transformer import LlamaGenTransformer
-from vargen.resources import find_model
 
 RESULTS = Path(__file__).resolve().parent / "results"
 

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import torch
 
+from scenes.judge.judging import JudgeRanker
 from vargen import LlamaGenPipeline
+from vargen.base.resources import find_model
 from vargen.drawing.sheet import contact_sheet
-from vargen.resources import find_model
 from vargen.runs.files import save_image_atomic
-from vargen.world.judge.judging import JudgeRanker
 
 PICTURE = Path(__file__).resolve().parent.parent / "docs" / "images" / "plain_and_accelerated.png"
 METHODS = {"plain decoding": "ar", "jacobi": "jacobi"}

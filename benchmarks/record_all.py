@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vargen.base.resources import find_model
 from vargen.models.model_folder import weights_fingerprint
-from vargen.resources import find_model
 from vargen.runs.files import write_json_atomic
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -24,12 +24,12 @@ import torch
 import specdecode.loop
 import vargen.pipelines.common
 from metrics.provenance import write_result
+from scenes.cases import sample_prompts
 from specdecode.roles import Drafter
+from vargen.base.resources import find_model
 from vargen.methods.base import ImageMethodConfig
 from vargen.methods.catalogue import resolve_method
 from vargen.pipelines.llamagen import LlamaGenPipeline
-from vargen.resources import find_model
-from vargen.world.cases import sample_prompts
 
 RESULTS = Path(__file__).resolve().parent / "results"
 

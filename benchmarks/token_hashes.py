@@ -36,8 +36,8 @@ import torch
 
 from metrics.provenance import provenance, write_result
 from vargen import LlamaGenPipeline
+from vargen.base.resources import find_model
 from vargen.cli import main as vargen
-from vargen.resources import find_model
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -30,20 +30,20 @@ from torch import Tensor
 
 from metrics.bootstrap import percentile_interval
 from metrics.provenance import provenance, write_result
+from scenes.captions.languages import find_language, language_of
+from scenes.cases import scene_video_cases
 from specdecode.loop import decode
 from specdecode.sampling import RandomStreams, SamplingConfig
+from vargen.base.resources import VIDEO_CAPTIONS, VIDEO_FRAMES, VIDEO_SIDE
+from vargen.drafters.drafter_folder import load_drafter, new_drafter
+from vargen.drafters.feature_head import FeatureHead
 from vargen.jobs.cases import VideoCase
-from vargen.resources import VIDEO_CAPTIONS, VIDEO_FRAMES, VIDEO_SIDE
+from vargen.methods.video.trained import FlashConfig, MSDConfig, SparrowConfig, TrainedDrafterConfig
+from vargen.models.video_llms.frames import CAPTION_PROMPTS, processor_inputs
+from vargen.models.video_llms.request import prepare_request
+from vargen.models.video_llms.target import VideoTarget
+from vargen.pipelines.video.answering import VideoAnswerer
 from vargen.runs.progress import Progress, progress
-from vargen.video.answering import VideoAnswerer
-from vargen.video.drafters.drafter_folder import load_drafter, new_drafter
-from vargen.video.drafters.feature_head import FeatureHead
-from vargen.video.frames import CAPTION_PROMPTS, processor_inputs
-from vargen.video.methods.trained import FlashConfig, MSDConfig, SparrowConfig, TrainedDrafterConfig
-from vargen.video.request import prepare_request
-from vargen.video.target import VideoTarget
-from vargen.world.captions.languages import find_language, language_of
-from vargen.world.cases import scene_video_cases
 
 RESULTS = Path(__file__).resolve().parent / "results"
 PLACES = (1, 2, 3, 4, 5, 6)

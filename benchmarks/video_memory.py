@@ -30,11 +30,11 @@ def measure(way: str, visual_tokens: int) -> dict[str, Any]:
     from specdecode.sampling import SamplingConfig
     from specdecode.targets.grouped_attention import use_grouped_attention
     from specdecode.trace import DecodeTrace
-    from vargen.video.architectures.base import VideoFeatures
-    from vargen.video.methods.catalogue import resolve_video_method
-    from vargen.video.players import Generation
-    from vargen.video.prompt import Prompt
-    from vargen.video.request import prepare_request
+    from vargen.methods.video.catalogue import resolve_video_method
+    from vargen.models.video_llms.architectures.base import VideoFeatures
+    from vargen.models.video_llms.request import prepare_request
+    from vargen.pipelines.video.players import Generation
+    from vargen.pipelines.video.prompt import Prompt
 
     model = build_model(LAYERS, HEADS, SHARED, HEAD_DIM, 2 * HEADS * HEAD_DIM)
     model.generation_config.eos_token_id = None

@@ -26,25 +26,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from simulation import Costs, simulate_in_turn, simulate_parallel, simulate_plain
 from torch import Tensor
 
 from metrics.bootstrap import mean_interval, percentile_interval
 from metrics.provenance import provenance, write_result
-from specdecode.parallel.loop import chain_layout
-from specdecode.parallel.simulation import Costs, simulate_in_turn, simulate_parallel, simulate_plain
-from vargen.jobs.cases import VideoCase
-from vargen.models.model_folder import weights_fingerprint
-from vargen.resources import VIDEO_CAPTIONS, VIDEO_FRAMES, VIDEO_SIDE, find_video_model
-from vargen.runs.progress import Progress, progress
-from vargen.video.answering import VideoAnswerer
-from vargen.video.frames import CAPTION_PROMPTS, processor_inputs
-from vargen.video.lossy_targets import FastVTarget, SparseVLMTarget, sparsevlm_stages
-from vargen.video.pruning import keep_uniform, token_budget
-from vargen.video.request import VideoRequest, prepare_request
-from vargen.video.target import VideoTarget
-from vargen.world.captions.languages import LANGUAGES, language_of
-from vargen.world.cases import scene_video_cases
-from vargen.world.judge.pair import (
+from scenes.captions.languages import LANGUAGES, language_of
+from scenes.cases import scene_video_cases
+from scenes.judge.pair import (
     EarlyTarget,
     agreements,
     answer_tokens,
@@ -53,6 +42,17 @@ from vargen.world.judge.pair import (
     run_lengths,
     shows_object,
 )
+from specdecode.parallel.loop import chain_layout
+from vargen.base.resources import VIDEO_CAPTIONS, VIDEO_FRAMES, VIDEO_SIDE, find_video_model
+from vargen.jobs.cases import VideoCase
+from vargen.models.model_folder import weights_fingerprint
+from vargen.models.video_llms.frames import CAPTION_PROMPTS, processor_inputs
+from vargen.models.video_llms.lossy_targets import FastVTarget, SparseVLMTarget, sparsevlm_stages
+from vargen.models.video_llms.pruning import keep_uniform, token_budget
+from vargen.models.video_llms.request import VideoRequest, prepare_request
+from vargen.models.video_llms.target import VideoTarget
+from vargen.pipelines.video.answering import VideoAnswerer
+from vargen.runs.progress import Progress, progress
 
 RESULTS = Path(__file__).resolve().parent / "results"
 SHARES = (1.0, 0.5, 0.25, 0.1, 0.05, 0.02)

@@ -28,18 +28,18 @@ from torch import Tensor
 
 from metrics.proportion import Proportion
 from metrics.provenance import write_result
+from scenes.cases import PromptCase, sample_prompts
+from scenes.judge.judge import load_judge
+from scenes.judge.report import judge_images
+from vargen.base.resources import find_model
 from vargen.methods.base import ImageMethodConfig
 from vargen.methods.catalogue import resolve_method
 from vargen.methods.vvs.schedule import tree_similarity
 from vargen.models.llamagen.vq import unit_codebook
 from vargen.models.model_folder import weights_fingerprint
 from vargen.pipelines.llamagen import LlamaGenPipeline
-from vargen.resources import find_model
 from vargen.runs.files import append_jsonl, read_jsonl
 from vargen.training.teacher_forcing import guided_features
-from vargen.world.cases import PromptCase, sample_prompts
-from vargen.world.judge.judge import load_judge
-from vargen.world.judge.report import judge_images
 
 RESULTS = Path(__file__).resolve().parent / "results"
 DTYPE = "bfloat16"

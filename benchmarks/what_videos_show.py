@@ -2,7 +2,7 @@
 
 Frames in another order, frames from the last to the first, another video, or grey. Captions are the models' likeliest
 ones, judged against the truth of the video they should be about. Beside the F1 of their claims stands what the order of
-frames alone decides (`vargen.world.captions.languages`), whose chance is one half; and, as rows, what
+frames alone decides (`scenes.captions.languages`), whose chance is one half; and, as rows, what
 chance is for whole captions. Without order: somebody who knows every frame and what can happen in this world is
 left with two stories, forwards and backwards, and one of them is wrong. Without a video: somebody who knows this world
 tells any story of it. Last, a choice: of the true caption and that of the same frames from the last to the first, which
@@ -27,14 +27,14 @@ from torch import Tensor
 
 from metrics.bootstrap import mean_interval
 from metrics.provenance import write_result
-from vargen.resources import VIDEO_CAPTIONS, VIDEO_FRAMES, VIDEO_SIDE, find_video_model
+from scenes.captions.languages import LANGUAGES, language_of
+from scenes.captions.video_captions import VideoCaption
+from scenes.cases import scene_video_cases
+from scenes.rendering.video import VideoScene
+from vargen.base.resources import VIDEO_CAPTIONS, VIDEO_FRAMES, VIDEO_SIDE, find_video_model
+from vargen.models.video_llms.frames import CAPTION_PROMPTS, VideoFrames, processor_inputs
+from vargen.pipelines.video.answering import VideoAnswerer
 from vargen.training.video_answers import generate_batch
-from vargen.video.answering import VideoAnswerer
-from vargen.video.frames import CAPTION_PROMPTS, VideoFrames, processor_inputs
-from vargen.world.captions.languages import LANGUAGES, language_of
-from vargen.world.captions.video_captions import VideoCaption
-from vargen.world.cases import scene_video_cases
-from vargen.world.scenes.video import VideoScene
 
 RESULTS = Path(__file__).resolve().parent / "results"
 COIN = {"value": 0.5, "interval": None}

@@ -84,11 +84,11 @@ def higher_floors(imports: Imports) -> set[Edge]:
 
 
 def world_below_the_world(imports: Imports) -> set[Edge]:
-    """Only the world itself, and the commands and the page, which hand it to jobs, import `vargen.world`."""
+    """Only the world itself, and the commands and the page, which hand it to jobs, import `scenes`."""
     return {
         (module, other)
         for module, other in _edges(imports)
-        if within(other, "vargen.world") and not within(module, "vargen.world", "vargen.commands", "vargen.demo")
+        if within(other, "scenes") and not within(module, "scenes", "vargen.commands", "vargen.demo")
     }
 
 
@@ -139,7 +139,7 @@ def circles(imports: Imports) -> set[Edge]:
 RULES: dict[Callable[[Imports], set[Edge]], Edge] = {
     core_imports_above: ("specdecode.loop", "metrics.tables"),
     higher_floors: ("vargen.runs.files", "vargen.drawing.sheet"),
-    world_below_the_world: ("vargen.pipelines.llamagen", "vargen.world.cases"),
+    world_below_the_world: ("vargen.pipelines.llamagen", "scenes.cases"),
     models_in_methods: ("vargen.methods.eagle", "vargen.models.llamagen.target"),
     pipelines_in_models: ("vargen.models.llamagen.target", "vargen.pipelines.llamagen"),
     commands_in_the_library: ("vargen.jobs.evaluation", "vargen.commands.evaluate"),
@@ -165,8 +165,8 @@ def test_the_house_keeps_the_rule(rule: Callable[[Imports], set[Edge]], imports:
 @pytest.mark.parametrize(("rule", "planted"), RULES.items(), ids=lambda value: getattr(value, "__name__", ""))
 def test_a_planted_import_breaks_the_rule(rule: Callable[[Imports], set[Edge]], planted: Edge) -> None:
     allowed = {
-        "vargen.commands.evaluate": {"vargen.jobs.evaluation", "vargen.world.cases"},
-        "vargen.world.cases": {"vargen.jobs.cases", "vargen.world.scenes.scene"},
+        "vargen.commands.evaluate": {"vargen.jobs.evaluation", "scenes.cases"},
+        "scenes.cases": {"vargen.jobs.cases", "scenes.rendering.scene"},
         "vargen.pipelines.llamagen": {"vargen.models.llamagen.target", "specdecode.loop"},
         "vargen.models.llamagen.target": {"vargen.methods.base"},
         "vargen.jobs.benchmark": {"metrics.tables"},

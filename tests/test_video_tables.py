@@ -20,7 +20,7 @@ from results_page.video import (
 from training_commands import configuration_of
 
 from metrics.provenance import provenance
-from vargen.world.models.architectures import (
+from scenes.models.architectures import (
     TextModelConfig,
     VideoLLMConfig,
     VisionModelConfig,

@@ -15,8 +15,8 @@ import sys
 import warnings
 from collections.abc import Sequence
 
-from vargen.bounds import check_argument
-from vargen.errors import UserError
+from vargen.base.bounds import check_argument
+from vargen.base.errors import UserError
 
 COMMANDS = {
     "generate": "make pictures from prompts",

@@ -22,11 +22,11 @@ import torch
 from hostile import arguments_of, check_refused
 from PIL import Image
 
+from scenes.judge import judging
 from vargen.cli import main
 from vargen.commands.train import TRAINERS
 from vargen.jobs import tuning
 from vargen.runs.files import own_file, own_folder
-from vargen.world.judge import judging
 
 
 class _Reader:

@@ -24,7 +24,7 @@ from vargen.jobs.generation import GenerateConfig
 from vargen.jobs.options import EvaluateConfig
 from vargen.jobs.tuning import TuneConfig
 from vargen.methods.catalogue import METHODS
-from vargen.video.methods.catalogue import VIDEO_METHODS
+from vargen.methods.video.catalogue import VIDEO_METHODS
 
 plain = st.one_of(
     st.none(),

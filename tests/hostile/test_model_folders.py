@@ -15,7 +15,7 @@ import pytest
 from hostile import Case, arguments_of, change_json, check_refused, each, write_json
 from PIL import Image
 
-from vargen.resources import find_model
+from vargen.base.resources import find_model
 
 GENERATE = "generate 'a red cube' --model {work}/model --output {work}/out --quiet"
 TRANSFORMER, WEIGHTS = "transformer/config.json", "transformer/diffusion_pytorch_model.safetensors"

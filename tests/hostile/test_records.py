@@ -222,8 +222,8 @@ def test_a_damaged_search(
 ) -> None:
     import dataclasses
 
+    import scenes.judge.judging as judging
     import vargen.commands.tune  # noqa: F401
-    import vargen.world.judge.judging as judging
 
     class Reader:
         """Reads pictures of the tiny model's size, and is never asked to."""
@@ -248,7 +248,7 @@ def test_a_damaged_search(
 )
 def test_a_damaged_study(damage: Callable[[Path], object], tmp_path: Path) -> None:
     pytest.importorskip("optuna", reason="tuning needs the tune extra")
-    from vargen.errors import UserError
+    from vargen.base.errors import UserError
     from vargen.jobs.tuning import TuneConfig, _open_study
     from vargen.methods.catalogue import resolve_method
 
@@ -264,7 +264,7 @@ def test_a_study_that_lost_a_table_or_rows(tmp_path: Path) -> None:
     pytest.importorskip("optuna", reason="tuning needs the tune extra")
     import optuna
 
-    from vargen.errors import UserError
+    from vargen.base.errors import UserError
     from vargen.jobs.tuning import TuneConfig, _open_study
     from vargen.methods.catalogue import resolve_method
 
@@ -367,8 +367,8 @@ def test_a_full_disk_at_a_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixtu
     ],
 )
 def test_a_damaged_store_of_codes(name: str, content: bytes, expected: str, tmp_path: Path) -> None:
-    from vargen.errors import UserError
-    from vargen.world.training import code_store
+    from scenes.training import code_store
+    from vargen.base.errors import UserError
 
     weights = [1.0, 1.0, 1.0]
     description = {

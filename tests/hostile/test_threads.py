@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from specdecode import RandomStreams, SamplingConfig, decode
+from vargen.base.resources import find_model
 from vargen.models.llamagen.target import LlamaGenTarget
 from vargen.pipelines.llamagen import LlamaGenPipeline
-from vargen.resources import find_model
 
 THREADS = (1, 2, 4)
 NUM_TOKENS = 20

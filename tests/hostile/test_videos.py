@@ -10,7 +10,7 @@ import pytest
 from hostile import Case, arguments_of, change_json, check_refused, each
 from PIL import Image
 
-from vargen.resources import find_video_model
+from vargen.base.resources import find_video_model
 
 CAPTION = "caption {work}/video --model {work}/model --method ar --device cpu"
 

@@ -8,16 +8,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from vargen.world.scenes.scene import sample_scene
-from vargen.world.training.data import SceneBatch
-from vargen.world.training.text_encoder import TextEncoderConfig
-from vargen.world.training.tokenizer import (
+from scenes.rendering.scene import sample_scene
+from scenes.training.data import SceneBatch
+from scenes.training.text_encoder import TextEncoderConfig
+from scenes.training.tokenizer import (
     TokenizerTrainingConfig,
     VQModelConfig,
     build_tokenizer_model,
     exported_copy,
 )
-from vargen.world.training.transformer import TransformerConfig, TransformerTrainingConfig
+from scenes.training.transformer import TransformerConfig, TransformerTrainingConfig
 
 IMAGE_SIZE = 16
 

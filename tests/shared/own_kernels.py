@@ -12,7 +12,7 @@ os.environ.setdefault("VARGEN_KERNELS", "plain")  # also of what tests start; VA
 @pytest.fixture
 def own_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that were built when vargen was installed, or by an earlier test. Skips where there is no compiler."""
-    from vargen.kernels.build import why_not
+    from specdecode.kernels.build import why_not
 
     monkeypatch.setenv("VARGEN_KERNELS", "auto")
     if reason := why_not():

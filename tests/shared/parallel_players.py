@@ -11,10 +11,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from synthetic import MarkovTarget, random_table
 from torch import Tensor
 
 from specdecode.roles import TargetOutput
-from specdecode.synthetic import MarkovTarget, random_table
 
 VOCAB, LENGTH = 20, 30
 PROMPT = torch.tensor([[1, 3]])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from vargen.models.llamagen.drafter import LlamaGenDrafter
+from vargen.drafters.eagle_network import LlamaGenDrafter
 
 
 def save_random_head(folder: Path, vocab_size: int, grid_size: int = 4, dim: int = 32) -> str:

@@ -10,9 +10,9 @@ import torch
 from diffusers import VQModel
 from transformers import T5Config, T5EncoderModel
 
+from scenes.captions.text_tokenizer import build_tokenizer
 from vargen.models.llamagen.transformer import LlamaGenTransformer
 from vargen.pipelines.llamagen import LlamaGenPipeline
-from vargen.world.captions.text_tokenizer import build_tokenizer
 
 GRID = 4
 VOCAB = 24

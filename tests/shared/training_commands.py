@@ -6,8 +6,8 @@ import shlex
 from dataclasses import fields
 from typing import Any
 
+from vargen.base.resources import find_config
 from vargen.commands.train import load_trainer
-from vargen.resources import find_config
 from vargen.training.config import build_parser
 
 

@@ -9,11 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from vargen.jobs.cases import VideoCase
-from vargen.video.drafters.drafter_folder import new_drafter, save_drafter
-from vargen.video.drafters.feature_drafter import KINDS
-from vargen.world.cases import scene_video_cases
-from vargen.world.models.architectures import (
+from scenes.cases import scene_video_cases
+from scenes.models.architectures import (
     ARCHITECTURES,
     TextModelConfig,
     VideoLLMConfig,
@@ -21,6 +18,9 @@ from vargen.world.models.architectures import (
     build_model,
     build_processor,
 )
+from vargen.drafters.drafter_folder import new_drafter, save_drafter
+from vargen.drafters.feature_drafter import KINDS
+from vargen.jobs.cases import VideoCase
 
 SIZE, FRAMES = 64, 4
 
@@ -80,7 +80,7 @@ def cases() -> list[VideoCase]:
 @pytest.fixture(scope="session")
 def answerer_of() -> Callable[[Path], Any]:
     """`answerer_of(folder)`, each loaded once."""
-    from vargen.video.answering import VideoAnswerer
+    from vargen.pipelines.video.answering import VideoAnswerer
 
     loaded: dict[Path, VideoAnswerer] = {}
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from synthetic import sequence_p_value
 from torch import Tensor
 
 from specdecode.sampling import SamplingConfig
-from specdecode.synthetic import sequence_p_value
 
 SequenceTest = Callable[[Tensor, Tensor, Tensor, SamplingConfig], float]
 

@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_chains import assert_same, random_chain, state_for
 from scipy import stats
+from synthetic import MarkovDrafter, MarkovTarget, random_table
 from torch import Tensor
 
 import specdecode.verifiers.annealed as annealed
 from specdecode.loop import decode
 from specdecode.roles import Draft, TargetOutput
 from specdecode.sampling import RandomStreams, SamplingConfig
-from specdecode.synthetic import MarkovDrafter, MarkovTarget, random_table
 from specdecode.trace import DecodeTrace, TokenOrigin
 from specdecode.tree import TokenTree
 from specdecode.verifiers import AnnealedVerifier, ExactVerifier

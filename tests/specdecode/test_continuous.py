@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from synthetic import MarkovDrafter, MarkovTarget, random_table
 from torch import Tensor
 
 from specdecode.continuous import FinishedRow, decode_queue
@@ -25,7 +26,6 @@ from specdecode.finite import NotFiniteError
 from specdecode.loop import DecodeResult, DecodeRun, decode
 from specdecode.roles import DecodeState, Drafter
 from specdecode.sampling import RandomStreams, SamplingConfig
-from specdecode.synthetic import MarkovDrafter, MarkovTarget, random_table
 
 VOCAB, LENGTH, STOP = 11, 14, 4
 TABLE = random_table(VOCAB, seed=5, scale=1.6)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from synthetic import MarkovTarget, random_table
 from torch import Tensor
 
 from specdecode.draft_size import DraftSize, FixedDraftSize
@@ -14,7 +15,6 @@ from specdecode.drafters.draft_model import DraftModelDrafter
 from specdecode.loop import decode
 from specdecode.roles import DecodeState, Draft, TargetOutput, Verdict
 from specdecode.sampling import RandomStreams, SamplingConfig, Tag, sample
-from specdecode.synthetic import MarkovTarget, random_table
 
 VOCAB, LENGTH, DRAWS = 5, 4, 60_000
 TABLE = random_table(VOCAB, seed=5, scale=1.2)

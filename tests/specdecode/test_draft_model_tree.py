@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from synthetic import MarkovTarget, random_table
 from torch import Tensor
 
 from specdecode.draft_size import DraftSize, FixedDraftSize
@@ -15,7 +16,6 @@ from specdecode.drafters.tree_shapes import StaticTree
 from specdecode.loop import DecodeResult, decode
 from specdecode.roles import DecodeState, Draft, Drafter, TargetOutput, Verdict
 from specdecode.sampling import RandomStreams, SamplingConfig
-from specdecode.synthetic import MarkovTarget, random_table
 
 VOCAB, LENGTH, ROWS = 30, 60, 5
 TABLE = random_table(VOCAB, seed=7, scale=2.0)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from synthetic import FeatureTarget, random_table
 from torch import Tensor
 
 from specdecode.draft_size import DraftSize, FixedDraftSize
@@ -19,7 +20,6 @@ from specdecode.drafters.tree_shapes import DynamicTree, StaticTree
 from specdecode.loop import decode
 from specdecode.roles import DecodeState, TargetOutput, Verdict
 from specdecode.sampling import RandomStreams, SamplingConfig, logits_to_probabilities
-from specdecode.synthetic import FeatureTarget, random_table
 from specdecode.trace import DecodeTrace
 
 GREEDY = SamplingConfig(temperature=0)

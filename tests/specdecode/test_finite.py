@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from synthetic import MarkovTarget, random_table
 from torch import Tensor
 
 from specdecode import (
@@ -16,7 +17,6 @@ from specdecode import (
     decode,
 )
 from specdecode.draft_size import DraftSize, FixedDraftSize
-from specdecode.synthetic import MarkovTarget, random_table
 
 
 class _Faulty(MarkovTarget):

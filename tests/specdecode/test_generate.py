@@ -10,12 +10,12 @@ import language_models
 import pytest
 import torch
 from language_models import PAD, ragged_prompts
+from synthetic import chi_square_p_value
 from torch import Tensor
 from transformers import PreTrainedModel
 
 import specdecode
 from specdecode.sampling import SamplingConfig, logits_to_probabilities
-from specdecode.synthetic import chi_square_p_value
 
 ARCHITECTURES = ("llama", "qwen3", "gemma3")
 METHODS = ("ar", "jacobi", "prompt-lookup", "draft-model")

@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_chains import assert_same, random_chain, state_for
 from scipy import stats
+from synthetic import MarkovDrafter, MarkovTarget, random_table
 from torch import Tensor
 
 import specdecode.verifiers.grouped as grouped
 from specdecode.loop import decode
 from specdecode.roles import DecodeState, Draft, TargetOutput
 from specdecode.sampling import RandomStreams, SamplingConfig, Tag, logits_to_probabilities
-from specdecode.synthetic import MarkovDrafter, MarkovTarget, random_table
 from specdecode.tree import TokenTree
 from specdecode.verifiers import ExactVerifier, GroupedVerifier
 from specdecode.verifiers.exact import chain_walk

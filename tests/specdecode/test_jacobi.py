@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from synthetic import MarkovTarget, random_table
 from torch import Tensor
 
 from specdecode.draft_size import DraftSize, FixedDraftSize
@@ -14,7 +15,6 @@ from specdecode.drafters.jacobi import COUPLINGS, INITIAL_GUESSES, JacobiDrafter
 from specdecode.loop import DecodeResult, decode
 from specdecode.roles import DecodeState, Draft, Verifier
 from specdecode.sampling import RandomStreams, SamplingConfig, Tag
-from specdecode.synthetic import MarkovTarget, random_table
 from specdecode.verifiers import ExactVerifier
 
 VOCAB, LENGTH, DRAWS = 5, 4, 60_000

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from synthetic import MarkovTarget, random_table
 from torch import Tensor
 
 from specdecode.draft_size import DraftSize, FixedDraftSize
@@ -16,7 +17,6 @@ from specdecode.drafters.jacobi_front import BranchingJacobiDrafter, branch_node
 from specdecode.loop import DecodeResult, decode
 from specdecode.roles import DecodeState, Draft
 from specdecode.sampling import RandomStreams, SamplingConfig
-from specdecode.synthetic import MarkovTarget, random_table
 
 VOCAB, LENGTH, DRAWS = 5, 4, 60_000
 TABLE = random_table(VOCAB, seed=5, scale=1.2)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from synthetic import MarkovTarget, chi_square_p_value, random_table
 from torch import Tensor
 
 from specdecode.draft_size import DraftSize, FixedDraftSize
@@ -15,7 +16,6 @@ from specdecode.drafters.known_tokens import KnownTokensDrafter
 from specdecode.loop import DecodeResult, decode
 from specdecode.roles import DecodeState, Draft, Drafter, TargetOutput
 from specdecode.sampling import RandomStreams, SamplingConfig, logits_to_probabilities
-from specdecode.synthetic import MarkovTarget, chi_square_p_value, random_table
 
 VOCAB, MARK, DRAWS = 4, 3, 20_000
 KNOWN = torch.tensor([-1, -1, MARK, -1, MARK])

@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from synthetic import MarkovDrafter, MarkovTarget, random_table
 from torch import Tensor
 
 import specdecode.verifiers.lantern as lantern
@@ -19,7 +20,6 @@ from specdecode.loop import decode
 from specdecode.neighbours import nearest_neighbours
 from specdecode.roles import DecodeState, Draft, TargetOutput, Verdict
 from specdecode.sampling import RandomStreams, SamplingConfig, Tag, draw_tokens, logits_to_probabilities
-from specdecode.synthetic import MarkovDrafter, MarkovTarget, random_table
 from specdecode.trace import TokenOrigin
 from specdecode.tree import TokenTree
 from specdecode.verifiers import ExactVerifier, LanternVerifier

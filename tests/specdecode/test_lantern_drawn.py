@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
+from synthetic import MarkovDrafter, MarkovTarget, random_table
 from torch import Tensor
 
 import specdecode.verifiers.exact as exact
@@ -17,7 +18,6 @@ from specdecode.loop import decode
 from specdecode.neighbours import nearest_neighbours
 from specdecode.roles import DecodeState, Draft, TargetOutput, Verdict
 from specdecode.sampling import RandomStreams, SamplingConfig, Tag, logits_to_probabilities
-from specdecode.synthetic import MarkovDrafter, MarkovTarget, random_table
 from specdecode.tree import TokenTree
 from specdecode.verifiers import ExactVerifier, LanternVerifier
 from specdecode.verifiers.lantern_drawn import NeighbourSums, relaxed_target

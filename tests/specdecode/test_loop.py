@@ -6,13 +6,13 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
+from synthetic import MarkovDrafter, MarkovTarget, random_table
 from torch import Tensor
 
 import specdecode.loop
 from specdecode.loop import DecodeResult, decode
 from specdecode.roles import DecodeState, Draft, TargetOutput, Verdict
 from specdecode.sampling import RandomStreams, SamplingConfig, logits_to_probabilities, sample
-from specdecode.synthetic import MarkovDrafter, MarkovTarget, random_table
 from specdecode.trace import DecodeTrace
 from specdecode.verifiers import ExactVerifier
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from simulation import Costs, simulate_parallel
+from synthetic import MarkovTarget, random_table
 from torch import Tensor
 
 import specdecode.parallel.loop
@@ -28,10 +30,8 @@ from specdecode.parallel import (
     draft_length_of,
     measure_draft_length,
 )
-from specdecode.parallel.simulation import Costs, simulate_parallel
 from specdecode.roles import DecodeState, TargetOutput
 from specdecode.sampling import RandomStreams, SamplingConfig, Tag, draw_tokens
-from specdecode.synthetic import MarkovTarget, random_table
 from specdecode.trace import DecodeTrace
 
 VOCAB, LENGTH = 30, 40

@@ -21,6 +21,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
+from synthetic import MarkovTarget
 from torch import Tensor
 
 from specdecode.loop import decode
@@ -39,7 +40,6 @@ from specdecode.parallel import (
 from specdecode.parallel.two_processes import MOST_TOKENS, Kind, Message, PipeLink
 from specdecode.roles import TargetOutput
 from specdecode.sampling import RandomStreams, SamplingConfig
-from specdecode.synthetic import MarkovTarget
 
 sys.path.append(str(Path(__file__).parent))  # started processes get this path, too
 import parallel_players as players

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from specdecode.parallel.simulation import Costs, simulate_in_turn, simulate_parallel, simulate_plain
+from simulation import Costs, simulate_in_turn, simulate_parallel, simulate_plain
 
 
 def by_ticks(matches: list[bool], costs: Costs, gamma: int) -> tuple[int, int, int]:

@@ -7,13 +7,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
+from synthetic import MarkovDrafter, MarkovTarget, random_table
 from torch import Tensor
 
 from specdecode.loop import DecodeResult, decode
 from specdecode.pending import PendingChain
 from specdecode.roles import DecodeState, Draft, Selection, TargetOutput, Verdict
 from specdecode.sampling import RandomStreams, SamplingConfig, Tag, logits_to_probabilities
-from specdecode.synthetic import MarkovDrafter, MarkovTarget, random_table
 from specdecode.trace import TokenOrigin
 from specdecode.tree import TokenTree
 

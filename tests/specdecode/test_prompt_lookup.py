@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
+from synthetic import MarkovTarget, random_table
 from torch import Tensor
 
 from specdecode.draft_size import DraftSize, FixedDraftSize
@@ -16,7 +17,6 @@ from specdecode.drafters.prompt_lookup import PromptLookupDrafter
 from specdecode.loop import decode
 from specdecode.roles import DecodeState, Draft, TargetOutput
 from specdecode.sampling import RandomStreams, SamplingConfig
-from specdecode.synthetic import MarkovTarget, random_table
 from specdecode.tree import TokenTree
 
 VOCAB, LENGTH, DRAWS = 4, 5, 40_000

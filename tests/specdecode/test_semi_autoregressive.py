@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from synthetic import FeatureTarget, random_table, sequence_p_value
 from torch import Tensor
 
 from specdecode.draft_size import DraftSize, FixedDraftSize
@@ -17,7 +18,6 @@ from specdecode.drafters.tree_shapes import DynamicTree, StaticTree
 from specdecode.loop import DecodeResult, decode
 from specdecode.roles import DecodeState, TargetOutput
 from specdecode.sampling import RandomStreams, SamplingConfig
-from specdecode.synthetic import FeatureTarget, random_table, sequence_p_value
 
 VOCAB, PLACES = 12, 3
 

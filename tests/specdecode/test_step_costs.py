@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from synthetic import MarkovTarget, random_table
 
 from specdecode import step_costs
-from specdecode.synthetic import MarkovTarget, random_table
 
 
 def test_passes_and_drafting_steps_are_timed_and_nothing_is_kept() -> None:

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_chains import assert_same, random_chain, state_for
 from scipy import stats
+from synthetic import MarkovDrafter, MarkovTarget, random_table, sequence_p_value
 from torch import Tensor
 
 import specdecode.roles as roles
@@ -18,7 +19,6 @@ import specdecode.verifiers.exact as exact
 from specdecode.loop import decode
 from specdecode.roles import DecodeState, Draft, Drafter, TargetOutput, Verdict, Verifier
 from specdecode.sampling import RandomStreams, SamplingConfig, Tag, logits_to_probabilities
-from specdecode.synthetic import MarkovDrafter, MarkovTarget, random_table, sequence_p_value
 from specdecode.tree import TokenTree
 from specdecode.verifiers import ExactVerifier
 

@@ -16,7 +16,7 @@ from tiny_pipelines import (  # noqa: F401  # the fixtures are for the tests bel
     tiny_model_folder,
 )
 
-from vargen.models.llamagen.drafter import LlamaGenDrafter
+from vargen.drafters.eagle_network import LlamaGenDrafter
 from vargen.pipelines.llamagen import LlamaGenPipeline
 
 

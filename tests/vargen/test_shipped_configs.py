@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import yaml
 
+from vargen.base.resources import configs_folder
 from vargen.commands.bench import BenchConfig
 from vargen.commands.options import build_parser, fill, parse
 from vargen.jobs.generation import GenerateConfig
 from vargen.jobs.tuning import settings_of
 from vargen.methods.catalogue import find_presets, resolve_method
-from vargen.resources import configs_folder
 
 
 @pytest.mark.parametrize(("name", "options"), [("generate", GenerateConfig), ("bench", BenchConfig)])

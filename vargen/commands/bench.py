@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from metrics.tables import format_table
-from vargen.bounds import MAX_BATCH_SIZE, MAX_PICTURES, MAX_WARM_UP, check_numbers
+from vargen.base.bounds import MAX_BATCH_SIZE, MAX_PICTURES, MAX_WARM_UP, check_numbers
+from vargen.base.errors import UserError
 from vargen.commands.options import COMPARED_SPLITS, build_parser, check_place, fill, parse
-from vargen.errors import UserError
 from vargen.jobs.cases import BenchmarkCase, fitting_judge, prompt_cases
 from vargen.jobs.options import SamplingOptions
 from vargen.methods.base import MethodConfig
@@ -30,7 +30,7 @@ from vargen.runs.records import own_calls
 TASKS = ("image", "video")
 _PASSED_ON = ("batch_size", "continuous_batches", "seed", "warm_up", "weighted_by", "weight_dtype")
 WEIGHTS = ("B", "L", "XL")
-"""Sizes of `weighted_by`; `vargen.models.llamagen.weighted` has them."""
+"""Sizes of `weighted_by`; `weighted` has them."""
 
 
 @dataclass(frozen=True)
@@ -163,8 +163,8 @@ def run(arguments: Sequence[str]) -> int:
     model = open_model(config)
     methods = config.contenders(model.resolve_method, model.usual_methods)
 
+    from scenes.judge.judging import ClaimJudge
     from vargen.jobs.benchmark import benchmark_model
-    from vargen.world.judge.judging import ClaimJudge
 
     cases = _cases(config, model)
     judge = None
@@ -241,7 +241,7 @@ def _say_what_is_missing(config: BenchConfig) -> None:
 
 
 def _cases(config: BenchConfig, model: ModelDescription) -> list[BenchmarkCase]:
-    from vargen.world.cases import file_cases, scene_cases
+    from scenes.cases import file_cases, scene_cases
 
     if model.num_classes is not None:
         if not config.class_labels:

@@ -8,17 +8,25 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from metrics.tables import format_video_table
-from vargen.bounds import MAX_FRAMES, MAX_PICTURES, MAX_PIXELS, MAX_WARM_UP, check_number, check_numbers, check_text
+from vargen.base.bounds import (
+    MAX_FRAMES,
+    MAX_PICTURES,
+    MAX_PIXELS,
+    MAX_WARM_UP,
+    check_number,
+    check_numbers,
+    check_text,
+)
+from vargen.base.errors import UserError
+from vargen.base.resources import VIDEO_CAPTIONS, VIDEO_FRAMES, VIDEO_SIDE
 from vargen.commands.caption import DEFAULT_QUESTION
 from vargen.commands.options import COMPARED_SPLITS, build_parser, check_place, fill, parse
-from vargen.errors import UserError
 from vargen.methods.catalogue import read_method_list
-from vargen.resources import VIDEO_CAPTIONS, VIDEO_FRAMES, VIDEO_SIDE
+from vargen.methods.video.base import VideoMethodConfig
+from vargen.methods.video.catalogue import resolve_video_method
+from vargen.pipelines.video.options import VideoOptions
 from vargen.runs.files import write_atomic
 from vargen.runs.records import own_calls
-from vargen.video.methods.base import VideoMethodConfig
-from vargen.video.methods.catalogue import resolve_video_method
-from vargen.video.options import VideoOptions
 
 
 @dataclass(frozen=True)
@@ -101,11 +109,11 @@ def run(arguments: Sequence[str]) -> int:
     config = fill(BenchVideoConfig, values)
     contenders = config.contenders()
 
+    from scenes.cases import scene_video_cases
+    from scenes.judge.judging import judge_answer
     from vargen.jobs.clips import ask_about, describe_clips
     from vargen.jobs.video_benchmark import benchmark_video_model
-    from vargen.video.frames import frame_sampler
-    from vargen.world.cases import scene_video_cases
-    from vargen.world.judge.judging import judge_answer
+    from vargen.models.video_llms.frames import frame_sampler
 
     def cases(processor: Any) -> Any:
         if isinstance(config.videos, int):

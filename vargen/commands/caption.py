@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vargen.bounds import check_text
+from vargen.base.bounds import check_text
+from vargen.base.errors import UserError
+from vargen.base.resources import find_trained_drafters
 from vargen.commands.options import build_parser, check_place, fill, parse
-from vargen.errors import UserError
 from vargen.methods.catalogue import read_options
-from vargen.resources import find_trained_drafters
+from vargen.methods.video.catalogue import VIDEO_METHODS, default_method, resolve_video_method
+from vargen.pipelines.video.options import VideoOptions
 from vargen.runs.files import save_image_atomic
-from vargen.video.methods.catalogue import VIDEO_METHODS, default_method, resolve_video_method
-from vargen.video.options import VideoOptions
 
 DEFAULT_QUESTION = "describe the video in detail."
 
@@ -66,11 +66,11 @@ def run(arguments: Sequence[str]) -> int:
 
     import torch
 
+    from vargen.models.video_llms.context import ContextUse
+    from vargen.models.video_llms.frames import frame_sampler, take_frames
     from vargen.pipelines.loading import loading_arguments
-    from vargen.video.answering import VideoAnswerer, sized_inputs
-    from vargen.video.context import ContextUse
-    from vargen.video.frames import frame_sampler, take_frames
-    from vargen.video.loading import load_processor, open_video_model
+    from vargen.pipelines.video.answering import VideoAnswerer, sized_inputs
+    from vargen.pipelines.video.loading import load_processor, open_video_model
 
     _, _, dtype = loading_arguments(config.of_target)
     found = open_video_model(config.model, config.revision)

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from vargen.bounds import MAX_PIXELS, check_numbers
+from vargen.base.bounds import MAX_PIXELS, check_numbers
+from vargen.base.errors import UserError
 from vargen.commands.options import build_parser, fill, parse
-from vargen.errors import UserError
 from vargen.runs.files import own_folder
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -129,7 +129,7 @@ def _convert_lantern_drafter(arguments: Sequence[str]) -> int:
 
     import torch
 
-    from vargen.models.llamagen.convert_drafter import convert_lantern_drafter
+    from vargen.drafters.convert_drafter import convert_lantern_drafter
 
     with own_folder(config.output):
         drafter = convert_lantern_drafter(

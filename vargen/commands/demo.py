@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from vargen.bounds import check_number
+from vargen.base.bounds import check_number
 from vargen.commands.options import build_parser, fill, parse
 from vargen.models.options import ModelOptions
 

@@ -36,8 +36,8 @@ def run(arguments: Sequence[str]) -> int:
     protocol = load_protocol(config.preset or usual)
     methods = {} if model is None else config.methods(model.resolve_method)
 
+    from scenes.judge.judging import SCENE_WORLD
     from vargen.jobs.evaluation import evaluate_quality
-    from vargen.world.judge.judging import SCENE_WORLD
 
     rows = evaluate_quality(config, protocol, model, methods, SCENE_WORLD, values.quiet)
     if rows:  # none but on the main process

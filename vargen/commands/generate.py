@@ -34,7 +34,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _judge_ranker(image_size: int) -> Ranker:
-    from vargen.world.judge.judging import JudgeRanker
+    from scenes.judge.judging import JudgeRanker
 
     return JudgeRanker(image_size)
 

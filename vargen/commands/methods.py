@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from vargen.commands.options import build_parser, parse
 from vargen.methods.catalogue import METHODS, find_presets, resolve_method
-from vargen.video.methods.catalogue import VIDEO_METHODS
+from vargen.methods.video.catalogue import VIDEO_METHODS
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -14,10 +14,10 @@ from typing import Any, TypeVar, get_args, get_type_hints
 
 from jsonargparse import ArgumentError, ArgumentParser, DefaultHelpFormatter, Namespace
 
-from vargen.bounds import check_characters
-from vargen.errors import UserError
-from vargen.reading import parse_yaml, read_yaml, reading
-from vargen.resources import find_config
+from vargen.base.bounds import check_characters
+from vargen.base.errors import UserError
+from vargen.base.reading import parse_yaml, read_yaml, reading
+from vargen.base.resources import find_config
 from vargen.runs.files import check_replaceable
 
 Options = TypeVar("Options")

@@ -10,9 +10,9 @@ from typing import Any
 
 from jsonargparse import DefaultHelpFormatter
 
+from vargen.base.errors import UserError
+from vargen.base.resources import find_config
 from vargen.commands.options import parse
-from vargen.errors import UserError
-from vargen.resources import find_config
 from vargen.runs.files import own_folder
 
 TRAINERS = {
@@ -85,7 +85,7 @@ def run(arguments: Sequence[str]) -> int:
 def load_trainer(name: str) -> tuple[type[Any], Callable[..., object]]:
     """The configuration of what `TRAINERS` calls `name`, and the function that trains by one."""
     # Drafters train on any model and any data; everything else on the project's own world.
-    package = "vargen.training" if name.endswith("drafter") else "vargen.world.training"
+    package = "vargen.training" if name.endswith("drafter") else "scenes.training"
     module_name = "code_store" if name == "data" else name.replace("-", "_")
     module = importlib.import_module(f"{package}.{module_name}")
     config_name, function_name, _ = TRAINERS[name]
@@ -94,11 +94,11 @@ def load_trainer(name: str) -> tuple[type[Any], Callable[..., object]]:
 
 def _data(name: str, config: Any) -> tuple[Any, ...]:
     """What of this world a trainer is given that knows none."""
+    from scenes.cases import scene_prompts
+    from scenes.seeds import DRAFTER_SEED, HELDOUT_SEED
+    from scenes.training.code_store import stored_pictures
+    from scenes.training.video_data import RenderedVideoSource
     from vargen.training.run import prepare
-    from vargen.world.cases import scene_prompts
-    from vargen.world.seeds import DRAFTER_SEED, HELDOUT_SEED
-    from vargen.world.training.code_store import stored_pictures
-    from vargen.world.training.video_data import RenderedVideoSource
 
     if name == "drafter":
         return (lambda seed, count: scene_prompts(DRAFTER_SEED + seed, count)), stored_pictures
@@ -115,9 +115,9 @@ def _data(name: str, config: Any) -> tuple[Any, ...]:
 def _about_own_videos(config: Any) -> Callable[[Any], Any]:
     """What `train_video_drafter` asks about the videos of a folder."""
     from vargen.jobs.clips import ask_about, describe_clips, set_apart
+    from vargen.models.video_llms.frames import CAPTION_PROMPTS, frame_sampler
     from vargen.runs.identity import digest
     from vargen.training.video_questions import ClipQuestions
-    from vargen.video.frames import CAPTION_PROMPTS, frame_sampler
 
     def ask(answerer: Any) -> Any:
         asked = []

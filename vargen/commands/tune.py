@@ -25,7 +25,7 @@ def run(arguments: Sequence[str]) -> int:
     values = parse(parser, arguments)
     config = fill(TuneConfig, values)
 
-    from vargen.world.judge.judging import SCENE_WORLD
+    from scenes.judge.judging import SCENE_WORLD
 
     record = tune(config, SCENE_WORLD, values.quiet, lambda record: _report(Path(config.output), record))
     return 1 if record["best"] is None else 0

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vargen.base.errors import UserError
 from vargen.demo import compare, pictures, videos
 from vargen.demo.models import Models
 from vargen.demo.requests import Requests
 from vargen.demo.tickets import Tickets
 from vargen.demo.worker import LocalWorker, Worker, WorkerProcess
-from vargen.errors import UserError
 
 MAX_WAITING = 16
 """Requests; more are refused."""

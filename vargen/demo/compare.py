@@ -14,12 +14,12 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vargen.base.errors import UserError
 from vargen.demo import markup
 from vargen.demo.models import Models
 from vargen.demo.requests import QUIET, Requests, read_seed
 from vargen.demo.tickets import Tickets
 from vargen.demo.work import Stopped, Work, failure
-from vargen.errors import UserError
 
 if TYPE_CHECKING:
     from vargen.jobs.cases import BenchmarkCase, Judge
@@ -143,9 +143,9 @@ def compare(
 
 
 def _prepare(models: Models, model: str, names: Sequence[str], own: str, count: int, seed: float | None) -> Comparing:
+    from scenes.cases import scene_cases, written_cases
+    from scenes.judge.judging import ClaimJudge
     from vargen.jobs.cases import BenchmarkCase, fitting_judge
-    from vargen.world.cases import scene_cases, written_cases
-    from vargen.world.judge.judging import ClaimJudge
 
     description = models.description(model)
     if not 1 <= len(names) <= MAX_METHODS:

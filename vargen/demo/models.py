@@ -1,7 +1,7 @@
 """The models that a page offers, loaded when they are first asked for.
 
 Belongs here: which models and which of their methods there are, and keeping them. Does not belong here: loading
-(`vargen.pipelines.loading`, `vargen.video.answering`). Importing this imports no torch: a page is there at once.
+(`vargen.pipelines`). Importing this imports no torch: a page is there at once.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vargen.errors import UserError
+from vargen.base.errors import UserError
+from vargen.base.resources import DEFAULT_MODEL, find_trained_drafters, find_video_model, shipped_models
 from vargen.methods.base import ImageMethodConfig, MethodConfig
 from vargen.methods.catalogue import METHODS, find_presets
+from vargen.methods.video.assisted import AssistedConfig
+from vargen.methods.video.base import VideoMethodConfig
+from vargen.methods.video.catalogue import VIDEO_METHODS
+from vargen.methods.video.trained import TrainedDrafterConfig
 from vargen.models.description import ModelDescription, open_model
 from vargen.models.options import ModelOptions
-from vargen.resources import DEFAULT_MODEL, find_trained_drafters, find_video_model, shipped_models
-from vargen.video.methods.assisted import AssistedConfig
-from vargen.video.methods.base import VideoMethodConfig
-from vargen.video.methods.catalogue import VIDEO_METHODS
-from vargen.video.methods.trained import TrainedDrafterConfig
 
 if TYPE_CHECKING:
     from vargen.pipelines.loading import ImagePipeline
-    from vargen.video.answering import VideoAnswerer
+    from vargen.pipelines.video.answering import VideoAnswerer
 
 _FIRST = ("scd", "eagle-chain", "likeness-quality", "likeness-balanced", "likeness-fast")
 """Methods that README recommends; they are offered before the others."""
@@ -122,7 +122,7 @@ class Models:
         with self._lock:
             if self._answerer is None:
                 from vargen.pipelines.loading import place_and_precision
-                from vargen.video.answering import VideoAnswerer
+                from vargen.pipelines.video.answering import VideoAnswerer
 
                 device, dtype = place_and_precision(self._options.device, self._options.dtype)
                 self._answerer = VideoAnswerer.from_pretrained(

@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from vargen.base.errors import UserError
 from vargen.demo import markup
 from vargen.demo.models import Models
 from vargen.demo.requests import QUIET, WAITS, Requests, read_seed
 from vargen.demo.settings import read_settings, write_settings
 from vargen.demo.tickets import Tickets
 from vargen.demo.work import failure
-from vargen.errors import UserError
 
 if TYPE_CHECKING:
     from PIL.Image import Image

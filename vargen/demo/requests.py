@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from vargen.base.errors import UserError
 from vargen.demo import markup
 from vargen.demo.tickets import Tickets
 from vargen.demo.worker import Function, Worker
-from vargen.errors import UserError
 
 QUIET: dict[str, Any] = {"show_progress": "hidden"}
 """Options of every event: what is computed says itself how far it is."""

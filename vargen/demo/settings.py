@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import yaml
 
-from vargen.errors import UserError
+from vargen.base.errors import UserError
 from vargen.methods.base import MethodConfig, configure
 
 AnyConfig = TypeVar("AnyConfig", bound=MethodConfig)

@@ -1,7 +1,7 @@
 """What may be uploaded, and how much of it: a file is looked at before anything in it is decoded.
 
-Belongs here: limits and refusals. Does not belong here: reading frames (`vargen.video.frames`). Importing this imports
-no torch: the page's server is told its limits before.
+Belongs here: limits and refusals. Does not belong here: reading frames
+(`vargen.models.video_llms.frames`). Importing this imports no torch: the page's server is told its limits before.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vargen.errors import UserError
+from vargen.base.errors import UserError
 
 if TYPE_CHECKING:
-    from vargen.video.frames import VideoFrames
+    from vargen.models.video_llms.frames import VideoFrames
 
 MAX_BYTES = 32 * 2**20
 MAX_SECONDS = 120.0
@@ -30,12 +30,12 @@ def read_upload(path: str, num_frames: int, limits: dict[str, int]) -> VideoFram
     Args:
         path: of the file.
         num_frames: how many are wanted.
-        limits: of the model's processor, as `vargen.video.frames.frame_limits` gives them.
+        limits: of the model's processor, as `vargen.models.video_llms.frames.frame_limits` gives them.
 
     Raises:
         UserError: no video, a damaged one, or one beyond the limits. It names the file as the visitor knows it.
     """
-    from vargen.video.frames import read_video
+    from vargen.models.video_llms.frames import read_video
 
     file = Path(path)
     try:
@@ -49,7 +49,7 @@ def read_upload(path: str, num_frames: int, limits: dict[str, int]) -> VideoFram
 
 def _check(file: Path) -> int:
     """Frames, at most. Raises UserError."""
-    from vargen.video.frames import measure_video
+    from vargen.models.video_llms.frames import measure_video
 
     size = file.stat().st_size
     if size > MAX_BYTES:

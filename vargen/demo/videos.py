@@ -1,7 +1,7 @@
 """Videos: a clip, a question, a method; the answer comes word by word.
 
 Belongs here: what is on the tab, and what happens when somebody asks. Does not belong here: answering
-(`vargen.video.answering`), limits of uploads (`uploads.py`), markup.
+(`vargen.pipelines.video.answering`), limits of uploads (`uploads.py`), markup.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vargen.base.errors import UserError
+from vargen.base.resources import VIDEO_FRAMES, VIDEO_SIDE
 from vargen.demo import markup
 from vargen.demo.models import Models
 from vargen.demo.requests import QUIET, Requests, read_seed
 from vargen.demo.settings import read_settings, write_settings
 from vargen.demo.tickets import Tickets
 from vargen.demo.work import Stopped, Work, failure
-from vargen.errors import UserError
-from vargen.resources import VIDEO_FRAMES, VIDEO_SIDE
 
 if TYPE_CHECKING:
     from specdecode.trace import TokenOrigin
-    from vargen.video.answering import Answer, VideoAnswerer
-    from vargen.video.frames import VideoFrames
-    from vargen.video.methods.base import VideoMethodConfig
+    from vargen.methods.video.base import VideoMethodConfig
+    from vargen.models.video_llms.frames import VideoFrames
+    from vargen.pipelines.video.answering import Answer, VideoAnswerer
 
 DESCRIBE = "describe the video in detail."
 QUESTIONS = (
@@ -55,7 +55,7 @@ class Clip:
 @lru_cache(maxsize=16)
 def world_case(seed: int) -> Any:
     """A clip of the world that training never showed, with its truth."""
-    from vargen.world.cases import scene_video_cases
+    from scenes.cases import scene_video_cases
 
     return scene_video_cases(1, "heldout", VIDEO_FRAMES, VIDEO_SIDE, seed=seed)[0]
 
@@ -63,7 +63,7 @@ def world_case(seed: int) -> Any:
 def read_clip(clip: Clip, num_frames: int, processor: Any) -> VideoFrames:
     """Its frames. Raises UserError for an upload that is no video or too much of one."""
     from vargen.demo.uploads import read_upload
-    from vargen.video.frames import frame_limits
+    from vargen.models.video_llms.frames import frame_limits
 
     if clip.path is None:
         return world_case(clip.seed or 0).frames
@@ -181,7 +181,7 @@ def ask(
 
 
 def _notes(tokenizer: Any, question: str) -> str:
-    from vargen.prompts import unknown_words
+    from vargen.base.prompts import unknown_words
 
     words = ", ".join(unknown_words(tokenizer, question))
     return markup.notice(f"Note: the model does not know these words: {words}") if words else ""
@@ -202,7 +202,7 @@ def _correctness(clip: Clip, question: str, answer: Answer) -> float | None:
     """How right a description of a clip of the world is, 0 to 1."""
     if clip.path is not None or question.strip() != DESCRIBE:
         return None
-    from vargen.world.judge.judging import judge_answer
+    from scenes.judge.judging import judge_answer
 
     return judge_answer(world_case(clip.seed or 0).truth, answer.text)["all"]
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
-from vargen.errors import UserError
+from vargen.base.errors import UserError
 
 Snapshot = TypeVar("Snapshot")
 

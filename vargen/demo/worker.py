@@ -24,10 +24,10 @@ from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from typing import Any, Protocol
 
+from vargen.base.errors import UserError
 from vargen.demo.models import Models
 from vargen.demo.tickets import Tickets
 from vargen.demo.work import failure
-from vargen.errors import UserError
 
 Function = Callable[..., Iterator[Any]]
 
@@ -191,7 +191,7 @@ class _Server:
             with suppress(UserError):
                 self._models.pipeline(self._models.default)
                 import vargen.demo.race
-                import vargen.video.frames  # noqa: F401
+                import vargen.models.video_llms.frames  # noqa: F401
         finally:
             self._loaded.set()
         gc.freeze()  # what is there now stays to the end

@@ -18,8 +18,8 @@ import torch
 
 from metrics.provenance import provenance
 from metrics.speculation import CallRecord, summarise
+from vargen.base.errors import UserError
 from vargen.drawing.sheet import to_pil
-from vargen.errors import UserError
 from vargen.jobs.cases import BenchmarkCase, Judge, told_cases
 from vargen.jobs.comparison import compare, describe_run
 from vargen.jobs.quality import clip_figures, count_claims, judge_figures

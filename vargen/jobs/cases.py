@@ -10,13 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from vargen.errors import UserError
+from vargen.base.errors import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from vargen.models.description import ModelDescription
-    from vargen.video.frames import VideoFrames
+    from vargen.models.video_llms.frames import VideoFrames
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """A user's own videos, and what is asked about them.
 
 Belongs here: the videos of a folder, files of questions, and reading a clip when its turn comes. Does not belong here:
-decoding files (`vargen.video.frames`), and what becomes of the answers.
+decoding files (`vargen.models.video_llms.frames`), and what becomes of the answers.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from vargen.errors import UserError
-from vargen.prompts import read_prompts, split_lines
-from vargen.video.frames import VideoFrames, take_frames
+from vargen.base.errors import UserError
+from vargen.base.prompts import read_prompts, split_lines
+from vargen.models.video_llms.frames import VideoFrames, take_frames
 
 VIDEO_SUFFIXES = (".mp4", ".mkv", ".webm", ".mov", ".avi", ".m4v", ".gif", ".mpg", ".mpeg", ".ts", ".flv", ".wmv")
 """What counts as a video in a folder; a folder of pictures in it is one, too."""
@@ -30,7 +30,7 @@ class Clip:
     Args:
         path: of the video.
         question: asked about it.
-        choose: which frames are taken; see `vargen.video.frames.frame_sampler`.
+        choose: which frames are taken; see `vargen.models.video_llms.frames.frame_sampler`.
         frames_per_second: of pictures in a folder.
     """
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from vargen.errors import UserError
+from vargen.base.errors import UserError
 from vargen.models.llamagen.convert import (
     infer_transformer_config,
     load_text_encoder,

@@ -30,7 +30,9 @@ from metrics.protocol import Protocol
 from metrics.provenance import provenance
 from metrics.quality import Reference
 from metrics.speculation import CallRecord, summarise
-from vargen.errors import UserError
+from vargen.base.errors import UserError
+from vargen.base.prompts import read_column
+from vargen.base.resources import shipped_clip
 from vargen.jobs.benchmark import call_pipeline, record_of_picture, stream_pipeline
 from vargen.jobs.cases import BenchmarkCase, ReferencePictures, World, told_cases
 from vargen.jobs.options import EvaluateConfig
@@ -52,8 +54,6 @@ from vargen.models.description import ModelDescription
 from vargen.models.model_folder import weights_fingerprint
 from vargen.pipelines.common import PromptWarning
 from vargen.pipelines.loading import load_pipeline
-from vargen.prompts import read_column
-from vargen.resources import shipped_clip
 from vargen.runs.batches import BatchStore, PictureBatches, Share
 from vargen.runs.files import own_folder
 from vargen.runs.identity import digest

@@ -21,15 +21,15 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vargen.bounds import MAX_BATCH_SIZE, MAX_PICTURES, MAX_SEED, check_numbers
-from vargen.errors import NotFiniteError, UserError
+from vargen.base.bounds import MAX_BATCH_SIZE, MAX_PICTURES, MAX_SEED, check_numbers
+from vargen.base.errors import NotFiniteError, UserError
+from vargen.base.prompts import gather_prompts
+from vargen.base.resources import shipped_clip
 from vargen.jobs.options import SamplingOptions
 from vargen.jobs.ranking import RANKERS, ClipScorer, Ranker, best, candidate_seed
 from vargen.methods.catalogue import resolve_method
 from vargen.models.description import ModelDescription, open_model
 from vargen.models.model_folder import weights_fingerprint
-from vargen.prompts import gather_prompts
-from vargen.resources import shipped_clip
 from vargen.runs.files import own_folder
 from vargen.runs.progress import Progress, progress
 from vargen.runs.records import ImageRequest, PictureFolder

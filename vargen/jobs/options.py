@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vargen.bounds import MAX_BATCH_SIZE, MAX_PICTURES, MAX_SEED, check_number, check_numbers, check_sampling
-from vargen.errors import UserError
+from vargen.base.bounds import MAX_BATCH_SIZE, MAX_PICTURES, MAX_SEED, check_number, check_numbers, check_sampling
+from vargen.base.errors import UserError
+from vargen.base.reading import read_yaml
+from vargen.base.resources import find_config
 from vargen.methods.base import ImageMethodConfig, MethodConfig
 from vargen.methods.catalogue import read_method_list
 from vargen.models.options import ModelOptions
-from vargen.reading import read_yaml
-from vargen.resources import find_config
 
 if TYPE_CHECKING:
     import metrics.protocol

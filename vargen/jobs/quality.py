@@ -28,10 +28,10 @@ from metrics.images import ImageArray, ImageFolder, open_images, open_npz, resiz
 from metrics.proportion import Proportion
 from metrics.protocol import Protocol
 from metrics.quality import Reference, figure, mean_figure, score_pictures
-from vargen.errors import UserError
+from vargen.base.errors import UserError
+from vargen.base.resources import cache_folder
 from vargen.jobs.cases import BenchmarkCase, Judge, ReferencePictures
 from vargen.models.model_folder import refuse_pickled
-from vargen.resources import cache_folder
 from vargen.runs.batches import Arrays, BatchStore, Share
 from vargen.runs.files import atomic_path
 from vargen.runs.identity import check_identity, digest

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from vargen.errors import UserError
+from vargen.base.errors import UserError
 
 if TYPE_CHECKING:
     from PIL.Image import Image

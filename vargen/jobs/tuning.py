@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from vargen.bounds import MAX_BATCH_SIZE, MAX_PICTURES, MAX_SEED, check_numbers
-from vargen.errors import UserError
+from vargen.base.bounds import MAX_BATCH_SIZE, MAX_PICTURES, MAX_SEED, check_numbers
+from vargen.base.errors import UserError
+from vargen.base.resources import find_model
 from vargen.jobs.cases import BenchmarkCase, Judge, World, fitting_judge, prompt_cases, told_cases
 from vargen.jobs.comparison import describe_run
 from vargen.jobs.ranking import ClipScorer
@@ -33,7 +34,6 @@ from vargen.models.description import ModelDescription, open_model
 from vargen.models.model_folder import weights_fingerprint, write_own_settings
 from vargen.models.options import ModelOptions
 from vargen.models.source import is_hub_name
-from vargen.resources import find_model
 from vargen.runs.files import check_replaceable, own_folder, write_atomic, write_json_atomic
 from vargen.runs.identity import check_identity_file
 from vargen.runs.progress import Progress, progress

@@ -1,7 +1,7 @@
 """Methods side by side on the same videos, and what each cost and said.
 
 Belongs here: what is kept of each answer, rows out of what was kept. Does not belong here: who works when
-(`vargen.jobs.comparison`), an answer (`vargen.video.answering`), definitions that pictures share
+(`vargen.jobs.comparison`), an answer (`vargen.pipelines.video.answering`), definitions that pictures share
 (`metrics.speculation`), options and printing.
 
 *Agreement* is the share of tokens, of the longer of two answers, at whose place plain decoding's says the same.
@@ -25,15 +25,15 @@ from metrics.speculation import CallRecord, percentile, summarise
 from vargen.jobs.cases import VideoCase, VideoJudge
 from vargen.jobs.clips import Clip
 from vargen.jobs.comparison import compare, describe_run
+from vargen.methods.video.base import VideoMethodConfig
 from vargen.models.model_folder import weights_fingerprint
+from vargen.models.video_llms.generation_settings import generation_settings
 from vargen.pipelines.loading import place_and_precision
+from vargen.pipelines.video.answering import Answer, VideoAnswerer
+from vargen.pipelines.video.loading import load_processor, open_video_model
+from vargen.pipelines.video.options import VideoOptions
 from vargen.runs.progress import Progress, progress
 from vargen.runs.records import Records
-from vargen.video.answering import Answer, VideoAnswerer
-from vargen.video.generation_settings import generation_settings
-from vargen.video.loading import load_processor, open_video_model
-from vargen.video.methods.base import VideoMethodConfig
-from vargen.video.options import VideoOptions
 
 
 def benchmark_video_model(

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, Self, TypeVar
 
-from vargen.bounds import MAX_DRAFT
-from vargen.errors import UserError
+from vargen.base.bounds import MAX_DRAFT
+from vargen.base.errors import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor

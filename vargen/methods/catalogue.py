@@ -10,7 +10,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from vargen.errors import UserError
+from vargen.base.errors import UserError
+from vargen.base.reading import parse_yaml, read_yaml, reading
+from vargen.base.resources import configs_folder
 from vargen.methods.autoregressive import AutoregressiveConfig
 from vargen.methods.base import ImageMethodConfig, MethodConfig, configure
 from vargen.methods.coolsd import CoolSDConfig
@@ -21,8 +23,6 @@ from vargen.methods.jacobi import CoupledJacobiConfig, FixedNoiseJacobiConfig, J
 from vargen.methods.lantern import LanternConfig
 from vargen.methods.vvs.method import VVSConfig
 from vargen.methods.vvs.windows import WindowSkippingConfig
-from vargen.reading import parse_yaml, read_yaml, reading
-from vargen.resources import configs_folder
 
 METHODS: tuple[type[ImageMethodConfig], ...] = (
     AutoregressiveConfig,

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from operator import index
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from vargen.bounds import MAX_DRAFT
-from vargen.errors import UserError
+from vargen.base.bounds import MAX_DRAFT
+from vargen.base.errors import UserError
 from vargen.methods.base import AUTO, Auto, Components, ImageMethodConfig, Method, Suggestions
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from vargen.bounds import MAX_DRAFT
-from vargen.errors import UserError
+from vargen.base.bounds import MAX_DRAFT
+from vargen.base.errors import UserError
 from vargen.methods.base import AUTO, Auto, ChainMethodConfig, Components, Method, Suggestions
 
 if TYPE_CHECKING:

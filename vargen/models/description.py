@@ -13,14 +13,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from vargen.errors import UserError
+from vargen.base.errors import UserError
+from vargen.base.reading import reading
 from vargen.methods.base import ImageMethodConfig
 from vargen.methods.catalogue import UNTRAINED, resolve_method
 from vargen.models.model_folder import method_resolver, read_json
 from vargen.models.options import OWN_QUANTIZATION, ModelOptions
 from vargen.models.picture_size import Grid, asked_grid
 from vargen.models.source import SETTINGS, find_files, is_hub_name
-from vargen.reading import reading
 
 
 @dataclass(frozen=True)

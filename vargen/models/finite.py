@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from vargen.errors import NotFiniteError, UserError
+from vargen.base.errors import NotFiniteError, UserError
 from vargen.models.model_folder import find_tensor
 
 

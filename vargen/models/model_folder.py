@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get
 
 from safetensors import safe_open
 
-from vargen import reading
-from vargen.bounds import MAX_PIXELS, check_number
-from vargen.errors import UserError
+from vargen.base import reading
+from vargen.base.bounds import MAX_PIXELS, check_number
+from vargen.base.errors import UserError
 from vargen.methods.base import ImageMethodConfig, MethodConfig
 from vargen.methods.catalogue import check_own_settings, resolve_method
 from vargen.runs.files import write_atomic

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from vargen.bounds import MAX_COMPILE_BUCKET, check_number
-from vargen.errors import UserError
+from vargen.base.bounds import MAX_COMPILE_BUCKET, check_number
+from vargen.base.errors import UserError
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 ATTENTION = ("sdpa", "eager")

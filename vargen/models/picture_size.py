@@ -6,8 +6,8 @@ Belongs here: arithmetic and refusals, without torch. Does not belong here: whic
 
 from __future__ import annotations
 
-from vargen import bounds
-from vargen.errors import UserError
+from vargen.base import bounds
+from vargen.base.errors import UserError
 
 Grid = tuple[int, int]
 """Tokens down and across."""

@@ -14,7 +14,7 @@ from typing import Any
 import transformers
 from diffusers import PipelineQuantizationConfig
 
-from vargen.errors import UserError
+from vargen.base.errors import UserError
 from vargen.models.options import quantization_fields
 
 

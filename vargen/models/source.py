@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from vargen.errors import UserError
-from vargen.resources import find_model_of_any_family, shipped_models
+from vargen.base.errors import UserError
+from vargen.base.resources import find_model_of_any_family, shipped_models
 
 SETTINGS = ("*.json", "*.txt", "*.model", "*.jinja")
 """Files that say what a model is and how it reads prompts; small ones."""

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from transformers import PreTrainedConfig, PreTrainedModel, ProcessorMixin
 
-from vargen.errors import UserError
+from vargen.base.errors import UserError
 from vargen.models.finite import check_weights
 from vargen.models.model_folder import refuse_pickled
 

@@ -18,9 +18,9 @@ from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel, ProcessorMixin
 
+from specdecode.kernels.linears import serve_linears
 from specdecode.sampling import SamplingConfig
-from vargen.errors import UserError
-from vargen.kernels.linears import serve_linears
+from vargen.base.errors import UserError
 from vargen.models.transformers_folder import load_model, load_processor
 from vargen.pipelines.common import CALLBACK_TENSORS, check_prompts, check_sampling
 from vargen.pipelines.compilation import CompilablePipeline

@@ -23,11 +23,11 @@ from specdecode.loop import DecodeResult, decode
 from specdecode.roles import DecodeState, Target
 from specdecode.sampling import RandomStreams, SamplingConfig
 from specdecode.trace import DecodeTrace
-from vargen import bounds
-from vargen.errors import NotFiniteError, UserError
+from vargen.base import bounds
+from vargen.base.errors import NotFiniteError, UserError
 from vargen.methods.base import Method
-from vargen.models.components import KeptBetweenBatches
 from vargen.pipelines.compilation import compile_time_apart
+from vargen.pipelines.components.base import KeptBetweenBatches
 
 OUTPUT_TYPES = ("pil", "np", "pt", "latent")
 CALLBACK_TENSORS = ("tokens", "lengths")

@@ -16,10 +16,10 @@ from typing import Any, Self
 import torch
 
 from specdecode.trace import DecodeTrace
-from vargen.errors import UserError
-from vargen.models.components import KeptBetweenBatches
+from vargen.base.errors import UserError
+from vargen.base.resources import cache_folder
 from vargen.models.options import COMPILE_BUCKET
-from vargen.resources import cache_folder
+from vargen.pipelines.components.base import KeptBetweenBatches
 
 COMPILED = "compile"
 """The phase of a trace that compiling is: beside "decode" and the others, not in them."""

@@ -21,12 +21,10 @@ from transformers import Emu3ForConditionalGeneration, Emu3Processor
 from specdecode.drafters.known_tokens import KnownTokensDrafter
 from specdecode.roles import Target
 from specdecode.trace import DecodeTrace
-from vargen import bounds
-from vargen.errors import UserError
+from vargen.base import bounds
+from vargen.base.errors import UserError
 from vargen.methods.base import ImageMethodConfig, Method
 from vargen.methods.catalogue import resolve_method
-from vargen.models.components import ONLY, KeptBetweenBatches, Place
-from vargen.models.emu3.components import Emu3Components
 from vargen.models.emu3.target import Emu3Target
 from vargen.models.emu3.vocabulary import ImageVocabulary
 from vargen.models.emu3.vq import decode_codes, intensities
@@ -55,6 +53,8 @@ from vargen.pipelines.common import (
     finished,
     random_streams,
 )
+from vargen.pipelines.components.base import ONLY, KeptBetweenBatches, Place
+from vargen.pipelines.components.emu3 import Emu3Components
 from vargen.pipelines.streaming import PictureStream, stream_pictures
 
 USUAL_AREA = 720 * 720

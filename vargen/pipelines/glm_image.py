@@ -25,14 +25,12 @@ from diffusers.utils import BaseOutput, replace_example_docstring
 from torch import Tensor
 from transformers import ByT5Tokenizer, GlmImageForConditionalGeneration, GlmImageProcessor, T5EncoderModel
 
+from specdecode.kernels.linears import serve_linears
 from specdecode.trace import DecodeTrace
-from vargen.errors import UserError
-from vargen.kernels.linears import serve_linears
+from vargen.base.errors import UserError
 from vargen.methods.base import ImageMethodConfig
 from vargen.methods.catalogue import resolve_method
-from vargen.models.components import KeptBetweenBatches
 from vargen.models.finite import check_component_weights, check_pixels
-from vargen.models.glm_image.components import GlmImageComponents
 from vargen.models.glm_image.request import PriorRequest, read_request, upsampled
 from vargen.models.glm_image.target import GlmImageTarget
 from vargen.models.model_folder import check_model_folder, check_pipeline_class
@@ -51,6 +49,8 @@ from vargen.pipelines.common import (
     random_streams,
 )
 from vargen.pipelines.compilation import CompilablePipeline
+from vargen.pipelines.components.base import KeptBetweenBatches
+from vargen.pipelines.components.glm_image import GlmImageComponents
 from vargen.pipelines.quantization import QuantizablePipeline
 
 PIXELS_A_TOKEN = 32

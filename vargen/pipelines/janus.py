@@ -19,12 +19,10 @@ from transformers import JanusForConditionalGeneration, JanusProcessor
 
 from specdecode.roles import Target
 from specdecode.trace import DecodeTrace
-from vargen.errors import UserError
+from vargen.base.errors import UserError
 from vargen.methods.base import ImageMethodConfig, Method
 from vargen.methods.catalogue import resolve_method
-from vargen.models.components import ONLY, KeptBetweenBatches, Place
 from vargen.models.finite import check_pixels
-from vargen.models.janus.components import JanusComponents
 from vargen.models.janus.target import JanusTarget, num_image_tokens
 from vargen.models.janus.vq import decode_codes, intensities
 from vargen.models.offloading import is_offloaded, move_offloaded
@@ -50,6 +48,8 @@ from vargen.pipelines.common import (
     finished,
     random_streams,
 )
+from vargen.pipelines.components.base import ONLY, KeptBetweenBatches, Place
+from vargen.pipelines.components.janus import JanusComponents
 from vargen.pipelines.streaming import PictureStream, stream_pictures
 
 EXAMPLE_DOC_STRING = """

@@ -24,18 +24,17 @@ from transformers import PreTrainedTokenizerBase, T5EncoderModel
 
 from specdecode.roles import Target
 from specdecode.trace import DecodeTrace
-from vargen.errors import UserError
+from vargen.base.errors import UserError
+from vargen.base.prompts import unknown_words
+from vargen.base.reading import reading
+from vargen.drafters.eagle_network import LlamaGenDrafter
+from vargen.drafters.llamagen_head import check_drafter
 from vargen.methods.base import ImageMethodConfig, Method
 from vargen.methods.catalogue import check_own_settings, resolve_method
-from vargen.models.components import Place
 from vargen.models.finite import check_component_weights, check_pixels
-from vargen.models.llamagen.components import KeptBetweenBatches, LlamaGenComponents, check_draft_transformer
-from vargen.models.llamagen.draft_head import check_drafter
-from vargen.models.llamagen.drafter import LlamaGenDrafter
 from vargen.models.llamagen.text_encoder import check_tokenizer, clean_captions, encode_each
 from vargen.models.llamagen.transformer import LlamaGenTransformer
 from vargen.models.llamagen.vq import decode_codes, downsampling_factor
-from vargen.models.llamagen.weighted import WeightNetworks
 from vargen.models.model_folder import check_model_folder
 from vargen.models.offloading import is_offloaded, move_offloaded
 from vargen.pipelines.common import (
@@ -52,10 +51,11 @@ from vargen.pipelines.common import (
     random_streams,
 )
 from vargen.pipelines.compilation import CompilablePipeline
+from vargen.pipelines.components.base import Place
+from vargen.pipelines.components.llamagen import KeptBetweenBatches, LlamaGenComponents, check_draft_transformer
+from vargen.pipelines.components.weighted import WeightNetworks
 from vargen.pipelines.quantization import QuantizablePipeline
 from vargen.pipelines.streaming import PictureStream, stream_pictures
-from vargen.prompts import unknown_words
-from vargen.reading import reading
 
 _USUAL_SETTINGS = {
     "text": (7.5, 1000),
@@ -67,7 +67,7 @@ EXAMPLE_DOC_STRING = """
         ```py
         >>> import torch
         >>> from vargen import LlamaGenPipeline
-        >>> from vargen.resources import find_model
+        >>> from vargen.base.resources import find_model
 
         >>> pipeline = LlamaGenPipeline.from_pretrained(find_model())
         >>> generator = torch.Generator().manual_seed(0)
@@ -154,7 +154,7 @@ class LlamaGenPipeline(CompilablePipeline, QuantizablePipeline, DiffusionPipelin
     def weigh(self, size: str | None, dtype: torch.dtype = torch.float32) -> str | None:
         """From now on every pass also goes through a network of another size with random weights, for the clock.
 
-        No picture changes; see `vargen.models.llamagen.weighted`. Where layers of the pipeline are quantized, so are
+        No picture changes; see `weighted`. Where layers of the pipeline are quantized, so are
         those of the network.
 
         Args:

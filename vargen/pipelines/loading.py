@@ -19,14 +19,14 @@ from diffusers.utils import logging as diffusers_logging
 from tqdm import tqdm
 from transformers.utils import logging as transformers_logging
 
-from vargen.errors import UserError
-from vargen.kernels.build import why_not
+from specdecode.kernels.build import why_not
+from vargen.base.errors import UserError
+from vargen.base.reading import reason_of
 from vargen.models.description import ModelDescription
 from vargen.models.options import OWN_QUANTIZATION, ModelOptions
 from vargen.models.quantization import pipeline_quantization, quantization_config
 from vargen.pipelines.compilation import check_compiler
 from vargen.pipelines.quantization import DECODER, DRAFTS, check_quantization
-from vargen.reading import reason_of
 
 if TYPE_CHECKING:
     from vargen.pipelines.emu3 import Emu3Pipeline

@@ -1,6 +1,6 @@
 """`pipeline.quantize()`: decoder layers of rounded weights, for every family, on a CPU.
 
-Belongs here: when that may be done. Does not belong here: the layers (`vargen.kernels.quantized`), and quantization by
+Belongs here: when that may be done. Does not belong here: the layers (`specdecode.kernels`), and quantization by
 libraries, which do it while they load (`vargen.models.quantization`).
 """
 
@@ -12,11 +12,11 @@ from typing import Self
 import torch
 from torch import nn
 
-from vargen.errors import UserError
-from vargen.kernels.build import why_not
-from vargen.kernels.quantized import quantize_linears
-from vargen.models.components import KeptBetweenBatches
+from specdecode.kernels.build import why_not
+from specdecode.kernels.quantized import quantize_linears
+from vargen.base.errors import UserError
 from vargen.models.options import OWN_QUANTIZATION
+from vargen.pipelines.components.base import KeptBetweenBatches
 
 DECODER, DRAFTS = PARTS = ("decoder", "drafts")
 """Of a pipeline, that can be quantized."""

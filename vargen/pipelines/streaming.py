@@ -23,12 +23,12 @@ from specdecode.loop import DecodeRun
 from specdecode.roles import DecodeState, Target
 from specdecode.sampling import RandomStreams, SamplingConfig
 from specdecode.trace import DecodeTrace
-from vargen.bounds import MAX_BATCH_SIZE, check_number
-from vargen.errors import NotFiniteError
+from vargen.base.bounds import MAX_BATCH_SIZE, check_number
+from vargen.base.errors import NotFiniteError
 from vargen.methods.base import Method
-from vargen.models.components import ONLY, Place
 from vargen.pipelines.common import StepCallback, StepReport, not_finite
 from vargen.pipelines.compilation import compile_time_apart
+from vargen.pipelines.components.base import ONLY, Place
 
 StartBatch = Callable[[range, Place], tuple[Target, Method]]
 """Target and players of the pictures of these numbers, before the prefill."""

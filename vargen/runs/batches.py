@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from vargen.errors import UserError
-from vargen.reading import reading
+from vargen.base.errors import UserError
+from vargen.base.reading import reading
 from vargen.runs.files import save_image_atomic, write_atomic, write_json_atomic
 from vargen.runs.identity import check_identity_file
 from vargen.runs.progress import Progress

@@ -21,8 +21,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vargen.errors import UserError
-from vargen.reading import reading, reason_of
+from vargen.base.errors import UserError
+from vargen.base.reading import reading, reason_of
 
 try:
     import fcntl

@@ -21,8 +21,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vargen.errors import UserError
-from vargen.reading import read_json
+from vargen.base.errors import UserError
+from vargen.base.reading import read_json
 
 _LONGEST_SHOWN = 60
 """Characters of a value in a message."""

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from vargen.errors import UserError
+from vargen.base.errors import UserError
 
 T = TypeVar("T")
 

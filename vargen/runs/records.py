@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from metrics.speculation import CallRecord
-from vargen.errors import UserError
-from vargen.reading import read_json
+from vargen.base.errors import UserError
+from vargen.base.reading import read_json
 from vargen.runs.files import (
     append_jsonl,
     own_file,

@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 import torch
 from jsonargparse import ArgumentParser
 
-from vargen.bounds import MAX_BATCH_SIZE, MAX_PIXELS, MAX_SEED, MAX_THREADS
-from vargen.errors import UserError
+from vargen.base.bounds import MAX_BATCH_SIZE, MAX_PIXELS, MAX_SEED, MAX_THREADS
+from vargen.base.errors import UserError
 
 CHECKPOINT_NAME = "checkpoint.pt"
 DEVICES = ("cpu", "cuda")

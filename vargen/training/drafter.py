@@ -23,13 +23,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vargen.errors import UserError
+from vargen.base.errors import UserError
+from vargen.base.prompts import gather_prompts
 from vargen.models.description import open_model
 from vargen.models.llamagen.transformer import CONDITION_POSITION
 from vargen.models.model_folder import check_component_folder, weights_fingerprint
 from vargen.models.options import OWN_QUANTIZATION, ModelOptions
 from vargen.pipelines.loading import load_pipeline
-from vargen.prompts import gather_prompts
 from vargen.training.config import RunConfig, check, check_fraction, check_positive
 from vargen.training.generated import generate_codes
 from vargen.training.initial_weights import fill

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from vargen.errors import UserError
+from vargen.base.errors import UserError
 
 
 def fill(module: nn.Module, values: Mapping[str, Tensor], what: str, settings: str) -> None:

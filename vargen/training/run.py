@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from vargen.errors import UserError
+from vargen.base.errors import UserError
 from vargen.runs.files import append_jsonl, atomic_folder, atomic_path
 from vargen.runs.identity import check_identity
 from vargen.training.config import CHECKPOINT_NAME, RunConfig

@@ -16,8 +16,8 @@ from torch import Tensor
 from specdecode.roles import TargetOutput
 from specdecode.sampling import apply_guidance
 from specdecode.targets.transformers import TransformersTarget
-from vargen.errors import UserError
-from vargen.models.llamagen.drafter import LlamaGenDrafter
+from vargen.base.errors import UserError
+from vargen.drafters.eagle_network import LlamaGenDrafter
 from vargen.pipelines.llamagen import LlamaGenPipeline
 from vargen.training.teacher_forcing import guided_features
 

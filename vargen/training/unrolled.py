@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vargen.models.llamagen.drafter import LlamaGenDrafter
+from vargen.drafters.eagle_network import LlamaGenDrafter
 
 _CHUNK = 96  # queries at once; see `transformer_pass.attention_in_chunks`
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
-from vargen.reading import reading
+from vargen.base.reading import reading
 from vargen.runs.files import atomic_path, own_folder
 from vargen.runs.identity import check_identity
 from vargen.training.video_questions import Questions

@@ -31,9 +31,18 @@ from specdecode.drafters.tree_shapes import StaticTree
 from specdecode.loop import decode
 from specdecode.roles import Drafter
 from specdecode.sampling import RandomStreams, SamplingConfig
-from vargen.errors import UserError
+from vargen.base.errors import UserError
+from vargen.base.resources import VIDEO_CAPTIONS, VIDEO_FRAMES, VIDEO_SIDE
+from vargen.drafters.drafter_folder import new_drafter, save_drafter
+from vargen.drafters.feature_drafter import KINDS, VISUAL_INPUTS, FeatureDrafter, TargetStates
+from vargen.drafters.feature_head import FeatureHead
 from vargen.models.model_folder import weights_fingerprint
-from vargen.resources import VIDEO_CAPTIONS, VIDEO_FRAMES, VIDEO_SIDE
+from vargen.models.video_llms.architectures.catalogue import architecture_of
+from vargen.models.video_llms.request import prepare_request
+from vargen.models.video_llms.target import VideoTarget
+from vargen.pipelines.video.answering import VideoAnswerer
+from vargen.pipelines.video.loading import open_video_model
+from vargen.pipelines.video.options import VideoOptions
 from vargen.training import cpu_attention
 from vargen.training.config import RunConfig, check, check_fraction, check_positive
 from vargen.training.run import RunResult, autocast, prepare, train
@@ -41,15 +50,6 @@ from vargen.training.video_answers import generate_answers, stop_tokens
 from vargen.training.video_questions import Questions, VideoQuestions
 from vargen.training.video_source import VideoSource
 from vargen.training.video_states import StatesFolder, TeacherForcing
-from vargen.video.answering import VideoAnswerer
-from vargen.video.architectures.catalogue import architecture_of
-from vargen.video.drafters.drafter_folder import new_drafter, save_drafter
-from vargen.video.drafters.feature_drafter import KINDS, VISUAL_INPUTS, FeatureDrafter, TargetStates
-from vargen.video.drafters.feature_head import FeatureHead
-from vargen.video.loading import open_video_model
-from vargen.video.options import VideoOptions
-from vargen.video.request import prepare_request
-from vargen.video.target import VideoTarget
 
 _OWN_PASSES = {"eagle": 0, "msd": 0, "vispec": 1, "sparrow": 1, "flash": 0}
 _BLIND_SHARE = {"eagle": 0.0, "msd": 0.0, "vispec": 0.0, "sparrow": 0.5, "flash": 0.0}
@@ -65,7 +65,7 @@ class VideoDrafterTrainingConfig(RunConfig):
         model: folder of the target, a name on the hub, or the name of a shipped one; empty for the shipped default.
         revision: branch, tag or commit of a target on the hub; null for its main one.
         kind: "eagle", "msd", "vispec", "sparrow" or "flash"; what they are is in
-            `vargen.video.drafters.feature_drafter`.
+            `vargen.drafters.feature_drafter`.
             Settings below are its own where they are null.
         visual: what stands for the video; "embeddings" turns Sparrow's bridging off.
         visual_layer: after how many of the target's layers the video's hidden states are read; half of them if null.

@@ -13,11 +13,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from vargen.errors import UserError
+from vargen.base.errors import UserError
+from vargen.models.video_llms.architectures.base import Architecture
+from vargen.models.video_llms.frames import CAPTION_PROMPTS, VideoFrames, processor_inputs
+from vargen.pipelines.video.answering import sized_inputs
 from vargen.training.video_source import AskedVideo, VideoSource
-from vargen.video.answering import sized_inputs
-from vargen.video.architectures.base import Architecture
-from vargen.video.frames import CAPTION_PROMPTS, VideoFrames, processor_inputs
 
 
 class Questions(Protocol):

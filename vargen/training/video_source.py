@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from vargen.video.frames import VideoFrames
+from vargen.models.video_llms.frames import VideoFrames
 
 
 @dataclass(frozen=True)

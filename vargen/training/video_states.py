@@ -18,15 +18,15 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from vargen.errors import UserError
-from vargen.reading import reading
+from vargen.base.errors import UserError
+from vargen.base.reading import reading
+from vargen.drafters.feature_drafter import TargetStates
+from vargen.models.video_llms.architectures.catalogue import architecture_of
+from vargen.models.video_llms.request import VideoRequest, prepare_request
 from vargen.runs.files import atomic_path, own_folder
 from vargen.runs.identity import check_identity, digest
 from vargen.runs.progress import Progress
 from vargen.training.video_questions import Questions
-from vargen.video.architectures.catalogue import architecture_of
-from vargen.video.drafters.feature_drafter import TargetStates
-from vargen.video.request import VideoRequest, prepare_request
 
 
 @dataclass(frozen=True)

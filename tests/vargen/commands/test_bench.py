@@ -10,10 +10,14 @@ from typing import Any
 
 import pytest
 
+from scenes.captions.captions import Claims, ObjectClaim
+from scenes.judge import judging
+from scenes.judge.judging import ClaimJudge
+from scenes.judge.reading import Reading
+from vargen.base.errors import UserError
 from vargen.cli import main
 from vargen.commands.bench import BenchConfig
 from vargen.commands.options import build_parser, fill, parse
-from vargen.errors import UserError
 from vargen.jobs import benchmark
 from vargen.jobs.benchmark import build_rows, run_benchmark
 from vargen.jobs.cases import BenchmarkCase
@@ -22,10 +26,6 @@ from vargen.models.description import describe_model
 from vargen.pipelines.llamagen import LlamaGenPipeline
 from vargen.runs.files import read_jsonl
 from vargen.runs.records import Records, own_calls
-from vargen.world.captions.captions import Claims, ObjectClaim
-from vargen.world.judge import judging
-from vargen.world.judge.judging import ClaimJudge
-from vargen.world.judge.reading import Reading
 
 CASES = [BenchmarkCase(prompt) for prompt in ("a red cube", "two cones", "a blue sphere on grass", "a cone", "a ball")]
 FIELDS = {

@@ -10,9 +10,9 @@ import pytest
 import torch
 from PIL import Image
 
+from vargen.base.errors import UserError
 from vargen.cli import main
 from vargen.commands.options import build_parser, fill, parse
-from vargen.errors import UserError
 from vargen.jobs.generation import GenerateConfig
 from vargen.models.options import ModelOptions
 from vargen.pipelines.compilation import CompilablePipeline

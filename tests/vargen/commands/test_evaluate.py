@@ -16,8 +16,8 @@ from PIL import Image
 from process_jobs import ProcessJob
 
 from metrics.images import ImageFolder
+from vargen.base.errors import UserError
 from vargen.cli import main
-from vargen.errors import UserError
 from vargen.jobs import evaluation as quality_evaluation
 from vargen.jobs.options import load_protocol
 from vargen.pipelines.llamagen import LlamaGenPipeline

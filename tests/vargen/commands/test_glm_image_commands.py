@@ -12,8 +12,8 @@ import pytest
 import torch
 from diffusers import PipelineQuantizationConfig
 
+from vargen.base.errors import UserError
 from vargen.cli import main
-from vargen.errors import UserError
 from vargen.models.description import describe_model, open_model
 from vargen.models.options import ModelOptions
 from vargen.pipelines import loading

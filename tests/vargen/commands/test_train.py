@@ -49,7 +49,7 @@ def test_a_run_that_was_stopped_says_so_by_its_exit_code(
     number: signal.Signals,
     code: int,
 ) -> None:
-    from vargen.world.training.judge import JudgeTask
+    from scenes.training.judge import JudgeTask
 
     loss = JudgeTask.loss
 

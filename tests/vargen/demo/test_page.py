@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from vargen.base.errors import UserError
 from vargen.cli import main
 from vargen.commands.demo import DemoConfig, _switches
 from vargen.demo import app
 from vargen.demo.models import Models
-from vargen.errors import UserError
 from vargen.models.options import ModelOptions
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from vargen.base.errors import UserError
 from vargen.demo.settings import read_settings, write_settings
-from vargen.errors import UserError
 from vargen.methods.catalogue import METHODS, find_presets, resolve_method
-from vargen.video.methods.catalogue import VIDEO_METHODS
+from vargen.methods.video.catalogue import VIDEO_METHODS
 
 EVERY = [*(method() for method in (*METHODS, *VIDEO_METHODS)), *map(resolve_method, find_presets())]
 

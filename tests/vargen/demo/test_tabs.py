@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
+from vargen.base.errors import UserError
 from vargen.demo import compare, pictures, videos
 from vargen.demo.models import Models
 from vargen.demo.tickets import Tickets
-from vargen.errors import UserError
 from vargen.methods.catalogue import resolve_method
 from vargen.models.options import ModelOptions
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from vargen.base.errors import UserError
 from vargen.demo import uploads
-from vargen.errors import UserError
-from vargen.video import frames
-from vargen.video.frames import measure_video, write_video
+from vargen.models.video_llms import frames
+from vargen.models.video_llms.frames import measure_video, write_video
 
 av = pytest.importorskip("av", reason='videos need the extra "video"')
 LIMITS = {"min_frames": 4, "max_frames": 16, "temporal_patch_size": 2}

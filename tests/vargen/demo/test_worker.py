@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from vargen.base.errors import UserError
 from vargen.demo import pictures, worker
 from vargen.demo.models import Models
 from vargen.demo.tickets import Tickets
 from vargen.demo.worker import LocalWorker, WorkerProcess
-from vargen.errors import UserError
 from vargen.models.options import ModelOptions
 
 PARENT = """

@@ -11,11 +11,11 @@ import torch
 from official_layout import SMALL_CHANNELS
 from transformers import T5Config, T5EncoderModel
 
+from scenes.captions.text_tokenizer import build_tokenizer
+from vargen.base.errors import UserError
 from vargen.cli import main
-from vargen.errors import UserError
 from vargen.jobs.conversion import convert_llamagen
 from vargen.pipelines.llamagen import LlamaGenPipeline
-from vargen.world.captions.text_tokenizer import build_tokenizer
 
 
 def test_class_conditional_folder(official_files, tmp_path, small_class_weights) -> None:

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from metrics.protocol import Protocol
+from scenes.judge.verdict import KINDS
 from vargen.jobs.quality import against_plain, judge_scores
-from vargen.world.judge.verdict import KINDS
 
 COLOUR, PROMPT, COUNT = KINDS.index("colour"), KINDS.index("prompt"), KINDS.index("object_count")
 

@@ -12,10 +12,10 @@ from metrics.extractors import CLIPFeatures
 from metrics.frechet import GaussianStatistics
 from metrics.protocol import Protocol
 from metrics.quality import Reference, score_pictures
-from vargen.resources import shipped_clip
-from vargen.world.cases import PromptCase, sample_prompts
-from vargen.world.scenes.renderer import SceneRenderer
-from vargen.world.training.judge import gaussian_blur
+from scenes.cases import PromptCase, sample_prompts
+from scenes.rendering.renderer import SceneRenderer
+from scenes.training.judge import gaussian_blur
+from vargen.base.resources import shipped_clip
 
 COUNT = 240
 PROTOCOL = Protocol("scenes", extractor="clip", manifold_extractor="clip", resizer="none")

@@ -10,15 +10,15 @@ import pytest
 from torchvision.transforms.functional import to_pil_image
 
 from metrics.speculation import CallRecord
+from vargen.base.errors import UserError
 from vargen.cli import main
 from vargen.commands.bench_video import BenchVideoConfig
-from vargen.errors import UserError
 from vargen.jobs.cases import VideoCase
 from vargen.jobs.clips import ask_about
 from vargen.jobs.video_benchmark import build_video_rows, run_video_benchmark
+from vargen.methods.video.catalogue import resolve_video_method
+from vargen.models.video_llms.frames import write_video
 from vargen.runs.records import Records
-from vargen.video.frames import write_video
-from vargen.video.methods.catalogue import resolve_video_method
 
 FRAMES, SIZE = 4, 64
 

@@ -10,12 +10,12 @@ import pytest
 import torch
 from PIL import Image
 
+from vargen.base.errors import UserError
 from vargen.cli import main
-from vargen.errors import UserError
+from vargen.drafters.eagle_network import LlamaGenDrafter
 from vargen.methods.base import MethodConfig
 from vargen.methods.catalogue import METHODS, RENAMED, find_presets, resolve_method
 from vargen.methods.eagle import TREE_NAMES
-from vargen.models.llamagen.drafter import LlamaGenDrafter
 from vargen.pipelines.llamagen import LlamaGenPipeline
 
 PROMPTS = ["a red cube", "a small shiny blue sphere left of a large green cone on grass", "two cones"]

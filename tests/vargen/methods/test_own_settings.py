@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from vargen.base.errors import UserError
 from vargen.cli import main
-from vargen.errors import UserError
 from vargen.methods.catalogue import resolve_method
 from vargen.models.model_folder import method_resolver, weights_fingerprint, write_own_settings
 from vargen.pipelines.llamagen import LlamaGenPipeline

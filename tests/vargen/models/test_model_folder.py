@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from vargen.errors import UserError
+from vargen.base.errors import UserError
 from vargen.models.model_folder import read_tensor_shapes
 from vargen.pipelines.llamagen import LlamaGenPipeline
 

@@ -22,13 +22,13 @@ from specdecode.draft_size import DraftSize, FixedDraftSize
 from specdecode.drafters.eagle import EagleDrafter
 from specdecode.drafters.tree_shapes import DynamicTree
 from specdecode.targets.transformers import TransformersTarget
+from vargen.drafters.eagle_network import LlamaGenDrafter
+from vargen.drafters.picture_head import TransformersDraftHead
 from vargen.methods.catalogue import resolve_method
-from vargen.models.draft_head import TransformersDraftHead
 from vargen.models.emu3.target import Emu3Target
 from vargen.models.glm_image.request import read_request
 from vargen.models.glm_image.target import GlmImageTarget
 from vargen.models.janus.target import JanusTarget
-from vargen.models.llamagen.drafter import LlamaGenDrafter
 
 
 def _janus(nodes: int) -> JanusTarget:

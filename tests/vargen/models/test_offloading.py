@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from vargen.errors import UserError
+from vargen.base.errors import UserError
 from vargen.models.llamagen.text_encoder import encode_text
 
 

@@ -7,7 +7,7 @@ from emu3_models import processor as emu3_processor
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vargen.errors import UserError
+from vargen.base.errors import UserError
 from vargen.models.picture_size import asked_grid, grid_of_ratio
 
 

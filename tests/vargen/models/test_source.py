@@ -11,7 +11,7 @@ import huggingface_hub
 import pytest
 from huggingface_hub import constants, errors
 
-from vargen.errors import UserError
+from vargen.base.errors import UserError
 from vargen.models.options import ModelOptions
 from vargen.models.source import find_files, is_hub_name
 

@@ -17,10 +17,10 @@ import janus_models
 import pytest
 import torch
 
-from vargen.errors import UserError
+from vargen.base.errors import UserError
 from vargen.methods.catalogue import resolve_method
-from vargen.methods.draft_sizes import MeasuredDraftSizes
 from vargen.pipelines.compilation import COMPILED, check_compiler
+from vargen.pipelines.components.draft_sizes import MeasuredDraftSizes
 from vargen.pipelines.emu3 import Emu3Pipeline
 from vargen.pipelines.glm_image import GlmImagePriorPipeline
 from vargen.pipelines.janus import JanusPipeline

@@ -15,7 +15,7 @@ from random_heads import save_random_head
 from torch import Tensor
 from transformers import Emu3Processor
 
-from vargen.errors import UserError
+from vargen.base.errors import UserError
 from vargen.methods.catalogue import resolve_method
 from vargen.models.description import describe_model
 from vargen.models.options import ModelOptions

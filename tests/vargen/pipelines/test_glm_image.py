@@ -16,9 +16,9 @@ from PIL import Image
 from torch import Tensor
 from transformers import GlmImageProcessor
 
-from vargen.errors import UserError
+from vargen.base.errors import UserError
+from vargen.drafters.eagle_network import LlamaGenDrafter
 from vargen.methods.catalogue import resolve_method
-from vargen.models.llamagen.drafter import LlamaGenDrafter
 from vargen.pipelines.glm_image import GlmImagePriorPipeline
 
 SIZE = {"height": HEIGHT, "width": WIDTH}

@@ -14,7 +14,7 @@ from janus_models import PROMPTS
 from torch import Tensor
 from transformers import JanusForConditionalGeneration, JanusProcessor
 
-from vargen.errors import UserError
+from vargen.base.errors import UserError
 from vargen.pipelines.janus import JanusPipeline
 
 

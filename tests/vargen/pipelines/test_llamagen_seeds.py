@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from vargen.errors import UserError
+from vargen.base.errors import UserError
 from vargen.models.llamagen.target import LlamaGenTarget
 from vargen.pipelines.llamagen import LlamaGenPipeline
 from vargen.training.transformer_pass import training_forward

@@ -15,11 +15,11 @@ import torch
 from tiny_pipelines import build_tiny_pipeline
 from torch import Tensor, nn
 
-from vargen.errors import UserError
-from vargen.kernels.quantized import Int4Linear, Int8Linear
+from specdecode.kernels.fast_pass import FastPass
+from specdecode.kernels.quantized import Int4Linear, Int8Linear
+from vargen.base.errors import UserError
 from vargen.methods.catalogue import resolve_method
 from vargen.models.description import open_model
-from vargen.models.llamagen.fast_pass import FastPass
 from vargen.models.options import ModelOptions
 from vargen.pipelines.llamagen import LlamaGenPipeline
 from vargen.pipelines.loading import load_pipeline

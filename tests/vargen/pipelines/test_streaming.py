@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from specdecode.kv_cache import StaticKVCache
 from specdecode.sampling import RandomStreams
-from vargen.errors import NotFiniteError, UserError
+from vargen.base.errors import NotFiniteError, UserError
+from vargen.drafters.picture_head import PictureDraftHead
 from vargen.methods.base import ImageMethodConfig
 from vargen.methods.catalogue import METHODS, resolve_method
 from vargen.methods.vvs.feature_cache import FeatureCache
 from vargen.methods.vvs.schedule import UniformSchedule
-from vargen.models.draft_head import PictureDraftHead
 from vargen.models.llamagen.target import LlamaGenTarget
 from vargen.pipelines.llamagen import LlamaGenPipeline
 from vargen.pipelines.streaming import FinishedPicture
@@ -154,7 +154,7 @@ def test_another_call_or_stream_between_two_pictures_changes_none(
 
 
 def test_memory_that_two_share_is_noticed(pipeline: LlamaGenPipeline, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vargen.models.components.KeptBetweenBatches.in_use", lambda self: nullcontext())
+    monkeypatch.setattr("vargen.pipelines.components.base.KeptBetweenBatches.in_use", lambda self: nullcontext())
     with pytest.raises((AssertionError, IndexError, ValueError)):
         test_another_call_or_stream_between_two_pictures_changes_none(pipeline, "sjd", True)
 

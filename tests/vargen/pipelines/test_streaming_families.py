@@ -10,7 +10,7 @@ import pytest
 import torch
 from random_heads import save_random_head
 
-from vargen.errors import UserError
+from vargen.base.errors import UserError
 from vargen.methods.catalogue import resolve_method
 from vargen.pipelines.emu3 import Emu3Pipeline
 from vargen.pipelines.janus import JanusPipeline

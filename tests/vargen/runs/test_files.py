@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vargen.errors import UserError
+from vargen.base.errors import UserError
 from vargen.runs import files
 from vargen.runs.files import (
     append_jsonl,

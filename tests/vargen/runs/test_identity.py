@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vargen.errors import UserError
+from vargen.base.errors import UserError
 from vargen.runs.identity import check_identity, check_identity_file, digest
 
 leaves = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=80)

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from vargen.errors import UserError
+from scenes.training.code_store import CodeStoreConfig
+from scenes.training.tokenizer import TokenizerTrainingConfig, VQModelConfig
+from scenes.training.transformer import TransformerConfig, TransformerTrainingConfig
+from vargen.base.errors import UserError
 from vargen.training.config import RunConfig, from_mapping, main
-from vargen.world.training.code_store import CodeStoreConfig
-from vargen.world.training.tokenizer import TokenizerTrainingConfig, VQModelConfig
-from vargen.world.training.transformer import TransformerConfig, TransformerTrainingConfig
 
 REPOSITORY = Path(__file__).parents[3]
 

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import torch
 
+from scenes.cases import scene_prompts
 from specdecode.sampling import SamplingConfig
-from vargen.errors import UserError
+from vargen.base.errors import UserError
+from vargen.drafters.eagle_network import LlamaGenDrafter
 from vargen.methods.catalogue import resolve_method
-from vargen.models.llamagen.drafter import LlamaGenDrafter
 from vargen.models.model_folder import check_component_folder
 from vargen.pipelines.llamagen import LlamaGenPipeline
 from vargen.runs.files import read_jsonl
@@ -27,7 +28,6 @@ from vargen.training.drafter import (
 from vargen.training.generated import generate_codes
 from vargen.training.teacher_forcing import target_features
 from vargen.training.teachers import teacher_of
-from vargen.world.cases import scene_prompts
 
 
 @pytest.fixture

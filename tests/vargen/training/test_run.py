@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from vargen.errors import UserError
+from vargen.base.errors import UserError
 from vargen.runs.files import read_jsonl
 from vargen.training.config import CHECKPOINT_NAME, RunConfig
 from vargen.training.run import train

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vargen.models.llamagen.draft_head import LlamaGenDraftHead
-from vargen.models.llamagen.drafter import LlamaGenDrafter
+from vargen.drafters.eagle_network import LlamaGenDrafter
+from vargen.drafters.llamagen_head import LlamaGenDraftHead
 from vargen.models.llamagen.target import LlamaGenTarget
 from vargen.pipelines.llamagen import LlamaGenPipeline
 from vargen.training import unrolled

@@ -16,12 +16,26 @@ from safetensors import safe_open
 from torch import Tensor
 from torchvision.transforms.functional import to_pil_image
 
+from scenes.models.architectures import (
+    ARCHITECTURES,
+    TextModelConfig,
+    VideoLLMConfig,
+    VisionModelConfig,
+    build_model,
+    build_processor,
+)
 from specdecode.draft_size import DraftSize, FixedDraftSize
 from specdecode.drafters.tree_shapes import DynamicTree, StaticTree
 from specdecode.loop import decode
 from specdecode.sampling import RandomStreams, SamplingConfig
+from vargen.base.errors import UserError
 from vargen.cli import main
-from vargen.errors import UserError
+from vargen.drafters.drafter_folder import load_drafter, new_drafter
+from vargen.drafters.feature_drafter import KINDS, TargetStates
+from vargen.drafters.feature_head import FeatureHead
+from vargen.models.video_llms.frames import CAPTION_PROMPTS, VideoFrames, processor_inputs
+from vargen.models.video_llms.request import prepare_request
+from vargen.models.video_llms.target import VideoTarget
 from vargen.runs.files import own_folder
 from vargen.training import video_answers
 from vargen.training.config import from_mapping
@@ -38,20 +52,6 @@ from vargen.training.video_drafter import (
 from vargen.training.video_questions import VideoQuestions
 from vargen.training.video_source import VideoBatch
 from vargen.training.video_states import StatesFolder, TeacherForcing
-from vargen.video.drafters.drafter_folder import load_drafter, new_drafter
-from vargen.video.drafters.feature_drafter import KINDS, TargetStates
-from vargen.video.drafters.feature_head import FeatureHead
-from vargen.video.frames import CAPTION_PROMPTS, VideoFrames, processor_inputs
-from vargen.video.request import prepare_request
-from vargen.video.target import VideoTarget
-from vargen.world.models.architectures import (
-    ARCHITECTURES,
-    TextModelConfig,
-    VideoLLMConfig,
-    VisionModelConfig,
-    build_model,
-    build_processor,
-)
 
 SIZE, FRAMES, LAYERS = 32, 4, 3
 FIRST_SEEDS = {"train": 4_000_000_000, "heldout": 1_000_000_000}
@@ -98,7 +98,7 @@ def build_target(folder: Path, architecture: str) -> Path:
 
 
 def load(folder: Path) -> tuple[Any, Any]:
-    from vargen.video.answering import VideoAnswerer
+    from vargen.pipelines.video.answering import VideoAnswerer
 
     answerer = VideoAnswerer.from_pretrained(str(folder))
     return answerer.model, answerer.processor

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from vargen.errors import UserError
+from vargen.base.errors import UserError
 from vargen.methods.base import Components, Suggestions
 from vargen.methods.eagle import eagle_drafter
 from vargen.methods.lantern import LanternConfig

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers import Emu3ForConditionalGeneration
 
-from vargen.errors import UserError
+from vargen.base.errors import UserError
 
 
 @dataclass(frozen=True)

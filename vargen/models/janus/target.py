@@ -16,7 +16,7 @@ from transformers import GenerationConfig, JanusForConditionalGeneration
 from specdecode.roles import TargetOutput
 from specdecode.sampling import guide
 from specdecode.targets.transformers import TransformersTarget
-from vargen.errors import UserError
+from vargen.base.errors import UserError
 
 
 @dataclass(frozen=True)

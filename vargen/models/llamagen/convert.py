@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from diffusers.models.autoencoders.vq_model import VQModel
 from torch import Tensor, nn
 
-from vargen.errors import UserError
+from vargen.base.errors import UserError
 from vargen.models.llamagen.transformer import LLAMAGEN_SIZES, LlamaGenTransformer
 from vargen.models.llamagen.vq import vq_config
 

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from specdecode.kernels.native import NewTokens
 from specdecode.kv_cache import StaticKVCache
 from specdecode.roles import TargetOutput
 from specdecode.sampling import guide
-from vargen.kernels.native import NewTokens
 from vargen.models.llamagen.transformer import CONDITION_POSITION, LlamaGenTransformer, condition_attention_mask
 
 if TYPE_CHECKING:

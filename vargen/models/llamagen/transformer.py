@@ -28,8 +28,8 @@ from diffusers.models.modeling_utils import ModelMixin
 from diffusers.utils import BaseOutput
 from torch import Tensor, nn
 
-from vargen.kernels.native import Geometry, NewTokens
-from vargen.models.llamagen.fast_pass import FastPass, visible
+from specdecode.kernels.fast_pass import FastPass, visible
+from specdecode.kernels.native import Geometry, NewTokens
 
 if TYPE_CHECKING:
     from specdecode.kv_cache import StaticKVCache

@@ -16,11 +16,11 @@ from specdecode.drafters.tree_shapes import DynamicTree, StaticTree
 from specdecode.loop import DecodeResult, decode
 from specdecode.roles import DecodeState, Draft, Selection
 from specdecode.sampling import RandomStreams, SamplingConfig
+from vargen.drafters.eagle_network import LlamaGenDrafter
+from vargen.drafters.llamagen_head import LlamaGenDraftHead
 from vargen.methods.vvs.feature_cache import FeatureCache
 from vargen.methods.vvs.schedule import UniformSchedule
 from vargen.methods.vvs.selector import PathSelector
-from vargen.models.llamagen.draft_head import LlamaGenDraftHead
-from vargen.models.llamagen.drafter import LlamaGenDrafter
 from vargen.models.llamagen.target import LlamaGenTarget
 from vargen.pipelines.llamagen import LlamaGenPipeline
 from vargen.training.teacher_forcing import target_features

@@ -18,7 +18,7 @@ from specdecode.roles import DecodeState, Draft, Selection, TargetOutput, Verdic
 from specdecode.sampling import RandomStreams, SamplingConfig
 from specdecode.trace import TokenOrigin
 from specdecode.tree import TokenTree
-from vargen.errors import UserError
+from vargen.base.errors import UserError
 from vargen.methods.catalogue import resolve_method
 from vargen.methods.vvs.schedule import DynamicWindowSchedule, path_likeness
 from vargen.methods.vvs.selector import WindowSelector

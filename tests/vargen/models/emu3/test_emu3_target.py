@@ -9,6 +9,7 @@ import emu3_models
 import pytest
 import torch
 from emu3_models import AWAY, CODES, COLUMNS, PROMPTS, ROWS
+from synthetic import chi_square_p_value
 from torch import Tensor
 from transformers import Emu3ForConditionalGeneration
 from transformers.generation import (
@@ -25,14 +26,13 @@ from specdecode.drafters.tree_shapes import StaticTree
 from specdecode.loop import DecodeResult, decode
 from specdecode.roles import Drafter, TargetOutput
 from specdecode.sampling import RandomStreams, SamplingConfig
-from specdecode.synthetic import chi_square_p_value
-from vargen.errors import UserError
+from vargen.base.errors import UserError
+from vargen.drafters.eagle_network import LlamaGenDrafter
 from vargen.methods.catalogue import resolve_method
-from vargen.models.components import KeptBetweenBatches
-from vargen.models.emu3.components import Emu3Components
 from vargen.models.emu3.target import Emu3Target
 from vargen.models.emu3.vocabulary import ImageVocabulary
-from vargen.models.llamagen.drafter import LlamaGenDrafter
+from vargen.pipelines.components.base import KeptBetweenBatches
+from vargen.pipelines.components.emu3 import Emu3Components
 
 GREEDY = SamplingConfig(temperature=0)
 ONES = {"height": ROWS, "width": COLUMNS}

@@ -9,6 +9,7 @@ import glm_image_models
 import pytest
 import torch
 from glm_image_models import CODES, END
+from synthetic import chi_square_p_value
 from torch import Tensor
 from transformers import GlmImageForConditionalGeneration
 from transformers.generation import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
@@ -18,14 +19,13 @@ from specdecode.drafters.tree_shapes import StaticTree
 from specdecode.loop import DecodeResult, decode
 from specdecode.roles import Drafter
 from specdecode.sampling import RandomStreams, SamplingConfig
-from specdecode.synthetic import chi_square_p_value
-from vargen.errors import UserError
+from vargen.base.errors import UserError
 from vargen.methods.catalogue import resolve_method
-from vargen.models.components import KeptBetweenBatches
-from vargen.models.glm_image.components import GlmImageComponents
 from vargen.models.glm_image.positions import drawn_positions, prompt_positions
 from vargen.models.glm_image.request import PriorRequest, read_request, upsampled
 from vargen.models.glm_image.target import GlmImageTarget
+from vargen.pipelines.components.base import KeptBetweenBatches
+from vargen.pipelines.components.glm_image import GlmImageComponents
 
 GREEDY = SamplingConfig(temperature=0)
 WITH_PICTURES = pytest.mark.parametrize("pictures", [False, True], ids=["text", "pictures"])

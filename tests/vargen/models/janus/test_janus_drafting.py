@@ -14,8 +14,8 @@ from janus_models import PROMPTS
 from PIL import Image
 from random_heads import save_random_head
 
+from vargen.base.errors import UserError
 from vargen.cli import main
-from vargen.errors import UserError
 from vargen.methods.catalogue import resolve_method
 from vargen.pipelines.janus import JanusPipeline
 

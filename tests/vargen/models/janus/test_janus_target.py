@@ -9,6 +9,7 @@ import janus_models
 import pytest
 import torch
 from janus_models import BOI, BOS, PAD, PROMPTS
+from synthetic import chi_square_p_value
 from torch import Tensor
 from transformers import JanusForConditionalGeneration
 from transformers.generation import (
@@ -24,13 +25,12 @@ from specdecode.drafters.tree_shapes import StaticTree
 from specdecode.loop import DecodeResult, decode
 from specdecode.roles import Drafter, TargetOutput
 from specdecode.sampling import RandomStreams, SamplingConfig
-from specdecode.synthetic import chi_square_p_value
-from vargen.errors import UserError
+from vargen.base.errors import UserError
+from vargen.drafters.eagle_network import LlamaGenDrafter
 from vargen.methods.catalogue import resolve_method
-from vargen.models.components import KeptBetweenBatches
-from vargen.models.janus.components import JanusComponents
 from vargen.models.janus.target import JanusTarget, SpecialTokens, num_image_tokens
-from vargen.models.llamagen.drafter import LlamaGenDrafter
+from vargen.pipelines.components.base import KeptBetweenBatches
+from vargen.pipelines.components.janus import JanusComponents
 
 GREEDY = SamplingConfig(temperature=0)
 NODES = 8

@@ -11,7 +11,7 @@ import torch
 from diffusers import VQModel
 from torch import Tensor
 
-from vargen.errors import UserError
+from vargen.base.errors import UserError
 from vargen.models.llamagen.convert import (
     convert_transformer_state_dict,
     convert_vq_state_dict,

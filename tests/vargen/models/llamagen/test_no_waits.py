@@ -16,9 +16,9 @@ from specdecode.drafters.eagle import EagleDrafter
 from specdecode.drafters.tree_shapes import DynamicTree
 from specdecode.roles import Drafter
 from specdecode.verifiers.exact import ExactVerifier
+from vargen.drafters.eagle_network import LlamaGenDrafter
+from vargen.drafters.llamagen_head import LlamaGenDraftHead
 from vargen.methods.catalogue import resolve_method
-from vargen.models.llamagen.draft_head import LlamaGenDraftHead
-from vargen.models.llamagen.drafter import LlamaGenDrafter
 from vargen.models.llamagen.target import LlamaGenTarget
 
 TOKENS = 16

@@ -1,0 +1,90 @@
+"""The ways in which videos of this world are told, side by side: plain captions of short ones, written ones of stories.
+
+A language is what everything needs that shows videos and reads what is said of them; nothing else asks which one it is.
+Models, configurations and commands name it: `captions: plain` or `captions: written`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from scenes.captions import video_captions, written_captions
+from scenes.captions.video_captions import VideoCaption
+from scenes.rendering.story import MIN_STORY_FRAMES, Story, backwards_story, sample_story
+from scenes.rendering.video import VideoScene, backwards, sample_video
+from vargen.base.errors import UserError
+
+
+@dataclass(frozen=True)
+class Language:
+    """Videos and what is said about them.
+
+    Args:
+        sample: the video of a seed, a number of frames and a split.
+        backwards: the same frames the other way round.
+        compose: a true caption of a video by a seed. questions: short ones with their answers.
+        accuracy: F1 of a text's claims, of a kind or "all". claim_kinds: the kinds, and the claims of each.
+        order_answers: what of what order alone decides a text has right, and wrong.
+        vocabulary: every word that is ever said. visual_words: those of them that say what is seen.
+        min_frames: of a video.
+        max_caption_tokens: no caption is longer.
+    """
+
+    sample: Callable[[int, int, str], Any]
+    backwards: Callable[[Any], Any]
+    compose: Callable[[Any, int], VideoCaption]
+    questions: Callable[[Any], list[tuple[str, str]]]
+    accuracy: Callable[[Any, str, str], float]
+    claim_kinds: Mapping[str, tuple[str, ...]]
+    order_answers: Callable[[Any, str], tuple[int, int]]
+    vocabulary: Callable[[], list[str]]
+    visual_words: Callable[[], frozenset[str]]
+    min_frames: int
+    max_caption_tokens: int
+
+
+LANGUAGES = {
+    "plain": Language(
+        sample_video,
+        backwards,
+        video_captions.compose_video_caption,
+        video_captions.compose_questions,
+        video_captions.caption_accuracy,
+        video_captions.CLAIM_KINDS,
+        video_captions.order_answers,
+        video_captions.video_vocabulary,
+        video_captions.visual_words,
+        min_frames=4,
+        max_caption_tokens=220,
+    ),
+    "written": Language(
+        sample_story,
+        backwards_story,
+        written_captions.compose_written_caption,
+        written_captions.compose_written_questions,
+        written_captions.written_accuracy,
+        written_captions.CLAIM_KINDS,
+        written_captions.written_order_answers,
+        written_captions.written_vocabulary,
+        written_captions.visual_words,
+        min_frames=MIN_STORY_FRAMES,
+        max_caption_tokens=340,
+    ),
+}
+
+
+def find_language(name: str, num_frames: int | None = None) -> Language:
+    """Raises UserError for one that is not there, or that does not tell of videos of so few frames."""
+    if name not in LANGUAGES:
+        raise UserError(f"captions: {name!r} is not one of {', '.join(LANGUAGES)}")
+    fewest = LANGUAGES[name].min_frames
+    if num_frames is not None and num_frames < fewest:
+        raise UserError(f"num_frames: {num_frames} are too few with captions {name}; give {fewest}")
+    return LANGUAGES[name]
+
+
+def language_of(video: VideoScene) -> Language:
+    """How a video is told."""
+    return LANGUAGES["written" if isinstance(video, Story) else "plain"]

@@ -1,0 +1,92 @@
+"""The words of captions as people write them: for each thing that can be said, the ways in which it is said.
+
+Belongs here: phrases and what each stands for. Does not belong here: sentences (`written_captions.py`), and making
+claims of what was read (`written_reading.py`).
+
+A phrase belongs to one thing only, whatever stands around it; of phrases that overlap the longest is meant.
+"""
+
+from __future__ import annotations
+
+from scenes.rendering.scene import COLOURS, GROUNDS, MATERIALS, SHAPES, SIZES, SKIES
+from scenes.rendering.video import COLUMNS, DISTANCES, KINDS, LIGHTS
+
+NUMBERS = ("one", "two", "three", "four")
+
+WORDINGS: dict[str, dict[str, tuple[str, ...]]] = {
+    "count": {word: (word,) for word in NUMBERS},
+    "ground": {word: (word,) for word in GROUNDS},
+    "sky": {word: (word,) for word in SKIES},
+    "light": {
+        "left": ("from the left", "from the left side", "from the left hand side"),
+        "viewer": ("from behind the viewer", "from behind the camera", "from behind us"),
+        "right": ("from the right", "from the right side", "from the right hand side"),
+    },
+    "colour": {word: (word,) for word in COLOURS},
+    "shape": {word: (word, "ball") if word == "sphere" else (word,) for word in SHAPES},
+    "size": {"small": ("small", "little"), "large": ("large", "big")},
+    "material": {
+        "matte": ("matte", "dull"),
+        "shiny": ("shiny", "glossy"),
+        "striped": ("striped",),
+        "checkered": ("checkered",),
+    },
+    "place": {
+        **{side: (f"on the {side}", f"on the {side} side", f"at the {side}") for side in ("left", "right")},
+        "middle": ("in the middle", "in the centre", "at the centre"),
+    },
+    "distance": {
+        "near": ("near the viewer", "close to the camera", "in the foreground", "in front"),
+        "far": ("far away", "far from the camera", "in the background", "at the back"),
+    },
+    "kind": {
+        **{
+            f"goes {side}": (f"moves to the {side}", f"slides to the {side}", f"goes to the {side}", f"drifts {side}")
+            for side in ("left", "right")
+        },
+        "comes closer": ("comes closer", "moves towards the viewer", "approaches the camera", "moves forward"),
+        "goes away": ("moves away", "moves away from the viewer", "goes further back", "retreats"),
+        "appears": ("appears", "shows up", "comes into view", "turns up"),
+        "leaves": ("disappears", "vanishes", "leaves the scene", "goes out of sight"),
+        "turns": ("turns", "becomes", "changes to", "turns to"),
+        "bumps into": ("bumps into", "runs into", "knocks against"),
+    },
+    "gone": {"gone": ("is gone", "is no longer there", "is missing", "cannot be seen any more")},
+    "end": {"end": ("at the end", "in the end", "when the video stops", "in the last frame")},
+    "earlier": {
+        "than the last": ("before that", "but before that", "beforehand"),
+        "before": ("before",),
+        "after": ("after", "but only after", "as soon as"),
+    },
+    "it": {"it": ("it",)},
+}
+"""By slot and what fills it, the phrases; the first is the plainest."""
+
+NEXT = ("then", "after that", "next", "later", "afterwards", "a moment later")
+FIRST = ("first", "to begin with", "at first", "it starts when")
+LAST = ("finally", "last of all", "lastly")
+HEDGES = (
+    "it seems that",
+    "apparently",
+    "as far as can be seen",
+    "we can see that",
+    "it looks as if",
+    "as you can see",
+    "interestingly",
+)
+RETURNS = ("and comes back", "and returns", "and goes back to its place", "then goes back to where it was")
+REMARKS = (
+    "nothing else happens in the video",
+    "the camera does not move",
+    "that is all there is to see",
+    "everything else stays as it is",
+    "nobody else is around",
+    "the whole scene is calm otherwise",
+)
+START = ("at the start", "in the beginning", "when the video begins")
+EMPTY = (*NEXT, *FIRST, *LAST, *HEDGES, *RETURNS, *REMARKS, *START)
+"""Phrases that claim nothing: who says them or leaves them out has said the same."""
+
+assert set(WORDINGS["kind"]) == set(KINDS) and set(WORDINGS["light"]) == set(LIGHTS)
+assert set(WORDINGS["place"]) == set(COLUMNS) and set(WORDINGS["distance"]) == set(DISTANCES)
+assert set(WORDINGS["material"]) == set(MATERIALS) and set(WORDINGS["size"]) == set(SIZES)

@@ -1,0 +1,141 @@
+"""What this world gives to jobs that know none: prompts, and what is true of them.
+
+Belongs here: the sides of this world that the protocols of `vargen.jobs` and `vargen.training` ask for. Does not belong
+here: judging (`scenes.judge`), files (`scenes.dataset`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from scenes.captions.caption_parser import CaptionError, parse_caption
+from scenes.captions.captions import Caption, compose_caption
+from scenes.captions.languages import find_language
+from scenes.rendering.renderer import SceneRenderer
+from scenes.rendering.scene import Scene, sample_scene
+from scenes.seeds import PROMPT_SEED, REFERENCE_SEED, VIDEO_SEED
+from vargen.base.errors import UserError
+from vargen.base.prompts import gather_prompts
+from vargen.base.resources import VIDEO_CAPTIONS
+from vargen.jobs.cases import BenchmarkCase, VideoCase
+from vargen.models.video_llms.frames import VideoFrames
+from vargen.runs.identity import digest
+
+
+@dataclass(frozen=True)
+class PromptCase:
+    """A prompt whose truth is known: a scene and one of its captions."""
+
+    scene: Scene
+    caption: Caption
+
+    @property
+    def object_count(self) -> int | None:
+        """How many objects the picture should show by common sense: all those named, if the scene has no others."""
+        named = len(self.caption.claims.objects)
+        return named if named == len(self.scene.objects) else None
+
+
+def sample_prompts(
+    count: int, seed: int = 0, split: str = "heldout", num_objects: int | None = None
+) -> list[PromptCase]:
+    """Captions of scenes that no training run has seen.
+
+    Args:
+        count: how many.
+        seed: which ones; sets of different seeds may overlap, the same seed gives the same set.
+        split: "heldout" for combinations that training never shows, "all" for any.
+        num_objects: keep only scenes with so many objects, named by their captions one and all.
+
+    Raises:
+        UserError: for a count or seed out of range.
+    """
+    if count < 1:
+        raise UserError(f"count: {count} prompts cannot be judged; give 1 or more")
+    if seed < 0:
+        raise UserError(f"seed: {seed} must not be negative")
+    cases: list[PromptCase] = []
+    scene_seed = PROMPT_SEED + seed
+    while len(cases) < count:
+        scene = sample_scene(scene_seed, split)
+        case = PromptCase(scene, compose_caption(scene, scene_seed))
+        if num_objects is None or case.object_count == len(scene.objects) == num_objects:
+            cases.append(case)
+        scene_seed += 1
+    return cases
+
+
+def scene_cases(count: int, seed: int = 0, split: str = "heldout") -> list[BenchmarkCase]:
+    """Captions of scenes that training never showed, as `sample_prompts`, with what they claim."""
+    return [
+        BenchmarkCase(case.caption.text, claims=case.caption.claims, object_count=case.object_count)
+        for case in sample_prompts(count, seed, split)
+    ]
+
+
+def file_cases(path: str) -> list[BenchmarkCase]:
+    """The prompts of a file as `vargen.base.prompts` reads it, with what they claim where they speak of scenes.
+
+    Raises:
+        UserError: the file cannot be read.
+    """
+    return written_cases(gather_prompts([], path))
+
+
+def written_cases(prompts: Sequence[str]) -> list[BenchmarkCase]:
+    """Anybody's prompts, with what they claim where they speak of scenes."""
+    cases = []
+    for prompt in prompts:
+        try:
+            cases.append(BenchmarkCase(prompt, claims=parse_caption(prompt)))
+        except CaptionError:
+            cases.append(BenchmarkCase(prompt))  # made and timed, but nobody can judge it
+    return cases
+
+
+def scene_video_cases(
+    count: int, split: str, num_frames: int, image_size: int, seed: int = 0, captions: str = VIDEO_CAPTIONS
+) -> list[VideoCase]:
+    """Videos of the scene world that training never showed, of those that are told in plain or in written captions.
+
+    Raises:
+        UserError: an unknown language, or too few frames for it.
+    """
+    language = find_language(captions, num_frames)
+    renderer = SceneRenderer(image_size)
+    videos = [language.sample(VIDEO_SEED + seed + number, num_frames, split) for number in range(count)]
+    return [VideoCase(VideoFrames.from_frames(renderer(list(video.frames)).images), video) for video in videos]
+
+
+@dataclass(frozen=True)
+class RenderedReference:
+    """Renders of held-out scenes.
+
+    Args:
+        count: how many.
+        side: in pixels.
+    """
+
+    count: int
+    side: int
+
+    def __len__(self) -> int:
+        return self.count
+
+    def read(self, indices: Sequence[int]) -> list[Tensor]:
+        """Pictures by number, uint8 `[3, side, side]`."""
+        scenes = [sample_scene(REFERENCE_SEED + index, "heldout") for index in indices]
+        return list((SceneRenderer(self.side)(scenes).images.clamp(0, 1) * 255).round().to(torch.uint8))
+
+    def digest(self) -> str:
+        """The same renders, the same digest."""
+        return digest(["renders", self.count, self.side, REFERENCE_SEED])
+
+
+def scene_prompts(first_seed: int, count: int, split: str = "train") -> list[str]:
+    """Captions of consecutive scenes of the project's own world."""
+    return [compose_caption(sample_scene(seed, split), seed).text for seed in range(first_seed, first_seed + count)]

@@ -1,0 +1,74 @@
+"""`vargen judge`: what the pictures of a generate run show of what their prompts ask for."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from vargen.base.bounds import MAX_BATCH_SIZE, check_numbers
+from vargen.base.errors import UserError
+from vargen.commands.options import build_parser, fill, parse
+from vargen.runs.files import own_folder, write_json_atomic
+
+
+@dataclass(frozen=True)
+class JudgeConfig:
+    """How to judge.
+
+    Args:
+        judge: folder of a judge; the shipped one by default.
+        batch_size: pictures read at a time.
+        device: where to read, "cpu" or "cuda".
+    """
+
+    judge: str | None = None
+    batch_size: int = 32
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        check_numbers(self, {"batch_size": (1, MAX_BATCH_SIZE)})
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Read every picture of a folder, compare it with its prompt, write judge.json there and print a table."""
+    parser = build_parser(
+        "judge",
+        "Read the pictures of a `vargen generate` folder and say which claims of their prompts hold.",
+        JudgeConfig,
+        epilog="The judge knows the scene world only. Prompts it cannot read are named, counted and left out. "
+        "In the table prompt is right where everything that is said holds, and object count, where no number is "
+        "said, if there are as many objects as the prompt names.",
+    )
+    parser.add_argument("folder", type=str, help="output folder of vargen generate")
+    parser.add_argument("--json", action="store_true", help="print a JSON summary and nothing else")
+    values = parse(parser, arguments)
+    config, folder = fill(JudgeConfig, values), Path(values.folder)
+    results = folder / "result.jsonl"
+    if not results.is_file():
+        raise UserError(f"folder: {folder} has no result.jsonl; name the output folder of vargen generate")
+
+    import torch
+
+    from scenes.judge.judge import load_judge
+    from scenes.judge.report import judge_folder
+    from scenes.judge.verdict import verdict_table
+
+    if config.device != "cpu" and not torch.cuda.is_available():
+        raise UserError(f"device: {config.device!r} is not available here; use cpu")
+    with own_folder(folder, argument="folder"):
+        result, tally = judge_folder(load_judge(config.judge, config.device), folder, config.batch_size)
+        write_json_atomic(folder / "judge.json", result)
+    summary = {name: value for name, value in result.items() if name != "verdicts"}
+    unreadable = summary["unreadable_prompts"]
+    for case in unreadable:
+        print(f"vargen: warning: prompt {case['index']} left out: {case['reason']}", file=sys.stderr)
+    if values.json:
+        print(json.dumps(summary))
+    else:
+        place = folder / "judge.json"
+        print(f"{summary['images']} pictures judged, {len(unreadable)} prompts left out; written to {place}\n")
+        print(verdict_table({"pictures": tally}))
+    return 0

@@ -1,0 +1,74 @@
+"""`vargen scenes`: rendered scenes, still or moving, with captions, truth and a contact sheet."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from vargen.base.bounds import MAX_FRAMES, MAX_PICTURES, MAX_PIXELS, MAX_SEED, check_numbers
+from vargen.base.resources import VIDEO_CAPTIONS, VIDEO_FRAMES
+from vargen.commands.options import build_parser, fill, parse
+
+
+@dataclass(frozen=True)
+class ScenesConfig:
+    """What to render.
+
+    Args:
+        output: folder to write images/ or videos/, captions.txt, metadata.jsonl and contact_sheet.png to.
+        count: how many scenes.
+        split: "train", "heldout" (combinations that training never shows) or "all".
+        seed: seed of the first scene; scene i has the seed `seed + i`.
+        image_size: side of the pictures in pixels, a multiple of 8; null for 128, and 96 of videos.
+        detail: strength of grass, sand, wood grain and clouds; 0 is smooth.
+        num_frames: of a video, 8 or more; of one told in plain captions 4.
+        frames_per_second: of a video.
+        captions: how videos are told: "written" as people do, or "plain" for shorter ones in which less happens.
+    """
+
+    output: str = "scenes"
+    count: int = 16
+    split: str = "all"
+    seed: int = 0
+    image_size: int | None = None
+    detail: float = 1.0
+    num_frames: int = VIDEO_FRAMES
+    frames_per_second: float = 2.0
+    captions: str = VIDEO_CAPTIONS
+
+    def __post_init__(self) -> None:
+        check_numbers(self, {"count": (1, MAX_PICTURES), "image_size": (8, MAX_PIXELS), "num_frames": (4, MAX_FRAMES)})
+        check_numbers(self, {"seed": (0, MAX_SEED - self.count), "detail": (0.0, 100.0)})
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Write scenes and say where they are."""
+    parser = build_parser("scenes", "Render scenes of the captioned world into a folder.", ScenesConfig)
+    parser.add_argument(
+        "--videos",
+        action="store_true",
+        help="mp4 files of scenes in which something happens, with questions and answers",
+    )
+    parser.add_argument("--json", action="store_true", help="print a JSON summary and nothing else")
+    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    values = parse(parser, arguments)
+    config = fill(ScenesConfig, values)
+
+    from scenes.dataset import write_scenes, write_videos
+
+    settings = asdict(config)
+    if settings["image_size"] is None:
+        del settings["image_size"]
+    if values.videos:
+        folder = write_videos(**settings, progress=not values.quiet)
+    else:
+        for name in ("num_frames", "frames_per_second", "captions"):
+            del settings[name]
+        folder = write_scenes(**settings, progress=not values.quiet)
+    if values.json:
+        print(json.dumps({"output": str(folder), "count": config.count, "split": config.split}))
+    else:
+        things = "videos" if values.videos else "scenes"
+        print(f"{config.count} {things} ({config.split}) in {folder}; look at {folder / 'contact_sheet.png'}")
+    return 0

@@ -1,0 +1,103 @@
+"""The judge as jobs ask for it: claims of prompts counted on pictures, pictures ranked, answers about videos rated.
+
+Belongs here: the sides of the judge that the protocols of `vargen.jobs` name. Does not belong here: reading a picture
+(`judge.py`), and what makes a claim right (`verdict.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from PIL.Image import Image
+from torch import Tensor
+
+from scenes.captions.caption_parser import CaptionError, parse_caption
+from scenes.captions.languages import language_of
+from scenes.cases import RenderedReference, file_cases, scene_cases
+from scenes.judge.judge import SceneJudge, load_judge, read_images
+from scenes.judge.verdict import KINDS, Check, judge_claims
+from scenes.rendering.video import VideoScene
+from vargen.base.errors import UserError
+from vargen.jobs.cases import BenchmarkCase, World
+
+
+class ClaimJudge:
+    """Counts which claims of their prompts pictures bear out, as `vargen.jobs.cases.Judge` asks for.
+
+    Args:
+        reader: of the pictures; None for the shipped one, on the CPU.
+    """
+
+    kinds = KINDS
+
+    def __init__(self, reader: SceneJudge | None = None) -> None:
+        self.reader = load_judge(None, "cpu") if reader is None else reader
+
+    @property
+    def image_size(self) -> int:
+        """Side of the pictures that the reader was trained on."""
+        return self.reader.config.image_size
+
+    def __call__(self, pictures: Tensor, cases: Sequence[BenchmarkCase]) -> Tensor:
+        """Claims borne out and made, int64 `[B, kinds, 2]`, of pictures `[B, 3, H, W]` in [0, 1]."""
+        counts = torch.zeros(len(cases), len(KINDS), 2, dtype=torch.long)
+        for row, reading, case in zip(counts, read_images(self.reader, pictures), cases, strict=True):
+            if case.claims is not None:
+                verdict = judge_claims(reading, case.claims, case.object_count)
+                for check in (*verdict.checks, Check("prompt", verdict.right)):
+                    row[KINDS.index(check.kind)] += torch.tensor([check.right, True])
+        return counts
+
+
+class JudgeRanker:
+    """The share of what a prompt says about a scene that a recogniser of scenes finds in the picture.
+
+    Where a prompt gives no count, as many objects as it names are expected: who asks for a red sphere wants one. Of
+    pictures with equal shares the one whose objects are plainest comes first: up to half a claim is taken off for the
+    probability that the recogniser leaves to other shapes, colours, materials and sizes, or to there being no object.
+
+    Args:
+        image_size: of the pictures to come.
+
+    Raises:
+        UserError: the shipped recogniser reads pictures of another size.
+    """
+
+    def __init__(self, image_size: int) -> None:
+        self.judge = load_judge(None, "cpu")
+        if self.judge.config.image_size != image_size:
+            raise UserError(
+                f"ranker: the judge reads pictures of {self.judge.config.image_size} pixels, the model makes "
+                f"{image_size}; use clip"
+            )
+
+    def check(self, prompts: Sequence[str]) -> None:
+        for prompt in prompts:
+            try:
+                parse_caption(prompt)
+            except CaptionError as error:
+                raise UserError(f"ranker: the judge cannot tell what {prompt!r} claims ({error}); use clip") from error
+
+    def score(self, images: Sequence[Image], prompts: Sequence[str]) -> list[float]:
+        pixels = torch.stack([torch.from_numpy(np.array(image.convert("RGB"))) for image in images])
+        readings = read_images(self.judge, pixels.permute(0, 3, 1, 2).float() / 255)
+        scores = []
+        for reading, prompt in zip(readings, prompts, strict=True):
+            claims = parse_caption(prompt)
+            verdict = judge_claims(reading, claims, object_count=len(claims.objects))
+            found = [reading.objects[index] for index in verdict.match if index is not None]
+            doubt = 1 - min((item.confidence * item.certainty for item in found), default=0.0)
+            scores.append((sum(check.right for check in verdict.checks) - doubt / 2) / max(len(verdict.checks), 1))
+        return scores
+
+
+def judge_answer(video: VideoScene, text: str) -> dict[str, float]:
+    """How right a description of a video is, as `vargen.jobs.cases.VideoJudge` asks for."""
+    language = language_of(video)
+    return {kind: language.accuracy(video, text, kind) for kind in ("all", *language.claim_kinds)}
+
+
+SCENE_WORLD = World(scene_cases, file_cases, RenderedReference, ClaimJudge)
+"""This world as jobs ask for one."""

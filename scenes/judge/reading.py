@@ -1,0 +1,70 @@
+"""What a reader sees in a picture, as data: the judge's answer, in the words of the scene world.
+
+Only the data lives here. Who reads pictures is in `judge.py`; whether a reading bears out a sentence is in
+`verdict.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from scenes.rendering import camera
+from scenes.rendering.scene import Scene
+
+
+@dataclass(frozen=True)
+class JudgedObject:
+    """One object as it was read.
+
+    Attributes:
+        shape, colour, material, size: one of `SHAPES`, `COLOURS`, `MATERIALS`, `SIZES`.
+        screen_x: horizontal place of its foot in the picture, -1 the left edge and 1 the right one.
+        depth: distance of its foot along the ground, world units; larger is farther.
+        confidence: in [0, 1], how sure the reader is that there is an object at all.
+        certainty: in [0, 1], how sure it is of shape, colour, material and size together, if there is one.
+    """
+
+    shape: str
+    colour: str
+    material: str
+    size: str
+    screen_x: float
+    depth: float
+    confidence: float = 1.0
+    certainty: float = 1.0
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A whole picture as it was read; `objects` from left to right, `ground` and `sky` of `GROUNDS` and `SKIES`."""
+
+    objects: tuple[JudgedObject, ...]
+    ground: str
+    sky: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """The reading as plain JSON-ready values."""
+        return asdict(self) | {"objects": [asdict(item) for item in self.objects]}
+
+
+def reading_from_scene(scene: Scene) -> Reading:
+    """What a reader without fault would see in the picture of a scene."""
+    objects = [
+        JudgedObject(
+            item.shape,
+            item.colour,
+            item.material,
+            item.size,
+            camera.screen_position(item.x, item.depth),
+            item.depth,
+        )
+        for item in scene.objects
+    ]
+    return Reading(tuple(sorted(objects, key=lambda item: item.screen_x)), scene.ground, scene.sky)
+
+
+def describe_reading(reading: Reading) -> str:
+    """A reading in words, an object a line and the setting last; for people, not for parsing."""
+    objects = [f"{item.size} {item.material} {item.colour} {item.shape}" for item in reading.objects]
+    return "\n".join([*objects, f"{reading.ground}, {reading.sky} sky"])

@@ -1,0 +1,224 @@
+"""A store of codes: pictures rendered and encoded once, by a process of its own, and read by every trainer of pictures.
+
+Rendering and encoding take most of a training step that does them itself. A picture's codes and the places of its
+tokens are 768 bytes, so a million pictures are less than a gigabyte. Scenes are not stored: their seeds give them back.
+Belongs here: writing the store and reading it. Does not belong here: what is trained on it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers.models.autoencoders.vq_model import VQModel
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+from tqdm import tqdm
+
+from scenes.captions.captions import compose_caption
+from scenes.rendering.scene import MAX_OBJECTS, OBJECT_COUNT_WEIGHTS, sample_scene
+from scenes.seeds import STORE_SEED
+from scenes.training.coded import CodedBatch, FrozenEncoder, RenderedCodes, load_vqvae, weights_fingerprint
+from scenes.training.data import RenderedSceneSource, SceneSource
+from vargen.base.reading import reading
+from vargen.runs.files import atomic_path, write_json_atomic
+from vargen.runs.identity import check_identity_file, digest
+from vargen.training.config import bfloat16_pays, check, check_positive, check_sizes
+
+_DESCRIPTION = "store.json"
+
+_PROBES = 16  # scenes whose truth is part of a store's identity, since it is sampled again at reading
+
+
+@dataclass
+class CodeStoreConfig:
+    """Settings of `vargen train data`.
+
+    Args:
+        output_dir: folder of the store.
+        vqvae: folder of the trained tokenizer (a tokenizer run's `export`, or `vqvae` of a pipeline).
+        pictures: how many; a finished store grows when more are asked for.
+        shard_size: pictures per file; what is lost when the process is killed.
+        batch_size: pictures rendered and encoded at once. On a CPU a small batch stays in the cache.
+        image_size: side of the pictures, pixels.
+        detail: strength of the pictures' stochastic detail.
+        object_count_weights: how often a scene has one, two or three objects, as weights.
+        device: "cpu" or "cuda".
+        autocast: encode in bfloat16; null: where that is the faster way.
+        compile: compile the encoder; needs a C++ compiler.
+        num_threads: of torch on the CPU; 0 for torch's choice.
+    """
+
+    output_dir: str = "runs/codes"
+    vqvae: str = ""
+    pictures: int = 200_000
+    shard_size: int = 2048
+    batch_size: int = 16
+    image_size: int = 128
+    detail: float = 1.0
+    object_count_weights: tuple[float, ...] = OBJECT_COUNT_WEIGHTS
+    device: str = "cpu"
+    autocast: bool | None = None
+    compile: bool = False
+    num_threads: int = 0
+
+    def __post_init__(self) -> None:
+        self.object_count_weights = tuple(self.object_count_weights)
+        check(bool(self.vqvae), "vqvae", self.vqvae, "must name the folder of a trained tokenizer")
+        check_sizes(self)
+        check_positive(self, "pictures", "shard_size", "batch_size", "image_size")
+        check_object_count_weights(self.object_count_weights)
+        check(self.detail >= 0, "detail", self.detail, "must not be negative")
+        check(self.num_threads >= 0, "num_threads", self.num_threads, "must not be negative")
+        if self.autocast is None:
+            self.autocast = bfloat16_pays(self.device)
+
+
+def check_object_count_weights(weights: Sequence[float]) -> None:
+    """Raise a `UserError` unless there is a weight for each number of objects, none negative, not all zero."""
+    right = len(weights) == MAX_OBJECTS and min(weights) >= 0 and sum(weights) > 0
+    check(right, "object_count_weights", tuple(weights), f"must be {MAX_OBJECTS} numbers, none negative, not all zero")
+
+
+def write_codes(config: CodeStoreConfig, source: SceneSource | None = None) -> str:
+    """Write a store of codes, shard by shard; the same command goes on after a kill.
+
+    Args:
+        source: where scenes come from; the renderer if not given.
+
+    Returns:
+        What the store holds now, in words.
+
+    Raises:
+        UserError: for a field that does not fit, or a store in `output_dir` that was made otherwise.
+    """
+    device = torch.device(config.device)
+    if config.num_threads:
+        torch.set_num_threads(config.num_threads)
+    vqvae, grid_size = load_vqvae(config.vqvae, config.image_size, device)
+    encoder = FrozenEncoder(vqvae, config.autocast, config.compile)
+    if source is None:
+        source = RenderedSceneSource(config.image_size, device, config.detail, config.object_count_weights)
+    rendered = RenderedCodes(source, encoder, grid_size)
+
+    folder = Path(config.output_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    identity = _identity(config, weights_fingerprint(vqvae), grid_size**2)
+    check_identity_file(folder / _DESCRIPTION, identity, holds="codes", argument="output_dir")
+    write_json_atomic(folder / _DESCRIPTION, identity)
+    for shard in tqdm(range(-(-config.pictures // config.shard_size)), unit="shard", disable=None):
+        path = _shard_path(folder, shard)
+        if path.exists():
+            continue
+        first = STORE_SEED + shard * config.shard_size
+        parts = [
+            rendered(first + start, min(config.batch_size, config.shard_size - start))
+            for start in range(0, config.shard_size, config.batch_size)
+        ]
+        content = {
+            "codes": torch.cat([part.codes for part in parts]).cpu().to(torch.uint16),
+            "places": torch.cat([part.places for part in parts]).cpu().to(torch.uint8),
+        }
+        with atomic_path(path) as temporary:
+            save_file(content, temporary)
+    return f"{len(StoredCodes(folder)):,} pictures in {folder}"
+
+
+class StoredCodes:
+    """A store read as a `CodeSource`: numbers go round and round its pictures, captions differ each time.
+
+    Shards that are written later are not seen, so a run that is to be the same when resumed wants a finished store.
+
+    Args:
+        folder: what `write_codes` wrote.
+
+    Attributes:
+        identity: how the store was made.
+
+    Raises:
+        UserError: no store is there, or its scenes are not those that this version samples.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        folder = Path(folder)
+        path = folder / _DESCRIPTION
+        check(path.is_file(), "codes", str(folder), f"holds no {_DESCRIPTION}; write it with vargen train data")
+        with reading(path, "write the store anew", "codes"):
+            self.identity: dict[str, Any] = json.loads(path.read_bytes())
+            scenes = _scenes_fingerprint(self.identity["object_count_weights"])
+            shard_size, num_tokens = int(self.identity["shard_size"]), int(self.identity["num_tokens"])
+        check(
+            self.identity["scenes"] == scenes,
+            "codes",
+            str(folder),
+            "was written by a version that samples other scenes; write it anew",
+        )
+        # Only shards without a gap before them: a number must mean the same picture for ever.
+        self._shards: list[dict[str, Tensor]] = []
+        while (path := _shard_path(folder, len(self._shards))).exists():
+            with reading(path, "delete it and write the store anew", "codes"):
+                with safe_open(path, framework="pt") as file:
+                    shard = {name: file.get_tensor(name) for name in ("codes", "places")}
+                if shard["codes"].shape != (shard_size, num_tokens) or len(shard["places"]) != shard_size:
+                    raise ValueError(f"it holds codes {list(shard['codes'].shape)}, not [{shard_size}, {num_tokens}]")
+            self._shards.append(shard)
+        check(bool(self._shards), "codes", str(folder), "has no shard yet; wait for the first one")
+
+    def __len__(self) -> int:
+        return len(self._shards) * int(self.identity["shard_size"])
+
+    def __call__(self, first: int, count: int) -> CodedBatch:
+        indices = [number % len(self) for number in range(first, first + count)]
+        rows = [divmod(index, int(self.identity["shard_size"])) for index in indices]
+        codes, places = (
+            torch.stack([self._shards[shard][name][row] for shard, row in rows]).long() for name in ("codes", "places")
+        )
+        weights = self.identity["object_count_weights"]
+        scenes = [sample_scene(STORE_SEED + index, "train", weights) for index in indices]
+        return CodedBatch(scenes, range(first, first + count), codes, places)
+
+
+def stored_pictures(folder: str, count: int, vqvae: VQModel) -> tuple[list[str], Tensor]:
+    """Captions and codes int64 [K, N] of the first pictures of a store, K = `count` or as many as there are.
+
+    Raises:
+        UserError: no store is there, or it was made with another tokenizer than `vqvae`.
+    """
+    stored = StoredCodes(folder)
+    check(
+        stored.identity["vqvae"] == weights_fingerprint(vqvae),
+        "codes",
+        folder,
+        "was written with another tokenizer than the model's; write one with vargen train data --vqvae",
+    )
+    batch = stored(0, min(count, len(stored)))
+    pairs = zip(batch.scenes, batch.caption_seeds, strict=True)
+    return [compose_caption(scene, seed).text for scene, seed in pairs], batch.codes
+
+
+def _shard_path(folder: Path, shard: int) -> Path:
+    return folder / f"codes-{shard:06d}.safetensors"
+
+
+def _identity(config: CodeStoreConfig, vqvae: str, num_tokens: int) -> dict[str, Any]:
+    """What must be the same for all shards of a store."""
+    return {
+        "vqvae": vqvae,
+        "num_tokens": num_tokens,
+        "image_size": config.image_size,
+        "detail": config.detail,
+        "object_count_weights": list(config.object_count_weights),
+        "shard_size": config.shard_size,
+        "autocast": config.autocast,
+        "scenes": _scenes_fingerprint(config.object_count_weights),
+    }
+
+
+def _scenes_fingerprint(object_count_weights: Sequence[float]) -> str:
+    """A digest of the first scenes of a store as they are sampled now."""
+    return digest([sample_scene(STORE_SEED + index, "train", object_count_weights) for index in range(_PROBES)])

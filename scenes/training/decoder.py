@@ -1,0 +1,213 @@
+"""Training of the tokenizer's decoder on codes as the transformer draws them.
+
+The tokenizer learns to decode the codes of real pictures. A transformer draws others: each token alone is plausible,
+but of the cells of one object some are orange and some yellow, or a sphere gets a corner. Here a finished model's
+decoder goes on learning on such codes (as in Qiu et al. 2025, "Image Tokenizer Needs Post-Training", arXiv:2509.12474).
+Of a share of the pictures some codes are replaced by tokens that the transformer draws in their place, given the
+caption and the true tokens before; the picture to be decoded stays the true one. Over grass, sand, wood and clouds
+another code means another texture, just as good, so there replaced cells do not count: only the discriminator, which
+asks whether it looks real, sees them.
+
+Encoder and codebook stay as they are, and so do all tokens: whatever was measured on tokens (acceptance, speed) holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from scenes.captions.captions import compose_caption
+from scenes.seeds import HELDOUT_SEED
+from scenes.training.coded import PLACES, token_places
+from scenes.training.data import RenderedSceneSource, SceneBatch, SceneSource, save_sheet
+from scenes.training.losses import object_weights, peak_signal_to_noise
+from scenes.training.picture_loss import PictureLoss, PictureLossConfig
+from scenes.training.tokenizer import exported_copy
+from specdecode.sampling import SamplingConfig, apply_guidance, logits_to_probabilities
+from vargen.base.errors import UserError
+from vargen.base.resources import find_model
+from vargen.models.llamagen.vq import downsampling_factor, encode_images
+from vargen.models.model_folder import weights_fingerprint
+from vargen.training.config import check, check_fraction, main
+from vargen.training.run import RunResult, autocast, move, prepare, train
+from vargen.training.teacher_forcing import guided_features
+
+_SHEET_IMAGES = 8
+_BARE = (PLACES.index("ground"), PLACES.index("sky"))
+
+
+@dataclass
+class DecoderTrainingConfig(PictureLossConfig):
+    """Settings of `vargen train decoder`, beside those of its loss and of every run.
+
+    Args:
+        model: folder of the pipeline whose decoder is trained; empty for the shipped one.
+        detail: strength of the pictures' stochastic detail.
+        drawn_share: share of each batch's pictures in which codes are replaced. In each of them a share of the codes,
+            drawn anew between none and all, gives way to tokens of the transformer at the pipeline's own settings.
+    """
+
+    model: str = ""
+    detail: float = 1.0
+    drawn_share: float = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check(self.detail >= 0, "detail", self.detail, "must not be negative")
+        check_fraction(self, "drawn_share")
+
+
+class DecoderTask:
+    """The decoder as the common loop sees it."""
+
+    def __init__(self, config: DecoderTrainingConfig, pipeline: Any, source: SceneSource, device: torch.device):
+        self.config = config
+        self.source = source
+        self.device = device
+        self.pipeline = pipeline
+        self.vqvae = pipeline.vqvae
+        for frozen in (pipeline.transformer, pipeline.text_encoder, self.vqvae):
+            frozen.requires_grad_(False)
+        move(self.vqvae, device, images=True)
+        self.module = nn.ModuleDict({"decoder": self.vqvae.decoder, "post_quant_conv": self.vqvae.post_quant_conv})
+        self.module.requires_grad_(True)
+        self.picture_loss = PictureLoss(config, self.vqvae.decoder.conv_out.weight, device)
+        self.extra_modules = self.picture_loss.trained_modules
+        self.decode = torch.compile(self._decode) if config.compile else self._decode
+        self.heldout = source(HELDOUT_SEED, config.evaluation_size, "heldout")
+        # Both sets of held-out codes are made once: they do not change, only their pictures do.
+        codes, drawn = [], []
+        generator = torch.Generator().manual_seed(HELDOUT_SEED)
+        for part in _parts(self.heldout, config.batch_size):
+            codes.append(self._encode(part.images))
+            drawn.append(self._drawn(part, codes[-1], generator))
+        self.heldout_codes, self.heldout_drawn = torch.cat(codes), torch.cat(drawn)
+
+    def muon_parameters(self) -> Iterable[nn.Parameter]:
+        return ()
+
+    @torch.no_grad()
+    def _encode(self, images: Tensor) -> Tensor:
+        """Codes int64 [B, N] of images [B, 3, H, W]."""
+        with autocast(self.config):
+            return encode_images(self.vqvae, images.contiguous(memory_format=torch.channels_last))
+
+    @torch.no_grad()
+    def _drawn(self, batch: SceneBatch, codes: Tensor, generator: torch.Generator) -> Tensor:
+        """In place of every code [B, N] one that the transformer draws there, given the true ones before it."""
+        pairs = zip(batch.scenes, batch.seeds, strict=True)
+        prompts = [compose_caption(scene, seed).text for scene, seed in pairs]
+        defaults = self.pipeline.config
+        with autocast(self.config):
+            features, _, length = guided_features(self.pipeline, prompts, codes)
+            conditional, unconditional = self.pipeline.transformer.lm_head(features[:, length - 1 :]).float().chunk(2)
+        logits = apply_guidance(conditional, unconditional, defaults["default_guidance_scale"])
+        probabilities = logits_to_probabilities(logits, SamplingConfig(top_k=defaults["default_top_k"]))
+        # An exponential race, as in sampling: the largest p / e wins.
+        noise = torch.empty(probabilities.shape).exponential_(generator=generator).to(self.device)
+        return (probabilities / noise).argmax(-1)
+
+    def _decode(self, codes: Tensor) -> Tensor:
+        """Pictures [B, 3, H, W] fp32 of codes [B, N]."""
+        side = int(codes.shape[1] ** 0.5)
+        codewords = F.embedding(codes, self.vqvae.quantize.embedding.weight).unflatten(1, (side, side)).movedim(-1, 1)
+        codewords = codewords.contiguous(memory_format=torch.channels_last)
+        return self.vqvae.decoder(self.vqvae.post_quant_conv(codewords)).float()
+
+    def _replaced(self, batch: SceneBatch, codes: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Codes of which some are the transformer's, and which those are, bool [B, N]."""
+        count = round(self.config.drawn_share * len(codes))
+        where = torch.zeros(codes.shape, dtype=torch.bool)
+        if not count:
+            return codes, where.to(self.device)
+        share = torch.rand(count, 1, generator=generator)
+        where[:count] = torch.rand(count, codes.shape[1], generator=generator) < share
+        where = where.to(self.device)
+        drawn = self._drawn(next(_parts(batch, count)), codes[:count], generator)
+        drawn = torch.cat((drawn, codes[count:]))
+        return torch.where(where, drawn, codes), where
+
+    def loss(self, step: int, progress: float) -> tuple[Tensor, dict[str, Tensor]]:
+        config = self.config
+        generator = torch.Generator().manual_seed(config.base_seed + step)
+        batch = self.source(config.base_seed + step * config.batch_size, config.batch_size, "train")
+        codes, replaced = self._replaced(batch, self._encode(batch.images), generator)
+        pictures = self.decode(codes)
+        weights = object_weights(batch.object_mask, config.object_weight) * self._counts(batch, replaced)
+        return self.picture_loss(batch.images, pictures, weights / weights.mean(), progress)
+
+    def _counts(self, batch: SceneBatch, replaced: Tensor) -> Tensor:
+        """[B, 1, H, W]: 0 where a replaced code [B, N] stands for bare ground or sky, else 1."""
+        side = int(replaced.shape[1] ** 0.5)
+        places = token_places(batch.object_mask, batch.ground_mask, side)
+        bare = torch.isin(places, torch.tensor(_BARE, device=self.device))
+        counts = (~(replaced & bare)).float().view(-1, 1, side, side)
+        return F.interpolate(counts, scale_factor=downsampling_factor(self.vqvae))
+
+    @torch.no_grad()
+    def _pictures(self, codes: Tensor) -> Tensor:
+        with autocast(self.config):
+            return torch.cat([self._decode(part) for part in codes.split(self.config.batch_size)])
+
+    def evaluate(self) -> dict[str, float]:
+        """Signal to noise in dB on held-out scenes: of their codes, over all pixels and over objects, and of codes that
+        the transformer draws in place of all of them, over objects."""
+        images, objects = self.heldout.images, self.heldout.object_mask
+        pictures, drawn = self._pictures(self.heldout_codes), self._pictures(self.heldout_drawn)
+        return {
+            "psnr": peak_signal_to_noise(images, pictures).item(),
+            "psnr_objects": peak_signal_to_noise(images, pictures, objects).item(),
+            "psnr_objects_drawn": peak_signal_to_noise(images, drawn, objects).item(),
+        }
+
+    def draw_samples(self, path: Path) -> None:
+        """Held-out pictures, above their reconstructions, above what the transformer's tokens look like."""
+        rows = [self._pictures(codes[:_SHEET_IMAGES]) for codes in (self.heldout_codes, self.heldout_drawn)]
+        save_sheet([self.heldout.images[:_SHEET_IMAGES], *rows], path)
+
+    def export(self, folder: Path) -> None:
+        """Write the tokenizer, its decoder in bfloat16: what goes into the pipeline's folder as `vqvae`."""
+        exported_copy(self.vqvae).save_pretrained(folder)
+
+
+def _parts(batch: SceneBatch, size: int) -> Iterator[SceneBatch]:
+    """A batch in parts of `size` scenes, in order."""
+    for start in range(0, len(batch.seeds), size):
+        rows = slice(start, start + size)
+        yield SceneBatch(
+            batch.scenes[rows], batch.seeds[rows], batch.images[rows], batch.object_mask[rows], batch.ground_mask
+        )
+
+
+def train_decoder(config: DecoderTrainingConfig, source: SceneSource | None = None) -> RunResult:
+    """Go on training the decoder of a finished pipeline's tokenizer on codes that its transformer draws.
+
+    Args:
+        source: where scenes come from; the renderer if not given.
+
+    Raises:
+        UserError: for a field, model folder or checkpoint that does not fit.
+    """
+    from vargen.pipelines.llamagen import LlamaGenPipeline
+
+    device = prepare(config)
+    folder = find_model(config.model or None)
+    pipeline = LlamaGenPipeline.from_pretrained(folder).to(device)
+    if pipeline.transformer.config.condition_type != "text" or pipeline.text_encoder is None:
+        raise UserError(f"model: {folder} is not text-conditional with its text encoder, which this trainer needs")
+    if source is None:
+        source = RenderedSceneSource(pipeline.config["image_size"], device, config.detail)
+    identity = {name: weights_fingerprint(folder / name) for name in ("transformer", "vqvae")}
+    # The model's own guidance and top-k are not among its weights, and decide what it draws.
+    identity |= {name: pipeline.config[name] for name in ("default_guidance_scale", "default_top_k")}
+    return train(config, DecoderTask(config, pipeline, source, device), identity)
+
+
+if __name__ == "__main__":
+    main(DecoderTrainingConfig, train_decoder)

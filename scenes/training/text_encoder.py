@@ -1,0 +1,276 @@
+"""Training of the small T5 text encoder on captions alone, before there is a transformer to read it.
+
+Scenes are described but not drawn, so a step costs little; what is learned is what `caption_reading` asks. Then a
+transformer trains on the frozen encoder, as LlamaGen does on FLAN-T5 (`frozen_text_encoder` of the transformer's run).
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase, T5Config, T5EncoderModel
+
+from scenes.captions.caption_words import told_places
+from scenes.captions.captions import MAX_CAPTION_TOKENS, Caption, compose_caption, compose_training_caption
+from scenes.captions.text_tokenizer import build_tokenizer
+from scenes.rendering.scene import OBJECT_COUNT_WEIGHTS, Scene, sample_scene
+from scenes.seeds import CAPTION_SEED, HELDOUT_SEED
+from scenes.training.caption_reading import (
+    COLOURS_ACROSS,
+    CaptionReader,
+    CaptionTruth,
+    Readings,
+    caption_reading_loss,
+    caption_truth,
+)
+from vargen.base.errors import UserError
+from vargen.models.model_folder import check_model_folder
+from vargen.training.config import RunConfig, check, check_fraction, check_positive, main
+from vargen.training.initial_weights import fill
+from vargen.training.run import RunResult, move, prepare, train
+
+_LENGTH_STEP = 8  # captions are padded to a multiple, so that compiled code meets few shapes
+
+
+@dataclass
+class TextEncoderConfig:
+    """Shape of the text encoder; names as in `transformers.T5Config`."""
+
+    d_model: int = 128
+    d_kv: int = 32
+    d_ff: int = 256
+    num_layers: int = 4
+    num_heads: int = 4
+
+    def __post_init__(self) -> None:
+        check_positive(self, "d_model", "d_kv", "d_ff", "num_layers", "num_heads", prefix="text_encoder.")
+
+
+@dataclass
+class TextEncoderTrainingConfig(RunConfig):
+    """Settings of `vargen train text-encoder`, beside those of every run; a batch is of captions.
+
+    Args:
+        text_encoder: shape of the text encoder.
+        initial_weights: folder of a pipeline, or of an earlier run's export, whose text encoder a new run starts from;
+            empty for random weights.
+        word_reading_weight: weight of what is read off single words against what is read off whole captions, see
+            `caption_reading`; 0 to see what it is for.
+        complete_caption_share: share of the captions that say everything, see `compose_training_caption`.
+        length_groups: the captions of a batch are sorted by length and padded in this many parts; must divide
+            `batch_size`.
+    """
+
+    text_encoder: TextEncoderConfig = field(default_factory=TextEncoderConfig)
+    initial_weights: str = ""
+    word_reading_weight: float = 1.0
+    complete_caption_share: float = 0.7
+    length_groups: int = 4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.text_encoder, dict):
+            self.text_encoder = TextEncoderConfig(**self.text_encoder)
+        check_positive(self, "length_groups")
+        check_fraction(self, "complete_caption_share")
+        weight = self.word_reading_weight
+        check(weight >= 0, "word_reading_weight", weight, "must not be negative")
+        check(
+            self.batch_size % self.length_groups == 0,
+            "length_groups",
+            self.length_groups,
+            f"must divide batch_size {self.batch_size}",
+        )
+
+    def architecture(self) -> dict[str, Any]:
+        return {f"text_encoder.{name}": value for name, value in asdict(self.text_encoder).items()}
+
+
+def build_text_encoder(config: TextEncoderConfig, tokenizer: PreTrainedTokenizerBase) -> T5EncoderModel:
+    """A new T5 encoder of the configured shape, weights from torch's global random state."""
+    return T5EncoderModel(
+        T5Config(
+            **asdict(config),
+            vocab_size=len(tokenizer),
+            feed_forward_proj="gated-gelu",
+            dropout_rate=0.0,
+            pad_token_id=tokenizer.pad_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+        )
+    )
+
+
+def load_text_encoder(folder: str, name: str = "frozen_text_encoder") -> T5EncoderModel:
+    """The text encoder of a pipeline's folder, or of the export of `vargen train text-encoder`, in fp32.
+
+    Args:
+        folder: where `text_encoder/` lies.
+        name: the setting that named it, for the message.
+
+    Raises:
+        UserError: if there is none.
+    """
+    path = Path(folder) / "text_encoder"
+    if (Path(folder) / "model_index.json").is_file():
+        check_model_folder(folder)
+    if not (path / "config.json").is_file():
+        raise UserError(f"{name}: {folder!r} holds no text_encoder; name a text-conditional pipeline")
+    return T5EncoderModel.from_pretrained(path, dtype=torch.float32)
+
+
+def vocabulary_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
+    """A short hash of a tokenizer's words: with other words, weights mean nothing."""
+    return hashlib.sha256(" ".join(sorted(tokenizer.get_vocab())).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class CaptionBatch:
+    """Captions as tokens, right-padded, and what is to be read in them.
+
+    Attributes:
+        input_ids, mask: int64 and bool `[B, T]`.
+        truth: of the same captions.
+    """
+
+    input_ids: Tensor
+    mask: Tensor
+    truth: CaptionTruth
+
+
+class TextEncoderTask:
+    """The text encoder as the common loop sees it; the reader trains beside it and is not exported."""
+
+    def __init__(self, config: TextEncoderTrainingConfig, device: torch.device):
+        self.config = config
+        self.device = device
+        self.tokenizer = build_tokenizer()
+        self.text_encoder = build_text_encoder(config.text_encoder, self.tokenizer)
+        if config.initial_weights and not config.goes_on:
+            values = load_text_encoder(config.initial_weights, "initial_weights").state_dict()
+            fill(self.text_encoder, values, f"text encoder in {config.initial_weights!r}", "text_encoder says")
+        self.module = nn.ModuleDict({"text_encoder": self.text_encoder.train()})
+        self.extra_modules = nn.ModuleList([CaptionReader(config.text_encoder.d_model)])
+        move(self.module, device)
+        move(self.extra_modules, device)
+        self.batch_loss = torch.compile(self._batch_loss, dynamic=False) if config.compile else self._batch_loss
+
+    def identity(self) -> dict[str, Any]:
+        return {"vocabulary": vocabulary_fingerprint(self.tokenizer)}
+
+    def muon_parameters(self) -> Iterable[nn.Parameter]:
+        """The matrices inside the blocks: no embedding, no table of relative positions."""
+        return [
+            parameter
+            for name, parameter in self.text_encoder.encoder.block.named_parameters()
+            if parameter.ndim == 2 and "relative_attention_bias" not in name
+        ]
+
+    def loss(self, step: int, progress: float) -> tuple[Tensor, dict[str, Tensor]]:
+        config = self.config
+        first = CAPTION_SEED + config.base_seed + step * config.batch_size
+        seeds = range(first, first + config.batch_size)
+        scenes = _scenes(seeds, "train")
+        share = config.complete_caption_share
+        captions = [compose_training_caption(scene, seed, share) for scene, seed in zip(scenes, seeds, strict=True)]
+        order = sorted(range(len(captions)), key=lambda index: len(captions[index].text.split()))
+        size = config.batch_size // config.length_groups
+        losses, sums = [], dict[str, Tensor]()
+        for start in range(0, len(order), size):
+            part = order[start : start + size]
+            batch = self._batch([scenes[index] for index in part], [captions[index] for index in part])
+            loss, parts = self.batch_loss(batch)
+            losses.append(loss)
+            sums = {name: sums.get(name, 0.0) + value / config.length_groups for name, value in parts.items()}
+        return torch.stack(losses).mean(), sums
+
+    def _batch_loss(self, batch: CaptionBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        return caption_reading_loss(self._read(batch), batch.truth, self.config.word_reading_weight)
+
+    def _read(self, batch: CaptionBatch) -> Readings:
+        mask = batch.mask.long()
+        states = self.text_encoder(input_ids=batch.input_ids, attention_mask=mask).last_hidden_state
+        return self.extra_modules[0](states, batch.mask)
+
+    def _batch(self, scenes: Sequence[Scene], captions: Sequence[Caption]) -> CaptionBatch:
+        tokens = self.tokenizer(
+            [caption.text for caption in captions],
+            padding="longest",
+            pad_to_multiple_of=_LENGTH_STEP,
+            truncation=True,
+            max_length=MAX_CAPTION_TOKENS,
+            return_tensors="pt",
+        ).to(self.device)
+        truth = caption_truth(scenes, captions, tokens.input_ids.shape[1])
+        truth = CaptionTruth(*(getattr(truth, name).to(self.device) for name in ("scene", "shapes", "words")))
+        return CaptionBatch(tokens.input_ids, tokens.attention_mask.bool(), truth)
+
+    @torch.no_grad()
+    def evaluate(self) -> dict[str, float]:
+        """The loss and its parts on held-out captions, and whose colour is whose in new and in held-out ones.
+
+        `colours_of_two` and `colours_of_three`: how many of the colours a linear map reads rightly from the mean of the
+        states, place by place, in captions that tell the whole order from left to right.
+        """
+        figures, heldout_colours = self._figures("heldout")
+        _, colours = self._figures("train")
+        return figures | colours | {f"heldout_{name}": value for name, value in heldout_colours.items()}
+
+    def _figures(self, split: str) -> tuple[dict[str, float], dict[str, float]]:
+        """Mean losses and the share of colours read rightly, over scenes that training does not use."""
+        losses: dict[str, float] = defaultdict(float)
+        right: dict[int, list[bool]] = defaultdict(list)
+        last = HELDOUT_SEED + self.config.evaluation_size
+        for start in range(HELDOUT_SEED, last, self.config.batch_size):
+            seeds = range(start, min(last, start + self.config.batch_size))
+            scenes = _scenes(seeds, split)
+            captions = [compose_caption(scene, seed) for scene, seed in zip(scenes, seeds, strict=True)]
+            batch = self._batch(scenes, captions)
+            readings = self._read(batch)
+            loss, parts = caption_reading_loss(readings, batch.truth, self.config.word_reading_weight)
+            for name, value in {"loss": loss, **parts}.items():
+                losses[name] += value.item() * len(seeds) / self.config.evaluation_size
+            read = (readings.scene.argmax(-1) == batch.truth.scene)[:, COLOURS_ACROSS].tolist()  # [B, 3]
+            for caption, row in zip(captions, read, strict=True):
+                objects = caption.claims.objects
+                told = all(place is not None for place in told_places(caption.claims, "left of"))
+                if told and all(claim.colour for claim in objects):
+                    right[len(objects)] += row[: len(objects)]
+        names = {2: "colours_of_two", 3: "colours_of_three"}
+        shares = {name: sum(right[count]) / len(right[count]) for count, name in names.items() if right[count]}
+        return dict(losses), shares
+
+    def draw_samples(self, path: Path) -> None:
+        """A text encoder has nothing to show; its figures are in the log."""
+
+    def export(self, folder: Path) -> None:
+        """Write `text_encoder/` in bfloat16 and `tokenizer/`."""
+        text_encoder: Any = copy.deepcopy(self.text_encoder)
+        text_encoder.to(torch.bfloat16).save_pretrained(folder / "text_encoder")
+        self.tokenizer.save_pretrained(folder / "tokenizer")
+
+
+def _scenes(seeds: Sequence[int], split: str) -> list[Scene]:
+    return [sample_scene(seed, split, OBJECT_COUNT_WEIGHTS) for seed in seeds]
+
+
+def train_text_encoder(config: TextEncoderTrainingConfig) -> RunResult:
+    """Train the text encoder on captions of scenes, without pictures.
+
+    Raises:
+        UserError: for a field, folder or checkpoint that does not fit.
+    """
+    device = prepare(config)
+    task = TextEncoderTask(config, device)
+    return train(config, task, task.identity())
+
+
+if __name__ == "__main__":
+    main(TextEncoderTrainingConfig, train_text_encoder)

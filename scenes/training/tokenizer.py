@@ -1,0 +1,307 @@
+"""Training of the image tokenizer: a `diffusers.VQModel` with a unit-norm codebook.
+
+During training the latents are normalised and quantised by `quantizer.py`; the exported folder needs none of this code.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from diffusers.models.autoencoders.vq_model import VQModel
+from torch import Tensor, nn
+
+from scenes.seeds import HELDOUT_SEED
+from scenes.training.data import RenderedSceneSource, SceneBatch, SceneSource, save_sheet
+from scenes.training.grounding import GROUNDING, cell_attributes
+from scenes.training.losses import object_weights, peak_signal_to_noise
+from scenes.training.picture_loss import PictureLoss, PictureLossConfig
+from scenes.training.quantizer import SphericalQuantizer
+from vargen.base.errors import UserError
+from vargen.training.config import check, check_fraction, check_positive, main
+from vargen.training.initial_weights import fill
+from vargen.training.run import RunResult, autocast, move, prepare, train
+
+_SHEET_IMAGES = 8
+_CODE_ATTRIBUTES = ("colour", "material")
+_COVERED = 0.6  # share of a cell that an object covers for its code to be asked about the object
+_BARE = 0.02  # share of a cell up to which it shows no object; what lies between is an edge
+
+
+@dataclass
+class VQModelConfig:
+    """Shape of the tokenizer; names as in `diffusers.VQModel`.
+
+    Args:
+        block_out_channels: channels per level, from full resolution down; each further level halves the side.
+        layers_per_block: residual blocks per level in the encoder (the decoder has one more).
+        latent_channels: channels before and after the quantiser's 1x1 convolutions.
+        num_vq_embeddings: codes.
+        vq_embed_dim: numbers per code.
+        norm_num_groups: groups of the group norms. Few are faster: torch's backward on the CPU slows down with
+            channels per group falling.
+    """
+
+    block_out_channels: tuple[int, ...] = (32, 64, 96, 96)
+    layers_per_block: int = 1
+    latent_channels: int = 96
+    num_vq_embeddings: int = 1024
+    vq_embed_dim: int = 8
+    norm_num_groups: int = 2
+
+    def __post_init__(self) -> None:
+        self.block_out_channels = tuple(self.block_out_channels)
+        check_positive(
+            self,
+            *("layers_per_block", "latent_channels", "num_vq_embeddings", "vq_embed_dim", "norm_num_groups"),
+            prefix="model.",
+        )
+        check(
+            all(channels > 0 and channels % self.norm_num_groups == 0 for channels in self.block_out_channels),
+            "model.norm_num_groups",
+            self.norm_num_groups,
+            f"must divide each of model.block_out_channels {self.block_out_channels}",
+        )
+
+
+@dataclass
+class TokenizerTrainingConfig(PictureLossConfig):
+    """Settings of `vargen train tokenizer`, beside those of its loss and of every run.
+
+    Args:
+        image_size: side of the training pictures, pixels.
+        detail: strength of the pictures' stochastic detail.
+        model: shape of the tokenizer.
+        initial_weights: folder of a tokenizer of that shape from which a new run starts, such as `vqvae` of the shipped
+            pipeline; empty for random weights. A resumed run goes on from its checkpoint.
+        commitment_weight: weight of the distance between latents and their codewords.
+        codebook_decay: decay rate of the running k-means.
+        dead_code_threshold: uses per step below which a code is placed anew.
+        replace_dead_until: share of the run after which dead codes stay where they are, so that the end is calm.
+        code_reading_weight: weight of a helping loss that reads off each cell's codeword whether an object covers the
+            cell, ends in it or is not there, and colour and material of one that covers it, so that a code says by
+            itself what a caption says of it; 0 for none.
+    """
+
+    image_size: int = 128
+    detail: float = 1.0
+    model: VQModelConfig = field(default_factory=VQModelConfig)
+    initial_weights: str = ""
+    commitment_weight: float = 0.25
+    codebook_decay: float = 0.98
+    dead_code_threshold: float = 0.05
+    replace_dead_until: float = 0.7
+    code_reading_weight: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.model, dict):
+            self.model = VQModelConfig(**self.model)
+        factor = 2 ** (len(self.model.block_out_channels) - 1)
+        check_positive(self, "image_size")
+        check(self.image_size % factor == 0, "image_size", self.image_size, f"must be a multiple of {factor}")
+        check(self.detail >= 0, "detail", self.detail, "must not be negative")
+        check_fraction(self, "codebook_decay", "replace_dead_until")
+        for name in ("commitment_weight", "dead_code_threshold", "code_reading_weight"):
+            check(getattr(self, name) >= 0, name, getattr(self, name), "must not be negative")
+
+    def architecture(self) -> dict[str, Any]:
+        return {f"model.{name}": value for name, value in asdict(self.model).items()}
+
+
+def build_tokenizer_model(config: TokenizerTrainingConfig) -> VQModel:
+    """A new `VQModel` of the configured shape, weights from torch's global random state."""
+    shape = config.model
+    levels = len(shape.block_out_channels)
+    return VQModel(
+        in_channels=3,
+        out_channels=3,
+        down_block_types=("DownEncoderBlock2D",) * levels,
+        up_block_types=("UpDecoderBlock2D",) * levels,
+        block_out_channels=shape.block_out_channels,
+        layers_per_block=shape.layers_per_block,
+        latent_channels=shape.latent_channels,
+        sample_size=config.image_size,
+        num_vq_embeddings=shape.num_vq_embeddings,
+        vq_embed_dim=shape.vq_embed_dim,
+        norm_num_groups=shape.norm_num_groups,
+        scaling_factor=1.0,
+        lookup_from_codebook=True,
+    )
+
+
+@torch.no_grad()
+def exported_copy(vqvae: VQModel) -> VQModel:
+    """A copy in bfloat16 for saving, its codebook in fp32: rounded, the codewords would no longer have one length.
+
+    Where it was loaded from is left out of its config: that is a path of this machine.
+    """
+    copied = copy.deepcopy(vqvae)
+    values = {name: value for name, value in copied.config.items() if name != "_name_or_path"}
+    setattr(copied, "_internal_dict", type(copied.config)(values))  # noqa: B010 - diffusers declares no such attribute
+    for name, parameter in copied.named_parameters():
+        dtype = torch.float32 if name.startswith("quantize.") else torch.bfloat16
+        parameter.data = parameter.data.to(dtype, memory_format=torch.contiguous_format)
+    return copied
+
+
+def load_initial_tokenizer(folder: str, vqvae: VQModel) -> None:
+    """Fill a tokenizer with the weights in `folder`.
+
+    Raises:
+        UserError: if there is none, or it has another shape.
+    """
+    if not (Path(folder) / "config.json").is_file():
+        raise UserError(f"initial_weights: {folder!r} holds no config.json; name the folder of a tokenizer")
+    values = VQModel.from_pretrained(folder).state_dict()
+    fill(vqvae, values, f"tokenizer in {folder!r}", "model says")
+
+
+class CodeReader(nn.Module):
+    """Reads off a cell's codeword alone how much of an object is there, and its attributes: a small network for each.
+
+    Args:
+        dim: numbers per codeword.
+        width: hidden width; codes of one colour need not lie on one side of a plane.
+    """
+
+    def __init__(self, dim: int, width: int = 64) -> None:
+        super().__init__()
+        classes = {"coverage": 3} | {name: 1 + len(GROUNDING[name]) for name in _CODE_ATTRIBUTES}
+        self.readers = nn.ModuleDict(
+            {
+                name: nn.Sequential(nn.Conv2d(dim, width, 1), nn.GELU(), nn.Conv2d(width, count, 1))
+                for name, count in classes.items()
+            }
+        )
+
+    def forward(self, codewords: Tensor) -> dict[str, Tensor]:
+        """By name, logits fp32 [B, classes, h, w] of codewords [B, D, h, w].
+
+        Classes of "coverage" are no object, the edge of one, and covered; of attributes those of `cell_attributes`.
+        """
+        return {name: reader(codewords).float() for name, reader in self.readers.items()}
+
+
+class TokenizerTask:
+    """The tokenizer as the common loop sees it."""
+
+    def __init__(self, config: TokenizerTrainingConfig, source: SceneSource, device: torch.device):
+        self.config = config
+        self.source = source
+        self.vqvae = build_tokenizer_model(config)
+        codebook = self.vqvae.quantize.embedding.weight
+        self.quantizer = SphericalQuantizer(codebook, config.codebook_decay, config.dead_code_threshold)
+        self.grid_size = config.image_size // 2 ** (len(config.model.block_out_channels) - 1)
+        if config.initial_weights and not config.goes_on:
+            load_initial_tokenizer(config.initial_weights, self.vqvae)
+            self.quantizer.continue_from(codebook, config.batch_size * self.grid_size**2 / len(codebook))
+        self.module = nn.ModuleDict({"vqvae": self.vqvae, "quantizer": self.quantizer})
+        move(self.module, device, images=True)
+        self.picture_loss = PictureLoss(config, self.vqvae.decoder.conv_out.weight, device)
+        self.extra_modules = nn.ModuleList([self.picture_loss.trained_modules])
+        self.code_reader = CodeReader(config.model.vq_embed_dim) if config.code_reading_weight else None
+        if self.code_reader is not None:
+            self.extra_modules.append(self.code_reader.to(device))
+        self.encode: Callable[[Tensor], Tensor] = self.vqvae.encoder
+        self.decode: Callable[[Tensor], Tensor] = self.vqvae.decoder
+        if config.compile:
+            self.encode, self.decode = torch.compile(self.vqvae.encoder), torch.compile(self.vqvae.decoder)
+        self.heldout = source(HELDOUT_SEED, config.evaluation_size, "heldout")
+
+    def muon_parameters(self) -> Iterable[nn.Parameter]:
+        return ()
+
+    def loss(self, step: int, progress: float) -> tuple[Tensor, dict[str, Tensor]]:
+        config = self.config
+        batch = self.source(config.base_seed + step * config.batch_size, config.batch_size, "train")
+        images = batch.images.contiguous(memory_format=torch.channels_last)
+        latents = self.vqvae.quant_conv(self.encode(images))
+        quantized = self.quantizer(latents, learn=True, replace_dead=progress < config.replace_dead_until)
+        reconstructions = self.decode(self.vqvae.post_quant_conv(quantized.codewords)).float()
+
+        weights = object_weights(batch.object_mask, config.object_weight)
+        loss, parts = self.picture_loss(images, reconstructions, weights, progress)
+        parts |= {
+            "commitment": quantized.commitment.detach(),
+            "perplexity": self.quantizer.perplexity(),
+            "used_codes": self.quantizer.used_codes(),
+        }
+        loss = loss + config.commitment_weight * quantized.commitment
+        if self.code_reader is not None:
+            reading, right = self._code_reading(batch, quantized.codewords)
+            loss = loss + config.code_reading_weight * reading
+            parts |= {"code_reading": reading.detach()} | right
+        return loss, parts
+
+    def _code_reading(self, batch: SceneBatch, codewords: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Cross-entropy in nats of what codewords [B, D, h, w] say of objects, and by name the share read rightly."""
+        assert self.code_reader is not None
+        covered = F.adaptive_avg_pool2d(batch.object_mask[:, None].float(), self.grid_size)[:, 0]
+        coverage = (covered > _BARE).long() + (covered >= _COVERED)
+        # Bare cells are most of a picture, so each class counts alike. A box is larger than its object, and a cell may
+        # show more ground than object: of neither are attributes to be read.
+        shares = torch.bincount(coverage.flatten(), minlength=3).clamp_min(1)
+        asked = {"coverage": (coverage, 1 / shares[coverage])}
+        for name, truth in cell_attributes(batch.scenes, self.grid_size).items():
+            truth = truth.to(coverage.device)
+            asked[name] = (truth, ((truth > 0) & (coverage == 2)).float())
+        losses, right = [], {}
+        for name, logits in self.code_reader(codewords).items():
+            truth, counts = asked[name]
+            total = counts.sum().clamp_min(1)
+            losses.append((F.cross_entropy(logits, truth, reduction="none") * counts).sum() / total)
+            right[f"{name}_read_rightly"] = ((logits.argmax(1) == truth) * counts).sum() / total
+        return torch.stack(losses).mean(), right
+
+    @torch.no_grad()
+    def _reconstruct(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Reconstructions [B, 3, H, W] fp32 and codes [B, h * w] of images, in pieces of the training batch size."""
+        pictures, codes = [], []
+        for piece in images.contiguous(memory_format=torch.channels_last).split(self.config.batch_size):
+            with autocast(self.config):
+                latents = self.vqvae.quant_conv(self.vqvae.encoder(piece))
+                quantized = self.quantizer(latents, learn=False, replace_dead=False)
+                pictures.append(self.vqvae.decoder(self.vqvae.post_quant_conv(quantized.codewords)).float())
+            codes.append(quantized.codes.flatten(1))
+        return torch.cat(pictures), torch.cat(codes)
+
+    def evaluate(self) -> dict[str, float]:
+        reconstructions, codes = self._reconstruct(self.heldout.images)
+        frequencies = torch.bincount(codes.flatten(), minlength=self.config.model.num_vq_embeddings) / codes.numel()
+        return {
+            "psnr": peak_signal_to_noise(self.heldout.images, reconstructions).item(),
+            "psnr_objects": peak_signal_to_noise(self.heldout.images, reconstructions, self.heldout.object_mask).item(),
+            "perplexity": torch.special.entr(frequencies).sum().exp().item(),
+            "used_codes": float((frequencies > 0).sum()),
+        }
+
+    def draw_samples(self, path: Path) -> None:
+        images = self.heldout.images[:_SHEET_IMAGES]
+        save_sheet([images, self._reconstruct(images)[0]], path)
+
+    def export(self, folder: Path) -> None:
+        exported_copy(self.vqvae).save_pretrained(folder)
+
+
+def train_tokenizer(config: TokenizerTrainingConfig, source: SceneSource | None = None) -> RunResult:
+    """Train the image tokenizer on rendered scenes.
+
+    Args:
+        source: where scenes come from; the renderer if not given.
+
+    Raises:
+        UserError: for a field or checkpoint that does not fit.
+    """
+    device = prepare(config)
+    task = TokenizerTask(config, source or RenderedSceneSource(config.image_size, device, config.detail), device)
+    return train(config, task)
+
+
+if __name__ == "__main__":
+    main(TokenizerTrainingConfig, train_tokenizer)

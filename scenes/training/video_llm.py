@@ -1,0 +1,447 @@
+"""Training of a small Video-LLM on videos of the scene world: long captions, short questions and answers.
+
+The models are transformers' own classes, unmodified, so that everything that runs them runs the published ones too.
+Two things make hours of training minutes. Videos are cut into patches for a whole batch at once. And the truth is
+known, so that each visual token is told which object it shows and where and when it stands (the grounding loss; its
+heads are thrown away afterwards): once as the vision tower gives it, and once half-way up the language model. Without
+the places captions soon name the right colours, and for a long time give them to the wrong objects: rotary positions
+say how far two tokens are from each other, and where "left" is has to be found out.
+A drafter is trained like a target, smaller.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from scenes.captions.languages import find_language
+from scenes.models.architectures import VideoLLMConfig, build_model, build_processor
+from scenes.rendering.video import VideoScene
+from scenes.seeds import HELDOUT_SEED
+from scenes.training.video_data import (
+    IGNORED,
+    PLACES,
+    VIDEO_GROUNDING,
+    Conversations,
+    RenderedVideoSource,
+    grounding_targets,
+    pad,
+    place_targets,
+    qwen_patches,
+)
+from scenes.training.video_views import (
+    CHOICES,
+    View,
+    alignment_loss,
+    choose_visual,
+    greedy,
+    hidden_states,
+    without_visual_after,
+)
+from vargen.base.errors import UserError
+from vargen.drawing.sheet import contact_sheet, to_pil
+from vargen.models.video_llms.frames import CAPTION_PROMPTS
+from vargen.models.video_llms.pruning import keep_uniform, token_budget
+from vargen.runs.files import save_image_atomic
+from vargen.training import cpu_attention
+from vargen.training.config import RunConfig, check, check_fraction, check_positive, main
+from vargen.training.initial_weights import fill
+from vargen.training.run import RunResult, prepare, train
+from vargen.training.video_source import VideoSource
+
+_SHEET_VIDEOS = 6
+_CAPTIONS_AT_ONCE = 16
+
+
+@dataclass
+class VideoLLMTrainingConfig(RunConfig):
+    """Settings of `vargen train video-llm`, beside those of every run.
+
+    Args:
+        model: what is trained.
+        split: videos to train on; "train" never shows a held-out object.
+        question_share: share of samples that are questions and answers; the others are captions.
+        grounding_weight: weight of the grounding loss at the start; it falls to zero at three quarters of the run.
+        grounded_layer: after how many layers of the language model visual tokens are told what they show; half of them
+            if null. Later ones are left to themselves.
+        alignment_weight: weight of a loss by which, at that layer, what shows an object has become more like the
+            question than what shows none (`scenes.training.video_views.alignment_loss`).
+        frame_counts: frames of the videos, drawn anew at every step; empty for `model.num_frames` always.
+        short_until: share of the run in which all videos have the fewest of these frames.
+        kept_shares: shares of the visual tokens that the language model is shown, drawn anew at every step.
+        kept_choices: how these are chosen, likewise; see `scenes.training.video_views.CHOICES`.
+        fusion_share: share of steps in which visual tokens are taken away after a random layer in the last third, so
+            that they are read before it.
+        time_stretch: steps of time are up to so many times as far apart, as those of longer videos.
+        visual_word_weight: weight in the loss of words that say what is seen; the others have 1.
+        evaluated_share: of the visual tokens, evenly spread; adds figures of captions by them alone. Null adds none.
+        initial_weights: folder of a model of the same sizes to start from; null starts fresh.
+        initial_layers: which layers of that model's language model to start from, counted from 0, one for each of this
+            one; empty for all of them. So a drafter begins as some of its target's layers, with its vision tower.
+    """
+
+    model: VideoLLMConfig = field(default_factory=VideoLLMConfig)
+    split: str = "train"
+    question_share: float = 0.25
+    grounding_weight: float = 1.0
+    grounded_layer: int | None = None
+    alignment_weight: float = 0.0
+    frame_counts: tuple[int, ...] = ()
+    short_until: float = 0.0
+    kept_shares: tuple[float, ...] = (1.0,)
+    kept_choices: tuple[str, ...] = CHOICES
+    fusion_share: float = 0.0
+    time_stretch: int = 1
+    visual_word_weight: float = 1.0
+    evaluated_share: float | None = None
+    initial_weights: str | None = None
+    initial_layers: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check(not self.compile, "compile", True, "gains nothing here: no two steps are of one length; leave it out")
+        check_fraction(self, "question_share", "short_until", "fusion_share")
+        for name in ("grounding_weight", "alignment_weight"):
+            check(getattr(self, name) >= 0, name, getattr(self, name), "must not be negative")
+        check_positive(self, "visual_word_weight", "time_stretch")
+        layers, layer = self.model.text.num_hidden_layers, self.grounded_layer
+        check(layer is None or 1 <= layer <= layers, "grounded_layer", layer, f"must lie between 1 and {layers}")
+        if picked := self.initial_layers:
+            check(self.initial_weights is not None, "initial_layers", picked, "need initial_weights to be layers of")
+            check(len(picked) == layers, "initial_layers", picked, f"must be as many as model.text has, {layers}")
+        for share in (*self.kept_shares, *([] if self.evaluated_share is None else [self.evaluated_share])):
+            check(0 < share <= 1, "kept_shares", share, "must lie above 0 and at most at 1")
+        check(bool(self.kept_shares), "kept_shares", self.kept_shares, "must name one share at least")
+        check(
+            bool(self.kept_choices) and set(self.kept_choices) <= set(CHOICES),
+            "kept_choices",
+            self.kept_choices,
+            f"must name some of {', '.join(CHOICES)}",
+        )
+        fewest = find_language(self.model.captions).min_frames
+        for count in (self.model.num_frames, *self.frame_counts):
+            check(
+                count >= fewest and count % 2 == 0,
+                "frame_counts",
+                count,
+                f"must be an even number of at least {fewest} with captions {self.model.captions}",
+            )
+        if self.model.architecture != "qwen2_5_vl":
+            plain = not self.frame_counts and self.kept_shares == (1.0,) and self.time_stretch == 1
+            check(
+                plain and self.evaluated_share is None,
+                "model.architecture",
+                self.model.architecture,
+                "learns from whole videos of one length only; leave out frame_counts, kept_shares, time_stretch and "
+                "evaluated_share",
+            )
+
+    def architecture(self) -> dict[str, Any]:
+        model = vars(self.model)
+        return {"model": {**model, "text": vars(self.model.text), "vision": vars(self.model.vision)}}
+
+
+class VideoLLMTask:
+    """A Video-LLM as the common loop sees it."""
+
+    def __init__(self, config: VideoLLMTrainingConfig, source: VideoSource, device: torch.device) -> None:
+        self.config, self.source, self.device = config, source, device
+        self.is_qwen = config.model.architecture == "qwen2_5_vl"
+        self.language = find_language(config.model.captions)
+        self.processor = build_processor(config.model)
+        self.tokenizer = self.processor.tokenizer
+        self.model = build_model(config.model, self.tokenizer).to(device)
+        if config.device == "cpu":
+            _avoid_slow_bfloat16(self.model, self.is_qwen)
+        self.module: nn.Module = self.model
+        if config.initial_weights is not None and not config.goes_on:
+            _copy_weights(self.model, config.initial_weights, config.initial_layers)
+        self.num_layers = len(self.model.model.language_model.layers)
+        self.grounded_layer = config.grounded_layer or max(1, self.num_layers // 2)
+        longest = max((config.model.num_frames, *config.frame_counts))
+        self.heads = nn.ModuleDict(
+            {each: _heads(config.model, len(self._grounded_frames(longest))) for each in ("tower", "half-way")}
+        ).to(device)
+        self.extra_modules = nn.ModuleList([self.heads])
+        self.word_weights = torch.ones(len(self.tokenizer), device=device)
+        self.word_weights[self._word_ids(sorted(self.language.visual_words()))] = config.visual_word_weight
+        self._sources = {config.model.num_frames: source}
+        self._conversations: dict[int, Conversations] = {}
+        self.heldout = source(HELDOUT_SEED, config.evaluation_size, "heldout")
+
+    @property
+    def conversations(self) -> Conversations:
+        """About videos of the model's number of frames."""
+        return self._about(self.config.model.num_frames)
+
+    def muon_parameters(self) -> Iterable[nn.Parameter]:
+        model = self.model.model
+        blocks = (model.language_model.layers, model.visual.blocks if self.is_qwen else model.vision_tower)
+        excluded = set() if self.is_qwen else {id(each) for each in model.vision_tower.embeddings.parameters()}
+        return [each for block in blocks for each in block.parameters() if each.ndim == 2 and id(each) not in excluded]
+
+    def loss(self, step: int, progress: float) -> tuple[Tensor, dict[str, Tensor]]:
+        config = self.config
+        seed = config.base_seed + step * config.batch_size
+        draw = random.Random(f"view-{config.base_seed}-{step}")
+        num_frames = self._frame_count(draw, progress)
+        batch = self._source(num_frames)(seed, config.batch_size, config.split)
+        conversations = self._about(num_frames)
+        samples = [conversations.about(video, step, config.question_share) for video in batch.videos]
+        ids, labels = (each.to(self.device) for each in pad(samples, int(self.tokenizer.pad_token_id)))
+        features = self._features(batch.frames)  # [B, m, dim]
+        weight = config.grounding_weight * max(0.0, 1 - progress / 0.75)
+        truth = self._truth(batch.videos, num_frames)
+        view, kept = self._drawn_view(draw, step, self.view(ids, features, num_frames), truth["shape"] > 0)
+        layer = None
+        if draw.random() < config.fusion_share:
+            layer = draw.randrange(-(-2 * self.num_layers // 3), self.num_layers)
+        with self._half_way() as half_way, without_visual_after(self.model.model.language_model, layer, view):
+            hidden = hidden_states(self.model.model.language_model, view)
+        # Labels stand behind the video, whatever of it is shown and however far.
+        behind = ids.shape[1] - int(self._visual(ids).stop)
+        labels, hidden = labels[:, -behind:], hidden[:, -behind:]
+        wanted = labels[:, 1:] != IGNORED
+        learned = labels[:, 1:][wanted]
+        logits = self.model.lm_head(hidden[:, :-1][wanted])
+        weights = self.word_weights[learned]
+        answers = (F.cross_entropy(logits.float(), learned, reduction="none") * weights).sum() / weights.sum()
+        parts = {"answers": answers.detach()}
+        loss = answers
+        told = truth if kept is None else {name: each.gather(1, kept) for name, each in truth.items()}
+        if config.alignment_weight:
+            asks = (labels != IGNORED).cumsum(1) == 0  # what is asked first, and nothing of the answers
+            aligned = alignment_loss(view, half_way[0], asks, told["shape"] > 0)
+            loss = loss + config.alignment_weight * aligned
+            parts["alignment"] = aligned.detach()
+        if weight:
+            tower = self._grounding("tower", features, truth)
+            inside = self._grounding("half-way", half_way[0][:, view.visual], told)
+            loss = loss + weight * (tower + inside) / 2
+            parts |= {"grounding": tower.detach(), "grounding_half_way": inside.detach()}
+        return loss, parts
+
+    def _frame_count(self, draw: random.Random, progress: float) -> int:
+        counts = self.config.frame_counts or (self.config.model.num_frames,)
+        chosen = draw.choice(counts)
+        return min(counts) if progress < self.config.short_until else chosen
+
+    def _source(self, num_frames: int) -> VideoSource:
+        if num_frames not in self._sources:
+            model = self.config.model
+            self._sources[num_frames] = RenderedVideoSource(model.image_size, num_frames, self.device, model.captions)
+        return self._sources[num_frames]
+
+    def _about(self, num_frames: int) -> Conversations:
+        if num_frames not in self._conversations:
+            cells = self.config.model.grid_size**2
+            num_visual = cells * num_frames // 2 if self.is_qwen else cells * num_frames + 1
+            self._conversations[num_frames] = Conversations(self.tokenizer, num_visual)
+        return self._conversations[num_frames]
+
+    def _grounded_frames(self, num_frames: int) -> range:
+        """Which frames the visual tokens show; of two in one step of time the later one."""
+        return range(1, num_frames, 2) if self.is_qwen else range(num_frames)
+
+    def _word_ids(self, words: Sequence[str]) -> Tensor:
+        return torch.tensor(self.tokenizer.convert_tokens_to_ids(list(words)), device=self.device)
+
+    def _drawn_view(
+        self, draw: random.Random, step: int, view: View, shows_object: Tensor
+    ) -> tuple[View, Tensor | None]:
+        """What of a view this step shows, and the numbers [B, k] of its visual tokens; None for all."""
+        share, how = draw.choice(self.config.kept_shares), draw.choice(self.config.kept_choices)
+        factor = draw.randint(1, self.config.time_stretch)
+        if factor > 1:
+            view = view.stretched(factor)
+        if share == 1:
+            return view, None
+        generator = torch.Generator().manual_seed(self.config.base_seed + step)
+        kept = choose_visual(how, share, shows_object.cpu(), generator).to(self.device)
+        return view.with_kept(kept), kept
+
+    @contextmanager
+    def _half_way(self) -> Iterator[list[Tensor]]:
+        """Inside, the list gets the hidden states [B, L, dim] after the grounded layer."""
+        kept: list[Tensor] = []
+
+        def keep(module: Any, inputs: Any, output: Any) -> None:
+            kept.append(output if isinstance(output, Tensor) else output[0])
+
+        handle = self.model.model.language_model.layers[self.grounded_layer - 1].register_forward_hook(keep)
+        try:
+            yield kept
+        finally:
+            handle.remove()
+
+    def _features(self, frames: Tensor) -> Tensor:
+        """[B, m, dim]: what the language model is given for the videos [B, F, 3, size, size]."""
+        features = self.model.model.get_video_features(**self._pixels(frames), return_dict=True).pooler_output
+        return features if isinstance(features, Tensor) else torch.stack(list(features))
+
+    def view(self, ids: Tensor, features: Tensor, num_frames: int) -> View:
+        """Conversations [B, L] about whole videos of so many frames, whose features are [B, m, dim]."""
+        embeds, visual = self.model.get_input_embeddings()(ids), self._visual(ids)
+        embeds = torch.cat((embeds[:, : visual.start], features.to(embeds.dtype), embeds[:, visual.stop :]), dim=1)
+        return View(embeds, self._positions(ids, num_frames), visual)
+
+    def _visual(self, ids: Tensor) -> slice:
+        """All conversations begin alike: the columns of the visual tokens are the same in all rows."""
+        columns = (ids[0] == self.model.config.video_token_id).nonzero()[:, 0]
+        return slice(int(columns[0]), int(columns[-1]) + 1)
+
+    def _positions(self, ids: Tensor, num_frames: int) -> Tensor:
+        """[3, B, L] for M-RoPE, [B, L] else. All conversations begin alike and go on with text: one row serves all."""
+        if not self.is_qwen:
+            return torch.arange(ids.shape[1], device=ids.device).expand(ids.shape)
+        size, row = self.config.model, ids[:1]
+        positions, _ = self.model.model.get_rope_index(
+            row,
+            2 * (row == self.model.config.video_token_id).int(),
+            video_grid_thw=torch.tensor([[num_frames // 2, 2 * size.grid_size, 2 * size.grid_size]]),
+            second_per_grid_ts=torch.ones(1),
+        )
+        return positions[-3:].expand(3, *ids.shape)
+
+    def _truth(self, videos: Sequence[VideoScene], num_frames: int) -> dict[str, Tensor]:
+        """By name, int64 [B, m]: what visual tokens are told of what they show and where they stand. LLaVA's last one,
+        which shows nothing, is told nothing: m is one less."""
+        frames, grid_size = self._grounded_frames(num_frames), self.config.model.grid_size
+        places = place_targets(len(frames), grid_size)
+        told = grounding_targets(videos, frames, grid_size)
+        told.update({name: place.expand(len(videos), -1) for name, place in places.items()})
+        return {name: each.to(self.device) for name, each in told.items()}
+
+    def _grounding(self, point: str, states: Tensor, truth: dict[str, Tensor]) -> Tensor:
+        """Mean cross entropy, over what is told, of visual tokens [B, m, dim] as they are at a point. Those that show
+        something count as much as all that do not: of a hundred tokens seven show an object that moves."""
+        heads: Any = self.heads[point]
+        told = truth["shape"].shape[1]
+        losses = []
+        for name, head in heads.items():
+            classes = truth[name].flatten()
+            each = F.cross_entropy(head(states[:, :told]).float().flatten(0, 1), classes, reduction="none")
+            sides = [each] if name in PLACES else [each[classes > 0], each[classes == 0]]
+            losses.append(torch.stack([side.mean() for side in sides if len(side)]).mean())
+        return torch.stack(losses).mean()
+
+    @torch.no_grad()
+    def evaluate(self) -> dict[str, float]:
+        """Accuracy of greedy captions of held-out videos; the same where the model sees the frames in another order,
+        another video, or a grey one, the last two of which are chance; and, where asked for, a share of the visual
+        tokens."""
+        frames = self.heldout.frames
+        generator = torch.Generator().manual_seed(0)
+        shuffled = torch.stack([each[torch.randperm(len(each), generator=generator)] for each in frames])
+        shown = {
+            "": (frames, 1.0),
+            "_shuffled": (shuffled, 1.0),
+            "_other": (frames.roll(1, 0), 1.0),
+            "_none": (torch.full_like(frames, 0.5), 1.0),
+        }
+        if self.config.evaluated_share is not None:
+            shown["_pruned"] = (frames, self.config.evaluated_share)
+        figures = {}
+        for name, (each, share) in shown.items():
+            captions = self.captions(each, share)
+            for kind in ("all", *self.language.claim_kinds):
+                accuracies = [
+                    self.language.accuracy(video, text, kind)
+                    for video, text in zip(self.heldout.videos, captions, strict=True)
+                ]
+                figures[f"{kind}{name}"] = sum(accuracies) / len(accuracies)
+        return figures
+
+    @torch.no_grad()
+    def captions(self, frames: Tensor, share: float = 1.0) -> list[str]:
+        """Greedy captions of videos [B, F, 3, size, size], by a share of their visual tokens, evenly spread."""
+        num_frames, texts = frames.shape[1], []
+        prompt = self._about(num_frames).prompt(CAPTION_PROMPTS[0])
+        for part in frames.split(_CAPTIONS_AT_ONCE):
+            ids = torch.tensor([prompt], device=self.device).expand(len(part), -1)
+            view = self.view(ids, self._features(part), num_frames)
+            if share < 1:
+                count = view.visual.stop - view.visual.start
+                view = view.with_kept(keep_uniform(count, token_budget(count, share)).expand(len(part), -1))
+            answers = greedy(self.model, view, self.language.max_caption_tokens, [int(self.tokenizer.eos_token_id)])
+            texts += self.tokenizer.batch_decode(answers, skip_special_tokens=True)
+        return texts
+
+    def _pixels(self, frames: Tensor) -> dict[str, Tensor]:
+        """What the vision tower reads of videos [B, F, 3, size, size]."""
+        frames = frames.to(self.device)
+        if not self.is_qwen:
+            return {"pixel_values_videos": frames * 2 - 1}
+        patches, grid = qwen_patches(frames, self.config.model.patch_size)
+        return {"pixel_values_videos": patches, "video_grid_thw": grid.to(self.device)}
+
+    def draw_samples(self, path: Path) -> None:
+        frames = self.heldout.frames[:_SHEET_VIDEOS]
+        captions = self.captions(frames)
+        strips = [to_pil(torch.cat(list(each), dim=-1)[None])[0] for each in frames]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_image_atomic(contact_sheet(strips, captions, columns=1), path)
+
+    def export(self, folder: Path) -> None:
+        exported = build_model(self.config.model, self.tokenizer)
+        exported.load_state_dict(self.model.state_dict())
+        exported.to(torch.bfloat16)
+        exported.save_pretrained(folder)
+        self.processor.save_pretrained(folder)
+
+
+def _heads(config: VideoLLMConfig, num_steps: int) -> nn.ModuleDict:
+    """One linear reader for each thing that a visual token is told."""
+    counts = {name: 1 + len(values) for name, values in VIDEO_GROUNDING.items()}
+    counts.update(zip(PLACES, (num_steps, config.grid_size, config.grid_size), strict=True))
+    return nn.ModuleDict({name: nn.Linear(config.text.hidden_size, count) for name, count in counts.items()})
+
+
+def _copy_weights(model: Any, folder: str, picked: Sequence[int]) -> None:
+    """Raises UserError for weights or layers that are not there, or of other sizes."""
+    try:
+        other = type(model).from_pretrained(folder, dtype=torch.float32)
+    except (OSError, RuntimeError, ValueError) as error:
+        raise UserError(f"initial_weights: {folder} cannot be read ({str(error).splitlines()[0]})") from error
+    if picked:
+        layers = other.model.language_model.layers
+        inside = all(0 <= number < len(layers) for number in picked)
+        check(inside, "initial_layers", picked, f"must lie between 0 and {len(layers) - 1}, the last of {folder}")
+        other.model.language_model.layers = nn.ModuleList(layers[number] for number in picked)
+    fill(model, other.state_dict(), f"model in {folder!r}", "model (and initial_layers) say")
+
+
+def _avoid_slow_bfloat16(model: Any, is_qwen: bool) -> None:
+    """Keep in float32 what a CPU does slowly in bfloat16: the backward of attention, and that of the convolution that
+    embeds patches (15 times slower as measured)."""
+    cpu_attention.register()
+    model.set_attn_implementation(cpu_attention.FLOAT32_ATTENTION)
+    embedding = model.model.visual.patch_embed if is_qwen else model.model.vision_tower.embeddings.patch_embedding
+    embedding.forward = torch.autocast("cpu", enabled=False)(embedding.forward)
+
+
+def train_video_llm(config: VideoLLMTrainingConfig, source: VideoSource | None = None) -> RunResult:
+    """Train a Video-LLM, a target or a smaller one to draft for it.
+
+    Args:
+        source: where videos come from; the renderer if not given.
+
+    Raises:
+        UserError: for a field or checkpoint that does not fit.
+    """
+    device = prepare(config)
+    model = config.model
+    source = source or RenderedVideoSource(model.image_size, model.num_frames, device, model.captions)
+    return train(config, VideoLLMTask(config, source, device))
+
+
+if __name__ == "__main__":
+    main(VideoLLMTrainingConfig, train_video_llm)

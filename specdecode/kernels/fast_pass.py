@@ -1,0 +1,171 @@
+"""A LlamaGen network's layers in one call of the project's own kernels, where these serve: few rows on a CPU.
+
+Belongs here: which tensors of LlamaGen's modules and of its draft network the kernels read, and when they may read them
+in the modules' place. Does not belong here: the kernels (`native.py`), and the networks themselves, which compute
+wherever they do not serve.
+
+The kernels take the modules' weights as they lie in memory, so nothing is copied and nothing goes stale. What somebody
+has put in a module's place (an adapter, a hook, another attention) is noticed whenever a prompt is fed, and is obeyed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from specdecode.kernels.build import library
+from specdecode.kernels.native import Geometry, LayerWeights, NewTokens, Weights, decoder_pass, fits_pass
+from specdecode.kernels.quantized import Int4Linear, Int8Linear
+
+if TYPE_CHECKING:
+    from specdecode.kv_cache import StaticKVCache
+
+
+def untouched(modules: Iterable[nn.Module]) -> bool:
+    """Whether calling these modules would run their classes' own `forward` and nothing else."""
+    return not any(
+        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or "forward" in module.__dict__
+        for module in modules
+    )
+
+
+class FastPass:
+    """The kernels' view of one network.
+
+    Args:
+        network: has `token_embedding`, `rotary_rows` and maybe `norm_out` (a norm at the end) and `fc` (what makes one
+            input of an embedding and a feature).
+        layers: for each layer its norm before attention (None: there is none), attention, norm and feed-forward.
+        geometry: sizes.
+    """
+
+    def __init__(self, network: Any, layers: Sequence[tuple[Any, Any, Any, Any]], geometry: Geometry) -> None:
+        self._network, self._layers, self.geometry = network, layers, geometry
+        self._functions = [(attention.project, attention.attend) for _, attention, _, _ in layers]
+        self._usable = False
+        self._checked: tuple[nn.Module | None] | None = None  # with which head
+        # Parameters as `check` found them: what is written into one is seen, what takes its place at the next prompt.
+        self._of_layers: list[LayerWeights] = []
+        self._join: nn.Linear | None = None
+        self._norm_out: nn.Module | None = None
+
+    def check(self, head: nn.Module | None = None) -> bool:
+        """Whether every module is what it was built as; asked where a prompt is fed, remembered until the next.
+
+        Args:
+            head: an output head that will be given to `run`.
+        """
+        network, linears, modules = self._network, [], []
+        self._join, self._norm_out = getattr(network, "fc", None), getattr(network, "norm_out", None)
+        usable = type(network.token_embedding) is nn.Embedding
+        usable &= self._join is None or type(self._join) is nn.Linear
+        for functions, (norm, attention, norm2, feed_forward) in zip(self._functions, self._layers, strict=True):
+            linears += [attention.to_qkv, attention.to_out, feed_forward.gate_up_proj, feed_forward.down_proj]
+            modules += [norm, attention, norm2, feed_forward]
+            usable &= (attention.project, attention.attend) == functions
+        usable &= head is None or (type(head) is nn.Linear and head.bias is None)
+        usable &= {type(linear) for linear in linears} in ({nn.Linear}, {Int8Linear}, {Int4Linear})
+        usable &= len({getattr(linear, "dynamic", False) for linear in linears}) == 1
+        usable = usable and all(linear.bias is None for linear in linears)
+        modules += [network.token_embedding, self._join, self._norm_out, head, *linears]
+        self._checked = (head,)
+        self._usable = usable and untouched(module for module in modules if module is not None)
+        if self._usable:
+            self._of_layers = [
+                LayerWeights(
+                    None if norm is None else _own(norm),
+                    _own(attention.to_qkv),
+                    _own(attention.to_out),
+                    _own(norm2),
+                    _own(feed_forward.gate_up_proj),
+                    _own(feed_forward.down_proj),
+                    _scales(attention.to_qkv, attention.to_out, feed_forward.gate_up_proj, feed_forward.down_proj),
+                    getattr(attention.to_qkv, "dynamic", False),
+                )
+                for norm, attention, norm2, feed_forward in self._layers
+            ]
+        return self._usable
+
+    def serves(self, kv_cache: StaticKVCache) -> bool:
+        """Whether passes over this cache run here."""
+        with torch.no_grad():
+            fits = fits_pass(kv_cache.dtype, kv_cache.keys[0], self.geometry)
+            return fits and self.check() and library() is not None
+
+    def run(
+        self,
+        new: NewTokens,
+        kv_cache: StaticKVCache,
+        head: nn.Module | None = None,
+        is_prompt: bool = False,
+        guidance_scale: float | None = None,
+        logits_to_keep: int = 0,
+        kept_layers: Collection[int] = (),
+        side_by_side: bool = False,
+    ) -> tuple[Tensor, Tensor | None] | None:
+        """As `decoder_pass`, or None where the modules must be called one by one.
+
+        Args:
+            head: the output head, if logits are wanted.
+            is_prompt: whether to look at the modules anew.
+        """
+        if not fits_pass(kv_cache.dtype, kv_cache.keys[0], self.geometry):
+            return None
+        if is_prompt or self._checked is None or self._checked[0] is not head:
+            self.check(head)
+        if not self._usable:
+            return None
+        network, given = self._network, new.features if new.hidden_states is None else new.hidden_states
+        weights = Weights(
+            self._of_layers,
+            self.geometry,
+            network.rotary_rows.table(kv_cache.device),
+            _own(network.token_embedding),
+            None if self._join is None else _own(self._join),
+            None if self._join is None else self._join.bias,
+            None if self._norm_out is None else _own(self._norm_out),
+            None if head is None else _own(head),
+        )
+        matrix = self._of_layers[0].qkv
+        alike = (given, weights.embedding, matrix if matrix.is_floating_point() else None, weights.head)
+        if any(tensor is not None and tensor.dtype != kv_cache.dtype for tensor in alike):
+            return None
+        return decoder_pass(
+            weights,
+            new,
+            kv_cache.keys,
+            kv_cache.values,
+            guidance_scale=guidance_scale,
+            logits_to_keep=logits_to_keep,
+            kept_layers=kept_layers,
+            side_by_side=side_by_side,
+        )
+
+
+def visible(attention_mask: Tensor | None, num_sequences: int) -> Tensor | None:
+    """A mask [B or 1, 1, n, S] as `NewTokens` has it; None where it is of another kind, and in compiled code."""
+    if (
+        torch.compiler.is_compiling()
+        or attention_mask is None
+        or attention_mask.dtype != torch.bool
+        or attention_mask.ndim != 4
+    ):
+        return None
+    if attention_mask.shape[0] not in (1, num_sequences) or attention_mask.shape[1] != 1:
+        return None
+    return attention_mask[:, 0]
+
+
+def _scales(*linears: nn.Module) -> tuple[Tensor, ...]:
+    """Those of int8 weights; none of others."""
+    return tuple(linear.scale for linear in linears if isinstance(linear, Int8Linear) and linear.scale is not None)
+
+
+def _own(module: nn.Module) -> Tensor:
+    """A module's weight; not by its name, which torch looks for in three places."""
+    weight = module._parameters["weight"]
+    assert weight is not None
+    return weight

@@ -1,0 +1,110 @@
+"""Captions say only what is true, can be read back to what they claim, and consist of known words."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from scenes.captions.caption_parser import CaptionError, parse_caption
+from scenes.captions.captions import (
+    MAX_CAPTION_TOKENS,
+    compose_caption,
+    compose_training_caption,
+    counts_everyone,
+    is_complete,
+)
+from scenes.captions.text_tokenizer import build_tokenizer
+from scenes.judge.reading import reading_from_scene
+from scenes.judge.verdict import judge_claims
+from scenes.rendering.scene import (
+    RELATIONS,
+    Scene,
+    is_heldout_combination,
+    object_boxes,
+    relation_between,
+    sample_scene,
+)
+from vargen.base.prompts import unknown_words
+
+SEEDS = range(1500)
+
+
+def test_every_claim_holds_in_the_scene() -> None:
+    for seed in SEEDS:
+        scene = sample_scene(seed, "all")
+        caption = compose_caption(scene, seed)
+        assert judge_claims(reading_from_scene(scene), caption.claims).right, caption.text
+
+
+def test_reading_a_caption_gives_its_claims() -> None:
+    for seed in SEEDS:
+        caption = compose_caption(sample_scene(seed, "all"), seed)
+        assert parse_caption(caption.text) == caption.claims, caption.text
+
+
+def test_captions_to_learn_from_pass_over_nobody_and_mostly_say_everything() -> None:
+    complete = 0
+    for seed in SEEDS:
+        scene = sample_scene(seed, "all")
+        caption = compose_training_caption(scene, seed, 0.7)
+        assert judge_claims(reading_from_scene(scene), caption.claims).right, caption.text
+        assert parse_caption(caption.text) == caption.claims, caption.text
+        assert counts_everyone(caption.claims, scene), caption.text
+        complete += is_complete(caption.claims, scene)
+    assert 0.68 < complete / len(SEEDS) < 0.8
+    others = [compose_caption(sample_scene(seed, "all"), seed) for seed in SEEDS]
+    assert not all(counts_everyone(other.claims, sample_scene(seed, "all")) for seed, other in enumerate(others))
+    scene = sample_scene(4)
+    assert all(is_complete(compose_training_caption(scene, seed, 1.0).claims, scene) for seed in range(200))
+    assert len({compose_training_caption(scene, seed, 1.0).text for seed in range(50)}) > 30
+
+
+def test_captions_are_reproducible_and_vary() -> None:
+    scene = sample_scene(4)
+    assert compose_caption(scene, 7) == compose_caption(scene, 7)
+    assert len({compose_caption(scene, seed).text for seed in range(50)}) > 30
+
+
+def test_every_word_is_known_and_no_caption_is_too_long(tmp_path) -> None:
+    build_tokenizer().save_pretrained(tmp_path)
+    tokenizer = type(build_tokenizer()).from_pretrained(tmp_path)
+    texts = [compose_caption(sample_scene(seed), seed).text for seed in SEEDS]
+    ids = tokenizer(texts)["input_ids"]
+    assert all(tokenizer.unk_token_id not in row and row[-1] == tokenizer.eos_token_id for row in ids)
+    assert max(map(len, ids)) <= MAX_CAPTION_TOKENS
+    assert unknown_words(tokenizer, "a red Zeppelin and a zeppelin by a fjord") == ["Zeppelin", "by", "fjord"]
+
+
+@pytest.mark.parametrize("text", ["", "a corgi", "cube red a left"])
+def test_what_cannot_be_read_is_refused(text: str) -> None:
+    with pytest.raises(CaptionError):
+        parse_caption(text)
+
+
+def test_the_splits_never_meet() -> None:
+    for seed in range(400):
+        assert not is_heldout_combination(sample_scene(seed, "train"))
+        assert is_heldout_combination(sample_scene(seed, "heldout"))
+
+
+def test_scenes_are_data_and_reproducible() -> None:
+    for seed in range(100):
+        scene = sample_scene(seed, "all")
+        assert scene == sample_scene(seed, "all")
+        assert Scene.from_dict(json.loads(json.dumps(scene.to_dict()))) == scene
+        boxes = object_boxes(scene)
+        assert (boxes >= 0).all() and (boxes <= 128).all() and (boxes[:, 2:] - boxes[:, :2] > 8).all()
+
+
+def test_relations_have_their_opposites() -> None:
+    opposite = dict(zip(RELATIONS, ("right of", "left of", "behind", "in front of"), strict=True))
+    for seed in range(300):
+        objects = sample_scene(seed, "all").objects
+        for a in objects:
+            for b in objects:
+                if a is not b:
+                    there = {opposite[relation] for relation in relation_between(a, b)}
+                    assert there == set(relation_between(b, a))
+                    gap = ((a.x - b.x) ** 2 + (a.depth - b.depth) ** 2) ** 0.5
+                    assert gap > a.footprint + b.footprint

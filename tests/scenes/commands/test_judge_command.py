@@ -1,0 +1,112 @@
+"""`vargen judge` on renders, whose prompts are true, and on the same renders under each other's prompts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from scenes.captions.captions import compose_caption
+from scenes.judge.judge import JUDGE_NAME
+from scenes.rendering.renderer import SceneRenderer
+from scenes.rendering.scene import sample_scene
+from vargen.base.resources import weights_folder
+from vargen.cli import main
+from vargen.drawing.sheet import to_pil
+from vargen.runs.files import append_jsonl
+
+needs_judge = pytest.mark.skipif(
+    not (weights_folder() / JUDGE_NAME / "config.json").is_file(), reason="no shipped judge in this checkout"
+)
+COUNT = 24
+
+
+def write_run(folder: Path, shift: int) -> Path:
+    scenes = [sample_scene(5_000_000 + index, "heldout") for index in range(COUNT)]
+    texts = [compose_caption(scene, scene.seed).text for scene in scenes]
+    (folder / "images").mkdir(parents=True)
+    for index, image in enumerate(to_pil(SceneRenderer()(scenes).images)):
+        path = f"images/{index:06d}.png"
+        image.save(folder / path)
+        text = texts[(index + shift) % COUNT]
+        append_jsonl(folder / "result.jsonl", {"index": index, "text": text, "image_path": path, "seed": index})
+    return folder
+
+
+def judged(folder: Path, capsys: pytest.CaptureFixture[str]) -> dict:
+    assert main(["judge", str(folder), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+@needs_judge
+def test_true_prompts_are_found_true_and_swapped_ones_false(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    true = judged(write_run(tmp_path / "true", shift=0), capsys)
+    swapped = judged(write_run(tmp_path / "swapped", shift=5), capsys)
+    assert true["images"] == COUNT and true["unreadable_prompts"] == []
+    assert true["accuracy"]["all"]["prompt"]["accuracy"] > 0.85
+    assert swapped["accuracy"]["all"]["prompt"]["accuracy"] < 0.3
+    assert len(json.loads((tmp_path / "true" / "judge.json").read_text())["verdicts"]) == COUNT
+
+
+@needs_judge
+def test_company_that_nobody_asked_for_is_counted_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_run(tmp_path / "run", shift=0)
+    lines = [json.loads(line) for line in (folder / "result.jsonl").read_text().splitlines()]
+    scenes = [sample_scene(5_000_000 + index, "heldout") for index in range(COUNT)]
+    named = [f"a {scene.objects[0].colour} {scene.objects[0].shape}" for scene in scenes]
+    lines = [{**line, "text": text} for line, text in zip(lines, named, strict=True)]
+    (folder / "result.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    accuracy = judged(folder, capsys)["accuracy"]["all"]
+    alone = sum(len(scene.objects) == 1 for scene in scenes)
+    assert accuracy["prompt"]["accuracy"] > 0.9 and 0 < alone < COUNT
+    assert accuracy["object_count"]["accuracy"] * COUNT == pytest.approx(alone, abs=1.01)
+
+
+@needs_judge
+def test_a_prompt_it_cannot_read_is_named_and_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_run(tmp_path / "run", shift=0)
+    record = {"index": COUNT, "text": "a corgi in a field", "image_path": "images/000000.png", "seed": 0}
+    append_jsonl(folder / "result.jsonl", record)
+    assert main(["judge", str(folder), "--json"]) == 0
+    printed = capsys.readouterr()
+    summary = json.loads(printed.out)
+    assert [case["index"] for case in summary["unreadable_prompts"]] == [COUNT] and summary["images"] == COUNT
+    assert f"prompt {COUNT} left out" in printed.err
+
+
+def test_a_folder_without_results_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["judge", str(tmp_path)]) == 2
+    assert "result.jsonl" in capsys.readouterr().err
+
+
+@needs_judge
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"image_path": "../../../../etc/passwd"},
+        {"image_path": "/etc/passwd"},
+        {"image_path": "images/link.png"},
+        {"image_path": "images/broken.png"},
+        {"image_path": "images/\0.png"},
+        {"image_path": 3},
+        {"image_path": None},
+        {"index": "0"},
+        {"index": None},
+        {"text": ["a red cube"]},
+    ],
+)
+def test_records_that_lead_elsewhere_or_are_none_are_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict
+) -> None:
+    folder = tmp_path / "run"
+    (folder / "images").mkdir(parents=True)
+    to_pil(SceneRenderer()([sample_scene(0)]).images)[0].save(tmp_path / "outside.png")
+    (folder / "images" / "link.png").symlink_to(tmp_path / "outside.png")
+    (folder / "images" / "broken.png").write_bytes((tmp_path / "outside.png").read_bytes()[:99])
+    record = {"index": 0, "text": "a red cube", "image_path": "images/000000.png", "seed": 0}
+    append_jsonl(folder / "result.jsonl", record | changes)
+    assert main(["judge", str(folder)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("vargen: error: folder: ") or "is not the name of something in it" in error
+    assert error.count("\n") == 1 and not (folder / "judge.json").exists()

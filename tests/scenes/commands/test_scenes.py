@@ -1,0 +1,197 @@
+"""`vargen scenes`: what it writes is whole, reproducible, and of the split it says."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from scenes.captions.caption_parser import parse_caption
+from scenes.captions.languages import find_language
+from scenes.dataset import write_scenes, write_videos
+from scenes.rendering.scene import Scene, is_heldout_combination, is_heldout_object
+from scenes.rendering.video import render_video
+from vargen.base.errors import UserError
+from vargen.base.resources import VIDEO_CAPTIONS, VIDEO_FRAMES
+from vargen.cli import main
+from vargen.models.video_llms.frames import read_video
+
+
+def records(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "metadata.jsonl").read_text().splitlines()]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_it_writes_pictures_captions_truth_and_a_sheet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "scenes"
+    arguments = ["scenes", "--count", "4", "--split", "heldout", "--image-size", "64", "--seed", "7"]
+    assert main([*arguments, "--output", str(folder), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"output": str(folder), "count": 4, "split": "heldout"}
+    written = records(folder)
+    assert [record["file_name"] for record in written] == [f"images/{i:06d}.png" for i in range(4)]
+    assert (folder / "captions.txt").read_text().splitlines() == [record["text"] for record in written]
+    for record in written:
+        assert Image.open(folder / record["file_name"]).size == (64, 64)
+        scene = Scene.from_dict(record["scene"])
+        assert is_heldout_combination(scene) and len(record["boxes"]) == len(scene.objects)
+        assert parse_caption(record["text"]).to_dict() == record["claims"]
+        assert all(left < right and top < bottom for left, top, right, bottom in record["boxes"])
+    assert Image.open(folder / "contact_sheet.png").width > 128
+
+
+def test_the_same_seed_gives_the_same_bytes_and_scenes_do_not_depend_on_the_count(tmp_path: Path) -> None:
+    for name, count in (("a", 3), ("b", 3), ("c", 2)):
+        write_scenes(tmp_path / name, count, seed=5, image_size=64)
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+    assert records(tmp_path / "c") == records(tmp_path / "a")[:2]
+    assert contents(tmp_path / "c")["images/000001.png"] == contents(tmp_path / "a")["images/000001.png"]
+    write_scenes(tmp_path / "d", 2, seed=6, image_size=64)
+    assert records(tmp_path / "d")[0]["scene"] == records(tmp_path / "a")[1]["scene"]
+
+
+def test_a_shorter_run_leaves_no_pictures_of_a_longer_one_and_nothing_else_is_touched(tmp_path: Path) -> None:
+    write_scenes(tmp_path, 3, image_size=64)
+    (tmp_path / "images" / "mine.png").write_bytes(b"mine")
+    write_scenes(tmp_path, 1, image_size=64)
+    assert sorted(path.name for path in (tmp_path / "images").iterdir()) == ["000000.png", "mine.png"]
+    assert len(records(tmp_path)) == 1
+
+
+def test_a_killed_run_has_no_record_of_pictures_that_are_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import scenes.dataset as dataset
+
+    write_scenes(tmp_path, 2, image_size=64)
+    save, left = dataset.save_image_atomic, [1]
+
+    def killed(*arguments: object) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise KeyboardInterrupt
+        save(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(dataset, "save_image_atomic", killed)
+    with pytest.raises(KeyboardInterrupt):
+        write_scenes(tmp_path, 2, seed=9, image_size=64)
+    assert not (tmp_path / "metadata.jsonl").exists()
+    assert not list(tmp_path.rglob("*tmp*"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--count", "0"], "count must be at least 1, got 0"),
+        (["--seed", "-1"], "seed must be at least 0, got -1"),
+        (["--split", "test"], "split: 'test' is not one of"),
+        (["--image-size", "60"], "image_size"),
+        (["--count", "many"], "count"),
+    ],
+)
+def test_bad_arguments_are_one_line_and_leave_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    folder = tmp_path / "scenes"
+    assert main(["scenes", "--output", str(folder), "--quiet", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+    assert not folder.exists()
+
+
+def test_an_output_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(UserError, match="output: "):
+            write_scenes(path, 1)
+
+
+# Videos
+
+
+@pytest.mark.parametrize(
+    ("options", "captions", "num_frames"),
+    [([], VIDEO_CAPTIONS, VIDEO_FRAMES), (["--captions", "plain", "--num_frames", "8"], "plain", 8)],
+)
+def test_it_writes_videos_with_questions_and_truth(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], captions: str, num_frames: int
+) -> None:
+    pytest.importorskip("av")
+    folder, language = tmp_path / "videos", find_language(captions)
+    arguments = ["scenes", "--videos", "--count", "3", "--split", "heldout", "--seed", "7", *options]
+    assert main([*arguments, "--output", str(folder), "--json", "--image-size", "64"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"output": str(folder), "count": 3, "split": "heldout"}
+    written = records(folder)
+    assert [record["file_name"] for record in written] == [f"videos/{i:06d}.mp4" for i in range(3)]
+    assert (folder / "captions.txt").read_text().splitlines() == [record["text"] for record in written]
+    for number, record in enumerate(written):
+        truth = language.sample(7 + number, num_frames, "heldout")
+        video = read_video(folder / record["file_name"])
+        assert torch.equal(video.frames, (render_video(truth, 64) * 255).round().byte())
+        assert video.frames_per_second == record["frames_per_second"] == 2.0
+        assert tuple(Scene.from_dict(scene) for scene in record["video"]["frames"]) == truth.frames
+        assert [event["kind"] for event in record["video"]["events"]] == [event.kind for event in truth.events]
+        caption = language.compose(truth, 7 + number)
+        assert record["text"] == caption.text
+        assert {tuple(claim) for claim in record["claims"]} == caption.claims
+        assert [(each["question"], each["answer"]) for each in record["questions"]] == language.questions(truth)
+        assert [len(boxes) for boxes in record["boxes"]] == [len(scene.objects) for scene in truth.frames]
+        assert any(is_heldout_object(item.shape, item.colour, item.material) for item in truth.objects)
+    assert Image.open(folder / "contact_sheet.png").width > 8 * 64
+
+
+def test_videos_do_not_depend_on_the_count_and_replace_what_a_run_before_left(tmp_path: Path) -> None:
+    pytest.importorskip("av")
+    for name, count in (("a", 2), ("b", 2), ("c", 1)):
+        write_videos(tmp_path / name, count, seed=5, image_size=32, num_frames=8)
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+    assert records(tmp_path / "c") == records(tmp_path / "a")[:1]
+    write_scenes(tmp_path / "a", 1, image_size=64)
+    assert sorted(contents(tmp_path / "a")) == [
+        "captions.txt",
+        "contact_sheet.png",
+        "images/000000.png",
+        "metadata.jsonl",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--videos", "--image-size", "60"], "image_size"),
+        (["--videos", "--count", "0"], "count must be at least 1, got 0"),
+        (["--videos", "--num-frames", "3"], "num_frames must be at least 4, got 3"),
+        (["--videos", "--frames-per-second", "0"], "frames_per_second must lie between"),
+    ],
+)
+def test_bad_arguments_of_videos_are_one_line_and_leave_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    folder = tmp_path / "scenes"
+    assert main(["scenes", "--output", str(folder), "--quiet", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+    assert not folder.exists()
+
+
+def test_without_pyav_nothing_is_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "av", None)
+    assert main(["scenes", "--videos", "--output", str(tmp_path / "scenes"), "--quiet"]) == 2
+    assert 'pip install "vargen[video]"' in capsys.readouterr().err
+    assert not (tmp_path / "scenes").exists()
+    assert main(["scenes", "--count", "1", "--image-size", "64", "--output", str(tmp_path / "scenes"), "--quiet"]) == 0
+
+
+def test_pictures_of_another_command_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(UserError, match=r"output: .* holds pictures of another command \(config.json\)"):
+        write_scenes(tmp_path, 1)
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]

@@ -1,0 +1,45 @@
+"""Rankers on pictures whose truth is known."""
+
+from __future__ import annotations
+
+from PIL import Image, ImageFilter
+
+from scenes.captions.captions import compose_caption
+from scenes.judge.judging import JudgeRanker
+from scenes.rendering.renderer import SceneRenderer
+from scenes.rendering.scene import sample_scene
+from vargen.base.resources import shipped_clip
+from vargen.drawing.sheet import to_pil
+from vargen.jobs.ranking import ClipScorer, best
+
+SCENES = [sample_scene(seed, "heldout") for seed in range(3_000_000_100, 3_000_000_112)]
+IMAGES = to_pil(SceneRenderer(128)(SCENES).images)
+PROMPTS = [compose_caption(scene, 0).text for scene in SCENES]
+
+
+def test_rankers_find_the_picture_that_a_sentence_is_about() -> None:
+    for ranker in (JudgeRanker(128), ClipScorer(shipped_clip())):
+        ranker.check(PROMPTS)
+        chosen = [best(ranker.score(IMAGES, [prompt] * len(IMAGES))) for prompt in PROMPTS]
+        assert sum(place == number for number, place in enumerate(chosen)) >= 9, (type(ranker).__name__, chosen)
+
+
+def test_company_that_nobody_asked_for_costs_something() -> None:
+    alone, together = (
+        next(number for number, scene in enumerate(SCENES) if len(scene.objects) == count) for count in (1, 2)
+    )
+    item = SCENES[together].objects[0]
+    prompt = f"a {item.colour} {item.shape}"
+    score = JudgeRanker(128).score([IMAGES[together]], [prompt])[0]
+    assert 0.5 < score < 1
+    only = SCENES[alone].objects[0]
+    plain = JudgeRanker(128).score([IMAGES[alone]], [f"a {only.colour} {only.shape}"])[0]
+    assert 1 - 0.5 / 3 < plain <= 1
+
+
+def test_of_pictures_that_are_right_the_plainest_comes_first() -> None:
+    number = next(number for number, scene in enumerate(SCENES) if len(scene.objects) == 1)
+    item = SCENES[number].objects[0]
+    faint = Image.blend(IMAGES[number], IMAGES[number].filter(ImageFilter.GaussianBlur(25)), 0.4)
+    plain, doubtful = JudgeRanker(128).score([IMAGES[number], faint], [f"a {item.colour} {item.shape}"] * 2)
+    assert plain > doubtful > plain - 0.5 / 3

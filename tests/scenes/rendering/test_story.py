@@ -1,0 +1,76 @@
+"""Stories: what is in the frames is what the events say, at any length, and held-out objects stay held out."""
+
+from __future__ import annotations
+
+import pytest
+
+from scenes.rendering import camera
+from scenes.rendering.scene import MAX_OBJECTS, is_heldout_object
+from scenes.rendering.story import MAX_EVENTS, Story, backwards_story, sample_story
+from scenes.rendering.video import KINDS
+
+STORIES = [sample_story(seed, frames, "all") for frames in (8, 16, 32) for seed in range(60)]
+
+
+def names_at(story: Story, frame: int) -> set[tuple[str, str]]:
+    return {(item.colour, item.shape) for item in story.frames[frame].objects}
+
+
+def test_the_same_seed_gives_the_same_story_and_longer_ones_say_more() -> None:
+    assert sample_story(7) == sample_story(7) != sample_story(8)
+    assert {event.kind for story in STORIES for event in story.events} == set(KINDS)
+    lengths = [sum(len(story.events) for story in STORIES[start : start + 60]) / 60 for start in (0, 60, 120)]
+    assert lengths[0] < lengths[1] < lengths[2] <= MAX_EVENTS
+    assert any(len([each for each in story.events if each.subject == 0]) > 1 for story in STORIES)
+
+
+def test_after_each_event_the_frames_show_what_the_states_say() -> None:
+    """The states are an account of their own: colour, column, distance and presence, event by event."""
+    for story in [*STORIES, *map(backwards_story, STORIES)]:
+        ends = [event.first for event in story.events[1:]] + [len(story.frames) - 1]
+        for turn, frame in enumerate([story.events[0].first, *ends]):
+            there = [state for state in story.states(turn) if state.is_there]
+            assert names_at(story, frame) == {state.name for state in there}
+            for state in there:
+                (item,) = (each for each in story.frames[frame].objects if (each.colour, each.shape) == state.name)
+                across = camera.screen_position(item.x, item.depth)
+                assert {"left": across < -0.3, "middle": abs(across) < 0.3, "right": across > 0.3}[state.column]
+                assert (item.depth < 1.2) == (state.distance == "near")
+
+
+def test_at_most_three_are_there_and_names_are_never_shared() -> None:
+    for story in STORIES:
+        assert all(1 <= len(scene.objects) <= MAX_OBJECTS for scene in story.frames)
+        names = [(item.colour, item.shape) for item in story.objects]
+        names += [(event.colour, story.objects[event.subject].shape) for event in story.events if event.colour]
+        assert len(set(names)) == len(names)
+        told = [(story.name_in(turn), event.kind) for turn, event in enumerate(story.events)]
+        assert len(set(told)) == len(told)
+
+
+def test_events_follow_each_other_inside_the_video() -> None:
+    for story in STORIES:
+        assert all(0 < event.first < event.last < len(story.frames) for event in story.events)
+        assert all(one.last <= other.first for one, other in zip(story.events, story.events[1:], strict=False))
+
+
+def test_training_shows_no_held_out_object_in_any_colour() -> None:
+    for split, wanted in (("train", False), ("heldout", True)):
+        for seed in range(60):
+            seen = {item for scene in sample_story(seed, 16, split).frames for item in scene.objects}
+            assert any(is_heldout_object(item.shape, item.colour, item.material) for item in seen) == wanted
+
+
+def test_backwards_and_backwards_again_is_the_same_story() -> None:
+    for story in STORIES:
+        again = backwards_story(backwards_story(story))
+        assert (again.frames, again.events) == (story.frames, story.events)
+        count = range(len(story.objects))
+        assert [again.end_of(number) for number in count] == [story.end_of(number) for number in count]
+        assert [again.is_late(number) for number in count] == [story.is_late(number) for number in count]
+
+
+@pytest.mark.parametrize(("options", "message"), [({"split": "test"}, "split"), ({"num_frames": 7}, "num_frames")])
+def test_stories_that_cannot_be_drawn_are_refused(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        sample_story(0, **options)  # type: ignore[arg-type]

@@ -1,0 +1,20 @@
+"""What the world gives to jobs is the same every time, and nothing that training showed."""
+
+from __future__ import annotations
+
+from scenes.cases import RenderedReference, scene_video_cases
+from scenes.seeds import VIDEO_SEED
+
+
+def test_videos_are_new_and_the_same_every_time() -> None:
+    cases, again = scene_video_cases(3, "heldout", 8, 32), scene_video_cases(3, "heldout", 8, 32)
+    for number, (case, other) in enumerate(zip(cases, again, strict=True)):
+        assert case.truth is not None and case.truth.seed == VIDEO_SEED + number
+        assert case.frames.frames.equal(other.frames.frames)
+
+
+def test_a_rendered_reference_is_read_by_number_and_known_by_what_it_is() -> None:
+    reference = RenderedReference(3, 32)
+    whole, last = reference.read(range(3)), reference.read([2])
+    assert len(reference) == 3 and last[0].equal(whole[2]) and not whole[0].equal(whole[1])
+    assert reference.digest() == RenderedReference(3, 32).digest() != RenderedReference(3, 64).digest()

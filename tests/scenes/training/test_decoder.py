@@ -1,0 +1,186 @@
+"""Training a tokenizer's decoder on drawn codes: what is drawn, what counts, what stays as it is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from diffusers.models.autoencoders.vq_model import VQModel
+from PIL import Image
+
+from scenes.captions.captions import compose_caption
+from scenes.seeds import HELDOUT_SEED
+from scenes.training.coded import PLACES, token_places
+from scenes.training.decoder import DecoderTask, DecoderTrainingConfig, train_decoder
+from specdecode.sampling import SamplingConfig, apply_guidance, logits_to_probabilities
+from vargen.base.errors import UserError
+from vargen.models.llamagen.vq import decode_codes, encode_images
+from vargen.pipelines.llamagen import LlamaGenPipeline
+from vargen.runs.files import read_jsonl
+from vargen.training.transformer_pass import training_forward
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def config(tmp_path: Path, tiny_model_folder: Path) -> DecoderTrainingConfig:
+    return DecoderTrainingConfig(
+        output_dir=str(tmp_path / "decoder"),
+        model=str(tiny_model_folder),
+        batch_size=4,
+        steps=6,
+        warmup_steps=2,
+        learning_rate=3e-3,
+        evaluation_size=6,
+        log_every=2,
+        evaluate_every=3,
+        sample_every=3,
+        autocast=False,
+    )
+
+
+@pytest.fixture
+def task(config: DecoderTrainingConfig, tiny_scenes) -> DecoderTask:
+    return DecoderTask(config, LlamaGenPipeline.from_pretrained(config.model), tiny_scenes, CPU)
+
+
+def test_the_pictures_are_those_of_the_pipelines_decoder(task: DecoderTask) -> None:
+    with torch.no_grad():
+        torch.testing.assert_close(task._decode(task.heldout_codes), decode_codes(task.vqvae, task.heldout_codes))
+    assert torch.equal(task.heldout_codes, encode_images(task.vqvae, task.heldout.images))
+
+
+def test_codes_are_drawn_as_the_pipeline_would_draw_them(task: DecoderTask) -> None:
+    """Each from the guided distribution given the true codes before it: a chi-square test at one place."""
+    torch.nn.init.normal_(task.pipeline.transformer.lm_head.weight, std=0.3)
+    batch, codes = task.heldout, task.heldout_codes
+    row, place, draws = 1, 5, 400
+    caption = compose_caption(batch.scenes[row], batch.seeds[row]).text
+    embeds, mask = task.pipeline.encode_prompt([caption])
+    transformer = task.pipeline.transformer
+    with torch.no_grad():
+        condition = transformer.embed_condition(caption_embeds=embeds)
+        null = transformer.null_condition(1, condition.shape[1])
+        halves = [training_forward(transformer, each, mask, codes[row][None])[0, place] for each in (condition, null)]
+    settings = task.pipeline.config
+    guided = apply_guidance(halves[0], halves[1], settings["default_guidance_scale"])
+    expected = logits_to_probabilities(guided[None], SamplingConfig(top_k=settings["default_top_k"]))[0]
+
+    generator = torch.Generator().manual_seed(0)
+    counts = torch.zeros_like(expected)
+    for _ in range(draws):
+        counts[task._drawn(batch, codes, generator)[row, place]] += 1
+    often = expected * draws >= 5
+    observed = torch.cat((counts[often], counts[~often].sum()[None]))
+    wanted = torch.cat((expected[often], expected[~often].sum()[None])) * draws
+    statistic = ((observed - wanted).square() / wanted.clamp_min(1e-9))[wanted > 0].sum()
+    degrees = int((wanted > 0).sum()) - 1
+    assert degrees >= 2 and statistic < degrees + 5 * (2 * degrees) ** 0.5
+    uniform = torch.full_like(observed, draws / len(observed))
+    assert ((observed - uniform).square() / uniform).sum() > degrees + 5 * (2 * degrees) ** 0.5  # it could fail
+
+
+def test_a_share_of_the_pictures_gets_drawn_codes(task: DecoderTask) -> None:
+    batch = task.source(0, 4, "train")
+    codes = task._encode(batch.images)
+    mixed, replaced = task._replaced(batch, codes, torch.Generator().manual_seed(3))
+    assert replaced[:2].any() and not replaced[2:].any()
+    assert torch.equal(mixed[~replaced], codes[~replaced])
+    assert not torch.equal(mixed, codes)
+    task.config.drawn_share = 0.0
+    mixed, replaced = task._replaced(batch, codes, torch.Generator().manual_seed(3))
+    assert torch.equal(mixed, codes) and not replaced.any()
+
+
+def test_drawn_codes_count_on_objects_and_not_on_bare_ground(task: DecoderTask) -> None:
+    batch = task.heldout
+    side, factor = 4, 2
+    places = token_places(batch.object_mask, batch.ground_mask, side)
+    assert {PLACES[place] for place in places.unique().tolist()} > {"edge", "ground"}
+    everything = torch.ones_like(task.heldout_codes, dtype=torch.bool)
+    counts = task._counts(batch, everything)
+    for row in range(len(places)):
+        for cell, place in enumerate(places[row].tolist()):
+            top, left = cell // side * factor, cell % side * factor
+            pixels = counts[row, 0, top : top + factor, left : left + factor]
+            assert (pixels == float(PLACES[place] in ("object", "edge"))).all()
+    assert (task._counts(batch, ~everything) == 1).all()
+
+
+def test_only_the_decoder_changes_and_it_gets_better(config: DecoderTrainingConfig, repeated_tiny_scenes) -> None:
+    config = replace(config, steps=40, evaluate_every=1000, sample_every=1000)
+    before = VQModel.from_pretrained(Path(config.model) / "vqvae")
+    first = DecoderTask(config, LlamaGenPipeline.from_pretrained(config.model), repeated_tiny_scenes, CPU).evaluate()
+    result = train_decoder(config, repeated_tiny_scenes)
+    assert result.evaluation["psnr"] > first["psnr"] + 0.3
+    assert result.evaluation["psnr_objects_drawn"] > first["psnr_objects_drawn"]
+    after = VQModel.from_pretrained(Path(config.output_dir) / "export")
+    assert after.quantize.embedding.weight.dtype == torch.float32
+    changed = set()
+    for name, value in before.state_dict().items():
+        if not torch.allclose(value.to(torch.bfloat16).float(), after.state_dict()[name].float(), atol=1e-2):
+            changed.add(name.split(".")[0])
+    assert changed == {"decoder", "post_quant_conv"}
+    images = repeated_tiny_scenes(0, 4, "train").images
+    assert torch.equal(
+        encode_images(before.to(torch.bfloat16), images), encode_images(after.to(torch.bfloat16), images)
+    )
+
+
+def test_a_resumed_run_ends_with_the_same_weights(tmp_path: Path, config: DecoderTrainingConfig, tiny_scenes) -> None:
+    config = replace(config, adversarial_weight=0.1, adversarial_start=0.3, discriminator_width=4)
+    train_decoder(replace(config, output_dir=str(tmp_path / "a")), tiny_scenes)
+    interrupted = replace(config, output_dir=str(tmp_path / "b"), checkpoint_seconds=1e-9)
+
+    def fails(first_seed: int, count: int, split: str):
+        if first_seed == 4 * config.batch_size:
+            raise KeyboardInterrupt
+        return tiny_scenes(first_seed, count, split)
+
+    with pytest.raises(KeyboardInterrupt):
+        train_decoder(interrupted, fails)
+    train_decoder(interrupted, tiny_scenes)
+    left, right = (torch.load(tmp_path / name / "checkpoint.pt", weights_only=True) for name in "ab")
+    for part in ("module", "extra_modules"):
+        assert left[part].keys() == right[part].keys() and len(left[part]) > 0
+        assert all(torch.equal(value, right[part][name]) for name, value in left[part].items())
+
+
+def test_a_run_does_not_go_on_under_another_guidance(config: DecoderTrainingConfig, tiny_scenes) -> None:
+    train_decoder(replace(config, steps=1), tiny_scenes)
+    index = Path(config.model) / "model_index.json"
+    index.write_text(json.dumps(json.loads(index.read_text()) | {"default_guidance_scale": 2.0}))
+    with pytest.raises(UserError, match="guidance_scale"):
+        train_decoder(replace(config, steps=2), tiny_scenes)
+
+
+def test_what_a_run_leaves(config: DecoderTrainingConfig, tiny_scenes) -> None:
+    result = train_decoder(config, tiny_scenes)
+    assert result.evaluation.keys() == {"psnr", "psnr_objects", "psnr_objects_drawn"}
+    assert [sheet.name for sheet in sheets(config)] == ["0000003.png", "0000006.png"]
+    assert Image.open(next(sheets(config))).size == (6 * 8, 3 * 8)
+    entries = read_jsonl(Path(config.output_dir) / "log.jsonl")
+    assert any("l1" in entry for entry in entries)
+    assert tiny_scenes.first_seeds[0] == HELDOUT_SEED
+
+
+def sheets(config: DecoderTrainingConfig) -> Iterator[Path]:
+    return iter(sorted((Path(config.output_dir) / "samples").iterdir()))
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [({"drawn_share": 1.5}, "drawn_share"), ({"detail": -1.0}, "detail"), ({"l1_weight": -1.0}, "l1_weight")],
+)
+def test_bad_settings_name_the_field(config: DecoderTrainingConfig, change: dict[str, float], name: str) -> None:
+    with pytest.raises(UserError, match=name):
+        replace(config, **change)
+
+
+def test_class_conditional_models_are_refused(config: DecoderTrainingConfig, tiny_class_model_folder: Path) -> None:
+    with pytest.raises(UserError, match="text-conditional"):
+        train_decoder(replace(config, model=str(tiny_class_model_folder)))

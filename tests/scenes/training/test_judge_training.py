@@ -1,0 +1,191 @@
+"""Training of the judge: targets, loss, harder pictures, and a run from start to export."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from diffusers import VQModel
+
+from scenes.judge.judge import ATTRIBUTE_VALUES, SETTING_VALUES, STRIDE, SceneJudge, load_judge
+from scenes.rendering.scene import object_boxes, sample_scene
+from scenes.training.data import RenderedSceneSource, SceneBatch
+from scenes.training.judge import (
+    Degrader,
+    JudgeTargets,
+    JudgeTask,
+    JudgeTrainingConfig,
+    build_targets,
+    centre_loss,
+    gaussian_blur,
+    judge_loss,
+    train_judge,
+)
+from vargen.base.errors import UserError
+from vargen.models.llamagen.vq import vq_config
+from vargen.runs.files import read_jsonl
+
+CPU = torch.device("cpu")
+
+
+def small_config(folder: Path, **changes: object) -> JudgeTrainingConfig:
+    values: dict = {
+        "output_dir": str(folder),
+        "image_size": 64,
+        "block_out_channels": (8, 16, 16, 16),
+        "batch_size": 6,
+        "steps": 3,
+        "warmup_steps": 5,
+        "learning_rate": 4e-3,
+        "evaluation_size": 4,
+        "log_every": 1,
+        "evaluate_every": 3,
+        "sample_every": 3,
+        "num_threads": 1,
+        "autocast": False,
+    }
+    return JudgeTrainingConfig(**(values | changes))
+
+
+def test_centres_lie_in_the_boxes_of_their_objects() -> None:
+    scenes = [sample_scene(seed, "all") for seed in range(40)]
+    targets = build_targets(scenes, 32)
+    assert (targets.heat == 1).sum() == len(targets.picture) == sum(len(scene.objects) for scene in scenes)
+    boxes = torch.cat([object_boxes(scene, 128) for scene in scenes]) / STRIDE
+    middle = torch.stack([targets.column, targets.row], dim=-1) + 0.5
+    # Half a cell of slack: a centre is known to the cell.
+    assert (middle > boxes[:, :2] - 0.5).all() and (middle < boxes[:, 2:] + 0.5).all()
+    sideways = (boxes[:, 0] + boxes[:, 2]) / 2 - middle[:, 0]
+    assert sideways.abs().max() < 1.0
+    assert [ATTRIBUTE_VALUES["colour"][i] for i in targets.attributes["colour"]] == [
+        item.colour for scene in scenes for item in scene.objects
+    ]
+
+
+def test_heat_is_a_bump_around_each_centre() -> None:
+    scene = next(s for s in map(sample_scene, range(99)) if len(s.objects) == 2)
+    targets = build_targets([scene], 32)
+    for row, column in ((3, 4), (17, 12), (20, 31)):
+        distances = [(row - r) ** 2 + (column - c) ** 2 for r, c in zip(targets.row, targets.column, strict=True)]
+        expected = max(math.exp(-distance / 2) for distance in distances)
+        assert targets.heat[0, row, column].item() == pytest.approx(expected, abs=1e-6)
+
+
+def test_centre_loss_by_its_formula() -> None:
+    torch.manual_seed(0)
+    logits, heat = torch.randn(1, 3, 3), torch.rand(1, 3, 3)
+    heat[0, 0, 0] = heat[0, 2, 1] = 1.0
+    total = 0.0
+    for logit, truth in zip(logits.flatten().tolist(), heat.flatten().tolist(), strict=True):
+        p = 1 / (1 + math.exp(-logit))
+        total -= (1 - p) ** 2 * math.log(p) if truth == 1 else (1 - truth) ** 4 * p**2 * math.log(1 - p)
+    assert centre_loss(logits, heat).item() == pytest.approx(total / 2, rel=1e-5)
+
+
+def slow_loss(output: object, targets: JudgeTargets, name: str) -> float:
+    """Weighted mean over the cells around every centre, one at a time."""
+    values, total, weights = getattr(output, name), 0.0, 0.0
+    grid = values.shape[-1]
+    for n, picture in enumerate(targets.picture.tolist()):
+        for i in (-1, 0, 1):
+            for j in (-1, 0, 1):
+                row, column = targets.row[n].item() + i, targets.column[n].item() + j
+                if 0 <= row < grid and 0 <= column < grid:
+                    weight = math.exp(-(i * i + j * j) / 2)
+                    weights += weight
+                    if name == "depth":
+                        error = (values[picture, row, column] - targets.depth[n]).abs()
+                    else:
+                        error = F.cross_entropy(values[picture, :, row, column], targets.attributes[name][n])
+                    total += weight * error.item()
+    return total / weights
+
+
+def test_object_losses_by_a_slow_loop() -> None:
+    torch.manual_seed(0)
+    scenes = [sample_scene(seed) for seed in range(4)]
+    targets = build_targets(scenes, 16)
+    targets.column[0] = 0  # a centre at the border, whose cells outside do not count
+    output = SceneJudge(64, (4, 4, 4, 4))(torch.rand(4, 3, 64, 64))
+    _, parts = judge_loss(output, targets)
+    for name in (*ATTRIBUTE_VALUES, "depth"):
+        assert parts[name].item() == pytest.approx(slow_loss(output, targets, name), rel=1e-5)
+    assert set(parts) == {"centre", "screen_x", "depth", *ATTRIBUTE_VALUES, *SETTING_VALUES}
+
+
+def test_blur_keeps_the_mean_and_spreads_a_point() -> None:
+    image = torch.zeros(1, 3, 31, 31)
+    image[:, :, 15, 15] = 1.0
+    blurred = gaussian_blur(image, 1.5)
+    assert blurred.sum().item() == pytest.approx(3.0, rel=1e-5)
+    offsets = torch.arange(31) - 15.0
+    assert (blurred[0, 0].sum(0) * offsets.square()).sum().sqrt().item() == pytest.approx(1.5, rel=0.05)
+
+
+def test_degraded_pictures_repeat_and_keep_their_content() -> None:
+    images = RenderedSceneSource(64, CPU)(0, 8, "train").images * 0.5 + 0.5
+    degrade = Degrader(0.5, 0.05, 0.05)
+    first, again, other = (degrade(images, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2))
+    assert torch.equal(first, again) and not torch.equal(first, other)
+    assert first.shape == images.shape and first.min() >= 0 and first.max() <= 1
+    difference = (first - images).abs().mean()
+    assert 0.005 < difference < 0.1
+    untouched = Degrader(0.0, 0.0, 0.0)(images, torch.Generator().manual_seed(1))
+    assert torch.allclose(untouched, images)
+
+
+class OneBatch:
+    """The same scenes at every step."""
+
+    def __init__(self, image_size: int):
+        self.source = RenderedSceneSource(image_size, CPU)
+
+    def __call__(self, first_seed: int, count: int, split: str) -> SceneBatch:
+        return self.source(0, count, split)
+
+
+def test_a_run_lowers_the_loss_exports_and_goes_on(tmp_path: Path) -> None:
+    config = small_config(tmp_path, steps=80, degraded_share=0.0, noise=0.0, evaluate_every=80, sample_every=80)
+    result = train_judge(config, OneBatch(64))
+    assert result.finished and result.step == 80
+    assert set(result.evaluation) >= {"shape", "degraded_colour", "relation", "count", "prompt"}
+    losses = [entry["loss"] for entry in read_jsonl(tmp_path / "log.jsonl") if "loss" in entry]
+    assert sum(losses[-3:]) < 0.6 * sum(losses[:3])
+    judge = load_judge(tmp_path / "export")
+    assert tuple(judge.config.block_out_channels) == (8, 16, 16, 16)
+    assert (tmp_path / "samples" / "0000080.png").is_file()
+    assert train_judge(small_config(tmp_path, steps=81), OneBatch(64)).step == 81
+
+
+def test_batches_are_a_function_of_the_step_with_reconstructions_too(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    vqvae = VQModel(**vq_config((8, 8), layers_per_block=1, latent_channels=8, num_vq_embeddings=16, norm_num_groups=2))
+    vqvae.save_pretrained(tmp_path / "vqvae")
+    config = small_config(
+        tmp_path, vqvae=str(tmp_path / "vqvae"), reconstruction_count=5, reconstruction_share=0.5, batch_size=8
+    )
+    task = JudgeTask(config, RenderedSceneSource(64, CPU), CPU)
+    images, scenes = task._batch(7)
+    again, same_scenes = task._batch(7)
+    assert torch.equal(images, again) and scenes == same_scenes and len(images) == len(scenes) == 8
+    assert task.bank is not None
+    for image, scene in zip(images[4:], scenes[4:], strict=True):
+        stored = [index for index, other in enumerate(task.bank.scenes) if other == scene]
+        assert torch.allclose(image, task.bank.images[stored[0]].float() / 255)
+    assert set(task.heldout) == {"", "degraded_", "reconstructed_"}
+
+
+def test_bad_settings_are_named(tmp_path: Path) -> None:
+    for changes, name in (
+        ({"image_size": 40}, "image_size"),
+        ({"split": "test"}, "split"),
+        ({"block_out_channels": (8, 8)}, "block_out_channels"),
+        ({"reconstruction_share": 1.5}, "reconstruction_share"),
+    ):
+        with pytest.raises(UserError, match=name):
+            small_config(tmp_path, **changes)
+    with pytest.raises(UserError, match="vqvae"):
+        train_judge(small_config(tmp_path, vqvae=str(tmp_path / "none")))

@@ -1,0 +1,131 @@
+"""Training of the text encoder: resumable, exported for a transformer, and able to learn whose colour is whose."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoTokenizer, T5EncoderModel
+
+from scenes.training.caption_reading import caption_reading_loss
+from scenes.training.text_encoder import (
+    TextEncoderConfig,
+    TextEncoderTask,
+    TextEncoderTrainingConfig,
+    load_text_encoder,
+    train_text_encoder,
+)
+from vargen.base.errors import UserError
+from vargen.runs.files import read_jsonl
+from vargen.training.run import prepare
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> TextEncoderTrainingConfig:
+    return TextEncoderTrainingConfig(
+        output_dir=str(tmp_path / "text_encoder"),
+        batch_size=16,
+        length_groups=2,
+        steps=6,
+        warmup_steps=2,
+        learning_rate=3e-3,
+        evaluation_size=40,
+        log_every=2,
+        evaluate_every=100,
+        autocast=False,
+        text_encoder=TextEncoderConfig(16, 8, 24, 1, 2),
+    )
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_resumed_run_ends_with_the_same_weights(config, tmp_path: Path, optimizer: str) -> None:
+    config = replace(config, optimizer=optimizer)
+    train_text_encoder(config)
+    whole = load_text_encoder(str(tmp_path / "text_encoder" / "export")).state_dict()
+    parts = replace(config, output_dir=str(tmp_path / "parts"), checkpoint_seconds=1e-9)
+    original = TextEncoderTask.loss
+
+    def stop(self: TextEncoderTask, step: int, progress: float):
+        if step == 3 and not (tmp_path / "stopped").exists():
+            (tmp_path / "stopped").touch()
+            raise InterruptedError
+        return original(self, step, progress)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TextEncoderTask, "loss", stop)
+        with pytest.raises(InterruptedError):
+            train_text_encoder(parts)
+        train_text_encoder(parts)
+    resumed = load_text_encoder(str(tmp_path / "parts" / "export")).state_dict()
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+def test_length_groups_only_save_padding(config) -> None:
+    prepare(config)
+    task = TextEncoderTask(config, CPU)
+    grouped, _ = task.loss(0, 0.0)
+    scenes, captions = [], []
+    seen = task._batch
+
+    def remember(some_scenes, some_captions):
+        scenes.extend(some_scenes)
+        captions.extend(some_captions)
+        return seen(some_scenes, some_captions)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(task, "_batch", remember)
+        again, _ = task.loss(0, 0.0)
+    assert torch.equal(grouped, again)
+    assert len(captions) == config.batch_size
+    lengths = [len(caption.text.split()) for caption in captions]
+    assert lengths == sorted(lengths)
+    together = task._batch(scenes, captions)
+    states = task.text_encoder(input_ids=together.input_ids, attention_mask=together.mask.long()).last_hidden_state
+    for row, caption in enumerate(captions[:4]):
+        alone = task.text_encoder(**task.tokenizer(caption.text, return_tensors="pt")).last_hidden_state[0]
+        torch.testing.assert_close(states[row, : len(alone)], alone, atol=1e-5, rtol=1e-4)
+    whole_scene = caption_reading_loss(task._read(together), together.truth)[1]["scene"]
+    torch.testing.assert_close(whole_scene, task.loss(0, 0.0)[1]["scene"])
+
+
+def test_the_export_is_what_a_transformer_trains_on(config, tmp_path: Path) -> None:
+    result = train_text_encoder(config)
+    assert {"loss", "scene", "shapes", "words", "words_right", "colours_of_two"} <= result.evaluation.keys()
+    folder = tmp_path / "text_encoder" / "export"
+    assert isinstance(load_text_encoder(str(folder)), T5EncoderModel)
+    assert AutoTokenizer.from_pretrained(folder / "tokenizer").decode([1]) == "</s>"
+    saved = torch.load(tmp_path / "text_encoder" / "checkpoint.pt", weights_only=True)
+    assert all(name.startswith("text_encoder.") for name in saved["module"]), "the reader must not be part of the model"
+    again = replace(config, output_dir=str(tmp_path / "again"), initial_weights=str(folder))
+    task = TextEncoderTask(again, CPU)
+    for name, value in load_text_encoder(str(folder)).state_dict().items():
+        assert torch.equal(task.text_encoder.state_dict()[name], value)
+
+
+def test_it_learns_whose_colour_is_whose(config) -> None:
+    """One batch for ever: the words' classes can be learned, and reach the mean of the states."""
+    config = replace(config, steps=150, learning_rate=1e-2, text_encoder=TextEncoderConfig(32, 16, 64, 2, 2))
+    original = TextEncoderTask.loss
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TextEncoderTask, "loss", lambda self, step, progress: original(self, 0, progress))
+        train_text_encoder(config)
+    entries = [entry for entry in read_jsonl(Path(config.output_dir) / "log.jsonl") if "event" not in entry]
+    assert entries[0]["words_right"] < 0.5 < 0.9 < entries[-1]["words_right"]
+    assert entries[-1]["shapes"] < 0.5 * entries[0]["shapes"]
+
+
+def test_bad_values_are_named(config, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="length_groups"):
+        replace(config, length_groups=3)
+    with pytest.raises(UserError, match=r"text_encoder\.d_model"):
+        replace(config, text_encoder={"d_model": 0})
+    with pytest.raises(UserError, match=r"initial_weights: .* holds no text_encoder"):
+        TextEncoderTask(replace(config, initial_weights=str(tmp_path)), CPU)
+    train_text_encoder(replace(config, steps=1))
+    other = replace(config, output_dir=str(tmp_path / "other"), text_encoder=TextEncoderConfig(32, 8, 24, 1, 2))
+    with pytest.raises(UserError, match="another shape"):
+        TextEncoderTask(replace(other, initial_weights=str(tmp_path / "text_encoder" / "export")), CPU)

@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from diffusers.models.autoencoders.vq_model import VQModel
+from PIL import Image
+
+from scenes.training.grounding import cell_attributes
+from scenes.training.tokenizer import (
+    TokenizerTask,
+    TokenizerTrainingConfig,
+    build_tokenizer_model,
+    exported_copy,
+    train_tokenizer,
+)
+from vargen.base.errors import UserError
+from vargen.models.llamagen.vq import decode_codes, encode_images
+from vargen.runs.files import read_jsonl
+
+CPU = torch.device("cpu")
+
+
+def test_the_exported_model_gives_the_codes_and_pictures_of_training(tokenizer_config, cheap_scenes) -> None:
+    train_tokenizer(tokenizer_config, cheap_scenes)
+    exported = VQModel.from_pretrained(Path(tokenizer_config.output_dir) / "export")
+    codebook = exported.quantize.embedding.weight
+    torch.testing.assert_close(codebook.norm(dim=1), torch.ones(len(codebook)), atol=1e-6, rtol=0)
+
+    task = TokenizerTask(tokenizer_config, cheap_scenes, CPU)
+    task.vqvae.load_state_dict(exported.state_dict())
+    images = task.heldout.images
+    pictures, codes = task._reconstruct(images)
+    with torch.no_grad():
+        latents = exported.encode(images).latents
+        _, _, (_, _, own_codes) = exported.quantize(latents)  # VQModel's own search, which never normalises
+        assert torch.equal(own_codes.reshape(codes.shape), codes)
+        assert torch.equal(encode_images(exported, images), codes)
+        torch.testing.assert_close(decode_codes(exported, codes), pictures, atol=1e-4, rtol=0)
+        torch.testing.assert_close(exported.decode(latents).sample, pictures, atol=1e-4, rtol=0)
+
+
+def test_weights_are_stored_in_bfloat16_and_the_codebook_exactly(tokenizer_config, cheap_scenes) -> None:
+    from safetensors.torch import load_file
+
+    train_tokenizer(replace(tokenizer_config, steps=1), cheap_scenes)
+    folder = Path(tokenizer_config.output_dir) / "export"
+    for name, value in load_file(folder / "diffusion_pytorch_model.safetensors").items():
+        assert value.dtype == (torch.float32 if name == "quantize.embedding.weight" else torch.bfloat16)
+
+
+@pytest.mark.parametrize("adversarial_weight", [0.0, 0.1])
+def test_a_resumed_run_ends_with_the_same_weights(
+    tmp_path: Path, tokenizer_config: TokenizerTrainingConfig, cheap_scenes, adversarial_weight: float
+) -> None:
+    config = replace(
+        tokenizer_config, adversarial_weight=adversarial_weight, adversarial_start=0.3, discriminator_width=4
+    )
+    train_tokenizer(replace(config, output_dir=str(tmp_path / "a")), cheap_scenes)
+
+    calls = len(cheap_scenes.first_seeds)
+    interrupted = replace(config, output_dir=str(tmp_path / "b"), checkpoint_seconds=1e-9)
+
+    def fails(first_seed: int, count: int, split: str):
+        if first_seed == 4 * config.batch_size:
+            raise KeyboardInterrupt
+        return cheap_scenes(first_seed, count, split)
+
+    with pytest.raises(KeyboardInterrupt):
+        train_tokenizer(interrupted, fails)
+    train_tokenizer(interrupted, cheap_scenes)
+    assert len(cheap_scenes.first_seeds) - calls == config.steps + 2  # every batch once, two held-out sets
+    left, right = (torch.load(tmp_path / name / "checkpoint.pt", weights_only=True) for name in "ab")
+    for part in ("module", "extra_modules"):
+        assert left[part].keys() == right[part].keys()
+        assert all(torch.equal(value, right[part][name]) for name, value in left[part].items())
+    assert (len(left["extra_modules"]) > 0) == (adversarial_weight > 0)
+
+
+def test_it_learns_one_batch(tokenizer_config, repeated_scenes) -> None:
+    config = replace(tokenizer_config, steps=40, log_every=5, evaluate_every=1000, sample_every=1000)
+    train_tokenizer(config, repeated_scenes)
+    losses = [entry["loss"] for entry in read_jsonl(Path(config.output_dir) / "log.jsonl") if "event" not in entry]
+    assert losses[-1] < 0.7 * losses[0]
+
+
+def test_evaluation_and_sample_sheet(tokenizer_config, cheap_scenes) -> None:
+    result = train_tokenizer(tokenizer_config, cheap_scenes)
+    assert result.evaluation.keys() == {"psnr", "psnr_objects", "perplexity", "used_codes"}
+    assert 1 <= result.evaluation["used_codes"] <= 32
+    sheets = sorted((Path(tokenizer_config.output_dir) / "samples").iterdir())
+    assert [sheet.name for sheet in sheets] == ["0000003.png", "0000006.png"]
+    assert Image.open(sheets[0]).size == (4 * 16, 2 * 16)
+
+
+def test_neither_adversarial_loss_reaches_the_other_side(tokenizer_config, cheap_scenes) -> None:
+    config = replace(tokenizer_config, adversarial_weight=0.5, adversarial_start=0.0, discriminator_width=4)
+    task = TokenizerTask(config, cheap_scenes, CPU)
+    images = task.heldout.images
+    reconstructions = task.vqvae.decoder(torch.randn(4, 16, 8, 8))
+    reconstruction = (reconstructions - images).abs().mean()
+    adversarial, discriminator = task.picture_loss.adversarial(reconstruction, images, reconstructions)
+    discriminator_weights = list(task.picture_loss.discriminator.parameters())
+    decoder_weight = task.vqvae.decoder.conv_out.weight
+    assert torch.autograd.grad(adversarial, discriminator_weights, retain_graph=True, allow_unused=True) == (
+        None,
+    ) * len(discriminator_weights)
+    assert torch.autograd.grad(discriminator, decoder_weight, retain_graph=True, allow_unused=True) == (None,)
+    assert torch.autograd.grad(adversarial, decoder_weight, retain_graph=True)[0].abs().sum() > 0
+    assert all(parameter.requires_grad for parameter in discriminator_weights)
+
+
+def test_an_export_does_not_say_where_its_tokenizer_was_loaded_from(tmp_path: Path, tokenizer_config) -> None:
+    build_tokenizer_model(tokenizer_config).save_pretrained(tmp_path / "first")
+    exported_copy(VQModel.from_pretrained(tmp_path / "first")).save_pretrained(tmp_path / "second")
+    assert str(tmp_path) not in (tmp_path / "second" / "config.json").read_text()
+    assert VQModel.from_pretrained(tmp_path / "second").quantize.embedding.weight.dtype == torch.float32
+
+
+def test_it_goes_on_from_given_weights(tmp_path: Path, tokenizer_config, cheap_scenes) -> None:
+    first = replace(tokenizer_config, output_dir=str(tmp_path / "first"))
+    train_tokenizer(first, cheap_scenes)
+    folder = tmp_path / "first" / "export"
+    again = replace(tokenizer_config, initial_weights=str(folder))
+    task, exported = TokenizerTask(again, cheap_scenes, CPU), VQModel.from_pretrained(folder)
+    images = task.heldout.images
+    before = encode_images(exported, images)
+    assert torch.equal(task._reconstruct(images)[1], before)
+    # The first batch neither places the codebook anew nor moves it far: its running means start at the codewords.
+    task.loss(0, 0.0)
+    moved = (task.quantizer.codebook - exported.quantize.embedding.weight).norm(dim=1)
+    assert 0 < moved.max() < 0.1
+    assert task.quantizer.started
+
+
+def test_weights_of_another_shape_are_refused(tmp_path: Path, tokenizer_config, cheap_scenes) -> None:
+    other = replace(tokenizer_config, model=replace(tokenizer_config.model, num_vq_embeddings=16))
+    build_tokenizer_model(other).save_pretrained(tmp_path / "other")
+    for folder in (tmp_path / "other", tmp_path / "none"):
+        with pytest.raises(UserError, match="initial_weights"):
+            TokenizerTask(replace(tokenizer_config, initial_weights=str(folder)), cheap_scenes, CPU)
+
+
+def test_codes_are_taught_to_tell_of_objects_where_these_are(tokenizer_config, cheap_scenes) -> None:
+    config = replace(tokenizer_config, code_reading_weight=1.0, batch_size=8)
+    task = TokenizerTask(config, cheap_scenes, CPU)
+    assert task.code_reader is not None
+    batch = cheap_scenes(0, config.batch_size, "train")
+    codewords = torch.randn(config.batch_size, config.model.vq_embed_dim, task.grid_size, task.grid_size)
+    codewords.requires_grad_(True)
+    shown = torch.nn.functional.adaptive_avg_pool2d(batch.object_mask[:, None], task.grid_size)[:, 0]
+    in_boxes = cell_attributes(batch.scenes, task.grid_size)["colour"] > 0
+    asked = {"coverage": torch.ones_like(in_boxes), "colour": (shown >= 0.6) & in_boxes}
+    for name, cells in asked.items():
+        _, right = task._code_reading(batch, codewords)
+        assert set(right) == {"coverage_read_rightly", "colour_read_rightly", "material_read_rightly"}
+        assert all(0 <= share <= 1 for share in right.values())
+        # The others' networks say the same of every codeword, so the gradient is of this one alone.
+        only = copy.deepcopy(task)
+        for other, reader in only.code_reader.readers.items():
+            if other != name:
+                torch.nn.init.zeros_(reader[-1].weight)
+        reading, _ = only._code_reading(batch, codewords)
+        (gradient,) = torch.autograd.grad(reading, codewords)
+        assert torch.equal(gradient.abs().sum(1) > 0, cells) and cells.any()
+
+    loss, parts = task.loss(0, 0.0)
+    loss.backward()
+    assert parts["code_reading"] > 0
+    assert all(parameter.grad is not None for parameter in task.extra_modules.parameters())
+    plain = TokenizerTask(tokenizer_config, cheap_scenes, CPU)
+    assert plain.code_reader is None and not list(plain.extra_modules.parameters())

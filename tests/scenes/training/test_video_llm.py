@@ -1,0 +1,310 @@
+"""Training of Video-LLMs: what the model is shown and told is what it will be shown and asked when it is used."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForImageTextToText, AutoProcessor
+
+from scenes.captions.video_captions import compose_video_caption
+from scenes.models.architectures import (
+    ARCHITECTURES,
+    TextModelConfig,
+    VideoLLMConfig,
+    VisionModelConfig,
+    build_processor,
+)
+from scenes.rendering import camera
+from scenes.rendering.renderer import SceneRenderer
+from scenes.rendering.scene import COLOURS, SHAPES
+from scenes.rendering.story import sample_story
+from scenes.rendering.video import KINDS, sample_video
+from scenes.seeds import HELDOUT_SEED
+from scenes.training.video_data import (
+    IGNORED,
+    VIDEO_GROUNDING,
+    Conversations,
+    RenderedVideoSource,
+    grounding_targets,
+    pad,
+    qwen_patches,
+)
+from scenes.training.video_llm import VideoLLMTask, VideoLLMTrainingConfig, train_video_llm
+from scenes.training.video_views import hidden_states
+from vargen.base.errors import UserError
+from vargen.models.video_llms.frames import CAPTION_PROMPTS, VideoFrames, processor_inputs
+from vargen.training.config import from_mapping
+
+SIZE, FRAMES = 64, 4
+DEEP = TextModelConfig(32, 64, 4, 4, 2)
+MOVES = ("goes left", "goes right", "comes closer", "goes away")
+
+
+def model_config(architecture: str = "qwen2_5_vl", **changes: Any) -> VideoLLMConfig:
+    sizes: dict[str, Any] = {
+        "image_size": SIZE,
+        "num_frames": FRAMES,
+        "text": TextModelConfig(32, 64, 2, 4, 2),
+        "vision": VisionModelConfig(32, 64, 2, 2),
+    }
+    return VideoLLMConfig(architecture=architecture, **{**sizes, **changes})
+
+
+def training_config(folder: Path, architecture: str = "qwen2_5_vl", **changes: Any) -> VideoLLMTrainingConfig:
+    values: dict[str, Any] = {
+        "output_dir": str(folder),
+        "batch_size": 2,
+        "steps": 4,
+        "evaluation_size": 2,
+        "log_every": 1,
+        "warmup_steps": 1,
+        "optimizer": "muon",
+    }
+    return VideoLLMTrainingConfig(**{"model": model_config(architecture), **values, **changes})
+
+
+@pytest.fixture(scope="module")
+def batch():
+    return RenderedVideoSource(SIZE, FRAMES, torch.device("cpu"))(0, 3, "train")
+
+
+def test_patches_are_the_processors(batch) -> None:
+    processor = build_processor(model_config())
+    bytes_of = (batch.frames * 255).round().to(torch.uint8)
+    patches, grid = qwen_patches(bytes_of.float() / 255, 8)
+    for number, frames in enumerate(bytes_of):
+        inputs = processor_inputs(processor, VideoFrames.from_frames(frames), "what?")
+        expected = inputs["pixel_values_videos"]
+        torch.testing.assert_close(patches.view(3, -1, patches.shape[1])[number], expected, atol=1e-5, rtol=0)
+        assert torch.equal(grid[number : number + 1], inputs["video_grid_thw"])
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_training_sees_what_the_model_will_see(architecture: str, batch, tmp_path: Path) -> None:
+    """Logits of the trainer's own forward equal those of the unmodified model on the processor's own inputs."""
+    source = RenderedVideoSource(SIZE, FRAMES, torch.device("cpu"))
+    task = VideoLLMTask(training_config(tmp_path, architecture), source, torch.device("cpu"))
+    frames = (batch.frames * 255).round().to(torch.uint8)[:1]
+    inputs = processor_inputs(task.processor, VideoFrames.from_frames(frames[0]), CAPTION_PROMPTS[0])
+    ids = torch.tensor([task.conversations.prompt(CAPTION_PROMPTS[0])])
+    assert torch.equal(ids, inputs["input_ids"])
+    with torch.no_grad():
+        expected = task.model(**inputs).logits
+        view = task.view(ids, task._features(frames.float() / 255), FRAMES)
+        actual = task.model.lm_head(hidden_states(task.model.model.language_model, view))
+    torch.testing.assert_close(actual, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_captions_are_what_transformers_generates(architecture: str, batch, tmp_path: Path) -> None:
+    source = RenderedVideoSource(SIZE, FRAMES, torch.device("cpu"))
+    task = VideoLLMTask(training_config(tmp_path, architecture), source, torch.device("cpu"))
+    task.language = replace(task.language, max_caption_tokens=30)
+    # Tied to its embeddings, an untrained head says the same word over and over.
+    task.model.lm_head.weight = torch.nn.Parameter(torch.randn_like(task.model.lm_head.weight))
+    frames = (batch.frames * 255).round().to(torch.uint8)
+    for text, each in zip(task.captions(frames.float() / 255), frames, strict=True):
+        inputs = processor_inputs(task.processor, VideoFrames.from_frames(each), CAPTION_PROMPTS[0])
+        tokens = task.model.generate(**inputs, max_new_tokens=task.language.max_caption_tokens, do_sample=False)
+        answer = tokens[0, inputs["input_ids"].shape[1] :]
+        assert text == task.tokenizer.decode(answer, skip_special_tokens=True)
+        assert text
+
+
+def test_stories_are_learned_from_parts_of_them_at_several_lengths(tmp_path: Path) -> None:
+    """Everything that makes long videos affordable at once: lengths, parts, early readers, states like the question."""
+    config = training_config(
+        tmp_path,
+        steps=12,
+        learning_rate=3e-3,
+        frame_counts=(8, 12),
+        short_until=0.3,
+        kept_shares=(1.0, 0.5, 0.2),
+        fusion_share=0.5,
+        time_stretch=3,
+        grounded_layer=1,
+        alignment_weight=0.5,
+        visual_word_weight=2.0,
+        evaluated_share=0.1,
+    )
+    config.model = model_config(num_frames=8, captions="written", text=TextModelConfig(32, 64, 3, 4, 2))
+    result = train_video_llm(config)
+    assert result.finished and {"sequence_pruned", "all_shuffled", "objects"} <= set(result.evaluation)
+    log = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    losses = [each["answers"] for each in log if "answers" in each]
+    assert losses[-1] < losses[0] - 0.25
+    processor = AutoProcessor.from_pretrained(tmp_path / "export")
+    assert processor.tokenizer.unk_token_id not in processor.tokenizer("it seems that the ball drifts left").input_ids
+
+
+def test_only_answers_are_learned() -> None:
+    tokenizer = build_processor(model_config()).tokenizer
+    conversations = Conversations(tokenizer, 8)
+    turns = [("what does the red cube do?", "it appears"), ("how many objects are there in the video?", "two")]
+    ids, labels = conversations.sample(turns)
+    learned = tokenizer.decode([label for label in labels if label != IGNORED])
+    assert learned.split() == ["it", "appears", "<|im_end|>", "two", "<|im_end|>"]
+    assert ids.count(tokenizer.convert_tokens_to_ids("<|video_pad|>")) == 8
+    assert all(label in (IGNORED, token) for token, label in zip(ids, labels, strict=True))
+    padded_ids, padded_labels = pad([(ids, labels), (ids[:5], labels[:5])], 0)
+    assert padded_ids[1, 5:].eq(0).all() and padded_labels[1, 5:].eq(IGNORED).all()
+
+
+def test_captions_and_questions_come_in_their_shares() -> None:
+    conversations = Conversations(build_processor(model_config()).tokenizer, 8)
+    video = sample_video(3, 8)
+    caption = compose_video_caption(video, 5).text
+    _, labels = conversations.about(video, 5, question_share=0.0)
+    words = conversations.tokenizer.decode([label for label in labels if label != IGNORED][:-1])
+    assert words.replace(" .", ".").replace(" ,", ",") == caption
+    shares = [len(conversations.about(video, seed, 0.5)[1]) > 100 for seed in range(60)]
+    assert 15 < sum(shares) < 45
+
+
+def test_visual_tokens_are_told_what_they_show() -> None:
+    """The cell in which an object's middle lies is told its name, unless a nearer object's box is in front of it."""
+    videos = [sample_video(seed, 8) for seed in range(30)]
+    grid, checked = 6, 0
+    targets = grounding_targets(videos, [1, 7], grid)
+    assert targets["colour"].shape == (30, 2 * grid * grid)
+    for number, video in enumerate(videos):
+        for place, step in enumerate([1, 7]):
+            cells = {name: values[number].view(2, grid, grid)[place] for name, values in targets.items()}
+            scene = video.frames[step]
+            for item in scene.objects:
+                if any(other.depth < item.depth for other in scene.objects if other is not item):
+                    continue
+                middle = torch.tensor([[item.x, 0.5 * item.height, item.depth]])
+                column, row = camera.project(middle, grid)[0].long().tolist()
+                corner = camera.project(torch.tensor([[item.x + item.half_width, item.height, item.depth]]), grid)[0]
+                width, height = (corner - camera.project(middle, grid)[0]).abs().tolist()
+                if not (0 <= column < grid and 0 <= row < grid) or min(width, height) < 0.5:
+                    continue
+                assert cells["colour"][row, column] == 1 + COLOURS.index(item.colour)
+                assert cells["shape"][row, column] == 1 + SHAPES.index(item.shape)
+                checked += 1
+            assert (cells["colour"] == 0).any()
+    assert checked > 25
+
+
+def test_visual_tokens_are_told_the_setting_and_what_happens() -> None:
+    """Where nothing stands: the sky above the horizon, the ground below it, as the renderer draws them; everywhere the
+    light; and of an object what happens to it, while it does."""
+    videos, grid = [sample_story(seed, 16) for seed in range(24)], 8
+    steps = range(1, 16, 2)
+    told = {name: each.view(24, 8, grid, grid) for name, each in grounding_targets(videos, steps, grid).items()}
+    mask = SceneRenderer(8 * grid)(videos[0].frames[:1]).ground_mask.view(grid, 8, grid, 8).mean((1, 3))
+    seen = set()
+    for number, video in enumerate(videos):
+        scene, bare = video.frames[0], told["shape"][number] == 0
+        surface = told["surface"][number]
+        names = VIDEO_GROUNDING["surface"]
+        expected = torch.where(mask > 0.5, 1 + names.index(scene.ground), 1 + names.index(scene.sky)).expand(8, -1, -1)
+        assert torch.equal(surface, expected * bare)
+        assert told["light"][number].eq(1 + VIDEO_GROUNDING["light"].index(video.light)).all()
+        assert not told["event"][number][bare].any()
+        for turn, event in enumerate(video.events):
+            colour, shape = video.name_in(turn)
+            for step, frame in enumerate(steps):
+                if not (event.first < frame < event.last and event.kind in MOVES):
+                    continue
+                who = (told["shape"][number, step] == 1 + SHAPES.index(shape)) & (
+                    told["colour"][number, step] == 1 + COLOURS.index(colour)
+                )
+                assert told["event"][number, step][who].eq(1 + KINDS.index(event.kind)).all()
+                others = told["event"][number, step][~who & ~bare[step]]
+                assert not others.any()
+                seen.add(event.kind)
+    assert len(seen) > 2
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_run_learns_resumes_and_exports(architecture: str, tmp_path: Path) -> None:
+    config = training_config(tmp_path, architecture, steps=12, learning_rate=3e-3)
+    half = training_config(tmp_path / "half", architecture, steps=12, learning_rate=3e-3)
+    result = train_video_llm(config)
+    assert result.finished and {"all", "events_shuffled", "all_none"} <= set(result.evaluation)
+
+    class Stop(Exception):
+        pass
+
+    class Source(RenderedVideoSource):
+        def __call__(self, first_seed: int, count: int, split: str):
+            if 12 <= first_seed < HELDOUT_SEED:
+                raise Stop
+            return super().__call__(first_seed, count, split)
+
+    half.checkpoint_seconds = 1e-9
+    with pytest.raises(Stop):
+        train_video_llm(half, Source(SIZE, FRAMES, torch.device("cpu")))
+    train_video_llm(half)
+    whole, resumed = (torch.load(each / "checkpoint.pt", weights_only=True) for each in (tmp_path, tmp_path / "half"))
+    for name, value in whole["module"].items():
+        assert torch.equal(value, resumed["module"][name]), name
+    model = AutoModelForImageTextToText.from_pretrained(tmp_path / "export")
+    processor = AutoProcessor.from_pretrained(tmp_path / "export")
+    frames = RenderedVideoSource(SIZE, FRAMES, torch.device("cpu"))(0, 1, "train").frames[0]
+    inputs = processor_inputs(processor, VideoFrames.from_frames(frames), "describe the video in detail.")
+    assert model.generate(**inputs, max_new_tokens=3).shape[1] == inputs["input_ids"].shape[1] + 3
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_drafter_starts_from_layers_of_its_target(architecture: str, tmp_path: Path) -> None:
+    """One model run through the picked layers alone is what the drafter begins as."""
+    source = RenderedVideoSource(SIZE, FRAMES, torch.device("cpu"))
+    target = training_config(tmp_path / "target", architecture, model=model_config(architecture, text=DEEP))
+    VideoLLMTask(target, source, torch.device("cpu")).export(tmp_path / "target")
+    model = AutoModelForImageTextToText.from_pretrained(tmp_path / "target", dtype=torch.float32)
+    inside = model.model.language_model
+    inside.layers = torch.nn.ModuleList([inside.layers[3], inside.layers[0]])
+    start = {"initial_weights": str(tmp_path / "target"), "initial_layers": (3, 0)}
+    config = training_config(tmp_path / "drafter", architecture, **start)
+    drafter = VideoLLMTask(config, source, torch.device("cpu")).model
+    ids = torch.arange(8, 16)[None]
+    assert torch.equal(drafter(input_ids=ids).logits, model(input_ids=ids).logits)
+    for picked, said in (((3, 4), "between 0 and 3"), ((-1, 0), "between 0 and 3")):
+        with pytest.raises(UserError, match=said):
+            VideoLLMTask(replace(config, initial_layers=picked), source, torch.device("cpu"))
+    with pytest.raises(UserError, match=r"initial_weights: .* has another shape"):
+        VideoLLMTask(replace(config, initial_layers=()), source, torch.device("cpu"))
+    with pytest.raises(UserError, match="initial_weights: nowhere cannot be read"):
+        VideoLLMTask(replace(config, initial_weights="nowhere"), source, torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"question_share": 1.5}, "question_share"),
+        ({"grounding_weight": -1}, "grounding_weight"),
+        ({"depth": 3}, "depth"),
+        ({"kept_shares": (0.0,)}, "kept_shares"),
+        ({"kept_choices": ("best",)}, "kept_choices"),
+        ({"frame_counts": (7,)}, "frame_counts"),
+        ({"grounded_layer": 99}, "grounded_layer"),
+        ({"initial_layers": (0,)}, "initial_layers.*need initial_weights"),
+        ({"initial_weights": "x", "initial_layers": (0,)}, "initial_layers.*as many"),
+        ({"time_stretch": 2, "model": VideoLLMConfig("llava_onevision")}, "architecture"),
+    ],
+)
+def test_bad_settings_are_named(changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(UserError, match=named):
+        from_mapping(VideoLLMTrainingConfig, {"output_dir": "x", **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"architecture": "llama"}, "architecture"),
+        ({"image_size": 50}, "image_size"),
+        ({"num_frames": 5}, "num_frames"),
+        ({"text": TextModelConfig(30, 64, 2, 4, 2)}, "text.hidden_size"),
+    ],
+)
+def test_bad_sizes_are_named(changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        model_config(**changes)

@@ -1,0 +1,238 @@
+"""LlamaGen by the project's own kernels: the modules' numbers, and the same bits however tokens are fed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from llamagen_models import CONDITION_LENGTH, make_model, valid_mask
+from torch import Tensor, nn
+
+from specdecode.kernels.fast_pass import FastPass
+from specdecode.roles import TargetOutput
+from vargen.methods.catalogue import resolve_method
+from vargen.models.llamagen.target import LlamaGenTarget
+from vargen.models.llamagen.transformer import LlamaGenTransformer
+from vargen.pipelines.llamagen import LlamaGenPipeline
+
+LENGTHS = [5, 3, 1]
+NUM_STEPS, STEP = 3, 3
+
+
+def make_target(model: LlamaGenTransformer, rows: slice = slice(None), guidance_scale: float = 3.0) -> LlamaGenTarget:
+    caption = torch.randn(len(LENGTHS), CONDITION_LENGTH, 12, generator=torch.Generator().manual_seed(1))[rows]
+    embeds = torch.cat([model.embed_condition(caption_embeds=row[None].to(model.dtype)) for row in caption])
+    return LlamaGenTarget(
+        model, embeds, valid_mask(LENGTHS)[rows], guidance_scale=guidance_scale, max_draft_nodes=2 * STEP
+    )
+
+
+def tokens_of(model: LlamaGenTransformer) -> Tensor:
+    generator = torch.Generator().manual_seed(2)
+    return torch.randint(model.config.vocab_size, (len(LENGTHS), NUM_STEPS * STEP), generator=generator)
+
+
+def chain(target: LlamaGenTarget, tokens: Tensor) -> TargetOutput:
+    count = tokens.shape[1]
+    mask = torch.ones(count, count, dtype=torch.bool).tril().expand(len(tokens), -1, -1)
+    return target.forward(tokens, mask, torch.arange(count).expand(len(tokens), -1))
+
+
+@torch.no_grad()
+def logits_by(target: LlamaGenTarget, tokens: Tensor, step: int) -> Tensor:
+    """[B, 1 + N, V] of the first token and behind every given one, `step` tokens a pass."""
+    logits = [target.prefill().logits]
+    for piece in tokens.split(step, dim=1):
+        logits.append(chain(target, piece).logits)
+        target.commit(None, torch.full((len(tokens),), piece.shape[1]))
+    return torch.cat(logits, 1)
+
+
+@pytest.fixture
+def served(own_kernels: None, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """How many passes the kernels have served."""
+    count = []
+    run = FastPass.run
+
+    def counted(*arguments: object, **named: object) -> object:
+        result = run(*arguments, **named)  # type: ignore[arg-type]
+        count.extend([] if result is None else [1])
+        return result
+
+    monkeypatch.setattr(FastPass, "run", counted)
+    return lambda: len(count)
+
+
+MODELS = [{}, {"num_key_value_heads": 2}, {"dim": 80}, {"condition_rotary": "identity"}]
+
+
+@pytest.mark.parametrize("changes", MODELS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_numbers_are_nearer_to_exact_ones_than_the_modules(
+    served: Callable[[], int], monkeypatch: pytest.MonkeyPatch, changes: dict, dtype: torch.dtype
+) -> None:
+    model = nn.Module.to(make_model(**changes), dtype)
+    fast = logits_by(make_target(model), tokens_of(model), STEP)
+    assert served() == 1 + NUM_STEPS
+    monkeypatch.setenv("VARGEN_KERNELS", "plain")
+    plain = logits_by(make_target(model), tokens_of(model), STEP)
+    assert served() == 1 + NUM_STEPS
+    exact = logits_by(make_target(nn.Module.to(model, torch.float64)), tokens_of(model), STEP)
+    error, usual = (fast - exact).abs().max(), (plain - exact).abs().max()
+    assert error < (2e-5 if dtype == torch.float32 else 1.25 * usual)
+
+
+@pytest.mark.parametrize("changes", MODELS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_logits_have_the_same_bits_however_tokens_are_fed(
+    served: Callable[[], int], changes: dict, dtype: torch.dtype
+) -> None:
+    model = nn.Module.to(make_model(**changes), dtype)
+    tokens = tokens_of(model)
+    one_by_one = logits_by(make_target(model), tokens, 1)
+    assert torch.equal(logits_by(make_target(model), tokens, STEP), one_by_one)
+    for row in range(len(LENGTHS)):
+        rows = slice(row, row + 1)
+        assert torch.equal(logits_by(make_target(model, rows), tokens[rows], 2 * STEP), one_by_one[rows])
+    unguided = logits_by(make_target(model, guidance_scale=1.0), tokens, STEP)
+    assert torch.equal(logits_by(make_target(model, slice(0, 1), 1.0), tokens[:1], 1), unguided[:1])
+    assert served() == (1 + 9) + (1 + 3) + 3 * (1 + 2) + (1 + 3) + (1 + 9)
+
+
+@pytest.mark.parametrize("threads", [2, 5])
+def test_logits_have_the_same_bits_with_any_number_of_threads(own_kernels: None, threads: int) -> None:
+    model = make_model(num_layers=5)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        alone, *targets = (make_target(model) for _ in range(10))  # captions are torch's
+        expected = logits_by(alone, tokens_of(model), STEP)
+        torch.set_num_threads(threads)  # more than there are cores, perhaps: whoever comes late finds the work done
+        assert all(torch.equal(logits_by(target, tokens_of(model), STEP), expected) for target in targets)
+    finally:
+        torch.set_num_threads(before)
+
+
+@torch.no_grad()
+def test_a_branch_of_a_tree_has_the_bits_of_a_chain(own_kernels: None) -> None:
+    model = nn.Module.to(make_model(), torch.bfloat16)
+    tokens = tokens_of(model)
+    target = make_target(model)
+    target.prefill()
+    # Two branches below a root, their nodes in turns: 0 - 1 - 3 and 0 - 2 - 4.
+    tree = torch.stack((tokens[:, 0], tokens[:, 5], tokens[:, 1], tokens[:, 6], tokens[:, 2]), 1)
+    sees = torch.eye(5, dtype=torch.bool)
+    for node, parent in ((1, 0), (2, 0), (3, 1), (4, 2)):
+        sees[node] |= sees[parent]
+    depths = torch.tensor([0, 1, 1, 2, 2]).expand(len(tokens), -1)
+    branch = target.forward(tree, sees.expand(len(tokens), -1, -1), depths).logits[:, [0, 2, 4]]
+    alone = logits_by(make_target(model), tokens[:, :3], 1)[:, 1:]
+    assert torch.equal(branch, alone)
+    sees[4, 3] = True  # a planted fault: a token sees the other branch
+    other = target.forward(tree, sees.expand(len(tokens), -1, -1), depths).logits[:, [0, 2, 4]]
+    assert torch.equal(other[:, :2], alone[:, :2]) and not torch.equal(other[:, 2], alone[:, 2])
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_exact_methods_draw_the_tokens_of_plain_decoding_in_half_precision(
+    drafting_pipeline: LlamaGenPipeline, served: Callable[[], int], temperature: float
+) -> None:
+    prompts = ["a red cube", "a small shiny blue sphere left of a large green cone on sand"]
+
+    def draw(method: str, **options: object) -> Tensor:
+        generators = [torch.Generator().manual_seed(seed) for seed in (3, 4)]
+        settings = {"generator": generators, "temperature": temperature, "output_type": "latent"}
+        return drafting_pipeline(prompts, method=resolve_method(method, options), **settings).tokens
+
+    parts = [drafting_pipeline.transformer, drafting_pipeline.drafter, drafting_pipeline.draft_transformer]
+    try:
+        for part in parts:
+            nn.Module.to(part, torch.bfloat16)
+        plain = draw("ar")
+        assert torch.equal(draw("jacobi", window=5), plain)
+        if temperature == 0:
+            assert torch.equal(draw("draft-model", draft_length=3), plain)
+            assert torch.equal(draw("eagle", total_tokens=6, depth=3), plain)
+    finally:
+        for part in parts:
+            nn.Module.to(part, torch.float32)
+    assert served() > 0
+
+
+def test_whatever_stands_in_a_modules_place_is_obeyed(served: Callable[[], int]) -> None:
+    model = make_model()
+    tokens = tokens_of(model)
+    fast = logits_by(make_target(model), tokens, STEP)
+    passes = served()
+    linear = model.transformer_blocks[0].ff.down_proj
+
+    hook = linear.register_forward_hook(lambda module, inputs, output: output * 0)
+    hooked = logits_by(make_target(model), tokens, STEP)
+    hook.remove()
+
+    class Adapter(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return linear(x) * 0
+
+    model.transformer_blocks[0].ff.down_proj = Adapter()
+    adapted = logits_by(make_target(model), tokens, STEP)
+    model.transformer_blocks[0].ff.down_proj = linear
+
+    linear.forward = lambda x: nn.functional.linear(x, linear.weight) * 0  # type: ignore[method-assign]
+    patched = logits_by(make_target(model), tokens, STEP)
+    del linear.forward
+    assert served() == passes and not torch.allclose(hooked, fast)
+    assert torch.equal(hooked, adapted) and torch.equal(hooked, patched)
+
+    attention = model.transformer_blocks[0].attn
+    attend = attention.attend
+    attention.attend = lambda *inputs: attend(*inputs) * 0
+    inattentive = logits_by(make_target(model), tokens, STEP)
+    attention.attend = attend
+    assert served() == passes and not torch.allclose(inattentive, fast)
+    assert torch.equal(logits_by(make_target(model), tokens, STEP), fast)
+    linear.weight.data.zero_()  # weights are read where they lie, whatever became of them
+    torch.testing.assert_close(logits_by(make_target(model), tokens, STEP), hooked)
+
+
+def test_a_head_of_another_precision_is_left_to_the_modules(served: Callable[[], int]) -> None:
+    """Which refuse it, where kernels would read its numbers as others."""
+    model = make_model()
+    model.lm_head.double()
+    with pytest.raises(RuntimeError, match="same dtype"):
+        logits_by(make_target(model), tokens_of(model), STEP)
+    assert served() == 0
+
+
+@torch.no_grad()
+def test_states_of_several_layers_are_those_of_the_modules(
+    served: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make_model()
+
+    def features() -> Tensor:
+        target = make_target(model)
+        return model(
+            inputs_embeds=target._condition_embeds,
+            positions=torch.full((1, CONDITION_LENGTH), -1),
+            attention_mask=torch.ones(1, 1, CONDITION_LENGTH, CONDITION_LENGTH, dtype=torch.bool).tril(),
+            kv_cache=target.kv_cache,
+            kv_length=CONDITION_LENGTH,
+            feature_layers=(1, 2),
+        ).features
+
+    fast = features()
+    assert served() == 1 and fast.shape[-1] == 64
+    monkeypatch.setenv("VARGEN_KERNELS", "plain")
+    torch.testing.assert_close(fast, features(), rtol=1e-4, atol=1e-5)
+
+
+def test_a_slot_that_does_not_exist_is_an_error(own_kernels: None) -> None:
+    model = make_model()
+    target = make_target(model)
+    with torch.no_grad():
+        target.prefill()
+        target.kv_cache.advance(1000)
+        with pytest.raises(IndexError, match="outside"):
+            chain(target, tokens_of(model)[:, :1])

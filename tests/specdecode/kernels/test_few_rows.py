@@ -1,0 +1,135 @@
+"""The kernels against sums in double precision, and the promise that a row depends on no other."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from specdecode.kernels import build
+from specdecode.kernels.native import linear, linear_now
+
+SHAPES = [(1, 768, 70), (2, 192, 5), (7, 100, 33), (13, 37, 64), (33, 64, 128)]
+"""Rows, columns, outputs: whole lanes and not, whole tiles and not."""
+DTYPES = (torch.float32, torch.bfloat16)
+REPOSITORY = Path(__file__).parents[3]
+
+
+def example(rows: int, columns: int, outputs: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(rows)
+    draw = [torch.randn(size, generator=generator) for size in ((rows, columns), (outputs, columns), (outputs,))]
+    x, weight, bias = (tensor.to(dtype) for tensor in draw)
+    return x, weight, bias
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_product_is_the_product(own_kernels: None, shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+    x, weight, bias = example(*shape, dtype)
+    exact = x.double() @ weight.double().T + bias.double()
+    largest = x.double().abs() @ weight.double().abs().T + bias.double().abs()  # what rounding is measured by
+    bound = largest * 2e-6 + exact.abs() * (2**-8 if dtype == torch.bfloat16 else 0)
+    assert ((linear_now(x, weight, None, bias) - exact).abs() <= bound).all()
+    assert not ((linear_now(x, weight.roll(1, 0), None, bias) - exact).abs() <= bound).all()  # the bound is tight
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_bytes_with_a_scale_are_weights(own_kernels: None, shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+    x, weight, bias = example(*shape, dtype)
+    scale = weight.float().abs().amax(1) / 127
+    quantized = (weight / scale[:, None]).round().to(torch.int8)
+    exact = x.double() @ (quantized.double() * scale[:, None].double()).T + bias.double()
+    bound = 1e-5 + exact.abs() * (2**-8 if dtype == torch.bfloat16 else 1e-5)
+    assert ((linear_now(x, quantized, scale, bias) - exact).abs() <= bound).all()
+
+
+@pytest.mark.parametrize(("in_bytes", "dynamic"), [(False, False), (True, False), (True, True)])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_row_has_the_same_bits_alone(
+    own_kernels: None, shape: tuple[int, int, int], dtype: torch.dtype, in_bytes: bool, dynamic: bool
+) -> None:
+    x, weight, _ = example(*shape, dtype)
+    scale = None
+    if in_bytes:
+        scale, weight = torch.ones(len(weight)), (weight * 20).to(torch.int8)
+    together = linear_now(x, weight, scale, None, dynamic)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        for row, alone in zip(together, x, strict=True):
+            assert torch.equal(linear_now(alone[None], weight, scale, None, dynamic)[0], row)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_compiled_graphs_hold_the_product(own_kernels: None) -> None:
+    x, weight, bias = example(2, 192, 5, torch.float32)
+    torch.library.opcheck(linear, (x, weight, None, bias), test_utils=("test_schema", "test_faketensor"))
+    assert torch.equal(torch.ops.vargen.few_row_linear(x, weight, None, bias), linear_now(x, weight, None, bias))
+
+
+def test_a_processor_without_wide_vectors_gets_the_same_sums(
+    own_kernels: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "_FLAGS", ("-O1", "-std=c++17", "-fPIC", "-fopenmp", "-w"))
+    x, weight, bias = example(7, 100, 33, torch.float32)
+    small, small_weight, _ = example(2, 192, 5, torch.bfloat16)
+    fast = linear_now(x, weight, None, bias), linear_now(small, small_weight)
+    scale, steps = torch.rand(33), (weight * 40).to(torch.int8)
+    in_bytes = linear_now(x, steps, scale, bias, True)
+    monkeypatch.setenv("VARGEN_CACHE", str(tmp_path))
+    assert build.library() is not None and list(tmp_path.glob("kernels/*.so"))
+    torch.testing.assert_close(linear_now(x, weight, None, bias), fast[0])
+    torch.testing.assert_close(linear_now(small, small_weight), fast[1], rtol=2**-7, atol=1e-3)
+    torch.testing.assert_close(linear_now(x, steps, scale, bias, True), in_bytes)
+
+
+def test_without_a_compiler_torch_computes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VARGEN_KERNELS", "auto")
+    monkeypatch.setenv("VARGEN_CACHE", str(tmp_path))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    x, weight, _ = example(2, 192, 5, torch.float32)
+    with torch.no_grad():
+        assert linear_now(x, weight) is None
+    assert "no C++ compiler" in (build.why_not() or "")
+
+
+def test_a_compiler_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = tmp_path / "compiler"
+    compiler.write_text('#!/bin/sh\n[ "$1" = --version ] && exit 0\necho "out of luck" >&2\nexit 1\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("VARGEN_KERNELS", "auto")
+    monkeypatch.setenv("VARGEN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("CXX", str(compiler))
+    assert build.library() is None
+    assert "out of luck" in (build.why_not() or "")
+    assert not list((tmp_path / "cache" / "kernels").iterdir())
+
+
+def test_installing_builds_them_with_the_standard_library_alone(tmp_path: Path) -> None:
+    compiler = tmp_path / "compiler"
+    compiler.write_text(
+        '#!/bin/sh\n[ "$1" = --version ] && exit 0\nwhile [ "$1" != -o ]; do shift; done\necho done > "$2"\n'
+    )
+    compiler.chmod(0o755)
+    program = f"import sys; sys.path.insert(0, {os.fspath(REPOSITORY)!r})\n"
+    program += "from specdecode.kernels.build import build_ahead; print(build_ahead())"
+    environment = {"VARGEN_CACHE": os.fspath(tmp_path / "cache"), "CXX": os.fspath(compiler)}
+    said = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", program], env=environment, check=True, capture_output=True, text=True
+    )
+    assert said.stdout == "None\n"
+    assert [path.read_text() for path in tmp_path.glob("cache/kernels/*.so")] == ["done\n"]
+
+
+def test_a_choice_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VARGEN_KERNELS", "fastest")
+    with pytest.raises(ValueError, match="VARGEN_KERNELS must be one of auto, plain, got 'fastest'"):
+        build.library()

@@ -1,0 +1,106 @@
+"""Linear layers that take the kernels where these serve, and are torch's own everywhere else."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from specdecode.kernels import linears
+from specdecode.kernels.linears import FewRowLinear, serve_linears
+
+
+class Doubled(nn.Linear):
+    """A layer of somebody else's."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+def example() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(48, 33), nn.Tanh(), nn.Linear(33, 21, bias=False), Doubled(21, 5)).eval()
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Rows of every product that the kernels computed."""
+    rows: list[int] = []
+
+    def counted(x: Tensor, *rest: Tensor | None) -> Tensor | None:
+        product = kernel(x, *rest)
+        rows.extend([] if product is None else [x.numel() // x.shape[-1]])
+        return product
+
+    kernel = linears.linear_now
+    monkeypatch.setattr(linears, "linear_now", counted)
+    return rows
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@torch.no_grad()
+def test_few_rows_are_multiplied_by_the_kernels(own_kernels: None, calls: list[int], dtype: torch.dtype) -> None:
+    model = example().to(dtype)
+    x = torch.randn(2, 3, 48).to(dtype)
+    expected = model.double()(x.double())
+    model = model.to(dtype)
+    serve_linears(model)
+    torch.testing.assert_close(model(x).double(), expected, rtol=0, atol=1e-5 if dtype == torch.float32 else 0.05)
+    assert calls == [6, 6]
+    assert [type(layer) for layer in model] == [FewRowLinear, nn.Tanh, FewRowLinear, Doubled]
+
+
+@torch.no_grad()
+def test_everything_else_is_torchs(own_kernels: None, calls: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    model = example()
+    served = copy.deepcopy(model)
+    serve_linears(served)
+    many, few = torch.randn(257, 48), torch.randn(2, 48)
+    assert torch.equal(served(many), model(many))  # too many rows
+    assert torch.equal(served(few[:0]), model(few[:0]))
+    assert torch.equal(served.double()(few.double()), model.double()(few.double()))
+    served, model = served.float(), model.float()
+    with torch.enable_grad():  # something may be learned
+        served(few).sum().backward()
+    gradient = served[0].weight.grad
+    with torch.enable_grad():
+        model(few).sum().backward()
+    assert gradient is not None and torch.equal(gradient, model[0].weight.grad)
+    monkeypatch.setenv("VARGEN_KERNELS", "plain")
+    assert torch.equal(served(few), model(few))
+    assert calls == []
+
+
+@torch.no_grad()
+def test_a_model_stays_what_it_was(own_kernels: None, calls: list[int]) -> None:
+    model = example()
+    names = list(model.state_dict())
+    serve_linears(model)
+    serve_linears(model)
+    assert list(model.state_dict()) == names
+    other = copy.deepcopy(model)
+    other[0].weight.zero_()  # a copy has weights of its own
+    x = torch.randn(1, 48)
+    assert not torch.equal(other(x), model(x))
+    model[0].register_forward_hook(lambda module, inputs, output: output * 0)  # and hooks are obeyed
+    torch.testing.assert_close(model(x), model[1:](torch.zeros(1, 33)))
+    assert len(calls) == 7
+
+
+@torch.no_grad()
+def test_compiled_code_holds_the_product(own_kernels: None) -> None:
+    model = example()
+    serve_linears(model)
+    x = torch.randn(2, 48)
+    graphs: list[torch.fx.GraphModule] = []
+
+    def keep(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> torch.fx.GraphModule:
+        graphs.append(graph)
+        return graph
+
+    compiled = torch.compile(model, backend=keep, fullgraph=True)
+    assert torch.equal(compiled(x), model(x))
+    called = [node.target for node in graphs[0].graph.nodes if node.op == "call_function"]
+    assert sum("few_row_linear" in str(target) for target in called) == 2

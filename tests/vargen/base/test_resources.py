@@ -1,0 +1,86 @@
+"""Shipped files are found in a checkout and in an installed wheel, and what is not there is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from vargen.base import resources
+from vargen.base.errors import UserError
+from vargen.base.resources import configs_folder, find_config, find_model, shipped_models
+from vargen.commands.options import parse
+from vargen.commands.train import TRAINERS, load_trainer
+from vargen.training.config import build_parser
+
+
+def test_the_default_model_is_shipped_whole() -> None:
+    folder = find_model()
+    assert folder == find_model(resources.DEFAULT_MODEL) and folder.name in shipped_models()
+    for component in ("transformer", "vqvae"):
+        assert (folder / component / "config.json").is_file()
+    assert (folder / "README.md").is_file()
+
+
+def test_configs_are_found_by_name_with_and_without_ending() -> None:
+    assert find_config("train/tokenizer") == find_config("train/tokenizer.yaml")
+    with pytest.raises(UserError, match=r"config 'train/nothing' is not shipped; known: .*train/tokenizer"):
+        find_config("train/nothing")
+
+
+def test_an_installed_wheel_has_its_configs_inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "site-packages" / "vargen"
+    (package / "configs").mkdir(parents=True)
+    (package / "configs" / "a.yaml").touch()
+    monkeypatch.setattr(resources, "_PACKAGE", package)
+    assert find_config("a") == package / "configs" / "a.yaml"
+    assert shipped_models() == []
+    with pytest.raises(UserError, match="none shipped"):
+        find_model("scenes-128")
+
+
+def test_anybodys_configs_beside_an_installed_package_are_not_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "configs").mkdir()
+    monkeypatch.setattr(resources, "_PACKAGE", tmp_path / "vargen")
+    with pytest.raises(UserError, match="reinstall"):
+        configs_folder()
+    (tmp_path / "pyproject.toml").touch()
+    assert configs_folder() == tmp_path / "configs"
+
+
+def test_models_that_are_none_are_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"model: .*nowhere does not exist; .*scenes-128"):
+        find_model(tmp_path / "nowhere")
+    with pytest.raises(UserError, match=r"has no model_index\.json"):
+        find_model(tmp_path)
+
+
+@pytest.mark.parametrize("name", TRAINERS)
+def test_training_configs_fill_their_dataclass(name: str) -> None:
+    parser = build_parser(load_trainer(name)[0], "")
+    parser.exit_on_error = False
+    values = parser.instantiate_classes(parse(parser, ["--config", str(find_config(f"train/{name}"))]))
+    assert values.output_dir.startswith("runs/")
+
+
+def test_a_fingerprint_is_of_what_decides_and_drafters_come_with_a_model(tmp_path: Path) -> None:
+    from vargen.base.resources import find_trained_drafters
+    from vargen.models.model_folder import weights_fingerprint
+
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(bytes(100))
+    before = weights_fingerprint(tmp_path)
+    (tmp_path / "drafters" / "sparrow").mkdir(parents=True)
+    assert find_trained_drafters(tmp_path) == {}
+    (tmp_path / "drafters" / "sparrow" / "config.json").write_text("{}")
+    assert find_trained_drafters(tmp_path) == {"sparrow": tmp_path / "drafters" / "sparrow"}
+    assert weights_fingerprint(tmp_path) == before
+    (tmp_path / "chat_template.jinja").write_text("{{ prompt }}")
+    before = weights_fingerprint(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text("{{ prompt }}!")
+    assert weights_fingerprint(tmp_path) != before
+    before = weights_fingerprint(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(bytes(99) + b"x")
+    assert weights_fingerprint(tmp_path) != before

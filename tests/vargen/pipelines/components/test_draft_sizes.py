@@ -1,0 +1,90 @@
+"""Measured draft sizes: costs are kept in memory and in a file that can do no harm, and what was learned is used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specdecode.draft_size import AdaptiveDraftSize, DraftSize, FixedDraftSize
+from vargen.base.resources import cache_folder
+from vargen.models.llamagen.target import LlamaGenTarget
+from vargen.pipelines.components.draft_sizes import MeasuredDraftSizes
+from vargen.pipelines.components.llamagen import KeptBetweenBatches, LlamaGenComponents
+from vargen.pipelines.llamagen import LlamaGenPipeline
+
+SIZES = [DraftSize(3, 2), DraftSize(12, 3)]
+Ask = Callable[..., Any]
+
+
+@pytest.fixture
+def ask(tiny_pipeline: LlamaGenPipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ask:
+    """Asks some memory for a sizer, with the tiny model as what is measured; `ask.probed` counts measurements."""
+    monkeypatch.setenv("VARGEN_CACHE", str(tmp_path / "cache"))
+    embeds, mask = tiny_pipeline.encode_prompt(["a red cube", "two cones"])
+    kept = KeptBetweenBatches()
+    components = LlamaGenComponents(tiny_pipeline.transformer, None, None, None, embeds.device, kept)
+    target: LlamaGenTarget = components.start({"caption_embeds": embeds}, mask, 3.0, 12)
+
+    def asked(memory: MeasuredDraftSizes, sizes: Any = SIZES, compiled: bool = False, **geometry: Any) -> Any:
+        def probe(most_nodes: int) -> LlamaGenTarget:
+            asked.probed.append(most_nodes)  # type: ignore[attr-defined]
+            return target.half_way(most_nodes)
+
+        return memory.sizer(sizes, geometry, probe, lambda: None, 0.4, compiled)
+
+    asked.probed = []  # type: ignore[attr-defined]
+    return asked
+
+
+def test_one_size_is_fixed_and_nothing_is_measured(ask: Ask) -> None:
+    assert ask(MeasuredDraftSizes(), SIZES[:1]) == FixedDraftSize(SIZES[0])
+    assert not ask.probed and not cache_folder().exists()
+
+
+def test_costs_are_measured_once_and_kept_in_a_file(ask: Ask) -> None:
+    memory = MeasuredDraftSizes()
+    sizer = ask(memory, rows=2)
+    assert isinstance(sizer, AdaptiveDraftSize) and sizer.costs.nodes == (1, 3, 12)
+    assert all(seconds > 0 for seconds in sizer.costs.target_seconds)
+    assert len(list((cache_folder() / "step_costs").glob("*.json"))) == 1
+    assert ask(memory, rows=2) is sizer, "what one batch taught serves the next"
+    again = ask(MeasuredDraftSizes(), rows=2)
+    assert again is not sizer and again.costs == sizer.costs and ask.probed == [12]
+    ask(memory, rows=4)
+    assert ask.probed == [12, 12], "another geometry costs differently"
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b'{"nodes": [2, 1], "target_seconds": [1, 1]}', b"\xff", b"[1]"])
+def test_a_damaged_file_is_measured_anew(ask: Ask, content: bytes) -> None:
+    ask(MeasuredDraftSizes())
+    (path,) = (cache_folder() / "step_costs").glob("*.json")
+    good = path.read_bytes()
+    path.write_bytes(content)
+    assert ask(MeasuredDraftSizes()).costs.nodes == (1, 3, 12)
+    assert path.read_bytes() != content and path.read_bytes()[:20] == good[:20]
+
+
+def test_compiled_passes_have_one_width(ask: Ask) -> None:
+    assert ask(MeasuredDraftSizes(), compiled=True) == FixedDraftSize(SIZES[1]) and not ask.probed
+
+
+def test_of_many_sizes_powers_of_two_are_timed(ask: Ask) -> None:
+    many = [DraftSize(nodes, 2) for nodes in range(3, 11)]
+    assert ask(MeasuredDraftSizes(), many).costs.nodes == (1, 2, 4, 8, 10)
+
+
+def test_an_unwritable_place_does_no_harm(ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("VARGEN_CACHE", str(tmp_path / "file" / "below"))
+    assert ask(MeasuredDraftSizes()).costs.nodes == (1, 3, 12)
+
+
+def test_the_place_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("VARGEN_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
+    assert cache_folder() == Path("/somewhere/vargen")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert cache_folder() == Path.home() / ".cache" / "vargen"

@@ -1,0 +1,127 @@
+"""Networks beside a small model: its tokens stay its own, and they see every pass of it, no more and no less."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import vargen.pipelines.components.weighted as weighted
+from specdecode.kernels.quantized import quantization_of
+from vargen.base.errors import UserError
+from vargen.models.llamagen.target import LlamaGenTarget
+from vargen.pipelines.components.weighted import WeightNetworks
+from vargen.pipelines.llamagen import LlamaGenPipeline
+
+PROMPTS = ["a cone", "a small shiny blue sphere left of a large green cone on grass", "two cones"]
+GEOMETRIES = {
+    "B": {"dim": 16, "num_layers": 1, "num_attention_heads": 2, "vocab_size": 40},
+    "L": {"dim": 24, "num_layers": 2, "num_attention_heads": 2, "vocab_size": 40},
+}
+
+
+@pytest.fixture
+def networks(drafting_pipeline: LlamaGenPipeline, monkeypatch: pytest.MonkeyPatch) -> Iterator[WeightNetworks]:
+    made = WeightNetworks.of_size("LlamaGen-L", drafting_pipeline.transformer, torch.float32, GEOMETRIES)
+    monkeypatch.setattr(drafting_pipeline, "_weights", made)
+    yield made
+
+
+def draw(pipeline: LlamaGenPipeline, method: str, **other: Any) -> Any:
+    generators = [torch.Generator().manual_seed(100 + row) for row in range(3)]
+    return pipeline(PROMPTS, generator=generators, method=method, output_type="latent", **other)
+
+
+@pytest.mark.parametrize("method", ["ar", "jacobi", "eagle", "vvs", "draft-model"])
+@pytest.mark.parametrize("scale", [1.0, 3.0])
+def test_tokens_are_the_small_models_and_every_pass_was_seen(
+    drafting_pipeline: LlamaGenPipeline, method: str, scale: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {
+        "eagle": {"total_tokens": 10, "depth": 3},
+        "vvs": {"total_tokens": 10, "depth": 3},
+        "jacobi": {"window": 5},
+    }
+    chosen: Any = drafting_pipeline.resolve_method(method, settings.get(method))
+    plain = draw(drafting_pipeline, chosen, guidance_scale=scale)
+    networks = WeightNetworks.of_size("LlamaGen-L", drafting_pipeline.transformer, torch.float32, GEOMETRIES)
+    monkeypatch.setattr(drafting_pipeline, "_weights", networks)
+    fed: list[tuple[Any, tuple[int, ...], list[int]]] = []
+    original = LlamaGenTarget.forward
+
+    def watched(self: LlamaGenTarget, tokens: Tensor, mask: Tensor, depths: Tensor) -> Any:
+        fed.append((self.transformer, tuple(tokens.shape), self.kv_cache.lengths.tolist()))
+        return original(self, tokens, mask, depths)
+
+    monkeypatch.setattr(LlamaGenTarget, "forward", watched)
+    drawn = draw(drafting_pipeline, chosen, guidance_scale=scale)
+    assert torch.equal(plain.tokens, drawn.tokens) and plain.trace.steps == drawn.trace.steps
+    assert len(networks.passes["target"]) == drawn.trace.target_passes - 1
+    # Beside every pass one over as many tokens of as many rows, behind as many that were kept.
+    light = [each[1:] for each in fed if each[0] is drafting_pipeline.transformer]
+    heavy = [each[1:] for each in fed if each[0] is networks.transformer]
+    assert light == heavy and len(light) == drawn.trace.target_passes - 1
+    assert bool(networks.passes["head"]) == (method in ("eagle", "vvs"))
+    assert bool(networks.passes["smaller"]) == (method == "draft-model")
+    if method == "draft-model":
+        kinds = [each[0] for each in fed]
+        assert kinds.count(networks.smaller) == kinds.count(drafting_pipeline.draft_transformer)
+
+
+def test_streams_are_weighted_too(drafting_pipeline: LlamaGenPipeline, networks: WeightNetworks) -> None:
+    generators = [torch.Generator().manual_seed(100 + row) for row in range(3)]
+    stream = drafting_pipeline.stream(
+        PROMPTS, generator=generators, batch_size=2, method="vvs-jacobi", output_type="latent"
+    )
+    pictures = {picture.index: picture.tokens for picture in stream}
+    prefills = 2
+    assert len(networks.passes["target"]) == stream.trace.target_passes - prefills
+    drafting_pipeline._weights = None
+    plain = draw(drafting_pipeline, "vvs-jacobi")
+    assert all(torch.equal(plain.tokens[index], tokens) for index, tokens in pictures.items())
+
+
+def test_a_pass_that_the_network_misses_is_noticed(
+    drafting_pipeline: LlamaGenPipeline, networks: WeightNetworks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        weighted.WeightedTarget, "forward", lambda self, tokens, mask, depths: self.target.forward(tokens, mask, depths)
+    )
+    drawn = draw(drafting_pipeline, "jacobi")
+    assert len(networks.passes["target"]) != drawn.trace.target_passes - 1
+
+
+def test_making_them_says_nothing(drafting_pipeline: LlamaGenPipeline, caplog: pytest.LogCaptureFixture) -> None:
+    logger = logging.getLogger("diffusers")
+    logger.addHandler(caplog.handler)
+    try:
+        WeightNetworks.of_size("LlamaGen-L", drafting_pipeline.transformer, torch.bfloat16, GEOMETRIES)
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert not caplog.records
+
+
+def test_labels_and_sizes(drafting_pipeline: LlamaGenPipeline, networks: WeightNetworks) -> None:
+    assert networks.label == "LlamaGen-L (random weights, float32)"
+    with pytest.raises(UserError, match="weighted_by must be one of LlamaGen-B, LlamaGen-L, LlamaGen-XL, got 'XXL'"):
+        drafting_pipeline.weigh("XXL")
+
+
+def test_networks_are_rounded_as_the_model_is(own_kernels: None, networks: WeightNetworks) -> None:
+    networks = copy.deepcopy(networks)
+    networks.quantize(None, None)
+    assert networks.label == "LlamaGen-L (random weights, float32)"
+    networks.quantize("int8-dynamic", "int8")
+    assert networks.label == "LlamaGen-L (random weights, float32, layers in int8-dynamic, drafts in int8)"
+    rounded = {
+        "int8-dynamic": (networks.transformer.transformer_blocks,),
+        "int8": (networks.drafter.ff, networks.smaller.transformer_blocks),
+    }
+    for name, parts in rounded.items():
+        assert all(quantization_of(part) == name for part in parts)
+    assert quantization_of(networks.transformer) == "int8-dynamic"

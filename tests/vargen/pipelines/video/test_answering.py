@@ -1,0 +1,375 @@
+"""Every method on tiny models: exact ones say what plain decoding and transformers' own generation say."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from specdecode.trace import DecodeTrace, TokenOrigin
+from vargen.base.errors import UserError
+from vargen.cli import main
+from vargen.jobs.cases import VideoCase
+from vargen.methods.catalogue import MethodConfig
+from vargen.methods.video.assisted import AssistedConfig
+from vargen.methods.video.catalogue import VIDEO_METHODS, resolve_video_method
+from vargen.methods.video.lossy import FastVConfig, SparseVLMConfig
+from vargen.methods.video.lvspec import LVSpecConfig
+from vargen.methods.video.parallelvlm import ParallelConfig
+from vargen.methods.video.speculative import SpeculativeConfig
+from vargen.methods.video.trained import FlashConfig, SparrowConfig, TrainedDrafterConfig
+from vargen.models.video_llms.frames import processor_inputs, write_video
+from vargen.pipelines.video.answering import VideoAnswerer, _Streamer
+
+QUESTION = "describe the video in detail."
+EXACT = [method for method in VIDEO_METHODS if method.exact and method is not AssistedConfig]
+
+
+def settings_of(method: type[MethodConfig], **options: Any) -> MethodConfig:
+    if method is ParallelConfig:
+        options = {"workers": "in_turn", "draft_length": 3, "keep_ratio": 1.0, **options}
+    return method(**options)
+
+
+@pytest.fixture(scope="module")
+def said_by_transformers(cases: list[VideoCase], answerer_of: Callable[[Path], VideoAnswerer]) -> Callable[..., Any]:
+    """30 greedy tokens about the first clip, by folder of the models."""
+
+    @cache
+    def get(pair: Path) -> list[int]:
+        answerer = answerer_of(pair)
+        inputs = processor_inputs(answerer.processor, cases[0].frames, QUESTION)
+        said = answerer.model.generate(**inputs, max_new_tokens=30, do_sample=False)
+        return said[0, inputs["input_ids"].shape[1] :].tolist()
+
+    return get
+
+
+@pytest.mark.parametrize("method", EXACT, ids=lambda method: method.name)
+def test_exact_methods_say_what_transformers_says(
+    pair: Path,
+    cases: list[VideoCase],
+    answerer_of: Callable[[Path], VideoAnswerer],
+    said_by_transformers: Callable[[Path], list[int]],
+    method: type[MethodConfig],
+) -> None:
+    answer = answerer_of(pair).answer(cases[0].frames, QUESTION, settings_of(method), max_new_tokens=30)
+    assert answer.token_ids == said_by_transformers(pair) and len(set(answer.token_ids)) > 2
+    assert len(answer.origins) == len(answer.tokens) == len(answer.token_ids)
+    if method.name != "ar" and not issubclass(method, TrainedDrafterConfig):  # those are not trained here
+        assert answer.trace.target_passes < len(answer.token_ids)
+
+
+@pytest.mark.parametrize("method", EXACT, ids=lambda method: method.name)
+def test_exact_methods_draw_what_plain_decoding_draws(
+    qwen_pair: Path, cases: list[VideoCase], answerer_of: Callable[[Path], VideoAnswerer], method: type[MethodConfig]
+) -> None:
+    answerer, drawing = answerer_of(qwen_pair), {"max_new_tokens": 25, "temperature": 1.0, "top_p": 0.9, "seed": 3}
+    plain = answerer.answer(cases[0].frames, QUESTION, **drawing)
+    answer = answerer.answer(cases[0].frames, QUESTION, settings_of(method), **drawing)
+    assert answer.token_ids == plain.token_ids
+    other = answerer.answer(cases[0].frames, QUESTION, **{**drawing, "seed": 4})
+    assert other.token_ids != plain.token_ids
+
+
+@pytest.mark.parametrize("drafter", ["self", "pair"])
+@pytest.mark.parametrize("pruning", ["uniform", "attention", "visual_gain"])
+def test_no_pruning_of_the_drafter_changes_the_answer(
+    pair: Path, cases: list[VideoCase], answerer_of: Callable[[Path], VideoAnswerer], drafter: str, pruning: str
+) -> None:
+    answerer = answerer_of(pair)
+    plain = answerer.answer(cases[1].frames, QUESTION, max_new_tokens=20)
+    config = SpeculativeConfig(drafter=drafter, pruning=pruning, keep_ratio=0.25)
+    assert answerer.answer(cases[1].frames, QUESTION, config, max_new_tokens=20).token_ids == plain.token_ids
+
+
+def test_a_drafter_that_is_the_target_is_always_right(
+    qwen_pair: Path, cases: list[VideoCase], answerer_of: Callable[[Path], VideoAnswerer]
+) -> None:
+    config = SpeculativeConfig(drafter="self", draft_length=4)
+    answer = answerer_of(qwen_pair).answer(cases[0].frames, QUESTION, config, max_new_tokens=26)
+    assert answer.trace.mean_accepted_length == 4 and answer.trace.target_passes == 6
+
+
+TRAINED = [method for method in VIDEO_METHODS if issubclass(method, TrainedDrafterConfig)]
+
+
+@pytest.fixture
+def forked_drafters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafters' processes come from a server that has imported everything; one that starts anew takes seconds."""
+    context = torch.multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["vargen.pipelines.video.answering", "vargen.pipelines.video.parallel_pair"])
+    monkeypatch.setattr(torch.multiprocessing, "get_context", lambda method: context)
+
+
+@pytest.mark.parametrize(("workers", "threads"), [("processes", 2), ("threads", 2), ("in_turn", 3)])
+@pytest.mark.usefixtures("forked_drafters")
+def test_a_core_is_left_to_the_drafter(
+    qwen_pair: Path,
+    cases: list[VideoCase],
+    answerer_of: Callable[[Path], VideoAnswerer],
+    monkeypatch: pytest.MonkeyPatch,
+    workers: str,
+    threads: int,
+) -> None:
+    import vargen.pipelines.video.parallel_pair as parallel
+
+    seen, before = [], torch.get_num_threads()
+    decode = parallel.decode_parallel
+
+    def watched(*arguments: Any, **keywords: Any) -> Any:
+        seen.append(torch.get_num_threads())
+        return decode(*arguments, **keywords)
+
+    monkeypatch.setattr(parallel, "decode_parallel", watched)
+    answerer = answerer_of(qwen_pair)
+    torch.set_num_threads(3)
+    try:
+        config = ParallelConfig(workers=workers, draft_length=2)
+        answerer.answer(cases[0].frames, QUESTION, config, max_new_tokens=4)
+        assert seen == [threads] and torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+        answerer.close()
+
+
+@pytest.mark.parametrize("tree", ["chain", "dynamic", "mc_sim_7b_63"])
+@pytest.mark.parametrize("method", TRAINED, ids=lambda method: method.name)
+def test_what_a_trained_drafter_took_is_told(
+    qwen_pair: Path, cases: list[VideoCase], answerer_of: Callable[[Path], VideoAnswerer], method: Any, tree: str
+) -> None:
+    answerer = answerer_of(qwen_pair)
+    answer = answerer.answer(cases[0].frames, QUESTION, method(tree=tree, depth=3), max_new_tokens=12)
+    plain = answerer.answer(cases[0].frames, QUESTION, max_new_tokens=12)
+    assert answer.token_ids == plain.token_ids and plain.draft_passes is None
+    steps = len(answer.trace.accepted_lengths[0])
+    assert answer.draft_passes is not None and answer.draft_flops
+    # One forward for the prompt; then one a step where all places are guessed at once, else one a level, as long as
+    # there is something to draft.
+    levels = 1 if method.name == "flash" else 3
+    assert 1 + steps * (levels - 1) - 2 * levels < answer.draft_passes <= 1 + steps * levels
+
+
+def test_sparrow_drafts_with_the_video_where_asked(
+    qwen_pair: Path, cases: list[VideoCase], answerer_of: Callable[[Path], VideoAnswerer]
+) -> None:
+    answerer = answerer_of(qwen_pair)
+    answers = [
+        answerer.answer(cases[0].frames, QUESTION, SparrowConfig(text_only=each, tree="chain"), max_new_tokens=8)
+        for each in (None, True, False)
+    ]
+    assert answers[0].token_ids == answers[1].token_ids == answers[2].token_ids
+    flops = [answer.draft_flops or 0 for answer in answers]
+    assert flops[0] == flops[1] < flops[2]
+
+
+def test_two_workers_say_what_one_says(
+    qwen_pair: Path, cases: list[VideoCase], answerer_of: Callable[[Path], VideoAnswerer]
+) -> None:
+    answerer = answerer_of(qwen_pair)
+    try:
+        answers = [
+            answerer.answer(case.frames, QUESTION, ParallelConfig(workers=each, draft_length=3), max_new_tokens=20)
+            for case in cases
+            for each in ("processes", "threads", "in_turn")
+        ]
+    finally:
+        answerer.close()
+    for number, answer in enumerate(answers):
+        alone = answers[number - number % 3 + 2]
+        assert answer.token_ids == alone.token_ids and answer.run_lengths == alone.run_lengths
+        assert answer.trace.accepted_lengths == alone.trace.accepted_lengths
+
+
+def test_relaxed_tokens_are_told(
+    qwen_pair: Path, cases: list[VideoCase], answerer_of: Callable[[Path], VideoAnswerer]
+) -> None:
+    answerer = answerer_of(qwen_pair)
+    strict, loose = (
+        answerer.answer(cases[0].frames, QUESTION, LVSpecConfig(loose_ratio=ratio), max_new_tokens=40)
+        for ratio in (0.0, 1.0)
+    )
+    plain = answerer.answer(cases[0].frames, QUESTION, max_new_tokens=40)
+    assert strict.token_ids == plain.token_ids and TokenOrigin.RELAXED not in strict.origins
+    assert loose.to_dict()["relaxed_positions"]
+    assert loose.trace.target_passes < strict.trace.target_passes
+    relevance = answerer.relevance(cases[0].frames, QUESTION, loose)
+    assert len(relevance) == len(loose.token_ids) and all(-1 <= each <= 1 for each in relevance)
+
+
+@pytest.mark.parametrize(
+    ("method", "nothing", "much"),
+    [
+        (FastVConfig, {"layer": 1, "drop_ratio": 0.0}, {"layer": 1, "drop_ratio": 0.95}),
+        (SparseVLMConfig, {"keep_ratio": 1.0}, {"keep_ratio": 0.05}),
+    ],
+)
+def test_lossy_methods_lose_only_what_they_drop(
+    pair: Path,
+    cases: list[VideoCase],
+    answerer_of: Callable[[Path], VideoAnswerer],
+    method: type[MethodConfig],
+    nothing: dict[str, Any],
+    much: dict[str, Any],
+) -> None:
+    answerer = answerer_of(pair)
+    plain = answerer.answer(cases[0].frames, QUESTION, max_new_tokens=30).token_ids
+    kept = answerer.answer(cases[0].frames, QUESTION, method(**nothing), max_new_tokens=30).token_ids
+    dropped = answerer.answer(cases[0].frames, QUESTION, method(**much), max_new_tokens=30).token_ids
+    assert kept == plain and dropped != plain
+
+
+def test_transformers_own_assistant_drafts_blindly_and_ours_does_not(
+    qwen_pair: Path, cases: list[VideoCase], answerer_of: Callable[[Path], VideoAnswerer]
+) -> None:
+    answerer = answerer_of(qwen_pair)
+    twin = VideoAnswerer.from_pretrained(str(qwen_pair / "target"), str(qwen_pair / "target"))
+    plain = answerer.answer(cases[0].frames, QUESTION, max_new_tokens=20)
+    stock = twin.answer(cases[0].frames, QUESTION, AssistedConfig(), max_new_tokens=20)
+    ours = twin.answer(cases[0].frames, QUESTION, SpeculativeConfig(), max_new_tokens=20)
+    assert stock.token_ids == ours.token_ids == plain.token_ids
+    # The assistant has the target's own weights, and sees every frame only here.
+    assert stock.trace.mean_accepted_length < 1 and ours.trace.mean_accepted_length > 3
+
+
+def test_text_is_streamed_as_it_is_decided(
+    qwen_pair: Path, cases: list[VideoCase], answerer_of: Callable[[Path], VideoAnswerer]
+) -> None:
+    pieces: list[str] = []
+    answer = answerer_of(qwen_pair).answer(
+        cases[0].frames, QUESTION, SpeculativeConfig(), max_new_tokens=24, on_text=pieces.append
+    )
+    assert "".join(pieces) == answer.text and len([piece for piece in pieces if piece]) > 2
+
+
+def test_a_character_that_is_cut_off_hides_no_words() -> None:
+    """Byte-level tokens: the last one may be the first part of a character."""
+    words = {1: b"a red", 2: b" ball", 3: "\U0001f534".encode()[:2], 4: "\U0001f534".encode()[2:]}
+
+    class Bytes:
+        all_special_ids: tuple[int, ...] = ()
+
+        def decode(self, token_ids: list[int], **_: Any) -> str:
+            return b"".join(words[token] for token in token_ids).decode(errors="replace")
+
+    pieces: list[str] = []
+    streamer = _Streamer(Bytes(), DecodeTrace(1), pieces.append, None)
+    tokens = torch.tensor([[1, 2, 3, 4]])
+    for length in (1, 3, 4):
+        streamer.step(0, SimpleNamespace(tokens=tokens, lengths=torch.tensor([length])))
+    assert pieces == ["a red", " ball", "\U0001f534"], "nothing half, and nothing late"
+    pieces.clear()
+    streamer.shown = ""
+    streamer.end([1, 2, 3])
+    assert "".join(pieces) == "a red ball\ufffd", "the end is shown as it is"
+
+
+def test_the_command(qwen_pair: Path, cases: list[VideoCase], tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    video = tmp_path / "video.mp4"
+    write_video(cases[0].frames.frames, video)
+    models = ["--model", str(qwen_pair / "target"), "--draft_model", str(qwen_pair / "draft"), "--max_new_tokens", "16"]
+    assert main(["caption", str(video), QUESTION, "--method", "sd", *models]) == 0
+    shown = capsys.readouterr()
+    assert shown.out.strip() and "target passes" in shown.err
+    picture = tmp_path / "answer.png"
+    assert main(["caption", str(video), "--method", "lvspec", "--json", "--picture", str(picture), *models]) == 0
+    account = json.loads(capsys.readouterr().out)
+    assert account["method"]["name"] == "lvspec" and len(account["token_ids"]) == len(account["origins"]) <= 16
+    assert account["mean_accepted_length_with_bonus"] >= account["mean_accepted_length"]
+    assert picture.stat().st_size > 1000
+    assert main(["caption", str(video), "--method", "sd", "--method_options.draft_length", "0", *models]) == 2
+    assert "draft_length" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "named"),
+    [
+        ("nonsense", {}, "nonsense"),
+        ("sd", {"keep_ratio": 0}, "keep_ratio"),
+        ("sd", {"keep_ratio": 1.5}, "keep_ratio"),
+        ("lvspec", {"loose_ratio": 1.1}, "loose_ratio"),
+        ("specvlm", {"tree": "oak"}, "tree"),
+        ("fastv", {"drop_ratio": 1}, "drop_ratio"),
+        ("parallelvlm", {"draft_length": "long"}, "draft_length"),
+        ("ar", {"draft_length": 3}, "draft_length"),
+        ("sparrow", {"tree": "oak"}, "tree"),
+        ("sparrow", {"depth": 0}, "depth"),
+        ("flash", {"total_tokens": 1}, "total_tokens"),
+        ("msd", {"text_only": True}, "text_only"),
+    ],
+)
+def test_bad_settings_are_named(method: str, options: dict[str, Any], named: str) -> None:
+    with pytest.raises(UserError, match=named):
+        resolve_video_method(method, options)
+
+
+def test_what_is_missing_is_named(qwen_pair: Path, pair: Path, cases: list[VideoCase], tmp_path: Path) -> None:
+    alone = VideoAnswerer.from_pretrained(str(qwen_pair / "target"))
+    for method in ("sd", "parallelvlm", "assisted"):
+        with pytest.raises(UserError, match="draft_model"):
+            alone.answer(cases[0].frames, QUESTION, method)
+    with pytest.raises(UserError, match=r"flash\.depth must be at most 4"):
+        alone.answer(cases[0].frames, QUESTION, FlashConfig(depth=5))
+    stranger = VideoAnswerer(alone.model, alone.processor)
+    with pytest.raises(UserError, match=r"sparrow: drafter must be given.*train video-drafter --kind sparrow"):
+        stranger.answer(cases[0].frames, QUESTION, "sparrow")
+    with pytest.raises(UserError, match=r"sparrow: drafter: .* holds no"):
+        stranger.answer(cases[0].frames, QUESTION, SparrowConfig(drafter=str(tmp_path)))
+    draft = VideoAnswerer.from_pretrained(str(qwen_pair / "draft"))  # of the same sizes, with other weights
+    with pytest.raises(UserError, match="trained on other features"):
+        draft.answer(cases[0].frames, QUESTION, SparrowConfig(drafter=str(qwen_pair / "target/drafters/sparrow")))
+    with pytest.raises(UserError, match="max_new_tokens"):
+        alone.answer(cases[0].frames, QUESTION, max_new_tokens=0)
+    with pytest.raises(UserError, match="temperature"):
+        alone.answer(cases[0].frames, QUESTION, temperature=-1.0)
+    with pytest.raises(UserError, match="pruning_layer"):
+        alone.answer(cases[0].frames, QUESTION, SpeculativeConfig(drafter="self", pruning_layer=9))
+    with pytest.raises(UserError, match=r"config\.json"):
+        VideoAnswerer.from_pretrained(str(tmp_path))
+
+
+def test_a_drafter_of_other_words_is_refused(qwen_pair: Path, tmp_path: Path) -> None:
+    from transformers import AutoProcessor
+
+    processor = AutoProcessor.from_pretrained(qwen_pair / "draft")
+    processor.tokenizer.add_tokens(["zebra"])
+    for file in (qwen_pair / "draft").iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    processor.save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="draft_model has another tokenizer"):
+        VideoAnswerer.from_pretrained(str(qwen_pair / "target"), str(tmp_path))
+
+
+@pytest.mark.usefixtures("forked_drafters")
+def test_a_drafter_that_dies_fails_the_answer_and_not_the_next(
+    qwen_pair: Path, cases: list[VideoCase], answerer_of: Callable[[Path], VideoAnswerer]
+) -> None:
+    import os
+    import signal
+
+    answerer, config = answerer_of(qwen_pair), ParallelConfig(draft_length=3)
+    try:
+        plain = answerer.answer(cases[0].frames, QUESTION, max_new_tokens=10)
+        answerer.answer(cases[0].frames, QUESTION, config, max_new_tokens=10)
+        (pair,) = answerer._lasting.values()
+        os.kill(pair.channel.pid, signal.SIGKILL)
+        with pytest.raises(UserError, match="SIGKILL"):
+            answerer.answer(cases[0].frames, QUESTION, config, max_new_tokens=10)
+        again = answerer.answer(cases[0].frames, QUESTION, config, max_new_tokens=10)
+        assert again.token_ids == plain.token_ids
+    finally:
+        answerer.close()
+
+
+def test_every_method_is_described() -> None:
+    for method in VIDEO_METHODS:
+        assert method.__doc__ and method.summary and method.name
+        assert resolve_video_method(method.name) == method()
+    with torch.no_grad():
+        assert resolve_video_method(LVSpecConfig(loose_ratio=0.2)).to_dict()["loose_ratio"] == 0.2

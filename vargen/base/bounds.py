@@ -1,0 +1,148 @@
+"""Numbers that mean something: bounds of what users give, checked before anything is loaded or allocated.
+
+Belongs here: the check, and the bounds that several commands share. Does not belong here: what only one command knows,
+and whether words, files and devices are there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from vargen.base.errors import UserError
+
+MAX_SEED = 2**63 - 1
+MAX_GUIDANCE_SCALE = 100.0
+"""Published models are used with 1.5 to 20. Far beyond, the difference of two rounded logits is all that is left."""
+TEMPERATURES = (0.01, 100.0)
+"""Beside 0. Below, the likeliest token is always taken; above, all are alike."""
+MAX_TOP_K = 2**31 - 1
+MAX_BATCH_SIZE = 65_536
+MAX_PICTURES = 1_000_000
+"""Of one run: their names have six digits."""
+MAX_NEW_TOKENS = 131_072
+"""Of an answer: the longest context of the models that are known here."""
+MAX_PIXELS = 4_096
+"""Along a side."""
+MAX_FRAMES = 10_000
+"""Of a video, taken or rendered."""
+MAX_COMPILE_BUCKET = 65_536
+"""Tokens. One bucket then holds the longest sequence that is known here."""
+MAX_THREADS = 1_024
+"""Of one process. torch ends without a word where a system gives no more."""
+MAX_WARM_UP = 1_000
+"""Calls that do not count."""
+MAX_DRAFT = 4_096
+"""Tokens drafted at once. Far fewer are ever accepted, and masks grow with the square."""
+MAX_DEPTH = 100
+"""Of what is nested in an argument or a YAML file."""
+MAX_ARGUMENT = 100_000
+"""Characters of one argument; what reads options takes a minute for a million."""
+MAX_CHARACTERS = 10_000
+"""Of a prompt or a question. No model here reads more than a few thousand."""
+
+Bounds = Mapping[str, tuple[float, float]]
+
+
+def check_number(name: str, value: object, lowest: float, highest: float, whole: bool | None = None) -> None:
+    """Refuse what is no number from `lowest` to `highest`; not-a-number is none.
+
+    Args:
+        name: what the argument is called.
+        value: what was given.
+        lowest, highest: both allowed.
+        whole: whether it must be an integer; None: where `lowest` is one.
+
+    Raises:
+        UserError: see above.
+    """
+    whole = isinstance(lowest, int) if whole is None else whole
+    kinds = (int,) if whole else (int, float)
+    if isinstance(value, bool) or not isinstance(value, kinds) or value != value:
+        kind = "an integer" if whole else "a number"
+        raise UserError(f"{name} must be {kind} from {_told(lowest)} to {_told(highest)}, got {_shown(value)}")
+    if value < lowest:
+        raise UserError(f"{name} must be at least {_told(lowest)}, got {_shown(value)}")
+    if value > highest:
+        raise UserError(f"{name} must be at most {_told(highest)}, got {_shown(value)}")
+
+
+def check_numbers(config: object, bounds: Bounds) -> None:
+    """`check_number` for fields of a configuration; None, where a field may be so, stands for a default."""
+    for name, (lowest, highest) in bounds.items():
+        value = getattr(config, name)
+        if value is not None:
+            check_number(name, value, lowest, highest)
+
+
+def check_sampling(temperature: object, top_k: object, top_p: object, guidance_scale: object = None) -> None:
+    """Refuse settings of sampling that mean nothing. None stands for a default.
+
+    Raises:
+        UserError: which one, and what is allowed.
+    """
+    if temperature is not None:
+        check_number("temperature", temperature, 0.0, TEMPERATURES[1])
+        if temperature != 0:
+            check_number("temperature", temperature, *TEMPERATURES)
+    if top_k is not None:
+        check_number("top_k", top_k, 0, MAX_TOP_K)
+    if top_p is not None:
+        check_number("top_p", top_p, 0.0, 1.0)
+        if top_p == 0:
+            raise UserError("top_p must lie above 0: something has to be left; 1 keeps every token")
+    if guidance_scale is not None:
+        check_number("guidance_scale", guidance_scale, 0.0, MAX_GUIDANCE_SCALE)
+
+
+def check_text(name: str, text: str) -> None:
+    """Refuse a text that no model reads and no file holds: too long, or not of whole characters.
+
+    Raises:
+        UserError: see above.
+    """
+    if len(text) > MAX_CHARACTERS:
+        raise UserError(f"{name} has {len(text):,} characters; give at most {MAX_CHARACTERS:,}")
+    check_characters(name, text)
+
+
+def check_characters(name: str, text: str) -> None:
+    """Refuse a zero character, which no path may hold, and what cannot be written as UTF-8. Raises UserError."""
+    if "\0" in text:
+        raise UserError(f"{name} holds a zero character; leave it out")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(f"{name} is not UTF-8 text (character {error.start + 1}); write it as UTF-8") from None
+
+
+def check_argument(name: str, text: str) -> None:
+    """`check_characters`, and refuse what `is_too_deep`.
+
+    Raises:
+        UserError: see above.
+    """
+    if len(text) > MAX_ARGUMENT:
+        raise UserError(f"{name} has {len(text):,} characters; give at most {MAX_ARGUMENT:,}, or a file")
+    check_characters(name, text)
+    if is_too_deep(text):
+        raise UserError(f"{name} is nested too deeply; give a value")
+
+
+def is_too_deep(text: str) -> bool:
+    """Whether brackets or dashes of YAML stand within each other beyond reason: its parsers take hours, or crash."""
+    depth = deepest = 0
+    for bracket in re.findall(r"[\[\]{}]", text):
+        depth = depth + 1 if bracket in "[{" else max(depth - 1, 0)
+        deepest = max(deepest, depth)
+    return deepest > MAX_DEPTH or f"{'- ' * MAX_DEPTH}" in text
+
+
+def _told(bound: float) -> str:
+    powers: dict[float, str] = {MAX_SEED: "2**63 - 1", MAX_TOP_K: "2**31 - 1"}
+    return powers.get(bound) or (f"{bound:,}" if isinstance(bound, int) else f"{bound:g}")
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."

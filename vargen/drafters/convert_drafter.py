@@ -1,0 +1,132 @@
+"""Published LANTERN drafters for LlamaGen to a `LlamaGenDrafter` folder.
+
+Belongs here: every name that only those files use. Does not belong here: the network (`vargen.drafters.eagle_network`)
+and official LlamaGen weights (`vargen.models.llamagen.convert`).
+
+Source: github.com/jadohu/LANTERN, `models/drafters/cnets_llamagen.py`, and the layout of `jadohu/llamagen_drafter` and
+`jadohu/llamagen2_drafter`. Their only norm is `post_attention_layernorm`; the output head is the target's and in no
+file; the token embedding is their own; padding of the prompt is neither trimmed nor masked.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from vargen.base.errors import UserError
+from vargen.drafters.eagle_network import LlamaGenDrafter
+from vargen.models.llamagen.convert import load_strictly, load_weights_only
+from vargen.models.model_folder import read_json
+from vargen.runs.files import atomic_folder
+
+LANTERN_GRID_SIZES = {"t2i": 16, "t2i2": 32}
+"""Side of the token grid by `input_type`: 256 and 512 pixels."""
+
+_NAMES = {
+    "embed_tokens.weight": "token_embedding.weight",
+    "fc.weight": "fc.weight",
+    "fc.bias": "fc.bias",
+    "layers.0.self_attn.o_proj.weight": "attn.to_out.weight",
+    "layers.0.post_attention_layernorm.weight": "norm2.weight",
+    "layers.0.mlp.down_proj.weight": "ff.down_proj.weight",
+}
+_JOINED = {
+    "attn.to_qkv.weight": [f"layers.0.self_attn.{name}_proj.weight" for name in ("q", "k", "v")],
+    "ff.gate_up_proj.weight": [f"layers.0.mlp.{name}_proj.weight" for name in ("gate", "up")],
+}
+
+
+def convert_lantern_state_dict(published: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A published drafter's weights under the names of `LlamaGenDrafter`; unknown keys keep theirs, to be refused."""
+    joined = {key for parts in _JOINED.values() for key in parts}
+    converted = {_NAMES.get(key, key): tensor for key, tensor in published.items() if key not in joined}
+    for name, parts in _JOINED.items():
+        if all(key in published for key in parts):
+            converted[name] = torch.cat([published[key] for key in parts])
+    return converted
+
+
+def infer_drafter_config(config: dict[str, Any], source: Path) -> dict[str, Any]:
+    """Arguments of `LlamaGenDrafter` from a published config.json.
+
+    Raises:
+        UserError: a field is missing, or the drafter is of another kind.
+    """
+    names = ("hidden_size", "num_attention_heads", "intermediate_size", "vocab_size", "rms_norm_eps", "input_type")
+    for name in names:
+        if name not in config:
+            raise UserError(f"{source} lacks {name!r}; it is no config of a LANTERN drafter for LlamaGen")
+    if config["input_type"] not in LANTERN_GRID_SIZES:
+        raise UserError(
+            f"{source} has input_type {config['input_type']!r}; known: {', '.join(LANTERN_GRID_SIZES)} (text to image)"
+        )
+    if config.get("num_hidden_layers", 1) != 1:
+        raise UserError(f"{source} has {config['num_hidden_layers']} layers; a LANTERN drafter has one")
+    return {
+        "dim": config["hidden_size"],
+        "num_attention_heads": config["num_attention_heads"],
+        "intermediate_size": config["intermediate_size"],
+        "vocab_size": config["vocab_size"],
+        "grid_size": LANTERN_GRID_SIZES[config["input_type"]],
+        "norm_eps": config["rms_norm_eps"],
+        "rope_base": float(config.get("rope_base", 10000.0)),
+        "attend_to_padding": True,
+    }
+
+
+def convert_lantern_drafter(
+    source: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    *,
+    dtype: torch.dtype | None = None,
+    overwrite: bool = False,
+) -> LlamaGenDrafter:
+    """Read a published drafter's folder and write one for `--method_options.drafter FOLDER`.
+
+    Args:
+        source: folder with `config.json` and `pytorch_model.bin` or `model.safetensors`.
+        output: the folder to write; it appears only when all went well.
+        dtype: precision in which it is stored; None keeps the file's.
+        overwrite: replace a folder that exists.
+
+    Raises:
+        UserError: something is missing, truncated or of the wrong kind.
+    """
+    source, output = Path(source), Path(output)
+    if output.exists() and (not output.is_dir() or (any(output.iterdir()) and not overwrite)):
+        raise UserError(f"output must not exist yet, but {output} does; choose another path or overwrite it.")
+    if not source.is_dir():
+        raise UserError(f"drafter must be a folder with config.json and weights, but {source} is none.")
+    arguments = infer_drafter_config(read_json(source / "config.json"), source / "config.json")
+    with torch.device("meta"):
+        drafter = LlamaGenDrafter(**arguments)
+    path, weights = _read_weights(source)
+    load_strictly(drafter, convert_lantern_state_dict(weights), path)
+    if dtype is not None:
+        torch.nn.Module.to(drafter, dtype)  # as the transformer in vargen.jobs.conversion: diffusers' own warns
+    with atomic_folder(output) as folder:
+        drafter.save_pretrained(folder)
+    return drafter.eval()
+
+
+def _read_weights(folder: Path) -> tuple[Path, dict[str, Tensor]]:
+    for name in ("model.safetensors", "pytorch_model.bin"):
+        path = folder / name
+        if not path.is_file():
+            continue
+        if path.suffix == ".bin":
+            weights = load_weights_only(path, "drafter")
+            if not isinstance(weights, dict):
+                raise UserError(f"{path} holds no weights; download it again.")
+            return path, {key: value for key, value in weights.items() if isinstance(value, Tensor)}
+        try:
+            return path, load_file(path)
+        except (SafetensorError, OSError) as error:
+            raise UserError(f"{path} is truncated or no safetensors file; download it again.") from error
+    raise UserError(f"{folder} holds neither model.safetensors nor pytorch_model.bin; download it again.")

@@ -1,0 +1,172 @@
+"""Feature drafters on disk, and for which target each was trained.
+
+Belongs here: writing and reading a folder of `config.json` and `model.safetensors`, and refusing what does not fit.
+Does not belong here: the network (`feature_drafter.py`), where shipped folders lie.
+
+A drafter reads its target's hidden states, so beside the target's sizes the settings keep what these states are for a
+fixed text without a video: of the final layer, and of the layer that stands for the video. They are worked out by the
+very code that the drafter is fed by. Other weights or another layer give other numbers, while another dtype changes
+them by a few hundredths at most, and quantization by a tenth.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from specdecode.kernels.linears import serve_linears
+from specdecode.kernels.quantized import quantization_of
+from vargen.drafters.feature_drafter import FeatureDrafter, FeatureDrafterConfig
+from vargen.models.finite import check_weights
+from vargen.models.model_folder import refuse_pickled
+from vargen.models.video_llms.architectures.catalogue import architecture_of
+from vargen.models.video_llms.request import VideoRequest
+from vargen.models.video_llms.target import VideoTarget
+
+WEIGHTS_NAME = "model.safetensors"
+_NUM_TOKENS, _LAST_TOKENS, _CHANNELS = 12, 4, 16  # the first tokens are left out: their states hardly differ by layer
+# Relative distances that another dtype may make, and layers rounded to integers (int8 0.03 to 0.05, int4 0.11).
+_MOST_DIFFERENT, _MOST_DIFFERENT_ROUNDED = 0.1, 0.3
+
+
+@torch.no_grad()
+def describe_target(model: Any, layers: Sequence[int] = ()) -> dict[str, Any]:
+    """What a drafter has to know its target by, in plain values.
+
+    Args:
+        model: transformers' Video-LLM.
+        layers: whose hidden states the drafter reads, beside the final ones; numbers as in `VideoTarget`.
+    """
+    text = model.config.get_text_config()
+    device = model.get_input_embeddings().weight.device
+    tokens = (torch.arange(1, _NUM_TOKENS + 1, device=device) * int(text.vocab_size) // (_NUM_TOKENS + 1))[None]
+    axes = architecture_of(model).num_axes
+    request = VideoRequest(
+        input_ids=tokens,
+        inputs_embeds=model.get_input_embeddings()(tokens),
+        position_ids=torch.arange(_NUM_TOKENS, device=device).expand(axes, 1, -1),
+        is_visual=torch.zeros(_NUM_TOKENS, dtype=torch.bool, device=device),
+        next_position=_NUM_TOKENS,
+    )
+    target = VideoTarget(model, request, capture_layers=layers)
+    target.prefill()
+    (seen,) = target.prompts
+    return {
+        "architecture": model.config.model_type,
+        "hidden_size": int(text.hidden_size),
+        "num_hidden_layers": int(text.num_hidden_layers),
+        "vocab_size": int(text.vocab_size),
+        "features": {
+            "final": _sample(seen.hidden_states),
+            **{str(each): _sample(seen.captured[each]) for each in layers},
+        },
+    }
+
+
+def _sample(states: Tensor) -> list[float]:
+    """A few numbers of hidden states [T, dim]."""
+    channels = torch.arange(_CHANNELS, device=states.device) * states.shape[1] // _CHANNELS
+    return [round(value, 4) for value in states[-_LAST_TOKENS:, channels].float().flatten().tolist()]
+
+
+def check_target(config: FeatureDrafterConfig, model: Any) -> None:
+    """Refuse a drafter that was trained for another target, or on other features of it.
+
+    Raises:
+        ValueError: what differs, in one line.
+    """
+    layers = () if config.visual_layer is None else (config.visual_layer,)
+    remedy = "give a drafter that was trained for this target"
+    known = config.target
+    if config.visual_layer is not None and config.visual_layer > int(known.get("num_hidden_layers", 0)):
+        raise ValueError(f"drafter: visual_layer {config.visual_layer} is more layers than its target had; {remedy}")
+    for name in ("architecture", "hidden_size", "num_hidden_layers", "vocab_size"):
+        own = model.config.model_type if name == "architecture" else getattr(model.config.get_text_config(), name)
+        if known.get(name) != own:
+            raise ValueError(
+                f"drafter was trained for another target: {name} {known.get(name)!r}, this one has {own!r}; {remedy}"
+            )
+    is_rounded = quantization_of(model) is not None or getattr(model, "is_quantized", False)
+    most = _MOST_DIFFERENT_ROUNDED if is_rounded else _MOST_DIFFERENT
+    for name, wanted in describe_target(model, layers)["features"].items():
+        stored = torch.tensor(known["features"].get(name, []))
+        if len(stored) != len(wanted) or (stored - torch.tensor(wanted)).norm() > most * stored.norm():
+            which = "final hidden states" if name == "final" else f"hidden states after {name} layers"
+            raise ValueError(f"drafter was trained on other features: the target's {which} are not those; {remedy}")
+
+
+def new_drafter(kind: str, model: Any, **changes: Any) -> FeatureDrafter:
+    """An untrained drafter for a target, its layer begun as the target's last.
+
+    Args:
+        kind, changes: see `FeatureDrafterConfig.of_kind`.
+        model: transformers' Video-LLM.
+
+    Raises:
+        ValueError: see `FeatureDrafterConfig.of_kind`.
+    """
+    config = FeatureDrafterConfig.of_kind(kind, model, **changes)
+    layers = () if config.visual_layer is None else (config.visual_layer,)
+    network = FeatureDrafter(replace(config, target=describe_target(model, layers)))
+    network.layer.load_state_dict(architecture_of(model).decoder(model).layers[-1].state_dict())
+    return network
+
+
+def save_drafter(network: FeatureDrafter, folder: str | os.PathLike[str]) -> None:
+    """Write `config.json` and the weights, in their dtype, into a folder."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    weights = {name: value.detach().contiguous().cpu() for name, value in network.state_dict().items()}
+    save_file(weights, folder / WEIGHTS_NAME, metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(network.config.to_dict(), indent=2) + "\n")
+
+
+def load_drafter(
+    folder: str | os.PathLike[str], model: Any, draft_length: int | None = None, text_only: bool | None = None
+) -> FeatureDrafter:
+    """A trained drafter, in eval mode, of its target's dtype and on its device.
+
+    Args:
+        folder: written by `save_drafter`.
+        model: the target.
+        draft_length: K that is wanted of a drafter that guesses several places at once; None: whatever it has.
+        text_only: whether the video has no rows when drafting; None: as its settings say. In training it has them.
+
+    Raises:
+        ValueError: no such folder, damaged or foreign files, weights that do not fit the settings, another target,
+            layer count or K.
+    """
+    folder = Path(folder)
+    refuse_pickled(folder, "drafter")
+    try:
+        config = FeatureDrafterConfig.from_dict(json.loads((folder / "config.json").read_text()))
+        stored = load_file(folder / WEIGHTS_NAME)
+    except OSError as error:
+        raise ValueError(f"drafter: {folder} holds no {Path(error.filename or WEIGHTS_NAME).name}") from error
+    except (ValueError, TypeError, SafetensorError) as error:
+        raise ValueError(f"drafter: {folder} cannot be read ({str(error).splitlines()[0]})") from error
+    if draft_length is not None and draft_length != config.draft_length:
+        raise ValueError(
+            f"draft_length must be {config.draft_length}, for which the drafter in {folder} was trained, got "
+            f"{draft_length}"
+        )
+    check_target(config, model)
+    network = FeatureDrafter(config if text_only is None else replace(config, text_only=text_only))
+    shapes = {name: value.shape for name, value in network.state_dict().items()}
+    for name in sorted(shapes.keys() | stored.keys()):
+        if name not in stored or name not in shapes or stored[name].shape != shapes[name]:
+            raise ValueError(f"drafter: weights in {folder} do not fit its config.json, see {name}; copy both again")
+    weight = model.get_input_embeddings().weight
+    network.load_state_dict({name: value.to(weight.dtype) for name, value in stored.items()}, assign=True)
+    check_weights(network, folder)
+    serve_linears(network)
+    return network.to(weight.device).eval().requires_grad_(False)

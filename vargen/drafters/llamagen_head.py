@@ -1,0 +1,87 @@
+"""The EAGLE drafter beside a LlamaGen target: which drafters fit, and how they read its condition.
+
+Belongs here: what only LlamaGen knows. Does not belong here: pairs, positions and the cache, which every family shares
+(`vargen.drafters.picture_head`), how trees grow (`specdecode.drafters.eagle`), the network, and how it is trained.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from specdecode.roles import TargetOutput
+from vargen.base.errors import UserError
+from vargen.drafters.eagle_network import LlamaGenDrafter
+from vargen.drafters.picture_head import PictureDraftHead, check_feature_layers
+from vargen.models.llamagen.target import LlamaGenTarget, LlamaGenTargetOutput
+from vargen.models.llamagen.transformer import LlamaGenTransformer
+from vargen.pipelines.components.base import KeptCaches
+
+
+def check_drafter(drafter: LlamaGenDrafter, transformer: LlamaGenTransformer) -> None:
+    """Refuse a drafter that was not made for this transformer, naming what differs.
+
+    Raises:
+        UserError: another vocabulary, grid or hidden size, or layers.
+    """
+    ours, theirs = transformer.config, drafter.config
+    for name, meaning in (
+        ("vocab_size", "image tokens"),
+        ("grid_size", "tokens along a side"),
+        ("dim", "channels in a hidden state"),
+    ):
+        if ours[name] != theirs[name]:
+            raise UserError(
+                f"drafter was trained for another model: {theirs[name]} {meaning}, this model has {ours[name]}; "
+                f"give one trained for it"
+            )
+    check_feature_layers(drafter, ours["num_layers"])
+
+
+class LlamaGenDraftHead(PictureDraftHead):
+    """`DraftHead` for one batch of pictures.
+
+    Args:
+        drafter: the network, in eval mode.
+        target: the target it drafts for; it lends its output head, its guidance and the mask of its condition.
+        most_new_pairs, caches: as for `PictureDraftHead`.
+
+    Raises:
+        UserError: see `check_drafter`; or the drafter wants prompts in full length and this one is not.
+    """
+
+    def __init__(
+        self, drafter: LlamaGenDrafter, target: LlamaGenTarget, most_new_pairs: int, caches: KeptCaches | None = None
+    ) -> None:
+        check_drafter(drafter, target.transformer)
+        full_length = target.transformer.config.condition_length
+        if drafter.config.attend_to_padding and target.condition_length != full_length:
+            raise UserError(
+                f"drafter reads prompts in their full length of {full_length} tokens, padding included; this one has "
+                f"{target.condition_length}"
+            )
+        halves = 2 if target.is_guided else 1
+        lengths = target.condition_length, target.longest_condition
+        super().__init__(drafter, target, halves, *lengths, most_new_pairs, caches)
+        self.target = target
+        self._logits_dtype = target.transformer.dtype  # diffusers looks through all parameters for it, every time
+
+    def states(self, output: TargetOutput) -> Tensor:
+        """See `PictureDraftHead.states`."""
+        assert isinstance(output, LlamaGenTargetOutput) and output.hidden_states is not None
+        if self._halves == 1:
+            return output.hidden_states
+        assert output.unconditional_hidden_states is not None
+        return torch.cat((output.hidden_states, output.unconditional_hidden_states), dim=-1)
+
+    def condition_mask(self) -> Tensor | None:
+        """See `PictureDraftHead.condition_mask`."""
+        return None if self.drafter.config.attend_to_padding else self.target.condition_mask
+
+    def output_head(self) -> tuple[nn.Linear | None, float | None]:
+        """See `PictureDraftHead.output_head`."""
+        return self.target.transformer.lm_head, self.target.guidance_scale if self._halves == 2 else None
+
+    def guided_logits(self, hidden_states: Tensor) -> Tensor:
+        """See `PictureDraftHead.guided_logits`."""
+        return self.target.guided(self.target.transformer.lm_head(hidden_states.to(self._logits_dtype)).float())

@@ -1,0 +1,330 @@
+"""An EAGLE drafter beside a target of any family: positions, guidance and its own cache behind `DraftHead`.
+
+Belongs here: how pairs become a forward of `LlamaGenDrafter`, which is the network for every family that draws codes,
+and heads over targets of transformers. Does not belong here: how trees grow (`specdecode.drafters.eagle`), the network,
+how it is trained, and what only one family knows (`vargen.drafters.llamagen_head`).
+
+A guided target needs a guided drafter: both halves' features are kept side by side, `[conditional | unconditional]`,
+both halves are fed the same tokens, and the guided logits choose.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from specdecode.drafters.tree_growth import DraftHeadOutput
+from specdecode.kernels.native import NewTokens
+from specdecode.roles import TargetOutput
+from specdecode.targets.transformers import TransformersTarget
+from vargen.base.errors import UserError
+from vargen.drafters.eagle_network import LlamaGenDrafter
+from vargen.models.llamagen.target import LlamaGenTarget
+from vargen.models.llamagen.transformer import CONDITION_POSITION, condition_attention_mask
+from vargen.models.offloading import move_offloaded
+from vargen.pipelines.components.base import KeptCaches
+
+if TYPE_CHECKING:
+    from specdecode.compilation import PassCompiler
+
+
+_SLOTS = 128
+"""A new cache has a multiple of so many, so that the next batch, of somewhat longer prompts, fits as well."""
+
+
+class PictureDraftHead(ABC):
+    """`DraftHead` for one batch of pictures.
+
+    Args:
+        drafter: the network, in eval mode, made for this target.
+        target: the target it drafts for.
+        halves: rows of a picture, 2 with guidance.
+        condition_length: tokens before the picture.
+        longest_condition: of the longest condition that may take a row's place.
+        most_new_pairs: the most pairs that are fed before some of them join the sequence: those of one accepted draft,
+            and the nodes of the next tree that are expanded.
+        caches: of earlier batches, to be used again; None: the cache is a new one.
+
+    Attributes:
+        compiler: compiles `forward`, see `compile`; None: it runs eagerly.
+    """
+
+    def __init__(
+        self,
+        drafter: LlamaGenDrafter,
+        target: LlamaGenTarget | TransformersTarget,
+        halves: int,
+        condition_length: int,
+        longest_condition: int,
+        most_new_pairs: int,
+        caches: KeptCaches | None = None,
+    ) -> None:
+        target.feature_layers = drafter.feature_layers
+        self.drafter = drafter
+        self.vocab_size = target.vocab_size
+        self._batch_size, self._device, self._halves = target.batch_size, target.device, halves
+        self._prefix_length, self._longest_prefix = condition_length - 1, longest_condition - 1
+        # [rows]: where pictures begin. Of one number, until rows are given to other conditions.
+        self._picture_starts = torch.full((target.batch_size * halves,), self._prefix_length, device=target.device)
+        self._last_position = drafter.num_image_tokens - 1
+        num_slots = self._longest_prefix + drafter.num_image_tokens + most_new_pairs
+        self.kv_cache = (KeptCaches() if caches is None else caches).get(
+            "head",
+            -(-num_slots // _SLOTS) * _SLOTS,
+            num_layers=1,
+            batch_size=target.batch_size * halves,
+            num_heads=drafter.config.num_attention_heads,
+            max_length=num_slots,
+            head_dim=drafter.head_dim,
+            device=target.device,
+            dtype=drafter.dtype,
+        )
+        self.compiler: PassCompiler | None = None
+        self._most_committed = 0
+        self._num_new = 0
+
+    def compile(self, compiler: PassCompiler | None) -> None:
+        """From now on `forward` is compiled code; None: it runs eagerly, as it does where our own kernels serve."""
+        self.compiler = None if self.drafter.fast_pass.serves(self.kv_cache) else compiler
+
+    def features(self, output: TargetOutput) -> Tensor:
+        """[B, n, F]: features of the target's halves side by side, F = dim or 2 dim."""
+        states = self.states(output)
+        if not self.drafter.feature_layers:
+            return states
+        return self.drafter.fused(states.unflatten(-1, (self._halves, -1))).flatten(-2)
+
+    @property
+    def kind(self) -> str:
+        """See `DraftNetwork`."""
+        return f"eagle-{self.drafter.config.dim}"
+
+    @property
+    def acceptance_rates(self) -> dict[str, float | None]:
+        """See `DraftNetwork`; the trainer measured them."""
+        config = self.drafter.config
+        return {"top": config.acceptance_rate, "sampled": config.sampled_acceptance_rate}
+
+    @abstractmethod
+    def states(self, output: TargetOutput) -> Tensor:
+        """[B, n, halves * k dim]: hidden states of the target's halves side by side, each after k layers."""
+
+    @abstractmethod
+    def condition_mask(self) -> Tensor | None:
+        """[rows, T] bool, which tokens of the condition are read; None: all."""
+
+    @abstractmethod
+    def guided_logits(self, hidden_states: Tensor) -> Tensor:
+        """[B, n, V] float32 of hidden states [rows, n, dim], as the target makes logits of its own."""
+
+    def output_head(self) -> tuple[nn.Linear | None, float | None]:
+        """What makes logits of hidden states where it is one product of the drafter's precision, else None; and the
+        guidance of the two halves' logits, None without."""
+        return None, None
+
+    def start(self, prompt: TargetOutput) -> Tensor:
+        """Feed the condition's features, each with token 0. Returns [B, 1, F], the condition's last feature."""
+        move_offloaded(self.drafter)  # asked for features before it is called
+        self.drafter.rotary_rows.table(prompt.logits.device)  # not within a pass that is captured
+        features = self.features(prompt)  # [B, T, F]
+        cache, length = self.kv_cache, self._prefix_length
+        cache.reset()
+        self._most_committed = self._num_new = 0
+        if length > 0:
+            rows = self._rows(features[:, :length])  # [2B, T - 1, dim]
+            mask = self.condition_mask()
+            if mask is None:
+                mask = torch.ones(1, length, dtype=torch.bool, device=rows.device)
+            else:
+                # Pair k holds the feature of condition token k and stands for token k + 1, so padding is where k is.
+                mask = mask[:, :length]
+                cache.starts = length - mask.sum(1)
+            self.drafter(
+                torch.zeros(rows.shape[:2], dtype=torch.long, device=rows.device),
+                rows,
+                torch.full((1, length), CONDITION_POSITION, device=rows.device),
+                condition_attention_mask(mask),
+                kv_cache=cache,
+                slots=cache.new_slots(length),
+                kv_length=length,
+            )
+            cache.advance(length)
+            self._most_committed = length
+        self.drafter.fast_pass.check(self.output_head()[0])
+        return features[:, -1:]
+
+    def forward(self, tokens: Tensor, features: Tensor, mask: Tensor, depths: Tensor) -> DraftHeadOutput:
+        """Guess what follows new pairs; see `DraftHead.forward`."""
+        cache, num_new = self.kv_cache, mask.shape[2]
+        self._num_new = num_new
+        length = self._most_committed + num_new
+        new = tokens, features, mask, depths
+        if self.compiler is None:
+            found = self._fast_pass(*new) or self._pass(*new, cache.first_slots(length))
+        else:
+            found = self.compiler.run("drafter", self, PictureDraftHead._pass, *new, kv_cache=cache, length=length)
+        return DraftHeadOutput(*found)
+
+    def _fast_pass(
+        self, tokens: Tensor, features: Tensor, mask: Tensor, depths: Tensor
+    ) -> tuple[Tensor, Tensor] | None:
+        """`_pass` in one call of the project's own kernels, or None where they do not serve."""
+        cache = self.kv_cache
+        output_head, guidance_scale = self.output_head()
+        fast = self.drafter.fast_pass.run(
+            NewTokens(
+                depths,
+                mask,
+                tokens=tokens,
+                features=features.to(cache.dtype),
+                halves=self._halves,
+                lengths=cache.lengths,
+                starts=cache.starts,
+                origins=self._picture_starts,
+                last_position=self._last_position,
+            ),
+            cache,
+            output_head,
+            guidance_scale=guidance_scale,
+            side_by_side=True,
+        )
+        if fast is None:
+            return None
+        states, logits = fast
+        return self.guided_logits(self._rows(states)) if logits is None else logits, states
+
+    def _pass(
+        self, tokens: Tensor, features: Tensor, mask: Tensor, depths: Tensor, reach: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """`forward` over tensors alone, for compilers.
+
+        Args:
+            tokens, features, mask, depths: of `forward`.
+            reach: [S] int64, the slots that attention reads.
+
+        Returns:
+            Guided logits [B, q, V], and features [B, q, F].
+        """
+        cache, num_new, kv_length = self.kv_cache, mask.shape[2], reach.shape[0]
+        before = num_new - tokens.shape[1]  # new pairs that were fed in earlier forwards
+        tokens = torch.cat([tokens] * self._halves)
+        mask, depths = (self._both(value) for value in (mask, depths))
+        positions = (cache.lengths - self._picture_starts)[:, None] + depths
+        # Below the last token of a picture nothing is drafted; what a tree asks for there is clipped by the loop.
+        positions = positions.clamp(max=self._last_position)
+        slots = cache.new_slots(num_new)[:, before:]
+        hidden_states = self.drafter(
+            tokens,
+            self._rows(features),
+            positions,
+            cache.attention_mask(mask, kv_length),
+            kv_cache=cache,
+            slots=cache.flatten_slots(slots),
+            kv_length=kv_length,
+        )
+        return self.guided_logits(hidden_states), self._side_by_side(hidden_states)
+
+    @torch.no_grad()
+    def draft_once(self, num_pairs: int) -> None:
+        """One level of drafting over so many pairs a row, none of which join the sequence; for the clock."""
+        rows, device = self._batch_size, self._device
+        tokens = torch.zeros(rows, num_pairs, dtype=torch.long, device=device)
+        features = torch.zeros(
+            rows, num_pairs, self.drafter.config.dim * self._halves, dtype=self.drafter.dtype, device=device
+        )
+        mask = torch.eye(num_pairs, dtype=torch.bool, device=device)[None]
+        self.forward(tokens, features, mask, tokens[:1]).logits.topk(min(num_pairs, self.vocab_size))
+
+    def advance(self, counts: Tensor) -> None:
+        """The first `counts[b]` new pairs of row b join the sequence."""
+        self.kv_cache.advance(torch.cat([counts] * self._halves))
+        most = self._longest_prefix + self._last_position + 1
+        self._most_committed = min(self._most_committed + self._num_new, most)
+
+    def replace_rows(self, rows: Tensor, other: PictureDraftHead) -> None:
+        """See `specdecode.roles.RowReplacing`."""
+        rows = torch.cat([rows + half * self._batch_size for half in range(self._halves)])
+        self.kv_cache.replace_rows(rows, other.kv_cache, other._prefix_length)
+        self._picture_starts.index_copy_(0, rows, other._picture_starts)
+        self._most_committed = max(self._most_committed, other._most_committed)
+
+    def _rows(self, features: Tensor) -> Tensor:
+        """Features [B, n, F] as rows [2B, n, dim] (or [B, n, dim] without guidance), the conditional half first."""
+        return features if self._halves == 1 else torch.cat(features.chunk(2, dim=-1))
+
+    def _side_by_side(self, hidden_states: Tensor) -> Tensor:
+        """The other way round."""
+        return hidden_states if self._halves == 1 else torch.cat(hidden_states.chunk(2), dim=-1)
+
+    def _both(self, value: Tensor) -> Tensor:
+        """The same for both halves; what is shared by all rows stays as it is."""
+        return value if value.shape[0] == 1 else torch.cat([value] * self._halves)
+
+
+class TransformersDraftHead(PictureDraftHead):
+    """The head beside a target over a model of transformers, whose `combine` gives the halves' features side by side.
+
+    Args:
+        drafter, target, most_new_pairs, caches: as for `PictureDraftHead`.
+
+    Raises:
+        UserError: the drafter was trained for another model.
+    """
+
+    def __init__(
+        self,
+        drafter: LlamaGenDrafter,
+        target: TransformersTarget,
+        most_new_pairs: int,
+        caches: KeptCaches | None = None,
+    ) -> None:
+        check_drafter_fits(drafter, target)
+        lengths = target.prompt_length, target.longest_prompt
+        super().__init__(drafter, target, target.rows_per_sequence, *lengths, most_new_pairs, caches)
+        self.target = target
+
+    def states(self, output: TargetOutput) -> Tensor:
+        """See `PictureDraftHead.states`."""
+        assert output.hidden_states is not None
+        return output.hidden_states
+
+    def condition_mask(self) -> Tensor | None:
+        """See `PictureDraftHead.condition_mask`."""
+        return self.target.prompt_mask
+
+    def guided_logits(self, hidden_states: Tensor) -> Tensor:
+        """See `PictureDraftHead.guided_logits`."""
+        logits = self.target.logits(hidden_states.to(self.target.model.dtype))
+        return self.target.combine(TargetOutput(logits)).logits
+
+
+def check_drafter_fits(drafter: LlamaGenDrafter, target: TransformersTarget) -> None:
+    """Refuse a drafter that was trained for another model. Raises UserError."""
+    dim = int(target.model.config.get_text_config().hidden_size)
+    for name, theirs, ours, meaning in (
+        ("vocab_size", drafter.config.vocab_size, target.vocab_size, "image tokens"),
+        ("dim", drafter.config.dim, dim, "channels in a hidden state"),
+    ):
+        if theirs != ours:
+            raise UserError(
+                f"drafter was trained for another model: {theirs} {meaning} ({name}), this model has {ours}; give one "
+                f"trained for it"
+            )
+    check_feature_layers(drafter, int(target.model.config.get_text_config().num_hidden_layers))
+    if target.max_new_tokens > drafter.num_image_tokens:
+        raise UserError(
+            f"drafter was trained on pictures of {drafter.num_image_tokens} tokens, these have "
+            f"{target.max_new_tokens}; train one for this size"
+        )
+
+
+def check_feature_layers(drafter: LlamaGenDrafter, num_layers: int) -> None:
+    """Refuse a drafter that reads layers which a model of `num_layers` has not got. Raises UserError."""
+    if drafter.feature_layers and drafter.feature_layers[-1] != num_layers:
+        raise UserError(
+            f"drafter was trained for another model: it reads the last of {drafter.feature_layers[-1]} layers "
+            f"(feature_layers), this model has {num_layers}; give one trained for it"
+        )

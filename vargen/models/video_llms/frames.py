@@ -1,0 +1,588 @@
+"""Videos as frames, and frames as what the processor of a Video-LLM makes of them.
+
+Belongs here: decoding video files and folders of pictures, which frames are taken, writing small videos, and the call
+of a processor. Does not belong here: resizing and cutting into patches, which are the processors' own; models.
+
+A processor of transformers takes frames out of a whole decoded video. Here they are taken before decoding, by the same
+rule, so that an hour of video costs no more memory than the frames that are looked at.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import partial
+from os import PathLike
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps, UnidentifiedImageError
+from torch import Tensor
+from transformers.video_utils import VideoMetadata
+
+from vargen.base.errors import UserError
+from vargen.base.prompts import unknown_words
+from vargen.base.reading import reason_of
+from vargen.runs.files import atomic_path
+
+MIN_FRAMES, MAX_FRAMES, TEMPORAL_PATCH_SIZE = 4, 768, 2
+"""Qwen2.5-VL's: fewest and most frames of a video, and frames that become one step of time."""
+
+FRAMES_PER_SECOND = 2.0
+"""Of frames whose times nobody says; what Qwen2.5-VL looks at of a second."""
+
+CAPTION_PROMPTS = (
+    "describe the video in detail.",
+    "please provide a detailed description of the video, focusing on the main subjects, their actions, and the "
+    "background scenes.",
+)
+"""What asks for a caption; the second is the one published evaluations use."""
+
+PICTURE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff")
+"""What counts as a picture in a folder."""
+
+# Where a file says which packets decoding can begin at, and every packet is one frame, frames can be sought. VP8 is
+# missing on purpose: some of its packets show nothing.
+_INDEXED_FORMATS = ("mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm")
+_ONE_FRAME_PER_PACKET = ("h264", "hevc", "mpeg4", "mjpeg", "vp9", "av1")
+
+# The first that is there. The first loses nothing; colours at half resolution, which every player shows, are off by up
+# to 110 of 255 at the edges of small pictures.
+_ENCODERS = (
+    ("libx264rgb", "rgb24", {"qp": "0"}),
+    ("mpeg4", "yuv420p", {"qmin": "1", "qmax": "1", "b": "100M"}),
+)
+
+
+class QuestionWarning(UserWarning):
+    """A question of which the model will not read every word."""
+
+
+@dataclass(frozen=True, eq=False)
+class VideoFrames:
+    """Frames of a video, and where in it they stood.
+
+    Attributes:
+        frames: [F, 3, H, W] uint8, RGB.
+        frames_indices: their numbers in the whole video, ascending.
+        times: of each, in seconds after the first frame of the whole video.
+        frames_per_second: of the whole video, on average.
+        total_num_frames: of the whole video.
+    """
+
+    frames: Tensor
+    frames_indices: tuple[int, ...]
+    times: tuple[float, ...]
+    frames_per_second: float
+    total_num_frames: int
+
+    @classmethod
+    def from_frames(cls, frames: Tensor, frames_per_second: float = FRAMES_PER_SECOND) -> VideoFrames:
+        """A whole video that is there already: [F, 3, H, W], float in [0, 1] or uint8."""
+        count = len(frames)
+        times = tuple(number / frames_per_second for number in range(count))
+        return cls(_to_bytes(frames), tuple(range(count)), times, frames_per_second, count)
+
+    @property
+    def metadata(self) -> VideoMetadata:
+        """As transformers' video processors take it."""
+        height, width = self.frames.shape[-2:]
+        return VideoMetadata(
+            total_num_frames=self.total_num_frames,
+            fps=self.frames_per_second,
+            width=width,
+            height=height,
+            duration=self.total_num_frames / self.frames_per_second,
+            frames_indices=list(self.frames_indices),
+        )
+
+
+def frame_limits(processor: Any) -> dict[str, int]:
+    """`min_frames`, `max_frames` and `temporal_patch_size` of `read_video` that suit a processor."""
+    own = processor.video_processor
+    return {
+        "min_frames": getattr(own, "min_frames", None) or 1,
+        "max_frames": getattr(own, "max_frames", None) or MAX_FRAMES,
+        "temporal_patch_size": getattr(own, "temporal_patch_size", None) or 1,
+    }
+
+
+def sample_indices(
+    total_num_frames: int,
+    source_frames_per_second: float,
+    num_frames: int | None = None,
+    frames_per_second: float | None = None,
+    *,
+    min_frames: int = MIN_FRAMES,
+    max_frames: int = MAX_FRAMES,
+    temporal_patch_size: int = TEMPORAL_PATCH_SIZE,
+) -> list[int]:
+    """Numbers of the frames to take, evenly spread: the rule of transformers' `Qwen2VLVideoProcessor.sample_frames`.
+
+    Args:
+        total_num_frames: of the video.
+        source_frames_per_second: of the video.
+        num_frames: how many to take; rounded to whole steps of time, half to even ones.
+        frames_per_second: how many to take of a second; the number of frames is then cut to whole steps of time and
+            kept between `min_frames` and `max_frames`. Without either, every frame is taken.
+        min_frames: the fewest that the model reads at once.
+        max_frames: the most that are taken without asking for more with `num_frames`.
+        temporal_patch_size: frames of a step of time.
+
+    Raises:
+        UserError: both numbers are given, one is out of range, or the video is too short or too long.
+    """
+    total, fewest = total_num_frames, max(min_frames, temporal_patch_size)
+    if num_frames is not None and frames_per_second is not None:
+        raise UserError("num_frames and frames_per_second cannot both be given; leave out one of them")
+    if total < fewest:
+        raise UserError(f"video: it has {_frames(total)}, the model reads at least {fewest}; give a longer one")
+    if num_frames is not None:
+        if num_frames < fewest:
+            raise UserError(f"num_frames: the model reads at least {fewest} frames, got {num_frames}")
+        count = round(num_frames / temporal_patch_size) * temporal_patch_size
+        if count > total:
+            most = total // temporal_patch_size * temporal_patch_size
+            raise UserError(f"num_frames: {count} cannot be taken of a video of {total}; give at most {most}")
+    elif frames_per_second is not None:
+        if not frames_per_second > 0:
+            raise UserError(f"frames_per_second must be above 0, got {frames_per_second}")
+        most = min(max_frames, total) // temporal_patch_size * temporal_patch_size
+        wanted = min(max(total / source_frames_per_second * frames_per_second, min_frames), most)
+        count = int(wanted // temporal_patch_size) * temporal_patch_size
+    elif total > max_frames:
+        raise UserError(
+            f"num_frames: the video has {total} frames, more than {max_frames}; give num_frames or frames_per_second"
+        )
+    else:
+        count = total
+    # In single precision, as there: in a long video some numbers differ by one from exact ones.
+    return torch.arange(0, total, total / count).int()[:count].tolist()
+
+
+def frame_sampler(
+    processor: Any, num_frames: int | None = None, fps: float | None = None
+) -> Callable[[int, float], list[int]]:
+    """A processor's own choice of frames, for `take_frames`.
+
+    Args:
+        processor: of a Video-LLM.
+        num_frames: how many to take; rounded to whole steps of time.
+        fps: how many to take of a second, instead. Without either, what the processor's settings say; many say
+            nothing, and then every frame is taken.
+
+    Returns:
+        From the number of frames of a video and its frames a second to the numbers of those to take, which raises
+        UserError where the video is too short or too long, or a number out of range.
+    """
+    own, limits = processor.video_processor, frame_limits(processor)
+    step, fewest = limits["temporal_patch_size"], max(limits["min_frames"], limits["temporal_patch_size"])
+    by_itself = own.do_sample_frames and (own.fps is not None or own.num_frames is not None)
+
+    def choose(total: int, rate: float) -> list[int]:
+        asked: dict[str, Any] = {}
+        if total < fewest:
+            raise UserError(f"video: it has {_frames(total)}, the model reads at least {fewest}; give a longer one")
+        if num_frames is not None:
+            if num_frames < fewest:
+                raise UserError(f"num_frames: the model reads at least {fewest} frames, got {num_frames}")
+            asked["num_frames"] = round(num_frames / step) * step
+            if asked["num_frames"] > total:
+                raise UserError(
+                    f"num_frames: {asked['num_frames']} cannot be taken of a video of {total}; give at most "
+                    f"{total // step * step}"
+                )
+        elif fps is not None:
+            asked["fps"] = fps
+        elif not by_itself:
+            if total > limits["max_frames"]:
+                raise UserError(
+                    f"num_frames: the video has {total} frames, more than {limits['max_frames']}, and the model's "
+                    f"processor takes all; give num_frames or fps"
+                )
+            return list(range(total))
+        metadata = VideoMetadata(total_num_frames=total, fps=rate, duration=total / rate)
+        try:
+            # Where a step is no whole number of frames, rounding can add one behind the last.
+            taken = [int(number) for number in own.sample_frames(metadata=metadata, **asked) if number < total]
+            return taken[: asked.get("num_frames")]
+        except ValueError as error:
+            raise UserError(f"fps: frames cannot be taken so ({reason_of(error)}); give a lower one") from error
+
+    return choose
+
+
+def read_video(
+    path: str | PathLike[str],
+    num_frames: int | None = None,
+    frames_per_second: float | None = None,
+    *,
+    min_frames: int = MIN_FRAMES,
+    max_frames: int = MAX_FRAMES,
+    temporal_patch_size: int = TEMPORAL_PATCH_SIZE,
+) -> VideoFrames:
+    """Take frames out of a video.
+
+    Args:
+        path: a video file or animated picture that FFmpeg reads, or a folder of pictures. Those are taken by name
+            ("2.png" before "10.png"), `frames_per_second` of them a second (without it, 2).
+        num_frames, frames_per_second, min_frames, max_frames, temporal_patch_size: as for `sample_indices`;
+            `frame_limits` has the last three of a processor.
+    Returns:
+        The frames, upright where the file says how it was held.
+
+    Raises:
+        UserError: nothing there, no video, damaged, too short, frames of different sizes, numbers out of range, or
+            PyAV is not installed.
+    """
+    choose = partial(
+        sample_indices,
+        num_frames=num_frames,
+        frames_per_second=frames_per_second,
+        min_frames=min_frames,
+        max_frames=max_frames,
+        temporal_patch_size=temporal_patch_size,
+    )
+    return take_frames(path, choose, frames_per_second)
+
+
+def take_frames(
+    path: str | PathLike[str], choose: Callable[[int, float], list[int]], frames_per_second: float | None = None
+) -> VideoFrames:
+    """`read_video` by another rule, such as `frame_sampler`'s.
+
+    Args:
+        path: see `read_video`.
+        choose: gives the numbers of the frames to take, ascending, of how many there are and how many a second.
+        frames_per_second: of pictures in a folder; None: 2.
+
+    Raises:
+        UserError: see `read_video`, or what `choose` raises.
+    """
+    place = _existing(path)
+
+    def chosen(total: int, rate: float) -> list[int]:
+        try:
+            return choose(total, rate)
+        except UserError as error:
+            raise UserError(f"{error} ({place})") from error
+
+    if place.is_dir():
+        return _read_folder(place, chosen, FRAMES_PER_SECOND if frames_per_second is None else frames_per_second)
+    return _read_file(place, chosen)
+
+
+def count_frames(path: str | PathLike[str]) -> int:
+    """How many frames a video has. Raises UserError as `read_video` does."""
+    place = _existing(path)
+    if place.is_dir():
+        return len(_pictures_of(place))
+    with _opened(place) as (container, stream):
+        index = _frame_index(container, stream)
+    return len(_decoded_times(place) if index is None else index)
+
+
+@dataclass(frozen=True)
+class VideoMeasures:
+    """How much of a video there is, read from its packets without decoding one.
+
+    Attributes:
+        num_packets: at least as many as frames.
+        seconds: between the first and the last.
+        width, height: of a frame, in pixels.
+    """
+
+    num_packets: int
+    seconds: float
+    width: int
+    height: int
+
+
+def measure_video(path: str | PathLike[str]) -> VideoMeasures:
+    """What there is in a file, before anybody decodes it. Raises UserError as `read_video` does."""
+    with _opened(_existing(path)) as (container, stream):
+        width, height = stream.codec_context.width, stream.codec_context.height
+        times = [packet.pts for packet in container.demux(stream) if packet.size]
+        known = [time for time in times if time is not None] or [0]
+        return VideoMeasures(len(times), (max(known) - min(known)) * float(stream.time_base), width, height)
+
+
+def write_video(frames: Tensor, path: str | PathLike[str], frames_per_second: float = FRAMES_PER_SECOND) -> None:
+    """Write an mp4 file, whole or not at all; the same frames give the same bytes.
+
+    H.264 without loss, where PyAV has the encoder: the same frames are read back. VLC, mpv and Chrome play that,
+    QuickTime and Safari do not.
+
+    Args:
+        frames: [F, 3, H, W], float in [0, 1] or uint8, F at least 1.
+        path: ending in .mp4, in a folder that exists.
+        frames_per_second: 0.001 to 1000.
+
+    Raises:
+        UserError: another ending, a rate out of range, or PyAV is not installed.
+        ValueError: frames of another shape.
+    """
+    av = check_writing(frames_per_second)
+    if Path(path).suffix.lower() != ".mp4":
+        raise UserError(f"path: {path} must end in .mp4")
+    pixels = _to_bytes(frames).permute(0, 2, 3, 1).cpu().contiguous().numpy()  # [F, H, W, 3]
+    name, pixel_format, options = next(each for each in _ENCODERS if each[0] in av.codecs_available)
+    with atomic_path(path) as temporary, av.open(str(temporary), "w", format="mp4") as container:
+        rate = Fraction(frames_per_second).limit_denominator(1001)  # 30000 / 1001 is a customary one
+        stream = container.add_stream(name, rate=rate, options=options)
+        stream.codec_context.thread_count = 1  # x264's bytes depend on the number of threads
+        stream.height, stream.width, stream.pix_fmt = *pixels.shape[1:3], pixel_format
+        for picture in pixels:
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
+        container.mux(stream.encode())
+
+
+def check_writing(frames_per_second: float) -> ModuleType:
+    """PyAV, if it is installed and can write a video of so many frames a second. Raises UserError otherwise."""
+    if not 0.001 <= frames_per_second <= 1000:
+        raise UserError(f"frames_per_second must lie between 0.001 and 1000, got {frames_per_second}")
+    return _pyav()
+
+
+def processor_inputs(
+    processor: Any, frames: VideoFrames, question: str, size: Mapping[str, int] | None = None
+) -> dict[str, Tensor]:
+    """What a model is fed to answer a question about a video.
+
+    Args:
+        processor: of a Video-LLM of transformers, with a chat template.
+        frames: of the video; all of them are used.
+        question: in words.
+        size: of frames, as the video processor takes it; None: its own.
+
+    Returns:
+        `input_ids` [1, T], `attention_mask`, `pixel_values_videos`, and for Qwen's architectures `mm_token_type_ids`,
+        `video_grid_thw` and, for Qwen2.5-VL, `second_per_grid_ts`.
+
+    Raises:
+        UserError: the question is empty, or contains a token that only the layout of a conversation may.
+
+    Warns:
+        QuestionWarning: words that the processor's tokenizer does not know.
+    """
+    question = question.strip()
+    if not question:
+        raise UserError("question is empty; ask something about the video")
+    # Not every processor's own word for a video or a picture is among its tokenizer's special ones.
+    own = [getattr(processor, f"{kind}_token", None) for kind in ("video", "image")]
+    special = next(
+        (token for token in (*processor.tokenizer.all_special_tokens, *own) if token and token in question), None
+    )
+    if special is not None:
+        raise UserError(f"question must not contain {special}; leave it out")
+    unknown = unknown_words(processor.tokenizer, question)
+    if unknown:
+        words = ", ".join(repr(word) for word in unknown)
+        warnings.warn(f"question: the model does not know {words}; use other words", QuestionWarning, stacklevel=2)
+    conversation = [{"role": "user", "content": [{"type": "video"}, {"type": "text", "text": question}]}]
+    text = processor.apply_chat_template(conversation, add_generation_prompt=True, tokenize=False)
+    # Left undecided, this class logs a warning; False is what undecided means.
+    undecided = getattr(processor.video_processor, "cap_pixels_per_frame", False) is None
+    try:
+        inputs = processor(
+            text=[text],
+            videos=[frames.frames],
+            video_metadata=[frames.metadata],
+            do_sample_frames=False,
+            return_tensors="pt",
+            **({"cap_pixels_per_frame": False} if undecided else {}),
+            **({} if size is None else {"size": dict(size)}),
+        )
+    except ValueError as error:  # frames of 300:1
+        raise UserError(f"video: the model's processor refuses its frames ({reason_of(error)}); cut them") from error
+    return {name: value for name, value in inputs.items() if isinstance(value, Tensor)}
+
+
+def _existing(path: str | PathLike[str]) -> Path:
+    place = Path(path).expanduser()
+    if not place.exists():
+        raise UserError(f"video: {place} does not exist; give a video file or a folder of pictures")
+    return place
+
+
+def _frames(count: int) -> str:
+    return "no frames" if not count else "1 frame" if count == 1 else f"{count} frames"
+
+
+def _to_bytes(frames: Tensor) -> Tensor:
+    """uint8 of [F, 3, H, W] floats in [0, 1], or of uint8."""
+    if frames.ndim != 4 or frames.shape[1] != 3 or not len(frames):
+        raise ValueError(f"frames must have the shape [F, 3, H, W] with F at least 1, got {list(frames.shape)}")
+    if frames.dtype == torch.uint8:
+        return frames
+    return (frames.detach().float().clamp(0, 1) * 255).round().byte()
+
+
+def _stack(pictures: Sequence[np.ndarray], place: Path) -> Tensor:
+    """[F, 3, H, W] of arrays [H, W, 3]."""
+    shapes = list(dict.fromkeys(picture.shape[:2] for picture in pictures))
+    if len(shapes) > 1:
+        sizes = " and ".join(f"{width}x{height}" for height, width in shapes[:2])
+        raise UserError(f"video: frames of {place} have different sizes ({sizes}); bring them to one size")
+    return torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2).contiguous()
+
+
+# Folders of pictures
+
+
+def _pictures_of(folder: Path) -> list[Path]:
+    """Pictures of a folder by name, numbers in names by their value."""
+
+    def key(path: Path) -> list[tuple[int, str]]:
+        return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", path.name)]
+
+    found = sorted((path for path in folder.iterdir() if path.suffix.lower() in PICTURE_SUFFIXES), key=key)
+    if not found:
+        raise UserError(f"video: {folder} holds no pictures ({', '.join(PICTURE_SUFFIXES)}); name another folder")
+    return found
+
+
+def _read_folder(folder: Path, choose: Callable[[int, float], list[int]], rate: float) -> VideoFrames:
+    paths = _pictures_of(folder)
+    indices = choose(len(paths), rate)
+    pictures = []
+    for number in indices:
+        try:
+            with Image.open(paths[number]) as image:
+                pictures.append(np.asarray(ImageOps.exif_transpose(image).convert("RGB")))
+        except (UnidentifiedImageError, OSError, SyntaxError) as error:  # PIL raises each of them for damaged files
+            raise UserError(f"video: {paths[number]} cannot be read as a picture; repair or remove it") from error
+    times = tuple(number / rate for number in indices)
+    return VideoFrames(_stack(pictures, folder), tuple(indices), times, rate, len(paths))
+
+
+# Video files
+
+
+def _pyav() -> ModuleType:
+    try:
+        import av
+    except ImportError as error:
+        raise UserError('video: reading and writing videos needs PyAV; run: pip install "vargen[video]"') from error
+    return av
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[Any, Any]]:
+    """The file and its video stream; FFmpeg's errors in one line."""
+    av = _pyav()
+    try:
+        # What else the file says of itself need not be UTF-8.
+        with av.open(str(path), metadata_errors="replace") as container:
+            # The cover of a piece of music is a video stream, too.
+            cover = av.stream.Disposition.attached_pic
+            streams = [stream for stream in container.streams.video if not stream.disposition & cover]
+            if not streams:
+                raise UserError(f"video: {path} has no video stream; give a file with pictures in it")
+            if streams[0].codec_context is None:
+                raise UserError(f"video: {path} is damaged, or coded in a way that FFmpeg does not know; convert it")
+            streams[0].thread_type = "AUTO"
+            yield container, streams[0]
+    except (av.FFmpegError, IndexError) as error:  # the latter where streams of a damaged file come and go
+        reason = (getattr(error, "strerror", None) or str(error)).lower()
+        raise UserError(f"video: {path} cannot be read as a video ({reason}); it is damaged, or no video") from error
+
+
+def _frame_index(container: Any, stream: Any) -> list[tuple[int, bool]] | None:
+    """Time stamp of each frame, in the order they are shown, and whether decoding can begin there; read from the file's
+    packets without decoding one. None where packets do not tell."""
+    codec = stream.codec_context.codec.canonical_name
+    if container.format.name not in _INDEXED_FORMATS or codec not in _ONE_FRAME_PER_PACKET:
+        return None
+    packets = [packet for packet in container.demux(stream) if packet.size and not packet.is_discard]
+    if any(packet.pts is None for packet in packets):
+        return None
+    index = sorted((packet.pts, packet.is_keyframe) for packet in packets)
+    unique = len({stamp for stamp, _ in index}) == len(index)
+    return index if unique and index and index[0][1] else None
+
+
+def _read_file(path: Path, choose: Callable[[int, float], list[int]]) -> VideoFrames:
+    with _opened(path) as (container, stream):
+        index, base = _frame_index(container, stream), float(stream.time_base)
+        stated_rate = float(stream.average_rate or 0)
+    if index is not None:
+        times = [(stamp - index[0][0]) * base for stamp, _ in index]
+        rate = stated_rate or _rate(times)
+        indices = choose(len(index), rate)
+        pictures = _decode_by_seeking(path, index, indices)
+        if pictures is not None:
+            return _video_frames(path, pictures, indices, times, rate)
+    times = _decoded_times(path)
+    rate = stated_rate or _rate(times)
+    indices = choose(len(times), rate)
+    return _video_frames(path, _decode_in_order(path, indices), indices, times, rate)
+
+
+def _video_frames(
+    path: Path, pictures: Sequence[np.ndarray], indices: Sequence[int], times: Sequence[float], rate: float
+) -> VideoFrames:
+    chosen = tuple(times[number] for number in indices)
+    return VideoFrames(_stack(pictures, path), tuple(indices), chosen, rate, len(times))
+
+
+def _rate(times: Sequence[float]) -> float:
+    """Frames per second of frames at these times."""
+    return (len(times) - 1) / (times[-1] - times[0]) if len(times) > 1 and times[-1] > times[0] else FRAMES_PER_SECOND
+
+
+def _decode_by_seeking(
+    path: Path, index: Sequence[tuple[int, bool]], indices: Sequence[int]
+) -> list[np.ndarray] | None:
+    """The wanted frames, decoding from the last place before each where that can begin; None if one does not come."""
+    starts = [stamp for stamp, begins in index if begins]
+    pictures = []
+    with _opened(path) as (container, stream):
+        decoded: Iterator[Any] = iter(())
+        reached = None
+        for number in indices:
+            wanted = index[number][0]
+            start = starts[bisect_right(starts, wanted) - 1]
+            if reached is None or start > reached:
+                container.seek(start, stream=stream)
+                decoded = container.decode(stream)
+            frame = next((each for each in decoded if each.pts is None or each.pts >= wanted), None)
+            if frame is None or frame.pts != wanted:
+                return None
+            reached = wanted
+            pictures.append(_upright(frame))
+    return pictures
+
+
+def _decode_in_order(path: Path, indices: Sequence[int]) -> list[np.ndarray]:
+    """The wanted frames, decoding everything before the last of them."""
+    wanted = set(indices)
+    with _opened(path) as (container, stream):
+        decoded = zip(range(indices[-1] + 1), container.decode(stream), strict=False)
+        return [_upright(frame) for number, frame in decoded if number in wanted]
+
+
+def _decoded_times(path: Path) -> list[float]:
+    """Seconds of every frame after the first, from decoding everything."""
+    with _opened(path) as (container, stream):
+        times = [frame.time for frame in container.decode(stream)]
+        rate = float(stream.average_rate or FRAMES_PER_SECOND)
+    if any(time is None for time in times):
+        return [number / rate for number in range(len(times))]
+    return [time - times[0] for time in times]
+
+
+def _upright(frame: Any) -> np.ndarray:
+    """[H, W, 3] uint8, turned as the file says."""
+    if frame.is_corrupt:
+        raise UserError(f"video: the frame at {frame.time:.2f} s of the file is damaged; repair the file")
+    pixels = frame.to_ndarray(format="rgb24")
+    return np.rot90(pixels, round(frame.rotation / 90)) if frame.rotation else pixels

@@ -1,0 +1,118 @@
+"""Draft sizes chosen by measured seconds: what steps cost on this machine, and what earlier batches taught.
+
+Belongs here: the memory that a pipeline keeps of both, and the file behind the costs. Does not belong here: the clock
+(`specdecode.step_costs`), the choice (`specdecode.draft_size`), and how a model of some kind is made to stand where
+costs are typical: whoever asks brings that along.
+
+Costs depend on the machine, torch, the model's geometry and precision and the rows of a batch, never on weights or
+prompts; these make the key. A file that is damaged or cannot be written only means that costs are measured again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from metrics.provenance import describe_hardware
+from specdecode.draft_size import AdaptiveDraftSize, DraftSize, DraftSizer, FixedDraftSize, StepCosts
+from specdecode.roles import Target
+from specdecode.step_costs import measure_step_costs
+from vargen.base.resources import cache_folder
+from vargen.runs.files import write_atomic
+from vargen.runs.identity import digest
+
+
+class MeasuredDraftSizes:
+    """Sizers for the batches of one pipeline."""
+
+    def __init__(self) -> None:
+        self._costs: dict[str, StepCosts] = {}
+        self._learned: dict[tuple[object, ...], AdaptiveDraftSize] = {}
+
+    def sizer(
+        self,
+        sizes: Sequence[DraftSize],
+        geometry: Mapping[str, Any],
+        probe: Callable[[int], Target],
+        draft_step: Callable[[], object] | None,
+        expected: float | Sequence[float],
+        compiled: bool = False,
+    ) -> DraftSizer:
+        """What chooses among sizes; see `vargen.methods.base.Components.draft_sizer`.
+
+        Args:
+            geometry: all that costs depend on beside the machine, such as the model's sizes and the rows of a batch.
+            probe: gives a target of this geometry in the middle of a picture, with room for so many nodes.
+            compiled: whether its passes are compiled, each width by itself, which takes longer than the best of several
+                sizes gains: then it is the middle one.
+        """
+        if len(sizes) == 1 or compiled:
+            return FixedDraftSize(sizes[len(sizes) // 2])
+        nodes = _timed_nodes(sizes)
+        identity = _identity({**geometry, "nodes": nodes})
+        lengths = None if isinstance(expected, float) else tuple(expected)
+        key = (identity, tuple(sizes), lengths)
+        if key not in self._learned:
+            costs = self._step_costs(identity, lambda: measure_step_costs(probe(nodes[-1]), nodes, draft_step))
+            rate = min(max(expected, 0.05), 0.95) if isinstance(expected, float) else 0.5  # of no use beside lengths
+            self._learned[key] = AdaptiveDraftSize(sizes, costs, prior_rate=rate, expected_lengths=lengths)
+        # What one picture taught serves the next: no picture depends on it, and each would pay for learning it again.
+        self._learned[key].start()
+        return self._learned[key]
+
+    def _step_costs(self, identity: str, measure: Callable[[], StepCosts]) -> StepCosts:
+        """From memory, from the file, or measured now (a second or two)."""
+        if identity not in self._costs:
+            path = cache_folder() / "step_costs" / f"{identity}.json"
+            costs = _read(path)
+            if costs is None:
+                costs = measure()
+                _write(path, costs)
+            self._costs[identity] = costs
+        return self._costs[identity]
+
+
+def _timed_nodes(sizes: Sequence[DraftSize]) -> tuple[int, ...]:
+    """Numbers of tokens whose passes are timed: those of the sizes; of many sizes, powers of two."""
+    own = {1, *(size.total_tokens for size in sizes)}
+    most = max(own)
+    return tuple(sorted(own)) if len(own) <= len(_POWERS) else (*(each for each in _POWERS if each < most), most)
+
+
+_POWERS = (1, 2, 4, 8, 16, 32, 64)
+
+
+def _identity(geometry: Mapping[str, Any]) -> str:
+    hardware = describe_hardware()
+    parts = {
+        "processor": hardware["processor"],
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        **geometry,
+    }
+    return digest(parts, 24)
+
+
+def _read(path: Path) -> StepCosts | None:
+    try:
+        values = json.loads(path.read_bytes())
+        return StepCosts(
+            tuple(int(count) for count in values["nodes"]),
+            tuple(float(seconds) for seconds in values["target_seconds"]),
+            float(values["drafting_step_seconds"]),
+            float(values["overhead_seconds"]),
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _write(path: Path, costs: StepCosts) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, json.dumps(vars(costs)) + "\n")
+    except OSError:
+        pass  # an unwritable place costs a second at every start, nothing more

@@ -1,0 +1,237 @@
+"""What LlamaGen offers methods: plays `vargen.methods.base.Components`.
+
+Belongs here: finding and loading what a method asks for, and what is worth keeping between two batches. Does not belong
+here: any method, and how prompts become features.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from diffusers.models.autoencoders.vq_model import VQModel
+from torch import Tensor
+
+from specdecode.drafters.draft_model import MOST_WAITING, DraftModel
+from specdecode.drafters.eagle import DraftHead
+from vargen.base.errors import UserError
+from vargen.drafters.eagle_network import LlamaGenDrafter
+from vargen.drafters.llamagen_head import LlamaGenDraftHead
+from vargen.methods.base import DraftNetwork, MethodConfig
+from vargen.models.llamagen.target import LlamaGenTarget, cache_length, cache_sizes
+from vargen.models.llamagen.transformer import LlamaGenTransformer
+from vargen.models.llamagen.vq import unit_codebook
+from vargen.models.offloading import move_offloaded
+from vargen.pipelines.components.base import ONLY, KeptBetweenBatches, ModelComponents, Place
+from vargen.pipelines.components.weighted import WeightedHead, WeightedTarget, WeightNetworks
+
+
+class LlamaGenComponents(ModelComponents):
+    """Plays `Components` for one batch of pictures. The target is there once `start` has been called.
+
+    Args:
+        transformer, vqvae, drafter, draft_transformer: as the pipeline has them; any but the first may be missing.
+        device: where everything computes.
+        kept: the pipeline's.
+        weights: networks that every pass also goes through, for the clock; None: none do.
+    """
+
+    def __init__(
+        self,
+        transformer: LlamaGenTransformer,
+        vqvae: VQModel | None,
+        drafter: LlamaGenDrafter | None,
+        draft_transformer: LlamaGenTransformer | None,
+        device: torch.device,
+        kept: KeptBetweenBatches,
+        weights: WeightNetworks | None = None,
+    ) -> None:
+        self.weights = weights
+        self.transformer = transformer
+        self.vqvae = vqvae
+        self.drafter = drafter
+        self.draft_transformer = draft_transformer
+        super().__init__(device, kept)
+
+    def wants_full_prompt(self, method: MethodConfig) -> bool:
+        """Whether the method's drafter was trained on prompts in their full length, padding included."""
+        if "drafter" not in method.weights:
+            return False
+        drafter = self._drafter(method.to_dict()["drafter"])
+        return drafter is not None and drafter.config.attend_to_padding
+
+    def start(
+        self,
+        condition: Mapping[str, Tensor],
+        mask: Tensor | None,
+        guidance_scale: float,
+        max_draft_nodes: int,
+        place: Place = ONLY,
+    ) -> LlamaGenTarget | WeightedTarget:
+        """A batch begins; its target, on the cache of the last batch, or on a new one where that does not fit.
+
+        Args:
+            condition: what `LlamaGenTransformer.embed_condition` takes.
+            mask: [B, T] bool of a prompt, None for classes.
+            guidance_scale: as for `LlamaGenTarget`.
+            max_draft_nodes: of the method.
+            place: in a queue of batches.
+        """
+        transformer = self.transformer
+        self._place, self.joins = place, place.joins
+        self._condition, self._mask, self._guidance_scale = condition, mask, guidance_scale
+        embeds = embed_each(transformer, condition, mask)
+        rows = embeds.shape[0] * (2 if guidance_scale > 1 else 1)
+        if place.joins:
+            self._target = LlamaGenTarget(transformer, embeds, mask, guidance_scale=guidance_scale, prompt_only=True)
+            return self._weighed()
+        longest = max(embeds.shape[1], place.longest_prompt)
+        num_slots = cache_length(transformer, longest, max_draft_nodes)
+        # For the longest condition, so that the next prompts, of another length, fit as well.
+        most_slots = cache_length(transformer, transformer.config.condition_length, max_draft_nodes)
+        kv_cache = self.kept.memory.caches.get("target", most_slots, **cache_sizes(transformer, rows, num_slots))
+        self._target = LlamaGenTarget(
+            transformer,
+            embeds,
+            mask,
+            guidance_scale=guidance_scale,
+            max_draft_nodes=max_draft_nodes,
+            kv_cache=kv_cache,
+            longest_condition=longest,
+        )
+        self.kept.compile(self._target)
+        return self._weighed()
+
+    def _weighed(self) -> LlamaGenTarget | WeightedTarget:
+        """The target, with a network beside it where one is asked for."""
+        self._beside = (
+            None if self.weights is None else self.weights.beside(self._target, self.kept.memory.weight_caches)
+        )
+        if self._beside is None:
+            return self._target
+        if not self.joins:
+            self.kept.compile(self._beside.heavy)
+        return self._beside
+
+    @property
+    def target(self) -> LlamaGenTarget:
+        """The transformer, fed with the condition."""
+        return self._target
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of a picture."""
+        return self.transformer.num_image_tokens
+
+    def draft_head(self, folder: str | None, most_new_pairs: int) -> DraftNetwork[DraftHead]:
+        """The drafter in a folder, or the pipeline's own, beside the target."""
+        drafter = self._drafter(folder)
+        if drafter is None:
+            return super().draft_head(folder, most_new_pairs)
+        self.kept.draft_with(drafter.attn, drafter.ff)
+        caches = None if self.joins else self.kept.memory.caches
+        own = LlamaGenDraftHead(drafter, self.target, most_new_pairs, caches)
+        self.kept.compile(own)
+        head: LlamaGenDraftHead | WeightedHead = own
+        if self.weights is not None and self._beside is not None:
+            head = self.weights.beside_head(own, self._beside, most_new_pairs, self.kept.memory.weight_caches)
+            self.kept.compile(head.heavy)
+        return DraftNetwork(head, own.kind, head.draft_once, own.acceptance_rates)
+
+    def draft_target(self, folder: str | None) -> DraftNetwork[DraftModel]:
+        """The smaller transformer in a folder (or in `transformer/` there), or the pipeline's own."""
+        transformer = self._draft_transformer(folder)
+        self.kept.draft_with(transformer.transformer_blocks)
+        move_offloaded(transformer)  # asked for embeddings before it is called
+        embeds, kv_cache = embed_each(transformer, self._condition, self._mask), None
+        if not self.joins:
+            rows = len(embeds) * (2 if self._guidance_scale > 1 else 1)
+            longest = max(transformer.config.condition_length, embeds.shape[1], self._place.longest_prompt)
+            num_slots = cache_length(transformer, longest, MOST_WAITING + 2)
+            kv_cache = self.kept.memory.caches.get("draft model", **cache_sizes(transformer, rows, num_slots))
+        target = LlamaGenTarget(
+            transformer,
+            embeds,
+            self._mask,
+            guidance_scale=self._guidance_scale,
+            max_draft_nodes=MOST_WAITING + 2,
+            kv_cache=kv_cache,
+            longest_condition=self._place.longest_prompt,
+            prompt_only=self.joins,
+        )
+        self.kept.compile(target)
+        smaller = (
+            target if self.weights is None else self.weights.beside(target, self.kept.memory.weight_caches, "smaller")
+        )
+
+        def draft_once(num_tokens: int) -> None:
+            tokens = torch.zeros(smaller.batch_size, num_tokens, dtype=torch.long, device=smaller.device)
+            mask = torch.eye(num_tokens, dtype=torch.bool, device=smaller.device).expand(len(tokens), -1, -1)
+            smaller.forward(tokens, mask, torch.zeros_like(tokens))
+
+        kind = f"transformer-{transformer.config.num_layers}-{transformer.config.dim}"
+        return DraftNetwork(smaller, kind, draft_once)
+
+    def codebook(self) -> Tensor:
+        """The tokens' unit vectors [V, d], beside the transformer."""
+        if self.vqvae is None:
+            raise UserError(
+                "this method compares the codes of the image tokenizer, and this pipeline has none (vqvae); use an "
+                "exact one such as eagle"
+            )
+        return unit_codebook(self.vqvae).to(self.device)
+
+    def _probe(self, num_tokens: int) -> LlamaGenTarget | WeightedTarget:
+        return (self._target if self._beside is None else self._beside).half_way(num_tokens)
+
+    def _pass_geometry(self) -> dict[str, Any]:
+        transformer = self.transformer
+        return {
+            "model": {name: value for name, value in transformer.config.items() if not name.startswith("_")},
+            "dtype": str(transformer.dtype),
+            "rows": self.target.kv_cache.batch_size,
+            **self.kept.told(transformer.transformer_blocks),
+            **({} if self.weights is None else {"weighted_by": self.weights.label}),
+        }
+
+    def _drafter(self, folder: str | None) -> LlamaGenDrafter | None:
+        return self.drafter if folder is None else self._loaded(folder, folder, LlamaGenDrafter, self.transformer.dtype)
+
+    def _draft_transformer(self, folder: str | None) -> LlamaGenTransformer:
+        if folder is None:
+            if self.draft_transformer is None:
+                raise UserError("draft_model: this model came without one; name a folder in the method's settings")
+            return self.draft_transformer
+        inner = os.path.join(folder, "transformer")
+        path = inner if os.path.isdir(inner) else folder
+        smaller = self._loaded(folder, path, LlamaGenTransformer, self.transformer.dtype)
+        check_draft_transformer(smaller, self.transformer)
+        return smaller
+
+
+def embed_each(transformer: LlamaGenTransformer, condition: Mapping[str, Tensor], mask: Tensor | None) -> Tensor:
+    """`LlamaGenTransformer.embed_condition`, [B, T, dim], every prompt without its padding and neighbours.
+
+    So its condition tokens are the same bits in every batch, as its features are (`text_encoder.encode_each`).
+    """
+    if mask is None:
+        return transformer.embed_condition(**condition)
+    embeds = [
+        F.pad(transformer.embed_condition(caption_embeds=features[None, -length:]), (0, 0, len(features) - length, 0))
+        for features, length in zip(condition["caption_embeds"], mask.sum(1).tolist(), strict=True)
+    ]
+    return torch.cat(embeds)
+
+
+def check_draft_transformer(smaller: LlamaGenTransformer, transformer: LlamaGenTransformer) -> None:
+    """Refuse a smaller model that does not speak the same tokens or read the same prompts, naming what differs."""
+    kind = "caption_dim" if transformer.config.condition_type == "text" else "num_classes"
+    for name in ("vocab_size", "grid_size", "condition_type", kind):
+        if smaller.config[name] != transformer.config[name]:
+            raise UserError(
+                f"draft_model was made for another model: its {name} is {smaller.config[name]!r}, this model has "
+                f"{transformer.config[name]!r}"
+            )

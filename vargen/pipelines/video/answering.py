@@ -1,0 +1,481 @@
+"""Answers about videos: a target, perhaps a smaller model, a processor, and any method of `vargen.methods.video`.
+
+Belongs here: loading, one call, and the account of it. Does not belong here: reading video files (`frames.py`), what a
+method is built from (`prompt.py`), several methods side by side (`vargen.jobs.video_benchmark`).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from metrics.speculation import CallRecord
+from specdecode.finite import NotFiniteError as LogitsError
+from specdecode.kernels.quantized import quantize_linears
+from specdecode.parallel.loop import chain_layout
+from specdecode.roles import DecodeState
+from specdecode.trace import DecodeTrace, TokenOrigin
+from specdecode.verifiers.loose import relevance_to
+from vargen.base.bounds import MAX_NEW_TOKENS, check_number
+from vargen.base.errors import NotFiniteError, UserError
+from vargen.base.resources import find_trained_drafters
+from vargen.drafters.drafter_folder import load_drafter
+from vargen.drafters.feature_drafter import FeatureDrafter
+from vargen.methods.base import MethodConfig
+from vargen.methods.video.base import VideoMethodConfig
+from vargen.methods.video.catalogue import resolve_video_method
+from vargen.models.video_llms.architectures.base import Architecture
+from vargen.models.video_llms.architectures.catalogue import architecture_of
+from vargen.models.video_llms.context import ContextUse
+from vargen.models.video_llms.frames import QuestionWarning, VideoFrames, processor_inputs
+from vargen.models.video_llms.generation_settings import generation_settings
+from vargen.pipelines.video.loading import LazyModel, VideoModelFolder, load_processor, open_video_model
+from vargen.pipelines.video.options import VideoOptions
+from vargen.pipelines.video.players import Generation
+from vargen.pipelines.video.prompt import Prompt
+
+
+@dataclass
+class Answer:
+    """An answer and what it cost.
+
+    Args:
+        text: without special tokens.
+        token_ids: the stop token included, where there is one.
+        tokens: the text of each token.
+        trace: what happened; its phases are "encode" (processor and vision towers), "prefill" and "decode".
+        seconds: wall clock of everything.
+        prompt_tokens: of the prompt, visual ones included.
+        visual_tokens: of the video.
+        method: its settings.
+        run_lengths: of parallel decoding: drafted tokens accepted between two rejections; else empty.
+        draft_passes: forwards of the drafter, its prompt's included; None where it has no network of its own beside
+            the target, in this process.
+        draft_flops: floating-point operations of a trained drafter's forwards, output head included; else None.
+    """
+
+    text: str
+    token_ids: list[int]
+    tokens: list[str]
+    trace: DecodeTrace
+    seconds: float
+    prompt_tokens: int
+    visual_tokens: int
+    method: VideoMethodConfig
+    run_lengths: tuple[int, ...] = ()
+    draft_passes: int | None = None
+    draft_flops: int | None = None
+
+    @property
+    def origins(self) -> list[TokenOrigin]:
+        """How each token came about."""
+        return self.trace.token_origins[0][: len(self.token_ids)]
+
+    @property
+    def record(self) -> CallRecord:
+        """The account, for `metrics.speculation.summarise`."""
+        return CallRecord.from_trace(self.trace.to_dict(), self.seconds)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything in plain values, ready for JSON."""
+        return {
+            "text": self.text,
+            "method": self.method.to_dict(),
+            "exact": self.method.exact,
+            "prompt_tokens": self.prompt_tokens,
+            "visual_tokens": self.visual_tokens,
+            "token_ids": self.token_ids,
+            "origins": [origin.name.lower() for origin in self.origins],
+            "relaxed_positions": [place for place, origin in enumerate(self.origins) if origin is TokenOrigin.RELAXED],
+            "seconds": self.seconds,
+            "run_lengths": list(self.run_lengths),
+            "draft_passes": self.draft_passes,
+            "draft_flops": self.draft_flops,
+            **self.trace.to_dict(),
+        }
+
+
+class VideoAnswerer:
+    """Answers questions about videos.
+
+    Args:
+        model: of transformers, of an architecture in `vargen.models.video_llms.architectures.catalogue`.
+        processor: its processor.
+        draft_model: a smaller model of the same words, loaded or not; or None.
+        drafters: folders of trained drafters for this model, by kind, for methods that name none.
+        source: where the model came from, for methods that load it again in another process; None: its folder.
+        max_pixels: of a frame; None: the processor's own limit.
+
+    Raises:
+        UserError: an architecture that cannot be served.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        processor: Any,
+        draft_model: Any | None = None,
+        drafters: Mapping[str, str | os.PathLike[str]] | None = None,
+        source: LazyModel | None = None,
+        max_pixels: int | None = None,
+    ) -> None:
+        self.architecture = architecture_of(model)
+        self.model = model.eval().requires_grad_(False)
+        self.processor = processor
+        if draft_model is not None and not isinstance(draft_model, LazyModel):
+            architecture_of(draft_model)
+            draft_model = draft_model.eval().requires_grad_(False)
+        self.draft_model = draft_model
+        self.source, self.max_pixels = source, max_pixels
+        self.drafters = dict(drafters or {})
+        self._trained: dict[tuple[str, bool | None], FeatureDrafter] = {}
+        self._lasting: dict[Hashable, Any] = {}
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        model: str | os.PathLike[str] | None = None,
+        draft_model: str | os.PathLike[str] | None = None,
+        device: str = "cpu",
+        dtype: str = "float32",
+        processor: Any | None = None,
+    ) -> VideoAnswerer:
+        """Load a pair.
+
+        Args:
+            model: folder of a model with its processor, a name on the hub, or the name of a shipped one; None: the
+                shipped target.
+            draft_model: likewise; None: the one shipped for the shipped target, and none for others.
+            device: of both.
+            dtype: of both, such as "bfloat16".
+            processor: of `load_processor(model)`, where that has been called already.
+
+        Raises:
+            UserError: no such model, or the two have different words.
+        """
+        names = [None if each is None else os.fspath(each) for each in (model, draft_model)]
+        options = VideoOptions(model=names[0], draft_model=names[1], device=device, dtype=dtype)
+        return cls.from_options(options, processor=processor)
+
+    @classmethod
+    def from_options(
+        cls,
+        options: VideoOptions,
+        found: VideoModelFolder | None = None,
+        processor: Any | None = None,
+        methods: Iterable[VideoMethodConfig] = (),
+    ) -> VideoAnswerer:
+        """Load a pair, of which the drafter follows when a method asks for it.
+
+        Args:
+            options: which, and how.
+            found: the target, where `open_video_model` has been called already.
+            processor: of it, where that has been called already.
+            methods: that will be asked for; what they lack is said before weights are fetched and loaded.
+
+        Raises:
+            UserError: no such model, an architecture that cannot be served, the two have different words, or a method's
+                drafter is missing.
+        """
+        found = open_video_model(options.model, options.revision) if found is None else found
+        processor = load_processor(found) if processor is None else processor
+        drafters = find_trained_drafters(found.folder)
+        for method in methods:
+            method.check_drafter(drafters, options.paired)
+        draft: LazyModel | None = None
+        if options.paired:
+            draft_name = f"{found.name}-draft" if options.draft_model is None else options.draft_model
+            draft = LazyModel(
+                open_video_model(draft_name, options.draft_revision, "draft_model"), options.of_draft_model
+            )
+            check_same_words(processor.tokenizer, load_processor(draft.found).tokenizer)
+            draft.found.fetch_weights()
+        found.fetch_weights()
+        source = LazyModel(found, options.of_target)
+        return cls(source.load(), processor, draft, drafters, source.elsewhere(), options.max_pixels)
+
+    @property
+    def stop_tokens(self) -> tuple[int, ...]:
+        """What ends an answer."""
+        listed = self.model.generation_config.eos_token_id
+        if listed is None:
+            listed = self.processor.tokenizer.eos_token_id
+        return tuple(listed) if isinstance(listed, Sequence) else (int(listed),)
+
+    def answer(
+        self,
+        frames: VideoFrames,
+        question: str,
+        method: str | MethodConfig = "ar",
+        *,
+        max_new_tokens: int = 256,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        repetition_penalty: float | None = None,
+        seed: int = 0,
+        inputs: Mapping[str, Tensor] | None = None,
+        on_text: Callable[[str], None] | None = None,
+        on_tokens: Callable[[list[str], list[TokenOrigin]], None] | None = None,
+    ) -> Answer:
+        """Answer a question about a video.
+
+        Args:
+            frames: of `vargen.models.video_llms.frames.read_video`.
+            question: any words the processor knows.
+            method: a name or settings.
+            max_new_tokens: at most so many.
+            temperature: 0 always takes the likeliest token; None: as the model's own generation config, which may not
+                draw.
+            top_k, top_p, repetition_penalty: None: the model's own, else those of transformers' `generate`.
+            seed: of the request; the same seed and video give the same answer, by an exact method the same as by plain
+                decoding.
+            inputs: of `self.inputs(frames, question)`, where that has been called already.
+            on_text: called with every new piece of text.
+            on_tokens: called after every pass with the texts of all tokens so far, special ones left out, and how each
+                came about. What either raises ends the answer.
+
+        Raises:
+            UserError: a value out of range, or a method that needs what is not there.
+        """
+        told = (on_text, on_tokens)
+        asked = (temperature, top_k, top_p, repetition_penalty)
+        given = None if inputs is None else [inputs]
+        (result,) = self._answer([(frames, question)], method, [seed], told, max_new_tokens, asked, given)
+        return result
+
+    def answer_batch(
+        self,
+        questions: Sequence[tuple[VideoFrames, str]],
+        method: str | MethodConfig = "ar",
+        *,
+        max_new_tokens: int = 256,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        repetition_penalty: float | None = None,
+        seeds: Sequence[int] | None = None,
+    ) -> list[Answer]:
+        """Answer several questions at once, each about a video of its own.
+
+        Args:
+            questions: videos, and what is asked about each.
+            seeds: of the requests; None: all 0.
+            method, max_new_tokens, temperature, top_k, top_p, repetition_penalty: as of `answer`.
+
+        Returns:
+            What `answer` gives for each. Seconds, and the drafter's passes and operations, are those of all together.
+
+        Raises:
+            UserError: as `answer`; or no question, another number of seeds, or a method that takes one at a time.
+        """
+        seeds = [0] * len(questions) if seeds is None else seeds
+        if not questions or len(seeds) != len(questions):
+            raise UserError(f"questions and seeds must be as many, at least one: {len(questions)} and {len(seeds)}")
+        asked = (temperature, top_k, top_p, repetition_penalty)
+        return self._answer(questions, method, seeds, (None, None), max_new_tokens, asked)
+
+    def _answer(
+        self,
+        questions: Sequence[tuple[VideoFrames, str]],
+        method: str | MethodConfig,
+        seeds: Sequence[int],
+        told: tuple[Callable[[str], None] | None, Callable[[list[str], list[TokenOrigin]], None] | None],
+        max_new_tokens: int,
+        asked: tuple[float | None, int | None, float | None, float | None],
+        given: Sequence[Mapping[str, Tensor]] | None = None,
+    ) -> list[Answer]:
+        config = resolve_video_method(method)
+        check_number("max_new_tokens", max_new_tokens, 1, MAX_NEW_TOKENS)
+        settings = generation_settings(self.model.generation_config, *asked)
+        began = time.perf_counter()
+        trace = DecodeTrace(len(questions), self.model.device)
+        show = _Streamer(self.processor.tokenizer, trace, *told)
+        with trace.phase("encode"):
+            inputs = [self.inputs(*each) for each in questions] if given is None else given
+            for (frames, _), each in zip(questions, inputs, strict=True):
+                self.context_use(frames, each).check(max_new_tokens)
+            prompt = self.prompt([self._placed(each) for each in inputs], max_new_tokens, settings.repetition_penalty)
+            try:
+                players = config.build(prompt)
+            except ValueError as error:
+                raise UserError(f"{config.name}: {error}") from error
+        try:
+            decoded = players.decode(
+                Generation(max_new_tokens, settings.sampling, seeds, self.stop_tokens, trace, show.step)
+            )
+        except LogitsError as error:
+            raise NotFiniteError(
+                error.row,
+                f"answer {error.row + 1}: the model's logits are not finite at step {error.step}: numbers too large "
+                "for its precision; give dtype float32",
+            ) from error
+        show.end(decoded.token_ids[0])
+        seconds, tokenizer = time.perf_counter() - began, self.processor.tokenizer
+        return [
+            Answer(
+                text=tokenizer.decode(token_ids, skip_special_tokens=True),
+                token_ids=token_ids,
+                tokens=[tokenizer.decode([token]) for token in token_ids],
+                trace=trace.of_row(row),
+                seconds=seconds,
+                prompt_tokens=prompt.requests[row].length,
+                visual_tokens=prompt.requests[row].num_visual,
+                method=config,
+                run_lengths=decoded.run_lengths,
+                draft_passes=decoded.draft_passes,
+                draft_flops=decoded.draft_flops,
+            )
+            for row, token_ids in enumerate(decoded.token_ids)
+        ]
+
+    def inputs(self, frames: VideoFrames, question: str) -> dict[str, Tensor]:
+        """What the model is fed. Raises UserError as `processor_inputs` does."""
+        return sized_inputs(self.processor, self.architecture, frames, question, self.max_pixels)
+
+    def _placed(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The same on the model's device."""
+        return {name: value.to(self.model.device) for name, value in inputs.items()}
+
+    def context_use(self, frames: VideoFrames, inputs: Mapping[str, Tensor]) -> ContextUse:
+        """What of the model's context a prompt takes."""
+        return ContextUse.of(self.model.config, inputs, len(frames.frames), self.model.dtype.itemsize)
+
+    def prompt(
+        self, inputs: Sequence[Mapping[str, Tensor]], max_new_tokens: int = 256, repetition_penalty: float = 1.0
+    ) -> Prompt:
+        """What the processor has made, on the model's device, as methods take it."""
+        return Prompt(
+            self.model,
+            inputs,
+            max_new_tokens,
+            self.draft_model,
+            tuple(self.processor.tokenizer.all_special_ids),
+            self.trained_drafter,
+            self._lasting,
+            repetition_penalty,
+            self.source,
+        )
+
+    def trained_drafter(self, kind: str, folder: str | None = None, text_only: bool | None = None) -> FeatureDrafter:
+        """A network that drafts for the target, read once for all answers.
+
+        Args:
+            kind: which one of those that came with the model.
+            folder: another one.
+            text_only: whether the video has no rows when drafting; None: as it was trained to.
+
+        Raises:
+            UserError: there is none, or it was trained for something else.
+        """
+        found = folder or self.drafters.get(kind)
+        if found is None:
+            raise UserError(
+                f"drafter must be given: none came with this model; make one by "
+                f"`vargen train video-drafter --kind {kind}`"
+            )
+        key = (os.fspath(found), text_only)
+        if key not in self._trained:
+            try:
+                self._trained[key] = load_drafter(found, self.model, text_only=text_only)
+            except ValueError as error:
+                raise UserError(str(error)) from error
+            if self.source is not None and (quantization := self.source.options.draft_quantization) is not None:
+                quantize_linears(self._trained[key], quantization)
+        return self._trained[key]
+
+    @torch.no_grad()
+    def relevance(self, frames: VideoFrames, question: str, answer: Answer, num_nearest: int = 10) -> list[float]:
+        """How much each token of an answer has to do with what is seen: LVSpec's visual relevance, for pictures."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", QuestionWarning)  # has been said when the question was answered
+            inputs = self._placed(self.inputs(frames, question))
+        tokens = torch.tensor([answer.token_ids], device=self.model.device)
+        count = tokens.shape[1]
+        target = self.prompt([inputs], count + 1).target(count)
+        target.prefill()
+        places, mask = chain_layout(tokens)
+        output = target.forward(tokens, mask, places)
+        assert output.hidden_states is not None
+        reference = target.prompts[0].visual_hidden_states
+        return relevance_to(output.hidden_states[0], reference, num_nearest).tolist()
+
+    def close(self) -> None:
+        """End what methods have started for several answers, such as the workers of parallel decoding."""
+        for lasting in self._lasting.values():
+            lasting.close()
+        self._lasting.clear()
+
+    def __enter__(self) -> VideoAnswerer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _Streamer:
+    """Gives out text, and tokens with their origins, as soon as they are decided."""
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        trace: DecodeTrace,
+        on_text: Callable[[str], None] | None,
+        on_tokens: Callable[[list[str], list[TokenOrigin]], None] | None,
+    ) -> None:
+        self.tokenizer, self.trace = tokenizer, trace
+        self.on_text, self.on_tokens = on_text, on_tokens
+        self.special = set(tokenizer.all_special_ids)
+        self.shown = ""
+
+    def step(self, number: int, state: DecodeState) -> None:
+        if self.on_text is not None or self.on_tokens is not None:
+            self._show(state.tokens[0, : int(state.lengths[0])].tolist(), is_last=False)
+
+    def end(self, token_ids: list[int]) -> None:
+        self._show(token_ids, is_last=True)
+
+    def _show(self, token_ids: list[int], is_last: bool) -> None:
+        if self.on_tokens is not None:
+            origins = zip(token_ids, self.trace.token_origins[0], strict=False)
+            told = [(self.tokenizer.decode([token]), origin) for token, origin in origins if token not in self.special]
+            self.on_tokens([text for text, _ in told], [origin for _, origin in told])
+        if self.on_text is None:
+            return
+        text = self.tokenizer.decode(token_ids, skip_special_tokens=True)
+        # A word may be made of several tokens, of which the first alone is no text yet.
+        text = text if is_last else text.rstrip("\ufffd")
+        if text.startswith(self.shown):
+            self.on_text(text[len(self.shown) :])
+            self.shown = text
+
+
+def check_same_words(tokenizer: Any, draft_tokenizer: Any) -> None:
+    """Refuse a drafter whose token numbers mean other words.
+
+    Raises:
+        UserError: they do.
+    """
+    own, other = tokenizer.get_vocab(), draft_tokenizer.get_vocab()
+    if own != other:
+        different = next(iter(sorted(set(own.items()) ^ set(other.items()))))
+        raise UserError(
+            f"draft_model has another tokenizer than model (see {different[0]!r}); give one of the same family"
+        )
+
+
+def sized_inputs(
+    processor: Any, architecture: Architecture, frames: VideoFrames, question: str, max_pixels: int | None = None
+) -> dict[str, Tensor]:
+    """`frames.processor_inputs`, with frames of at most so many pixels where that is asked for."""
+    size = None
+    if max_pixels is not None:
+        size = architecture.frame_size(processor.video_processor, max_pixels, len(frames.frames))
+    return processor_inputs(processor, frames, question, size)

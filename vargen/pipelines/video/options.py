@@ -1,0 +1,117 @@
+"""Which Video-LLM, how it is loaded, what it is shown of a video and how it answers: what every command is told.
+
+Belongs here: the options that several commands and the lmms-eval plugin share, and the checks that need no model.
+Nothing here imports torch or opens a file. Finding and loading the models is `vargen.pipelines.video.loading`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from vargen.base.bounds import (
+    MAX_FRAMES,
+    MAX_NEW_TOKENS,
+    MAX_PIXELS,
+    MAX_SEED,
+    check_number,
+    check_numbers,
+    check_sampling,
+)
+from vargen.base.errors import UserError
+from vargen.models.options import ModelOptions
+
+
+@dataclass(frozen=True)
+class VideoOptions(ModelOptions):
+    """A Video-LLM, the smaller one that drafts for it, and what both are asked.
+
+    Args:
+        model: folder of a Video-LLM with its processor; or a name on the hub, such as Qwen/Qwen2.5-VL-7B-Instruct; or
+            the name of a shipped one; null for the shipped default, which knows only this project's own little world.
+        draft_model: likewise, the smaller one of a pair; null for the one shipped with the default model.
+        draft_revision: branch, tag or commit of a draft model on the hub; null for its main one.
+        device_map: where transformers puts the parts of the models, such as "auto" or "cuda:0", instead of `device`; or
+            one device each for target and drafter, such as "cuda:0,cuda:1".
+        num_frames: frames to look at, evenly spread; null for what the model's processor does by itself.
+        fps: frames to look at of each second, instead of `num_frames`.
+        max_pixels: of a frame, at most; null for the processor's own limit. For models that keep the shape of frames.
+        max_new_tokens: of an answer, at most.
+        temperature: 0 always takes the likeliest token; null for the model's own generation config, which may not draw.
+        top_k: of sampling, 0 for no limit; null for the model's own.
+        top_p: of sampling; null for the model's own.
+        repetition_penalty: 1 does nothing; null for the model's own.
+        seed: of the first answer.
+    """
+
+    draft_model: str | None = None
+    draft_revision: str | None = None
+    num_frames: int | None = None
+    fps: float | None = None
+    max_pixels: int | None = None
+    max_new_tokens: int = 256
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    repetition_penalty: float | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_numbers(
+            self,
+            {
+                "num_frames": (1, MAX_FRAMES),
+                "fps": (0.001, 1000.0),
+                "max_pixels": (1, MAX_PIXELS**2),
+                "max_new_tokens": (1, MAX_NEW_TOKENS),
+                "seed": (0, MAX_SEED),
+            },
+        )
+        check_sampling(self.temperature, self.top_k, self.top_p)
+        if self.repetition_penalty is not None:
+            check_number("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
+        if self.compile:
+            raise UserError("compile is not there for Video-LLMs, whose passes are never compiled; leave it out")
+        if self.num_frames is not None and self.fps is not None:
+            raise UserError("num_frames and fps cannot both be given; leave out one of them")
+        if self.draft_revision is not None and self.draft_model is None:
+            raise UserError("draft_revision needs draft_model: it says which one of the hub's; leave it out")
+        if self.device_map is not None and len(self._places) > 2:
+            raise UserError(
+                f'device_map must be one word, or one device each for target and drafter, such as "cuda:0,cuda:1", got '
+                f"{self.device_map!r}"
+            )
+
+    @property
+    def _places(self) -> list[str]:
+        return [place.strip() for place in (self.device_map or "").split(",")]
+
+    @property
+    def of_target(self) -> ModelOptions:
+        """How the target is loaded."""
+        own = ModelOptions(**{field.name: getattr(self, field.name) for field in fields(ModelOptions)})
+        return own if self.device_map is None else replace(own, device_map=self._places[0])
+
+    @property
+    def of_draft_model(self) -> ModelOptions:
+        """How the drafter is loaded."""
+        own = replace(
+            self.of_target,
+            model=self.draft_model,
+            revision=self.draft_revision,
+            quantization=self.draft_quantization or self.quantization,
+            draft_quantization=None,
+        )
+        return own if self.device_map is None else replace(own, device_map=self._places[-1])
+
+    @property
+    def paired(self) -> bool:
+        """Whether there is a smaller model: the one that is named, or the one shipped with the default model."""
+        return self.draft_model is not None or self.model is None
+
+    @property
+    def generation(self) -> dict[str, Any]:
+        """What `VideoAnswerer.answer` is told beside frames, question, method and seed."""
+        names = ("max_new_tokens", "temperature", "top_k", "top_p", "repetition_penalty")
+        return {name: getattr(self, name) for name in names}

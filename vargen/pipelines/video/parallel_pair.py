@@ -1,0 +1,208 @@
+"""ParallelVLM for an answerer: the drafter's side of a pair, in a process of its own or by turns in this one.
+
+Belongs here: what the drafter's side is built from, what is told to it, and the length of a window. Does not belong
+here: the rounds, the messages and the processes (`specdecode.parallel`).
+
+Source: ParallelVLM (arXiv 2603.19610). While the target is still in the upper layers of its prefill, what its lower
+ones made of the video decides which visual tokens the drafter is shown (UV-Prune).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specdecode.parallel import (
+    DraftChannel,
+    DrafterError,
+    DraftProcess,
+    DraftSource,
+    InTurnChannel,
+    ThreadChannel,
+    decode_parallel,
+    measure_draft_length,
+)
+from vargen.base.errors import UserError
+from vargen.models.options import ModelOptions
+from vargen.models.video_llms.pruned_draft import PrunedDraft
+from vargen.models.video_llms.pruning import keep_highest, keep_uniform
+from vargen.models.video_llms.request import VideoRequest, keep_share, prepare_request, visual_gain_scorer
+from vargen.models.video_llms.target import VideoTarget
+from vargen.pipelines.video.loading import LazyModel, open_video_model
+from vargen.pipelines.video.players import Decoded, Generation
+from vargen.pipelines.video.prompt import Prompt
+
+
+@dataclass(frozen=True)
+class DraftPrompt:
+    """What the drafter's side makes a request of; small enough to travel.
+
+    Args:
+        inputs: of the processor.
+        compact: give what is left consecutive positions.
+        sizes: further options of `PrunedDraft`.
+    """
+
+    inputs: Mapping[str, Tensor]
+    compact: bool
+    sizes: Mapping[str, Any]
+
+
+class ParallelPair:
+    """The drafter's side, for any number of answers. It starts with the first, and anew after a failure.
+
+    Args:
+        drafter: the model that drafts; for "processes" it need not be loaded.
+        workers: "processes", "threads" or "in_turn".
+    """
+
+    def __init__(self, drafter: Any, workers: str) -> None:
+        self.drafter = drafter
+        self.workers = workers
+        self.draft_lengths: dict[Hashable, int] = {}
+        self._channel: DraftChannel | None = None
+
+    @property
+    def channel(self) -> DraftChannel:
+        """The way to it.
+
+        Raises:
+            UserError: the model has no folder to be loaded from by another process.
+        """
+        if self._channel is None:
+            self._channel = self._open()
+        return self._channel
+
+    def _open(self) -> DraftChannel:
+        drafter = self.drafter
+        if self.workers == "threads":
+            return ThreadChannel(_source_of(drafter), drafter.device)
+        if self.workers == "in_turn":
+            return InTurnChannel(_source_of(drafter))
+        if isinstance(drafter, LazyModel):
+            return DraftProcess(partial(_load_source, drafter.elsewhere()))
+        if not drafter.name_or_path:
+            raise UserError("draft_model must be loaded from a folder, so that the drafter's process can load it")
+        options = ModelOptions(device=str(drafter.device), dtype=str(drafter.dtype).removeprefix("torch."))
+        return DraftProcess(partial(_load_source, LazyModel(open_video_model(drafter.name_or_path), options)))
+
+    def close(self) -> None:
+        """End the drafter's process, if there is one."""
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            channel.close()
+
+    @contextmanager
+    def a_core_left(self) -> Iterator[None]:
+        """On a CPU, leave a core to the other side: threads that wait for one halve the speed of both."""
+        threads = torch.get_num_threads()
+        if self.drafter.device.type != "cpu" or self.workers == "in_turn" or threads == 1:
+            yield
+            return
+        torch.set_num_threads(threads - 1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
+
+
+class ParallelPlayers:
+    """A target that tells the drafter's side what to watch as soon as it knows.
+
+    Args:
+        prompt, pair: the two sides.
+        keep_ratio: share of the visual tokens that the drafter is shown.
+        gain_layer: UV-Prune's; None: evenly spread ones.
+        compact: see `DraftPrompt`.
+        draft_length: tokens of a window; None: measured once, as many as are drafted during a pass of the target.
+    """
+
+    def __init__(
+        self,
+        prompt: Prompt,
+        pair: ParallelPair,
+        *,
+        keep_ratio: float,
+        gain_layer: int | None,
+        compact: bool,
+        draft_length: int | None,
+    ) -> None:
+        self.prompt, self.pair = prompt, pair
+        self.keep_ratio, self.gain_layer = keep_ratio, gain_layer
+        self.draft_length = draft_length
+        # What the drafter is shown travels from the processor, not through this process's vision tower.
+        (inputs,) = prompt.inputs
+        if pair.workers == "processes":  # another process would open the device that a tensor lay on
+            inputs = {name: value.cpu() for name, value in inputs.items() if isinstance(value, Tensor)}
+        # No window is longer than the answer. A short one is drafted to measure how long it should be.
+        sizes = {**prompt.sizes(prompt.max_new_tokens), "max_new_tokens": max(prompt.max_new_tokens, 16)}
+        self._draft_prompt = DraftPrompt(inputs, compact, sizes)
+
+    def decode(self, generation: Generation) -> Decoded:
+        """See `VideoDecoder`. Raises UserError where the drafter's side fails, with its reason."""
+        try:
+            with self.pair.a_core_left():
+                result = decode_parallel(
+                    self._target(),
+                    self.pair.channel,
+                    draft_length=self._window(),
+                    prompt=self._draft_prompt,
+                    **generation.of_loop(self.prompt.model.device),
+                )
+        except DrafterError as error:
+            self.pair.close()
+            raise UserError(f"parallelvlm: {error}") from error
+        return Decoded.from_result(result, run_lengths=tuple(result.account.run_lengths))
+
+    def _window(self) -> int:
+        """Tokens of it."""
+        if self.draft_length is not None:
+            return self.draft_length
+        known, key = self.pair.draft_lengths, (self.keep_ratio, self.gain_layer, self._draft_prompt.compact)
+        if key not in known:
+            measured = measure_draft_length(self._target(), self.pair.channel, prompt=self._draft_prompt)
+            known[key] = measured.tokens
+        return known[key]
+
+    def _target(self) -> VideoTarget:
+        """The target, which tells the drafter what to watch as soon as it knows."""
+        (request,), channel = self.prompt.requests, self.pair.channel
+        before, gain_between = request.inputs_embeds[0], visual_gain_scorer(request)
+        # Now, with all that waits for the device: the hint is given in the middle of the prefill.
+        spread = keep_share(request, self.keep_ratio, keep_uniform)
+
+        def evenly(states: Tensor) -> None:
+            channel.hint(spread)
+
+        def by_gain(states: Tensor) -> None:
+            gain = gain_between(before, states)
+            channel.hint(keep_share(request, self.keep_ratio, lambda shown, count: keep_highest(gain[:shown], count)))
+
+        hint = {0: evenly} if self.gain_layer is None else {self.gain_layer: by_gain}
+        return self.prompt.target(self.prompt.max_new_tokens, on_layer=hint)
+
+
+def _load_source(model: LazyModel) -> DraftSource:
+    """In the drafter's process: load the weights."""
+    return _source_of(model.load())
+
+
+def _source_of(model: Any) -> DraftSource:
+    def source(prompt: DraftPrompt, hint: Callable[[], Tensor | None]) -> PrunedDraft:
+        inputs = {name: value.to(model.device) for name, value in prompt.inputs.items() if isinstance(value, Tensor)}
+        # The vision tower runs before the hint is waited for.
+        request: VideoRequest = prepare_request(model, inputs)
+
+        def chosen(row: int) -> Tensor:
+            kept = hint()
+            return torch.arange(request.num_visual) if kept is None else kept.to(model.device)
+
+        return PrunedDraft(model, request, chosen, compact=prompt.compact, **prompt.sizes)
+
+    return source

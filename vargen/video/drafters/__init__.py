@@ -1,1 +1,0 @@
-"""Trained drafters for Video-LLMs: heads, compressor, their cache, and their folders."""

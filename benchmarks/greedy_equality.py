@@ -104,7 +104,7 @@ def main() -> None:
         label: resolve_method(name, settings)
         for label, (name, settings) in METHODS.items()
         if not (name == "eagle" and pipeline.drafter is None)
-        and not (name == "draft-model" and pipeline.draft_transformer is None)
+        and not (name == "draft-model" and pipeline.draft_model is None)
     }
     done = {} if options.records is None else read_records(options.records)
     work = [(size, start) for size in options.batch_sizes for start in range(0, len(prompts), size)]

@@ -35,8 +35,8 @@ from scenes.cases import scene_video_cases
 from specdecode.loop import decode
 from specdecode.sampling import RandomStreams, SamplingConfig
 from vargen.base.resources import VIDEO_CAPTIONS, VIDEO_FRAMES, VIDEO_SIDE
-from vargen.drafters.drafter_folder import load_drafter, new_drafter
-from vargen.drafters.feature_head import FeatureHead
+from vargen.drafters.video_draft_head import VideoDraftHead
+from vargen.drafters.video_head_folder import load_video_head, new_video_head
 from vargen.jobs.cases import VideoCase
 from vargen.methods.video.trained import FlashConfig, MSDConfig, SparrowConfig, TrainedDrafterConfig
 from vargen.models.video_llms.frames import CAPTION_PROMPTS, processor_inputs
@@ -108,7 +108,7 @@ def answer(answerer: VideoAnswerer, case: VideoCase, config: TrainedDrafterConfi
     inputs = processor_inputs(answerer.processor, case.frames, CAPTION_PROMPTS[0])
     players = config.build(answerer.prompt([inputs], max_new_tokens))
     head = players.network
-    assert isinstance(head, FeatureHead)
+    assert isinstance(head, VideoDraftHead)
     prompt: dict[str, int] = {}
 
     def keep_prompt(step: int, _: Any) -> None:
@@ -305,8 +305,8 @@ class Studies:
         for scale, name in ((False, "flash_k4"), (True, "flash_scaled")):
             torch.manual_seed(0)
             networks = {
-                "untrained": new_drafter("flash", model, scale=scale),
-                "trained": load_drafter(self.folder(name), model),
+                "untrained": new_video_head("flash", model, scale=scale),
+                "trained": load_video_head(self.folder(name), model),
             }
             row: dict[str, Any] = {"scaled": scale, "queries": networks["trained"].config.num_queries}
             for label, network in networks.items():

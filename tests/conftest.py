@@ -8,7 +8,13 @@ import pytest
 import torch
 from transformers import CLIPConfig, CLIPImageProcessorPil, CLIPModel, PreTrainedTokenizerFast
 
-pytest_plugins = ["cheap_training", "official_layout", "own_kernels", "tiny_video_llms", "video_pairs"]  # in tests/shared
+pytest_plugins = [
+    "cheap_training",
+    "official_layout",
+    "own_kernels",
+    "tiny_video_llms",
+    "video_pairs",
+]  # in tests/shared
 
 SIDE = 32
 WORDS = ("a", "red", "blue", "green", "cube", "sphere", "left", "of", "photo", "depicts")

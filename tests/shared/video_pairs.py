@@ -18,8 +18,8 @@ from scenes.models.architectures import (
     build_model,
     build_processor,
 )
-from vargen.drafters.drafter_folder import new_drafter, save_drafter
-from vargen.drafters.feature_drafter import KINDS
+from vargen.drafters.video_head import KINDS
+from vargen.drafters.video_head_folder import new_video_head, save_video_head
 from vargen.jobs.cases import VideoCase
 
 SIZE, FRAMES = 64, 4
@@ -48,7 +48,7 @@ def build_pair(folder: Path, architecture: str) -> None:
         processor.save_pretrained(folder / name)
         if name == "target":
             for kind in KINDS:
-                save_drafter(new_drafter(kind, model.eval()), folder / name / "drafters" / kind)
+                save_video_head(new_video_head(kind, model.eval()), folder / name / "drafters" / kind)
         with torch.no_grad():
             for parameter in model.parameters():
                 if parameter.ndim >= 2:

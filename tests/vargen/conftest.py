@@ -16,7 +16,7 @@ from tiny_pipelines import (  # noqa: F401  # the fixtures are for the tests bel
     tiny_model_folder,
 )
 
-from vargen.drafters.eagle_network import LlamaGenDrafter
+from vargen.drafters.eagle_head import EagleHead
 from vargen.pipelines.llamagen import LlamaGenPipeline
 
 
@@ -37,7 +37,7 @@ def drafting_pipeline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Llam
     """A text-conditional pipeline with a random drafter and a random smaller transformer; measured costs stay here."""
     base = build_tiny_pipeline()
     shared = {"vocab_size": VOCAB, "grid_size": GRID}
-    drafter = LlamaGenDrafter(dim=16, num_attention_heads=2, intermediate_size=20, **shared)
+    drafter = EagleHead(dim=16, num_attention_heads=2, intermediate_size=20, **shared)
     smaller = build_tiny_transformer(2, dim=8, num_layers=1, num_attention_heads=1, intermediate_size=16)
     randomise(drafter, 1)
     pipeline = LlamaGenPipeline(
@@ -46,7 +46,7 @@ def drafting_pipeline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Llam
         base.text_encoder,
         base.tokenizer,
         drafter=drafter.eval(),
-        draft_transformer=smaller,
+        draft_model=smaller,
         default_guidance_scale=3.0,
         default_top_k=0,
     )

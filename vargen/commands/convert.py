@@ -129,7 +129,7 @@ def _convert_lantern_drafter(arguments: Sequence[str]) -> int:
 
     import torch
 
-    from vargen.drafters.convert_drafter import convert_lantern_drafter
+    from vargen.drafters.convert_draft_head import convert_lantern_drafter
 
     with own_folder(config.output):
         drafter = convert_lantern_drafter(

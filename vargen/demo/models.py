@@ -32,7 +32,7 @@ _FIRST = ("scd", "eagle-chain", "likeness-quality", "likeness-balanced", "likene
 _SHOWN = ("llamagen", "janus")
 """Families whose tokens are those of a square grid, and make pixels by themselves at any time."""
 
-_FOLDERS = {"drafter": "drafter", "draft_model": "draft_transformer"}
+_FOLDERS = {"drafter": "drafter", "draft_model": "draft_model"}
 """Where in a model's folder the weights lie that a method's setting names."""
 
 

@@ -1,7 +1,7 @@
 """Many visual tokens into few, by learned queries, for drafters that cannot afford them all.
 
 Belongs here: the compression and a measure of how it may fail. Does not belong here: where the few rows go
-(`feature_drafter.py`).
+(`video_head.py`).
 
 FLASH (arXiv 2505.12728, equation 3) has queries alone: softmax(C F^T) F, without a scale. The features' norm grows with
 the square root of their width, so the softmax soon looks at one token and learns no more; `saturation` measures that,

@@ -125,7 +125,7 @@ class Method:
 
 
 @dataclass(frozen=True)
-class DraftNetwork(Generic[Network]):
+class LoadedDrafter(Generic[Network]):
     """A network that drafts, and what its draft sizes can be chosen by.
 
     Args:
@@ -159,11 +159,11 @@ class Components(Protocol):
         """Tokens of a finished picture."""
         ...
 
-    def draft_head(self, folder: str | None, most_new_pairs: int) -> DraftNetwork[DraftHead]:
+    def load_draft_head(self, folder: str | None, most_new_pairs: int) -> LoadedDrafter[DraftHead]:
         """The EAGLE head in a folder, or (None) the one that came with the model, with room for so many new pairs."""
         ...
 
-    def draft_target(self, folder: str | None) -> DraftNetwork[DraftModel]:
+    def load_draft_model(self, folder: str | None) -> LoadedDrafter[DraftModel]:
         """A smaller model of the same tokens, likewise, fed with the same prompts."""
         ...
 

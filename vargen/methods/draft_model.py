@@ -54,7 +54,7 @@ class DraftModelConfig(ChainMethodConfig):
         from specdecode.drafters.draft_model import DraftModelDrafter
         from specdecode.verifiers import ExactVerifier
 
-        smaller = components.draft_target(self.draft_model)
+        smaller = components.load_draft_model(self.draft_model)
         sizes = self.sizes(components.num_tokens)
         sizer = components.draft_sizer(sizes, smaller.kind, lambda: smaller.draft_once(1), _RATE)
         return Method(DraftModelDrafter(smaller.network, sizer, children=self.children), ExactVerifier())

@@ -196,7 +196,7 @@ def eagle_drafter(
     from specdecode.drafters.tree_shapes import DynamicTree
 
     largest = DraftSize(max(size.total_tokens for size in sizes), max(size.depth for size in sizes))
-    head = components.draft_head(folder, EagleDrafter.most_new_pairs(shape, largest))
+    head = components.load_draft_head(folder, EagleDrafter.most_new_pairs(shape, largest))
     expanded = shape.top_k if isinstance(shape, DynamicTree) else 1
     sizer = components.draft_sizer(
         sizes,

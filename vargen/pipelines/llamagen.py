@@ -27,8 +27,8 @@ from specdecode.trace import DecodeTrace
 from vargen.base.errors import UserError
 from vargen.base.prompts import unknown_words
 from vargen.base.reading import reading
-from vargen.drafters.eagle_network import LlamaGenDrafter
-from vargen.drafters.llamagen_head import check_drafter
+from vargen.drafters.eagle_head import EagleHead
+from vargen.drafters.llamagen_draft_head import check_drafter
 from vargen.methods.base import ImageMethodConfig, Method
 from vargen.methods.catalogue import check_own_settings, resolve_method
 from vargen.models.finite import check_component_weights, check_pixels
@@ -52,7 +52,7 @@ from vargen.pipelines.common import (
 )
 from vargen.pipelines.compilation import CompilablePipeline
 from vargen.pipelines.components.base import Place
-from vargen.pipelines.components.llamagen import KeptBetweenBatches, LlamaGenComponents, check_draft_transformer
+from vargen.pipelines.components.llamagen import KeptBetweenBatches, LlamaGenComponents, check_draft_model
 from vargen.pipelines.components.weighted import WeightNetworks
 from vargen.pipelines.quantization import QuantizablePipeline
 from vargen.pipelines.streaming import PictureStream, stream_pictures
@@ -88,7 +88,7 @@ class LlamaGenPipeline(CompilablePipeline, QuantizablePipeline, DiffusionPipelin
         text_encoder: text features for a text-conditional transformer. Without it, prompts must come as embeddings.
         tokenizer: the text encoder's.
         drafter: an EAGLE drafter trained for this transformer, for the methods that draft with one.
-        draft_transformer: a smaller transformer of the same vocabulary, which reads the same text features, for the
+        draft_model: a smaller transformer of the same vocabulary, which reads the same text features, for the
             method "draft-model".
         default_guidance_scale, default_top_k: what a call uses that does not say; kept in `model_index.json`. None:
             what LlamaGen's own samplers use, 7.5 and 1000 for text, 4 and 2000 for classes.
@@ -104,7 +104,7 @@ class LlamaGenPipeline(CompilablePipeline, QuantizablePipeline, DiffusionPipelin
     """
 
     model_cpu_offload_seq = "text_encoder->transformer->vqvae"
-    _optional_components = ["text_encoder", "tokenizer", "drafter", "draft_transformer"]  # noqa: RUF012 (a diffusers convention)
+    _optional_components = ["text_encoder", "tokenizer", "drafter", "draft_model"]  # noqa: RUF012 (a diffusers convention)
     _callback_tensor_inputs = list(CALLBACK_TENSORS)  # noqa: RUF012
 
     def __init__(
@@ -113,8 +113,8 @@ class LlamaGenPipeline(CompilablePipeline, QuantizablePipeline, DiffusionPipelin
         vqvae: VQModel,
         text_encoder: T5EncoderModel | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
-        drafter: LlamaGenDrafter | None = None,
-        draft_transformer: LlamaGenTransformer | None = None,
+        drafter: EagleHead | None = None,
+        draft_model: LlamaGenTransformer | None = None,
         default_guidance_scale: float | None = None,
         default_top_k: int | None = None,
         max_sequence_length: int = 120,
@@ -128,7 +128,7 @@ class LlamaGenPipeline(CompilablePipeline, QuantizablePipeline, DiffusionPipelin
             text_encoder=text_encoder,
             tokenizer=tokenizer,
             drafter=drafter,
-            draft_transformer=draft_transformer,
+            draft_model=draft_model,
         )
         self.vae_scale_factor = downsampling_factor(vqvae)
         self.grid_size = transformer.config.grid_size
@@ -190,8 +190,8 @@ class LlamaGenPipeline(CompilablePipeline, QuantizablePipeline, DiffusionPipelin
             )
         if self.drafter is not None:
             check_drafter(self.drafter, self.transformer)
-        if self.draft_transformer is not None:
-            check_draft_transformer(self.draft_transformer, self.transformer)
+        if self.draft_model is not None:
+            check_draft_model(self.draft_model, self.transformer)
         if image_size not in (None, self.image_size):
             raise UserError(
                 f"transformer has another image grid than this model's: {transformer.grid_size} x "
@@ -564,7 +564,7 @@ class LlamaGenPipeline(CompilablePipeline, QuantizablePipeline, DiffusionPipelin
 
     def _components(self, device: torch.device) -> LlamaGenComponents:
         return LlamaGenComponents(
-            self.transformer, self.vqvae, self.drafter, self.draft_transformer, device, self._kept, self._weights
+            self.transformer, self.vqvae, self.drafter, self.draft_model, device, self._kept, self._weights
         )
 
     def _longest_condition(self, prompt: Sequence[str] | None, max_sequence_length: int | None, trim: bool) -> int:

@@ -165,7 +165,7 @@ class DrafterTask:
         last = teacher.num_layers
         layers = default_feature_layers(last) if config.feature_layers is None else config.feature_layers
         check(layers[-1] == last, "feature_layers", layers, f"must end with the target's last layer, which is {last}")
-        self.drafter = self.teacher.new_drafter(config.intermediate_size, layers if len(layers) > 1 else ())
+        self.drafter = self.teacher.new_video_head(config.intermediate_size, layers if len(layers) > 1 else ())
         if (folder := config.initial_weights) and not config.goes_on:
             check_component_folder(folder, type(self.drafter))
             saved: nn.Module = type(self.drafter).from_pretrained(folder)

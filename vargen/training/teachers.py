@@ -17,7 +17,7 @@ from specdecode.roles import TargetOutput
 from specdecode.sampling import apply_guidance
 from specdecode.targets.transformers import TransformersTarget
 from vargen.base.errors import UserError
-from vargen.drafters.eagle_network import LlamaGenDrafter
+from vargen.drafters.eagle_head import EagleHead
 from vargen.pipelines.llamagen import LlamaGenPipeline
 from vargen.training.teacher_forcing import guided_features
 
@@ -35,7 +35,7 @@ class Teacher(Protocol):
         """Of the model."""
         ...
 
-    def new_drafter(self, intermediate_size: int | None, feature_layers: Sequence[int]) -> LlamaGenDrafter:
+    def new_video_head(self, intermediate_size: int | None, feature_layers: Sequence[int]) -> EagleHead:
         """An untrained one, which reads states after these layers. No size: a feed-forward layer as wide as the
         model's."""
         ...
@@ -86,9 +86,9 @@ class LlamaGenTeacher:
     def num_layers(self) -> int:
         return int(self.transformer.config.num_layers)
 
-    def new_drafter(self, intermediate_size: int | None, feature_layers: Sequence[int]) -> LlamaGenDrafter:
+    def new_video_head(self, intermediate_size: int | None, feature_layers: Sequence[int]) -> EagleHead:
         target = self.transformer.config
-        drafter = LlamaGenDrafter(
+        drafter = EagleHead(
             dim=target.dim,
             num_attention_heads=target.num_attention_heads,
             intermediate_size=intermediate_size or target.intermediate_size,
@@ -131,12 +131,12 @@ class TransformersTeacher:
     def num_layers(self) -> int:
         return int(self._any.model.config.get_text_config().num_hidden_layers)
 
-    def new_drafter(self, intermediate_size: int | None, feature_layers: Sequence[int]) -> LlamaGenDrafter:
+    def new_video_head(self, intermediate_size: int | None, feature_layers: Sequence[int]) -> EagleHead:
         text, target = self._any.model.config.get_text_config(), self._any
         dim, heads = int(text.hidden_size), int(text.num_attention_heads)
         while heads > 1 and (dim % heads or dim // heads % 4):
             heads -= 1
-        drafter = LlamaGenDrafter(
+        drafter = EagleHead(
             dim=dim,
             num_attention_heads=heads,
             intermediate_size=intermediate_size or int(text.intermediate_size),
@@ -168,7 +168,7 @@ class TransformersTeacher:
         return self.pipeline.target_of(list(prompts), max_draft_nodes)
 
 
-def _begun(drafter: LlamaGenDrafter, embeddings: Tensor) -> LlamaGenDrafter:
+def _begun(drafter: EagleHead, embeddings: Tensor) -> EagleHead:
     """Tokens mean to the drafter what they mean to the target, and the next feature is at first the last one, which it
     resembles; this start saves most of the training."""
     dim = drafter.config.dim

@@ -14,13 +14,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vargen.drafters.eagle_network import LlamaGenDrafter
+from vargen.drafters.eagle_head import EagleHead
 
 _CHUNK = 96  # queries at once; see `transformer_pass.attention_in_chunks`
 
 
 def guesses_by_level(
-    drafter: LlamaGenDrafter,
+    drafter: EagleHead,
     tokens: Tensor,
     features: Tensor,
     positions: Tensor,

@@ -33,9 +33,9 @@ from specdecode.roles import Drafter
 from specdecode.sampling import RandomStreams, SamplingConfig
 from vargen.base.errors import UserError
 from vargen.base.resources import VIDEO_CAPTIONS, VIDEO_FRAMES, VIDEO_SIDE
-from vargen.drafters.drafter_folder import new_drafter, save_drafter
-from vargen.drafters.feature_drafter import KINDS, VISUAL_INPUTS, FeatureDrafter, TargetStates
-from vargen.drafters.feature_head import FeatureHead
+from vargen.drafters.video_draft_head import VideoDraftHead
+from vargen.drafters.video_head import KINDS, VISUAL_INPUTS, TargetStates, VideoHead
+from vargen.drafters.video_head_folder import new_video_head, save_video_head
 from vargen.models.model_folder import weights_fingerprint
 from vargen.models.video_llms.architectures.catalogue import architecture_of
 from vargen.models.video_llms.request import prepare_request
@@ -65,7 +65,7 @@ class VideoDrafterTrainingConfig(RunConfig):
         model: folder of the target, a name on the hub, or the name of a shipped one; empty for the shipped default.
         revision: branch, tag or commit of a target on the hub; null for its main one.
         kind: "eagle", "msd", "vispec", "sparrow" or "flash"; what they are is in
-            `vargen.drafters.feature_drafter`.
+            `vargen.drafters.video_head`.
             Settings below are its own where they are null.
         visual: what stands for the video; "embeddings" turns Sparrow's bridging off.
         visual_layer: after how many of the target's layers the video's hidden states are read; half of them if null.
@@ -189,7 +189,7 @@ class VideoDrafterTrainingConfig(RunConfig):
     def architecture(self) -> dict[str, Any]:
         return {"kind": self.kind, **{name: getattr(self, name) for name in _DRAFTER_FIELDS}}
 
-    def new_drafter(self, model: Any) -> FeatureDrafter:
+    def new_video_head(self, model: Any) -> VideoHead:
         """The untrained drafter.
 
         Raises:
@@ -197,7 +197,9 @@ class VideoDrafterTrainingConfig(RunConfig):
         """
         given = {name: getattr(self, name) for name in _DRAFTER_FIELDS}
         try:
-            return new_drafter(self.kind, model, **{name: value for name, value in given.items() if value is not None})
+            return new_video_head(
+                self.kind, model, **{name: value for name, value in given.items() if value is not None}
+            )
         except ValueError as error:
             raise UserError(str(error)) from error
 
@@ -236,7 +238,7 @@ def offset_losses(
 
 
 def drafting_passes(
-    network: FeatureDrafter, states: TargetStates, learned: Tensor, count: int, with_video: bool
+    network: VideoHead, states: TargetStates, learned: Tensor, count: int, with_video: bool
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """The drafter's guesses for whole answers: by the target's features, then by its own guesses of them, and so on.
 
@@ -276,7 +278,7 @@ class VideoDrafterTask:
         self.config, self.model = config, model
         self.training, self.heldout = training, heldout
         self.device = torch.device(config.device)
-        self.network = config.new_drafter(model).to(self.device).float().train()
+        self.network = config.new_video_head(model).to(self.device).float().train()
         if config.device == "cpu":
             cpu_attention.register()
             self.network.set_attention(cpu_attention.FLOAT32_ATTENTION)
@@ -362,7 +364,7 @@ class VideoDrafterTask:
                 max_draft_nodes=length + 1,
             )
             sizer = FixedDraftSize(DraftSize(length + 1, length))
-            drafter: Drafter = FeatureHead(self.network, target).drafter(StaticTree.chain(length), sizer)
+            drafter: Drafter = VideoDraftHead(self.network, target).drafter(StaticTree.chain(length), sizer)
             trace = decode(
                 target,
                 max_new_tokens=self.config.max_answer_tokens,
@@ -380,7 +382,7 @@ class VideoDrafterTask:
 
     def export(self, folder: Path) -> None:
         """Write the drafter in bfloat16."""
-        save_drafter(copy.deepcopy(self.network).to(torch.bfloat16), folder)
+        save_video_head(copy.deepcopy(self.network).to(torch.bfloat16), folder)
 
 
 Asked = tuple[Questions, int]
@@ -433,7 +435,7 @@ def train_video_drafter(
     found = open_video_model(options.model, options.revision)
     answerer = VideoAnswerer.from_options(options, found)
     model = answerer.model
-    network = config.new_drafter(model)  # what does not fit is said before answers are made
+    network = config.new_video_head(model)  # what does not fit is said before answers are made
     fingerprint = weights_fingerprint(found.folder)
     kept = Path(config.answers or Path(config.output_dir) / "answers")
     readers = []

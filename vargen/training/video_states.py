@@ -20,7 +20,7 @@ from torch import Tensor
 
 from vargen.base.errors import UserError
 from vargen.base.reading import reading
-from vargen.drafters.feature_drafter import TargetStates
+from vargen.drafters.video_head import TargetStates
 from vargen.models.video_llms.architectures.catalogue import architecture_of
 from vargen.models.video_llms.request import VideoRequest, prepare_request
 from vargen.runs.files import atomic_path, own_folder

@@ -145,7 +145,7 @@ def test_exact_methods_draw_the_tokens_of_plain_decoding_in_half_precision(
         settings = {"generator": generators, "temperature": temperature, "output_type": "latent"}
         return drafting_pipeline(prompts, method=resolve_method(method, options), **settings).tokens
 
-    parts = [drafting_pipeline.transformer, drafting_pipeline.drafter, drafting_pipeline.draft_transformer]
+    parts = [drafting_pipeline.transformer, drafting_pipeline.drafter, drafting_pipeline.draft_model]
     try:
         for part in parts:
             nn.Module.to(part, torch.bfloat16)

@@ -13,8 +13,8 @@ from specdecode.loop import decode
 from specdecode.roles import DecodeState, Draft, TargetOutput, Verdict
 from specdecode.sampling import RandomStreams, SamplingConfig
 from vargen.base.errors import UserError
-from vargen.drafters.eagle_network import LlamaGenDrafter
-from vargen.drafters.llamagen_head import LlamaGenDraftHead
+from vargen.drafters.eagle_head import EagleHead
+from vargen.drafters.llamagen_draft_head import LlamaGenDraftHead
 from vargen.models.llamagen.target import LlamaGenTarget, LlamaGenTargetOutput
 from vargen.models.llamagen.transformer import CONDITION_POSITION
 from vargen.pipelines.llamagen import LlamaGenPipeline
@@ -22,7 +22,7 @@ from vargen.pipelines.llamagen import LlamaGenPipeline
 PROMPTS = ["a red cube", "a small shiny blue sphere left of a large green cone on grass", "two cones"]
 
 
-def build_drafter(pipeline: LlamaGenPipeline, seed: int = 0, **overrides: object) -> LlamaGenDrafter:
+def build_drafter(pipeline: LlamaGenPipeline, seed: int = 0, **overrides: object) -> EagleHead:
     torch.manual_seed(seed)
     config = pipeline.transformer.config
     sizes: dict[str, object] = {
@@ -32,7 +32,7 @@ def build_drafter(pipeline: LlamaGenPipeline, seed: int = 0, **overrides: object
         "vocab_size": config.vocab_size,
         "grid_size": config.grid_size,
     }
-    drafter = LlamaGenDrafter(**{**sizes, **overrides})  # type: ignore[arg-type]
+    drafter = EagleHead(**{**sizes, **overrides})  # type: ignore[arg-type]
     with torch.no_grad():
         for parameter in drafter.parameters():
             parameter.normal_(std=0.4)
@@ -68,7 +68,7 @@ class Watching(EagleDrafter):
 
 
 def slow_logits(
-    drafter: LlamaGenDrafter, target: LlamaGenTarget, condition: Tensor, features: list[Tensor], tokens: list[int]
+    drafter: EagleHead, target: LlamaGenTarget, condition: Tensor, features: list[Tensor], tokens: list[int]
 ) -> Tensor:
     """Guided logits after the last token, by one forward over all pairs of one row, without cache, mask or batch.
 

@@ -11,8 +11,8 @@ from llamagen_models import CONDITION_LENGTH, make_model, valid_mask
 from torch import Tensor, nn
 
 from specdecode.kernels.fast_pass import FastPass
-from vargen.drafters.eagle_network import LlamaGenDrafter
-from vargen.drafters.llamagen_head import LlamaGenDraftHead
+from vargen.drafters.eagle_head import EagleHead
+from vargen.drafters.llamagen_draft_head import LlamaGenDraftHead
 from vargen.models.llamagen.target import LlamaGenTarget
 
 LENGTHS = [5, 3, 1]
@@ -39,7 +39,7 @@ def served(own_kernels: None, monkeypatch: pytest.MonkeyPatch) -> Callable[[], i
 def networks(feature_layers: list[int] | None, dtype: torch.dtype) -> Any:
     """A model and a drafter beside it, whose every weight matters."""
     model = make_model()
-    drafter = LlamaGenDrafter(
+    drafter = EagleHead(
         dim=32, num_attention_heads=4, intermediate_size=48, vocab_size=29, grid_size=4, feature_layers=feature_layers
     ).eval()
     torch.manual_seed(1)

@@ -12,7 +12,7 @@ from PIL import Image
 
 from vargen.base.errors import UserError
 from vargen.cli import main
-from vargen.drafters.eagle_network import LlamaGenDrafter
+from vargen.drafters.eagle_head import EagleHead
 from vargen.methods.base import MethodConfig
 from vargen.methods.catalogue import METHODS, RENAMED, find_presets, resolve_method
 from vargen.methods.eagle import TREE_NAMES
@@ -194,9 +194,9 @@ def test_drafters_and_smaller_models_are_saved_and_loaded_with_the_pipeline(
     loaded.set_progress_bar_config(disable=True)
     for method in ("eagle", "draft-model"):
         assert torch.equal(make(loaded, method, [0]).tokens, make(drafting_pipeline, method, [0]).tokens)
-    assert isinstance(loaded.drafter, LlamaGenDrafter)
+    assert isinstance(loaded.drafter, EagleHead)
     with pytest.raises(UserError, match="another model"):
-        LlamaGenPipeline.from_pretrained(tmp_path / "model", transformer=drafting_pipeline.draft_transformer)
+        LlamaGenPipeline.from_pretrained(tmp_path / "model", transformer=drafting_pipeline.draft_model)
 
 
 def sizes_of(name: str, num_tokens: int = 256, **options: Any) -> tuple[tuple[int, int], ...]:

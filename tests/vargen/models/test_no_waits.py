@@ -22,8 +22,8 @@ from specdecode.draft_size import DraftSize, FixedDraftSize
 from specdecode.drafters.eagle import EagleDrafter
 from specdecode.drafters.tree_shapes import DynamicTree
 from specdecode.targets.transformers import TransformersTarget
-from vargen.drafters.eagle_network import LlamaGenDrafter
-from vargen.drafters.picture_head import TransformersDraftHead
+from vargen.drafters.eagle_head import EagleHead
+from vargen.drafters.picture_draft_head import TransformersDraftHead
 from vargen.methods.catalogue import resolve_method
 from vargen.models.emu3.target import Emu3Target
 from vargen.models.glm_image.request import read_request
@@ -79,7 +79,7 @@ def test_nothing_waits_for_a_head_beside_a_model_of_transformers(tmp_path: Any) 
     target = _janus(8)
     dim = target.model.config.get_text_config().hidden_size
     folder = save_random_head(tmp_path, target.vocab_size, grid_size=4, dim=dim)
-    files = written(target), written(LlamaGenDrafter.from_pretrained(folder).eval())
+    files = written(target), written(EagleHead.from_pretrained(folder).eval())
     with FakeTensorMode(), torch.device("cuda"), torch.no_grad():
         on_device, drafter = there(files[0]), torch.load(files[1], map_location="cuda", weights_only=False)
         head = TransformersDraftHead(drafter, on_device, 16)

@@ -29,7 +29,7 @@ def draw(pipeline: Any, method: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("component", "method"), [("transformer", "ar"), ("drafter", "eagle"), ("draft_transformer", "draft-model")]
+    ("component", "method"), [("transformer", "ar"), ("drafter", "eagle"), ("draft_model", "draft-model")]
 )
 def test_a_part_that_is_used_before_it_is_called_is_moved(
     drafting_pipeline: Any, component: str, method: str, monkeypatch: pytest.MonkeyPatch

@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import GlmImageProcessor
 
 from vargen.base.errors import UserError
-from vargen.drafters.eagle_network import LlamaGenDrafter
+from vargen.drafters.eagle_head import EagleHead
 from vargen.methods.catalogue import resolve_method
 from vargen.pipelines.glm_image import GlmImagePriorPipeline
 
@@ -59,7 +59,7 @@ def codes(pipeline: GlmImagePriorPipeline, prompt: str | list[str], seeds: list[
 def test_a_head_drafts_and_the_priors_stay(pipeline: GlmImagePriorPipeline, tmp_path: Path) -> None:
     """A random one, in float64; and a teacher sees what decoding sees."""
     torch.manual_seed(0)
-    drafter = LlamaGenDrafter(dim=32, num_attention_heads=4, intermediate_size=48, vocab_size=CODES, grid_size=4)
+    drafter = EagleHead(dim=32, num_attention_heads=4, intermediate_size=48, vocab_size=CODES, grid_size=4)
     drafter.save_pretrained(tmp_path)
     tree = resolve_method("eagle", {"drafter": str(tmp_path), "total_tokens": 8, "depth": 2, "tree_top_k": 3})
     plain = codes(pipeline, PROMPTS, [1, 2, 3], temperature=0)

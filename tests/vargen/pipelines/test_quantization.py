@@ -70,7 +70,7 @@ def draw(pipeline: LlamaGenPipeline, method: str, temperature: float, **options:
 def test_exact_methods_draw_the_tokens_of_plain_decoding(
     copied: LlamaGenPipeline, served: list[bool], dtype: torch.dtype, temperature: float, quantization: str
 ) -> None:
-    for part in (copied.transformer, copied.drafter, copied.draft_transformer):
+    for part in (copied.transformer, copied.drafter, copied.draft_model):
         nn.Module.to(part, dtype)
     copied.quantize(quantization)
     plain = draw(copied, "ar", temperature)
@@ -133,16 +133,16 @@ def test_drafts_in_int8_leave_pictures_as_they_are(
     copied.quantize(parts=["drafts"])
     for dtype in (torch.float32, torch.bfloat16):
         for pipeline in (copied, drafting_pipeline):
-            for part in (pipeline.transformer, pipeline.drafter, pipeline.draft_transformer):
+            for part in (pipeline.transformer, pipeline.drafter, pipeline.draft_model):
                 nn.Module.to(part, dtype)
         plain = draw(drafting_pipeline, "ar", 0.0)
         assert torch.equal(draw(copied, "draft-model", 0.0, draft_length=3), plain)
         assert torch.equal(draw(copied, "eagle", 0.0, total_tokens=6, depth=3), plain)
-    for part in (drafting_pipeline.transformer, drafting_pipeline.drafter, drafting_pipeline.draft_transformer):
+    for part in (drafting_pipeline.transformer, drafting_pipeline.drafter, drafting_pipeline.draft_model):
         nn.Module.to(part, torch.float32)
     assert type(copied.transformer.transformer_blocks[0].attn.to_qkv) is nn.Linear
     assert type(copied.drafter.ff.down_proj) is Int8Linear and type(copied.drafter.fc) is nn.Linear
-    assert type(copied.draft_transformer.transformer_blocks[0].ff.gate_up_proj) is Int8Linear
+    assert type(copied.draft_model.transformer_blocks[0].ff.gate_up_proj) is Int8Linear
     copied._kept.models.clear()
     drafting_pipeline.drafter.save_pretrained(tmp_path / "drafter")  # and one that a method names
     named = draw(copied, "eagle", 0.0, total_tokens=6, depth=3, drafter=str(tmp_path / "drafter"))

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from specdecode.kv_cache import StaticKVCache
 from specdecode.sampling import RandomStreams
 from vargen.base.errors import NotFiniteError, UserError
-from vargen.drafters.picture_head import PictureDraftHead
+from vargen.drafters.picture_draft_head import PictureDraftHead
 from vargen.methods.base import ImageMethodConfig
 from vargen.methods.catalogue import METHODS, resolve_method
 from vargen.methods.vvs.feature_cache import FeatureCache

@@ -13,7 +13,7 @@ import torch
 from scenes.cases import scene_prompts
 from specdecode.sampling import SamplingConfig
 from vargen.base.errors import UserError
-from vargen.drafters.eagle_network import LlamaGenDrafter
+from vargen.drafters.eagle_head import EagleHead
 from vargen.methods.catalogue import resolve_method
 from vargen.models.model_folder import check_component_folder
 from vargen.pipelines.llamagen import LlamaGenPipeline
@@ -60,7 +60,7 @@ def test_it_learns_and_its_export_drafts_for_the_model(config: DrafterTrainingCo
     assert result.evaluation["overlap"] > untrained["overlap"]
     assert 0 <= result.evaluation["accepted_top1"] <= result.evaluation["accepted_top10"] <= 1
     export = Path(config.output_dir + "-longer") / "export"
-    check_component_folder(export, LlamaGenDrafter)
+    check_component_folder(export, EagleHead)
 
     pipeline = LlamaGenPipeline.from_pretrained(tiny_model_folder)
     pipeline.set_progress_bar_config(disable=True)
@@ -288,7 +288,7 @@ def test_layers_that_are_not_there_are_refused(config: DrafterTrainingConfig, ti
 
 def test_an_export_says_how_often_its_likeliest_token_is_accepted(config: DrafterTrainingConfig) -> None:
     result = train_drafter(replace(config, steps=3), scene_prompts)
-    exported = LlamaGenDrafter.from_pretrained(Path(config.output_dir) / "export")
+    exported = EagleHead.from_pretrained(Path(config.output_dir) / "export")
 
     def mean(name: str) -> float:
         return round(sum(result.evaluation[name + end] for end in ("", "_2", "_3", "_4")) / 4, 3)
@@ -310,5 +310,5 @@ def test_a_run_starts_from_another_drafter(config: DrafterTrainingConfig, tmp_pa
         UserError, match=r"initial_weights: the drafter in .* has another shape than the target and inter"
     ):
         train_drafter(other, scene_prompts)
-    with pytest.raises(UserError, match="nowhere is no folder; name one that holds a LlamaGenDrafter"):
+    with pytest.raises(UserError, match="nowhere is no folder; name one that holds a EagleHead"):
         train_drafter(replace(other, initial_weights=str(tmp_path / "nowhere")), scene_prompts)

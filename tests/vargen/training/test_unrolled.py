@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vargen.drafters.eagle_network import LlamaGenDrafter
-from vargen.drafters.llamagen_head import LlamaGenDraftHead
+from vargen.drafters.eagle_head import EagleHead
+from vargen.drafters.llamagen_draft_head import LlamaGenDraftHead
 from vargen.models.llamagen.target import LlamaGenTarget
 from vargen.pipelines.llamagen import LlamaGenPipeline
 from vargen.training import unrolled
@@ -19,19 +19,17 @@ PROMPTS = ["a red cube", "a small shiny blue sphere left of a large green cone"]
 
 
 @pytest.fixture
-def drafter(tiny_pipeline: LlamaGenPipeline) -> LlamaGenDrafter:
+def drafter(tiny_pipeline: LlamaGenPipeline) -> EagleHead:
     """Of random weights, reading both layers."""
     torch.manual_seed(3)
     sizes = {"dim": 16, "num_attention_heads": 2, "intermediate_size": 24, "vocab_size": 24, "grid_size": 4}
-    made = LlamaGenDrafter(**sizes, feature_layers=[1, 2]).eval()
+    made = EagleHead(**sizes, feature_layers=[1, 2]).eval()
     for parameter in made.parameters():
         torch.nn.init.normal_(parameter, std=0.3 if parameter.ndim > 1 else 1.0)
     return made
 
 
-def drafted(
-    pipeline: LlamaGenPipeline, drafter: LlamaGenDrafter, codes: Tensor, root: int, levels: int
-) -> list[Tensor]:
+def drafted(pipeline: LlamaGenPipeline, drafter: EagleHead, codes: Tensor, root: int, levels: int) -> list[Tensor]:
     """What a draft along given tokens guesses behind picture token `root`, level by level, both halves [4, dim]."""
     transformer = pipeline.transformer
     embeds, mask = pipeline.encode_prompt(PROMPTS)
@@ -60,7 +58,7 @@ def drafted(
     return [torch.cat(each.chunk(2, dim=-1)) for each in found]
 
 
-def all_at_once(pipeline: LlamaGenPipeline, drafter: LlamaGenDrafter, codes: Tensor, levels: int) -> list[Tensor]:
+def all_at_once(pipeline: LlamaGenPipeline, drafter: EagleHead, codes: Tensor, levels: int) -> list[Tensor]:
     """`levels` times [4, N - 1, dim]."""
     states, mask, length = guided_features(pipeline, PROMPTS, codes, drafter.feature_layers)
     tokens = F.pad(codes[:, :-1].repeat(2, 1), (length - 1, 0))
@@ -72,7 +70,7 @@ def all_at_once(pipeline: LlamaGenPipeline, drafter: LlamaGenDrafter, codes: Ten
 
 
 @torch.no_grad()
-def test_every_level_is_that_of_drafting(tiny_pipeline: LlamaGenPipeline, drafter: LlamaGenDrafter) -> None:
+def test_every_level_is_that_of_drafting(tiny_pipeline: LlamaGenPipeline, drafter: EagleHead) -> None:
     codes = torch.randint(24, (2, 16), generator=torch.Generator().manual_seed(0))
     levels = all_at_once(tiny_pipeline, drafter, codes, 4)
     for root in (0, 1, 5, 11):
@@ -82,7 +80,7 @@ def test_every_level_is_that_of_drafting(tiny_pipeline: LlamaGenPipeline, drafte
 
 @torch.no_grad()
 def test_an_ancestor_one_place_off_is_seen(
-    tiny_pipeline: LlamaGenPipeline, drafter: LlamaGenDrafter, monkeypatch: pytest.MonkeyPatch
+    tiny_pipeline: LlamaGenPipeline, drafter: EagleHead, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The planted fault: keys of ancestors that stand one place further back than they should."""
     codes = torch.randint(24, (2, 16), generator=torch.Generator().manual_seed(0))

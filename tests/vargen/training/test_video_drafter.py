@@ -30,9 +30,9 @@ from specdecode.loop import decode
 from specdecode.sampling import RandomStreams, SamplingConfig
 from vargen.base.errors import UserError
 from vargen.cli import main
-from vargen.drafters.drafter_folder import load_drafter, new_drafter
-from vargen.drafters.feature_drafter import KINDS, TargetStates
-from vargen.drafters.feature_head import FeatureHead
+from vargen.drafters.video_draft_head import VideoDraftHead
+from vargen.drafters.video_head import KINDS, TargetStates
+from vargen.drafters.video_head_folder import load_video_head, new_video_head
 from vargen.models.video_llms.frames import CAPTION_PROMPTS, VideoFrames, processor_inputs
 from vargen.models.video_llms.request import prepare_request
 from vargen.models.video_llms.target import VideoTarget
@@ -234,7 +234,7 @@ def oracle_losses(
     change: Callable[[TargetStates, Tensor], tuple[TargetStates, Tensor]] = lambda states, learned: (states, learned),
     shift: int = 0,
 ) -> list[Tensor]:
-    network = new_drafter("sparrow", reader.model, visual_layer=1)
+    network = new_video_head("sparrow", reader.model, visual_layer=1)
     torch.manual_seed(3)
     with torch.no_grad():
         network.fc.weight.normal_()  # or a pair and its neighbour might add up alike
@@ -277,7 +277,7 @@ def test_shifts_by_one_are_noticed(qwen_folder: Path, fault: str) -> None:
 def test_the_second_pass_reads_guesses_where_there_are_any(qwen_folder: Path) -> None:
     """The first answered token's own state is guessed; the states of the prompt stay the target's."""
     reader = reader_of(qwen_folder)
-    network = new_drafter("sparrow", reader.model, visual_layer=1)
+    network = new_video_head("sparrow", reader.model, visual_layer=1)
     states, learned = reader.batches([0, 1])[0]
     seen = []
     rows_of = network.rows
@@ -449,7 +449,7 @@ def test_a_run_exports_a_drafter(folders: dict[str, Path], tmp_path: Path, kind:
     assert result.finished
     assert {*(f"agreement_{place}" for place in range(1, 5)), "accepted_length"} == set(result.evaluation)
     model, processor = load(folders[architecture])
-    network = load_drafter(tmp_path / "export", model)
+    network = load_video_head(tmp_path / "export", model)
     assert network.config.kind == kind
     request = prepare_request(model, questions_of(processor).inputs(0))
     target = VideoTarget(model, request, capture_layers=network.config.capture_layers)
@@ -459,7 +459,7 @@ def test_a_run_exports_a_drafter(folders: dict[str, Path], tmp_path: Path, kind:
         "streams": RandomStreams.from_seeds([0]),
     }
     plain = decode(VideoTarget(model, request), **settings)
-    drafter = FeatureHead(network, target).drafter(DynamicTree(4), FixedDraftSize(DraftSize(10, 3)))
+    drafter = VideoDraftHead(network, target).drafter(DynamicTree(4), FixedDraftSize(DraftSize(10, 3)))
     assert torch.equal(plain.tokens, decode(target, drafter=drafter, **settings).tokens)
 
 
@@ -515,7 +515,7 @@ def test_it_learns_to_be_accepted(qwen_folder: Path, tmp_path: Path, kind: str) 
     assert result.evaluation["agreement_1"] > 0.6
     assert result.evaluation["accepted_length"] > 1.0
     model, processor = load(qwen_folder)
-    network = load_drafter(tmp_path / "export", model)
+    network = load_video_head(tmp_path / "export", model)
     questions = VideoQuestions(processor, NoiseVideos(), FIRST_SEEDS["heldout"], "heldout", 3)
     request = prepare_request(model, questions.inputs(0))
     for temperature in (0.0, 1.0):
@@ -527,7 +527,9 @@ def test_it_learns_to_be_accepted(qwen_folder: Path, tmp_path: Path, kind: str) 
         plain = decode(VideoTarget(model, request), **settings)
         for shape, size in ((StaticTree.chain(4), DraftSize(5, 4)), (DynamicTree(6), DraftSize(20, 4))):
             target = VideoTarget(model, request, capture_layers=network.config.capture_layers)
-            fast = decode(target, drafter=FeatureHead(network, target).drafter(shape, FixedDraftSize(size)), **settings)
+            fast = decode(
+                target, drafter=VideoDraftHead(network, target).drafter(shape, FixedDraftSize(size)), **settings
+            )
             assert torch.equal(fast.tokens, plain.tokens)
             if temperature == 0:
                 assert fast.trace.mean_accepted_length > 0.7
@@ -551,7 +553,7 @@ def test_the_ablations_of_sparrow_are_settings(qwen_folder: Path, tmp_path: Path
     for visual in ("states", "embeddings"):
         for text_only in (True, False):
             config = training_config(qwen_folder, tmp_path, visual=visual, text_only=text_only)
-            drafter = config.new_drafter(model).config
+            drafter = config.new_video_head(model).config
             assert (drafter.visual, drafter.text_only) == (visual, text_only)
             assert drafter.visual_layer == (1 if visual == "states" else None)
     reader = reader_of(qwen_folder)
@@ -597,7 +599,7 @@ def test_bad_settings_are_named(changes: dict[str, Any], named: str) -> None:
 def test_settings_that_do_not_fit_the_target_are_named(qwen_folder: Path, tmp_path: Path) -> None:
     model, _ = load(qwen_folder)
     with pytest.raises(UserError, match="visual_layer"):
-        training_config(qwen_folder, tmp_path, visual_layer=7).new_drafter(model)
+        training_config(qwen_folder, tmp_path, visual_layer=7).new_video_head(model)
     config = training_config(qwen_folder, tmp_path, steps=1)
     train_on_noise(config)
     with pytest.raises(UserError, match="draft_length"):
@@ -669,7 +671,7 @@ def test_a_users_own_videos_train_a_drafter(
     arguments += ["--batch_size", "3", "--evaluation_size", "2", "--decoded_videos", "1", "--autocast", "false"]
     assert main(arguments) == 0
     assert "training of the video-drafter is over" in capsys.readouterr().out
-    assert load_drafter(tmp_path / "run" / "export", load(qwen_folder)[0]).config.kind == "sparrow"
+    assert load_video_head(tmp_path / "run" / "export", load(qwen_folder)[0]).config.kind == "sparrow"
     answers = sorted(path.name for path in (tmp_path / "run" / "answers").glob("*.safetensors"))
     assert answers == ["heldout-0000000.safetensors", "train-0000000.safetensors"]
     with safe_open(tmp_path / "run" / "answers" / answers[1], "pt") as file:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from specdecode.draft_size import DraftSizer
     from specdecode.drafters.tree_shapes import DynamicTree, StaticTree
-    from vargen.drafters.feature_drafter import FeatureDrafter
+    from vargen.drafters.video_head import VideoHead
     from vargen.pipelines.video.players import Players
     from vargen.pipelines.video.prompt import Prompt
 
@@ -30,7 +30,7 @@ DYNAMIC_TREES = {"sparrow_30_4_8": (30, 4, 8)}
 
 @dataclass(frozen=True)
 class TrainedDrafterConfig(VideoMethodConfig):
-    """What methods with a trained drafter share; see `vargen.drafters.feature_drafter`.
+    """What methods with a trained drafter share; see `vargen.drafters.video_head`.
 
     Args:
         drafter: folder that `vargen train video-drafter` exported; null for the one that came with the model.
@@ -69,16 +69,16 @@ class TrainedDrafterConfig(VideoMethodConfig):
 
     def build(self, prompt: Prompt) -> Players:
         """The target, and the network beside it."""
-        from vargen.drafters.feature_head import FeatureHead
+        from vargen.drafters.video_draft_head import VideoDraftHead
         from vargen.pipelines.video.players import Players
 
         network = self._network(prompt)
         shape, sizer = self.shape(network.config.draft_length)
         target = prompt.target(sizer.largest.total_tokens, capture_layers=network.config.capture_layers)
-        head = FeatureHead(network, target)
+        head = VideoDraftHead(network, target)
         return Players(target, head.drafter(shape, sizer), network=head)
 
-    def _network(self, prompt: Prompt) -> FeatureDrafter:
+    def _network(self, prompt: Prompt) -> VideoHead:
         return prompt.trained_drafter(self.name, self.drafter)
 
     def shape(self, guessed_at_once: int) -> tuple[DynamicTree | StaticTree, DraftSizer]:
@@ -138,7 +138,7 @@ class SparrowConfig(TrainedDrafterConfig):
 
     text_only: bool | None = None
 
-    def _network(self, prompt: Prompt) -> FeatureDrafter:
+    def _network(self, prompt: Prompt) -> VideoHead:
         return prompt.trained_drafter(self.name, self.drafter, self.text_only)
 
 

@@ -26,7 +26,7 @@ from specdecode.roles import Target
 from specdecode.sampling import RandomStreams
 from vargen.base.errors import UserError
 from vargen.base.reading import reading
-from vargen.methods.base import DraftNetwork
+from vargen.methods.base import LoadedDrafter
 from vargen.models.finite import check_weights
 from vargen.models.model_folder import check_component_folder
 from vargen.models.offloading import has_hooks
@@ -70,14 +70,14 @@ class BatchMemory:
     Args:
         caches: of targets and of what drafts.
         weight_caches: of networks that stand for larger ones (`weighted`).
-        target, draft_target: of the last batch, where passes are compiled: the next take over the addresses of their
+        target, draft_model: of the last batch, where passes are compiled: the next take over the addresses of their
             caches.
     """
 
     caches: KeptCaches = field(default_factory=KeptCaches)
     weight_caches: KeptCaches = field(default_factory=KeptCaches)
     target: Any = None
-    draft_target: Any = None
+    draft_model: Any = None
 
 
 @dataclass
@@ -136,7 +136,7 @@ class KeptBetweenBatches:
         """As `compile`, on the cache of the last batch where it fits: captured graphs write to fixed addresses.
 
         Args:
-            of: whose passes they are, "target" or "draft_target".
+            of: whose passes they are, "target" or "draft_model".
         """
         if self.compiler is None:
             return
@@ -232,14 +232,14 @@ class ModelComponents(ABC):
         compiled = self.target.compiler is not None
         return self.kept.draft_sizes.sizer(sizes, geometry, self._probe, draft_step, expected, compiled)
 
-    def draft_head(self, folder: str | None, most_new_pairs: int) -> DraftNetwork[DraftHead]:
+    def load_draft_head(self, folder: str | None, most_new_pairs: int) -> LoadedDrafter[DraftHead]:
         """None."""
         raise UserError(
             f"drafter: {self.family} came without one; train one with `vargen train drafter` and name its folder in "
             f"the method's settings, such as --method_options.drafter runs/drafter/export"
         )
 
-    def draft_target(self, folder: str | None) -> DraftNetwork[DraftModel]:
+    def load_draft_model(self, folder: str | None) -> LoadedDrafter[DraftModel]:
         """None."""
         raise self._nothing("smaller model that drafts")
 

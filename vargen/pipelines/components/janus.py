@@ -13,7 +13,7 @@ from specdecode.drafters.draft_model import MOST_WAITING
 from specdecode.kernels.linears import serve_linears
 from specdecode.targets.transformers import TransformersTarget
 from vargen.base.errors import UserError
-from vargen.methods.base import DraftNetwork
+from vargen.methods.base import LoadedDrafter
 from vargen.models.janus.target import JanusTarget, num_image_tokens
 from vargen.models.janus.vq import unit_codebook
 from vargen.models.source import find_files
@@ -51,7 +51,7 @@ class JanusComponents(TransformersComponents):
         """The tokens' unit vectors [V, d], beside the target."""
         return unit_codebook(self.model).to(self.device)
 
-    def draft_target(self, folder: str | None) -> DraftNetwork[JanusTarget]:
+    def load_draft_model(self, folder: str | None) -> LoadedDrafter[JanusTarget]:
         """A smaller Janus in a folder or on the hub, fed with the same prompts."""
         if folder is None:
             raise UserError(
@@ -75,7 +75,7 @@ class JanusComponents(TransformersComponents):
             longest_prompt=self._janus.longest_prompt,
         )
         if not self.joins:
-            self.kept.compile_in_place(target, "draft_target")
+            self.kept.compile_in_place(target, "draft_model")
 
         @functools.cache
         def probe() -> TransformersTarget:
@@ -87,7 +87,7 @@ class JanusComponents(TransformersComponents):
             probe().forward(tokens, mask, torch.zeros_like(tokens))
 
         text = model.config.get_text_config()
-        return DraftNetwork(target, f"janus-{text.num_hidden_layers}-{text.hidden_size}", draft_once)
+        return LoadedDrafter(target, f"janus-{text.num_hidden_layers}-{text.hidden_size}", draft_once)
 
 
 def check_draft_model(smaller: JanusForConditionalGeneration, model: JanusForConditionalGeneration) -> None:

@@ -18,9 +18,9 @@ from torch import Tensor
 from specdecode.drafters.draft_model import MOST_WAITING, DraftModel
 from specdecode.drafters.eagle import DraftHead
 from vargen.base.errors import UserError
-from vargen.drafters.eagle_network import LlamaGenDrafter
-from vargen.drafters.llamagen_head import LlamaGenDraftHead
-from vargen.methods.base import DraftNetwork, MethodConfig
+from vargen.drafters.eagle_head import EagleHead
+from vargen.drafters.llamagen_draft_head import LlamaGenDraftHead
+from vargen.methods.base import LoadedDrafter, MethodConfig
 from vargen.models.llamagen.target import LlamaGenTarget, cache_length, cache_sizes
 from vargen.models.llamagen.transformer import LlamaGenTransformer
 from vargen.models.llamagen.vq import unit_codebook
@@ -33,7 +33,7 @@ class LlamaGenComponents(ModelComponents):
     """Plays `Components` for one batch of pictures. The target is there once `start` has been called.
 
     Args:
-        transformer, vqvae, drafter, draft_transformer: as the pipeline has them; any but the first may be missing.
+        transformer, vqvae, drafter, draft_model: as the pipeline has them; any but the first may be missing.
         device: where everything computes.
         kept: the pipeline's.
         weights: networks that every pass also goes through, for the clock; None: none do.
@@ -43,8 +43,8 @@ class LlamaGenComponents(ModelComponents):
         self,
         transformer: LlamaGenTransformer,
         vqvae: VQModel | None,
-        drafter: LlamaGenDrafter | None,
-        draft_transformer: LlamaGenTransformer | None,
+        drafter: EagleHead | None,
+        draft_model: LlamaGenTransformer | None,
         device: torch.device,
         kept: KeptBetweenBatches,
         weights: WeightNetworks | None = None,
@@ -53,7 +53,7 @@ class LlamaGenComponents(ModelComponents):
         self.transformer = transformer
         self.vqvae = vqvae
         self.drafter = drafter
-        self.draft_transformer = draft_transformer
+        self.draft_model = draft_model
         super().__init__(device, kept)
 
     def wants_full_prompt(self, method: MethodConfig) -> bool:
@@ -126,11 +126,11 @@ class LlamaGenComponents(ModelComponents):
         """Tokens of a picture."""
         return self.transformer.num_image_tokens
 
-    def draft_head(self, folder: str | None, most_new_pairs: int) -> DraftNetwork[DraftHead]:
+    def load_draft_head(self, folder: str | None, most_new_pairs: int) -> LoadedDrafter[DraftHead]:
         """The drafter in a folder, or the pipeline's own, beside the target."""
         drafter = self._drafter(folder)
         if drafter is None:
-            return super().draft_head(folder, most_new_pairs)
+            return super().load_draft_head(folder, most_new_pairs)
         self.kept.draft_with(drafter.attn, drafter.ff)
         caches = None if self.joins else self.kept.memory.caches
         own = LlamaGenDraftHead(drafter, self.target, most_new_pairs, caches)
@@ -139,11 +139,11 @@ class LlamaGenComponents(ModelComponents):
         if self.weights is not None and self._beside is not None:
             head = self.weights.beside_head(own, self._beside, most_new_pairs, self.kept.memory.weight_caches)
             self.kept.compile(head.heavy)
-        return DraftNetwork(head, own.kind, head.draft_once, own.acceptance_rates)
+        return LoadedDrafter(head, own.kind, head.draft_once, own.acceptance_rates)
 
-    def draft_target(self, folder: str | None) -> DraftNetwork[DraftModel]:
+    def load_draft_model(self, folder: str | None) -> LoadedDrafter[DraftModel]:
         """The smaller transformer in a folder (or in `transformer/` there), or the pipeline's own."""
-        transformer = self._draft_transformer(folder)
+        transformer = self._own_draft_model(folder)
         self.kept.draft_with(transformer.transformer_blocks)
         move_offloaded(transformer)  # asked for embeddings before it is called
         embeds, kv_cache = embed_each(transformer, self._condition, self._mask), None
@@ -173,7 +173,7 @@ class LlamaGenComponents(ModelComponents):
             smaller.forward(tokens, mask, torch.zeros_like(tokens))
 
         kind = f"transformer-{transformer.config.num_layers}-{transformer.config.dim}"
-        return DraftNetwork(smaller, kind, draft_once)
+        return LoadedDrafter(smaller, kind, draft_once)
 
     def codebook(self) -> Tensor:
         """The tokens' unit vectors [V, d], beside the transformer."""
@@ -197,18 +197,18 @@ class LlamaGenComponents(ModelComponents):
             **({} if self.weights is None else {"weighted_by": self.weights.label}),
         }
 
-    def _drafter(self, folder: str | None) -> LlamaGenDrafter | None:
-        return self.drafter if folder is None else self._loaded(folder, folder, LlamaGenDrafter, self.transformer.dtype)
+    def _drafter(self, folder: str | None) -> EagleHead | None:
+        return self.drafter if folder is None else self._loaded(folder, folder, EagleHead, self.transformer.dtype)
 
-    def _draft_transformer(self, folder: str | None) -> LlamaGenTransformer:
+    def _own_draft_model(self, folder: str | None) -> LlamaGenTransformer:
         if folder is None:
-            if self.draft_transformer is None:
+            if self.draft_model is None:
                 raise UserError("draft_model: this model came without one; name a folder in the method's settings")
-            return self.draft_transformer
+            return self.draft_model
         inner = os.path.join(folder, "transformer")
         path = inner if os.path.isdir(inner) else folder
         smaller = self._loaded(folder, path, LlamaGenTransformer, self.transformer.dtype)
-        check_draft_transformer(smaller, self.transformer)
+        check_draft_model(smaller, self.transformer)
         return smaller
 
 
@@ -226,7 +226,7 @@ def embed_each(transformer: LlamaGenTransformer, condition: Mapping[str, Tensor]
     return torch.cat(embeds)
 
 
-def check_draft_transformer(smaller: LlamaGenTransformer, transformer: LlamaGenTransformer) -> None:
+def check_draft_model(smaller: LlamaGenTransformer, transformer: LlamaGenTransformer) -> None:
     """Refuse a smaller model that does not speak the same tokens or read the same prompts, naming what differs."""
     kind = "caption_dim" if transformer.config.condition_type == "text" else "num_classes"
     for name in ("vocab_size", "grid_size", "condition_type", kind):

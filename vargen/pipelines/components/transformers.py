@@ -10,7 +10,7 @@ from typing import Any
 
 from specdecode.drafters.eagle import DraftHead
 from specdecode.targets.transformers import TransformersTarget
-from vargen.methods.base import DraftNetwork
+from vargen.methods.base import LoadedDrafter
 from vargen.pipelines.components.base import KeptBetweenBatches, ModelComponents
 
 
@@ -40,22 +40,22 @@ class TransformersComponents(ModelComponents):
         """Tokens of a picture."""
         return self.target.max_new_tokens
 
-    def draft_head(self, folder: str | None, most_new_pairs: int) -> DraftNetwork[DraftHead]:
+    def load_draft_head(self, folder: str | None, most_new_pairs: int) -> LoadedDrafter[DraftHead]:
         """The drafter in a folder beside the target; no family came with one."""
         if folder is None:
-            return super().draft_head(folder, most_new_pairs)
+            return super().load_draft_head(folder, most_new_pairs)
         # The network for every family is LlamaGen's, which is imported only where somebody drafts with one.
-        from vargen.drafters.eagle_network import LlamaGenDrafter
-        from vargen.drafters.picture_head import TransformersDraftHead
+        from vargen.drafters.eagle_head import EagleHead
+        from vargen.drafters.picture_draft_head import TransformersDraftHead
 
-        drafter = self._loaded(folder, folder, LlamaGenDrafter, self.model.dtype)
+        drafter = self._loaded(folder, folder, EagleHead, self.model.dtype)
         self.kept.draft_with(drafter.attn, drafter.ff)
         head = TransformersDraftHead(
             drafter, self.target, most_new_pairs, None if self.joins else self.kept.memory.caches
         )
         if not self.joins:
             self.kept.compile(head)
-        return DraftNetwork(head, head.kind, head.draft_once, head.acceptance_rates)
+        return LoadedDrafter(head, head.kind, head.draft_once, head.acceptance_rates)
 
     def _probe(self, num_tokens: int) -> TransformersTarget:
         return self.target.half_way(num_tokens)

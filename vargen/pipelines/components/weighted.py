@@ -24,8 +24,8 @@ from specdecode.kernels.quantized import quantize_linears
 from specdecode.kv_cache import StaticKVCache
 from specdecode.roles import TargetOutput
 from vargen.base.errors import UserError
-from vargen.drafters.eagle_network import LlamaGenDrafter
-from vargen.drafters.llamagen_head import LlamaGenDraftHead
+from vargen.drafters.eagle_head import EagleHead
+from vargen.drafters.llamagen_draft_head import LlamaGenDraftHead
 from vargen.models.llamagen.target import (
     LlamaGenTarget,
     LlamaGenTargetOutput,
@@ -54,7 +54,7 @@ class WeightNetworks:
 
     label: str
     transformer: LlamaGenTransformer
-    drafter: LlamaGenDrafter
+    drafter: EagleHead
     smaller: LlamaGenTransformer
     passes: dict[str, list[int]] = field(default_factory=lambda: {"target": [], "head": [], "smaller": []})
 
@@ -80,7 +80,7 @@ class WeightNetworks:
             )
         shared = {"grid_size": small.config.grid_size, "condition_type": small.config.condition_type}
         transformer, smaller = (LlamaGenTransformer(**geometries[each], **shared) for each in (name, DRAFT_MODEL_SIZE))
-        drafter = LlamaGenDrafter(
+        drafter = EagleHead(
             dim=transformer.config.dim,
             num_attention_heads=transformer.config.num_attention_heads,
             vocab_size=transformer.config.vocab_size,

@@ -26,8 +26,8 @@ from specdecode.verifiers.loose import relevance_to
 from vargen.base.bounds import MAX_NEW_TOKENS, check_number
 from vargen.base.errors import NotFiniteError, UserError
 from vargen.base.resources import find_trained_drafters
-from vargen.drafters.drafter_folder import load_drafter
-from vargen.drafters.feature_drafter import FeatureDrafter
+from vargen.drafters.video_head import VideoHead
+from vargen.drafters.video_head_folder import load_video_head
 from vargen.methods.base import MethodConfig
 from vargen.methods.video.base import VideoMethodConfig
 from vargen.methods.video.catalogue import resolve_video_method
@@ -135,7 +135,7 @@ class VideoAnswerer:
         self.draft_model = draft_model
         self.source, self.max_pixels = source, max_pixels
         self.drafters = dict(drafters or {})
-        self._trained: dict[tuple[str, bool | None], FeatureDrafter] = {}
+        self._trained: dict[tuple[str, bool | None], VideoHead] = {}
         self._lasting: dict[Hashable, Any] = {}
 
     @classmethod
@@ -364,7 +364,7 @@ class VideoAnswerer:
             self.source,
         )
 
-    def trained_drafter(self, kind: str, folder: str | None = None, text_only: bool | None = None) -> FeatureDrafter:
+    def trained_drafter(self, kind: str, folder: str | None = None, text_only: bool | None = None) -> VideoHead:
         """A network that drafts for the target, read once for all answers.
 
         Args:
@@ -384,7 +384,7 @@ class VideoAnswerer:
         key = (os.fspath(found), text_only)
         if key not in self._trained:
             try:
-                self._trained[key] = load_drafter(found, self.model, text_only=text_only)
+                self._trained[key] = load_video_head(found, self.model, text_only=text_only)
             except ValueError as error:
                 raise UserError(str(error)) from error
             if self.source is not None and (quantization := self.source.options.draft_quantization) is not None:

@@ -19,7 +19,7 @@ from specdecode.loop import DecodeResult, decode
 from specdecode.roles import DecodeState, Drafter, Verifier
 from specdecode.sampling import RandomStreams, SamplingConfig
 from specdecode.trace import DecodeTrace
-from vargen.drafters.feature_head import FeatureHead
+from vargen.drafters.video_draft_head import VideoDraftHead
 from vargen.models.video_llms.target import VideoTarget
 
 
@@ -99,7 +99,7 @@ class Players:
     target: VideoTarget
     drafter: Drafter | None = None
     verifier: Verifier | None = None
-    network: VideoTarget | FeatureHead | None = None
+    network: VideoTarget | VideoDraftHead | None = None
 
     def decode(self, generation: Generation) -> Decoded:
         """See `VideoDecoder`."""

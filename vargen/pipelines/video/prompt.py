@@ -14,13 +14,13 @@ from torch import Tensor
 
 from specdecode.drafters.draft_model import MOST_WAITING
 from vargen.base.errors import UserError
-from vargen.drafters.feature_drafter import FeatureDrafter
+from vargen.drafters.video_head import VideoHead
 from vargen.models.video_llms.request import VideoRequest, prepare_request
 from vargen.models.video_llms.target import VideoTarget
 from vargen.pipelines.video.loading import LazyModel
 
 
-def no_trained_drafter(kind: str, folder: str | None, text_only: bool | None = None) -> FeatureDrafter:
+def no_trained_drafter(kind: str, folder: str | None, text_only: bool | None = None) -> VideoHead:
     """Of a prompt that is asked about without any. Raises UserError."""
     raise UserError("drafter must be given: there are no trained drafters here")
 
@@ -48,7 +48,7 @@ class Prompt:
     max_new_tokens: int
     draft_model: Any | None = None
     protected_tokens: tuple[int, ...] = ()
-    trained_drafter: Callable[..., FeatureDrafter] = no_trained_drafter
+    trained_drafter: Callable[..., VideoHead] = no_trained_drafter
     lasting: MutableMapping[Hashable, Any] = field(default_factory=dict)
     repetition_penalty: float = 1.0
     source: LazyModel | None = None

@@ -16,8 +16,8 @@ from specdecode.drafters.tree_shapes import DynamicTree, StaticTree
 from specdecode.loop import DecodeResult, decode
 from specdecode.roles import DecodeState, Draft, Selection
 from specdecode.sampling import RandomStreams, SamplingConfig
-from vargen.drafters.eagle_network import LlamaGenDrafter
-from vargen.drafters.llamagen_head import LlamaGenDraftHead
+from vargen.drafters.eagle_head import EagleHead
+from vargen.drafters.llamagen_draft_head import LlamaGenDraftHead
 from vargen.methods.vvs.feature_cache import FeatureCache
 from vargen.methods.vvs.schedule import UniformSchedule
 from vargen.methods.vvs.selector import PathSelector
@@ -81,7 +81,7 @@ def run(
         guidance_scale=guidance_scale,
         max_draft_nodes=SIZE.total_tokens + SIZE.depth,
     )
-    assert isinstance(pipeline.drafter, LlamaGenDrafter)
+    assert isinstance(pipeline.drafter, EagleHead)
     head = LlamaGenDraftHead(pipeline.drafter, target, EagleDrafter.most_new_pairs(SHAPES[shape], SIZE))
     features = FeatureCache(16)
     drafter = EagleDrafter(
@@ -148,7 +148,7 @@ def test_a_refreshed_drafter_has_read_true_features_only(
     for refresh in (True, False):
         done = run(drafting_pipeline, Pattern(steps), refresh=refresh)
         head = done.drafter.head
-        assert isinstance(head, LlamaGenDraftHead) and isinstance(drafting_pipeline.drafter, LlamaGenDrafter)
+        assert isinstance(head, LlamaGenDraftHead) and isinstance(drafting_pipeline.drafter, EagleHead)
         fed = int(head.kv_cache.lengths.min()) - (done.condition.shape[1] - 1)
         again = LlamaGenDraftHead(drafting_pipeline.drafter, done.target, 20)
         first = again.start(done.target.prefill())
@@ -228,7 +228,7 @@ def test_nobody_drafts_again_where_nobody_skipped(drafting_pipeline: LlamaGenPip
             return Selection(path.path, path.counts * 0)
 
     head = drafting_pipeline.drafter
-    assert isinstance(head, LlamaGenDrafter)
+    assert isinstance(head, EagleHead)
     calls: list[int] = []
     counts = []
     for schedule in (None, TakesNothing()):

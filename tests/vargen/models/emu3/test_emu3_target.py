@@ -27,7 +27,7 @@ from specdecode.loop import DecodeResult, decode
 from specdecode.roles import Drafter, TargetOutput
 from specdecode.sampling import RandomStreams, SamplingConfig
 from vargen.base.errors import UserError
-from vargen.drafters.eagle_network import LlamaGenDrafter
+from vargen.drafters.eagle_head import EagleHead
 from vargen.methods.catalogue import resolve_method
 from vargen.models.emu3.target import Emu3Target
 from vargen.models.emu3.vocabulary import ImageVocabulary
@@ -291,7 +291,7 @@ def test_codes_are_compared_as_the_tokenizer_looks_them_up(model: Emu3ForConditi
 
 def test_a_drafter_that_cannot_be_read_is_named(model: Emu3ForConditionalGeneration, tmp_path: Path) -> None:
     components = Emu3Components(model, build(model, 1.0), KeptBetweenBatches())
-    drafter = LlamaGenDrafter(dim=32, num_attention_heads=4, intermediate_size=48, vocab_size=CODES + 1, grid_size=4)
+    drafter = EagleHead(dim=32, num_attention_heads=4, intermediate_size=48, vocab_size=CODES + 1, grid_size=4)
     drafter.norm2.weight.data[1] = torch.nan
     drafter.save_pretrained(tmp_path / "broken")
     for name, message in (("broken", "norm2.weight are not finite"), ("missing", "missing is no folder")):

@@ -26,7 +26,7 @@ from specdecode.loop import DecodeResult, decode
 from specdecode.roles import Drafter, TargetOutput
 from specdecode.sampling import RandomStreams, SamplingConfig
 from vargen.base.errors import UserError
-from vargen.drafters.eagle_network import LlamaGenDrafter
+from vargen.drafters.eagle_head import EagleHead
 from vargen.methods.catalogue import resolve_method
 from vargen.models.janus.target import JanusTarget, SpecialTokens, num_image_tokens
 from vargen.pipelines.components.base import KeptBetweenBatches
@@ -162,7 +162,7 @@ def test_drafted_pictures_come_as_often_as_they_should(
     """Drawn children, of a random head and of a model much like this one."""
     torch.manual_seed(0)
     if name == "eagle":
-        drafter = LlamaGenDrafter(dim=32, num_attention_heads=4, intermediate_size=48, vocab_size=CODES, grid_size=2)
+        drafter = EagleHead(dim=32, num_attention_heads=4, intermediate_size=48, vocab_size=CODES, grid_size=2)
         drafter.save_pretrained(tmp_path)
         options = {"drafter": str(tmp_path), "tree": [[0], [1], [0, 0]], "children": "sampled"}
     else:

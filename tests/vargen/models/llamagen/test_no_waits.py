@@ -16,8 +16,8 @@ from specdecode.drafters.eagle import EagleDrafter
 from specdecode.drafters.tree_shapes import DynamicTree
 from specdecode.roles import Drafter
 from specdecode.verifiers.exact import ExactVerifier
-from vargen.drafters.eagle_network import LlamaGenDrafter
-from vargen.drafters.llamagen_head import LlamaGenDraftHead
+from vargen.drafters.eagle_head import EagleHead
+from vargen.drafters.llamagen_draft_head import LlamaGenDraftHead
 from vargen.methods.catalogue import resolve_method
 from vargen.models.llamagen.target import LlamaGenTarget
 
@@ -61,7 +61,7 @@ def test_nothing_waits_for_a_tree_that_a_head_draws() -> None:
     with FakeTensorMode(), torch.device("cuda"), torch.no_grad():
         target = target_of(8)
         config = target.transformer.config
-        drafter = LlamaGenDrafter(
+        drafter = EagleHead(
             config.dim, config.num_attention_heads, config.intermediate_size, config.vocab_size, config.grid_size
         ).eval()
         head = LlamaGenDraftHead(drafter, target, 16)

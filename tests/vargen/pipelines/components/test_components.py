@@ -18,7 +18,7 @@ def components_of(
     pipeline: LlamaGenPipeline, kept: KeptBetweenBatches, rows: int = 1, place: Place = ONLY
 ) -> LlamaGenComponents:
     components = LlamaGenComponents(
-        pipeline.transformer, pipeline.vqvae, pipeline.drafter, pipeline.draft_transformer, pipeline.device, kept
+        pipeline.transformer, pipeline.vqvae, pipeline.drafter, pipeline.draft_model, pipeline.device, kept
     )
     embeds, mask = pipeline.encode_prompt(["two cones"] * rows)
     components.start({"caption_embeds": embeds}, mask, 3.0, 4, place)
@@ -36,7 +36,7 @@ def test_the_cache_of_the_last_batch_is_used_again_where_it_fits(drafting_pipeli
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("draft", ["draft_head", "draft_target"])
+@pytest.mark.parametrize("draft", ["draft_head", "draft_model"])
 def test_so_is_that_of_what_drafts_unless_its_rows_join_a_batch_that_uses_it(
     drafting_pipeline: LlamaGenPipeline, draft: str
 ) -> None:
@@ -51,23 +51,23 @@ def test_so_is_that_of_what_drafts_unless_its_rows_join_a_batch_that_uses_it(
 @torch.no_grad()
 def test_what_is_found_or_loaded_once_is_kept(drafting_pipeline: LlamaGenPipeline, tmp_path: Path) -> None:
     drafting_pipeline.drafter.save_pretrained(tmp_path / "drafter")
-    drafting_pipeline.draft_transformer.save_pretrained(tmp_path / "smaller" / "transformer")
+    drafting_pipeline.draft_model.save_pretrained(tmp_path / "smaller" / "transformer")
     kept = KeptBetweenBatches()
     components = components_of(drafting_pipeline, kept)
-    head = components.draft_head(str(tmp_path / "drafter"), 4)
-    assert components.draft_head(str(tmp_path / "drafter"), 4).network.drafter is head.network.drafter
-    smaller = components.draft_target(str(tmp_path / "smaller"))
-    assert components.draft_target(str(tmp_path / "smaller")).network.transformer is smaller.network.transformer
+    head = components.load_draft_head(str(tmp_path / "drafter"), 4)
+    assert components.load_draft_head(str(tmp_path / "drafter"), 4).network.drafter is head.network.drafter
+    smaller = components.load_draft_model(str(tmp_path / "smaller"))
+    assert components.load_draft_model(str(tmp_path / "smaller")).network.transformer is smaller.network.transformer
     assert components.neighbours(3) is components.neighbours(3) and components.neighbours(3).shape == (24, 3)
     assert set(kept.models) == {str(tmp_path / "drafter"), str(tmp_path / "smaller")}
     with pytest.raises(UserError, match=r"drafter was trained for another model|weights of"):
-        components.draft_head(str(tmp_path / "smaller" / "transformer"), 4)
+        components.load_draft_head(str(tmp_path / "smaller" / "transformer"), 4)
 
 
 @torch.no_grad()
 def test_what_is_timed_leaves_target_and_drafters_as_they_are(drafting_pipeline: LlamaGenPipeline) -> None:
     components = components_of(drafting_pipeline, KeptBetweenBatches(), rows=2)
-    target, head, smaller = components.target, components.draft_head(None, 8), components.draft_target(None)
+    target, head, smaller = components.target, components.load_draft_head(None, 8), components.load_draft_model(None)
     for draft in (head, smaller):
         before = draft.network.kv_cache.lengths.clone()
         draft.draft_once(1)

@@ -70,7 +70,7 @@ def test_tokens_are_the_small_models_and_every_pass_was_seen(
     assert bool(networks.passes["smaller"]) == (method == "draft-model")
     if method == "draft-model":
         kinds = [each[0] for each in fed]
-        assert kinds.count(networks.smaller) == kinds.count(drafting_pipeline.draft_transformer)
+        assert kinds.count(networks.smaller) == kinds.count(drafting_pipeline.draft_model)
 
 
 def test_streams_are_weighted_too(drafting_pipeline: LlamaGenPipeline, networks: WeightNetworks) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from specdecode.sampling import SamplingConfig
 from specdecode.trace import DecodeTrace
 from vargen.base.errors import UserError
-from vargen.drafters.drafter_folder import new_drafter
+from vargen.drafters.video_head_folder import new_video_head
 from vargen.methods.video.base import VideoMethodConfig
 from vargen.methods.video.catalogue import VIDEO_METHODS
 from vargen.pipelines.video.players import Decoded, Generation
@@ -40,7 +40,7 @@ def decoded(
 ) -> Decoded:
     def trained(kind: str, folder: str | None, text_only: bool | None = None) -> Any:
         torch.manual_seed(0)
-        return new_drafter(kind, model).eval()
+        return new_video_head(kind, model).eval()
 
     prompt = Prompt(model, inputs, LENGTH, small, (2,), trained)
     seeds = [int(each["input_ids"][0, -1]) for each in inputs]  # of a request, wherever it stands

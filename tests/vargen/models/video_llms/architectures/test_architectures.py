@@ -15,8 +15,8 @@ from transformers import InternVLConfig, LlamaConfig
 from specdecode.sampling import SamplingConfig
 from specdecode.trace import DecodeTrace
 from vargen.base.errors import UserError
-from vargen.drafters.drafter_folder import new_drafter
-from vargen.drafters.feature_drafter import KINDS
+from vargen.drafters.video_head import KINDS
+from vargen.drafters.video_head_folder import new_video_head
 from vargen.methods.video.base import VideoMethodConfig
 from vargen.methods.video.catalogue import VIDEO_METHODS
 from vargen.methods.video.lossy import FastVConfig, SparseVLMConfig
@@ -52,7 +52,7 @@ def by_generate(model: Any, inputs: dict[str, Tensor], **options: Any) -> list[i
 def answers(
     method: VideoMethodConfig, model: Any, inputs: list[dict[str, Tensor]], draft: Any = None, stop: int | None = None
 ) -> list[list[int]]:
-    drafters = {kind: new_drafter(kind, model).eval() for kind in KINDS if kind == method.name}
+    drafters = {kind: new_video_head(kind, model).eval() for kind in KINDS if kind == method.name}
     prompt = Prompt(model, inputs, LENGTH, draft, trained_drafter=lambda kind, *_: drafters[kind])
     trace = DecodeTrace(len(inputs), torch.device("cpu"))
     stops = () if stop is None else (stop,)

@@ -50,7 +50,7 @@ def test_any_target_trains_a_drafter(
     config = VideoDrafterTrainingConfig(
         str(tmp_path), kind=kind, batch_size=4, evaluation_size=4, decoded_videos=1, max_answer_tokens=8, autocast=False
     )
-    layer = config.new_drafter(model).config.visual_layer
+    layer = config.new_video_head(model).config.visual_layer
     reader = TeacherForcing(model, asked, answers, layer, torch.float32, 2**30)
     parts = reader.batches([0, 1, 2, 3])
     assert [len(learned) for _, learned in parts] == [2, 2]

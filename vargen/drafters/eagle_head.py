@@ -1,7 +1,7 @@
 """The EAGLE draft network for LlamaGen: one decoder layer over pairs of token and target feature.
 
 Belongs here: the network alone. Its cache, guidance and place in the decode loop are
-`vargen.drafters.llamagen_head`; the published LANTERN layout is read in `vargen.models.llamagen.convert`.
+`vargen.drafters.llamagen_draft_head`; the published LANTERN layout is read in `vargen.models.llamagen.convert`.
 
 Depths. A drafter may read the target's states after several of its layers, low, middle and last, as EAGLE-3 does (Li et
 al. 2025, arXiv 2503.01840, section 3.1): `fuse` makes one feature of them. Its own guesses, which are of the last
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from specdecode.kv_cache import StaticKVCache
 
 
-class LlamaGenDrafter(ModelMixin, ConfigMixin):
+class EagleHead(ModelMixin, ConfigMixin):
     """Guesses the target's next hidden state from a token and the hidden state before it.
 
     Args:

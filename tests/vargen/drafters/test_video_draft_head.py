@@ -15,9 +15,9 @@ from specdecode.drafters.tree_shapes import DynamicTree, StaticTree
 from specdecode.loop import DecodeResult, decode
 from specdecode.roles import TargetOutput
 from specdecode.sampling import RandomStreams, SamplingConfig
-from vargen.drafters.drafter_folder import new_drafter
-from vargen.drafters.feature_drafter import KINDS, FeatureDrafter, TargetStates
-from vargen.drafters.feature_head import FeatureHead
+from vargen.drafters.video_draft_head import VideoDraftHead
+from vargen.drafters.video_head import KINDS, TargetStates, VideoHead
+from vargen.drafters.video_head_folder import new_video_head
 from vargen.drafters.visual_compressor import VisualCompressor
 from vargen.methods.video.trained import SparrowConfig
 from vargen.models.video_llms.pruning import keep_uniform
@@ -30,9 +30,9 @@ GREEDY, DRAWN = SamplingConfig(temperature=0.0), SamplingConfig(temperature=1.0)
 TREE, CHAIN = (DynamicTree(4), DraftSize(12, 4)), (StaticTree.chain(4), DraftSize(5, 4))
 
 
-def drafter_of(kind: str, model: Any, **changes: Any) -> FeatureDrafter:
+def drafter_of(kind: str, model: Any, **changes: Any) -> VideoHead:
     """An untrained drafter whose parts all do something."""
-    network = new_drafter(kind, model, **changes).eval()
+    network = new_video_head(kind, model, **changes).eval()
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in network.parameters():
@@ -41,14 +41,14 @@ def drafter_of(kind: str, model: Any, **changes: Any) -> FeatureDrafter:
 
 
 def answer(
-    network: FeatureDrafter | None,
+    network: VideoHead | None,
     model: Any,
     request: VideoRequest,
     shape: tuple[Any, DraftSize] = CHAIN,
     sampling: SamplingConfig = GREEDY,
     count: int = 9,
-    head_of: type[FeatureHead] = FeatureHead,
-) -> tuple[DecodeResult, FeatureHead | None]:
+    head_of: type[VideoDraftHead] = VideoDraftHead,
+) -> tuple[DecodeResult, VideoDraftHead | None]:
     layers = () if network is None else network.config.capture_layers
     target = VideoTarget(model, request, capture_layers=layers)
     head = None if network is None else head_of(network, target)
@@ -72,7 +72,7 @@ def test_no_drafter_changes_a_token(architecture: str, models: Models, inputs_of
             assert fast.trace.drafted > 0
 
 
-class Remembering(FeatureHead):
+class Remembering(VideoDraftHead):
     """Compares every guess with one made without a cache, of the prompt and the pairs that the guess may see."""
 
     checked = 0
@@ -163,7 +163,7 @@ def test_rows_of_text_join_a_token_and_the_state_before_it(
     states = TargetStates(request.inputs_embeds, features, request.position_ids, request.is_visual, middle)
     expected = {"eagle": None, "msd": request.inputs_embeds[0, visual], "sparrow": middle[0]}
     for kind, instead in expected.items():
-        network = new_drafter(kind, model)
+        network = new_video_head(kind, model)
         rows = network.rows(states, with_video=True)
         assert rows.inputs.shape[1] == length - 1
         seen = 0
@@ -231,7 +231,7 @@ def test_only_some_drafters_pay_for_a_longer_video(architecture: str, models: Mo
         held, work = [], []
         for request in requests:
             target = VideoTarget(model, request, capture_layers=network.config.capture_layers)
-            head = FeatureHead(network, target)
+            head = VideoDraftHead(network, target)
             head.start(target.prefill())
             held.append(int(head._cache.allocated().lengths))
             work.append(head.flops)
@@ -248,8 +248,8 @@ def test_a_drafter_of_several_places_is_asked_once_a_round(
     model = models(architecture)
     request = prepare_request(model, inputs_of(architecture))
     calls = []
-    forward = FeatureDrafter.forward
-    monkeypatch.setattr(FeatureDrafter, "forward", lambda *args: calls.append(1) or forward(*args))
+    forward = VideoHead.forward
+    monkeypatch.setattr(VideoHead, "forward", lambda *args: calls.append(1) or forward(*args))
     for kind, shape, each in (("flash", CHAIN, 1), ("flash", TREE, 1), ("sparrow", CHAIN, 4), ("sparrow", TREE, 4)):
         calls.clear()
         result, head = answer(drafter_of(kind, model), model, request, shape)
@@ -276,14 +276,14 @@ def test_what_a_head_cannot_do_is_refused(models: Models, inputs_of: Inputs) -> 
     request = prepare_request(model, inputs_of("qwen2_5_vl"))
     bridged = drafter_of("sparrow", model, text_only=False)
     with pytest.raises(ValueError, match=r"capture_layers=\(1,\)"):
-        FeatureHead(bridged, VideoTarget(model, request))
+        VideoDraftHead(bridged, VideoTarget(model, request))
     flash = drafter_of("flash", model, draft_length=2)
     with pytest.raises(ValueError, match="draft_length must be at most 2"):
-        FeatureHead(flash, VideoTarget(model, request)).drafter(*_sized(CHAIN))
+        VideoDraftHead(flash, VideoTarget(model, request)).drafter(*_sized(CHAIN))
     far = keep_visual(request, torch.arange(request.num_visual))
     object.__setattr__(far, "next_position", 4096)
     with pytest.raises(ValueError, match="video is too long: the prompt reaches position 4096"):
-        FeatureHead(flash, VideoTarget(model, far))
+        VideoDraftHead(flash, VideoTarget(model, far))
     states = TargetStates(request.inputs_embeds, request.inputs_embeds, request.position_ids, request.is_visual)
     with pytest.raises(ValueError, match="visual_states after 1 layers are missing"):
         bridged.rows(states, with_video=True)

@@ -1,8 +1,8 @@
 """An EAGLE drafter beside a target of any family: positions, guidance and its own cache behind `DraftHead`.
 
-Belongs here: how pairs become a forward of `LlamaGenDrafter`, which is the network for every family that draws codes,
+Belongs here: how pairs become a forward of `EagleHead`, which is the network for every family that draws codes,
 and heads over targets of transformers. Does not belong here: how trees grow (`specdecode.drafters.eagle`), the network,
-how it is trained, and what only one family knows (`vargen.drafters.llamagen_head`).
+how it is trained, and what only one family knows (`vargen.drafters.llamagen_draft_head`).
 
 A guided target needs a guided drafter: both halves' features are kept side by side, `[conditional | unconditional]`,
 both halves are fed the same tokens, and the guided logits choose.
@@ -21,7 +21,7 @@ from specdecode.kernels.native import NewTokens
 from specdecode.roles import TargetOutput
 from specdecode.targets.transformers import TransformersTarget
 from vargen.base.errors import UserError
-from vargen.drafters.eagle_network import LlamaGenDrafter
+from vargen.drafters.eagle_head import EagleHead
 from vargen.models.llamagen.target import LlamaGenTarget
 from vargen.models.llamagen.transformer import CONDITION_POSITION, condition_attention_mask
 from vargen.models.offloading import move_offloaded
@@ -54,7 +54,7 @@ class PictureDraftHead(ABC):
 
     def __init__(
         self,
-        drafter: LlamaGenDrafter,
+        drafter: EagleHead,
         target: LlamaGenTarget | TransformersTarget,
         halves: int,
         condition_length: int,
@@ -99,12 +99,12 @@ class PictureDraftHead(ABC):
 
     @property
     def kind(self) -> str:
-        """See `DraftNetwork`."""
+        """See `LoadedDrafter`."""
         return f"eagle-{self.drafter.config.dim}"
 
     @property
     def acceptance_rates(self) -> dict[str, float | None]:
-        """See `DraftNetwork`; the trainer measured them."""
+        """See `LoadedDrafter`; the trainer measured them."""
         config = self.drafter.config
         return {"top": config.acceptance_rate, "sampled": config.sampled_acceptance_rate}
 
@@ -276,7 +276,7 @@ class TransformersDraftHead(PictureDraftHead):
 
     def __init__(
         self,
-        drafter: LlamaGenDrafter,
+        drafter: EagleHead,
         target: TransformersTarget,
         most_new_pairs: int,
         caches: KeptCaches | None = None,
@@ -301,7 +301,7 @@ class TransformersDraftHead(PictureDraftHead):
         return self.target.combine(TargetOutput(logits)).logits
 
 
-def check_drafter_fits(drafter: LlamaGenDrafter, target: TransformersTarget) -> None:
+def check_drafter_fits(drafter: EagleHead, target: TransformersTarget) -> None:
     """Refuse a drafter that was trained for another model. Raises UserError."""
     dim = int(target.model.config.get_text_config().hidden_size)
     for name, theirs, ours, meaning in (
@@ -321,7 +321,7 @@ def check_drafter_fits(drafter: LlamaGenDrafter, target: TransformersTarget) -> 
         )
 
 
-def check_feature_layers(drafter: LlamaGenDrafter, num_layers: int) -> None:
+def check_feature_layers(drafter: EagleHead, num_layers: int) -> None:
     """Refuse a drafter that reads layers which a model of `num_layers` has not got. Raises UserError."""
     if drafter.feature_layers and drafter.feature_layers[-1] != num_layers:
         raise UserError(

@@ -2,7 +2,7 @@
 
 Belongs here: the cache, and how pairs become a forward. Does not belong here: how drafts grow
 (`specdecode.drafters.eagle`, `semi_autoregressive.py`), the network and what it is fed for a prompt
-(`feature_drafter.py`).
+(`video_head.py`).
 
 The cache holds the prompt's rows, then a row for every accepted token, fed with the target's own hidden state at the
 token before it. Nodes of a draft are fed with the drafter's guesses and forgotten.
@@ -23,26 +23,26 @@ from specdecode.drafters.tree_shapes import DynamicTree, StaticTree
 from specdecode.ragged import at_most
 from specdecode.roles import TargetOutput
 from specdecode.targets.transformers import SlotCache
-from vargen.drafters.feature_drafter import DrafterRows, FeatureDrafter, TargetStates
+from vargen.drafters.video_head import DrafterRows, TargetStates, VideoHead
 from vargen.models.video_llms.target import SeenPrompt, VideoTarget
 
 
-class FeatureHead:
+class VideoDraftHead:
     """`specdecode.drafters.semi_autoregressive.SemiAutoregressiveHead` over the requests of a target.
 
     Args:
-        network: in eval mode, made for this target (see `drafter_folder.check_target`), of its dtype and on its device.
+        network: in eval mode, made for this target (see `video_head_folder.check_target`), of its dtype and on its device.
         target: lends its embeddings, its output head and what it saw of the prompts.
 
     Attributes:
         forward_passes: of the network, the prompts' included.
-        flops: of these passes and their logits; see `FeatureDrafter.flops`.
+        flops: of these passes and their logits; see `VideoHead.flops`.
 
     Raises:
         ValueError: the target does not capture what the drafter reads, or a prompt is longer than its positions.
     """
 
-    def __init__(self, network: FeatureDrafter, target: VideoTarget) -> None:
+    def __init__(self, network: VideoHead, target: VideoTarget) -> None:
         missing = set(network.config.capture_layers) - set(target.capture_layers)
         if missing:
             raise ValueError(

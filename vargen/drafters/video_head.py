@@ -1,13 +1,13 @@
 """Trained drafters for Video-LLMs: one decoder layer that continues the target's own features.
 
 Belongs here: the network, what it is fed for a prompt, and the settings that make the published methods of it. Does not
-belong here: its cache and its place in the decode loop (`feature_head.py`), its files and for which target it was
-trained (`drafter_folder.py`), training.
+belong here: its cache and its place in the decode loop (`video_draft_head.py`), its files and for which target it was
+trained (`video_head_folder.py`), training.
 
 All of them read pairs, as EAGLE does (arXiv 2401.15077): the embedding of token t and the target's final hidden state,
 the input of its output head, at token t - 1. One decoder layer of the target's own class makes of them a guess of the
 hidden state at token t, whose logits are by the target's own output head. So the first token of a prompt has no row.
-The methods differ in what stands for the video, `FeatureDrafterConfig.visual`:
+The methods differ in what stands for the video, `VideoHeadConfig.visual`:
 
     "pairs"                  eagle    visual tokens are rows like all others
     "embeddings"             msd      their embeddings take the place of rows (arXiv 2505.14260)
@@ -48,13 +48,13 @@ KINDS: dict[str, dict[str, Any]] = {
     "sparrow": {"visual": "states", "text_only": True},
     "flash": {"visual": "compressed_features", "num_queries": 16, "draft_length": 4},
 }
-"""The published methods: what of `FeatureDrafterConfig` each of them sets."""
+"""The published methods: what of `VideoHeadConfig` each of them sets."""
 
 _OF_COMPRESSION = ("num_queries", "scale")
 
 
 @dataclass(frozen=True)
-class FeatureDrafterConfig:
+class VideoHeadConfig:
     """What a feature drafter is.
 
     Args:
@@ -67,7 +67,7 @@ class FeatureDrafterConfig:
         text_only: the video has no rows when drafting.
         draft_length: K, places guessed at once.
         compact: rows stand at consecutive positions; else each at its token's own.
-        target: for which target it was trained; see `drafter_folder.py`.
+        target: for which target it was trained; see `video_head_folder.py`.
 
     Raises:
         ValueError: a field out of range.
@@ -104,7 +104,7 @@ class FeatureDrafterConfig:
             raise ValueError(f"scale must be false for visual {self.visual!r}: there are no scores")
 
     @classmethod
-    def of_kind(cls, kind: str, model: Any, **changes: Any) -> FeatureDrafterConfig:
+    def of_kind(cls, kind: str, model: Any, **changes: Any) -> VideoHeadConfig:
         """The settings of a published method beside a target.
 
         Args:
@@ -138,7 +138,7 @@ class FeatureDrafterConfig:
         return cls(kind=kind, text_config=layer, **values)
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> FeatureDrafterConfig:
+    def from_dict(cls, values: dict[str, Any]) -> VideoHeadConfig:
         """From `to_dict`. Raises ValueError for a field that is unknown, missing or out of range."""
         known = {each.name for each in fields(cls)}
         required = {"kind", "text_config", "visual"}
@@ -196,14 +196,14 @@ class DrafterRows:
     scene: Tensor | None
 
 
-class FeatureDrafter(nn.Module):
-    """The network; `config.json` and weights are `drafter_folder.py`'s.
+class VideoHead(nn.Module):
+    """The network; `config.json` and weights are `video_head_folder.py`'s.
 
     Args:
         config: what it is.
     """
 
-    def __init__(self, config: FeatureDrafterConfig) -> None:
+    def __init__(self, config: VideoHeadConfig) -> None:
         super().__init__()
         self.config = config
         layer_type, rotary_type = layer_classes(config.text_config["model_type"])

@@ -1,6 +1,6 @@
-"""Published LANTERN drafters for LlamaGen to a `LlamaGenDrafter` folder.
+"""Published LANTERN drafters for LlamaGen to a `EagleHead` folder.
 
-Belongs here: every name that only those files use. Does not belong here: the network (`vargen.drafters.eagle_network`)
+Belongs here: every name that only those files use. Does not belong here: the network (`vargen.drafters.eagle_head`)
 and official LlamaGen weights (`vargen.models.llamagen.convert`).
 
 Source: github.com/jadohu/LANTERN, `models/drafters/cnets_llamagen.py`, and the layout of `jadohu/llamagen_drafter` and
@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from vargen.base.errors import UserError
-from vargen.drafters.eagle_network import LlamaGenDrafter
+from vargen.drafters.eagle_head import EagleHead
 from vargen.models.llamagen.convert import load_strictly, load_weights_only
 from vargen.models.model_folder import read_json
 from vargen.runs.files import atomic_folder
@@ -43,7 +43,7 @@ _JOINED = {
 
 
 def convert_lantern_state_dict(published: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A published drafter's weights under the names of `LlamaGenDrafter`; unknown keys keep theirs, to be refused."""
+    """A published drafter's weights under the names of `EagleHead`; unknown keys keep theirs, to be refused."""
     joined = {key for parts in _JOINED.values() for key in parts}
     converted = {_NAMES.get(key, key): tensor for key, tensor in published.items() if key not in joined}
     for name, parts in _JOINED.items():
@@ -53,7 +53,7 @@ def convert_lantern_state_dict(published: dict[str, Tensor]) -> dict[str, Tensor
 
 
 def infer_drafter_config(config: dict[str, Any], source: Path) -> dict[str, Any]:
-    """Arguments of `LlamaGenDrafter` from a published config.json.
+    """Arguments of `EagleHead` from a published config.json.
 
     Raises:
         UserError: a field is missing, or the drafter is of another kind.
@@ -86,7 +86,7 @@ def convert_lantern_drafter(
     *,
     dtype: torch.dtype | None = None,
     overwrite: bool = False,
-) -> LlamaGenDrafter:
+) -> EagleHead:
     """Read a published drafter's folder and write one for `--method_options.drafter FOLDER`.
 
     Args:
@@ -105,7 +105,7 @@ def convert_lantern_drafter(
         raise UserError(f"drafter must be a folder with config.json and weights, but {source} is none.")
     arguments = infer_drafter_config(read_json(source / "config.json"), source / "config.json")
     with torch.device("meta"):
-        drafter = LlamaGenDrafter(**arguments)
+        drafter = EagleHead(**arguments)
     path, weights = _read_weights(source)
     load_strictly(drafter, convert_lantern_state_dict(weights), path)
     if dtype is not None:

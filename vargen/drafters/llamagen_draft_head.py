@@ -1,7 +1,7 @@
 """The EAGLE drafter beside a LlamaGen target: which drafters fit, and how they read its condition.
 
 Belongs here: what only LlamaGen knows. Does not belong here: pairs, positions and the cache, which every family shares
-(`vargen.drafters.picture_head`), how trees grow (`specdecode.drafters.eagle`), the network, and how it is trained.
+(`vargen.drafters.picture_draft_head`), how trees grow (`specdecode.drafters.eagle`), the network, and how it is trained.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from torch import Tensor, nn
 
 from specdecode.roles import TargetOutput
 from vargen.base.errors import UserError
-from vargen.drafters.eagle_network import LlamaGenDrafter
-from vargen.drafters.picture_head import PictureDraftHead, check_feature_layers
+from vargen.drafters.eagle_head import EagleHead
+from vargen.drafters.picture_draft_head import PictureDraftHead, check_feature_layers
 from vargen.models.llamagen.target import LlamaGenTarget, LlamaGenTargetOutput
 from vargen.models.llamagen.transformer import LlamaGenTransformer
 from vargen.pipelines.components.base import KeptCaches
 
 
-def check_drafter(drafter: LlamaGenDrafter, transformer: LlamaGenTransformer) -> None:
+def check_drafter(drafter: EagleHead, transformer: LlamaGenTransformer) -> None:
     """Refuse a drafter that was not made for this transformer, naming what differs.
 
     Raises:
@@ -51,7 +51,7 @@ class LlamaGenDraftHead(PictureDraftHead):
     """
 
     def __init__(
-        self, drafter: LlamaGenDrafter, target: LlamaGenTarget, most_new_pairs: int, caches: KeptCaches | None = None
+        self, drafter: EagleHead, target: LlamaGenTarget, most_new_pairs: int, caches: KeptCaches | None = None
     ) -> None:
         check_drafter(drafter, target.transformer)
         full_length = target.transformer.config.condition_length

@@ -1,7 +1,7 @@
 """Feature drafters on disk, and for which target each was trained.
 
 Belongs here: writing and reading a folder of `config.json` and `model.safetensors`, and refusing what does not fit.
-Does not belong here: the network (`feature_drafter.py`), where shipped folders lie.
+Does not belong here: the network (`video_head.py`), where shipped folders lie.
 
 A drafter reads its target's hidden states, so beside the target's sizes the settings keep what these states are for a
 fixed text without a video: of the final layer, and of the layer that stands for the video. They are worked out by the
@@ -25,7 +25,7 @@ from torch import Tensor
 
 from specdecode.kernels.linears import serve_linears
 from specdecode.kernels.quantized import quantization_of
-from vargen.drafters.feature_drafter import FeatureDrafter, FeatureDrafterConfig
+from vargen.drafters.video_head import VideoHead, VideoHeadConfig
 from vargen.models.finite import check_weights
 from vargen.models.model_folder import refuse_pickled
 from vargen.models.video_llms.architectures.catalogue import architecture_of
@@ -78,7 +78,7 @@ def _sample(states: Tensor) -> list[float]:
     return [round(value, 4) for value in states[-_LAST_TOKENS:, channels].float().flatten().tolist()]
 
 
-def check_target(config: FeatureDrafterConfig, model: Any) -> None:
+def check_target(config: VideoHeadConfig, model: Any) -> None:
     """Refuse a drafter that was trained for another target, or on other features of it.
 
     Raises:
@@ -104,24 +104,24 @@ def check_target(config: FeatureDrafterConfig, model: Any) -> None:
             raise ValueError(f"drafter was trained on other features: the target's {which} are not those; {remedy}")
 
 
-def new_drafter(kind: str, model: Any, **changes: Any) -> FeatureDrafter:
+def new_video_head(kind: str, model: Any, **changes: Any) -> VideoHead:
     """An untrained drafter for a target, its layer begun as the target's last.
 
     Args:
-        kind, changes: see `FeatureDrafterConfig.of_kind`.
+        kind, changes: see `VideoHeadConfig.of_kind`.
         model: transformers' Video-LLM.
 
     Raises:
-        ValueError: see `FeatureDrafterConfig.of_kind`.
+        ValueError: see `VideoHeadConfig.of_kind`.
     """
-    config = FeatureDrafterConfig.of_kind(kind, model, **changes)
+    config = VideoHeadConfig.of_kind(kind, model, **changes)
     layers = () if config.visual_layer is None else (config.visual_layer,)
-    network = FeatureDrafter(replace(config, target=describe_target(model, layers)))
+    network = VideoHead(replace(config, target=describe_target(model, layers)))
     network.layer.load_state_dict(architecture_of(model).decoder(model).layers[-1].state_dict())
     return network
 
 
-def save_drafter(network: FeatureDrafter, folder: str | os.PathLike[str]) -> None:
+def save_video_head(network: VideoHead, folder: str | os.PathLike[str]) -> None:
     """Write `config.json` and the weights, in their dtype, into a folder."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -130,13 +130,13 @@ def save_drafter(network: FeatureDrafter, folder: str | os.PathLike[str]) -> Non
     (folder / "config.json").write_text(json.dumps(network.config.to_dict(), indent=2) + "\n")
 
 
-def load_drafter(
+def load_video_head(
     folder: str | os.PathLike[str], model: Any, draft_length: int | None = None, text_only: bool | None = None
-) -> FeatureDrafter:
+) -> VideoHead:
     """A trained drafter, in eval mode, of its target's dtype and on its device.
 
     Args:
-        folder: written by `save_drafter`.
+        folder: written by `save_video_head`.
         model: the target.
         draft_length: K that is wanted of a drafter that guesses several places at once; None: whatever it has.
         text_only: whether the video has no rows when drafting; None: as its settings say. In training it has them.
@@ -148,7 +148,7 @@ def load_drafter(
     folder = Path(folder)
     refuse_pickled(folder, "drafter")
     try:
-        config = FeatureDrafterConfig.from_dict(json.loads((folder / "config.json").read_text()))
+        config = VideoHeadConfig.from_dict(json.loads((folder / "config.json").read_text()))
         stored = load_file(folder / WEIGHTS_NAME)
     except OSError as error:
         raise ValueError(f"drafter: {folder} holds no {Path(error.filename or WEIGHTS_NAME).name}") from error
@@ -160,7 +160,7 @@ def load_drafter(
             f"{draft_length}"
         )
     check_target(config, model)
-    network = FeatureDrafter(config if text_only is None else replace(config, text_only=text_only))
+    network = VideoHead(config if text_only is None else replace(config, text_only=text_only))
     shapes = {name: value.shape for name, value in network.state_dict().items()}
     for name in sorted(shapes.keys() | stored.keys()):
         if name not in stored or name not in shapes or stored[name].shape != shapes[name]:

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from vargen.base.errors import UserError
 from vargen.cli import main
-from vargen.drafters.convert_drafter import convert_lantern_drafter, infer_drafter_config
-from vargen.drafters.eagle_network import LlamaGenDrafter
+from vargen.drafters.convert_draft_head import convert_lantern_drafter, infer_drafter_config
+from vargen.drafters.eagle_head import EagleHead
 
 DIM, HEADS, WIDTH, VOCAB, PREFIX = 16, 2, 20, 11, 5
 CONFIG = {
@@ -106,7 +106,7 @@ def test_a_converted_drafter_computes_what_the_published_one_does(tmp_path: Path
     weights = published_weights()
     source = write_published(tmp_path / "published", weights, CONFIG, file)
     assert main(["convert", "lantern-drafter", "--drafter", str(source), "--output", str(tmp_path / "out")]) == 0
-    drafter = LlamaGenDrafter.from_pretrained(tmp_path / "out").eval()
+    drafter = EagleHead.from_pretrained(tmp_path / "out").eval()
     assert drafter.config.attend_to_padding and drafter.config.grid_size == 16
     tokens = [0] * PREFIX + torch.randint(VOCAB, (20,), generator=torch.Generator().manual_seed(1)).tolist()
     features = torch.randn(len(tokens), DIM, generator=torch.Generator().manual_seed(2))

@@ -12,8 +12,14 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from vargen.drafters.drafter_folder import check_target, describe_target, load_drafter, new_drafter, save_drafter
-from vargen.drafters.feature_drafter import KINDS, FeatureDrafterConfig
+from vargen.drafters.video_head import KINDS, VideoHeadConfig
+from vargen.drafters.video_head_folder import (
+    check_target,
+    describe_target,
+    load_video_head,
+    new_video_head,
+    save_video_head,
+)
 
 Models = Callable[..., Any]
 
@@ -26,9 +32,9 @@ def rewrite(folder: Path, **changes: Any) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_drafter_comes_back(architecture: str, models: Models, tmp_path: Path, kind: str) -> None:
     model = models(architecture)
-    network = new_drafter(kind, model)
-    save_drafter(network, tmp_path)
-    again = load_drafter(tmp_path, model)
+    network = new_video_head(kind, model)
+    save_video_head(network, tmp_path)
+    again = load_video_head(tmp_path, model)
     assert again.config == network.config
     assert not again.training and not any(each.requires_grad for each in again.parameters())
     for name, value in network.state_dict().items():
@@ -36,36 +42,36 @@ def test_a_drafter_comes_back(architecture: str, models: Models, tmp_path: Path,
     rows, positions = torch.randn(1, 5, 64), torch.arange(5).expand(3 if architecture == "qwen2_5_vl" else 1, 1, -1)
     assert torch.equal(network.eval()(rows, positions), again(rows, positions))
     assert type(again.layer) is type(model.model.language_model.layers[0])
-    assert load_drafter(tmp_path, model, text_only=True).config.text_only
+    assert load_video_head(tmp_path, model, text_only=True).config.text_only
 
 
 def test_another_dtype_is_the_same_target(architecture: str, models: Models, tmp_path: Path) -> None:
     from copy import deepcopy
 
     model = models(architecture)
-    network = new_drafter("sparrow", model)
-    save_drafter(network, tmp_path)
+    network = new_video_head("sparrow", model)
+    save_video_head(network, tmp_path)
     half = deepcopy(model).to(torch.bfloat16)
-    again = load_drafter(tmp_path, half)
+    again = load_video_head(tmp_path, half)
     assert again.dtype == torch.bfloat16 and again.rotary.inv_freq.dtype == torch.float32
 
 
 def test_another_target_is_refused(architecture: str, models: Models, tmp_path: Path) -> None:
     model = models(architecture)
-    save_drafter(new_drafter("msd", model), tmp_path)
+    save_video_head(new_video_head("msd", model), tmp_path)
     with pytest.raises(ValueError, match="num_hidden_layers 3, this one has 2"):
-        load_drafter(tmp_path, models(architecture, 0, 2))
+        load_video_head(tmp_path, models(architecture, 0, 2))
     with pytest.raises(ValueError, match="other features: the target's final hidden states"):
-        load_drafter(tmp_path, models(architecture, 7))
+        load_video_head(tmp_path, models(architecture, 7))
     other = models("llava_onevision" if architecture == "qwen2_5_vl" else "qwen2_5_vl")
     with pytest.raises(ValueError, match="architecture"):
-        load_drafter(tmp_path, other)
+        load_video_head(tmp_path, other)
 
 
 def test_features_of_another_layer_are_refused(architecture: str, models: Models) -> None:
     """`hidden_states[0]` are the embeddings: numbers that are off by one name another layer."""
     model = models(architecture)
-    config = new_drafter("sparrow", model, visual_layer=2).config
+    config = new_video_head("sparrow", model, visual_layer=2).config
     assert config.visual_layer == 2
     check_target(config, model)
     for wrong in (1, 3):
@@ -79,9 +85,9 @@ def test_features_of_another_layer_are_refused(architecture: str, models: Models
 
 def test_half_of_the_layers_is_the_default(models: Models) -> None:
     model = models("qwen2_5_vl", 0, 4)
-    assert new_drafter("sparrow", model).config.visual_layer == 2
-    assert new_drafter("sparrow", model, visual="embeddings").config.visual_layer is None
-    assert new_drafter("flash", model, visual="pairs").config.num_queries == 0
+    assert new_video_head("sparrow", model).config.visual_layer == 2
+    assert new_video_head("sparrow", model, visual="embeddings").config.visual_layer is None
+    assert new_video_head("flash", model, visual="pairs").config.num_queries == 0
 
 
 def test_the_fingerprint_is_of_what_drafters_are_fed(models: Models) -> None:
@@ -100,29 +106,29 @@ def test_the_fingerprint_is_of_what_drafters_are_fed(models: Models) -> None:
 def test_damaged_folders_are_refused(models: Models, tmp_path: Path) -> None:
     model = models("qwen2_5_vl")
     with pytest.raises(ValueError, match=r"holds no config\.json"):
-        load_drafter(tmp_path, model)
-    save_drafter(new_drafter("flash", model, draft_length=3), tmp_path)
+        load_video_head(tmp_path, model)
+    save_video_head(new_video_head("flash", model, draft_length=3), tmp_path)
     with pytest.raises(ValueError, match="draft_length must be 3"):
-        load_drafter(tmp_path, model, draft_length=4)
+        load_video_head(tmp_path, model, draft_length=4)
     rewrite(tmp_path, draft_length=2)
     with pytest.raises(ValueError, match=r"do not fit its config\.json, see offsets"):
-        load_drafter(tmp_path, model)
+        load_video_head(tmp_path, model)
     rewrite(tmp_path, draft_length=3, colour="red")
     with pytest.raises(ValueError, match="colour is not a setting"):
-        load_drafter(tmp_path, model)
+        load_video_head(tmp_path, model)
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ValueError, match="cannot be read"):
-        load_drafter(tmp_path, model)
-    save_drafter(new_drafter("flash", model, draft_length=3), tmp_path)
+        load_video_head(tmp_path, model)
+    save_video_head(new_video_head("flash", model, draft_length=3), tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"123")
     with pytest.raises(ValueError, match="cannot be read"):
-        load_drafter(tmp_path, model)
+        load_video_head(tmp_path, model)
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(ValueError, match=r"holds no model\.safetensors"):
-        load_drafter(tmp_path, model)
+        load_video_head(tmp_path, model)
     save_file({"fc.weight": torch.zeros(2, 2)}, tmp_path / "model.safetensors")
     with pytest.raises(ValueError, match="do not fit"):
-        load_drafter(tmp_path, model)
+        load_video_head(tmp_path, model)
 
 
 @pytest.mark.parametrize(
@@ -141,11 +147,11 @@ def test_damaged_folders_are_refused(models: Models, tmp_path: Path) -> None:
 )
 def test_bad_settings_are_named(models: Models, kind: str, changes: dict[str, Any], named: str) -> None:
     with pytest.raises(ValueError, match=named):
-        new_drafter(kind, models("qwen2_5_vl"), **changes)
+        new_video_head(kind, models("qwen2_5_vl"), **changes)
 
 
 def test_settings_of_other_language_models_are_refused() -> None:
     with pytest.raises(ValueError, match="text_config"):
-        FeatureDrafterConfig("msd", {"model_type": "gpt2"}, "embeddings")
+        VideoHeadConfig("msd", {"model_type": "gpt2"}, "embeddings")
     with pytest.raises(ValueError, match="visual is missing"):
-        FeatureDrafterConfig.from_dict({"kind": "msd", "text_config": {"model_type": "qwen2"}})
+        VideoHeadConfig.from_dict({"kind": "msd", "text_config": {"model_type": "qwen2"}})

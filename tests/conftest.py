@@ -8,13 +8,8 @@ import pytest
 import torch
 from transformers import CLIPConfig, CLIPImageProcessorPil, CLIPModel, PreTrainedTokenizerFast
 
-pytest_plugins = [
-    "cheap_training",
-    "official_layout",
-    "own_kernels",
-    "tiny_video_llms",
-    "video_pairs",
-]  # in tests/shared
+# In tests/shared.
+pytest_plugins = ["cheap_training", "official_layout", "own_kernels", "tiny_video_llms", "video_pairs"]
 
 SIDE = 32
 WORDS = ("a", "red", "blue", "green", "cube", "sphere", "left", "of", "photo", "depicts")

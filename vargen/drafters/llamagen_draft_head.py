@@ -1,7 +1,7 @@
 """The EAGLE drafter beside a LlamaGen target: which drafters fit, and how they read its condition.
 
 Belongs here: what only LlamaGen knows. Does not belong here: pairs, positions and the cache, which every family shares
-(`vargen.drafters.picture_draft_head`), how trees grow (`specdecode.drafters.eagle`), the network, and how it is trained.
+(`picture_draft_head.py`), how trees grow (`specdecode.drafters.eagle`), the network, and how it is trained.
 """
 
 from __future__ import annotations

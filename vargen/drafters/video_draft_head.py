@@ -31,7 +31,7 @@ class VideoDraftHead:
     """`specdecode.drafters.semi_autoregressive.SemiAutoregressiveHead` over the requests of a target.
 
     Args:
-        network: in eval mode, made for this target (see `video_head_folder.check_target`), of its dtype and on its device.
+        network: in eval mode, made for this target (`video_head_folder.check_target`), of its dtype, on its device.
         target: lends its embeddings, its output head and what it saw of the prompts.
 
     Attributes:

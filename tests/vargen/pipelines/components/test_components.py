@@ -42,7 +42,7 @@ def test_so_is_that_of_what_drafts_unless_its_rows_join_a_batch_that_uses_it(
 ) -> None:
     kept, arguments = KeptBetweenBatches(), (None, 4) if draft == "draft_head" else (None,)
     first, second, joining = (
-        getattr(components_of(drafting_pipeline, kept, place=place), draft)(*arguments).network.kv_cache
+        getattr(components_of(drafting_pipeline, kept, place=place), f"load_{draft}")(*arguments).network.kv_cache
         for place in (ONLY, ONLY, Place(joins=True))
     )
     assert first is second and joining is not first

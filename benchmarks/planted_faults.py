@@ -180,7 +180,7 @@ def run_alone(fault: Fault, tests: Sequence[str]) -> tuple[str, str]:
     return watcher.failed
 
 
-_OPTIONS = ("-q", "-s", "-p", "no:cacheprovider", "-p", "no:xdist", "-W", "ignore::pytest.PytestAssertRewriteWarning")
+_OPTIONS = ("-q", "-s", "-p", "no:cacheprovider", "-n", "0", "-W", "ignore::pytest.PytestAssertRewriteWarning")
 
 
 class _Planter:

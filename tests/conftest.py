@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
+
+# A worker a core (pyproject.toml), each with one thread, as are the processes that tests start. Before torch is there.
+os.environ["OMP_NUM_THREADS"] = "1"
+
 import torch
 from transformers import CLIPConfig, CLIPImageProcessorPil, CLIPModel, PreTrainedTokenizerFast
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 def test_kills() -> None:
     kills = Path(__file__).with_name("kills.py")
-    command = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", str(kills))
+    command = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0", str(kills))
     ran = subprocess.run(command, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stdout[-6000:]
     assert " passed" in ran.stdout and "skipped" not in ran.stdout

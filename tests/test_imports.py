@@ -16,13 +16,21 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("metrics", "specdecode", "vargen")
+PACKAGES = ("metrics", "specdecode", "vargen", "scenes")
 
-FLOORS = (
-    "errors", "bounds", "reading", "resources", "prompts", "runs", "drawing", "methods", "kernels", "models",
-    "pipelines", "video", "training", "jobs", "world", "demo", "commands", "cli",
-)  # fmt: skip
-"""The parts of `vargen` from the ground up."""
+FLOORS = {
+    "vargen": (
+        "base", "runs", "drawing", "methods", "models", "drafters", "pipelines", "training", "jobs", "demo", "commands",
+        "cli",
+    ),
+}  # fmt: skip
+"""The parts of a package from the ground up."""
+
+FAMILIES = ("llamagen", "janus", "emu3", "glm_image", "video")
+"""Families of models. A module is special to the first of them that its name contains, otherwise it is general."""
+
+CHOOSERS = ("vargen.pipelines.loading",)
+"""General modules that choose among families, so they import all of them."""
 
 Imports = Mapping[str, Collection[str]]
 Edge = tuple[str, str]
@@ -65,57 +73,51 @@ def _edges(imports: Imports) -> Iterator[Edge]:
 
 
 def core_imports_above(imports: Imports) -> set[Edge]:
-    """`specdecode` and `metrics` import neither `vargen` nor each other."""
+    """`specdecode` and `metrics` import neither `vargen`, nor `scenes`, nor each other."""
     return {
         (module, other)
         for module, other in _edges(imports)
-        if (within(module, "specdecode") and within(other, "vargen", "metrics"))
-        or (within(module, "metrics") and within(other, "vargen", "specdecode"))
+        for core in ("specdecode", "metrics")
+        if within(module, core) and not within(other, core)
+    }
+
+
+def product_imports_the_world(imports: Imports) -> set[Edge]:
+    """`vargen` never imports `scenes`; it finds a world through entry points."""
+    return {
+        (module, other) for module, other in _edges(imports) if within(module, "vargen") and within(other, "scenes")
     }
 
 
 def higher_floors(imports: Imports) -> set[Edge]:
-    """A floor of `vargen` imports only floors below it."""
+    """A floor imports only floors below it."""
 
     def floor(module: str) -> int:
-        return FLOORS.index(module.split(".")[1]) if module.startswith("vargen.") else -1
+        package, _, rest = module.partition(".")
+        return FLOORS[package].index(rest.split(".")[0]) if rest and package in FLOORS else -1
 
-    return {(module, other) for module, other in _edges(imports) if 0 <= floor(module) < floor(other)}
-
-
-def world_below_the_world(imports: Imports) -> set[Edge]:
-    """Only the world itself, and the commands and the page, which hand it to jobs, import `scenes`."""
     return {
         (module, other)
         for module, other in _edges(imports)
-        if within(other, "scenes") and not within(module, "scenes", "vargen.commands", "vargen.demo")
+        if module.split(".")[0] == other.split(".")[0] and 0 <= floor(module) < floor(other)
     }
 
 
-def models_in_methods(imports: Imports) -> set[Edge]:
-    """A method asks for what it needs through `Components`, so it imports no model and no pipeline."""
+def family(module: str) -> str | None:
+    """The family of models that a module of models, drafters or pipelines is about; None: it is general."""
+    if not within(module, "vargen.models", "vargen.drafters", "vargen.pipelines") or module in CHOOSERS:
+        return None
+    return next((name for name in FAMILIES if name in module), None)
+
+
+def general_imports_special(imports: Imports) -> set[Edge]:
+    """A general module of models, drafters or pipelines imports no module that is about one family."""
     return {
         (module, other)
         for module, other in _edges(imports)
-        if within(module, "vargen.methods") and within(other, "vargen.models", "vargen.pipelines")
-    }
-
-
-def pipelines_in_models(imports: Imports) -> set[Edge]:
-    """`vargen.models` imports no pipeline."""
-    return {
-        (module, other)
-        for module, other in _edges(imports)
-        if within(module, "vargen.models") and within(other, "vargen.pipelines")
-    }
-
-
-def commands_in_the_library(imports: Imports) -> set[Edge]:
-    """No library module imports `vargen.commands`; the command line finds them by name."""
-    return {
-        (module, other)
-        for module, other in _edges(imports)
-        if within(other, "vargen.commands") and not within(module, "vargen.commands")
+        if within(module, "vargen.models", "vargen.drafters", "vargen.pipelines")
+        and module not in CHOOSERS
+        and family(other) not in (None, family(module))
     }
 
 
@@ -138,11 +140,9 @@ def circles(imports: Imports) -> set[Edge]:
 
 RULES: dict[Callable[[Imports], set[Edge]], Edge] = {
     core_imports_above: ("specdecode.loop", "metrics.tables"),
+    product_imports_the_world: ("vargen.commands.evaluate", "scenes.cases"),
     higher_floors: ("vargen.runs.files", "vargen.drawing.sheet"),
-    world_below_the_world: ("vargen.pipelines.llamagen", "scenes.cases"),
-    models_in_methods: ("vargen.methods.eagle", "vargen.models.llamagen.target"),
-    pipelines_in_models: ("vargen.models.llamagen.target", "vargen.pipelines.llamagen"),
-    commands_in_the_library: ("vargen.jobs.evaluation", "vargen.commands.evaluate"),
+    general_imports_special: ("vargen.drafters.eagle_head", "vargen.models.llamagen.target"),
 }
 """Every rule about single imports, with one that breaks it."""
 
@@ -165,11 +165,13 @@ def test_the_house_keeps_the_rule(rule: Callable[[Imports], set[Edge]], imports:
 @pytest.mark.parametrize(("rule", "planted"), RULES.items(), ids=lambda value: getattr(value, "__name__", ""))
 def test_a_planted_import_breaks_the_rule(rule: Callable[[Imports], set[Edge]], planted: Edge) -> None:
     allowed = {
-        "vargen.commands.evaluate": {"vargen.jobs.evaluation", "scenes.cases"},
         "scenes.cases": {"vargen.jobs.cases", "scenes.rendering.scene"},
-        "vargen.pipelines.llamagen": {"vargen.models.llamagen.target", "specdecode.loop"},
-        "vargen.models.llamagen.target": {"vargen.methods.base"},
+        "vargen.commands.evaluate": {"vargen.jobs.evaluation"},
+        "vargen.drafters.llamagen_draft_head": {"vargen.models.llamagen.target", "vargen.drafters.eagle_head"},
+        "vargen.drafters.video_draft_head": {"vargen.models.video_llms.target"},
         "vargen.jobs.benchmark": {"metrics.tables"},
+        "vargen.pipelines.llamagen": {"vargen.models.llamagen.target", "specdecode.loop"},
+        "vargen.pipelines.loading": {"vargen.pipelines.llamagen", "vargen.pipelines.janus"},
     }
     assert not rule(allowed)
     module, other = planted

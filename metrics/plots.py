@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from metrics.tables import COLUMNS
+from metrics.tables import COLUMNS, quality_heading
 
 
 def plot_tradeoff(
@@ -114,11 +114,12 @@ def plot_studies(
     return buffer.getvalue()
 
 
-def plot_quality(rows: Sequence[Mapping[str, Any]]) -> bytes:
+def plot_quality(rows: Sequence[Mapping[str, Any]], extractor: str) -> bytes:
     """Every quality figure side by side, one panel a figure and one bar a method with its interval, as PNG.
 
     Args:
         rows: as `scores.json` of an evaluation holds them.
+        extractor: features of the Frechet distance, by the name in the protocol.
 
     Raises:
         ModuleNotFoundError: matplotlib is not installed.
@@ -127,11 +128,13 @@ def plot_quality(rows: Sequence[Mapping[str, Any]]) -> bytes:
     from matplotlib.figure import Figure
 
     panels = [column for column in COLUMNS if any(row.get(column[0]) is not None for row in rows)]
-    figure = Figure(figsize=(2.6 * len(panels), 1.4 + 0.34 * len(rows)), layout="constrained")
+    across = min(len(panels), 4)  # more are too narrow to read
+    down = math.ceil(len(panels) / across)
+    figure = Figure(figsize=(2.8 * across, (1.4 + 0.34 * len(rows)) * down), layout="constrained")
     FigureCanvasAgg(figure)
     names = [row["method"] for row in rows][::-1]
-    for number, (key, heading, factor, _) in enumerate(panels, start=1):
-        axes = figure.add_subplot(1, len(panels), number)
+    for number, (key, heading, factor, _) in enumerate(panels):
+        axes = figure.add_subplot(down, across, number + 1)
         for place, row in enumerate(rows[::-1]):
             cell = row.get(key)
             if cell is None:
@@ -140,9 +143,9 @@ def plot_quality(rows: Sequence[Mapping[str, Any]]) -> bytes:
             axes.plot(value, place, "o", color="#1f5fa8")
             if cell["interval"] is not None:
                 axes.hlines(place, *(factor * each for each in cell["interval"]), color="#1f5fa8", alpha=0.4)
-        axes.set_yticks(range(len(names)), names if number == 1 else [""] * len(names), fontsize=8)
+        axes.set_yticks(range(len(names)), names if number % across == 0 else [""] * len(names), fontsize=8)
         axes.set_ylim(-0.6, len(names) - 0.4)
-        axes.set_title(heading, fontsize=9)
+        axes.set_title(textwrap.fill(quality_heading(key, heading, extractor), 24), fontsize=9)
         axes.tick_params(axis="x", labelsize=8)
         axes.grid(axis="x", alpha=0.25)
     buffer = io.BytesIO()

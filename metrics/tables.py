@@ -26,9 +26,7 @@ def quality_cells(row: Mapping[str, Any], extractor: str) -> tuple[list[str], li
     for key, heading, factor, decimals in COLUMNS:
         if key not in row:
             continue
-        if key == "frechet_distance" and not extractor.startswith("inception"):
-            heading = f"Frechet distance ({extractor} features)"
-        headings.append(heading)
+        headings.append(quality_heading(key, heading, extractor))
         cells.append(format_figure(row[key], factor, decimals))
     decoding = row.get("decoding")
     if decoding:
@@ -38,15 +36,22 @@ def quality_cells(row: Mapping[str, Any], extractor: str) -> tuple[list[str], li
     return headings, cells
 
 
+def quality_heading(key: str, heading: str, extractor: str) -> str:
+    """The heading of a column: a Frechet distance is called FID only where its features are Inception's."""
+    if key == "frechet_distance" and not extractor.startswith("inception"):
+        return f"Frechet distance ({extractor} features)"
+    return heading
+
+
 def format_never_verified(row: Mapping[str, Any]) -> str:
-    """Of all tokens those that no target was asked about: "28 %"."""
+    """The share of tokens that no verification step saw: "28 %"."""
     return f"{100 * row['skipped_tokens'] / row['tokens']:.0f} %"
 
 
 def format_figure(value: Mapping[str, Any] | None, factor: float, decimals: int) -> str:
     """ "12.3 ± 0.4"; of shares and their differences, in percent by `factor` 100, "99.1 (97.2-99.7)"; a dash for None.
 
-    A share's interval is not even about it, and what is even about 99 % would end beyond 100.
+    The interval of a share is not symmetric: a symmetric one around 99 % would end above 100 %.
     """
     if value is None:
         return "-"
@@ -129,7 +134,7 @@ def format_ratio(value: float | None) -> str:
 
 def format_video_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """The rows of a comparison on videos as a Markdown table for people."""
-    # Where nobody can judge, how much a method says as plain decoding does stands for its quality.
+    # Without a judge, agreement with plain decoding stands for quality.
     judged = any(row["caption_accuracy"] is not None for row in rows)
     quality = {"accuracy": "caption_accuracy", "retention": "retention"} if judged else {"agreement": "agreement"}
     header = ["method", "exact", "passes", "tokens/pass", "accepted", "decode", "end to end", "relaxed"]

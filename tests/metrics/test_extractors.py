@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 from torchmetrics.image.fid import FrechetInceptionDistance
 from torchmetrics.multimodal import CLIPScore
+from torchmetrics_clip import torchmetrics_clip
 
 from metrics import extractors
 from metrics.clip_score import clip_scores
@@ -20,7 +21,6 @@ from metrics.extractors import (
     ModuleFeatures,
     VGGFeatures,
     read_state_dict,
-    torchmetrics_clip,
     weights_hash,
 )
 from metrics.frechet import GaussianStatistics, frechet_distance

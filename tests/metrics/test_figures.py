@@ -12,7 +12,7 @@ from torch.nn.functional import normalize
 
 from metrics.bootstrap import mean_interval, percentile_interval, spread_interval
 from metrics.clip_score import clip_scores, retrieval_accuracy
-from metrics.diversity import distances_to_others, mean_pairwise_distance
+from metrics.diversity import distances_to_others
 from metrics.errors import DataError
 from metrics.feature_bank import FeatureBank
 from metrics.proportion import Proportion
@@ -47,10 +47,9 @@ def test_retrieval_asks_every_picture_of_every_whole_group_for_its_text() -> Non
 def test_pairwise_distance_is_the_mean_over_pairs() -> None:
     features = torch.randn(7, 3, generator=torch.Generator().manual_seed(0)).double()
     pairs = [float((features[i] - features[j]).norm()) for i in range(7) for j in range(i)]
-    assert mean_pairwise_distance(features) == pytest.approx(sum(pairs) / len(pairs))
-    assert float(distances_to_others(features).mean()) == pytest.approx(mean_pairwise_distance(features))
+    assert float(distances_to_others(features).mean()) == pytest.approx(sum(pairs) / len(pairs))
     with pytest.raises(DataError, match="2 or more"):
-        mean_pairwise_distance(features[:1])
+        distances_to_others(features[:1])
 
 
 def test_the_interval_of_a_mean_covers_the_truth_as_often_as_it_says() -> None:
@@ -114,3 +113,18 @@ def test_interval_of_a_share_is_wilsons() -> None:
         assert abs(0.97 - bound) == pytest.approx(1.959964 * (bound * (1 - bound) / 100) ** 0.5, rel=1e-6)
     assert Proportion(0, 0).interval() == (0.0, 1.0)
     assert Proportion(5, 5).interval()[1] == 1.0 and Proportion(0, 5).interval()[0] == 0.0
+
+
+@pytest.mark.parametrize(("extractor", "called"), [("clip", "Frechet distance"), ("inception", "FID")])
+def test_a_plot_says_fid_only_over_inceptions_features(extractor: str, called: str) -> None:
+    """The panel of the Frechet distance is headed as the column of the table is."""
+    pytest.importorskip("matplotlib")
+    from matplotlib.axes import Axes
+
+    from metrics.plots import plot_quality
+
+    titles: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Axes, "set_title", lambda self, title, **_: titles.append(title))
+        plot_quality([{"method": "ar", "frechet_distance": {"value": 0.1, "interval": None}}], extractor)
+    assert len(titles) == 1 and titles[0].startswith(called)

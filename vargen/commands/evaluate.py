@@ -58,7 +58,7 @@ def _report(config: EvaluateConfig, rows: list[dict[str, Any]], as_json: bool) -
     write_atomic(folder / "table.md", table + "\n")
     write_atomic(folder / "table.tex", latex_quality(rows, extractor) + "\n")
     try:
-        write_atomic(folder / "plot.png", plot_quality(rows))
+        write_atomic(folder / "plot.png", plot_quality(rows, extractor))
     except ModuleNotFoundError:
         print('vargen: warning: no plot, since matplotlib is missing; pip install "vargen[eval]"', file=sys.stderr)
     print(json.dumps(rows) if as_json else f"{table}\n\nwritten to {folder / 'scores.json'}")

@@ -81,7 +81,12 @@ TABLES: dict[str, tuple[str, str, tuple[str, ...]]] = {
         _LLM + "Captions by LVSpec's rule and by rules that cannot know what matters.",
         ("label", "kind", "dial", "position_shift", "accepted_length", "accept_rate", "relaxed_share", "accuracy"),
     ),
-    "video_pair": ("What a pair of Video-LLMs is like", _LLM, ()),
+    "video_pair": (
+        "What a pair of Video-LLMs is like",
+        _LLM + "The even grid of this record (`uniform`) is a poor baseline: against random tokens `visual_gain` gains "
+        "nothing at a quarter of the tokens, and loses at a tenth.",
+        (),
+    ),
     "video_drafters": ("Trained draft heads of Video-LLMs, part by part", _LLM, ()),
     "parallel_overlap_cpu": ("Target and drafter at the same time", "Two stacks with random weights.", ()),
     "video_memory": ("Memory of an answer", "Random weights, beside `generate` of transformers.", ()),
@@ -117,6 +122,7 @@ def training_section(records: Sequence[Record]) -> str:
             "minutes": round(record["seconds"] / 60),
             "held_out": ", ".join(f"{key} {_text(value)}" for key, value in last[1:7]),
             "remark": record["remark"],
+            "commit": record["provenance"]["commit"],
         }
         for record in records
         if record["evaluations"] and (last := [*record["evaluations"][-1].items()])
@@ -178,4 +184,6 @@ def _text(value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, int):
         return f"{value:,}"
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return str(value)

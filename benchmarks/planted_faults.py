@@ -36,7 +36,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 FAULTS = Path(__file__).with_name("planted_faults.txt")
 RESULT = ROOT / "benchmarks" / "results" / "planted_faults.json"
-DOCUMENT = ROOT / "docs" / "reliability.md"
+DOCUMENT = ROOT / "benchmarks" / "lab" / "planted_faults.md"
 MOST_SECONDS = 60
 """Of a processor, after which the tests are given up: a fault may keep a loop from ending. Nobody has failed then."""
 MOST_WAITING = 1800
@@ -272,7 +272,7 @@ class _Planter:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--render", action="store_true", help="only write the table into docs/reliability.md")
+    parser.add_argument("--render", action="store_true", help="only write the table into the lab book")
     parser.add_argument("--only", nargs="+", default=[""], help="faults in files whose path begins so, or keys")
     parser.add_argument("--alone", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -315,7 +315,7 @@ def main() -> int:
 
 
 def render(document: str, rows: list[dict[str, object]]) -> str:
-    """docs/reliability.md with the table of what was found between its marks."""
+    """The lab book's page with the table of what was found between its marks."""
     places: dict[str, list[dict[str, object]]] = {}
     for row in rows:
         places.setdefault(str(row["file"]), []).append(row)

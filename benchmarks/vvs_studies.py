@@ -1,4 +1,4 @@
-"""The studies of VVS's paper on the shipped model, each beside the paper's own figure: tables for docs/results.md.
+"""The studies of VVS's paper on the shipped model, each beside the paper's own figure: tables for the lab book.
 
     python benchmarks/vvs_studies.py --list
     python benchmarks/vvs_studies.py --prompts 64                      # all of them

@@ -1,4 +1,4 @@
-"""The README, the results page and the model card say what the recorded results say; weights keep to their limit."""
+"""The README, the lab book and the model card say what the recorded results say; weights keep to their limit."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from build_results import build
+from build_results import build, not_shown
+from results_page.plain import plain_tables
+from results_page.records import RESULTS
 
 ROOT = Path(__file__).resolve().parent.parent
+PUBLIC = ("https://github.com/vargen/vargen/blob/main/", "https://raw.githubusercontent.com/vargen/vargen/main/")
 
 
 def test_documents_are_built_from_the_recorded_results() -> None:
@@ -18,17 +21,53 @@ def test_documents_are_built_from_the_recorded_results() -> None:
 
 
 def test_shipped_weights_stay_within_their_share() -> None:
-    weights = ROOT / "vargen" / "weights"
+    weights = ROOT / "scenes" / "weights"
     sizes = {path.relative_to(weights): path.stat().st_size for path in weights.rglob("*") if path.is_file()}
     others = {"drafter", "draft_model", "clip", "video-llm", "video-llm-draft"}  # have their own share of 40 MiB
     assert 0 < sum(size for path, size in sizes.items() if not others & {*path.parts}) <= 24 * 2**20
     assert sum(sizes.values()) <= 40 * 2**20
 
 
+def test_every_record_has_a_table_or_is_named_as_one_without() -> None:
+    page = (ROOT / "benchmarks" / "lab" / "results.md").read_text()
+    assert all(f"`{name}`" in page for name in not_shown())
+    assert len(not_shown()) < len([*RESULTS.glob("*.json")]) / 10
+
+
+def test_a_plain_table_has_a_column_for_each_field_that_varies() -> None:
+    rows = [
+        {"way": "ar", "bytes_peak": 3 * 2**20, "share": {"value": 0.5, "interval": [0.4, 0.6]}, "exact": True},
+        {"way": "scd", "bytes_peak": 2**20, "share": {"value": 0.25, "interval": None}, "exact": True},
+        {"way": "eagle", "seconds": 0.12345},
+    ]
+    assert plain_tables(rows).split("\n\n") == [
+        "| way | MiB peak | share |\n|---|---|---|\n| ar | 3 | 0.5 (0.4 to 0.6) |\n| scd | 1 | 0.25 |",
+        "In every row: exact yes.",
+        "| way | seconds |\n|---|---|\n| eagle | 0.123 |",
+    ]
+    assert plain_tables(rows, ("way",)).count("|---|") == 1
+
+
 def test_every_picture_and_page_the_readme_links_to_is_there() -> None:
     text = (ROOT / "README.md").read_text()
     links = [part.split(")")[0] for part in text.split("](")[1:]]
-    assert links and all((ROOT / link).is_file() for link in links if not link.startswith("http"))
+    assert links and all(link.startswith("https://") for link in links)  # so that they work on a package index
+    own = [link.removeprefix(prefix) for link in links for prefix in PUBLIC if link.startswith(prefix)]
+    assert len(own) >= 10 and all((ROOT / link).is_file() for link in own)
+
+
+def test_the_readme_holds_no_figure_of_an_unclean_commit() -> None:
+    assert "-dirty" not in (ROOT / "README.md").read_text()
+    assert "dirty" not in (RESULTS / "speed_ranges.json").read_text()
+
+
+def test_the_readme_draws_in_less_than_half_of_the_passes_as_it_says(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its Python example, as it stands; the passes it prints are those of the comment behind it."""
+    text = (ROOT / "README.md").read_text()
+    example = text.split("```python\n")[1].split("```")[0]
+    said = int(example.split("# ")[1].split(" ")[0])
+    exec(example.replace('output.images[0].save("cone.png")\n', ""), {})
+    assert int(capsys.readouterr().out) == said <= 128
 
 
 @pytest.mark.parametrize(
@@ -49,7 +88,7 @@ assert "torch" not in sys.modules
 
 
 def test_shipped_configs_name_no_folder_of_the_machine_that_trained_them() -> None:
-    for path in (ROOT / "vargen" / "weights").rglob("*.json"):
+    for path in (ROOT / "scenes" / "weights").rglob("*.json"):
         assert '"_name_or_path": "/' not in path.read_text(), path
 
 

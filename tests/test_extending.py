@@ -25,7 +25,7 @@ def copy_repository(folder: Path) -> None:
     for name in ("metrics", "specdecode", "tests"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(ROOT / "vargen", folder / "vargen", ignore=shutil.ignore_patterns("__pycache__", "weights"))
-    (folder / "vargen" / "weights").symlink_to(ROOT / "vargen" / "weights")
+    (folder / "scenes" / "weights").symlink_to(ROOT / "scenes" / "weights")
     (folder / "configs").symlink_to(ROOT / "configs")
     shutil.copy(ROOT / "pyproject.toml", folder)
 

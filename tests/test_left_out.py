@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 
 import left_out
-from results_page.pictures import left_out_section
+from results_page.plain import plain_section
 from training_commands import configuration_of
 
 from metrics.provenance import provenance
@@ -22,9 +22,9 @@ def test_runs_differ_in_what_is_left_out() -> None:
 
 
 def test_the_table_says_what_was_measured() -> None:
-    kinds = {kind: {"accuracy": 0.5} for kind in ("shape", "colour", "sky", "object_count", "prompt")}
+    kinds = {kind: {"accuracy": 0.5, "interval": None} for kind in ("shape", "colour", "sky", "object_count", "prompt")}
     evaluation = {"loss": 4.0, "loss_object": 3.5, "loss_sky": 3.25, "caption_gain": 11.42}
     row = {"left_out": "weight_on_objects", "pictures": 11520, "evaluation": evaluation, "judge": kinds}
-    text = left_out_section({"rows": [row], "prompts": 200, "provenance": provenance()})
-    assert "| weight on objects | 4.00 | 3.50 | 3.25 | 11.4 | 50.0 | 50.0 | 50.0 | 50.0 | 50.0 |" in text
-    assert "Runs of 11,520 pictures" in text
+    text = plain_section("left_out", {"rows": [row, {**row, "left_out": "nothing"}], "provenance": provenance()})
+    assert "| left out |\n|---|\n| weight_on_objects |\n| nothing |" in text
+    assert "pictures 11,520" in text and "evaluation loss object 3.5" in text and "judge sky 0.5" in text

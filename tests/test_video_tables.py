@@ -1,4 +1,4 @@
-"""Tables of the video side, out of records as their scripts write them, and only where there are any."""
+"""The benchmarks on videos: what they reckon, and that their records have tables."""
 
 from __future__ import annotations
 
@@ -9,14 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from results_page.video import (
-    VIDEO_STUDIES,
-    long_videos_section,
-    pair_section,
-    trained_drafters_section,
-    video_memory_section,
-    video_section,
-)
+from results_page.plain import plain_section
 from training_commands import configuration_of
 
 from metrics.provenance import provenance
@@ -31,63 +24,13 @@ from scenes.models.architectures import (
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 
 
-def figure(value: float) -> dict[str, Any]:
-    return {"value": value, "interval": [value - 0.02, value + 0.02]}
-
-
-def study(*rows: dict[str, Any], **more: Any) -> dict[str, Any]:
-    return {"videos": 200, "frames": 32, "provenance": provenance(), "rows": list(rows), **more}
-
-
-PAIR: dict[str, dict[str, Any]] = {
-    "layers": {"layer": 8, "layers": 12, "accuracy": figure(0.7)},
-    "views": {"model": "drafter", "share": 0.1, "accuracy": figure(0.6), "retention": 0.9},
-    "pruning": {
-        "pruning": "visual_gain", "share": 0.1, "object_share": figure(0.5), "agreement": figure(0.8),
-        "mean_run_length": figure(7.5), "over_uniform": figure(0.25),
-    },
-    "overlap": {
-        "share": 0.1, "cost_ratio": 3.25, "window": 3, "mean_run_length": 7.5, "target_idle": 0.1, "drafter_idle": 0.2,
-        "reckoned_speedup": 2.5, "reckoned_speedup_in_turn": 1.75,
-    },
-    "lossy": {"method": "fastv", "share": 0.1, "agreement": figure(0.86), "accuracy": figure(0.4)},
-    "length": {
-        "frames": 128, "visual_tokens": 4096, "accuracy": figure(0.3), "agreement": figure(0.7), "mean_run_length": 4.0,
-    },
-}  # fmt: skip
-SHOWN = {
-    "layers": "| 8 of 12 | 70.0 (68.0-72.0) |",
-    "views": "| drafter | 10 % | 60.0 (58.0-62.0) | 90 % |",
-    "pruning": "| visual_gain | 10 % | 50.0 (48.0-52.0) | 80.0 (78.0-82.0) | 7.50 ± 0.02 | 0.25 ± 0.02 |",
-    "overlap": "| 10 % | 3.25 | 3 | 7.50 | 10 % | 20 % | 2.50x | 1.75x |",
-    "lossy": "| fastv | 10 % | 86.0 (84.0-88.0) | 40.0 (38.0-42.0) |",
-    "length": "| 128 | 4,096 | 30.0 (28.0-32.0) | 70.0 (68.0-72.0) | 4.00 |",
-}
-
-
-def pair_record(*names: str) -> dict[str, Any]:
-    return {"models": [], "captions": "written", "studies": {name: study(PAIR[name]) for name in names}}
-
-
-@pytest.mark.parametrize("name", PAIR)
-def test_every_study_of_a_pair_has_its_table(name: str) -> None:
-    assert set(PAIR) == set(runpy.run_path(str(BENCHMARKS / "video_pair.py"))["STUDIES"])
-    text = "\n\n".join(pair_section(pair_record(name)))
-    assert SHOWN[name] in text and "written captions" in text and "200 held-out videos of 32 frames" in text
-    assert not any(other in text for key, other in SHOWN.items() if key != name)
-
-
-def test_memory_says_that_weights_are_random_and_whether_answers_are_right() -> None:
-    rows = [
-        {"way": way, "visual_tokens": 1000, "mebibytes": value, "equal_to_generate": True}
-        for way, value in (("generate", 100.4), ("ar", 50.0))
-    ]
-    record = {"rows": rows, "dtype": "float32", "provenance": provenance()}
-    record["model"] = {"layers": 2, "heads": 7, "key_value_heads": 1, "head_dim": 32}
-    text = "\n\n".join(video_memory_section(record))
-    assert "| 1,000 | 100 | 50 |" in text and "Random weights" in text and "All answers are those" in text
-    rows[1]["equal_to_generate"] = False
-    assert "Not all answers are those" in "\n\n".join(video_memory_section(record))
+def test_every_study_of_a_pair_has_its_table() -> None:
+    rows = [{"share": 0.1, "agreement": {"value": 0.8, "interval": [0.78, 0.82]}}]
+    names = runpy.run_path(str(BENCHMARKS / "video_pair.py"))["STUDIES"]
+    studies = {name: {"videos": 200, "provenance": provenance(), "rows": rows} for name in names}
+    text = plain_section("video_pair", {"studies": studies})
+    assert all(f"### {name}" in text for name in names)
+    assert text.count("| 0.1 | 0.8 (0.78 to 0.82) |") == len(studies)
 
 
 @pytest.fixture(scope="module")
@@ -118,12 +61,12 @@ def test_long_videos_are_measured_and_told(long_videos: dict[str, Any], monkeypa
     assert row.keys() > known.keys() and row["loose_seconds"] == row["loose_seconds"]
     rows = [{**row, **known, "break_even": each} for each in (None, 0.9)]
     told = {"rows": rows, "window": 9, "kept": 0.25, "provenance": provenance()}
-    text = "\n\n".join(long_videos_section(told))
-    assert "| tiny | 200 | 100.0 | 200.0 | 50.0 | 1.50x | never | 0.40 % |" in text and "| 90 % | 0.40 % |" in text
+    text = plain_section("long_videos", told)
+    assert "| - |" in text and "| 0.9 |" in text and "speedup at most 1.5" in text
 
 
 def test_long_videos_have_the_sizes_of_the_shipped_target(long_videos: dict[str, Any]) -> None:
-    config = json.loads((BENCHMARKS.parent / "vargen" / "weights" / "video-llm" / "config.json").read_text())[
+    config = json.loads((BENCHMARKS.parent / "scenes" / "weights" / "video-llm" / "config.json").read_text())[
         "text_config"
     ]
     geometry = long_videos["GEOMETRIES"]["shipped"]
@@ -135,14 +78,6 @@ def test_long_videos_have_the_sizes_of_the_shipped_target(long_videos: dict[str,
         "head_dim": config["hidden_size"] // config["num_attention_heads"],
         "intermediate_size": config["intermediate_size"],
     }
-
-
-def test_parts_of_flash_are_told() -> None:
-    row = {"compression": True, "places": False, "text_only": False, "accepted_length": 2.5}
-    row |= {"accepted_per_drafting_pass": 0.75, "draft_milliseconds_per_pass": 1.25}
-    record = {"studies": {"parts": study(row)}}
-    text = "\n\n".join(trained_drafters_section(record))
-    assert "| yes | no | no | 2.50 | 0.75 | 1.25 |" in text
 
 
 def test_runs_of_a_video_come_together() -> None:
@@ -169,15 +104,6 @@ def test_a_pair_is_measured(
     monkeypatch.setattr(sys, "argv", ["video_pair.py", *models, *chosen])
     runpy.run_path(str(BENCHMARKS / "video_pair.py"))["main"]()
     assert "'frames': 8, 'visual_tokens': 16" in capsys.readouterr().out
-
-
-def test_a_table_is_there_once_its_record_is(tmp_path: Path) -> None:
-    record = tmp_path / "video_pair.json"
-    studies: dict[str, Any] = dict.fromkeys(VIDEO_STUDIES)
-    assert "What a pair is like" not in video_section({}, [], studies)
-    record.write_text(json.dumps(pair_record("layers")))
-    text = video_section({}, [], {**studies, "video_pair": json.loads(record.read_text())})
-    assert SHOWN["layers"] in text
 
 
 def test_every_drafter_that_a_study_reads_has_a_command() -> None:

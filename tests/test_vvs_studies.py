@@ -80,5 +80,5 @@ def test_a_study_goes_on_where_it_was_killed_and_its_table_is_drawn(
     assert three == rows[:3] and measured == rows[3:]
     record = json.loads(output.read_text())
     section = studies_section(record)
-    assert "| (0, 0) | 2.50 | 2.23, FID 32.63 | 0.70 | 30 % | 10 % | 70.0 (40-89, n 10) |" in section
+    assert "| (0, 0) | 2.50 | 2.23, FID 32.63 | 0.70 | 30% | 10% | 70.0 (40-89, n 10) |" in section
     assert f"images/{STUDIES_PLOT}" in section and Image.open(BytesIO(studies_plot(record))).width > 300

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from vargen.base.resources import find_model
     from vargen.models.llamagen.transformer import LlamaGenTransformer
     from vargen.pipelines.common import AutoregressivePipelineOutput
     from vargen.pipelines.emu3 import Emu3Pipeline
@@ -23,10 +24,12 @@ __all__ = [
     "JanusPipeline",
     "LlamaGenPipeline",
     "LlamaGenTransformer",
+    "find_model",
 ]
 __version__ = "0.1.0"
 
 _HOMES = {
+    "find_model": "vargen.base.resources",
     "Emu3Pipeline": "vargen.pipelines.emu3",
     "GlmImagePriorPipeline": "vargen.pipelines.glm_image",
     "JanusPipeline": "vargen.pipelines.janus",

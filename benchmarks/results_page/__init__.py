@@ -1,1 +1,1 @@
-"""The parts of docs/results.md, a file each; `benchmarks/build_results.py` puts them together."""
+"""The parts of the lab book's benchmarks/lab/results.md; `benchmarks/build_results.py` puts them together."""

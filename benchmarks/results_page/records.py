@@ -13,88 +13,78 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 MODEL = "scenes-128"
-PICKS_RUN = "bench_picks"
 TRANSFORMER_RUN = f"training_{MODEL}-transformer"
 DRAFTER_RUN = f"training_{MODEL}-drafter"
 VIDEO_RUN = "training_video-llm"
-TRAINED = {TRANSFORMER_RUN: "picture model", DRAFTER_RUN: "drafter", VIDEO_RUN: "pair"}
-"""What a record of training is of."""
-TITLES = {
-    "bench_batch_1": "One picture at a time",
-    "bench_batch_8": "Eight pictures at a time",
-    "bench_picks": "README's methods, one picture at a time",
-    "bench_weighted": "Beside passes of LlamaGen-XL's size",
-    "bench_weighted_int8": "Beside passes of LlamaGen-XL's size, in int8",
-    "bench_video": "Answers about videos, greedy",
-    "bench_video_all_methods": "Answers about videos, every method",
-    "bench_video_sampled": "Answers about videos, sampled",
-}
-"""Of the benches' sections, by record."""
+TRAINED = {TRANSFORMER_RUN: "picture model", DRAFTER_RUN: "draft head", VIDEO_RUN: "pair of Video-LLMs"}
+"""What each record of a training run is about."""
 Record = dict[str, Any]
-Columns = Mapping[str, str | Callable[[Record], str]]
-"""By header: a format over a record's fields, or what makes a cell of it."""
+Cell = str | Callable[[Record], str]
+Columns = Mapping[str, Cell]
+"""By header: a format over a record's fields, or a function that makes the cell."""
 
 
 def load(name: str) -> Any:
-    """A record by file name without `.json`; None if nobody recorded it."""
+    """A record by file name without `.json`; None if it was not recorded."""
     path = RESULTS / f"{name}.json"
     return json.loads(path.read_text()) if path.is_file() else None
 
 
 def load_all(pattern: str) -> dict[str, Any]:
-    """The records whose file names fit, by name without `.json`, in their order."""
+    """The records whose file names fit, by name without `.json`, in alphabetical order."""
     return {path.stem: json.loads(path.read_text()) for path in sorted(RESULTS.glob(f"{pattern}.json"))}
 
 
-def load_evaluations() -> dict[str, list[Record]]:
-    """The scores of every recorded evaluation, by file name, the largest first."""
-    return dict(sorted(load_all("evaluation_*").items(), key=lambda item: -item[1][0]["count"]))
-
-
-def bench_title(name: str) -> str:
-    """The heading of a bench's section."""
-    return f"### {TITLES.get(name, name.removeprefix('bench_').replace('_', ' '))}"
-
-
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table."""
     lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
     return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
 
 
 def table_of(records: Iterable[Record], columns: Columns) -> str:
-    """A line for each record."""
+    """A Markdown table with one line for each record."""
     cells = [[of.format_map(row) if isinstance(of, str) else of(row) for of in columns.values()] for row in records]
     return table([*columns], cells)
 
 
+def section(title: str, text: str, rows: Iterable[Record], columns: Columns, record: Record, *runs: str) -> str:
+    """A heading, what is measured, the table, and the source of the record; `runs` are as for `source_line`."""
+    return "\n\n".join([title, text, table_of(rows, columns), source_line(record, *runs)])
+
+
+def yes(name: str) -> Cell:
+    """A cell for a field that is true or false."""
+    return lambda row: "yes" if row[name] else "no"
+
+
 def is_of_earlier_model(record: Record, run: str) -> bool:
-    """Whether a record was taken before the model that is shipped was trained, so of the one before it.
+    """Whether a record is older than the training of the shipped model, so about the model shipped before.
 
     Args:
-        record: any.
-        run: the record of that training.
+        record: any record.
+        run: the name of that training's record.
     """
     shipped = load(run)
     return shipped is not None and record["provenance"]["date"] < shipped["provenance"]["date"]
 
 
-def of_method(settings: Record) -> tuple[str, ...]:
-    """The trainings of what a method with these settings draws with, for `source_line`."""
+def runs_of(settings: Record) -> tuple[str, ...]:
+    """The training runs behind a method with these settings, for `source_line`."""
     return (TRANSFORMER_RUN, DRAFTER_RUN) if "drafter" in settings else (TRANSFORMER_RUN,)
 
 
 def source_line(record: Record, *runs: str) -> str:
-    """Hardware, commit and date of a record, for the reader to judge it by.
+    """Hardware, commit and date of a record.
 
     Args:
-        record: any.
-        runs: the records of the trainings of what it is of; where something else was shipped since, the line says so.
+        record: any record.
+        runs: the records of the training runs behind it. If other weights ship today, the line says so.
     """
     origin = record["provenance"]
     hardware, libraries = origin["hardware"], origin["libraries"]
     where = hardware["device"] if hardware["device"] != "cpu" else hardware["processor"]
     older = next((TRAINED[run] for run in runs if is_of_earlier_model(record, run)), None)
-    earlier = f"**Of the {older} that was shipped before this one.** " if older else ""
+    earlier = f"**Measured on an earlier {older}.** " if older else ""
     return (
         f"{earlier}<sub>{where}, {hardware['cores']} cores, torch {libraries['torch']}; commit {origin['commit']}, "
         f"{origin['date'][:10]}.</sub>"

@@ -21,7 +21,7 @@ def test_the_list_names_faults_once_and_tests_that_are_there() -> None:
 
 def test_the_table_of_the_documents_is_what_was_recorded() -> None:
     module = _script()
-    document = (ROOT / "docs" / "reliability.md").read_text()
+    document = module.DOCUMENT.read_text()
     rows = json.loads(module.RESULT.read_text())["faults"] if module.RESULT.exists() else []
     assert module.render(document, rows) == document
     changed = [{"key": "x", "file": "a.py", "replace": "b", "caught": False}]

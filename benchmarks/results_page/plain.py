@@ -1,0 +1,189 @@
+"""Tables of records as they were recorded: a column for each field. Most records need no more.
+
+Belongs here: which records are shown so, their titles, and which of their fields. Does not belong here: tables whose
+cells are computed (`pictures.py`, `speed.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from results_page.records import DRAFTER_RUN, TRANSFORMER_RUN, VIDEO_RUN, Record, source_line, table
+
+_LLM = "Videos of the project's own world and its own pair of Video-LLMs. "
+_BENCH = ("method", "exact", "mean_accepted_length", "decode_speedup", "end_to_end_speedup", "relaxed_share")
+_BENCH += ("equal_to_plain", "caption_accuracy", "retention", "accepted_per_drafting_pass", "draft_seconds_per_step")
+_OF_TRAINING = ("evaluation loss", "evaluation loss_object", "evaluation loss_sky", "evaluation caption_gain")
+_OF_JUDGE = ("judge shape", "judge colour", "judge sky", "judge object_count", "judge prompt")
+_HEADS = ("name", "overlap", "overlap_2", "overlap_3", "overlap_4", "accepted_length")
+_FAMILIES = ("family", "dtype", "batch_size", "tokens", "row", "way", "MiB_before", "MiB_peak", "speedup")
+_FAMILIES += ("planted_share", "passes_ar", "passes_scd")
+TABLES: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    "plain_decoding_scenes-128_cpu_batch1": ("Plain decoding, one picture", "A step makes one guided token.", ()),
+    "plain_decoding_scenes-128_cpu_batch8": ("Plain decoding, eight pictures", "A step makes eight guided tokens.", ()),
+    "speculation_overhead": (
+        "The time of a step",
+        "One picture at a time; the outside share is neither in the target's nor in the drafter's forward passes.",
+        ("method", "steps", "outside_share", "milliseconds_per_step"),
+    ),
+    "greedy_equality": (
+        "Greedy decoding, token for token",
+        "Pictures whose 256 tokens all equal plain decoding's, float32. A near tie differs first where the two best "
+        "logits are all but equal.",
+        (),
+    ),
+    "compiled": ("Compiled passes", "Eager and compiled passes in turns, the same seeds; compiling is left out.", ()),
+    "continuous": ("Continuous batches", "The same prompts and seeds in fixed and continuous batches, in turns.", ()),
+    "families": (
+        "Families of transformers and diffusers",
+        "Random models against `generate` of their own library. Planted: most of the probability is given to a known "
+        "picture, so that guesses are right about as often.",
+        _FAMILIES,
+    ),
+    "passes": (
+        "Passes",
+        "One pass of guided pictures, median milliseconds, the ways of a line in turns. The roof is the greater of two "
+        "times: reading the weights, and all products at the speed of products on registers alone.",
+        ("model", "dtype", "batch", "tokens", "length", "median_ms", "streaming_ms", "roof_share auto", "cache_MiB"),
+    ),
+    "passes_reference": (
+        "Passes beside the public LlamaGen code",
+        "One guided token by a checkout of the public code and by this project, in turns, random weights.",
+        ("model", "dtype", "median_ms", "bandwidth_share auto"),
+    ),
+    "generate_memory": ("Memory of eight pictures of 1,024 tokens", "LlamaGen-B and VQ-16, random weights.", ()),
+    "left_out": (
+        "What helps the model learn",
+        "Short runs from random weights, each without one of the recipe's helps; losses in nats.",
+        ("left_out", "pictures", *_OF_TRAINING, *_OF_JUDGE),
+    ),
+    "drafter_heads_new": (
+        "Draft heads trained from random weights",
+        "Side by side on the same pictures. Overlap is the chance that a drawn token is accepted.",
+        _HEADS,
+    ),
+    "drafter_heads_shipped": (
+        "Draft heads trained from the shipped weights",
+        "As above.",
+        _HEADS,
+    ),
+    "bench_video": ("Answers about videos, greedy", _LLM, _BENCH),
+    "bench_video_all_methods": ("Answers about videos, every method", _LLM, _BENCH),
+    "bench_video_sampled": ("Answers about videos, sampled", _LLM, _BENCH),
+    "what_videos_show": (
+        "Whether captions are read off the videos",
+        _LLM + "F1 of the claims; order and choice are shares. Without the video both are a half by chance.",
+        (),
+    ),
+    "loose_verification": (
+        "Loose verification and its controls",
+        _LLM + "Captions by LVSpec's rule and by rules that cannot know what matters.",
+        ("label", "kind", "dial", "position_shift", "accepted_length", "accept_rate", "relaxed_share", "accuracy"),
+    ),
+    "video_pair": (
+        "What a pair of Video-LLMs is like",
+        _LLM + "The even grid of this record (`uniform`) is a poor baseline: against random tokens `visual_gain` gains "
+        "nothing at a quarter of the tokens, and loses at a tenth.",
+        (),
+    ),
+    "video_drafters": ("Trained draft heads of Video-LLMs, part by part", _LLM, ()),
+    "parallel_overlap_cpu": ("Target and drafter at the same time", "Two stacks with random weights.", ()),
+    "video_memory": ("Memory of an answer", "Random weights, beside `generate` of transformers.", ()),
+    "long_videos": ("Long videos", "Random weights; seconds of one pass, and from which acceptance STD pays.", ()),
+}
+"""Title, explanation and fields (none: all) by record, in the order of the page."""
+
+
+def plain_section(name: str, record: Any) -> str:
+    """A record of `TABLES`, with one table for each of its studies if it has several."""
+    title, text, fields = TABLES[name]
+    runs = () if "andom" in text else (VIDEO_RUN,) if text.startswith(_LLM) else (TRANSFORMER_RUN, DRAFTER_RUN)
+    first = record[0] if isinstance(record, list) else record
+    parts = [f"## {title}", text.strip()]
+    if isinstance(first.get("studies"), dict):
+        for study, own in record["studies"].items():
+            parts += [f"### {study}", plain_tables(own["rows"], fields), source_line(own, *runs)]
+        return "\n\n".join(parts)
+    if isinstance(record, list):
+        rows = record
+    elif "heads" in record:
+        rows = [{"name": head, **figures} for head, figures in record["heads"].items()]
+    else:
+        rows = record.get("rows", [record])
+    return "\n\n".join([*parts, plain_tables(rows, fields), source_line(first, *runs)])
+
+
+def training_section(records: Sequence[Record]) -> str:
+    """Every training run, with its last figures on held-out data."""
+    rows = [
+        {
+            **{name: record[name] for name in ("name", "steps", "samples")},
+            "minutes": round(record["seconds"] / 60),
+            "held_out": ", ".join(f"{key} {_text(value)}" for key, value in last[1:7]),
+            "remark": record["remark"],
+            "commit": record["provenance"]["commit"],
+        }
+        for record in records
+        if record["evaluations"] and (last := [*record["evaluations"][-1].items()])
+    ]
+    return "\n\n".join(["## Training", plain_tables(rows), source_line(records[-1])])
+
+
+def plain_tables(rows: Sequence[Record], fields: Sequence[str] = ()) -> str:
+    """Rows with a column for each field; rows with other fields get a table of their own.
+
+    Fields of a nested record become columns, lists and source records are left out, and fields with the same value in
+    every row stand in a line below the table.
+
+    Args:
+        rows: what was recorded.
+        fields: the fields that are shown, those of nested records as "outer inner"; none: all.
+    """
+    kinds: dict[tuple[str, ...], list[dict[str, str]]] = {}
+    for row in rows:
+        cells = {name: cell for name, cell in _flat(row).items() if not fields or _shown(name, fields)}
+        kinds.setdefault(tuple(cells), []).append(cells)
+    parts = []
+    for names, alike in kinds.items():
+        same = [name for name in names if len(alike) > 1 and len({cells[name] for cells in alike}) == 1]
+        columns = [name for name in names if name not in same]
+        header = [name.replace("_", " ") for name in columns]
+        parts.append(table(header, [[cells[name] for name in columns] for cells in alike]))
+        if same:
+            words = ", ".join(f"{name.replace('_', ' ')} {alike[0][name]}" for name in same)
+            parts.append(f"In every row: {words}.")
+    return "\n\n".join(parts)
+
+
+def _shown(name: str, fields: Sequence[str]) -> bool:
+    return name in fields or name.split(" ")[0] in fields
+
+
+def _flat(row: Record) -> dict[str, str]:
+    cells: dict[str, str] = {}
+    for name, value in row.items():
+        if isinstance(value, Mapping):
+            figure = value.get("value", value.get("accuracy"))
+            if "interval" in value and figure is not None:
+                ends = value["interval"]
+                cells[name] = _text(figure) + (f" ({_text(ends[0])} to {_text(ends[1])})" if ends else "")
+            elif name not in ("provenance", "settings"):
+                cells |= {f"{name} {inner}": text for inner, text in _flat(value).items()}
+        elif "bytes" in name and isinstance(value, int):
+            cells[name.replace("bytes", "MiB")] = f"{value / 2**20:,.0f}"
+        elif not isinstance(value, list):
+            cells[name] = _text(value)
+    return cells
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return str(value)

@@ -22,9 +22,8 @@ def run(*command: str, folder: Path, **variables: str) -> str:
 
 def copy_repository(folder: Path) -> None:
     """The sources and tests, with weights and configs by link."""
-    for name in ("metrics", "specdecode", "tests"):
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copytree(ROOT / "vargen", folder / "vargen", ignore=shutil.ignore_patterns("__pycache__", "weights"))
+    for name in ("metrics", "specdecode", "vargen", "scenes", "tests"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "weights"))
     (folder / "scenes" / "weights").symlink_to(ROOT / "scenes" / "weights")
     (folder / "configs").symlink_to(ROOT / "configs")
     shutil.copy(ROOT / "pyproject.toml", folder)

@@ -69,13 +69,11 @@ class BatchMemory:
 
     Args:
         caches: of targets and of what drafts.
-        weight_caches: of networks that stand for larger ones (`weighted`).
         target, draft_model: of the last batch, where passes are compiled: the next take over the addresses of their
             caches.
     """
 
     caches: KeptCaches = field(default_factory=KeptCaches)
-    weight_caches: KeptCaches = field(default_factory=KeptCaches)
     target: Any = None
     draft_model: Any = None
 
@@ -278,3 +276,14 @@ class ModelComponents(ABC):
             check_weights(model, path)
             self.kept.models[folder] = model.eval()
         return self.kept.models[folder].to(self.device)
+
+
+def draft_passes(draft_model: Target) -> Callable[[int], None]:
+    """A function that runs one forward pass of a draft model over so many new tokens a row, for the clock."""
+
+    def draft_once(num_tokens: int) -> None:
+        tokens = torch.zeros(draft_model.batch_size, num_tokens, dtype=torch.long, device=draft_model.device)
+        mask = torch.eye(num_tokens, dtype=torch.bool, device=draft_model.device).expand(len(tokens), -1, -1)
+        draft_model.forward(tokens, mask, torch.zeros_like(tokens))
+
+    return draft_once

@@ -29,9 +29,10 @@ from vargen.base.errors import UserError
 from vargen.drafters.eagle_head import EagleHead
 from vargen.drafters.llamagen_draft_head import LlamaGenDraftHead
 from vargen.methods.base import LoadedDrafter
+from vargen.models.kept_caches import KeptCaches
 from vargen.models.llamagen.target import LlamaGenTarget, LlamaGenTargetOutput, cache_length, cache_sizes
 from vargen.models.llamagen.transformer import LLAMAGEN_SIZES, LlamaGenTransformer
-from vargen.pipelines.components.base import KeptCaches, draft_passes
+from vargen.pipelines.components.base import draft_passes
 from vargen.pipelines.components.llamagen import LlamaGenComponents
 from vargen.pipelines.llamagen import LlamaGenPipeline
 

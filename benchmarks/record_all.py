@@ -89,6 +89,11 @@ def _bench(record: str, *arguments: str) -> Step:
     return Step(("-m", "vargen.cli", "bench", "--json", str(RESULTS / f"{record}.json"), *arguments), timed=True)
 
 
+def _weighted(record: str, *arguments: str) -> Step:
+    wanted = ("--json", str(RESULTS / f"{record}.json"), "--methods", PICKS, "--prompts", "6", *HEAVY, *arguments)
+    return Step(_script("weighted_bench", *wanted), timed=True)
+
+
 def _evaluation(record: str, count: int, methods: str) -> Step:
     folder = WORK / record
     arguments = ("--preset", "scenes", "--dtype", "bfloat16", "--batch_size", "50", "--count", str(count))
@@ -117,8 +122,8 @@ STEPS: dict[str, Step] = {
     "plain_decoding_batch_8": Step(_script("plain_decoding", "--batch_size", "8"), timed=True, reads_drafter=False),
     "overhead": Step(_script("speculation_overhead"), timed=True),
     "bench_picks": _bench("bench_picks", "--methods", PICKS, "--prompts", "24"),
-    "bench_weighted": _bench("bench_weighted", "--methods", PICKS, "--prompts", "6", *HEAVY),
-    "bench_weighted_int8": _bench("bench_weighted_int8", "--methods", PICKS, "--prompts", "6", *HEAVY, *IN_INT8),
+    "bench_weighted": _weighted("bench_weighted"),
+    "bench_weighted_int8": _weighted("bench_weighted_int8", *IN_INT8),
     "bench_batch_8": _bench("bench_batch_8", "--methods", PICKS, "--batch_size", "8"),
     "bench_batch_1": _bench("bench_batch_1", "--methods", ALL),
     "front_jacobi_batch_1": _front("jacobi", 1, 150),

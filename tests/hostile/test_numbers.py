@@ -74,8 +74,6 @@ CASES = [
     of("generate", GENERATE, "--compile_bucket 1000000000", "compile_bucket must be at most"),
     of("generate", GENERATE, "--continuous_batches 3", "unrecognized arguments: 3"),
     of("evaluate", EVALUATE, "--continuous_batches maybe", "unrecognized arguments: maybe"),
-    of("bench", BENCH, "--weighted_by nothing", "weighted_by"),
-    of("bench", BENCH + "--weighted_by XL", "--weight_dtype int3", "weight_dtype"),
     of("demo", "demo ", "--port 0", "port must be at least 1, got 0"),
     of("demo", "demo ", "--port 99999999", "port must be at most 65,535"),
     of("demo", "demo ", "--compile_bucket 1", "compile_bucket must be at least 2, got 1"),

@@ -11,6 +11,7 @@ from diffusers import VQModel
 from transformers import T5Config, T5EncoderModel
 
 from scenes.captions.text_tokenizer import build_tokenizer
+from vargen.drafters.eagle_head import EagleHead
 from vargen.models.llamagen.transformer import LlamaGenTransformer
 from vargen.pipelines.llamagen import LlamaGenPipeline
 
@@ -95,3 +96,23 @@ def tiny_model_folder(_saved_tiny_pipelines: dict[str, Path], tmp_path: Path) ->
 def tiny_class_model_folder(_saved_tiny_pipelines: dict[str, Path], tmp_path: Path) -> Path:
     """The same, class-conditional."""
     return Path(shutil.copytree(_saved_tiny_pipelines["class"], tmp_path / "class_model"))
+
+
+def build_drafting_pipeline() -> LlamaGenPipeline:
+    """A text-conditional pipeline with a random draft head and a random draft model."""
+    base = build_tiny_pipeline()
+    drafter = EagleHead(dim=16, num_attention_heads=2, intermediate_size=20, vocab_size=VOCAB, grid_size=GRID)
+    draft_model = build_tiny_transformer(2, dim=8, num_layers=1, num_attention_heads=1, intermediate_size=16)
+    randomise(drafter, 1)
+    pipeline = LlamaGenPipeline(
+        base.transformer,
+        base.vqvae,
+        base.text_encoder,
+        base.tokenizer,
+        drafter=drafter.eval(),
+        draft_model=draft_model,
+        default_guidance_scale=3.0,
+        default_top_k=0,
+    )
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline

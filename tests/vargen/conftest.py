@@ -6,17 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 from tiny_pipelines import (  # noqa: F401  # the fixtures are for the tests below
-    GRID,
-    VOCAB,
     _saved_tiny_pipelines,
+    build_drafting_pipeline,
     build_tiny_pipeline,
-    build_tiny_transformer,
-    randomise,
     tiny_class_model_folder,
     tiny_model_folder,
 )
 
-from vargen.drafters.eagle_head import EagleHead
 from vargen.pipelines.llamagen import LlamaGenPipeline
 
 
@@ -34,23 +30,7 @@ def identity_pipeline() -> LlamaGenPipeline:
 
 @pytest.fixture(scope="module")
 def drafting_pipeline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlamaGenPipeline]:
-    """A text-conditional pipeline with a random drafter and a random smaller transformer; measured costs stay here."""
-    base = build_tiny_pipeline()
-    shared = {"vocab_size": VOCAB, "grid_size": GRID}
-    drafter = EagleHead(dim=16, num_attention_heads=2, intermediate_size=20, **shared)
-    smaller = build_tiny_transformer(2, dim=8, num_layers=1, num_attention_heads=1, intermediate_size=16)
-    randomise(drafter, 1)
-    pipeline = LlamaGenPipeline(
-        base.transformer,
-        base.vqvae,
-        base.text_encoder,
-        base.tokenizer,
-        drafter=drafter.eval(),
-        draft_model=smaller,
-        default_guidance_scale=3.0,
-        default_top_k=0,
-    )
-    pipeline.set_progress_bar_config(disable=True)
+    """A text-conditional pipeline with a random draft head and a random draft model; measured costs stay here."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VARGEN_CACHE", str(tmp_path_factory.mktemp("costs")))
-        yield pipeline
+        yield build_drafting_pipeline()

@@ -23,14 +23,11 @@ from vargen.methods.base import MethodConfig
 from vargen.methods.catalogue import UNTRAINED, options_by_method, read_method_list, resolve_method
 from vargen.methods.vvs.ablations import ABLATIONS, SHARED
 from vargen.models.description import ModelDescription, open_model
-from vargen.models.options import DTYPES
 from vargen.runs.files import own_folder, write_atomic
 from vargen.runs.records import own_calls
 
 TASKS = ("image", "video")
-_PASSED_ON = ("batch_size", "continuous_batches", "seed", "warm_up", "weighted_by", "weight_dtype")
-WEIGHTS = ("B", "L", "XL")
-"""Sizes of `weighted_by`; `weighted` has them."""
+_PASSED_ON = ("batch_size", "continuous_batches", "seed", "warm_up")
 
 
 @dataclass(frozen=True)
@@ -53,11 +50,6 @@ class BenchConfig(SamplingOptions):
         continuous_batches: give a finished picture's place in the batch to the next at once, as `vargen generate` does,
             where the family of models can: a picture's passes are then its own, and its seconds those of decoding it.
             false: a batch waits for its slowest.
-        weighted_by: LlamaGen-B, LlamaGen-L or LlamaGen-XL: every pass of the model also goes through a network of that
-            size with random weights, and every pass of a drafter through one of the size that drafts for it. The model
-            decides every token; seconds are what they are where a pass costs that much. Tables and records say so.
-        weight_dtype: precision of those networks: float32, bfloat16 or float16; "auto" is bfloat16 where the machine
-            multiplies in it.
         warm_up: calls of each method that do not count, before the first that does.
         judge: have a recogniser of scenes check the pictures against their prompts, where the model draws scenes.
         clip: folder of a CLIP model of transformers that scores pictures against their prompts; null leaves it out.
@@ -76,8 +68,6 @@ class BenchConfig(SamplingOptions):
     class_labels: list[int] = field(default_factory=list)
     batch_size: int = 1
     continuous_batches: bool = False
-    weighted_by: str | None = None
-    weight_dtype: str = "auto"
     warm_up: int = 1
     judge: bool = True
     clip: str | None = None
@@ -90,11 +80,6 @@ class BenchConfig(SamplingOptions):
         check_numbers(
             self, {"prompts": (1, MAX_PICTURES), "batch_size": (1, MAX_BATCH_SIZE), "warm_up": (0, MAX_WARM_UP)}
         )
-        if self.weight_dtype not in DTYPES:
-            raise UserError(f"weight_dtype must be one of {', '.join(DTYPES)}, got {self.weight_dtype!r}")
-        if self.weighted_by is not None and self.weighted_by.removeprefix("LlamaGen-") not in WEIGHTS:
-            sizes = ", ".join(f"LlamaGen-{size}" for size in WEIGHTS)
-            raise UserError(f"weighted_by must be one of {sizes}, got {self.weighted_by!r}")
         if self.ablate not in (None, *ABLATIONS):
             raise UserError(f"ablate must be one of {', '.join(ABLATIONS)}, got {self.ablate!r}")
         if self.split not in COMPARED_SPLITS:
@@ -216,8 +201,6 @@ def _report(config: BenchConfig, rows: list[dict[str, Any]]) -> None:
     if config.json == "-":
         print(text, end="")
     else:
-        if config.weighted_by is not None:
-            print(f"Every pass is weighted by {rows[0]['weighted_by']}; the tokens are the model's own.\n")
         for title, labels in (config.studies() or {"": [row["method"] for row in rows]}).items():
             print(f"\n{title}\n" if title else "", end="")
             print(format_table([row for row in rows if row["method"] in labels]))

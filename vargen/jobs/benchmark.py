@@ -59,8 +59,6 @@ def benchmark_model(
     warm_up: int = 1,
     calls: Path | None = None,
     images: Path | None = None,
-    weighted_by: str | None = None,
-    weight_dtype: str = "auto",
     quiet: bool = False,
     **generation: Any,
 ) -> list[dict[str, Any]]:
@@ -73,8 +71,6 @@ def benchmark_model(
         options: how to load it.
         clip: folder of the CLIP model that scores; None: there are no CLIP scores.
         calls: file that keeps calls until somebody removes it; None: in memory.
-        weighted_by: size of a network that every pass also goes through, for the clock; None: none.
-        weight_dtype: its precision; "auto" is bfloat16 on a GPU and on CPUs that multiply in it, else float32.
         quiet: show no progress.
 
     Returns:
@@ -82,7 +78,6 @@ def benchmark_model(
     """
     scorer = None if clip is None else ClipScorer(clip)
     pipeline, _, dtype = load_pipeline(model, options, quiet)
-    weighed = {} if weighted_by is None else {"weighted_by": _weigh(pipeline, weighted_by, weight_dtype)}
     shared = {"batch_size": batch_size, "continuous_batches": continuous_batches, "seed": seed, **generation}
     settings = describe_run(
         methods,
@@ -93,7 +88,6 @@ def benchmark_model(
         judged=judge is not None,
         **({} if scorer is None else {"clip": scorer.identity}),
         **options.identity,
-        **weighed,
         **shared,
     )
     records = Records(calls, settings)
@@ -110,8 +104,7 @@ def benchmark_model(
             shown=shown,
             **shared,
         )
-    name = f"{model.name}, weighted by {weighed['weighted_by']}" if weighed else model.name
-    told = {"batch_size": batch_size, "dtype": dtype, "model": name, **weighed, **options.identity}
+    told = {"batch_size": batch_size, "dtype": dtype, "model": model.name, **options.identity}
     if continuous_batches:
         told["continuous_batches"] = True
     return [{**row, **told} for row in rows]
@@ -235,28 +228,6 @@ def call_pipeline(
         torch.cuda.synchronize(device)
     seconds = time.perf_counter() - began - output.trace.phase_seconds.get(COMPILED, 0.0)
     return output, CallRecord.from_trace(output.trace.to_dict(), seconds, _peak_memory(device))
-
-
-def _weigh(pipeline: ImagePipeline, size: str, dtype: str) -> str:
-    """Put a network beside a pipeline's own; what the figures are then called. Raises UserError where none can be."""
-    from vargen.pipelines.llamagen import LlamaGenPipeline
-
-    if not isinstance(pipeline, LlamaGenPipeline):
-        raise UserError(
-            "weighted_by: networks of LlamaGen's sizes stand beside models of that family alone; leave it out"
-        )
-    if dtype == "auto":
-        multiplies = pipeline.device.type == "cuda" or (torch.backends.mkldnn.is_available() and _native_bfloat16())
-        dtype = "bfloat16" if multiplies else "float32"
-    label = pipeline.weigh(size, getattr(torch, dtype))
-    assert label is not None
-    return label
-
-
-def _native_bfloat16() -> bool:
-    """Whether this CPU multiplies in bfloat16; where torch cannot tell, it does not."""
-    supported = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
-    return bool(supported is not None and supported())
 
 
 def stream_pipeline(

@@ -53,7 +53,6 @@ from vargen.pipelines.common import (
 from vargen.pipelines.compilation import CompilablePipeline
 from vargen.pipelines.components.base import Place
 from vargen.pipelines.components.llamagen import KeptBetweenBatches, LlamaGenComponents, check_draft_model
-from vargen.pipelines.components.weighted import WeightNetworks
 from vargen.pipelines.quantization import QuantizablePipeline
 from vargen.pipelines.streaming import PictureStream, stream_pictures
 
@@ -145,34 +144,10 @@ class LlamaGenPipeline(CompilablePipeline, QuantizablePipeline, DiffusionPipelin
         )
         self.image_processor = VaeImageProcessor(vae_scale_factor=self.vae_scale_factor)
         self._kept = KeptBetweenBatches()
-        self._weights: WeightNetworks | None = None
 
     @property
     def _decoder_layers(self) -> torch.nn.Module:
         return self.transformer.transformer_blocks
-
-    def weigh(self, size: str | None, dtype: torch.dtype = torch.float32) -> str | None:
-        """From now on every pass also goes through a network of another size with random weights, for the clock.
-
-        No picture changes; see `weighted`. Where layers of the pipeline are quantized, so are
-        those of the network.
-
-        Args:
-            size: "LlamaGen-B", "LlamaGen-L" or "LlamaGen-XL"; None: no longer.
-            dtype: of that network.
-
-        Returns:
-            What tables and records must call the figures; None for None.
-
-        Raises:
-            UserError: an unknown size.
-        """
-        self._weights = None if size is None else WeightNetworks.of_size(size, self.transformer, dtype)
-        if self._weights is None:
-            return None
-        told = self._kept.told(self._decoder_layers)
-        self._weights.quantize(told.get("quantization"), told.get("draft_quantization"))
-        return self._weights.label
 
     def _check_components(self, image_size: int | None) -> None:
         transformer, vqvae = self.transformer.config, self.vqvae.config
@@ -563,9 +538,7 @@ class LlamaGenPipeline(CompilablePipeline, QuantizablePipeline, DiffusionPipelin
         )
 
     def _components(self, device: torch.device) -> LlamaGenComponents:
-        return LlamaGenComponents(
-            self.transformer, self.vqvae, self.drafter, self.draft_model, device, self._kept, self._weights
-        )
+        return LlamaGenComponents(self.transformer, self.vqvae, self.drafter, self.draft_model, device, self._kept)
 
     def _longest_condition(self, prompt: Sequence[str] | None, max_sequence_length: int | None, trim: bool) -> int:
         """T of the longest of these prompts; 1 for classes."""

@@ -25,8 +25,7 @@ from vargen.models.llamagen.target import LlamaGenTarget, cache_length, cache_si
 from vargen.models.llamagen.transformer import LlamaGenTransformer
 from vargen.models.llamagen.vq import unit_codebook
 from vargen.models.offloading import move_offloaded
-from vargen.pipelines.components.base import ONLY, KeptBetweenBatches, ModelComponents, Place
-from vargen.pipelines.components.weighted import WeightedHead, WeightedTarget, WeightNetworks
+from vargen.pipelines.components.base import ONLY, KeptBetweenBatches, ModelComponents, Place, draft_passes
 
 
 class LlamaGenComponents(ModelComponents):
@@ -36,7 +35,6 @@ class LlamaGenComponents(ModelComponents):
         transformer, vqvae, drafter, draft_model: as the pipeline has them; any but the first may be missing.
         device: where everything computes.
         kept: the pipeline's.
-        weights: networks that every pass also goes through, for the clock; None: none do.
     """
 
     def __init__(
@@ -47,9 +45,7 @@ class LlamaGenComponents(ModelComponents):
         draft_model: LlamaGenTransformer | None,
         device: torch.device,
         kept: KeptBetweenBatches,
-        weights: WeightNetworks | None = None,
     ) -> None:
-        self.weights = weights
         self.transformer = transformer
         self.vqvae = vqvae
         self.drafter = drafter
@@ -70,7 +66,7 @@ class LlamaGenComponents(ModelComponents):
         guidance_scale: float,
         max_draft_nodes: int,
         place: Place = ONLY,
-    ) -> LlamaGenTarget | WeightedTarget:
+    ) -> LlamaGenTarget:
         """A batch begins; its target, on the cache of the last batch, or on a new one where that does not fit.
 
         Args:
@@ -87,7 +83,7 @@ class LlamaGenComponents(ModelComponents):
         rows = embeds.shape[0] * (2 if guidance_scale > 1 else 1)
         if place.joins:
             self._target = LlamaGenTarget(transformer, embeds, mask, guidance_scale=guidance_scale, prompt_only=True)
-            return self._weighed()
+            return self._target
         longest = max(embeds.shape[1], place.longest_prompt)
         num_slots = cache_length(transformer, longest, max_draft_nodes)
         # For the longest condition, so that the next prompts, of another length, fit as well.
@@ -103,18 +99,7 @@ class LlamaGenComponents(ModelComponents):
             longest_condition=longest,
         )
         self.kept.compile(self._target)
-        return self._weighed()
-
-    def _weighed(self) -> LlamaGenTarget | WeightedTarget:
-        """The target, with a network beside it where one is asked for."""
-        self._beside = (
-            None if self.weights is None else self.weights.beside(self._target, self.kept.memory.weight_caches)
-        )
-        if self._beside is None:
-            return self._target
-        if not self.joins:
-            self.kept.compile(self._beside.heavy)
-        return self._beside
+        return self._target
 
     @property
     def target(self) -> LlamaGenTarget:
@@ -133,13 +118,9 @@ class LlamaGenComponents(ModelComponents):
             return super().load_draft_head(folder, most_new_pairs)
         self.kept.draft_with(drafter.attn, drafter.ff)
         caches = None if self.joins else self.kept.memory.caches
-        own = LlamaGenDraftHead(drafter, self.target, most_new_pairs, caches)
-        self.kept.compile(own)
-        head: LlamaGenDraftHead | WeightedHead = own
-        if self.weights is not None and self._beside is not None:
-            head = self.weights.beside_head(own, self._beside, most_new_pairs, self.kept.memory.weight_caches)
-            self.kept.compile(head.heavy)
-        return LoadedDrafter(head, own.kind, head.draft_once, own.acceptance_rates)
+        head = LlamaGenDraftHead(drafter, self.target, most_new_pairs, caches)
+        self.kept.compile(head)
+        return LoadedDrafter(head, head.kind, head.draft_once, head.acceptance_rates)
 
     def load_draft_model(self, folder: str | None) -> LoadedDrafter[DraftModel]:
         """The smaller transformer in a folder (or in `transformer/` there), or the pipeline's own."""
@@ -163,17 +144,8 @@ class LlamaGenComponents(ModelComponents):
             prompt_only=self.joins,
         )
         self.kept.compile(target)
-        smaller = (
-            target if self.weights is None else self.weights.beside(target, self.kept.memory.weight_caches, "smaller")
-        )
-
-        def draft_once(num_tokens: int) -> None:
-            tokens = torch.zeros(smaller.batch_size, num_tokens, dtype=torch.long, device=smaller.device)
-            mask = torch.eye(num_tokens, dtype=torch.bool, device=smaller.device).expand(len(tokens), -1, -1)
-            smaller.forward(tokens, mask, torch.zeros_like(tokens))
-
         kind = f"transformer-{transformer.config.num_layers}-{transformer.config.dim}"
-        return LoadedDrafter(smaller, kind, draft_once)
+        return LoadedDrafter(target, kind, draft_passes(target))
 
     def codebook(self) -> Tensor:
         """The tokens' unit vectors [V, d], beside the transformer."""
@@ -184,8 +156,8 @@ class LlamaGenComponents(ModelComponents):
             )
         return unit_codebook(self.vqvae).to(self.device)
 
-    def _probe(self, num_tokens: int) -> LlamaGenTarget | WeightedTarget:
-        return (self._target if self._beside is None else self._beside).half_way(num_tokens)
+    def _probe(self, num_tokens: int) -> LlamaGenTarget:
+        return self._target.half_way(num_tokens)
 
     def _pass_geometry(self) -> dict[str, Any]:
         transformer = self.transformer
@@ -194,7 +166,6 @@ class LlamaGenComponents(ModelComponents):
             "dtype": str(transformer.dtype),
             "rows": self.target.kv_cache.batch_size,
             **self.kept.told(transformer.transformer_blocks),
-            **({} if self.weights is None else {"weighted_by": self.weights.label}),
         }
 
     def _drafter(self, folder: str | None) -> EagleHead | None:

@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 
-import specdecode.loop
 import vargen.pipelines.common
 from metrics.provenance import write_result
 from scenes.cases import sample_prompts
@@ -37,16 +36,16 @@ RESULTS = Path(__file__).resolve().parent / "results"
 @contextmanager
 def profiled_decoding() -> Iterator[None]:
     """Let the pipeline's decode loop time its phases."""
-    plain = vargen.pipelines.common.decode
+    plain = vargen.pipelines.common.new_run
 
-    def decode(*arguments: Any, **keywords: Any) -> Any:
-        return specdecode.loop.decode(*arguments, profile=True, **keywords)
+    def profiled(*arguments: Any, **keywords: Any) -> Any:
+        return plain(*arguments, profile=True, **keywords)
 
-    vargen.pipelines.common.decode = decode
+    vargen.pipelines.common.new_run = profiled
     try:
         yield
     finally:
-        vargen.pipelines.common.decode = plain
+        vargen.pipelines.common.new_run = plain
 
 
 class Stopwatch:

@@ -96,7 +96,7 @@ def decode_queue(
     run = start_run(range(min(batch_size, count)), joins=False)
     num_rows = run.target.batch_size
     if count > num_rows:
-        for player in (run.target, run.drafter, run.schedule):
+        for player in run.players:
             check_can_replace_rows(player)
     clock = _Clock()
     begun = clock.now()

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from specdecode.loop import DecodeRun
 from specdecode.sampling import RandomStreams, SamplingConfig
+from specdecode.skipping import new_run
 
 
 def forget_driver(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,7 +39,7 @@ def there(file: io.BytesIO) -> Any:
 
 def take_steps(target: Any, max_new_tokens: int, steps: int = 4, **players: Any) -> None:
     """Some steps of the loop, sampled with every filter."""
-    run = DecodeRun(
+    run = new_run(
         target,
         max_new_tokens=max_new_tokens,
         sampling=SamplingConfig(0.9, top_k=5, top_p=0.9),

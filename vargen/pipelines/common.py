@@ -19,9 +19,10 @@ from diffusers.utils import BaseOutput
 from torch import Tensor
 
 from specdecode.finite import NotFiniteError as LogitsError
-from specdecode.loop import DecodeResult, decode
+from specdecode.loop import DecodeResult
 from specdecode.roles import DecodeState, Target
 from specdecode.sampling import RandomStreams, SamplingConfig
+from specdecode.skipping import new_run
 from specdecode.trace import DecodeTrace
 from vargen.base import bounds
 from vargen.base.errors import NotFiniteError, UserError
@@ -179,7 +180,7 @@ def decode_pictures(
             report.send(pipeline, step, state)
 
         try:
-            return decode(
+            run = new_run(
                 target,
                 max_new_tokens=num_tokens,
                 sampling=sampling,
@@ -187,9 +188,9 @@ def decode_pictures(
                 drafter=players.drafter,
                 verifier=players.verifier,
                 schedule=players.schedule,
-                on_step=on_step,
                 trace=trace,
             )
+            return run.finish(on_step)
         except LogitsError as error:
             raise not_finite(error, error.row, "of the batch") from error
 

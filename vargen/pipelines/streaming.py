@@ -22,6 +22,7 @@ from specdecode.finite import NotFiniteError as LogitsError
 from specdecode.loop import DecodeRun
 from specdecode.roles import DecodeState, Target
 from specdecode.sampling import RandomStreams, SamplingConfig
+from specdecode.skipping import new_run
 from specdecode.trace import DecodeTrace
 from vargen.base.bounds import MAX_BATCH_SIZE, check_number
 from vargen.base.errors import NotFiniteError
@@ -121,7 +122,7 @@ def stream_pictures(
                 target, players = start(asked, Place(longest_prompt, joins) if last - first > size else ONLY)
             if not joins:  # who joins has no memory of the pipeline's
                 stack.enter_context(pipeline._kept.in_use())
-            return DecodeRun(
+            return new_run(
                 target,
                 max_new_tokens=num_tokens,
                 sampling=sampling,

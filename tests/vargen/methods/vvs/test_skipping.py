@@ -13,9 +13,10 @@ from torch import Tensor
 from specdecode.draft_size import DraftSize, FixedDraftSize
 from specdecode.drafters.eagle import EagleDrafter
 from specdecode.drafters.tree_shapes import DynamicTree, StaticTree
-from specdecode.loop import DecodeResult, decode
+from specdecode.loop import DecodeResult
 from specdecode.roles import DecodeState, Draft, Selection
 from specdecode.sampling import RandomStreams, SamplingConfig
+from specdecode.skipping import new_run
 from vargen.drafters.eagle_head import EagleHead
 from vargen.drafters.llamagen_draft_head import LlamaGenDraftHead
 from vargen.methods.vvs.feature_cache import FeatureCache
@@ -93,14 +94,14 @@ def run(
         refresh=refresh,
         depth_behind_skip=depth_behind_skip,
     )
-    result = decode(
+    result = new_run(
         target,
         max_new_tokens=16,
         sampling=SamplingConfig(),
         streams=RandomStreams.from_seeds([1, 2, 3]),
         drafter=drafter,
         schedule=schedule,
-    )
+    ).finish()
     return Run(result, target, drafter, features, condition, mask)
 
 
@@ -252,11 +253,11 @@ def test_skipping_without_stand_ins_is_refused(drafting_pipeline: LlamaGenPipeli
     done = run(drafting_pipeline, None)
     drafter = EagleDrafter(done.drafter.head, SHAPES["dynamic"], FixedDraftSize(SIZE))
     with pytest.raises(ValueError, match=r"schedule needs .* but `skipping` of EagleDrafter is None"):
-        decode(
+        new_run(
             done.target,
             max_new_tokens=16,
             sampling=SamplingConfig(),
             streams=RandomStreams.from_seeds([1, 2, 3]),
             drafter=drafter,
             schedule=Pattern([[True] * 3]),
-        )
+        ).finish()

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from specdecode.draft_size import DraftSize, FixedDraftSize
 from specdecode.drafters.jacobi import COUPLINGS, JacobiDrafter
-from specdecode.loop import decode
 from specdecode.roles import DecodeState, Draft, Selection, TargetOutput, Verdict
 from specdecode.sampling import RandomStreams, SamplingConfig
+from specdecode.skipping import new_run
 from specdecode.trace import TokenOrigin
 from specdecode.tree import TokenTree
 from vargen.base.errors import UserError
@@ -66,14 +66,14 @@ def test_what_is_not_skipped_is_what_the_target_says(
     condition = drafting_pipeline.transformer.embed_condition(caption_embeds=embeds)
     common: dict[str, Any] = {"guidance_scale": guidance_scale, "max_draft_nodes": 15}
     drafter = JacobiDrafter(VOCAB, FixedDraftSize(DraftSize(WINDOW + 1, WINDOW)), "random", coupling)
-    result = decode(
+    result = new_run(
         LlamaGenTarget(drafting_pipeline.transformer, condition, mask, **common),
         max_new_tokens=16,
         sampling=SamplingConfig(temperature=0),
         streams=RandomStreams.from_seeds([1, 2, 3]),
         drafter=drafter,
         schedule=Pattern(steps),
-    )
+    ).finish()
     trace, origins = result.trace, result.trace.token_origins
     assert [len(row) for row in origins] == trace.row_tokens == [16, 16, 16]
     taken = [sum(step["skipped"][row] for step in trace.steps) for row in range(3)]

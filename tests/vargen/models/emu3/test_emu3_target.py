@@ -26,6 +26,7 @@ from specdecode.drafters.tree_shapes import StaticTree
 from specdecode.loop import DecodeResult, decode
 from specdecode.roles import Drafter, TargetOutput
 from specdecode.sampling import RandomStreams, SamplingConfig
+from specdecode.skipping import new_run
 from vargen.base.errors import UserError
 from vargen.drafters.eagle_head import EagleHead
 from vargen.methods.catalogue import resolve_method
@@ -131,7 +132,7 @@ def test_lines_end_where_they_end_and_nowhere_else(
     target = build(model, 3.0, nodes=settings.max_draft_nodes(14))
     players = settings.build(Emu3Components(model, target, KeptBetweenBatches()))
     assert players.drafter is not None
-    result = decode(
+    result = new_run(
         target,
         max_new_tokens=target.max_new_tokens,
         sampling=SamplingConfig(temperature=3.0),
@@ -139,7 +140,7 @@ def test_lines_end_where_they_end_and_nowhere_else(
         drafter=KnownTokensDrafter(players.drafter, target.known_tokens, target.vocab_size),
         verifier=players.verifier,
         schedule=players.schedule,
-    )
+    ).finish()
     assert method != "vvs-jacobi" or result.trace.skipped_tokens > 0
     assert torch.equal(result.tokens == CODES, (target.known_tokens >= 0).expand(3, -1))
 

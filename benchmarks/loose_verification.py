@@ -37,11 +37,11 @@ from specdecode.verifiers.loose import LooseVerifier
 from specdecode.verifiers.windowed import WindowedVerifier
 from vargen.base.resources import VIDEO_CAPTIONS, VIDEO_FRAMES, VIDEO_SIDE, find_video_model
 from vargen.jobs.cases import VideoCase
+from vargen.methods.video.base import VideoMethod
 from vargen.methods.video.lvspec import LVSpecConfig
 from vargen.models.model_folder import weights_fingerprint
 from vargen.models.video_llms.frames import CAPTION_PROMPTS, processor_inputs
 from vargen.pipelines.video.answering import VideoAnswerer
-from vargen.pipelines.video.players import Players
 from vargen.runs.files import append_jsonl, read_jsonl
 from vargen.runs.progress import progress
 
@@ -230,8 +230,8 @@ def run(
         branches=variant.branches,
     )
     inputs = [processor_inputs(answerer.processor, case.frames, CAPTION_PROMPTS[0]) for case in cases]
-    players = config.build(answerer.prompt(inputs, room))
-    assert isinstance(players, Players)
+    players = config.build(answerer.components(inputs, room))
+    assert isinstance(players, VideoMethod)
     if variant.kind in CONTROLS:
         players.verifier.__class__ = CONTROLS[variant.kind]
         players.verifier.generator = torch.Generator().manual_seed(seed)  # type: ignore[union-attr]

@@ -106,7 +106,7 @@ def commands(model: str | None, folder: str) -> list[str]:
 def answer(answerer: VideoAnswerer, case: VideoCase, config: TrainedDrafterConfig, max_new_tokens: int) -> dict:
     """One greedy answer, in figures."""
     inputs = processor_inputs(answerer.processor, case.frames, CAPTION_PROMPTS[0])
-    players = config.build(answerer.prompt([inputs], max_new_tokens))
+    players = config.build(answerer.components([inputs], max_new_tokens))
     head = players.network
     assert isinstance(head, VideoDraftHead)
     prompt: dict[str, int] = {}
@@ -222,7 +222,7 @@ class Studies:
                 for passes in ("mtp", "none"):
                     for text_only in (True, False):
                         drafter = self.folder(f"still_{visual}_{passes}_{'text' if text_only else 'video'}")
-                        config = SparrowConfig(drafter=drafter, text_only=text_only, tree="chain", depth=DEPTH)
+                        config = SparrowConfig(drafter=drafter, tree="chain", depth=DEPTH)
                         parts = {"bridged": visual == "states", "multi_token": passes == "mtp", "text_only": text_only}
                         rows.append({"frames": num_frames, **parts, **self.ask(config, cases, max_new_tokens)})
         return rows
@@ -232,7 +232,7 @@ class Studies:
         rows = []
         for learned, name in ((LONGER[0], "still_states_mtp_text"), (LONGER[0], VIDEO), (LONGER[1], LONG)):
             text_only = name != VIDEO
-            config = SparrowConfig(drafter=self.folder(name), text_only=text_only, tree="chain", depth=DEPTH)
+            config = SparrowConfig(drafter=self.folder(name), tree="chain", depth=DEPTH)
             found = [self.answers(config, self.cases(frames), OPENING) for frames in LONGER]
             rows += [
                 {

@@ -30,11 +30,11 @@ def measure(way: str, visual_tokens: int) -> dict[str, Any]:
     from specdecode.sampling import SamplingConfig
     from specdecode.targets.grouped_attention import use_grouped_attention
     from specdecode.trace import DecodeTrace
-    from vargen.methods.video.catalogue import resolve_video_method
+    from vargen.methods.catalogue import resolve_method
     from vargen.models.video_llms.architectures.base import VideoFeatures
     from vargen.models.video_llms.request import prepare_request
-    from vargen.pipelines.video.players import Generation
-    from vargen.pipelines.video.prompt import Prompt
+    from vargen.pipelines.video.components import VideoLLMComponents
+    from vargen.pipelines.video.decoding import Generation, decode
 
     model = build_model(LAYERS, HEADS, SHARED, HEAD_DIM, 2 * HEADS * HEAD_DIM)
     model.generation_config.eos_token_id = None
@@ -52,10 +52,11 @@ def measure(way: str, visual_tokens: int) -> dict[str, Any]:
     else:
         use_grouped_attention(model)
         options = {"drafter": "self", "keep_ratio": 0.1} if way == "sd" else {}
-        prompt = Prompt(model, [inputs], NEW_TOKENS)
-        prompt.__dict__["requests"] = [prepare_request(model, inputs, VideoFeatures(features))]
+        components = VideoLLMComponents(model, [inputs], NEW_TOKENS)
+        components.__dict__["requests"] = [prepare_request(model, inputs, VideoFeatures(features))]
         generation = Generation(NEW_TOKENS, SamplingConfig(temperature=0), [0], (), DecodeTrace(1, model.device))
-        (answer,) = resolve_video_method(way, options).build(prompt).decode(generation).token_ids
+        method = resolve_method(way, options, task="video")
+        (answer,) = decode(method.build(components), generation).token_ids
     mebibytes = (peak_bytes() - before) / 2**20
     return {"way": way, "visual_tokens": visual_tokens, "mebibytes": mebibytes, "answer": answer}
 

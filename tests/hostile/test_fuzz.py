@@ -23,8 +23,7 @@ from vargen.commands.caption import CaptionConfig
 from vargen.jobs.generation import GenerateConfig
 from vargen.jobs.options import EvaluateConfig
 from vargen.jobs.tuning import TuneConfig
-from vargen.methods.catalogue import METHODS
-from vargen.methods.video.catalogue import VIDEO_METHODS
+from vargen.methods.catalogue import methods_for
 
 plain = st.one_of(
     st.none(),
@@ -71,8 +70,8 @@ OPTIONS = [
     *(f"bench --task video --{field.name}" for field in fields(BenchVideoConfig)),
     *(f"tune --{field.name}" for field in fields(TuneConfig)),
     *(f"caption nowhere --{field.name}" for field in fields(CaptionConfig)),
-    *(f"generate a {option}" for option in of_methods(METHODS, "method_options")),
-    *(f"caption nowhere {option}" for option in of_methods(VIDEO_METHODS, "method_options")),
+    *(f"generate a {option}" for option in of_methods(methods_for("image").values(), "method_options")),
+    *(f"caption nowhere {option}" for option in of_methods(methods_for("video").values(), "method_options")),
 ]
 """Every option of every command, but for how much it renders or trains."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,9 +21,8 @@ from vargen.base.errors import UserError
 from vargen.base.resources import VIDEO_CAPTIONS, VIDEO_FRAMES, VIDEO_SIDE
 from vargen.commands.caption import DEFAULT_QUESTION
 from vargen.commands.options import COMPARED_SPLITS, build_parser, check_place, fill, parse
-from vargen.methods.catalogue import read_method_list
+from vargen.methods.catalogue import read_method_list, resolve_method
 from vargen.methods.video.base import VideoMethodConfig
-from vargen.methods.video.catalogue import resolve_video_method
 from vargen.pipelines.video.options import VideoOptions
 from vargen.runs.files import write_atomic
 from vargen.runs.records import own_calls
@@ -90,8 +89,11 @@ class BenchVideoConfig(VideoOptions):
         if self.model is None:  # transformers refuses many published pairs, whose matrices are padded differently
             there += ["assisted", "sparrow", "flash"]
         named = ",".join(there) if self.methods is None else self.methods
-        chosen = read_method_list(named, self.method_options, "methods", resolve_video_method)
-        return {"ar": resolve_video_method("ar"), **chosen}
+
+        def resolve(name: str, options: Mapping[str, Any] | None = None) -> VideoMethodConfig:
+            return resolve_method(name, options, task="video")
+
+        return {"ar": resolve("ar"), **read_method_list(named, self.method_options, "methods", resolve)}
 
 
 def run(arguments: Sequence[str]) -> int:

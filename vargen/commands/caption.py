@@ -13,8 +13,7 @@ from vargen.base.bounds import check_text
 from vargen.base.errors import UserError
 from vargen.base.resources import find_trained_drafters
 from vargen.commands.options import build_parser, check_place, fill, parse
-from vargen.methods.catalogue import read_options
-from vargen.methods.video.catalogue import VIDEO_METHODS, default_method, resolve_video_method
+from vargen.methods.catalogue import default_video_method, methods_for, read_options, resolve_method
 from vargen.pipelines.video.options import VideoOptions
 from vargen.runs.files import save_image_atomic
 
@@ -48,7 +47,7 @@ def run(arguments: Sequence[str]) -> int:
     parser = build_parser(
         "caption",
         "Answer a question about a video with a Video-LLM. Methods: "
-        + "; ".join(f"{method.name}: {method.summary}" for method in VIDEO_METHODS)
+        + "; ".join(f"{method.name}: {method.summary}" for method in methods_for("video").values())
         + ".",
         CaptionConfig,
     )
@@ -62,7 +61,7 @@ def run(arguments: Sequence[str]) -> int:
     check_text("question", values.question)
     named = None
     if config.method is not None:
-        named = resolve_video_method(config.method, read_options(config.method_options))
+        named = resolve_method(config.method, read_options(config.method_options), task="video")
 
     import torch
 
@@ -81,7 +80,8 @@ def run(arguments: Sequence[str]) -> int:
     use = ContextUse.of(found.config, inputs, len(frames.frames), getattr(torch, dtype).itemsize)
     use.check(config.max_new_tokens)
     print(f"video: {use} ({dtype})", file=sys.stderr)
-    method = named or resolve_video_method(default_method(find_trained_drafters(found.folder), config.paired))
+    usual = default_video_method(find_trained_drafters(found.folder), config.paired)
+    method = named or resolve_method(usual, task="video")
     if named is None and method.name == "ar":
         print(f"no drafter of {found.name}: decoding plainly; a smaller draft_model may be faster", file=sys.stderr)
     with VideoAnswerer.from_options(config, found, processor, [method]) as answerer:

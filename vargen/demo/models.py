@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING
 from vargen.base.errors import UserError
 from vargen.base.resources import DEFAULT_MODEL, find_trained_drafters, find_video_model, shipped_models
 from vargen.methods.base import ImageMethodConfig, MethodConfig
-from vargen.methods.catalogue import METHODS, find_presets
+from vargen.methods.catalogue import find_presets, methods_for
 from vargen.methods.video.assisted import AssistedConfig
 from vargen.methods.video.base import VideoMethodConfig
-from vargen.methods.video.catalogue import VIDEO_METHODS
 from vargen.methods.video.trained import TrainedDrafterConfig
 from vargen.models.description import ModelDescription, open_model
 from vargen.models.options import ModelOptions
@@ -89,7 +88,7 @@ class Models:
     def methods(self, name: str) -> dict[str, ImageMethodConfig]:
         """Methods and presets by name that the model has the weights for, plain decoding left out."""
         description = self.description(name)
-        names = [*_FIRST, *(method.name for method in METHODS), *find_presets()]
+        names = [*_FIRST, *methods_for("image"), *find_presets()]
         configs = {each: description.resolve_method(each, None) for each in dict.fromkeys(names) if each != "ar"}
         return {each: config for each, config in configs.items() if _has_weights(config, description.folder)}
 
@@ -98,9 +97,9 @@ class Models:
         it is one call that can be neither watched nor stopped."""
         trained = find_trained_drafters(self.video_folder)
         return {
-            method.name: method()
-            for method in VIDEO_METHODS
-            if method is not AssistedConfig and (not issubclass(method, TrainedDrafterConfig) or method.name in trained)
+            name: method()
+            for name, method in methods_for("video").items()
+            if method is not AssistedConfig and (not issubclass(method, TrainedDrafterConfig) or name in trained)
         }
 
     def description(self, name: str) -> ModelDescription:

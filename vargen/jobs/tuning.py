@@ -29,7 +29,7 @@ from vargen.jobs.cases import BenchmarkCase, Judge, World, fitting_judge, prompt
 from vargen.jobs.comparison import describe_run
 from vargen.jobs.ranking import ClipScorer
 from vargen.methods.base import AUTO, ImageMethodConfig, MethodConfig
-from vargen.methods.catalogue import METHODS, find_presets, resolve_method
+from vargen.methods.catalogue import find_presets, methods_for, resolve_method
 from vargen.models.description import ModelDescription, open_model
 from vargen.models.model_folder import weights_fingerprint, write_own_settings
 from vargen.models.options import ModelOptions
@@ -223,7 +223,7 @@ def check_fixed(method: str, fixed: Mapping[str, Any]) -> None:
     Raises:
         UserError: see above; the message lists what there is.
     """
-    by_name = {config.name: config for config in METHODS}
+    by_name = methods_for("image")
     tunable = [name for name, config in by_name.items() if fields(config)]
     if method not in tunable:
         what = "has nothing to tune" if method in by_name else "is not known"
@@ -634,7 +634,7 @@ def _write_front(folder: Path, study: Study, evaluation: Evaluation, config: Tun
     points = _points(study)
     assert config.quality is not None and config.max_quality_loss is not None
     # The quality of an exact method is plain decoding's; where it differs, chance has drawn other pictures.
-    exact = next(method for method in METHODS if method.name == config.method).exact
+    exact = methods_for("image")[config.method].exact
     best = fastest_within(points, -math.inf if exact else evaluation.plain_quality - config.max_quality_loss)
     sign = QUALITIES[config.quality].direction
     plain_quality = sign * evaluation.plain_quality

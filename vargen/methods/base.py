@@ -1,15 +1,17 @@
-"""What a decoding method is: checked settings that say how much is drafted and make the players of a run.
+"""What a decoding method is: checked settings that say how much is drafted and build the players of a run.
 
 Belongs here: what all methods share, and the protocols between a method, a model and a tuner. Does not belong here: any
-method (one file each, beside this one), any model (a method asks for what `Components` offers and knows nobody who
-offers it), and how a player works (`specdecode`). Importing this imports no torch: players are imported where they are
+method (one file each, beside this one; `video/` has those for videos), any model (a method asks for what `Components`
+offers), and how a player works (`specdecode`). Importing this imports no torch: players are imported where they are
 built.
 """
 
 from __future__ import annotations
 
+import difflib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, Self, TypeVar
 
@@ -29,7 +31,11 @@ AUTO: Auto = "auto"
 """The default of every draft size; `ImageMethodConfig` says what it stands for."""
 
 LARGEST = 1_000_000
-"""Of a setting of which nothing else is known; more of anything here means nothing."""
+"""The upper limit of settings that have no other."""
+
+Task = Literal["image", "video"]
+TASKS: tuple[Task, ...] = ("image", "video")
+"""What a method makes: pictures, or answers about videos."""
 
 AnyConfig = TypeVar("AnyConfig", bound="MethodConfig")
 Network = TypeVar("Network", covariant=True)
@@ -37,17 +43,19 @@ Network = TypeVar("Network", covariant=True)
 
 @dataclass(frozen=True)
 class MethodConfig:
-    """Settings of one method, for pictures or for videos. Subclasses add fields, every one of them a plain value.
+    """Settings of one method. Subclasses add fields, every one of them a plain value.
 
     Attributes:
+        task: what it makes.
         name: what `method=` and `--method` call it.
         summary: one line for `vargen methods`.
         exact: whether what it makes is distributed exactly as with plain decoding.
         weights: settings that name a folder of weights, or null for those that came with the model.
-        draft_settings: settings that together say what is drafted. Where one of them is given, a model's own are not
-            mixed in.
+        draft_settings: settings that together say what is drafted. If one of them is given, a model's own values of the
+            others are ignored.
     """
 
+    task: ClassVar[Task]
     name: ClassVar[str]
     summary: ClassVar[str]
     exact: ClassVar[bool]
@@ -58,9 +66,18 @@ class MethodConfig:
         """The name and every setting, ready for JSON."""
         return {"name": self.name, **asdict(self)}
 
+    @contextmanager
+    def _errors_by_name(self) -> Iterator[None]:
+        """ValueErrors of the players become UserErrors that name the method."""
+        try:
+            yield
+        except UserError:
+            raise
+        except ValueError as error:
+            raise UserError(f"method {self.name}: {error}") from error
+
     def _number(self, field: str, lowest: float, highest: float | None = None, whole: bool = False) -> None:
-        """Refuse a field that is no finite number in [lowest, highest], naming it; no integer means more than `LARGEST`
-        if nothing is said."""
+        """Refuse a field that is no finite number in [lowest, highest]; `highest` is `LARGEST` where it is left out."""
         value = getattr(self, field)
         kind = "an integer" if whole else "a number"
         highest = LARGEST if highest is None else highest
@@ -87,12 +104,18 @@ class MethodConfig:
             raise UserError(f"{self.name}.{field} must be one of {', '.join(values)}, got {getattr(self, field)!r}")
 
 
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """What an error about a mistyped name adds: the closest known name, or nothing."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
 def configure(config: type[AnyConfig], options: Mapping[str, Any], own: Mapping[str, Any] | None = None) -> AnyConfig:
     """Settings with some fields that differ from the defaults.
 
     Args:
         options: what differs.
-        own: a model's own settings of the method; they stand behind the options and before the defaults.
+        own: a model's own settings of the method; options override them, and they override the defaults.
 
     Raises:
         UserError: an option is unknown or out of range.
@@ -101,7 +124,8 @@ def configure(config: type[AnyConfig], options: Mapping[str, Any], own: Mapping[
     for option in options:
         if option not in known:
             raise UserError(
-                f"method {config.name!r} has no option {option!r}; it has: {', '.join(known) or 'none at all'}"
+                f"method {config.name!r} has no option {option!r}{did_you_mean(option, known)}; it has: "
+                f"{', '.join(known) or 'none at all'}"
             )
     own = own or {}
     if not options.keys().isdisjoint(config.draft_settings):
@@ -114,9 +138,9 @@ class Method:
     """The players of one decoding run, as `specdecode.loop.decode` takes them.
 
     Args:
-        drafter: proposes tokens; None: nothing is drafted.
-        verifier: judges them; None: the exact one.
-        schedule: says when nobody is asked; None: never.
+        drafter: proposes draft tokens; None: nothing is drafted.
+        verifier: accepts or rejects them; None: the exact one.
+        schedule: says which verification steps are skipped; None: none.
     """
 
     drafter: Drafter | None = None
@@ -129,11 +153,11 @@ class LoadedDrafter(Generic[Network]):
     """A network that drafts, and what its draft sizes can be chosen by.
 
     Args:
-        network: a head on the target's features, or a smaller model.
-        kind: tells networks apart whose passes cost differently beside the same target.
-        draft_once: one pass over so many new tokens a row, whose result nobody reads; for the clock.
-        acceptance_rates: how often the target accepts a token of it, by how children are chosen ("top", "sampled"),
-            where anybody measured it.
+        network: a draft head or a draft model.
+        kind: tells networks apart whose forward passes cost differently beside the same target.
+        draft_once: makes one forward pass over so many new tokens a row, to be timed.
+        acceptance_rates: how often the target accepts its tokens, by how children are chosen ("top", "sampled"); empty
+            where this was not measured.
     """
 
     network: Network
@@ -164,7 +188,7 @@ class Components(Protocol):
         ...
 
     def load_draft_model(self, folder: str | None) -> LoadedDrafter[DraftModel]:
-        """A smaller model of the same tokens, likewise, fed with the same prompts."""
+        """A draft model of the same tokens, fed with the same prompts: that in a folder, or (None) the model's own."""
         ...
 
     def codebook(self) -> Tensor:
@@ -182,28 +206,27 @@ class Components(Protocol):
         draft_step: Callable[[], object] | None,
         expected: float | Sequence[float],
     ) -> DraftSizer:
-        """What chooses among sizes by measured seconds. Only for drafts that no picture depends on.
+        """Chooses among sizes by measured seconds. Only for drafts that do not change the picture.
 
         Args:
             sizes: one or more; one is a fixed size, and nothing is measured.
             drafter: tells drafters apart whose steps cost differently.
             draft_step: makes one drafting step; None where drafting costs nothing.
-            expected: as far as is known beforehand, how often one drafted token is accepted, or how many are of each
-                size.
+            expected: the expected acceptance rate of one draft token, or the expected accepted length of each size.
         """
         ...
 
 
 class Suggestions(Protocol):
-    """Who draws settings for a tuner, such as a trial of Optuna."""
+    """Draws settings for a tuner, such as a trial of Optuna."""
 
     @property
     def fixed(self) -> Mapping[str, Any]:
-        """Settings that are not varied; asked for one of them, its value comes back."""
+        """Settings that are not varied; asking for one of them returns its value."""
         ...
 
     def integer(self, name: str, low: int, high: int, log: bool = False) -> Any:
-        """A whole number from `low` to `high`; `log`: small ones as often as large ones."""
+        """An integer from `low` to `high`; `log`: uniform in the logarithm."""
         ...
 
     def number(self, name: str, low: float, high: float) -> Any:
@@ -219,13 +242,15 @@ class Suggestions(Protocol):
 class ImageMethodConfig(MethodConfig, ABC):
     """Settings of a method that makes pictures, or anything else of a known number of tokens.
 
-    Timing never decides a picture. So "auto" as a size stands for the most expected tokens a second on this machine
-    only where no picture depends on it; elsewhere it stands for one size, which is the method's own.
+    Timing never decides a picture. Where the size of a draft does not change the picture, the size "auto" stands for
+    the most expected tokens a second on this machine. Elsewhere it stands for one fixed size of the method.
     """
+
+    task: ClassVar[Task] = "image"
 
     @abstractmethod
     def sizes(self, num_tokens: int) -> tuple[DraftSize, ...]:
-        """What the method may draft in a picture of so many tokens; several sizes where seconds choose among them.
+        """What the method may draft in a picture of so many tokens: several sizes where measured seconds choose one.
 
         Raises:
             UserError: a draft longer than the picture.
@@ -244,19 +269,19 @@ class ImageMethodConfig(MethodConfig, ABC):
         return None
 
     def resolved(self, num_tokens: int) -> Self:
-        """The same with every size that pictures depend on in numbers, for records and identities."""
+        """The same with a number for every size that changes pictures, for records and identities."""
         return self
 
     def kept_with_model(self, measured: Sequence[tuple[Mapping[str, Any], Sequence[float]]]) -> Self:
-        """What a model's folder keeps of a search whose fastest settings these are.
+        """What a model's folder keeps after a search that found these settings to be the fastest.
 
         Args:
-            measured: settings of this method, and of each the survival by place (`metrics.speculation`).
+            measured: settings of this method, each with its survival by place (`metrics.speculation`).
         """
         return self
 
     def max_draft_nodes(self, num_tokens: int) -> int:
-        """The most nodes the target is fed at once: the largest tree, its root included, and what was skipped."""
+        """The most rows the target is fed at once: the largest tree, its root included, and the pending tokens."""
         return max(size.total_tokens for size in self.sizes(num_tokens))
 
     def build(self, components: Components) -> Method:
@@ -265,29 +290,25 @@ class ImageMethodConfig(MethodConfig, ABC):
         Raises:
             UserError: the settings do not fit this model, or something the method needs is missing.
         """
-        try:
+        with self._errors_by_name():
             return self._players(components)
-        except UserError:
-            raise
-        except ValueError as error:
-            raise UserError(f"method {self.name}: {error}") from error
 
     @classmethod
     def search(cls, suggest: Suggestions) -> dict[str, Any]:
-        """One draw from what a tuner may vary; names are those of the settings. Empty: there is nothing to tune."""
+        """One draw of the settings that a tuner may vary, by name. Empty: there is nothing to tune."""
         return {}
 
     @classmethod
     def search_starts(cls) -> Sequence[Mapping[str, Any]]:
-        """Settings that a search measures before it draws any, beside the defaults and the presets."""
+        """Settings that a search measures first, beside the defaults and the presets."""
         return ()
 
     def search_terms(self) -> dict[str, Any]:
-        """The settings under the names by which `search` asks for them, so that a search can begin with them."""
+        """The settings under the names that `search` asks for, so that a search can begin with them."""
         return asdict(self)
 
     def _fitting(self, sizes: Sequence[DraftSize], field: str, num_tokens: int) -> tuple[DraftSize, ...]:
-        """Those of some sizes that a picture has room for. Raises UserError, naming the field, where none is."""
+        """The sizes that fit in a picture. Raises UserError, naming the field, where none fits."""
         longest = num_tokens - 1
         fitting = tuple(size for size in sizes if size.depth <= longest)
         if not fitting:

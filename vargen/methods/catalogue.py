@@ -1,30 +1,40 @@
-"""Every decoding method for pictures, and how one is named: by name, by preset, or several in a list.
+"""Every decoding method, for pictures and for videos, and how users name one: by name, by preset, several in a list.
 
-Belongs here: the list, presets, and reading what people write. What a method is, its own file says. Nothing here
-imports torch.
+Belongs here: the list, presets, and reading what users write. What a method is, its own file says. Nothing here imports
+torch. A new method is one file and one entry in `METHODS`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, overload
 
 from vargen.base.errors import UserError
 from vargen.base.reading import parse_yaml, read_yaml, reading
 from vargen.base.resources import configs_folder
 from vargen.methods.autoregressive import AutoregressiveConfig
-from vargen.methods.base import ImageMethodConfig, MethodConfig, configure
+from vargen.methods.base import ImageMethodConfig, MethodConfig, Task, configure, did_you_mean
 from vargen.methods.coolsd import CoolSDConfig
 from vargen.methods.draft_model import DraftModelConfig
 from vargen.methods.eagle import EagleConfig
 from vargen.methods.gsd import GroupedConfig
 from vargen.methods.jacobi import CoupledJacobiConfig, FixedNoiseJacobiConfig, JacobiConfig
 from vargen.methods.lantern import LanternConfig
+from vargen.methods.video.assisted import AssistedConfig
+from vargen.methods.video.base import VideoMethodConfig
+from vargen.methods.video.fly import FlyConfig
+from vargen.methods.video.lossy import FastVConfig, SparseVLMConfig
+from vargen.methods.video.lvspec import LVSpecConfig
+from vargen.methods.video.parallelvlm import ParallelConfig
+from vargen.methods.video.plain import PlainConfig
+from vargen.methods.video.sparse_draft import SparseToDenseConfig
+from vargen.methods.video.speculative import SpeculativeConfig, SpecVLMConfig
+from vargen.methods.video.trained import EagleHeadConfig, FlashConfig, MSDConfig, SparrowConfig, ViSpecConfig
 from vargen.methods.vvs.method import VVSConfig
 from vargen.methods.vvs.windows import WindowSkippingConfig
 
-METHODS: tuple[type[ImageMethodConfig], ...] = (
+METHODS: tuple[type[MethodConfig], ...] = (
     AutoregressiveConfig,
     EagleConfig,
     LanternConfig,
@@ -36,55 +46,111 @@ METHODS: tuple[type[ImageMethodConfig], ...] = (
     GroupedConfig,
     WindowSkippingConfig,
     DraftModelConfig,
+    # for videos
+    PlainConfig,
+    SpeculativeConfig,
+    SpecVLMConfig,
+    SparseToDenseConfig,
+    EagleHeadConfig,
+    MSDConfig,
+    ViSpecConfig,
+    SparrowConfig,
+    FlashConfig,
+    ParallelConfig,
+    FlyConfig,
+    LVSpecConfig,
+    FastVConfig,
+    SparseVLMConfig,
+    AssistedConfig,
 )
-"""Every known method, in the order in which they are listed."""
+"""Every method, in the order of lists. Its `task` says what it makes; a name stands once for each task."""
 UNTRAINED = "ar,jacobi,scd,vvs-jacobi"
-"""What is compared where nobody names methods: those that need no trained drafter and pay best (docs/results.md)."""
-
-RENAMED = {
-    "vvs-quality": "likeness-quality",
-    "vvs-balanced": "likeness-balanced",
-    "vvs-fast": "likeness-fast",
-    "vvs-uniform-tree": "vvs-uniform-8",
-    "vvs-dynamic-tree": "vvs-dynamic-8",
-}
-"""Presets that had other names once: what was called VVS is what its paper describes now."""
+"""What a comparison of pictures compares by default: the best methods without a trained drafter (docs/results.md)."""
 
 AnyConfig = TypeVar("AnyConfig", bound=MethodConfig)
 
 
+@overload
+def methods_for(task: Literal["image"]) -> dict[str, type[ImageMethodConfig]]: ...
+@overload
+def methods_for(task: Literal["video"]) -> dict[str, type[VideoMethodConfig]]: ...
+@overload
+def methods_for(task: Task) -> dict[str, type[MethodConfig]]: ...
+def methods_for(task: Task) -> Any:
+    """The methods of a task by name, in the order in which they are listed."""
+    return {method.name: method for method in METHODS if method.task == task}
+
+
+def default_video_method(trained: Collection[str], paired: bool) -> str:
+    """The default method for videos: the fastest exact one on the shipped pair whose drafter is there.
+
+    Args:
+        trained: kinds of draft heads that came with the model.
+        paired: whether there is a draft model.
+    """
+    there = [name for name in ("flash", "sparrow", "msd", "vispec", "eagle") if name in trained]
+    return there[0] if there else "sd" if paired else "ar"
+
+
+@overload
 def resolve_method(
     method: str | MethodConfig,
     options: Mapping[str, Any] | None = None,
     own: Mapping[str, Mapping[str, Any]] | None = None,
-) -> ImageMethodConfig:
+    task: Literal["image"] = "image",
+) -> ImageMethodConfig: ...
+@overload
+def resolve_method(
+    method: str | MethodConfig,
+    options: Mapping[str, Any] | None = None,
+    own: Mapping[str, Mapping[str, Any]] | None = None,
+    *,
+    task: Literal["video"],
+) -> VideoMethodConfig: ...
+@overload
+def resolve_method(
+    method: str | MethodConfig,
+    options: Mapping[str, Any] | None = None,
+    own: Mapping[str, Mapping[str, Any]] | None = None,
+    *,
+    task: Task,
+) -> MethodConfig: ...
+def resolve_method(
+    method: str | MethodConfig,
+    options: Mapping[str, Any] | None = None,
+    own: Mapping[str, Mapping[str, Any]] | None = None,
+    task: Task = "image",
+) -> MethodConfig:
     """The settings of a method given by name, by preset, or as settings already.
 
     Args:
         method: the name of a method; or that of a preset, a YAML file in `configs/methods/` or anywhere, which names
             a method and those of its settings that differ from the defaults; or settings.
         options: fields that differ from these; only with a name or a preset.
-        own: a model's own settings by method (`check_own_settings`), which a name without a preset stands for.
+        own: a model's own settings by method (`check_own_settings`); a method's name includes them, a preset does not.
+        task: what the method must make.
 
     Raises:
-        UserError: no method or preset has this name, or an option is unknown or out of range; the message lists those
-            there are.
+        UserError: no method or preset has this name, it is for another task, or an option is unknown or out of range.
+            The message lists what there is.
     """
-    if isinstance(method, ImageMethodConfig):
+    if isinstance(method, MethodConfig) and method.task == task:
         if options:
             raise UserError("method_options cannot be given beside a method's settings; put them there")
         return method
+    by_name: Mapping[str, type[MethodConfig]] = methods_for(task)
     if not isinstance(method, str):
-        raise UserError(f"method must be a name or settings of a method for pictures, got {method!r}")
-    by_name = {config.name: config for config in METHODS}
+        raise UserError(f"method must be a name or settings of a method for {task}s, got {method!r}")
     if method in by_name:
         return configure(by_name[method], options or {}, (own or {}).get(method))
-    presets = find_presets()
+    presets = find_presets(task)
     path = presets.get(method, Path(method))
-    if method in RENAMED:
-        raise UserError(f"method {method!r} is now called {RENAMED[method]!r}")
     if path.suffix not in (".yaml", ".yml"):
-        raise UserError(f"method {method!r} is not known; choose one of: {', '.join([*by_name, *presets])}")
+        known = [*by_name, *presets]
+        raise UserError(
+            f"method {method!r} is not known for {task}s{did_you_mean(method, known)}; choose one of: "
+            f"{', '.join(known)}"
+        )
     preset = _read_preset(path)
     name = preset.pop("method", None)
     if not isinstance(name, str) or name not in by_name:
@@ -93,7 +159,7 @@ def resolve_method(
 
 
 def check_own_settings(own: Mapping[str, Any], place: str) -> None:
-    """Refuse settings of methods that a model brings along, if they are not settings of methods.
+    """Refuse a picture model's own settings of methods if they are not settings of methods.
 
     Args:
         own: settings that differ from the defaults, by name of the method.
@@ -102,7 +168,7 @@ def check_own_settings(own: Mapping[str, Any], place: str) -> None:
     Raises:
         UserError: an unknown method, an unknown setting, or one out of range.
     """
-    by_name = {config.name: config for config in METHODS}
+    by_name = methods_for("image")
     if not isinstance(own, Mapping):
         raise UserError(f"{place} must hold settings by method, got {own!r}")
     for name, settings in own.items():
@@ -116,9 +182,10 @@ def check_own_settings(own: Mapping[str, Any], place: str) -> None:
             raise UserError(f"{place}.{name}: {error}") from error
 
 
-def find_presets() -> dict[str, Path]:
-    """The shipped presets by name."""
-    return {path.stem: path for path in sorted((configs_folder() / "methods").glob("*.yaml"))}
+def find_presets(task: Task = "image") -> dict[str, Path]:
+    """The shipped presets of a task by name; those for videos lie in a folder `video` beside the others."""
+    folder = configs_folder() / "methods"
+    return {path.stem: path for path in sorted((folder / "video" if task == "video" else folder).glob("*.yaml"))}
 
 
 def _read_preset(path: Path) -> dict[str, Any]:
@@ -141,7 +208,7 @@ def read_method_list(
 
     Args:
         names: methods, presets or YAML files of settings, separated by commas. A file's label is its stem; LABEL=NAME
-            gives a label of one's own, so that one method can stand there with several settings.
+            gives another label, so that one method can be listed with several settings.
         options: settings that differ from the defaults, by label, as `options_by_method` reads them.
         field: what errors call the list.
         resolve: what knows the names, such as `resolve_method`.

@@ -14,20 +14,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from vargen.base.bounds import MAX_DRAFT
 from vargen.base.errors import UserError
 from vargen.methods.base import AUTO, Auto, Components, ImageMethodConfig, Method, Suggestions
+from vargen.methods.trees import FIXED_TREES, fixed_tree
 
 if TYPE_CHECKING:
     from specdecode.draft_size import DraftSize
     from specdecode.drafters.eagle import EagleDrafter
     from specdecode.drafters.tree_shapes import DynamicTree, StaticTree
 
-TREE_NAMES = (
-    "dynamic",
-    "naive_extend_57",
-    "mc_sim_7b_63",
-    "mc_sim_7b_63_balanced",
-    "reverse_balanced_25",
-    "medusa_2_7b_63",
-)
 CHILDREN = ("top", "sampled")
 
 _TOTAL_TOKENS, _DEPTH = 60, 5
@@ -67,7 +60,7 @@ class EagleConfig(ImageMethodConfig):
 
     def __post_init__(self) -> None:
         if isinstance(self.tree, str):
-            self._one_of("tree", TREE_NAMES)
+            self._one_of("tree", ("dynamic", *FIXED_TREES))
         else:
             try:
                 object.__setattr__(self, "tree", tuple(tuple(index(rank) for rank in node) for node in self.tree))
@@ -78,7 +71,7 @@ class EagleConfig(ImageMethodConfig):
         self._number("tree_top_k", 1, MAX_DRAFT, whole=True)
         self._one_of("children", CHILDREN)
         if self.children == "sampled" and self.tree == "dynamic":
-            raise UserError(f"{self.name}.children: sampled children need a fixed tree; name one of {TREE_NAMES[1:]}")
+            raise UserError(f"{self.name}.children: sampled children need a fixed tree; name one of {FIXED_TREES}")
         if self.total_tokens != AUTO and self.depth != AUTO and self.depth >= self.total_tokens:
             raise UserError(
                 f"{self.name}.depth must be below total_tokens ({self.total_tokens}), got {self.depth}: every level "
@@ -129,12 +122,8 @@ class EagleConfig(ImageMethodConfig):
         return DynamicTree(self.tree_top_k) if self.tree == "dynamic" else self._fixed_tree()
 
     def _fixed_tree(self) -> StaticTree:
-        from specdecode.drafters.tree_shapes import StaticTree
-
         try:
-            if isinstance(self.tree, str):
-                return StaticTree.published(self.tree)
-            return StaticTree.from_paths(self.tree)
+            return fixed_tree(self.tree)
         except ValueError as error:
             raise UserError(f"{self.name}.tree: {error}") from error
 

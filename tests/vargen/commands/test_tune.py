@@ -29,10 +29,10 @@ from vargen.jobs.tuning import (  # noqa: E402
     starting_points,
 )
 from vargen.methods.base import ImageMethodConfig  # noqa: E402
-from vargen.methods.catalogue import METHODS, resolve_method  # noqa: E402
+from vargen.methods.catalogue import methods_for, resolve_method  # noqa: E402
 from vargen.pipelines.llamagen import LlamaGenPipeline  # noqa: E402
 
-TUNABLE = [config.name for config in METHODS if config.name != "ar"]
+TUNABLE = [config.name for config in methods_for("image").values() if config.name != "ar"]
 
 
 def resolve(name: str, options: Any = None) -> ImageMethodConfig:
@@ -80,7 +80,7 @@ def test_a_loss_of_just_the_budget_is_within_it() -> None:
 @pytest.mark.parametrize("name", TUNABLE)
 def test_search_spaces_name_settings_of_their_method(name: str) -> None:
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
-    config = next(method for method in METHODS if method.name == name)
+    config = next(method for method in methods_for("image").values() if method.name == name)
     for _ in range(30):
         settings = resolve_method(name).search(Suggestions(study.ask(), {}))
         assert settings.keys() <= config.__dataclass_fields__.keys()

@@ -7,9 +7,8 @@ import pytest
 from vargen.base.errors import UserError
 from vargen.demo.settings import read_settings, write_settings
 from vargen.methods.catalogue import METHODS, find_presets, resolve_method
-from vargen.methods.video.catalogue import VIDEO_METHODS
 
-EVERY = [*(method() for method in (*METHODS, *VIDEO_METHODS)), *map(resolve_method, find_presets())]
+EVERY = [*(method() for method in METHODS), *map(resolve_method, find_presets())]
 
 
 @pytest.mark.parametrize("config", EVERY, ids=lambda config: config.name)

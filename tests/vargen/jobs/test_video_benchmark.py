@@ -16,7 +16,7 @@ from vargen.commands.bench_video import BenchVideoConfig
 from vargen.jobs.cases import VideoCase
 from vargen.jobs.clips import ask_about
 from vargen.jobs.video_benchmark import build_video_rows, run_video_benchmark
-from vargen.methods.video.catalogue import resolve_video_method
+from vargen.methods.catalogue import resolve_method
 from vargen.models.video_llms.frames import write_video
 from vargen.runs.records import Records
 
@@ -46,7 +46,7 @@ def test_figures_of_known_answers() -> None:
         records.add(kept("ar", batch, 4.0, 2.0, 10, 0.8))
         # Half as long an answer in a quarter of the decoding: twice as fast per token, whatever the length.
         records.add(kept("lvspec", batch, 2.0, 0.5, 5, 0.6, relaxed=[1, 2], token_ids=[1, 3], run_lengths=[2, 4]))
-    contenders = {name: resolve_video_method(name) for name in ("ar", "lvspec")}
+    contenders = {name: resolve_method(name, task="video") for name in ("ar", "lvspec")}
     plain, loose = build_video_rows(contenders, records, 3)
     assert plain["decode_speedup"] == plain["end_to_end_speedup"] == plain["retention"] == 1
     assert plain["equal_to_plain"] == 3 and loose["equal_to_plain"] == 0
@@ -65,7 +65,7 @@ def test_what_drafting_took_leaves_out_the_prompts() -> None:
         drafted["call"]["accepted_histogram"] = [0, 1, 0, 2]  # three steps, seven tokens accepted
         drafted["call"]["phase_seconds"]["draft"] = 0.3
         records.add(drafted)
-    contenders = {name: resolve_video_method(name) for name in ("ar", "flash")}
+    contenders = {name: resolve_method(name, task="video") for name in ("ar", "flash")}
     plain, drafted = build_video_rows(contenders, records, 2)
     names = ("drafting_passes", "accepted_per_drafting_pass", "draft_flops_per_answer", "draft_seconds_per_step")
     assert [plain[name] for name in names] == [None] * 4
@@ -75,7 +75,7 @@ def test_what_drafting_took_leaves_out_the_prompts() -> None:
 def test_a_run_goes_on_where_it_was_killed(
     qwen_pair: Path, cases: list[VideoCase], tmp_path: Path, answerer_of: Any
 ) -> None:
-    contenders = {name: resolve_video_method(name) for name in ("ar", "sd")}
+    contenders = {name: resolve_method(name, task="video") for name in ("ar", "sd")}
     path, answerer = tmp_path / "calls.jsonl", answerer_of(qwen_pair)
     asked: list[int] = []
 

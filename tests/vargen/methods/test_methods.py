@@ -14,8 +14,8 @@ from vargen.base.errors import UserError
 from vargen.cli import main
 from vargen.drafters.eagle_head import EagleHead
 from vargen.methods.base import MethodConfig
-from vargen.methods.catalogue import METHODS, RENAMED, find_presets, resolve_method
-from vargen.methods.eagle import TREE_NAMES
+from vargen.methods.catalogue import RENAMED, find_presets, methods_for, resolve_method
+from vargen.methods.trees import FIXED_TREES
 from vargen.pipelines.llamagen import LlamaGenPipeline
 
 PROMPTS = ["a red cube", "a small shiny blue sphere left of a large green cone on grass", "two cones"]
@@ -55,7 +55,7 @@ def test_drafts_of_likely_tokens_change_no_picture(
     assert fast.trace.tokens == 3 * 16
 
 
-EXACT = [(config.name, {}) for config in METHODS if config.exact] + [
+EXACT = [(config.name, {}) for config in methods_for("image").values() if config.exact] + [
     ("eagle", {"tree": "mc_sim_7b_63", "children": "sampled"}),
     ("sjd", {"window": 5, "initial_guess": "repeat"}),
     ("scd", {"window": 5, "coupling": "maximal"}),
@@ -76,7 +76,7 @@ def test_greedy_pictures_of_exact_methods_are_those_of_plain_decoding(
     assert torch.equal(plain.tokens, fast.tokens)
 
 
-@pytest.mark.parametrize("config", METHODS, ids=lambda config: config.name)
+@pytest.mark.parametrize("config", methods_for("image").values(), ids=lambda config: config.name)
 def test_a_picture_does_not_depend_on_its_batch(
     drafting_pipeline: LlamaGenPipeline, config: type[MethodConfig]
 ) -> None:
@@ -91,7 +91,7 @@ def test_a_picture_does_not_depend_on_its_batch(
         assert torch.equal(make(drafting_pipeline, method, [row]).tokens[0], together[row])
 
 
-@pytest.mark.parametrize("config", METHODS, ids=lambda config: config.name)
+@pytest.mark.parametrize("config", methods_for("image").values(), ids=lambda config: config.name)
 def test_every_method_fills_the_picture_and_counts_honestly(
     drafting_pipeline: LlamaGenPipeline, config: type[MethodConfig]
 ) -> None:
@@ -119,8 +119,10 @@ def test_class_conditional_models_can_be_drafted_for(
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("beagle", {}, "method 'beagle' is not known; choose one of: ar, eagle"),
+        ("beagle", {}, "method 'beagle' is not known for images (did you mean 'eagle'?); choose one of: ar, eagle"),
+        ("zebra", {}, "method 'zebra' is not known for images; choose one of: ar, eagle"),
         ("eagle", {"tree_width": 3}, "no option 'tree_width'; it has: drafter, tree"),
+        ("eagle", {"dept": 3}, "no option 'dept' (did you mean 'depth'?); it has: drafter, tree"),
         ("ar", {"depth": 3}, "none at all"),
         ("eagle", {"tree": "naive"}, "eagle.tree must be one of dynamic"),
         ("eagle", {"tree": [[1]]}, "eagle.tree: tree lists"),
@@ -213,13 +215,13 @@ def test_sizes_follow_the_settings() -> None:
     assert resolve_method("scd", {"window": 2, "branches": 4, "branch_depth": 3}).max_draft_nodes(256) == 9
     vvs = resolve_method("vvs", {"total_tokens": 30, "depth": 4})
     assert vvs.max_draft_nodes(256) == 34, "skipped tokens are fed with the next tree"
-    for name in TREE_NAMES:
+    for name in ("dynamic", *FIXED_TREES):
         assert sizes_of("eagle", tree=name)
 
 
 def test_seconds_choose_a_size_only_where_no_picture_depends_on_it() -> None:
     measured = {"eagle": {}, "jacobi": {}, "draft-model": {"children": "top"}}
-    for config in METHODS:
+    for config in methods_for("image").values():
         sizes = sizes_of(config.name, **measured.get(config.name, {}))
         assert (len(sizes) > 1) == (config.name in measured)
     assert len(sizes_of("eagle", tree="mc_sim_7b_63")) == 5
@@ -251,18 +253,17 @@ def test_the_command_line_lists_methods_and_takes_their_options(
     drafting_pipeline: LlamaGenPipeline, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["methods"]) == 0
-    listed, presets = (part.splitlines() for part in capsys.readouterr().out.split("\n\n"))
-    assert all(name in presets[0] for name in find_presets())
-    assert [line.split()[0] for line in listed] == [config.name for config in METHODS]
-    assert all(
-        line.split()[1] == ("exact" if config.exact else "relaxed")
-        for line, config in zip(listed, METHODS, strict=True)
-    )
-    assert main(["methods", "--json"]) == 0
-    assert {row["name"] for row in json.loads(capsys.readouterr().out)} == {
-        *(config.name for config in METHODS),
-        *find_presets(),
-    }
+    pictures, images, presets, videos, answers, _ = capsys.readouterr().out.split("\n\n")
+    assert "pictures" in pictures and "videos" in videos
+    assert all(name in presets for name in find_presets())
+    for task, listed in (("image", images), ("video", answers.removesuffix("\n"))):
+        methods = methods_for(task)
+        columns = [line.split()[:2] for line in listed.splitlines()]
+        assert columns == [[name, "exact" if each.exact else "relaxed"] for name, each in methods.items()]
+        assert main(["methods", "--task", task, "--json"]) == 0
+        rows = json.loads(capsys.readouterr().out)
+        assert [row["name"] for row in rows] == [*methods, *find_presets(task)]
+        assert {row["task"] for row in rows} == {task}
 
     drafting_pipeline.save_pretrained(tmp_path / "model")
     command = ["generate", *PROMPTS, "--model", str(tmp_path / "model"), "--quiet", "--json"]

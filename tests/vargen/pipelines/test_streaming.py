@@ -17,7 +17,7 @@ from specdecode.sampling import RandomStreams
 from vargen.base.errors import NotFiniteError, UserError
 from vargen.drafters.picture_draft_head import PictureDraftHead
 from vargen.methods.base import ImageMethodConfig
-from vargen.methods.catalogue import METHODS, resolve_method
+from vargen.methods.catalogue import methods_for, resolve_method
 from vargen.methods.vvs.feature_cache import FeatureCache
 from vargen.methods.vvs.schedule import UniformSchedule
 from vargen.models.llamagen.target import LlamaGenTarget
@@ -34,7 +34,7 @@ PROMPTS = [
 SEEDS = range(100, 105)
 SKIPPING = {"total_tokens": 10, "depth": 3, "min_tokens": 1}
 CASES: list[tuple[str, dict[str, Any]]] = [
-    *((config.name, {}) for config in METHODS),
+    *((config.name, {}) for config in methods_for("image").values()),
     ("jacobi", {"window": 5, "branches": 3, "branch_depth": 2}),
     ("scd", {"window": 5, "coupling": "maximal", "keep_overlap": 0.5}),
     ("eagle", {"tree": "mc_sim_7b_63", "children": "sampled"}),

@@ -1,1 +1,1 @@
-"""Decoding methods for Video-LLMs, one file each; `catalogue.py` lists them without importing torch."""
+"""Decoding methods for Video-LLMs, one file each; `vargen.methods.catalogue` lists them without importing torch."""

@@ -1,54 +1,239 @@
-"""What every method for videos is: checked settings, and the players they ask for.
+"""What every method for videos is: checked settings, and the players that it builds.
 
-Belongs here: what all of them share. Does not belong here: any method (one file each, beside this one), what a prompt
-offers (`prompt.py`), how any player works. As with the methods for pictures nothing here, nor in any file of
-a method, imports torch before players are built.
+Belongs here: what all methods for videos share, and `VideoComponents`, through which a method asks for models. Does not
+belong here: any method (one file each, beside this one), any model, and decoding (`vargen.pipelines.video`). Importing
+this imports no torch: players are imported where they are built.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from vargen.base.errors import UserError
-from vargen.methods.base import MethodConfig
+from vargen.methods.base import Method, MethodConfig, Task
 
 if TYPE_CHECKING:
-    from vargen.pipelines.video.players import VideoDecoder
-    from vargen.pipelines.video.prompt import Prompt
+    from torch import Tensor
+
+    from specdecode.draft_size import DraftSizer
+    from specdecode.drafters.draft_model import DraftModel, DraftModelDrafter
+    from specdecode.drafters.tree_shapes import DynamicTree, StaticTree
+    from specdecode.roles import Drafter, Target
+
+
+@dataclass(frozen=True)
+class Pruning:
+    """Which visual tokens a draft model is shown.
+
+    Args:
+        keep_ratio: share of the visual tokens, above 0 and at most 1.
+        by: "uniform" (evenly spread), "attention" (SpecVLM) or "visual_gain" (ParallelVLM's UV-Prune).
+        layer: of "visual_gain": the decoder layer whose hidden states are compared with the embeddings.
+        attention_share: of "attention": the first stage takes tokens until they have this share of the attention.
+        compact: give the kept tokens consecutive positions instead of their own.
+    """
+
+    keep_ratio: float
+    by: str = "uniform"
+    layer: int = 1
+    attention_share: float = 0.4
+    compact: bool = False
+
+    @property
+    def captured(self) -> dict[str, Any]:
+        """What the target must keep of its prefill, as options of `VideoComponents.target`."""
+        if self.keep_ratio == 1 or self.by == "uniform":
+            return {}
+        return {"capture_attention": True} if self.by == "attention" else {"capture_layers": (0, self.layer)}
+
+
+class CountedNetwork(Protocol):
+    """A network that drafts and counts what it does."""
+
+    @property
+    def forward_passes(self) -> int:
+        """Its forward passes so far, the prompt's included."""
+        ...
+
+    @property
+    def flops(self) -> int | None:
+        """Floating-point operations of these passes; None where they are not counted."""
+        ...
+
+
+class DraftHead(CountedNetwork, Protocol):
+    """A trained draft head beside its target."""
+
+    def drafter(self, shape: DynamicTree | StaticTree, sizer: DraftSizer) -> Drafter:
+        """The drafter of this head; arguments as of `specdecode.drafters.eagle.EagleDrafter`."""
+        ...
+
+
+@dataclass
+class VideoMethod(Method):
+    """The players of one decoding run.
+
+    Args:
+        target: the model, fed with the prompts.
+        network: the draft model or draft head behind the drafter; None: the drafter has no network of its own.
+    """
+
+    target: Target | None = None
+    network: CountedNetwork | None = None
+
+
+class OwnLoop(Protocol):
+    """Decodes by a loop of its own. `VideoComponents` makes it, and `vargen.pipelines.video.decoding` runs it."""
+
+    def decode(self, generation: Any) -> Any:
+        """Decode the answers; see `vargen.pipelines.video.decoding`."""
+        ...
+
+
+class VideoComponents(Protocol):
+    """What a method may ask for, for questions that are answered together. It asks only for what it needs.
+
+    A `target` that is passed back is one that `target` returned.
+
+    Raises:
+        UserError, ValueError: from any of them: the models have no such thing; the message says what to do.
+    """
+
+    @property
+    def batch_size(self) -> int:
+        """Number of questions."""
+        ...
+
+    @property
+    def num_layers(self) -> int:
+        """Decoder layers of the target."""
+        ...
+
+    @property
+    def protected_tokens(self) -> tuple[int, ...]:
+        """Special tokens, which no relaxed verifier may replace."""
+        ...
+
+    def target(self, num_nodes: int, *, capture_layers: Sequence[int] = (), capture_attention: bool = False) -> Target:
+        """The large model, fed with the prompts, for drafts of so many nodes.
+
+        Args:
+            capture_layers: keep the prefill's hidden states after so many decoder layers; 0 are the embeddings.
+            capture_attention: keep what attention the text after the video pays to the video.
+        """
+        ...
+
+    def visual_states(self, target: Any) -> list[Tensor]:
+        """Of each prompt, the target's final hidden states [m, dim] at its visual tokens; after the prefill."""
+        ...
+
+    def pruned_draft(self, target: Any, drafter: str, pruning: Pruning, num_nodes: int) -> Any:
+        """A `DraftModel` and `CountedNetwork` that is shown a part of the video.
+
+        Args:
+            target: made with `pruning.captured`.
+            drafter: "pair" for the draft model, "self" for the target's own weights.
+        """
+        ...
+
+    def sparse_draft(self, target: Any, keep_ratio: float, num_nodes: int) -> DraftModel:
+        """The target's own weights over a sparse part of its cache; `target` was made with `capture_attention`."""
+        ...
+
+    def load_draft_head(self, kind: str, folder: str | None) -> Any:
+        """The network of a trained draft head: that in a folder, or (None) the one that came with the model.
+
+        Its `config` says `draft_length`, the places it guesses in one forward pass, and `capture_layers`.
+        """
+        ...
+
+    def draft_head(self, network: Any, target: Any) -> DraftHead:
+        """The network beside a target that was made with its `capture_layers`."""
+        ...
+
+    def fastv_target(self, keep_ratio: float, layer: int) -> Target:
+        """The target, which keeps this share of the visual tokens after a decoder layer."""
+        ...
+
+    def sparsevlm_target(self, keep_ratio: float) -> Target:
+        """The target, which is left with this share of the visual tokens in the end."""
+        ...
+
+    def parallel_pair(self, drafter: str, workers: str, pruning: Pruning, draft_length: int | None) -> OwnLoop:
+        """A target and a draft model that work at the same time; the draft model starts once for all answers.
+
+        Args:
+            drafter: as for `pruned_draft`.
+            workers: "processes", "threads" or "in_turn".
+            draft_length: tokens of a window; None measures how many are drafted during a forward pass of the target.
+        """
+        ...
+
+    def assisted(self, draft_length: int) -> OwnLoop:
+        """transformers' own assisted generation with the draft model."""
+        ...
 
 
 @dataclass(frozen=True)
 class VideoMethodConfig(MethodConfig, ABC):
-    """Settings of one way to decode an answer about a video."""
+    """Settings of a method that answers questions about videos.
+
+    Attributes:
+        one_at_a_time: whether it decodes one answer at a time.
+    """
+
+    task: ClassVar[Task] = "video"
+    one_at_a_time: ClassVar[bool] = False
 
     @abstractmethod
-    def build(self, prompt: Prompt) -> VideoDecoder:
-        """What decodes the answer to one prompt.
+    def _players(self, components: VideoComponents) -> VideoMethod | OwnLoop:
+        """As `build`, with ValueErrors of the players as they come."""
+
+    def build(self, components: VideoComponents) -> VideoMethod | OwnLoop:
+        """The players for one batch of questions.
 
         Raises:
-            UserError, ValueError: the settings do not fit the model, or something the method needs is missing.
+            UserError: the settings do not fit the models, or something the method needs is missing.
         """
+        if self.one_at_a_time and components.batch_size > 1:
+            raise UserError(
+                f"{self.name} answers one question at a time, got {components.batch_size}; ask one after the other"
+            )
+        with self._errors_by_name():
+            return self._players(components)
 
     def check_drafter(self, trained: Collection[str], paired: bool) -> None:
-        """Refuse a method whose drafter is not there, while nobody has waited for weights yet.
+        """Refuse a method whose drafter is missing, before weights are fetched and loaded.
 
         Args:
-            trained: kinds of trained drafters that came with the model.
-            paired: whether there is a smaller model.
+            trained: kinds of draft heads that came with the model.
+            paired: whether there is a draft model.
 
         Raises:
             UserError: what is missing.
         """
 
-    def _need_smaller_model(self, paired: bool, remedy: str = "") -> None:
+    def _need_draft_model(self, paired: bool, remedy: str = "") -> None:
         if not paired:
-            raise UserError(f"{self.name}: draft_model must be given: this method drafts with a smaller model{remedy}")
+            raise UserError(f"{self.name}: draft_model must be given: this method needs one{remedy}")
 
     def _share(self, field: str) -> None:
         """Refuse a share that is no number above 0 and at most 1."""
         self._number(field, 0, 1)
         if getattr(self, field) == 0:
             raise UserError(f"{self.name}.{field} must be above 0: something has to be left")
+
+
+def likeliest_chain(model: DraftModel, draft_length: int) -> DraftModelDrafter:
+    """Drafts a chain of the model's likeliest tokens.
+
+    The verifier judges each by one draw from the target, so no other choice is accepted more often, and the answer
+    stays exact.
+    """
+    from specdecode.draft_size import DraftSize, FixedDraftSize
+    from specdecode.drafters.draft_model import DraftModelDrafter
+
+    return DraftModelDrafter(model, FixedDraftSize(DraftSize(draft_length + 1, draft_length)), children="top")

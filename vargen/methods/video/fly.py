@@ -1,4 +1,4 @@
-"""FLy for answers about videos: settings and players; its rule is `specdecode.verifiers.windowed`."""
+"""FLy (arXiv 2511.22972) for answers about videos. The rule is `specdecode.verifiers.windowed`."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from vargen.base.bounds import MAX_DRAFT
+from vargen.methods.video.base import VideoComponents
 from vargen.methods.video.speculative import SpeculativeConfig
 
 if TYPE_CHECKING:
-    from specdecode.roles import Verifier
-    from vargen.models.video_llms.target import VideoTarget
-    from vargen.pipelines.video.prompt import Prompt
+    from specdecode.roles import Target, Verifier
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ class FlyConfig(SpeculativeConfig):
             self._number("window", 1, MAX_DRAFT, whole=True)
         self._one_of("mode", ("paper", "release"))
 
-    def _verifier(self, prompt: Prompt, target: VideoTarget) -> Verifier:
+    def _verifier(self, components: VideoComponents, target: Target) -> Verifier:
         from specdecode.verifiers.windowed import WindowedVerifier
 
         return WindowedVerifier(self.threshold, self.window, self.mode)

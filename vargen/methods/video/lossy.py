@@ -1,16 +1,12 @@
-"""FastV and SparseVLM, baselines that change what is said: settings. `lossy_targets` has their targets."""
+"""FastV and SparseVLM: plain decoding with visual tokens dropped. They are baselines that change the answer."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from vargen.base.errors import UserError
-from vargen.methods.video.base import VideoMethodConfig
-
-if TYPE_CHECKING:
-    from vargen.pipelines.video.players import Players
-    from vargen.pipelines.video.prompt import Prompt
+from vargen.methods.video.base import VideoComponents, VideoMethod, VideoMethodConfig
 
 
 @dataclass(frozen=True)
@@ -19,7 +15,7 @@ class FastVConfig(VideoMethodConfig):
 
     Args:
         layer: K, the decoder layer after which visual tokens are dropped.
-        drop_ratio: R, share of them.
+        drop_ratio: R, the share that is dropped.
     """
 
     name: ClassVar[str] = "fastv"
@@ -35,13 +31,8 @@ class FastVConfig(VideoMethodConfig):
         if self.drop_ratio == 1:
             raise UserError(f"{self.name}.drop_ratio must be below 1: something has to be left")
 
-    def build(self, prompt: Prompt) -> Players:
-        """The target that forgets, alone."""
-        from vargen.models.video_llms.lossy_targets import FastVTarget
-        from vargen.pipelines.video.players import Players
-
-        share = 1 - self.drop_ratio
-        return Players(FastVTarget(prompt.model, prompt.requests, share, self.layer, **prompt.sizes(1)))
+    def _players(self, components: VideoComponents) -> VideoMethod:
+        return VideoMethod(target=components.fastv_target(1 - self.drop_ratio, self.layer))
 
 
 @dataclass(frozen=True)
@@ -61,10 +52,5 @@ class SparseVLMConfig(VideoMethodConfig):
     def __post_init__(self) -> None:
         self._share("keep_ratio")
 
-    def build(self, prompt: Prompt) -> Players:
-        """The target that forgets, alone."""
-        from vargen.models.video_llms.lossy_targets import SparseVLMTarget, sparsevlm_stages
-        from vargen.pipelines.video.players import Players
-
-        stages = sparsevlm_stages(int(prompt.model.config.get_text_config().num_hidden_layers), self.keep_ratio)
-        return Players(SparseVLMTarget(prompt.model, prompt.requests, stages, **prompt.sizes(1)))
+    def _players(self, components: VideoComponents) -> VideoMethod:
+        return VideoMethod(target=components.sparsevlm_target(self.keep_ratio))

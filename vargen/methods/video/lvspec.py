@@ -1,4 +1,4 @@
-"""LVSpec: settings and players; its rule is `specdecode.verifiers.loose`, measured against the visual tokens."""
+"""LVSpec (arXiv 2604.05650). The rule is `specdecode.verifiers.loose`, measured against the visual tokens."""
 
 from __future__ import annotations
 
@@ -6,25 +6,24 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from vargen.base.bounds import MAX_DRAFT
+from vargen.methods.video.base import VideoComponents
 from vargen.methods.video.speculative import SpeculativeConfig
 
 if TYPE_CHECKING:
-    from specdecode.drafters.draft_model import DraftModel
-    from specdecode.roles import Drafter, Verifier
-    from vargen.models.video_llms.target import VideoTarget
-    from vargen.pipelines.video.prompt import Prompt
+    from specdecode.drafters.tree_shapes import StaticTree
+    from specdecode.roles import Target, Verifier
 
 
 @dataclass(frozen=True)
 class LVSpecConfig(SpeculativeConfig):
-    """LVSpec (arXiv 2604.05650): the drafted tokens that have least to do with what is seen need not be the target's.
+    """LVSpec (arXiv 2604.05650): draft tokens that have little to do with the video are accepted as they are.
 
     Args:
-        loose_ratio: lambda, share of a window that is loosened; 0 is strict.
-        num_nearest: N, visual tokens whose cosines make a token's relevance.
-        position_shift: accept what the target says elsewhere in the window.
+        loose_ratio: lambda, the share of a window that is accepted as drafted; 0 is exact.
+        num_nearest: N, the visual tokens whose mean cosine is a token's relevance.
+        position_shift: also accept a token that the target says elsewhere in the window.
         relevance_from: "token" or "prediction", see `specdecode.verifiers.loose`.
-        branches: chains of `draft_length` below each token, of which the one with most accepted tokens stays; the
+        branches: chains of `draft_length` below each token; the one with most accepted tokens is kept. The
             paper's appendix E has 2.
     """
 
@@ -49,25 +48,22 @@ class LVSpecConfig(SpeculativeConfig):
 
     @property
     def num_nodes(self) -> int:
-        """Of a draft, its root included."""
+        """Nodes of a draft, its root included."""
         return 1 + self.branches * self.draft_length
 
-    def _drafter(self, draft: DraftModel) -> Drafter:
-        if self.branches == 1:
-            return super()._drafter(draft)
-        from specdecode.drafters.draft_model_tree import DraftModelTreeDrafter
+    def _tree(self) -> StaticTree | None:
         from specdecode.drafters.tree_shapes import StaticTree
 
-        return DraftModelTreeDrafter(draft, StaticTree.branches(self.branches, self.draft_length))
+        return None if self.branches == 1 else StaticTree.branches(self.branches, self.draft_length)
 
-    def _verifier(self, prompt: Prompt, target: VideoTarget) -> Verifier:
+    def _verifier(self, components: VideoComponents, target: Target) -> Verifier:
         from specdecode.verifiers.loose import LooseVerifier
 
         return LooseVerifier(
-            lambda: [seen.visual_hidden_states for seen in target.prompts],
+            lambda: components.visual_states(target),
             self.loose_ratio,
             self.num_nearest,
             self.position_shift,
-            prompt.protected_tokens,
+            components.protected_tokens,
             self.relevance_from,
         )

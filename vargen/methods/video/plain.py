@@ -1,27 +1,20 @@
-"""Plain decoding of an answer about a video."""
+"""Plain decoding of an answer about a video: the method that every other one is compared with."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from vargen.methods.video.base import VideoMethodConfig
-
-if TYPE_CHECKING:
-    from vargen.pipelines.video.players import Players
-    from vargen.pipelines.video.prompt import Prompt
+from vargen.methods.video.base import VideoComponents, VideoMethod, VideoMethodConfig
 
 
 @dataclass(frozen=True)
 class PlainConfig(VideoMethodConfig):
-    """One target pass for every token. What every other method is compared with."""
+    """Plain decoding: one forward pass of the target for every token."""
 
     name: ClassVar[str] = "ar"
-    summary: ClassVar[str] = "plain decoding, one target pass per token"
+    summary: ClassVar[str] = "plain decoding, one forward pass of the target per token"
     exact: ClassVar[bool] = True
 
-    def build(self, prompt: Prompt) -> Players:
-        """The target alone."""
-        from vargen.pipelines.video.players import Players
-
-        return Players(prompt.target(1))
+    def _players(self, components: VideoComponents) -> VideoMethod:
+        return VideoMethod(target=components.target(1))

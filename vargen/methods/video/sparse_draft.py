@@ -1,16 +1,12 @@
-"""STD, "sparse to dense": settings and players; its cache is `vargen.models.video_llms.sparse_cache`."""
+"""STD, "sparse to dense" (arXiv 2505.19155): the target drafts for itself over a sparse part of its cache."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from vargen.base.bounds import MAX_DRAFT
-from vargen.methods.video.base import VideoMethodConfig
-
-if TYPE_CHECKING:
-    from vargen.pipelines.video.players import Players
-    from vargen.pipelines.video.prompt import Prompt
+from vargen.methods.video.base import VideoComponents, VideoMethod, VideoMethodConfig, likeliest_chain
 
 
 @dataclass(frozen=True)
@@ -33,13 +29,7 @@ class SparseToDenseConfig(VideoMethodConfig):
         self._share("keep_ratio")
         self._number("draft_length", 1, MAX_DRAFT, whole=True)
 
-    def build(self, prompt: Prompt) -> Players:
-        """The target, and itself with a sparse cache."""
-        from vargen.models.video_llms.pruning import token_budget
-        from vargen.models.video_llms.sparse_cache import SparseDraft
-        from vargen.pipelines.video.players import Players, likeliest_chain
-
-        target = prompt.target(self.draft_length + 1, capture_attention=True)
-        budgets = [token_budget(request.num_visual, self.keep_ratio) for request in prompt.requests]
-        draft = SparseDraft(target, budgets, **prompt.sizes(self.draft_length + 1))
-        return Players(target, likeliest_chain(draft, self.draft_length))
+    def _players(self, components: VideoComponents) -> VideoMethod:
+        target = components.target(self.draft_length + 1, capture_attention=True)
+        draft = components.sparse_draft(target, self.keep_ratio, self.draft_length + 1)
+        return VideoMethod(likeliest_chain(draft, self.draft_length), target=target)

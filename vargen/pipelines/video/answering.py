@@ -1,7 +1,8 @@
-"""Answers about videos: a target, perhaps a smaller model, a processor, and any method of `vargen.methods.video`.
+"""Answers about videos: a target, perhaps a draft model, a processor, and any method of `vargen.methods.video`.
 
-Belongs here: loading, one call, and the account of it. Does not belong here: reading video files (`frames.py`), what a
-method is built from (`prompt.py`), several methods side by side (`vargen.jobs.video_benchmark`).
+Belongs here: loading, a call, and its account. Does not belong here: reading video files
+(`vargen.models.video_llms.frames`), what a method is built from (`components.py`), the decode loops (`decoding.py`),
+several methods side by side (`vargen.jobs.video_benchmark`).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -29,17 +30,17 @@ from vargen.base.resources import find_trained_drafters
 from vargen.drafters.video_head import VideoHead
 from vargen.drafters.video_head_folder import load_video_head
 from vargen.methods.base import MethodConfig
+from vargen.methods.catalogue import resolve_method
 from vargen.methods.video.base import VideoMethodConfig
-from vargen.methods.video.catalogue import resolve_video_method
 from vargen.models.video_llms.architectures.base import Architecture
 from vargen.models.video_llms.architectures.catalogue import architecture_of
 from vargen.models.video_llms.context import ContextUse
 from vargen.models.video_llms.frames import QuestionWarning, VideoFrames, processor_inputs
 from vargen.models.video_llms.generation_settings import generation_settings
+from vargen.pipelines.video.components import VideoLLMComponents
+from vargen.pipelines.video.decoding import Generation, decode
 from vargen.pipelines.video.loading import LazyModel, VideoModelFolder, load_processor, open_video_model
 from vargen.pipelines.video.options import VideoOptions
-from vargen.pipelines.video.players import Generation
-from vargen.pipelines.video.prompt import Prompt
 
 
 @dataclass
@@ -47,18 +48,15 @@ class Answer:
     """An answer and what it cost.
 
     Args:
-        text: without special tokens.
+        text: the answer, special tokens left out.
         token_ids: the stop token included, where there is one.
         tokens: the text of each token.
         trace: what happened; its phases are "encode" (processor and vision towers), "prefill" and "decode".
         seconds: wall clock of everything.
-        prompt_tokens: of the prompt, visual ones included.
-        visual_tokens: of the video.
+        prompt_tokens: tokens of the prompt, visual ones included.
+        visual_tokens: tokens of the video.
         method: its settings.
-        run_lengths: of parallel decoding: drafted tokens accepted between two rejections; else empty.
-        draft_passes: forwards of the drafter, its prompt's included; None where it has no network of its own beside
-            the target, in this process.
-        draft_flops: floating-point operations of a trained drafter's forwards, output head included; else None.
+        run_lengths, draft_passes, draft_flops: see `vargen.pipelines.video.decoding.Decoded`.
     """
 
     text: str
@@ -102,14 +100,43 @@ class Answer:
         }
 
 
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are drawn, as the caller asks.
+
+    Args:
+        temperature: 0 always takes the likeliest token; None: as the model's own generation config, which may not draw.
+        top_k, top_p, repetition_penalty: None: the model's own, else those of transformers' `generate`.
+    """
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    repetition_penalty: float | None = None
+
+
+@dataclass(frozen=True)
+class Listeners:
+    """What is called while an answer is decoded. What either raises ends the answer.
+
+    Args:
+        on_text: called with every new piece of text.
+        on_tokens: called after every forward pass of the target with the texts of all tokens so far, special ones left
+            out, and how each came about.
+    """
+
+    on_text: Callable[[str], None] | None = None
+    on_tokens: Callable[[list[str], list[TokenOrigin]], None] | None = None
+
+
 class VideoAnswerer:
     """Answers questions about videos.
 
     Args:
         model: of transformers, of an architecture in `vargen.models.video_llms.architectures.catalogue`.
         processor: its processor.
-        draft_model: a smaller model of the same words, loaded or not; or None.
-        drafters: folders of trained drafters for this model, by kind, for methods that name none.
+        draft_model: a smaller model of the same vocabulary, loaded or not; or None.
+        drafters: folders of trained draft heads for this model, by kind, for methods that name none.
         source: where the model came from, for methods that load it again in another process; None: its folder.
         max_pixels: of a frame; None: the processor's own limit.
 
@@ -135,7 +162,7 @@ class VideoAnswerer:
         self.draft_model = draft_model
         self.source, self.max_pixels = source, max_pixels
         self.drafters = dict(drafters or {})
-        self._trained: dict[tuple[str, bool | None], VideoHead] = {}
+        self._draft_heads: dict[str, VideoHead] = {}
         self._lasting: dict[Hashable, Any] = {}
 
     @classmethod
@@ -158,7 +185,7 @@ class VideoAnswerer:
             processor: of `load_processor(model)`, where that has been called already.
 
         Raises:
-            UserError: no such model, or the two have different words.
+            UserError: no such model, or the two have different vocabularies.
         """
         names = [None if each is None else os.fspath(each) for each in (model, draft_model)]
         options = VideoOptions(model=names[0], draft_model=names[1], device=device, dtype=dtype)
@@ -172,17 +199,17 @@ class VideoAnswerer:
         processor: Any | None = None,
         methods: Iterable[VideoMethodConfig] = (),
     ) -> VideoAnswerer:
-        """Load a pair, of which the drafter follows when a method asks for it.
+        """Load a pair. Its draft model is loaded when a method asks for it.
 
         Args:
             options: which, and how.
             found: the target, where `open_video_model` has been called already.
-            processor: of it, where that has been called already.
-            methods: that will be asked for; what they lack is said before weights are fetched and loaded.
+            processor: its processor, where that has been loaded already.
+            methods: that will be used; what they lack is reported before weights are fetched and loaded.
 
         Raises:
-            UserError: no such model, an architecture that cannot be served, the two have different words, or a method's
-                drafter is missing.
+            UserError: no such model, an architecture that cannot be served, the two have different vocabularies, or a
+                method's drafter is missing.
         """
         found = open_video_model(options.model, options.revision) if found is None else found
         processor = load_processor(found) if processor is None else processor
@@ -228,28 +255,28 @@ class VideoAnswerer:
         """Answer a question about a video.
 
         Args:
-            frames: of `vargen.models.video_llms.frames.read_video`.
+            frames: as `vargen.models.video_llms.frames.read_video` gives them.
             question: any words the processor knows.
             method: a name or settings.
-            max_new_tokens: at most so many.
-            temperature: 0 always takes the likeliest token; None: as the model's own generation config, which may not
-                draw.
-            top_k, top_p, repetition_penalty: None: the model's own, else those of transformers' `generate`.
-            seed: of the request; the same seed and video give the same answer, by an exact method the same as by plain
-                decoding.
-            inputs: of `self.inputs(frames, question)`, where that has been called already.
-            on_text: called with every new piece of text.
-            on_tokens: called after every pass with the texts of all tokens so far, special ones left out, and how each
-                came about. What either raises ends the answer.
+            max_new_tokens: tokens of the answer, at most.
+            temperature, top_k, top_p, repetition_penalty: see `Sampling`.
+            seed: the same seed and video give the same answer; an exact method gives that of plain decoding.
+            inputs: what `self.inputs(frames, question)` returned, where that has been called already.
+            on_text, on_tokens: see `Listeners`.
 
         Raises:
             UserError: a value out of range, or a method that needs what is not there.
         """
-        told = (on_text, on_tokens)
-        asked = (temperature, top_k, top_p, repetition_penalty)
-        given = None if inputs is None else [inputs]
-        (result,) = self._answer([(frames, question)], method, [seed], told, max_new_tokens, asked, given)
-        return result
+        (answer,) = self._answer(
+            [(frames, question)],
+            method,
+            [seed],
+            max_new_tokens,
+            Sampling(temperature, top_k, top_p, repetition_penalty),
+            Listeners(on_text, on_tokens),
+            None if inputs is None else [inputs],
+        )
+        return answer
 
     def answer_batch(
         self,
@@ -267,7 +294,7 @@ class VideoAnswerer:
 
         Args:
             questions: videos, and what is asked about each.
-            seeds: of the requests; None: all 0.
+            seeds: one for each question; None: all 0.
             method, max_new_tokens, temperature, top_k, top_p, repetition_penalty: as of `answer`.
 
         Returns:
@@ -279,37 +306,35 @@ class VideoAnswerer:
         seeds = [0] * len(questions) if seeds is None else seeds
         if not questions or len(seeds) != len(questions):
             raise UserError(f"questions and seeds must be as many, at least one: {len(questions)} and {len(seeds)}")
-        asked = (temperature, top_k, top_p, repetition_penalty)
-        return self._answer(questions, method, seeds, (None, None), max_new_tokens, asked)
+        sampling = Sampling(temperature, top_k, top_p, repetition_penalty)
+        return self._answer(questions, method, seeds, max_new_tokens, sampling, Listeners())
 
     def _answer(
         self,
         questions: Sequence[tuple[VideoFrames, str]],
         method: str | MethodConfig,
         seeds: Sequence[int],
-        told: tuple[Callable[[str], None] | None, Callable[[list[str], list[TokenOrigin]], None] | None],
         max_new_tokens: int,
-        asked: tuple[float | None, int | None, float | None, float | None],
-        given: Sequence[Mapping[str, Tensor]] | None = None,
+        sampling: Sampling,
+        listeners: Listeners,
+        inputs: Sequence[Mapping[str, Tensor]] | None = None,
     ) -> list[Answer]:
-        config = resolve_video_method(method)
+        config = resolve_method(method, task="video")
         check_number("max_new_tokens", max_new_tokens, 1, MAX_NEW_TOKENS)
-        settings = generation_settings(self.model.generation_config, *asked)
+        settings = generation_settings(self.model.generation_config, **asdict(sampling))
         began = time.perf_counter()
         trace = DecodeTrace(len(questions), self.model.device)
-        show = _Streamer(self.processor.tokenizer, trace, *told)
+        show = _Streamer(self.processor.tokenizer, trace, listeners)
         with trace.phase("encode"):
-            inputs = [self.inputs(*each) for each in questions] if given is None else given
+            inputs = [self.inputs(*each) for each in questions] if inputs is None else inputs
             for (frames, _), each in zip(questions, inputs, strict=True):
                 self.context_use(frames, each).check(max_new_tokens)
-            prompt = self.prompt([self._placed(each) for each in inputs], max_new_tokens, settings.repetition_penalty)
-            try:
-                players = config.build(prompt)
-            except ValueError as error:
-                raise UserError(f"{config.name}: {error}") from error
+            inputs = [self._placed(each) for each in inputs]
+            components = self.components(inputs, max_new_tokens, settings.repetition_penalty)
+            players = config.build(components)
         try:
-            decoded = players.decode(
-                Generation(max_new_tokens, settings.sampling, seeds, self.stop_tokens, trace, show.step)
+            decoded = decode(
+                players, Generation(max_new_tokens, settings.sampling, seeds, self.stop_tokens, trace, show.step)
             )
         except LogitsError as error:
             raise NotFiniteError(
@@ -326,8 +351,8 @@ class VideoAnswerer:
                 tokens=[tokenizer.decode([token]) for token in token_ids],
                 trace=trace.of_row(row),
                 seconds=seconds,
-                prompt_tokens=prompt.requests[row].length,
-                visual_tokens=prompt.requests[row].num_visual,
+                prompt_tokens=components.requests[row].length,
+                visual_tokens=components.requests[row].num_visual,
                 method=config,
                 run_lengths=decoded.run_lengths,
                 draft_passes=decoded.draft_passes,
@@ -345,61 +370,61 @@ class VideoAnswerer:
         return {name: value.to(self.model.device) for name, value in inputs.items()}
 
     def context_use(self, frames: VideoFrames, inputs: Mapping[str, Tensor]) -> ContextUse:
-        """What of the model's context a prompt takes."""
+        """How much of the model's context a prompt takes."""
         return ContextUse.of(self.model.config, inputs, len(frames.frames), self.model.dtype.itemsize)
 
-    def prompt(
+    def components(
         self, inputs: Sequence[Mapping[str, Tensor]], max_new_tokens: int = 256, repetition_penalty: float = 1.0
-    ) -> Prompt:
-        """What the processor has made, on the model's device, as methods take it."""
-        return Prompt(
+    ) -> VideoLLMComponents:
+        """The models with prompts of the processor on the model's device, as methods take them."""
+        return VideoLLMComponents(
             self.model,
             inputs,
             max_new_tokens,
             self.draft_model,
             tuple(self.processor.tokenizer.all_special_ids),
-            self.trained_drafter,
+            self.load_draft_head,
             self._lasting,
             repetition_penalty,
             self.source,
         )
 
-    def trained_drafter(self, kind: str, folder: str | None = None, text_only: bool | None = None) -> VideoHead:
-        """A network that drafts for the target, read once for all answers.
+    def load_draft_head(self, kind: str, folder: str | None = None) -> VideoHead:
+        """The network of a trained draft head, read once for all answers.
 
         Args:
             kind: which one of those that came with the model.
             folder: another one.
-            text_only: whether the video has no rows when drafting; None: as it was trained to.
 
         Raises:
-            UserError: there is none, or it was trained for something else.
+            UserError: there is none, or it was trained for another model.
         """
         found = folder or self.drafters.get(kind)
         if found is None:
             raise UserError(
-                f"drafter must be given: none came with this model; make one by "
+                f"{kind}: drafter must be given: none came with this model; make one by "
                 f"`vargen train video-drafter --kind {kind}`"
             )
-        key = (os.fspath(found), text_only)
-        if key not in self._trained:
+        key = os.fspath(found)
+        if key not in self._draft_heads:
             try:
-                self._trained[key] = load_video_head(found, self.model, text_only=text_only)
+                network = load_video_head(found, self.model)
             except ValueError as error:
-                raise UserError(str(error)) from error
+                raise UserError(f"{kind}: {error}") from error
             if self.source is not None and (quantization := self.source.options.draft_quantization) is not None:
-                quantize_linears(self._trained[key], quantization)
-        return self._trained[key]
+                quantize_linears(network, quantization)
+            self._draft_heads[key] = network
+        return self._draft_heads[key]
 
     @torch.no_grad()
     def relevance(self, frames: VideoFrames, question: str, answer: Answer, num_nearest: int = 10) -> list[float]:
-        """How much each token of an answer has to do with what is seen: LVSpec's visual relevance, for pictures."""
+        """How much each token of an answer has to do with the video: LVSpec's visual relevance."""
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", QuestionWarning)  # has been said when the question was answered
+            warnings.simplefilter("ignore", QuestionWarning)  # the answer has already warned
             inputs = self._placed(self.inputs(frames, question))
         tokens = torch.tensor([answer.token_ids], device=self.model.device)
         count = tokens.shape[1]
-        target = self.prompt([inputs], count + 1).target(count)
+        target = self.components([inputs], count + 1).target(count)
         target.prefill()
         places, mask = chain_layout(tokens)
         output = target.forward(tokens, mask, places)
@@ -423,15 +448,9 @@ class VideoAnswerer:
 class _Streamer:
     """Gives out text, and tokens with their origins, as soon as they are decided."""
 
-    def __init__(
-        self,
-        tokenizer: Any,
-        trace: DecodeTrace,
-        on_text: Callable[[str], None] | None,
-        on_tokens: Callable[[list[str], list[TokenOrigin]], None] | None,
-    ) -> None:
+    def __init__(self, tokenizer: Any, trace: DecodeTrace, listeners: Listeners) -> None:
         self.tokenizer, self.trace = tokenizer, trace
-        self.on_text, self.on_tokens = on_text, on_tokens
+        self.on_text, self.on_tokens = listeners.on_text, listeners.on_tokens
         self.special = set(tokenizer.all_special_ids)
         self.shown = ""
 
@@ -445,12 +464,12 @@ class _Streamer:
     def _show(self, token_ids: list[int], is_last: bool) -> None:
         if self.on_tokens is not None:
             origins = zip(token_ids, self.trace.token_origins[0], strict=False)
-            told = [(self.tokenizer.decode([token]), origin) for token, origin in origins if token not in self.special]
-            self.on_tokens([text for text, _ in told], [origin for _, origin in told])
+            shown = [(self.tokenizer.decode([token]), origin) for token, origin in origins if token not in self.special]
+            self.on_tokens([text for text, _ in shown], [origin for _, origin in shown])
         if self.on_text is None:
             return
         text = self.tokenizer.decode(token_ids, skip_special_tokens=True)
-        # A word may be made of several tokens, of which the first alone is no text yet.
+        # A character may take several tokens, and the first of them is no text yet.
         text = text if is_last else text.rstrip("\ufffd")
         if text.startswith(self.shown):
             self.on_text(text[len(self.shown) :])
@@ -458,10 +477,10 @@ class _Streamer:
 
 
 def check_same_words(tokenizer: Any, draft_tokenizer: Any) -> None:
-    """Refuse a drafter whose token numbers mean other words.
+    """Refuse a draft model with another vocabulary.
 
     Raises:
-        UserError: they do.
+        UserError: a token that differs.
     """
     own, other = tokenizer.get_vocab(), draft_tokenizer.get_vocab()
     if own != other:
@@ -474,7 +493,7 @@ def check_same_words(tokenizer: Any, draft_tokenizer: Any) -> None:
 def sized_inputs(
     processor: Any, architecture: Architecture, frames: VideoFrames, question: str, max_pixels: int | None = None
 ) -> dict[str, Tensor]:
-    """`frames.processor_inputs`, with frames of at most so many pixels where that is asked for."""
+    """`processor_inputs`, with frames of at most `max_pixels` pixels where that is given."""
     size = None
     if max_pixels is not None:
         size = architecture.frame_size(processor.video_processor, max_pixels, len(frames.frames))

@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 from metrics.speculation import summarise
 from vargen.base.errors import UserError
-from vargen.methods.video.catalogue import resolve_video_method
+from vargen.methods.catalogue import resolve_method
 from vargen.models.video_llms.frames import count_frames, frame_limits, frame_sampler, take_frames
 from vargen.pipelines.loading import place_and_precision
 from vargen.pipelines.video.answering import Answer, VideoAnswerer
@@ -69,8 +69,8 @@ class VargenVideo(lmms):
         if str(batch_size) != "1":
             raise UserError(f"batch_size must be 1, got {batch_size}: speed is measured one request at a time")
         own = [name for name in options if name.startswith(_OF_THE_METHOD)]
-        self.method = resolve_video_method(
-            method, {name.removeprefix(_OF_THE_METHOD): options.pop(name) for name in own}
+        self.method = resolve_method(
+            method, {name.removeprefix(_OF_THE_METHOD): options.pop(name) for name in own}, task="video"
         )
         if options.get("device_map") is not None:
             options["device_map"] = options["device_map"].replace(";", ",")

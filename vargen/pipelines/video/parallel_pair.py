@@ -1,7 +1,7 @@
-"""ParallelVLM for an answerer: the drafter's side of a pair, in a process of its own or by turns in this one.
+"""ParallelVLM: the drafter's side of a pair, in a process of its own or by turns in this one, and the target's side.
 
-Belongs here: what the drafter's side is built from, what is told to it, and the length of a window. Does not belong
-here: the rounds, the messages and the processes (`specdecode.parallel`).
+Belongs here: what the drafter's side is built from, what it is sent, and the length of a window. Does not belong here:
+the rounds, the messages and the processes (`specdecode.parallel`).
 
 Source: ParallelVLM (arXiv 2603.19610). While the target is still in the upper layers of its prefill, what its lower
 ones made of the video decides which visual tokens the drafter is shown (UV-Prune).
@@ -9,7 +9,7 @@ ones made of the video decides which visual tokens the drafter is shown (UV-Prun
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -29,23 +29,23 @@ from specdecode.parallel import (
     measure_draft_length,
 )
 from vargen.base.errors import UserError
+from vargen.methods.video.base import Pruning
 from vargen.models.options import ModelOptions
 from vargen.models.video_llms.pruned_draft import PrunedDraft
 from vargen.models.video_llms.pruning import keep_highest, keep_uniform
 from vargen.models.video_llms.request import VideoRequest, keep_share, prepare_request, visual_gain_scorer
 from vargen.models.video_llms.target import VideoTarget
+from vargen.pipelines.video.decoding import Decoded, Generation
 from vargen.pipelines.video.loading import LazyModel, open_video_model
-from vargen.pipelines.video.players import Decoded, Generation
-from vargen.pipelines.video.prompt import Prompt
 
 
 @dataclass(frozen=True)
 class DraftPrompt:
-    """What the drafter's side makes a request of; small enough to travel.
+    """What the drafter's side makes a request from; small enough to travel.
 
     Args:
-        inputs: of the processor.
-        compact: give what is left consecutive positions.
+        inputs: the processor's output.
+        compact: give the kept tokens consecutive positions.
         sizes: further options of `PrunedDraft`.
     """
 
@@ -65,7 +65,7 @@ class ParallelPair:
     def __init__(self, drafter: Any, workers: str) -> None:
         self.drafter = drafter
         self.workers = workers
-        self.draft_lengths: dict[Hashable, int] = {}
+        self.draft_lengths: dict[Pruning, int] = {}
         self._channel: DraftChannel | None = None
 
     @property
@@ -112,48 +112,48 @@ class ParallelPair:
             torch.set_num_threads(threads)
 
 
-class ParallelPlayers:
-    """A target that tells the drafter's side what to watch as soon as it knows.
+class ParallelLoop:
+    """Decodes an answer with a target that says which visual tokens the draft model is shown as soon as it knows.
 
     Args:
-        prompt, pair: the two sides.
-        keep_ratio: share of the visual tokens that the drafter is shown.
-        gain_layer: UV-Prune's; None: evenly spread ones.
-        compact: see `DraftPrompt`.
-        draft_length: tokens of a window; None: measured once, as many as are drafted during a pass of the target.
+        pair: the drafter's side.
+        target: makes the target; its option is `VideoTarget`'s `on_layer`.
+        request: gives the target's request.
+        inputs: the processor's output for the prompt, which travels to the drafter's side.
+        sizes: further options of `PrunedDraft`.
+        pruning: which visual tokens the draft model is shown, "uniform" or by "visual_gain".
+        draft_length: tokens of a window; None measures once how many are drafted during a forward pass of the target.
     """
 
     def __init__(
         self,
-        prompt: Prompt,
         pair: ParallelPair,
-        *,
-        keep_ratio: float,
-        gain_layer: int | None,
-        compact: bool,
+        target: Callable[..., VideoTarget],
+        request: Callable[[], VideoRequest],
+        inputs: Mapping[str, Tensor],
+        sizes: Mapping[str, Any],
+        pruning: Pruning,
         draft_length: int | None,
     ) -> None:
-        self.prompt, self.pair = prompt, pair
-        self.keep_ratio, self.gain_layer = keep_ratio, gain_layer
-        self.draft_length = draft_length
-        # What the drafter is shown travels from the processor, not through this process's vision tower.
-        (inputs,) = prompt.inputs
+        self.pair, self.pruning, self.draft_length = pair, pruning, draft_length
+        self._make_target, self._request = target, request
         if pair.workers == "processes":  # another process would open the device that a tensor lay on
             inputs = {name: value.cpu() for name, value in inputs.items() if isinstance(value, Tensor)}
         # No window is longer than the answer. A short one is drafted to measure how long it should be.
-        sizes = {**prompt.sizes(prompt.max_new_tokens), "max_new_tokens": max(prompt.max_new_tokens, 16)}
-        self._draft_prompt = DraftPrompt(inputs, compact, sizes)
+        sizes = {**sizes, "max_new_tokens": max(sizes["max_new_tokens"], 16)}
+        self._draft_prompt = DraftPrompt(inputs, pruning.compact, sizes)
 
     def decode(self, generation: Generation) -> Decoded:
-        """See `VideoDecoder`. Raises UserError where the drafter's side fails, with its reason."""
+        """Decode the answer. Raises UserError where the drafter's side fails, with its reason."""
         try:
             with self.pair.a_core_left():
+                target = self._target()
                 result = decode_parallel(
-                    self._target(),
+                    target,
                     self.pair.channel,
                     draft_length=self._window(),
                     prompt=self._draft_prompt,
-                    **generation.of_loop(self.prompt.model.device),
+                    **generation.of_loop(target.device),
                 )
         except DrafterError as error:
             self.pair.close()
@@ -161,31 +161,30 @@ class ParallelPlayers:
         return Decoded.from_result(result, run_lengths=tuple(result.account.run_lengths))
 
     def _window(self) -> int:
-        """Tokens of it."""
+        """Tokens of a window."""
         if self.draft_length is not None:
             return self.draft_length
-        known, key = self.pair.draft_lengths, (self.keep_ratio, self.gain_layer, self._draft_prompt.compact)
-        if key not in known:
+        known = self.pair.draft_lengths
+        if self.pruning not in known:
             measured = measure_draft_length(self._target(), self.pair.channel, prompt=self._draft_prompt)
-            known[key] = measured.tokens
-        return known[key]
+            known[self.pruning] = measured.tokens
+        return known[self.pruning]
 
     def _target(self) -> VideoTarget:
-        """The target, which tells the drafter what to watch as soon as it knows."""
-        (request,), channel = self.prompt.requests, self.pair.channel
+        request, channel, ratio = self._request(), self.pair.channel, self.pruning.keep_ratio
         before, gain_between = request.inputs_embeds[0], visual_gain_scorer(request)
-        # Now, with all that waits for the device: the hint is given in the middle of the prefill.
-        spread = keep_share(request, self.keep_ratio, keep_uniform)
+        # Chosen now, where waiting for the device is cheap: the hint is given in the middle of the prefill.
+        spread = keep_share(request, ratio, keep_uniform)
 
         def evenly(states: Tensor) -> None:
             channel.hint(spread)
 
         def by_gain(states: Tensor) -> None:
             gain = gain_between(before, states)
-            channel.hint(keep_share(request, self.keep_ratio, lambda shown, count: keep_highest(gain[:shown], count)))
+            channel.hint(keep_share(request, ratio, lambda shown, count: keep_highest(gain[:shown], count)))
 
-        hint = {0: evenly} if self.gain_layer is None else {self.gain_layer: by_gain}
-        return self.prompt.target(self.prompt.max_new_tokens, on_layer=hint)
+        hint = {0: evenly} if self.pruning.by == "uniform" else {self.pruning.layer: by_gain}
+        return self._make_target(on_layer=hint)
 
 
 def _load_source(model: LazyModel) -> DraftSource:

@@ -11,17 +11,17 @@ from torch import Tensor
 from specdecode.loop import DecodeResult, decode
 from specdecode.sampling import RandomStreams, SamplingConfig
 from vargen.base.errors import UserError
+from vargen.methods.video.base import VideoMethod
 from vargen.methods.video.lvspec import LVSpecConfig
-from vargen.pipelines.video.players import Players
-from vargen.pipelines.video.prompt import Prompt
+from vargen.pipelines.video.components import VideoLLMComponents
 
 
 def loose_answer(
     model: Any, inputs: dict[str, Tensor], ratio: float, branches: int = 1, temperature: float = 0.0
 ) -> DecodeResult:
     config = LVSpecConfig(drafter="self", draft_length=6, keep_ratio=0.2, loose_ratio=ratio, branches=branches)
-    players = config.build(Prompt(model, [inputs], max_new_tokens=30))
-    assert isinstance(players, Players)
+    players = config.build(VideoLLMComponents(model, [inputs], max_new_tokens=30))
+    assert isinstance(players, VideoMethod) and players.target is not None
     return decode(
         players.target,
         max_new_tokens=30,

@@ -20,8 +20,8 @@ from vargen.methods.video.plain import PlainConfig
 from vargen.methods.video.sparse_draft import SparseToDenseConfig
 from vargen.methods.video.speculative import SpeculativeConfig, SpecVLMConfig
 from vargen.models.video_llms.generation_settings import GenerationSettings, generation_settings
-from vargen.pipelines.video.players import Generation
-from vargen.pipelines.video.prompt import Prompt
+from vargen.pipelines.video.components import VideoLLMComponents
+from vargen.pipelines.video.decoding import Generation, decode
 
 GREEDY = SamplingConfig(temperature=0.0)
 
@@ -95,8 +95,8 @@ def test_what_was_said_is_less_likely_as_in_generate(
         expected = theirs.generate(
             **inputs, max_new_tokens=16, do_sample=False, repetition_penalty=penalty, pad_token_id=0
         )[0, inputs["input_ids"].shape[1] :].tolist()
-        prompt = Prompt(model, [inputs], 16, draft, repetition_penalty=penalty)
+        components = VideoLLMComponents(model, [inputs], 16, draft, repetition_penalty=penalty)
         generation = Generation(16, GREEDY, [0], (), DecodeTrace(1, torch.device("cpu")))
-        assert method.build(prompt).decode(generation).token_ids == [expected]
+        assert decode(method.build(components), generation).token_ids == [expected]
         said.append(expected)
     assert said[0] != said[1], "a penalty that changes nothing would prove nothing"

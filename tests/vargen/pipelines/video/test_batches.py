@@ -14,17 +14,17 @@ from specdecode.sampling import SamplingConfig
 from specdecode.trace import DecodeTrace
 from vargen.base.errors import UserError
 from vargen.drafters.video_head_folder import new_video_head
+from vargen.methods.catalogue import methods_for, resolve_method
 from vargen.methods.video.base import VideoMethodConfig
-from vargen.methods.video.catalogue import VIDEO_METHODS
-from vargen.pipelines.video.players import Decoded, Generation
-from vargen.pipelines.video.prompt import Prompt
+from vargen.pipelines.video.components import VideoLLMComponents
+from vargen.pipelines.video.decoding import Decoded, Generation, decode
 
 Models = Callable[..., Any]
 Inputs = Callable[..., dict[str, Tensor]]
 # Seed, words of the question and frames of each.
 REQUESTS = ((3, 6, 4), (1, 9, 2), (4, 3, 6))
 ONE_AT_A_TIME = ("parallelvlm", "assisted")
-METHODS = [method for method in VIDEO_METHODS if method.name not in ONE_AT_A_TIME]
+METHODS = [method for method in methods_for("video").values() if not method.one_at_a_time]
 SETTINGS: dict[str, dict[str, Any]] = {
     "sd": {"keep_ratio": 0.3, "pruning": "visual_gain"},
     "specvlm": {"keep_ratio": 0.3},
@@ -38,14 +38,14 @@ LENGTH = 22
 def decoded(
     config: VideoMethodConfig, model: Any, small: Any, inputs: list[dict[str, Tensor]], sampling: SamplingConfig
 ) -> Decoded:
-    def trained(kind: str, folder: str | None, text_only: bool | None = None) -> Any:
+    def trained(kind: str, folder: str | None) -> Any:
         torch.manual_seed(0)
         return new_video_head(kind, model).eval()
 
-    prompt = Prompt(model, inputs, LENGTH, small, (2,), trained)
+    components = VideoLLMComponents(model, inputs, LENGTH, small, (2,), trained)
     seeds = [int(each["input_ids"][0, -1]) for each in inputs]  # of a request, wherever it stands
     trace = DecodeTrace(len(inputs))
-    result = config.build(prompt).decode(Generation(LENGTH, sampling, seeds, [2], trace))
+    result = decode(config.build(components), Generation(LENGTH, sampling, seeds, [2], trace))
     assert [len(row) for row in result.token_ids] == trace.row_tokens
     for row in range(len(inputs)):
         alone = trace.of_row(row)
@@ -100,6 +100,6 @@ def test_rows_are_what_they_are_alone(
 @pytest.mark.parametrize("name", ONE_AT_A_TIME)
 def test_a_method_that_takes_one_at_a_time_says_so(models: Models, inputs_of: Inputs, name: str) -> None:
     model, inputs = models("llava_onevision"), inputs_of("llava_onevision")
-    config = next(method for method in VIDEO_METHODS if method.name == name)()
+    config = resolve_method(name, task="video")
     with pytest.raises(UserError, match=f"{name} answers one question at a time, got 2"):
-        config.build(Prompt(model, [inputs, inputs], LENGTH, model))
+        config.build(VideoLLMComponents(model, [inputs, inputs], LENGTH, model))

@@ -30,7 +30,7 @@ from scenes.models.architectures import (
 from scenes.rendering.video import render_video, sample_video
 from specdecode.trace import DecodeTrace, StepRecord
 from vargen.base.errors import UserError
-from vargen.methods.video.catalogue import resolve_video_method
+from vargen.methods.catalogue import resolve_method
 from vargen.methods.video.lvspec import LVSpecConfig
 from vargen.models.video_llms.frames import write_video
 from vargen.pipelines.video.answering import Answer
@@ -225,7 +225,7 @@ def test_answers_come_in_order_with_their_counts(
     # 1 + (0 + 1) + (1 + 1), then with another step of 2 + 1, of 3 + 1
     assert [result.token_counts.output_tokens for result in results] == [4, 7, 11]
     assert results[0].token_counts.input_tokens == 40
-    method = resolve_video_method("lvspec")
+    method = resolve_method("lvspec", task="video")
     unsaid = dict.fromkeys(("top_k", "top_p", "repetition_penalty"))
     shared = {"frames": 4, "method": method, "max_new_tokens": 16, "temperature": 0.0, **unsaid}
     assert made.answerer.asked == [

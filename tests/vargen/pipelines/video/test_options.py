@@ -22,16 +22,16 @@ from transformers.video_utils import VideoMetadata
 from vargen.base.errors import UserError
 from vargen.cli import main
 from vargen.jobs.cases import VideoCase
-from vargen.methods.video.catalogue import default_method, resolve_video_method
+from vargen.methods.catalogue import default_video_method, resolve_method
 from vargen.methods.video.parallelvlm import ParallelConfig
 from vargen.models.options import ModelOptions
 from vargen.models.video_llms.architectures.catalogue import ARCHITECTURES
 from vargen.models.video_llms.context import ContextUse
 from vargen.models.video_llms.frames import frame_sampler, write_video
 from vargen.pipelines.video.answering import VideoAnswerer, sized_inputs
+from vargen.pipelines.video.components import VideoLLMComponents
 from vargen.pipelines.video.loading import LazyModel, load_processor, open_video_model
 from vargen.pipelines.video.options import VideoOptions
-from vargen.pipelines.video.prompt import Prompt
 
 QUESTION = "describe the video in detail."
 
@@ -155,11 +155,11 @@ def test_a_drafter_is_loaded_when_a_method_asks_and_not_for_another_process(
 ) -> None:
     answerer = VideoAnswerer.from_pretrained(str(qwen_pair / "target"), str(qwen_pair / "draft"))
     assert isinstance(answerer.draft_model, LazyModel) and answerer.draft_model._loaded is None
-    prompt = answerer.prompt([answerer.inputs(cases[0].frames, QUESTION)])
-    assert isinstance(prompt, Prompt) and prompt.vocab_size > 0
-    players: Any = ParallelConfig(draft_length=3).build(prompt)
+    components = answerer.components([answerer.inputs(cases[0].frames, QUESTION)])
+    assert isinstance(components, VideoLLMComponents) and components.vocab_size > 0
+    players: Any = ParallelConfig(draft_length=3).build(components)
     assert players.pair.drafter is answerer.draft_model and answerer.draft_model._loaded is None
-    assert prompt.draft_weights("pair") is prompt.draft_weights("pair")
+    assert components.draft_weights("pair") is components.draft_weights("pair")
     assert answerer.draft_model.elsewhere()._loaded is None
     answerer.close()
 
@@ -254,8 +254,8 @@ def test_a_clip_too_long_is_refused_before_weights_are_fetched(
     [((), False, "ar"), ((), True, "sd"), (("sparrow", "flash"), True, "flash"), (("sparrow",), False, "sparrow")],
 )
 def test_who_names_no_method_gets_one_whose_drafter_is_there(trained: tuple[str, ...], paired: bool, name: str) -> None:
-    resolve_video_method(name).check_drafter(trained, paired)
-    assert default_method(trained, paired) == name
+    resolve_method(name, task="video").check_drafter(trained, paired)
+    assert default_video_method(trained, paired) == name
 
 
 @pytest.fixture

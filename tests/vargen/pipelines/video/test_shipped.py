@@ -71,7 +71,7 @@ def test_in_int8_the_answer_is_about_the_same_video_and_drafting_changes_nothing
     with VideoAnswerer.from_options(VideoOptions(quantization="int8", draft_quantization="int8")) as answerer:
         plain, *drafted = [answerer.answer(case.frames, QUESTION, name) for name in ("ar", "sd", "sparrow", "flash")]
         decoder = answerer.architecture.decoder(answerer.model)
-        parts = decoder.layers, answerer.draft_model.load().model, answerer.trained_drafter("sparrow")
+        parts = decoder.layers, answerer.draft_model.load().model, answerer.load_draft_head("sparrow")
         assert all(quantization_of(part) == "int8" for part in parts)
     assert accuracy(case, plain) > 0.6
     for answer in drafted:

@@ -17,8 +17,8 @@ from specdecode.trace import DecodeTrace
 from vargen.base.errors import UserError
 from vargen.drafters.video_head import KINDS
 from vargen.drafters.video_head_folder import new_video_head
+from vargen.methods.catalogue import methods_for
 from vargen.methods.video.base import VideoMethodConfig
-from vargen.methods.video.catalogue import VIDEO_METHODS
 from vargen.methods.video.lossy import FastVConfig, SparseVLMConfig
 from vargen.methods.video.parallelvlm import ParallelConfig
 from vargen.methods.video.speculative import SpeculativeConfig
@@ -31,8 +31,8 @@ from vargen.models.video_llms.architectures.catalogue import (
 )
 from vargen.models.video_llms.request import VideoRequest, encode_video, keep_visual, prepare_request
 from vargen.models.video_llms.target import VideoTarget
-from vargen.pipelines.video.players import Generation
-from vargen.pipelines.video.prompt import Prompt
+from vargen.pipelines.video.components import VideoLLMComponents
+from vargen.pipelines.video.decoding import Generation, decode
 
 Models = Callable[..., Any]
 Inputs = Callable[..., dict[str, Tensor]]
@@ -53,21 +53,21 @@ def answers(
     method: VideoMethodConfig, model: Any, inputs: list[dict[str, Tensor]], draft: Any = None, stop: int | None = None
 ) -> list[list[int]]:
     drafters = {kind: new_video_head(kind, model).eval() for kind in KINDS if kind == method.name}
-    prompt = Prompt(model, inputs, LENGTH, draft, trained_drafter=lambda kind, *_: drafters[kind])
+    components = VideoLLMComponents(model, inputs, LENGTH, draft, load_draft_head=lambda kind, _: drafters[kind])
     trace = DecodeTrace(len(inputs), torch.device("cpu"))
     stops = () if stop is None else (stop,)
     generation = Generation(LENGTH, SamplingConfig(temperature=0), [0] * len(inputs), stops, trace)
-    players = method.build(prompt)
+    players = method.build(components)
     try:
-        return players.decode(generation).token_ids
+        return decode(players, generation).token_ids
     finally:
-        for lasting in prompt.lasting.values():
+        for lasting in components.lasting.values():
             lasting.close()
 
 
 def one_of_each() -> list[VideoMethodConfig]:
     """Exact methods of our own."""
-    ours = [method for method in VIDEO_METHODS if method.exact and method.name != "assisted"]
+    ours = [method for method in methods_for("video").values() if method.exact and method.name != "assisted"]
     in_turn = {ParallelConfig.name: {"workers": "in_turn", "draft_length": 3}}
     return [method(**in_turn.get(method.name, {})) for method in ours]
 

@@ -89,6 +89,7 @@ def test_what_needs_the_world_ends_in_one_line(tmp_path: Path, forget: bool) -> 
 
 def test_models_of_ones_own_work(
     tiny_model_folder: Path,
+    clip_folder: Path,
     qwen_pair: Path,  # noqa: F811
     tmp_path: Path,
 ) -> None:
@@ -109,7 +110,7 @@ def test_models_of_ones_own_work(
         ["generate", "a red cube", "--model", tiny_model_folder, "--output", tmp_path / "out", "--quiet"],
         [*bench, "--prompts_file", prompts, "--json", tmp_path / "bench.json"],
         bench,
-        [*evaluate, *file],
+        [*evaluate, *file, "--clip", clip_folder],
         evaluate,
         [*caption, "--model", qwen_pair / "target"],
         caption,

@@ -12,7 +12,7 @@ from typing import Self
 import torch
 from torch import nn
 
-from specdecode.kernels.build import why_not
+from specdecode.kernels.build import wanted, why_not
 from specdecode.kernels.quantized import quantize_linears
 from vargen.base.errors import UserError
 from vargen.models.options import OWN_QUANTIZATION
@@ -71,6 +71,14 @@ class QuantizablePipeline:
         return self
 
 
+def check_kernels() -> bool:
+    """Whether the environment leaves the project's kernels on. Raises UserError for an unknown `VARGEN_KERNELS`."""
+    try:
+        return wanted()
+    except ValueError as error:
+        raise UserError(str(error)) from error
+
+
 def check_quantization(quantization: str, device: torch.device, dtype: str) -> None:
     """Refuse rounded weights where they would be slower than what they replace.
 
@@ -82,6 +90,7 @@ def check_quantization(quantization: str, device: torch.device, dtype: str) -> N
     Raises:
         UserError: it would be.
     """
+    check_kernels()
     if device.type != "cpu":
         raise UserError(
             f"quantization {quantization} is computed by vargen's own kernels, on a CPU alone, not on {device}; models "

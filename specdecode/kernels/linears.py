@@ -16,8 +16,8 @@ from specdecode.kernels.build import library
 from specdecode.kernels.native import fits_linear, linear, linear_now
 
 MOST_ROWS = {torch.float32: 256, torch.bfloat16: 48}
-"""The most rows for which the kernels are used. On two cores of an AMD EPYC they beat torch up to 272 rows in float32 and
-up to about 50 in bfloat16; the limits leave a margin for other machines."""
+"""The most rows for which the kernels are used. On two cores of an AMD EPYC they beat torch up to 272 rows in float32
+and up to about 50 in bfloat16; the limits leave a margin for other machines."""
 
 
 class FewRowLinear(nn.Linear):

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from specdecode.kernels.build import wanted, why_not
-from specdecode.kernels.quantized import quantize_linears
 from vargen.base.errors import UserError
 from vargen.models.options import OWN_QUANTIZATION
+from vargen.models.quantization import quantize_layers
 from vargen.pipelines.components.base import KeptBetweenBatches
 
 DECODER, DRAFTS = PARTS = ("decoder", "drafts")
@@ -65,7 +65,7 @@ class QuantizablePipeline:
         parameter = next(each for each in layers.parameters() if each.is_floating_point())
         check_quantization(quantization, parameter.device, str(parameter.dtype).removeprefix("torch."))
         if DECODER in parts:
-            quantize_linears(layers, quantization)
+            quantize_layers(layers, quantization)
         if DRAFTS in parts:
             self._kept.draft_quantization = quantization
         return self

@@ -121,7 +121,7 @@ def test_installing_builds_them_with_the_standard_library_alone(tmp_path: Path) 
     compiler.chmod(0o755)
     folder = REPOSITORY / "specdecode" / "kernels"  # by its path: the package around it imports torch
     program = (
-        f"import sys; sys.path.insert(0, {os.fspath(folder)!r})\nfrom build import build_ahead; print(build_ahead())"
+        f"import sys; sys.path.insert(0, {os.fspath(folder)!r})\nfrom build import build_ahead\nprint(build_ahead())"
     )
     environment = {"VARGEN_CACHE": os.fspath(tmp_path / "cache"), "CXX": os.fspath(compiler)}
     said = subprocess.run(

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from metrics.speculation import CallRecord
 from specdecode.finite import NotFiniteError as LogitsError
-from specdecode.kernels.quantized import quantize_linears
 from specdecode.parallel.loop import chain_layout
 from specdecode.roles import DecodeState
 from specdecode.trace import DecodeTrace, TokenOrigin
@@ -31,6 +30,7 @@ from vargen.drafters.video_head_folder import load_video_head
 from vargen.methods.base import MethodConfig
 from vargen.methods.video.base import VideoMethodConfig
 from vargen.methods.video.catalogue import resolve_video_method
+from vargen.models.quantization import quantize_layers
 from vargen.models.video_llms.architectures.base import Architecture
 from vargen.models.video_llms.architectures.catalogue import architecture_of
 from vargen.models.video_llms.context import ContextUse
@@ -388,7 +388,7 @@ class VideoAnswerer:
             except ValueError as error:
                 raise UserError(str(error)) from error
             if self.source is not None and (quantization := self.source.options.draft_quantization) is not None:
-                quantize_linears(self._trained[key], quantization)
+                quantize_layers(self._trained[key], quantization)
         return self._trained[key]
 
     @torch.no_grad()

@@ -1,7 +1,7 @@
-"""What `pip install` does beside copying files: it builds the kernels of `specdecode.kernels` for this machine.
+"""`pip install` from source builds the kernels of `specdecode.kernels` for this machine, which takes five seconds.
 
-Five seconds at a moment when people wait anyway, not at their first picture. Nothing of it is in the wheel: the library
-lies in the cache of whoever installs, where its first use would have put it. Without a compiler nothing happens.
+The library is not part of the wheel: it lies in the user's cache, where the first use would have put it. Without a
+compiler nothing happens.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class KernelsBuildHook(BuildHookInterface):
     """Hatchling's custom hook, named in pyproject.toml."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Build them; what goes wrong is said at their first use (`specdecode.kernels.build.why_not`)."""
+        """Build the kernels. Errors are reported when they are first used (`specdecode.kernels.build.why_not`)."""
         try:
             # By its path: the package around it imports torch, which need not be there yet.
             spec = importlib.util.spec_from_file_location("build", Path(self.root) / "specdecode/kernels/build.py")

@@ -1,1 +1,1 @@
-"""Kernels of our own for passes over few rows on a CPU: see `few_rows.cpp`."""
+"""The project's own kernels for forward passes over few token rows on a CPU; the arithmetic is in `few_rows.cpp`."""

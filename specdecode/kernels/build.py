@@ -1,12 +1,12 @@
-"""The compiled kernels: built once a machine, by installing vargen or at their first use, where there is a compiler.
+"""The compiled kernels: built once per machine, when the package is installed or when they are first used.
 
-Belongs here: finding a compiler, what decides whether a built library may be used again, and loading it. Does not
-belong here: what the kernels compute (`few_rows.cpp`) and tensors (`native.py`).
+Belongs here: finding a compiler, deciding whether a built library can be used again, and loading it. Does not belong
+here: what the kernels compute (`few_rows.cpp`) and tensors (`native.py`).
 
-A library lies in `$VARGEN_CACHE/kernels`, under a name made of the source, the compiler and the processor, so that a
-cache shared by two machines serves both. Building takes about five seconds. Where there is no compiler, or the result
-cannot be loaded, everything runs as torch alone would run it. Installing (`hatch_build.py`) imports this where there is
-nothing but the standard library.
+A library lies in `$VARGEN_CACHE/kernels`. Its name is a hash of the source, the compiler and the processor, so two
+machines can share a cache. Building takes about five seconds. Where there is no compiler, or the result cannot be
+loaded, torch's own operations run instead. `hatch_build.py` imports this file by its path during installation, so it
+may use the standard library alone.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _SOURCE = Path(__file__).with_name("few_rows.cpp")
 _COMPILERS = ("c++", "g++", "clang++")
 _FLAGS = ("-O3", "-march=native", "-std=c++17", "-fPIC", "-fopenmp", "-w")
 _DECISIVE = ("VARGEN_KERNELS", "VARGEN_CACHE", "XDG_CACHE_HOME", "HOME", "CXX")
-"""Variables of the environment that decide about the library."""
+"""Environment variables that decide which library is loaded."""
 _NO_COMPILER = "there is no C++ compiler; install g++ or clang++, or name one in CXX"
 _PATIENCE = 300
-"""Seconds, after which a compiler is given up."""
+"""Seconds after which a compiler is stopped."""
 
 
 def wanted() -> bool:
-    """Whether `$VARGEN_KERNELS` leaves kernels of our own on.
+    """Whether `$VARGEN_KERNELS` leaves the project's kernels on.
 
     Raises:
         ValueError: it is neither "auto" nor "plain".
@@ -45,25 +45,29 @@ def wanted() -> bool:
 
 
 def cache_folder() -> Path:
-    """Where libraries lie: `$VARGEN_CACHE`, else `vargen` in the user's cache directory."""
+    """The folder of built libraries: `$VARGEN_CACHE`, else `vargen` in the user's cache directory."""
     if folder := os.environ.get("VARGEN_CACHE"):
         return Path(folder)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vargen"
 
 
 def library() -> ctypes.CDLL | None:
-    """The kernels, built if they are not there yet; None where they are turned off or cannot be had (`why_not`)."""
+    """The kernels, built if need be; None where they are turned off or cannot be built (`why_not` says why).
+
+    Raises:
+        ValueError: `$VARGEN_KERNELS` is unknown.
+    """
     return _decided(*map(os.environ.get, _DECISIVE))[0]
 
 
 def why_not() -> str | None:
-    """Why `library` is None, in words; None where it is not."""
+    """The reason why `library` is None; None where it is not. Raises ValueError as `library`."""
     return _decided(*map(os.environ.get, _DECISIVE))[1]
 
 
 @functools.cache
 def _decided(*values: str | None) -> tuple[ctypes.CDLL | None, str | None]:
-    """The library, or why there is none, under these values of `_DECISIVE`; asked before every product."""
+    """The library, or why there is none, for these values of `_DECISIVE`. Every product asks, hence the cache."""
     return _loaded(str(cache_folder())) if wanted() else (None, "VARGEN_KERNELS is plain")
 
 
@@ -79,16 +83,16 @@ def _loaded(folder: str) -> tuple[ctypes.CDLL | None, str | None]:
 
 
 def build_ahead() -> str | None:
-    """Build the library if it is not there yet, without loading it, which only a process with torch can.
+    """Build the library if need be, without loading it: only a process with torch can.
 
     Returns:
-        Why it could not be built, in words; None where it lies in its place, or is turned off.
+        The reason why it could not be built; None where it is there or is turned off.
     """
     return _built(cache_folder())[1] if wanted() else None
 
 
 def _built(folder: Path) -> tuple[Path | None, str | None]:
-    """Where the library lies in a cache, built if need be, or why there is none."""
+    """The path of the library in a cache folder, built if need be, or why there is none."""
     compiler = _compiler()
     if compiler is None:
         return None, _NO_COMPILER
@@ -103,13 +107,13 @@ def _built(folder: Path) -> tuple[Path | None, str | None]:
 
 
 def _compiler() -> str | None:
-    """Of `$CXX`, else the system's."""
+    """The path of `$CXX`, else of the system's C++ compiler; None where there is none."""
     named = os.environ.get("CXX")
     return shutil.which(named) if named else next(filter(None, map(shutil.which, _COMPILERS)), None)
 
 
 def _identity(compiler: str) -> str:
-    """Of the source, of what compiles it, and of what it is compiled for."""
+    """A hash of the source, the compiler and the processor."""
     version = subprocess.run([compiler, "--version"], check=True, capture_output=True, text=True, timeout=60).stdout
     processor = platform.machine() + platform.processor()
     cpuinfo = Path("/proc/cpuinfo")
@@ -121,15 +125,15 @@ def _identity(compiler: str) -> str:
 
 
 def compile_library(source: Path, path: Path) -> None:
-    """Compile C++ for this machine, as the kernels are.
+    """Compile C++ for this machine with the kernels' flags.
 
     Args:
-        source: to be compiled.
-        path: where the library is to lie; it is there whole or not at all.
+        source: the C++ file.
+        path: of the library; after an error nothing is there.
 
     Raises:
         FileNotFoundError: there is no compiler.
-        OSError, subprocess.SubprocessError: it failed.
+        OSError, subprocess.SubprocessError: the compiler failed.
     """
     compiler = _compiler()
     if compiler is None:
@@ -138,11 +142,11 @@ def compile_library(source: Path, path: Path) -> None:
 
 
 def _build(compiler: str, source: Path, path: Path) -> None:
-    """Compile to `path`, which is there whole or not at all. Raises what subprocess and the file system raise."""
+    """Compile to a temporary file and move it to `path`. Raises what subprocess and the file system raise."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         compiled, linked = os.path.join(folder, "few_rows.o"), os.path.join(folder, "few_rows.so")
-        # Linked without a threading library of its own: torch has loaded one, and two would fight for the cores.
+        # Not linked with a threading library: torch has loaded one, and two would compete for the cores.
         for command in (
             [compiler, *_FLAGS, "-c", os.fspath(source), "-o", compiled],
             [compiler, "-shared", compiled, "-o", linked],

@@ -1,11 +1,10 @@
-"""A LlamaGen network's layers in one call of the project's own kernels, where these serve: few rows on a CPU.
+"""A decoder network's layers in one call of the kernels.
 
-Belongs here: which tensors of LlamaGen's modules and of its draft network the kernels read, and when they may read them
-in the modules' place. Does not belong here: the kernels (`native.py`), and the networks themselves, which compute
-wherever they do not serve.
+Belongs here: which tensors of a network's modules the kernels read, and when one call of the kernels may replace the
+modules. Does not belong here: the kernels (`native.py`), and the networks, which compute where the kernels cannot.
 
-The kernels take the modules' weights as they lie in memory, so nothing is copied and nothing goes stale. What somebody
-has put in a module's place (an adapter, a hook, another attention) is noticed whenever a prompt is fed, and is obeyed.
+The kernels read the modules' weights where they lie, so nothing is copied. If a module has been replaced or has a hook
+(an adapter, another attention), `check` notices at the next prompt, and the modules are called one by one.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def untouched(modules: Iterable[nn.Module]) -> bool:
-    """Whether calling these modules would run their classes' own `forward` and nothing else."""
+    """Whether calling these modules runs their classes' own `forward` and nothing else."""
     return not any(
         module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or "forward" in module.__dict__
         for module in modules
@@ -36,10 +35,11 @@ class FastPass:
     """The kernels' view of one network.
 
     Args:
-        network: has `token_embedding`, `rotary_rows` and maybe `norm_out` (a norm at the end) and `fc` (what makes one
-            input of an embedding and a feature).
-        layers: for each layer its norm before attention (None: there is none), attention, norm and feed-forward.
-        geometry: sizes.
+        network: Has `token_embedding` and `rotary_rows`; may have `norm_out` (a norm at the end) and `fc` (maps an
+            embedding and a feature to one input).
+        layers: For each layer the norm before attention (or None), attention, the next norm, and the feed-forward.
+            Attention has `to_qkv`, `to_out`, `project` and `attend`, the feed-forward `gate_up_proj` and `down_proj`.
+        geometry: Sizes.
     """
 
     def __init__(self, network: Any, layers: Sequence[tuple[Any, Any, Any, Any]], geometry: Geometry) -> None:
@@ -47,16 +47,16 @@ class FastPass:
         self._functions = [(attention.project, attention.attend) for _, attention, _, _ in layers]
         self._usable = False
         self._checked: tuple[nn.Module | None] | None = None  # with which head
-        # Parameters as `check` found them: what is written into one is seen, what takes its place at the next prompt.
+        # Parameters as `check` found them. Writing into one has effect at once, replacing one at the next prompt.
         self._of_layers: list[LayerWeights] = []
         self._join: nn.Linear | None = None
         self._norm_out: nn.Module | None = None
 
     def check(self, head: nn.Module | None = None) -> bool:
-        """Whether every module is what it was built as; asked where a prompt is fed, remembered until the next.
+        """Whether every module is as it was built. Asked when a prompt is fed, and remembered until the next.
 
         Args:
-            head: an output head that will be given to `run`.
+            head: The output head that `run` will be given.
         """
         network, linears, modules = self._network, [], []
         self._join, self._norm_out = getattr(network, "fc", None), getattr(network, "norm_out", None)
@@ -90,7 +90,7 @@ class FastPass:
         return self._usable
 
     def serves(self, kv_cache: StaticKVCache) -> bool:
-        """Whether passes over this cache run here."""
+        """Whether passes over this cache run in the kernels."""
         with torch.no_grad():
             fits = fits_pass(kv_cache.dtype, kv_cache.keys[0], self.geometry)
             return fits and self.check() and library() is not None
@@ -106,11 +106,11 @@ class FastPass:
         kept_layers: Collection[int] = (),
         side_by_side: bool = False,
     ) -> tuple[Tensor, Tensor | None] | None:
-        """As `decoder_pass`, or None where the modules must be called one by one.
+        """As `decoder_pass`; None where the modules must be called one by one.
 
         Args:
-            head: the output head, if logits are wanted.
-            is_prompt: whether to look at the modules anew.
+            head: The output head, if logits are wanted.
+            is_prompt: Whether to check the modules again.
         """
         if not fits_pass(kv_cache.dtype, kv_cache.keys[0], self.geometry):
             return None
@@ -146,7 +146,7 @@ class FastPass:
 
 
 def visible(attention_mask: Tensor | None, num_sequences: int) -> Tensor | None:
-    """A mask [B or 1, 1, n, S] as `NewTokens` has it; None where it is of another kind, and in compiled code."""
+    """A mask [B or 1, 1, n, S] in the form of `NewTokens.mask`; None for other masks, and in compiled code."""
     if (
         torch.compiler.is_compiling()
         or attention_mask is None
@@ -160,12 +160,12 @@ def visible(attention_mask: Tensor | None, num_sequences: int) -> Tensor | None:
 
 
 def _scales(*linears: nn.Module) -> tuple[Tensor, ...]:
-    """Those of int8 weights; none of others."""
+    """The scales of int8 weights; empty for others."""
     return tuple(linear.scale for linear in linears if isinstance(linear, Int8Linear) and linear.scale is not None)
 
 
 def _own(module: nn.Module) -> Tensor:
-    """A module's weight; not by its name, which torch looks for in three places."""
+    """A module's weight. Faster than the attribute, for which torch searches three dictionaries."""
     weight = module._parameters["weight"]
     assert weight is not None
     return weight

@@ -1,13 +1,12 @@
-// Products of few rows with large matrices, and a whole decoder pass of them, at the speed of the machine's memory.
+// Products of few rows with large matrices, and a whole forward pass of a decoder, at the speed of the memory.
 //
-// Belongs here: arithmetic on plain pointers. Does not belong here: torch, which tensors these are, and when to come here
-// (`native.py`). Compiled for the machine it runs on by `build.py`; without AVX-512 the same lines in the compiler's own
-// vectors do.
+// Belongs here: arithmetic on plain pointers. Does not belong here: torch, and which tensors are passed when (`native.py`).
+// `build.py` compiles this for the machine it runs on; without AVX-512 the compiler's own vectors are used.
 //
-// What every line keeps to: **a row's numbers depend on that row alone.** The sum of one output runs over the columns in
-// one order, in sixteen lanes that are added in one order at the end, whatever other rows or outputs are computed beside
-// it and by whichever thread. Attention runs over the keys that a query sees, in the order in which they lie, and over
-// nothing else. So a token's logits are the same bits in a batch of one or of eight, fed alone or in a tree of sixty.
+// The rule of this file: **the result of a row depends on that row alone.** The sum of an output runs over the columns in
+// one order, in sixteen lanes that are added in one order at the end; other rows, other outputs and threads do not change
+// it. Attention runs over the keys that a query sees, in the order in which they lie, and over no others. So the logits of
+// a token are the same bits in a batch of one or eight, fed alone or in a tree of sixty.
 
 #include <algorithm>
 #include <atomic>
@@ -36,15 +35,15 @@ typedef int8_t Bytes __attribute__((vector_size(16)));
 typedef uint16_t bfloat16;
 
 constexpr int LANES = 16;
-constexpr int OUTPUTS = 4;  // outputs of a tile: their sums are added lane by lane together
+constexpr int OUTPUTS = 4;  // outputs of a tile, whose lanes are added together
 
-// INT8_ROWS: weights as INT8, and what is multiplied with them is rounded to bytes too, row by row. INT4: `Nibbles`.
+// INT8_ROWS: INT8 weights, with input rows that are rounded to bytes, too. INT4: `Nibbles`.
 enum Kind : int64_t { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, INT8_ROWS = 3, INT4 = 4 };
 
 constexpr int64_t NIBBLES = 64;
 
-// Neighbouring weights of a row, whole steps of a scale of their own: 8 less than four bits say. The first half of them
-// lies in the lower bits, the second in the upper ones.
+// 64 neighbouring weights of a row as steps of one scale; 8 is subtracted from each four-bit number. The lower halves of
+// the bytes are the first half of the weights, the upper halves the second.
 struct Nibbles {
     float scale;
     uint8_t pairs[NIBBLES / 2];
@@ -55,7 +54,7 @@ constexpr int64_t COLUMNS_IN = 1;  // one element of an array of weights
 template <>
 constexpr int64_t COLUMNS_IN<Nibbles> = NIBBLES;
 
-// Bytes of so many weights of a matrix.
+// Bytes of `count` weights of a matrix.
 inline int64_t bytes_of_weights(int64_t kind, int64_t count) {
     if (kind == INT4) return count / NIBBLES * sizeof(Nibbles);
     return count * (kind == FLOAT32 ? 4 : kind == BFLOAT16 ? 2 : 1);
@@ -71,7 +70,7 @@ inline Lanes multiply_add(Lanes a, Lanes b, Lanes c) {
 #endif
 }
 
-// In a register from here on: left alone, compilers read it from memory again for every sum that it enters.
+// Keeps a value in a register: compilers would read it from memory again for every sum that it enters.
 inline Lanes held(Lanes lanes) {
 #ifdef HAS_AVX512
     asm("" : "+v"(lanes));
@@ -118,7 +117,7 @@ inline Lanes load(const int8_t* from) {
 }
 
 #if defined(HAS_AVX512) && defined(__AVX512BF16__)
-// Thirty-two as bfloat16, which holds every byte as it is.
+// 32 bytes as bfloat16, which represents every byte exactly.
 inline __m512i load_narrow(const bfloat16* from) { return _mm512_loadu_si512(from); }
 
 inline __m512i load_narrow(const int8_t* from) {
@@ -126,7 +125,7 @@ inline __m512i load_narrow(const int8_t* from) {
 }
 #endif
 
-// The first `count` of sixteen; the rest is zero.
+// The first `count` of sixteen numbers; the others are zero.
 #ifdef HAS_AVX512
 inline Lanes load_some(const float* from, int64_t count) {
     return (Lanes)_mm512_maskz_loadu_ps((__mmask16)((1u << count) - 1), from);
@@ -171,7 +170,7 @@ inline void store_some(Number* to, Lanes lanes, int64_t count) {
     std::memcpy(to, whole, count * sizeof(Number));
 }
 
-// Calls take(first, load, store) over `count` numbers, sixteen at once; the last ones are filled with zeros.
+// Calls take(first, load, store) for `count` numbers, sixteen at a time; the last sixteen are padded with zeros.
 template <typename Take>
 inline void sweep(int64_t count, Take take) {
     int64_t i = 0;
@@ -196,8 +195,8 @@ inline Lanes all(float value) {
 #endif
 }
 
-// Sums of the lanes of four, in one order: a transpose of four by four in each quarter, added up, and then the quarters,
-// the first with the third, the second with the fourth.
+// The lane sums of four vectors, in one order: each quarter is transposed four by four and added up; then the first
+// quarter is added to the third, the second to the fourth, and the two results to each other.
 inline Lanes quarters(const Lanes* four) {
     const Integers low = {0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29};
     const Integers high = {2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31};
@@ -220,7 +219,7 @@ inline Four sums(const Lanes* four) {
 #endif
 }
 
-// The same for four rows at once, a row's four sums in each quarter.
+// The same for four rows at once: each quarter holds the four sums of a row.
 inline Lanes sums_of_rows(Lanes a, Lanes b, Lanes c, Lanes d) {
     const Integers front = {0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23};
     const Integers even = {0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27};
@@ -234,7 +233,7 @@ inline float sum(Lanes lanes) {
     return sums(four)[0];
 }
 
-// e to the x, to two units in the last place; x at most 88, below -87 it is 0.
+// e to the power of x, to two units in the last place, for x up to 88; 0 for x below -87.
 inline Lanes exponential(Lanes x) {
     Bits tiny = (Bits)(x < all(-87.0f));
     x = (Lanes)(((Bits)x & ~tiny) | ((Bits)all(-87.0f) & tiny));
@@ -264,9 +263,9 @@ struct Matrix {
     int64_t kind, outputs, columns;
 };
 
-#define UNROLLED _Pragma("GCC unroll 8")  // sums that a loop counts through lie in memory, not in registers
+#define UNROLLED _Pragma("GCC unroll 8")  // without unrolling, the sums of a loop lie in memory and not in registers
 
-// Sixteen sums more: of bytes with bytes, four neighbours in each lane. Those of `weight` have 128 added.
+// Adds products of bytes with bytes to sixteen sums, four neighbours per lane. 128 is added to the bytes of `weight`.
 inline Integers add_bytes(Integers sums, const int8_t* weight, const int8_t* row, int64_t count) {
     int8_t weights[4 * LANES] = {}, own[4 * LANES] = {};
     std::memcpy(weights, weight, count);
@@ -275,7 +274,7 @@ inline Integers add_bytes(Integers sums, const int8_t* weight, const int8_t* row
     return sums;
 }
 
-// As `tile` below, of rows in bytes: `base` [ROWS] is added to every lane, and the sums are exact.
+// As `tile` below, for rows in bytes: `base` [ROWS] is added to every lane, and the sums are exact.
 template <int ROWS>
 inline void byte_sums(const int8_t* const* line, const int8_t* const* soon, const int8_t* rows, int64_t stride,
                       int64_t columns, const int32_t* base, const Lanes* before, Lanes (*total)[OUTPUTS]) {
@@ -306,11 +305,11 @@ inline void byte_sums(const int8_t* const* line, const int8_t* const* soon, cons
         UNROLLED for (int o = 0; o < OUTPUTS; o++) total[r][o] = (Lanes)sums[r][o];
 }
 
-// Sixteen of sixty-four weights, the `part`th, before their scale: -8 to 7.
+// The `part`th sixteen of 64 four-bit weights, before their scale: -8 to 7.
 inline Lanes load_steps(const Nibbles& from, int part) {
     const uint8_t* pairs = from.pairs + part % 2 * LANES;
 #ifdef HAS_AVX512
-    __m512i both = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)pairs));  // a lookup heeds the lowest four bits
+    __m512i both = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)pairs));  // the lookup reads the lowest four bits
     const __m512 steps = _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
     return (Lanes)_mm512_permutexvar_ps(part < 2 ? both : _mm512_srli_epi32(both, 4), steps);
 #else
@@ -320,7 +319,7 @@ inline Lanes load_steps(const Nibbles& from, int part) {
 #endif
 }
 
-// The same of weights in four bits: sums of sixty-four columns each are multiplied by their scale.
+// As `tile` below, for weights in four bits: the sum over each 64 columns is multiplied by their scale.
 template <typename Number, int ROWS>
 inline void nibble_sums(const Nibbles* const* line, const Nibbles* const* soon, const Number* rows, int64_t stride,
                         int64_t columns, const Lanes* before, Lanes (*result)[OUTPUTS]) {
@@ -335,7 +334,7 @@ inline void nibble_sums(const Nibbles* const* line, const Nibbles* const* soon, 
             Lanes scale = all(weights.scale);
 #if defined(HAS_AVX512) && defined(__AVX512BF16__)
             if constexpr (sizeof(Number) == 2) {
-                // Every step as bfloat16, twice: a lookup of thirty-two heeds one bit too many.
+                // Every step as bfloat16, twice, since a lookup in 32 entries reads one bit too many.
                 const __m256i half = _mm256_setr_epi16(0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80, 0,
                                                        0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0);
                 const __m512i steps = _mm512_broadcast_i64x4(half);
@@ -366,7 +365,7 @@ inline void nibble_sums(const Nibbles* const* line, const Nibbles* const* soon, 
         UNROLLED for (int o = 0; o < OUTPUTS; o++) result[r][o] = total[r][o];
 }
 
-// The same of floating-point rows.
+// As `tile` below, for floating-point rows.
 template <typename Weight, typename Number, int ROWS>
 inline void float_sums(const Weight* const* line, const Weight* const* soon, const Number* rows, int64_t stride,
                        int64_t columns, const Lanes* before, Lanes (*result)[OUTPUTS]) {
@@ -412,9 +411,8 @@ inline void float_sums(const Weight* const* line, const Weight* const* soon, con
 }
 
 // Sums of `OUTPUTS` outputs (the last `OUTPUTS - count` of a narrower tile mean nothing) for `ROWS` rows over `columns`
-// columns of `stride`. `base`: see `byte_sums`. `next`: weights that will be read soon, fetched meanwhile. `before`: sums
-// of the columns that came before, or null; `after`: where to leave them for the columns that follow, or null, and then
-// `result` is what they are.
+// columns of `stride`. `base`: see `byte_sums`. `next`: weights to be prefetched. `before`: sums of the columns before
+// these, or null. `after`: where to store the sums for the columns that follow; null: store them in `result`.
 template <typename Weight, typename Number, int ROWS>
 inline void tile(const Weight* weight, int64_t count, const Number* rows, int64_t stride, int64_t columns,
                  const int32_t* base, const Weight* const* next, const Lanes* before, Lanes* after, Four* result) {
@@ -467,21 +465,20 @@ struct Span {
     int64_t begin, end;
 };
 
-// Work that threads share, step after step: a step is cut into parts, every thread takes those laid out for it one by one
-// and then what others have not begun. So a thread that the system keeps from running, as it does on a machine with other
-// work, holds the others up by the part in its hands, not at every step.
+// Work that threads share, step after step. A step is cut into parts: a thread first takes the parts laid out for it, then
+// parts that other threads have not begun. So a thread that the system suspends delays the others by one part only.
 class Crew {
     struct alignas(64) Counter {
         std::atomic<int64_t> value{0};
     };
-    std::vector<Counter> counters_;  // of a step: parts done, and parts taken of every thread's
+    std::vector<Counter> counters_;  // of a step: parts that are done, and parts of each thread that are taken
     int64_t threads_;
 
    public:
-    static constexpr int64_t PARTS = 4;  // of a thread and a step
+    static constexpr int64_t PARTS = 4;  // per thread and step
     Crew(int64_t threads, int64_t steps) : counters_((threads + 1) * steps), threads_(threads) {}
 
-    // One of them. All call `share` in the same order.
+    // One thread of the crew. All call `share` in the same order.
     class Member {
         Crew& crew_;
         int64_t thread_, step_ = 0;
@@ -489,8 +486,8 @@ class Crew {
        public:
         Member(Crew& crew, int64_t thread) : crew_(crew), thread_(thread) {}
 
-        // The next step: calls take(span, until) until all of `count` is done, by whomever. Spans begin at whole units;
-        // `until` is where those of this thread end. Returns when nothing of it is left to be done.
+        // The next step: calls take(span, until) until all of `count` has been done by some thread. Spans begin at whole
+        // units; `until` is the end of this thread's own parts. Returns when the whole step is done.
         template <typename Take>
         void share(int64_t count, int64_t unit, Take take) {
             Counter* counters = &crew_.counters_[step_++ * (crew_.threads_ + 1)];
@@ -513,7 +510,7 @@ class Crew {
             std::atomic<int64_t>& all = counters->value;
             if (done) all.fetch_add(done, std::memory_order_acq_rel);
             for (int64_t looks = 1; all.load(std::memory_order_acquire) < parts; looks++) {
-                if (looks % 1024 == 0) sched_yield();  // whoever has the rest may be waiting for this very core
+                if (looks % 1024 == 0) sched_yield();  // the thread with the last part may be waiting for this core
 #if defined(__x86_64__)
                 else __builtin_ia32_pause();
 #endif
@@ -522,7 +519,7 @@ class Crew {
     };
 };
 
-// Room whose first number lies where a line of the processor's cache begins: vectors across two lines load at half speed.
+// Memory aligned to a cache line: vectors across two lines load at half speed.
 template <typename Number>
 struct Aligned {
     typedef Number value_type;
@@ -531,7 +528,7 @@ struct Aligned {
     Aligned(const Aligned<Other>&) {}
     Number* allocate(size_t count) { return (Number*)::operator new(count * sizeof(Number), std::align_val_t(64)); }
     template <typename Other>
-    void construct(Other*) {}  // whatever is there: all of it will be written
+    void construct(Other*) {}  // no initial values: all of it will be written
     void deallocate(Number* numbers, size_t) { ::operator delete(numbers, std::align_val_t(64)); }
     bool operator==(const Aligned&) const { return true; }
     bool operator!=(const Aligned&) const { return false; }
@@ -539,11 +536,11 @@ struct Aligned {
 template <typename Number>
 using Block = std::vector<Number, Aligned<Number>>;
 
-// Where sums go: an output's number of a row lies `bytes` from its neighbour's, and `row_bytes` from that of the row before.
+// Where sums are stored: outputs lie `bytes` apart, rows `row_bytes`.
 struct Goal {
     const void* first;
     int64_t row_bytes, bytes;
-    // Lines that will be written, and may lie next to another core: asked for while the sums are still being made.
+    // Prefetch the lines that will be written, which another core may hold, while the sums are still being computed.
     void expect(Span rows, Span outputs) const {
         for (int64_t row = rows.begin; row < rows.end; row++) {
             const char* from = (const char*)first + row * row_bytes;
@@ -552,15 +549,13 @@ struct Goal {
     }
 };
 
-// Rows at once, outputs at once, and bytes of these rows' columns at once: so much stays next to the core while it is used
-// again and again. Sums of the columns so far wait in between, which costs more than to read from the second cache rows
-// that are no longer than `WHOLE_BYTES` together.
+// How many rows, outputs, and bytes of columns are processed at once, so that they stay in the first cache. Partial sums
+// are stored in between, which costs more than reading rows from the second cache if those have at most `WHOLE_BYTES`.
 constexpr int64_t ROW_BLOCK = 4 * MOST_ROWS, OUTPUT_BLOCK = 8 * OUTPUTS, COLUMN_UNIT = 64;
 constexpr int64_t COLUMN_BYTES = 24 << 10, WHOLE_BYTES = 64 << 10;
 
-// Outputs `span` of all rows: calls take(row, first output, four sums, how many of them count), which puts them where `goal`
-// says. Outputs up to `until` will be read next. `bases` and `steps` of rows in bytes: see `byte_sums`, and what a unit of
-// each row's bytes stands for.
+// Outputs `span` of all rows: calls take(row, first output, four sums, number of valid sums), which stores them as `goal`
+// says. Outputs up to `until` will be read next. For rows in bytes: `bases`, see `byte_sums`, and `steps`, each row's scale.
 template <typename Weight, typename Number, typename Take>
 void product(const Matrix& matrix, const Number* rows, int64_t num_rows, Span span, int64_t until, const Goal& goal,
              Take take, const int32_t* bases = nullptr, const float* steps = nullptr) {
@@ -577,7 +572,7 @@ void product(const Matrix& matrix, const Number* rows, int64_t num_rows, Span sp
             goal.expect({block, block + of_block}, {outputs, last_output});
             int64_t bounds[ROW_BLOCK / MOST_ROWS + 1], fetched[ROW_BLOCK / MOST_ROWS][OUTPUTS];
             for (int64_t group = 0; group <= groups; group++) bounds[group] = block + of_block * group / groups;
-            // Every group of rows fetches its part of the outputs that come next, if they do.
+            // Every group of rows prefetches its part of the next outputs, if there are any.
             for (int64_t part = 0; part < groups * OUTPUTS; part++)
                 fetched[part / OUTPUTS][part % OUTPUTS] = block ? 0 : (OUTPUTS + part / groups) * columns;
             for (int64_t begin = 0; begin == 0 || begin < columns; begin += chunk) {
@@ -610,7 +605,7 @@ void product(const Matrix& matrix, const Number* rows, int64_t num_rows, Span sp
     }
 }
 
-// Rows as products read them, of the model's precision.
+// Input rows of a product in the model's dtype.
 struct Rows {
     Block<float> wide;
     Block<bfloat16> narrow_;
@@ -619,7 +614,7 @@ struct Rows {
         if (kind == BFLOAT16) narrow_.resize(rows * columns);
         else wide.resize(rows * columns);
     }
-    // Calls `keep` with where row `row` from column `column` on begins.
+    // Calls `keep` with the address of row `row` from column `column` on.
     template <typename Keep>
     void at(int64_t row, int64_t column, Keep keep) {
         if (wide.empty()) keep(&narrow_[row * columns + column]);
@@ -627,11 +622,11 @@ struct Rows {
     }
 };
 
-// Rows rounded to bytes, each on a scale of its own: the nearest of -127 to 127.
+// Input rows rounded to bytes, from -127 to 127, each on a scale of its own.
 struct ByteRows {
     Block<int8_t> bytes;
     Block<float> steps;
-    Block<int32_t> bases;  // what 128 more at every weight adds to a lane, to be taken off: the sixteenth of all
+    Block<int32_t> bases;  // minus what adding 128 to each weight adds to a lane: a sixteenth of the total
     template <typename Number>
     ByteRows(const Number* rows, int64_t num_rows, int64_t columns)
         : bytes(num_rows * columns), steps(num_rows), bases(num_rows) {
@@ -649,7 +644,7 @@ struct ByteRows {
             float units = largest > 0 ? 127.0f / largest : 0.0f;
             Integers sums = {};
             sweep(columns, [&](int64_t i, auto load, auto) {
-                // Adding 1.5 * 2 ** 23 rounds to an integer, which the lowest bits then are.
+                // Adding 1.5 * 2 ** 23 rounds to an integer, which is then in the lowest bits.
                 Lanes magic = all(12582912.0f), shifted = multiply_add(load(from + i), all(units), magic);
                 Integers own = (Integers)shifted - (Integers)magic;
                 sums += own;
@@ -658,13 +653,13 @@ struct ByteRows {
             });
             int32_t total = 0;
             for (int lane = 0; lane < LANES; lane++) total += sums[lane];
-            steps[row] = largest / 127.0f + sum(nothing);  // no number where the row has one that is none
+            steps[row] = largest / 127.0f + sum(nothing);  // NaN where the row has a NaN or infinity
             bases[row] = -8 * total;
         }
     }
 };
 
-// The same for rows of either precision: `wide`, or where that is null `small`.
+// Input rows in either form: `wide`, or where that is null `small`.
 template <typename Take>
 void product(const Matrix& matrix, const float* wide, const bfloat16* small, int64_t num_rows, Span span, int64_t until,
              const Goal& goal, Take take) {
@@ -690,9 +685,10 @@ void product(const Matrix& matrix, const Rows& rows, int64_t skipped, int64_t nu
 
 }  // namespace
 
-// --- what is called from outside ---------------------------------------------------------------------------------------
+// --- called from outside -----------------------------------------------------------------------------------------------
 
-// y[rows, outputs] = x[rows, columns] weight^T (+ bias), all of `kind` but in bytes, whose x is `row_kind` and has a scale.
+// y[rows, outputs] = x[rows, columns] weight^T (+ bias). `kind`: of the weight, with a scale where it is in bytes;
+// `row_kind`: of x, bias and y.
 extern "C" void few_rows_linear(const void* x, int64_t row_kind, const void* weight, int64_t kind, const float* scale,
                                 const void* bias, void* y, int64_t num_rows, int64_t columns, int64_t outputs,
                                 int64_t threads) {
@@ -719,51 +715,51 @@ extern "C" void few_rows_linear(const void* x, int64_t row_kind, const void* wei
     });
 }
 
-// A decoder pass over new tokens: [norm, attention, norm, gated feed-forward] a layer, a norm and an output head.
-// All arrays are whole in memory, row after row; a null pointer leaves the step out.
+// A forward pass of a decoder over new tokens: layers of [norm, attention, norm, gated feed-forward], a norm and an output
+// head. All arrays are contiguous; a null pointer leaves the step out.
 extern "C" {
 struct Layer {
     const void *norm_attention, *qkv, *out, *norm_feed_forward, *gate_up, *down;
-    const float *qkv_scale, *out_scale, *gate_up_scale, *down_scale;  // of INT8 and INT8_ROWS
+    const float *qkv_scale, *out_scale, *gate_up_scale, *down_scale;  // of INT8 and INT8_ROWS matrices
     void *keys, *values;  // [sequences * slots, key_value_heads * head_dim] of `kind`
-    void* kept;           // out, as the pass's `states`: after the layer, or null
+    void* kept;           // out, as `Pass::states`: the states after the layer; or null
 };
 
 struct Pass {
-    int64_t kind;         // FLOAT32 or BFLOAT16: of all but rounded matrices
+    int64_t kind;         // FLOAT32 or BFLOAT16: of everything but rounded matrices
     int64_t matrix_kind;  // of the layers' matrices
     int64_t sequences, tokens, dim, heads, key_value_heads, head_dim, intermediate, layers, vocabulary;
-    int64_t halves;         // sequences of a picture: all pictures' first ones, then all their second ones
+    int64_t halves;         // sequences of a request; all first halves lie before all second ones
     int64_t slots;          // of a sequence in the cache
     int64_t columns;        // of the mask
-    int64_t masks_of;       // masks there are, for so many sequences in turns
-    int64_t logits_of;      // the last so many tokens of every sequence get logits
-    int64_t positions_of;   // rows of positions there are, for so many sequences in turns
-    int64_t last_position;  // positions beyond it are it
+    int64_t masks_of;       // number of masks, used by the sequences in turn
+    int64_t logits_of;      // how many of the last tokens of every sequence get logits
+    int64_t positions_of;   // number of rows of positions, used by the sequences in turn
+    int64_t last_position;  // greater positions are replaced by it
     int64_t rotary_rows;
     int64_t words;          // rows of `embedding`
-    int64_t states_stride;  // from a token's states to those of the next
-    int64_t side_by_side;   // whether states of a picture's halves lie beside each other, token by token
+    int64_t states_stride;  // from one token's states to the next token's
+    int64_t side_by_side;   // whether the states of a request's halves lie beside each other, token by token
     int64_t threads;
     double epsilon;
-    double guidance;           // logits become those of the second half plus so much of what the first has more
+    double guidance;           // logits become second half + guidance * (first half - second half)
     const void* hidden;        // [sequences, tokens, dim] of `kind`: embeddings; or null
-    const int64_t* words_fed;  // [sequences / halves, tokens]: else rows of `embedding`
+    const int64_t* words_fed;  // [sequences / halves, tokens]: rows of `embedding`, where `hidden` is null
     const void* embedding;     // [words, dim] of `kind`
-    const void* features;      // [sequences / halves, tokens, halves, dim] of `kind`: joined to them by `join`; or null
+    const void* features;      // [sequences / halves, tokens, halves, dim] of `kind`: joined to embeddings by `join`; or null
     const void* join;          // [dim, 2 dim] of `kind`
     const void* join_bias;     // [dim] of `kind`, or null
-    const int64_t* lengths;    // [sequences]: slots that are full, which all tokens see; or null: none
-    const int64_t* starts;     // [sequences]: the first of these that is seen, or null
-    const int64_t* origins;    // [sequences]: what is taken from `lengths` to be added to positions; beside `lengths`
-    const int64_t* positions;  // [positions_of, tokens], the sums counted from the end where negative
+    const int64_t* lengths;    // [sequences]: slots that are full and seen by all new tokens; null: none
+    const int64_t* starts;     // [sequences]: the first of these slots that is seen; null: 0
+    const int64_t* origins;    // [sequences], given with `lengths`: `lengths - origins` is added to positions
+    const int64_t* positions;  // [positions_of, tokens]; negative sums count from the end
     const float* rotary;       // [rotary_rows, head_dim / 2, 2]
     const bool* mask;          // [masks_of, tokens, columns]: slots behind the full ones
-    const int64_t* places;     // [sequences * tokens]: rows of the cache; null: the tokens' are the last of the mask's
+    const int64_t* places;     // [sequences * tokens]: rows of the cache; null: the last slots of the mask
     const void* norm_out;      // [dim]
     const void* head;          // [vocabulary, dim] of `kind`
-    void* states;              // out, rows of [dim] of `kind`: after the last norm
-    float* logits;             // out, [sequences, logits_of, vocabulary]; of pictures where guided
+    void* states;              // out, rows of [dim] of `kind`: states after the last norm
+    float* logits;             // out, [sequences, logits_of, vocabulary]; with guidance [sequences / halves, ...]
 };
 }
 
@@ -773,8 +769,7 @@ inline float number(const void* from, int64_t index, int64_t kind) {
     return kind == BFLOAT16 ? widen(((const bfloat16*)from)[index]) : ((const float*)from)[index];
 }
 
-// As LlamaGen has it: normalised, rounded to the model's precision, then multiplied by the weight. Without a weight as
-// it is.
+// RMSNorm: normalised, rounded to the model's dtype, then multiplied by the weight. Without a weight: a copy.
 template <typename Model, typename Number>
 void normalise(const float* row, int64_t dim, const Model* weight, float epsilon, Number* to) {
     constexpr bool ROUND = sizeof(Model) == 2;
@@ -794,7 +789,7 @@ void normalise(const float* row, int64_t dim, const Model* weight, float epsilon
     });
 }
 
-// Neighbouring channels turned by their angles' cosine and sine.
+// Rotary positions: pairs of neighbouring channels, rotated by an angle with this cosine and sine.
 inline Lanes turned(Lanes channels, Lanes angles) {
     Integers even = {0, 0, 2, 2, 4, 4, 6, 6, 8, 8, 10, 10, 12, 12, 14, 14};
     Integers swap = {1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14};
@@ -803,11 +798,11 @@ inline Lanes turned(Lanes channels, Lanes angles) {
     return multiply_add(channels, cosine, __builtin_shuffle(channels, swap) * sine);
 }
 
-constexpr int64_t AHEAD = 24;  // keys: what several queries will go through next is fetched while they go through these
-constexpr int CHAINS = 4;  // sums of every fourth key's value, added up at the end
+constexpr int64_t AHEAD = 24;  // how many keys ahead are prefetched when several queries read them
+constexpr int CHAINS = 4;  // partial sums, each over every fourth key's value; added up at the end
 
-// Dot products of `QUERIES` queries with keys `from` to `to`, times `scale`; key k lies in slot `slot(k)`. `BLOCKS`:
-// sixteens of channels; 0: any number of them. A query's scores lie `scores_of` apart, with room behind the last.
+// Dot products of `QUERIES` queries with keys `from` to `to`, times `scale`; key k lies in slot `slot(k)`. `BLOCKS`: how
+// many sixteens of channels; 0: any number. The scores of two queries lie `scores_of` apart, with room behind the last.
 template <int BLOCKS, int QUERIES, typename Number, typename Slot>
 inline void score(const float* queries, int64_t padded, const Number* keys, Slot slot, int64_t from, int64_t to,
                   int64_t stride, int64_t channels, float scale, float* scores, int64_t scores_of) {
@@ -843,7 +838,7 @@ inline void score(const float* queries, int64_t padded, const Number* keys, Slot
     }
 }
 
-// Turns a query's scores into weights. Returns what they must be multiplied by to add up to one.
+// Turns the scores of a query into weights. Returns the factor that makes them add up to one.
 inline float weights_of(float* scores, int64_t count) {
     Lanes most = all(-INFINITY), total = {};
     for (int64_t k = count; k % LANES; k++) scores[k] = -INFINITY;
@@ -863,9 +858,9 @@ inline float weights_of(float* scores, int64_t count) {
     return 1.0f / sum(total);
 }
 
-// Adds keys `from` (a multiple of `CHAINS`) to `to` to `BLOCKS` times sixteen channels of the sums of values of `QUERIES`
-// queries, weighted by `scores`, a query's `scores_of` apart as its sums are by `CHAINS * padded`. `rest`: how many of the
-// last sixteen channels there are.
+// Adds the values of keys `from` (a multiple of `CHAINS`) to `to`, weighted by `scores`, to sums over `BLOCKS` times sixteen
+// channels for `QUERIES` queries. Two queries' scores lie `scores_of` apart, their sums `CHAINS * padded`. `rest`: how many
+// of the last sixteen channels exist.
 template <int BLOCKS, int QUERIES, bool WHOLE, typename Number, typename Slot>
 inline void weigh(const Number* values, Slot slot, int64_t from, int64_t to, int64_t stride, int64_t rest,
                   const float* scores, int64_t scores_of, float* chains, int64_t padded) {
@@ -907,22 +902,22 @@ inline int64_t place_of(const Pass& pass, int64_t sequence, int64_t token) {
     return sequence * pass.slots + length_of(pass, sequence) + pass.columns - pass.tokens + token;
 }
 
-// Cosine and sine of a token's angles.
+// The cosines and sines of a token's position.
 inline const float* angles_of(const Pass& pass, int64_t sequence, int64_t token) {
     int64_t position = position_of(pass, sequence, token);
     return pass.rotary + (position < 0 ? position + pass.rotary_rows : position) * pass.head_dim;
 }
 
-// Where the states of a token go.
+// Where the states of a token are stored.
 inline int64_t state_of(const Pass& pass, int64_t row) {
-    int64_t pictures = pass.sequences / pass.halves, sequence = row / pass.tokens, token = row % pass.tokens;
+    int64_t requests = pass.sequences / pass.halves, sequence = row / pass.tokens, token = row % pass.tokens;
     if (!pass.side_by_side) return row * pass.states_stride;
-    return (sequence % pictures * pass.tokens + token) * pass.states_stride + sequence / pictures * pass.dim;
+    return (sequence % requests * pass.tokens + token) * pass.states_stride + sequence / requests * pass.dim;
 }
 
-// The slots that each token sees, in the order in which they lie.
+// The slots that each token sees, in their order.
 struct Seen {
-    int64_t lists, most, tokens;  // lists of so many slots at most
+    int64_t lists, most, tokens;  // number of lists, of at most `most` slots
     std::vector<int32_t> slots;
     std::vector<int64_t> counts;
     Seen(const Pass& pass) : tokens(pass.tokens) {
@@ -946,13 +941,13 @@ struct Seen {
     }
 };
 
-// Tokens at once, keys at once, and bytes at once of a token's keys, which lie head beside head: so much stays next to the
-// core while all queries pass over it.
+// How many tokens, keys, and bytes of a token's keys (whose heads lie beside each other) are processed at once, so that
+// they stay in the cache while all queries read them.
 constexpr int64_t TOKEN_BLOCK = 16, KEY_BLOCK = 24, KEY_BYTES = 1024;
 
-// What attention of some heads to one sequence needs beside its arguments.
+// Working memory of attention for some heads of one sequence.
 struct Attention {
-    int64_t groups, queries, padded, scores_of;  // heads of keys at once, queries of each; numbers of a query, of its scores
+    int64_t groups, queries, padded, scores_of;  // key heads at once, queries of each; size of a query, size of its scores
     Attention(const Pass& pass, int64_t most) {
         int64_t bytes = pass.head_dim * (pass.kind == BFLOAT16 ? 2 : 4);
         groups = std::max<int64_t>(1, std::min(pass.key_value_heads, KEY_BYTES / bytes));
@@ -963,7 +958,7 @@ struct Attention {
     int64_t room() const { return groups * queries * (padded + scores_of + CHAINS * padded); }
 };
 
-// Turn keys and values of the new tokens, and remember them.
+// Rotate the keys of the new tokens, and write keys and values to the cache.
 template <typename Number>
 void remember(const Pass& pass, const Layer& layer, const float* qkv, int64_t sequence, int64_t group) {
     int64_t D = pass.head_dim, width = (pass.heads + 2 * pass.key_value_heads) * D, stride = pass.key_value_heads * D;
@@ -979,8 +974,8 @@ void remember(const Pass& pass, const Layer& layer, const float* qkv, int64_t se
     }
 }
 
-// The queries of some tokens in heads that share keys of `groups`, of one sequence. Keys that all of them see are gone
-// through once for all, some at a time; a query's own sums run over its keys in their order whatever others do.
+// Attention for some tokens of one sequence, in the query heads that share the key heads `groups`. Keys that all tokens see
+// are read once for all, some at a time; the sums of a query still run over its own keys in their order.
 template <typename Number>
 void attend(const Pass& pass, const Layer& layer, const float* qkv, int64_t sequence, Span groups, Span tokens,
             const Seen& seen, const Attention& sizes, float* room, Rows& attended) {
@@ -991,7 +986,7 @@ void attend(const Pass& pass, const Layer& layer, const float* qkv, int64_t sequ
     const Number* values = (const Number*)layer.values + sequence * pass.slots * stride;
     float *queries = room, *scores = queries + sizes.groups * sizes.queries * padded;
     float *chains = scores + sizes.groups * sizes.queries * scores_of, scale = 1.0f / std::sqrt((float)D);
-    // Calls take(group, query, token, head) for each.
+    // Calls take(group, query, token, head) for each query.
     auto each = [&](auto take) {
         for (int64_t group = groups.begin; group < groups.end; group++)
             for (int64_t token = tokens.begin; token < tokens.end; token++)
@@ -1004,7 +999,7 @@ void attend(const Pass& pass, const Layer& layer, const float* qkv, int64_t sequ
         sweep(D, [&](int64_t d, auto load, auto store) {
             Lanes lanes = turned(load(own + d), load(angle + d));
             lanes = sizeof(Number) == 2 ? rounded(lanes) : lanes;
-            std::memcpy(queries + query * padded + d, &lanes, sizeof(lanes));  // beyond the channels they are zero
+            std::memcpy(queries + query * padded + d, &lanes, sizeof(lanes));  // zero beyond the last channel
         });
     });
     int64_t first = pass.starts ? pass.starts[sequence] : 0, common = std::max<int64_t>(0, length_of(pass, sequence) - first);
@@ -1041,12 +1036,12 @@ void attend(const Pass& pass, const Layer& layer, const float* qkv, int64_t sequ
     if (D == 2 * LANES) run_score(std::integral_constant<int, 2>());
     else if (D == 4 * LANES) run_score(std::integral_constant<int, 4>());
     else run_score(std::integral_constant<int, 0>());
-    // A query's factor takes the place of its first number, which is not needed any more.
+    // The factor of a query is stored in its first number, which is not needed any more.
     each([&](int64_t, int64_t query, int64_t token, int64_t) {
         int64_t count = seen.counts[seen.list(sequence, token)];
         queries[query * padded] = count ? weights_of(scores + query * scores_of, count) : 0;
     });
-    // Of one query all channels at once; of several fewer, so that what a key's value adds to stays in registers.
+    // All channels at once for one query; fewer for several, so that the sums stay in registers.
     int64_t most = (of_group > 1 ? 2 : 4) * LANES;
     for (int64_t begin = 0, channels; begin < D; begin += channels) {
         int64_t whole = std::min<int64_t>(most, (D - begin) / LANES * LANES), rest = whole ? 0 : D - begin;
@@ -1094,11 +1089,11 @@ void attend(const Pass& pass, const Layer& layer, const float* qkv, int64_t sequ
 
 }  // namespace
 
-// Returns 0; 1 where a place or a position lies outside its table, 2 where a word does: then nothing was written.
+// Returns 0; 1 if a place or position lies outside its table, 2 if a word does (then nothing was written).
 extern "C" int64_t few_rows_pass(const Pass* given, const Layer* layers) {
     const Pass& pass = *given;
     int64_t R = pass.sequences * pass.tokens, dim = pass.dim, I = pass.intermediate;
-    int64_t width = (pass.heads + 2 * pass.key_value_heads) * pass.head_dim, pictures = pass.sequences / pass.halves;
+    int64_t width = (pass.heads + 2 * pass.key_value_heads) * pass.head_dim, requests = pass.sequences / pass.halves;
     for (int64_t sequence = 0; sequence < pass.sequences; sequence++) {
         int64_t full = length_of(pass, sequence), start = pass.starts ? pass.starts[sequence] : 0;
         if (full < 0 || start < 0 || full + pass.columns > pass.slots) return 1;
@@ -1108,7 +1103,7 @@ extern "C" int64_t few_rows_pass(const Pass* given, const Layer* layers) {
             if (position < -pass.rotary_rows || position >= pass.rotary_rows) return 1;
         }
     }
-    for (int64_t i = 0; pass.words_fed && i < pictures * pass.tokens; i++)
+    for (int64_t i = 0; pass.words_fed && i < requests * pass.tokens; i++)
         if (pass.words_fed[i] < 0 || pass.words_fed[i] >= pass.words) return 2;
     Seen seen(pass);
     Attention sizes(pass, seen.most);
@@ -1119,7 +1114,7 @@ extern "C" int64_t few_rows_pass(const Pass* given, const Layer* layers) {
     Rows pairs(pass.features ? R : 0, 2 * dim, pass.kind);
     for (int64_t i = 0; pass.join_bias && i < dim; i++) bias.push_back(number(pass.join_bias, i, pass.kind));
     int64_t bytes_of = pass.kind == BFLOAT16 ? 2 : 4;
-    Crew crew(pass.threads, pass.layers * 7 + 6);  // calls of `share` below, at most
+    Crew crew(pass.threads, pass.layers * 7 + 6);  // upper bound for the calls of `share` below
 #pragma omp parallel num_threads((int)pass.threads)
     {
         int thread = omp_get_thread_num();
@@ -1134,16 +1129,16 @@ extern "C" int64_t few_rows_pass(const Pass* given, const Layer* layers) {
         member.share(seen.lists, 1, [&](Span lists, int64_t) {
             for (int64_t list = lists.begin; list < lists.end; list++) seen.fill(pass, list);
         });
-        // A row's embedding.
+        // The embedding of a row.
         auto embedded = [&](int64_t row) {
             if (pass.hidden) return (const char*)pass.hidden + row * dim * bytes_of;
-            return (const char*)pass.embedding + pass.words_fed[row % (pictures * pass.tokens)] * dim * bytes_of;
+            return (const char*)pass.embedding + pass.words_fed[row % (requests * pass.tokens)] * dim * bytes_of;
         };
         if (pass.features) {
             rows([&](int64_t row) {
                 pairs.at(row, 0, [&](auto* own) {
-                    int64_t picture_row = row % (pictures * pass.tokens), half = row / (pictures * pass.tokens);
-                    int64_t feature = (picture_row * pass.halves + half) * dim;
+                    int64_t request_row = row % (requests * pass.tokens), half = row / (requests * pass.tokens);
+                    int64_t feature = (request_row * pass.halves + half) * dim;
                     std::memcpy(own, embedded(row), dim * bytes_of);
                     std::memcpy(own + dim, (const char*)pass.features + feature * bytes_of, dim * bytes_of);
                 });
@@ -1160,7 +1155,7 @@ extern "C" int64_t few_rows_pass(const Pass* given, const Layer* layers) {
                 for (int64_t i = 0; i < dim; i++) residual[row * dim + i] = number(embedded(row), i, pass.kind);
             });
         }
-        // Rows normalised; as they are, they are kept where `layer` wants that.
+        // Normalises rows; stores them as they were where `layer` wants that.
         auto norm = [&](const void* weight, Rows& to, const Layer* layer = nullptr) {
             rows([&](int64_t row) {
                 const float* from = &residual[row * dim];
@@ -1177,7 +1172,7 @@ extern "C" int64_t few_rows_pass(const Pass* given, const Layer* layers) {
                 });
             });
         };
-        // Products added to what there is.
+        // Adds products to the rows.
         auto add = [&](const Matrix& matrix, const Rows& from) {
             outputs(dim, [&](Span span, int64_t until) {
                 product(matrix, from, 0, R, span, until, into(residual.data(), dim),
@@ -1220,7 +1215,7 @@ extern "C" int64_t few_rows_pass(const Pass* given, const Layer* layers) {
             });
             add({layer.out, layer.out_scale, nullptr, pass.matrix_kind, dim, dim}, attended);
             norm(layer.norm_feed_forward, normed);
-            // Some of the gate, what it gates, and their product.
+            // A part of the gate, what it gates, and their product.
             const char* up = (const char*)layer.gate_up + bytes_of_weights(pass.matrix_kind, I * dim);
             const float* up_scale = layer.gate_up_scale ? layer.gate_up_scale + I : nullptr;
             auto keep = [&](Block<float>& where) {
@@ -1250,7 +1245,7 @@ extern "C" int64_t few_rows_pass(const Pass* given, const Layer* layers) {
                 std::memcpy((char*)pass.states + state_of(pass, row) * sizeof(*own), own, dim * sizeof(*own));
             });
         });
-        // Logits of the last tokens of every sequence; of all tokens that is one product.
+        // Logits of the last tokens of every sequence; for all tokens it is one product.
         bool everything = pass.logits_of == pass.tokens;
         int64_t pieces = everything ? 1 : pass.sequences, kept = everything ? R : pass.logits_of;
         int64_t skipped = everything ? 0 : pass.tokens - kept;
@@ -1261,7 +1256,7 @@ extern "C" int64_t few_rows_pass(const Pass* given, const Layer* layers) {
                 product(head, last, piece * pass.tokens + skipped, kept, span, until,
                         into(logits + piece * kept * pass.vocabulary, pass.vocabulary),
                         [&](int64_t row, int64_t output, Four sums, int64_t count) {
-                            // Rounded as the head's own output is.
+                            // Rounded like the output of the head.
                             if (pass.kind == BFLOAT16) {
                                 Lanes wide = {};
                                 std::memcpy(&wide, &sums, 16);
@@ -1270,14 +1265,14 @@ extern "C" int64_t few_rows_pass(const Pass* given, const Layer* layers) {
                             }
                             store(&logits[(piece * kept + row) * pass.vocabulary + output], sums, count);
                         });
-            for (int64_t row = 0; row < pictures * pass.logits_of && pass.guidance; row++) {
+            for (int64_t row = 0; row < requests * pass.logits_of && pass.guidance; row++) {
                 const float* with = &raw[row * pass.vocabulary + span.begin];
-                const float* without = with + pictures * pass.logits_of * pass.vocabulary;
+                const float* without = with + requests * pass.logits_of * pass.vocabulary;
                 float* guided = &pass.logits[row * pass.vocabulary + span.begin];
                 sweep(span.end - span.begin, [&](int64_t i, auto load, auto store) {
                     Lanes base = load(without + i);
                     Lanes more = all((float)pass.guidance) * (load(with + i) - base);
-                    asm("" : "+m"(more));  // rounded before it is added, as torch has it
+                    asm("" : "+m"(more));  // rounded before it is added, as torch does
                     store(guided + i, base + more);
                 });
             }

@@ -1,7 +1,7 @@
-"""Linear layers of other people's models, in the kernels wherever these serve: few rows on a CPU.
+"""Linear layers of other libraries' models, computed by the kernels for few rows on a CPU.
 
-Belongs here: how a model of transformers comes to use the product of few rows. Does not belong here: the product
-(`native.py`), and models whose whole passes run in the kernels (`specdecode.kernels.fast_pass`).
+Belongs here: making a model of transformers use the product of few rows. Does not belong here: the product
+(`native.py`), and models whose whole forward passes run in the kernels (`fast_pass.py`).
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from specdecode.kernels.build import library
 from specdecode.kernels.native import fits_linear, linear, linear_now
 
 MOST_ROWS = {torch.float32: 256, torch.bfloat16: 48}
-"""Beyond which torch's own products were as fast, or might be elsewhere: on two cores of an AMD EPYC these were faster
-up to 272 rows in float32, and up to about 50 in bfloat16."""
+"""The most rows for which the kernels are used. On two cores of an AMD EPYC they beat torch up to 272 rows in float32
+and up to about 50 in bfloat16; the limits leave a margin for other machines."""
 
 
 class FewRowLinear(nn.Linear):
-    """`nn.Linear`, whose products of few rows run in the kernels where they serve; everything else is torch's.
+    """`nn.Linear` whose products of few rows run in the kernels; all others are torch's.
 
-    In compiled code too, if there were kernels when it was made.
+    In compiled code too, if there were kernels when the layer was converted.
     """
 
     in_kernels: bool
@@ -40,7 +40,7 @@ class FewRowLinear(nn.Linear):
 
 
 def serve_linears(model: nn.Module) -> None:
-    """Let every plain linear layer of a model use the kernels from now on. Weights and their names stay as they are.
+    """Make every plain linear layer of a model use the kernels. Weights and their names stay as they are.
 
     Layers of another class (quantized, an adapter) are left alone.
     """

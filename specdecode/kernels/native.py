@@ -1,10 +1,10 @@
-"""The kernels on tensors: a linear layer for few rows, and a whole decoder pass.
+"""The kernels' interface to torch: a linear layer for few rows, and a whole forward pass of a decoder.
 
-Belongs here: which tensors the kernels can be given, and their registration with torch, so that compiled graphs hold
-them. Does not belong here: building (`build.py`), arithmetic (`few_rows.cpp`), and which model has which weights.
+Belongs here: which tensors the kernels take, and their registration with torch, so that compiled graphs can contain
+them. Does not belong here: building (`build.py`), arithmetic (`few_rows.cpp`), and the weights of a particular model.
 
-A row's result is the same bits whatever rows stand beside it, however many, and whatever number of threads: see the
-kernels' own first lines. So decoding with them in any precision gives the same tokens plain and by every exact method.
+The result of a row is the same bits whatever rows are computed beside it and however many threads there are. So every
+exact method draws the tokens of plain decoding, in any precision.
 """
 
 from __future__ import annotations
@@ -20,22 +20,21 @@ from torch import Tensor
 from specdecode.kernels.build import library
 
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.uint8: 4}
-"""Precisions that are served, and what the kernels call them; of weights alone int8 and, in four bits, uint8."""
+"""Supported dtypes and their numbers in the kernels. int8 and uint8 (four bits) are for weights alone."""
 _INT8_ROWS = 3
-"""What they call int8 weights where what is multiplied with them is rounded to int8 too."""
+"""The kernels' number for int8 weights with input rows that are rounded to int8, too."""
 NIBBLES = 64
-"""Weights in four bits that share a scale."""
+"""How many weights in four bits share a scale."""
 MATRICES = ("qkv", "out", "gate_up", "down")
 _NO_SCALES = [0] * len(MATRICES)
-_MOST_CHANNELS = 1008
-"""Of a head."""
+_MOST_CHANNELS = 1008  # of a head
 _NO_BOUND = 2**62
 _OUTSIDE = "positions or slots lie outside the rotary table or the cache"
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """Sizes of a decoder: layers of [RMSNorm, attention, RMSNorm, SwiGLU], no biases."""
+    """Sizes of a decoder with layers of [RMSNorm, attention, RMSNorm, SwiGLU] without biases."""
 
     num_heads: int
     num_key_value_heads: int
@@ -46,13 +45,15 @@ class Geometry:
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """One layer. Matrices are [outputs, columns] of one precision; norms [dim] of the model's, None where missing.
+    """The weights of one layer. Matrices are [outputs, columns] of one dtype; norms are [dim] of the model's dtype.
 
     Args:
-        norm_attention, qkv, out, norm_feed_forward, gate_up, down: queries, keys and values are one matrix in this
-            order; so are gate and up.
-        scales: float32 [outputs] of each of `MATRICES`, where these are int8; else empty: four bits hold their own.
-        dynamic: whether rows are rounded to int8 before such a matrix, each on a scale of its own.
+        norm_attention: None where there is none.
+        qkv, out, norm_feed_forward, gate_up, down: queries, keys and values are one matrix in this order; so are gate
+            and up.
+        scales: float32 [outputs] of each of `MATRICES` if these are int8; else empty, since four-bit weights contain
+            their scales.
+        dynamic: whether input rows are rounded to int8, each on a scale of its own.
     """
 
     norm_attention: Tensor | None
@@ -65,11 +66,11 @@ class LayerWeights:
     dynamic: bool = False
 
     def kind(self) -> int:
-        """Of the matrices, as the kernels call it."""
+        """The kernels' number for the matrices' dtype."""
         return _INT8_ROWS if self.dynamic else KINDS[self.qkv.dtype]
 
     def pointers(self) -> tuple[int, ...]:
-        """As the kernels read them; spelled out, since at every pass a loop over the fields takes twice as long."""
+        """The addresses in the kernels' order. Spelled out: a loop over the fields would take twice as long."""
         return (
             0 if self.norm_attention is None else self.norm_attention.data_ptr(),
             self.qkv.data_ptr(),
@@ -82,8 +83,8 @@ class LayerWeights:
 
 
 def fits_linear(x: Tensor, weight: Tensor) -> bool:
-    """Whether `linear` takes these where there are kernels: on a CPU, of a precision that is served, nothing to be
-    learned. Code that is being compiled may ask."""
+    """Whether `linear` takes these, given that there are kernels: on a CPU, without gradients, in a supported dtype.
+    Compiled code may call this, too."""
     return (
         x.device.type == "cpu"
         and not torch.is_grad_enabled()
@@ -93,21 +94,21 @@ def fits_linear(x: Tensor, weight: Tensor) -> bool:
     )
 
 
-@torch.library.custom_op("vargen::few_row_linear", mutates_args=())
+@torch.library.custom_op("specdecode::few_row_linear", mutates_args=())
 def linear(
     x: Tensor, weight: Tensor, scale: Tensor | None = None, bias: Tensor | None = None, dynamic: bool = False
 ) -> Tensor:
-    """`x weight^T + bias`, every row by itself. Where there are kernels, and for what `fits_linear`.
+    """`x weight^T + bias`, each row computed by itself. Needs kernels, and arguments that fit (`fits_linear`).
 
     Args:
         x: [..., columns], float32 or bfloat16.
-        weight: [outputs, columns] of the same precision, or int8 with `scale`; or as `Int4Linear` has it.
+        weight: [outputs, columns] of the same dtype, or int8 with `scale`; or the format of `Int4Linear`.
         scale: float32 [outputs] of int8 weights.
-        bias: [outputs], as `x`.
-        dynamic: whether rows of `x` are rounded to int8 too, each on a scale of its own; beside int8 weights.
+        bias: [outputs] of the dtype of `x`.
+        dynamic: whether rows of `x` are rounded to int8, too, each on a scale of its own. Needs int8 weights.
 
     Returns:
-        [..., outputs], as `x`.
+        [..., outputs] of the dtype of `x`.
     """
     y = linear_now(x, weight, scale, bias, dynamic)
     assert y is not None
@@ -117,7 +118,7 @@ def linear(
 def linear_now(
     x: Tensor, weight: Tensor, scale: Tensor | None = None, bias: Tensor | None = None, dynamic: bool = False
 ) -> Tensor | None:
-    """The same without torch's dispatch, which costs more than a small product; None where there are no kernels."""
+    """`linear` without torch's dispatch, which costs more than a small product; None where there are no kernels."""
     kernels = library()
     if kernels is None:
         return None
@@ -150,17 +151,17 @@ def _(
 
 @dataclass(frozen=True)
 class Weights:
-    """All of a decoder; matrices [outputs, columns] and tables contiguous, of the precision that it computes in.
+    """All weights of a decoder. Matrices [outputs, columns] and tables are contiguous, in the dtype it computes in.
 
     Args:
         layers: [RMSNorm, attention, RMSNorm, SwiGLU] each.
         geometry: sizes.
         rotary: float32 [positions, head_dim / 2, 2], cosine and sine for each pair of neighbouring channels.
-        embedding: [words, dim], or None: it is given embeddings.
-        join: [dim, 2 dim], what makes one input of an embedding and a feature, or None: there are no features.
+        embedding: [words, dim]; None: embeddings are given instead of tokens.
+        join: [dim, 2 dim], maps an embedding and a feature to one input; None: there are no features.
         join_bias: [dim], or None.
-        norm_out: [dim], or None: no last norm.
-        head: [V, dim], or None: no logits.
+        norm_out: [dim]; None: no last norm.
+        head: [V, dim]; None: no logits.
     """
 
     layers: Sequence[LayerWeights]
@@ -175,20 +176,20 @@ class Weights:
 
 @dataclass(frozen=True)
 class NewTokens:
-    """What is fed, S sequences at once: those of B pictures, S = halves * B, all first halves before all second ones.
+    """The new tokens of S sequences: those of B requests, S = halves * B, all first halves before all second ones.
 
     Args:
-        positions: int64 [1, B or S, n], rows of `Weights.rotary`, from its end where negative.
+        positions: int64 [1, B or S, n], rows of `Weights.rotary`, counted from its end where negative.
         mask: bool [1, B or S, n, w], which slots behind `lengths` each token sees.
-        hidden_states: [S, n, dim], embeddings; or None, and then
+        hidden_states: [S, n, dim], embeddings; None: `tokens` are given.
         tokens: int64 [B, n], rows of `Weights.embedding`.
-        features: [B, n, halves * dim], to be joined to them; or None.
-        halves: of a picture.
-        lengths: int64 [S], slots that are full and seen by all its tokens; None: none are.
-        starts: int64 [S], the first of these that is seen; None: 0.
-        origins: int64 [S], beside `lengths`: `lengths - origins` is added to positions.
-        last_position: greater ones become it; None: there are none.
-        places: int64 [S * n], slots of the tokens, all sequences counted through; None: the last n of the w.
+        features: [B, n, halves * dim], to be joined to the embeddings; or None.
+        halves: sequences of a request: 2 with guidance, else 1.
+        lengths: int64 [S], slots that are full and seen by all new tokens of a sequence; None: no slot is.
+        starts: int64 [S], the first of these slots that is seen; None: 0.
+        origins: int64 [S], given with `lengths`: `lengths - origins` is added to positions.
+        last_position: greater positions are replaced by it; None: there are none.
+        places: int64 [S * n], slots of the tokens, counted through all sequences; None: the last n of the w.
     """
 
     positions: Tensor
@@ -205,8 +206,7 @@ class NewTokens:
 
 
 def fits_pass(dtype: torch.dtype, keys: Tensor, geometry: Geometry) -> bool:
-    """Whether `decoder_pass`, where there is one, computes in this precision over this cache: on a CPU, nothing to be
-    learned."""
+    """Whether `decoder_pass` takes this dtype and cache, given that there are kernels: on a CPU, without gradients."""
     _, heads, slots, channels = keys.shape
     return (
         keys.device.type == "cpu"
@@ -230,21 +230,21 @@ def decoder_pass(
     kept_layers: Collection[int] = (),
     side_by_side: bool = False,
 ) -> tuple[Tensor, Tensor | None] | None:
-    """All layers, the last norm and the output head over new tokens, where `fits_pass`.
+    """All layers, the last norm and the output head over new tokens. Needs arguments that fit (`fits_pass`).
 
     Args:
-        weights: of the decoder.
-        new: what is fed.
-        keys, values: for each layer [S, H_kv, slots, D], tokens lying side by side; the new ones are written.
-        guidance_scale: of the logits of two halves, `second + guidance_scale * (first - second)`; None: each its own.
-        logits_to_keep: of the last so many tokens; 0: of all.
-        kept_layers: after how many layers states are kept, rising, at most all; the last states always are.
-        side_by_side: whether the states of a picture's halves lie beside each other; then no others are kept.
+        weights: The decoder's.
+        new: The tokens and where they stand.
+        keys, values: For each layer [S, H_kv, slots, D], in the layout of `StaticKVCache`; new ones are written.
+        guidance_scale: Logits of two halves become `second + guidance_scale * (first - second)`; None: no guidance.
+        logits_to_keep: How many of the last tokens get logits; 0: all.
+        kept_layers: Numbers of layers, rising, after which hidden states are returned beside the last ones.
+        side_by_side: Whether the states of a request's halves lie beside each other; needs empty `kept_layers`.
 
     Returns:
-        States [S, n, k dim] after each of `kept_layers`, those after all of them normed and last; side by side
-        [B, n, halves * dim]. And logits float32 [S, n or logits_to_keep, V], None without a head; [B, ...] if guided.
-        None where there are no kernels.
+        States [S, n, k dim] after each of `kept_layers` and, normed and last, after all layers; side by side
+        [B, n, halves * dim]. And logits float32 [S, n or logits_to_keep, V], [B, ...] with guidance; None without a
+        head. None instead of both where there are no kernels.
 
     Raises:
         IndexError: a token, a position or a slot that does not exist; nothing was written.
@@ -257,16 +257,16 @@ def decoder_pass(
     given = new.tokens if new.hidden_states is None else new.hidden_states
     assert given is not None
     num_tokens = given.shape[1]
-    pictures = given.shape[0] // (1 if new.hidden_states is None else new.halves)
-    sequences = pictures * new.halves
+    requests = given.shape[0] // (1 if new.hidden_states is None else new.halves)
+    sequences = requests * new.halves
     inner = [number for number in kept_layers if number < len(layers)]
     if side_by_side:
-        states = torch.empty(pictures, num_tokens, new.halves * dim, dtype=dtype)
+        states = torch.empty(requests, num_tokens, new.halves * dim, dtype=dtype)
     else:
         states = torch.empty(sequences, num_tokens, (len(inner) + 1) * dim, dtype=dtype)
     kept, logits = logits_to_keep or num_tokens, None
     if weights.head is not None:
-        rows = sequences if guidance_scale is None else pictures
+        rows = sequences if guidance_scale is None else requests
         logits = torch.empty(rows, kept, weights.head.shape[0], dtype=torch.float32)
     sizes = (
         *(KINDS[dtype], layers[0].kind(), sequences, num_tokens, dim, geometry.num_heads),

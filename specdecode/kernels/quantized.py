@@ -1,13 +1,14 @@
-"""Linear layers of rounded weights: bytes, or four bits each, which come from memory sooner than bfloat16.
+"""Linear layers whose weights are rounded to eight or four bits, which load from memory faster than bfloat16.
 
-Belongs here: the layers, and putting them in the place of others. Does not belong here: the product (`native.py`), and
-who asks for it (`vargen.pipelines.quantization`).
+Belongs here: the layers, and replacing plain layers by them. Does not belong here: the product (`native.py`), and when
+quantization pays, which the caller decides.
 
-int8: each output's weights are the integers from -127 to 127 nearest to them on a scale of its own, half of bfloat16's
-bytes. What is fed to a layer stays as it is ("weight-only"): a pass over one token or a few waits for weights, and one
-over many, which waits for arithmetic, takes what it did. int8-dynamic: every row is rounded in the same way when it is
-fed; then a processor multiplies twice as many in the same time, and drafts are judged at about the cost of one token.
-int4: sixty-four weights of an output share a scale, and are integers from -8 to 7 on it; weight-only.
+int8: weights are integers from -127 to 127, and each output has a scale of its own: half of bfloat16's bytes. Inputs
+are not rounded ("weight-only"), so passes over few tokens, which wait for weights, get faster, and passes over many,
+which wait for arithmetic, do not.
+int8-dynamic: each input row is rounded in the same way, too. A processor then multiplies twice as many numbers in the
+same time, and a verification step costs about as much as a pass over one token.
+int4: weights are integers from -8 to 7, and 64 weights of an output share a scale; weight-only.
 """
 
 from __future__ import annotations
@@ -26,26 +27,26 @@ from specdecode.kernels.native import NIBBLES, fits_linear, linear, linear_now
 _LARGEST = 127
 _LOWEST, _HIGHEST = -8, 7
 _SCALES = (1.0, 0.96, 0.92, 0.88, 0.84, 0.8, 0.76)
-"""Shares of the scale that holds a block's largest weight, of which the one that errs least is taken."""
+"""The scales that are tried, as shares of the one that represents a block's largest weight; the least error wins."""
 _TINY = torch.finfo(torch.float32).tiny
 
 
 class QuantizedLinear(nn.Module):
-    """`nn.Linear` of given rounded weights.
+    """`nn.Linear` over rounded weights.
 
     Args:
-        weight: as the kernels read it.
-        scale: float32 [outputs], where one is kept apart; else None.
-        bias: [outputs], of what is fed, or None.
+        weight: in the kernels' format.
+        scale: float32 [outputs]; None where the weights contain their scales.
+        bias: [outputs], of the inputs' dtype, or None.
 
     Attributes:
-        weight, scale, bias: these. Where a model goes to another precision, weight and scale stay as they are.
-        dynamic: whether rows are rounded to int8 too, each on a scale of its own.
-        for_many_rows: whether the kernels serve many rows as well, since torch has nothing faster.
+        weight, scale, bias: these. `Module.to(dtype)` leaves weight and scale as they are.
+        dynamic: whether input rows are rounded to int8, too, each on a scale of its own.
+        for_many_rows: whether the kernels compute many rows as well, since torch has nothing faster.
     """
 
     name: str
-    """What messages call it."""
+    """The name in messages."""
     dynamic = False
     for_many_rows = False
 
@@ -70,7 +71,7 @@ class QuantizedLinear(nn.Module):
         raise NotImplementedError
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        scale = None if self.scale is None else self.scale.data  # which the next line puts another in the place of
+        scale = None if self.scale is None else self.scale.data  # the next line replaces it by a converted one
         super()._apply(fn, recurse)
         if scale is not None:
             self.scale = nn.Parameter(scale.to(self.weight.device), requires_grad=False)
@@ -81,14 +82,14 @@ class QuantizedLinear(nn.Module):
 
 
 class Int8Linear(QuantizedLinear):
-    """Weights int8 [outputs, columns], one scale an output."""
+    """Weights int8 [outputs, columns], one scale per output."""
 
     name = "int8"
 
     @classmethod
     @torch.no_grad()
     def of(cls, layer: nn.Linear, dynamic: bool = False) -> Self:
-        """The nearest one to a layer of floating-point weights."""
+        """The layer with each weight rounded to the nearest step."""
         weight = layer.weight.float()
         scale = weight.abs().amax(1) / _LARGEST
         steps = (weight / scale.clamp_min(_TINY)[:, None]).round_().to(torch.int8)
@@ -105,8 +106,11 @@ class Int8Linear(QuantizedLinear):
 
 
 class Int4Linear(QuantizedLinear):
-    """Weights in four bits, uint8 [outputs, columns / 64 * 36]: of every sixty-four columns a float32 scale, and then
-    32 bytes whose lower halves are the first 32 weights and whose upper halves the others, 8 added."""
+    """Weights in four bits, uint8 [outputs, columns / 64 * 36].
+
+    Every 64 columns are a float32 scale and 32 bytes: the lower halves of the bytes are the first 32 weights, the upper
+    halves the others, and 8 is added to each weight.
+    """
 
     name = "int4"
     for_many_rows = True
@@ -114,9 +118,9 @@ class Int4Linear(QuantizedLinear):
     @classmethod
     @torch.no_grad()
     def of(cls, layer: nn.Linear) -> Self:
-        """Near a layer of floating-point weights, whose inputs are a multiple of 64."""
+        """The layer with rounded weights; its number of inputs must be a multiple of 64."""
         blocks = layer.weight.float().unflatten(1, (-1, NIBBLES))  # [outputs, blocks, 64]
-        # The weight furthest from zero becomes -8 of them, so that all sixteen steps are of use.
+        # The weight furthest from zero becomes -8 steps, so that all sixteen steps are used.
         furthest = blocks.gather(2, blocks.abs().argmax(2, keepdim=True))
         best, scale, steps = torch.full_like(furthest, torch.inf), torch.zeros_like(furthest), torch.zeros_like(blocks)
         for share in _SCALES:
@@ -148,22 +152,22 @@ _LAYERS: dict[str, Callable[[nn.Linear], QuantizedLinear]] = {
 
 
 def quantization_of(module: nn.Module) -> str | None:
-    """How layers inside a module have been quantized here; None: none is."""
+    """How the layers of a module have been quantized by this module; None: none is."""
     found = next((layer for layer in module.modules() if isinstance(layer, QuantizedLinear)), None)
     return None if found is None else found.name + "-dynamic" * found.dynamic
 
 
 def quantize_linears(module: nn.Module, quantization: str) -> None:
-    """Put a rounded layer in the place of every plain linear layer inside a module, one after the other.
+    """Replace every plain linear layer inside a module by a rounded one.
 
-    Layers of another class (quantized already, an adapter) are left alone; so is, by int4, one whose inputs are no
-    multiple of 64.
+    Layers of another class (quantized already, an adapter) are left alone. int4 also leaves layers whose number of
+    inputs is not a multiple of 64.
 
     Args:
         quantization: "int8", "int8-dynamic" or "int4".
 
     Raises:
-        ValueError: int4 leaves all plain layers alone.
+        ValueError: int4 could round none of the plain layers.
     """
     plain = [
         (parent, name)
@@ -175,7 +179,7 @@ def quantize_linears(module: nn.Module, quantization: str) -> None:
     fitting = [(parent, name) for parent, name in plain if getattr(parent, name).in_features % block == 0]
     if plain and not fitting:
         raise ValueError(
-            f"quantization {quantization} takes layers of a multiple of {block} inputs, of which there is none"
+            f"quantization {quantization} needs layers whose number of inputs is a multiple of {block}; there is none"
         )
     for parent, name in fitting:
         setattr(parent, name, _LAYERS[quantization](getattr(parent, name)))

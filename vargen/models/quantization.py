@@ -1,7 +1,8 @@
-"""Quantization as `from_pretrained` of transformers and diffusers takes it, from what a user writes.
+"""Quantization that a user asks for: configurations for `from_pretrained`, and the project's own rounded layers.
 
-Belongs here: bitsandbytes and torchao, by the names of their own fields. Does not belong here: quantizing, which
-these libraries do while they load, and which names there are (`vargen.models.options`).
+Belongs here: bitsandbytes and torchao, by the names of their own fields, and errors for users. Does not belong here:
+rounding (these libraries do it while they load; `specdecode.kernels.quantized`), and the names of quantizations
+(`vargen.models.options`).
 """
 
 from __future__ import annotations
@@ -14,8 +15,17 @@ from typing import Any
 import transformers
 from diffusers import PipelineQuantizationConfig
 
+from specdecode.kernels.quantized import quantize_linears
 from vargen.base.errors import UserError
 from vargen.models.options import quantization_fields
+
+
+def quantize_layers(module: Any, quantization: str) -> None:
+    """`specdecode.kernels.quantized.quantize_linears`. Raises UserError where no layer can be quantized."""
+    try:
+        quantize_linears(module, quantization)
+    except ValueError as error:
+        raise UserError(str(error)) from error
 
 
 def quantization_config(quantization: str | Mapping[str, Any], library: ModuleType = transformers) -> Any:

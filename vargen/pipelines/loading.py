@@ -26,7 +26,7 @@ from vargen.models.description import ModelDescription
 from vargen.models.options import OWN_QUANTIZATION, ModelOptions
 from vargen.models.quantization import pipeline_quantization, quantization_config
 from vargen.pipelines.compilation import check_compiler
-from vargen.pipelines.quantization import DECODER, DRAFTS, check_quantization
+from vargen.pipelines.quantization import DECODER, DRAFTS, check_kernels, check_quantization
 
 if TYPE_CHECKING:
     from vargen.pipelines.emu3 import Emu3Pipeline
@@ -81,8 +81,9 @@ def loading_arguments(
         quantized: see `ModelDescription.quantized`; None: a model of transformers, quantized as a whole.
 
     Raises:
-        UserError: a device is absent, or quantization is not possible.
+        UserError: a device is absent, quantization is not possible, or `VARGEN_KERNELS` is unknown.
     """
+    check_kernels()
     device, dtype = place_and_precision(options.device, options.dtype)
     arguments: dict[str, Any] = {"dtype": getattr(torch, dtype)}
     if options.device_map is not None:

@@ -12,10 +12,10 @@ from typing import Self
 import torch
 from torch import nn
 
-from specdecode.kernels.build import why_not
-from specdecode.kernels.quantized import quantize_linears
+from specdecode.kernels.build import wanted, why_not
 from vargen.base.errors import UserError
 from vargen.models.options import OWN_QUANTIZATION
+from vargen.models.quantization import quantize_layers
 from vargen.pipelines.components.base import KeptBetweenBatches
 
 DECODER, DRAFTS = PARTS = ("decoder", "drafts")
@@ -65,10 +65,18 @@ class QuantizablePipeline:
         parameter = next(each for each in layers.parameters() if each.is_floating_point())
         check_quantization(quantization, parameter.device, str(parameter.dtype).removeprefix("torch."))
         if DECODER in parts:
-            quantize_linears(layers, quantization)
+            quantize_layers(layers, quantization)
         if DRAFTS in parts:
             self._kept.draft_quantization = quantization
         return self
+
+
+def check_kernels() -> bool:
+    """Whether the environment leaves the project's kernels on. Raises UserError for an unknown `VARGEN_KERNELS`."""
+    try:
+        return wanted()
+    except ValueError as error:
+        raise UserError(str(error)) from error
 
 
 def check_quantization(quantization: str, device: torch.device, dtype: str) -> None:
@@ -82,6 +90,7 @@ def check_quantization(quantization: str, device: torch.device, dtype: str) -> N
     Raises:
         UserError: it would be.
     """
+    check_kernels()
     if device.type != "cpu":
         raise UserError(
             f"quantization {quantization} is computed by vargen's own kernels, on a CPU alone, not on {device}; models "

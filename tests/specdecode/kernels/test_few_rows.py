@@ -72,7 +72,7 @@ def test_a_row_has_the_same_bits_alone(
 def test_compiled_graphs_hold_the_product(own_kernels: None) -> None:
     x, weight, bias = example(2, 192, 5, torch.float32)
     torch.library.opcheck(linear, (x, weight, None, bias), test_utils=("test_schema", "test_faketensor"))
-    assert torch.equal(torch.ops.vargen.few_row_linear(x, weight, None, bias), linear_now(x, weight, None, bias))
+    assert torch.equal(torch.ops.specdecode.few_row_linear(x, weight, None, bias), linear_now(x, weight, None, bias))
 
 
 def test_a_processor_without_wide_vectors_gets_the_same_sums(
@@ -119,8 +119,10 @@ def test_installing_builds_them_with_the_standard_library_alone(tmp_path: Path) 
         '#!/bin/sh\n[ "$1" = --version ] && exit 0\nwhile [ "$1" != -o ]; do shift; done\necho done > "$2"\n'
     )
     compiler.chmod(0o755)
-    program = f"import sys; sys.path.insert(0, {os.fspath(REPOSITORY)!r})\n"
-    program += "from specdecode.kernels.build import build_ahead; print(build_ahead())"
+    folder = REPOSITORY / "specdecode" / "kernels"  # by its path: the package around it imports torch
+    program = (
+        f"import sys; sys.path.insert(0, {os.fspath(folder)!r})\nfrom build import build_ahead\nprint(build_ahead())"
+    )
     environment = {"VARGEN_CACHE": os.fspath(tmp_path / "cache"), "CXX": os.fspath(compiler)}
     said = subprocess.run(
         [sys.executable, "-I", "-S", "-c", program], env=environment, check=True, capture_output=True, text=True

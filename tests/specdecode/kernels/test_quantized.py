@@ -209,7 +209,7 @@ def test_int4_takes_what_fits_and_says_where_nothing_does() -> None:
     quantize_linears(model, "int4")
     assert [type(each) for each in (model[0], model[1][1])] == [Int4Linear, nn.Linear]
     assert quantization_of(model) == "int4" and quantization_of(model[1]) is None
-    with pytest.raises(ValueError, match="quantization int4 takes layers of a multiple of 64 inputs"):
+    with pytest.raises(ValueError, match="quantization int4 needs layers whose number of inputs is a multiple of 64"):
         quantize_linears(model[1], "int4")
 
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from specdecode.draft_size import DraftSize, DraftSizer, FixedDraftSize
 from specdecode.drafters.draft_model import DraftModel
 from specdecode.drafters.eagle import DraftHead
-from specdecode.kernels.quantized import quantization_of, quantize_linears
+from specdecode.kernels.quantized import quantization_of
 from specdecode.neighbours import nearest_neighbours
 from specdecode.roles import Target
 from specdecode.sampling import RandomStreams
@@ -30,6 +30,7 @@ from vargen.models.finite import check_weights
 from vargen.models.kept_caches import KeptCaches
 from vargen.models.model_folder import check_component_folder
 from vargen.models.offloading import has_hooks
+from vargen.models.quantization import quantize_layers
 from vargen.pipelines.components.draft_sizes import MeasuredDraftSizes
 
 if TYPE_CHECKING:
@@ -126,7 +127,7 @@ class KeptBetweenBatches:
         """Have linear layers of what drafts quantized, where the pipeline's are to be."""
         if self.draft_quantization is not None:
             for each in layers:
-                quantize_linears(each, self.draft_quantization)
+                quantize_layers(each, self.draft_quantization)
 
     def told(self, layers: nn.Module) -> dict[str, Any]:
         """What measured seconds depend on, of how passes are computed; empty where nothing was asked for.

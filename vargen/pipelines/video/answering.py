@@ -19,7 +19,6 @@ from torch import Tensor
 
 from metrics.speculation import CallRecord
 from specdecode.finite import NotFiniteError as LogitsError
-from specdecode.kernels.quantized import quantize_linears
 from specdecode.parallel.loop import chain_layout
 from specdecode.roles import DecodeState
 from specdecode.trace import DecodeTrace, TokenOrigin
@@ -32,6 +31,7 @@ from vargen.drafters.video_head_folder import load_video_head
 from vargen.methods.base import MethodConfig
 from vargen.methods.catalogue import resolve_method
 from vargen.methods.video.base import VideoMethodConfig
+from vargen.models.quantization import quantize_layers
 from vargen.models.video_llms.architectures.base import Architecture
 from vargen.models.video_llms.architectures.catalogue import architecture_of
 from vargen.models.video_llms.context import ContextUse
@@ -412,7 +412,7 @@ class VideoAnswerer:
             except ValueError as error:
                 raise UserError(f"{kind}: {error}") from error
             if self.source is not None and (quantization := self.source.options.draft_quantization) is not None:
-                quantize_linears(network, quantization)
+                quantize_layers(network, quantization)
             self._draft_heads[key] = network
         return self._draft_heads[key]
 

@@ -16,7 +16,6 @@ from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor
 from transformers.utils import logging as transformers_logging
 
 from specdecode.kernels.linears import serve_linears
-from specdecode.kernels.quantized import quantize_linears
 from specdecode.targets.grouped_attention import use_grouped_attention
 from vargen.base.errors import UserError
 from vargen.base.reading import reason_of
@@ -24,6 +23,7 @@ from vargen.base.resources import find_video_model, shipped_video_models
 from vargen.models.finite import check_weights
 from vargen.models.model_folder import read_json, refuse_pickled
 from vargen.models.options import OWN_QUANTIZATION, ModelOptions
+from vargen.models.quantization import quantize_layers
 from vargen.models.source import SETTINGS, WEIGHTS, fetch, is_hub_name
 from vargen.models.video_llms.architectures.base import Architecture
 from vargen.models.video_llms.architectures.catalogue import find_architecture
@@ -174,7 +174,7 @@ def load_video_model(found: VideoModelFolder, options: ModelOptions) -> Any:
     if "device_map" not in arguments:
         model = model.to(device)
     if options.quantization in OWN_QUANTIZATION:
-        quantize_linears(found.architecture.decoder(model), options.quantization)
+        quantize_layers(found.architecture.decoder(model), options.quantization)
     return model
 
 

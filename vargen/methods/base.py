@@ -34,8 +34,8 @@ LARGEST = 1_000_000
 """The upper limit of settings that have no other."""
 
 Task = Literal["image", "video"]
-TASKS: tuple[Task, ...] = ("image", "video")
-"""What a method makes: pictures, or answers about videos."""
+TASKS: dict[Task, str] = {"image": "pictures", "video": "videos"}
+"""What a method is for, with the word for messages."""
 
 AnyConfig = TypeVar("AnyConfig", bound="MethodConfig")
 Network = TypeVar("Network", covariant=True)

@@ -14,7 +14,7 @@ from vargen.base.errors import UserError
 from vargen.base.reading import parse_yaml, read_yaml, reading
 from vargen.base.resources import configs_folder
 from vargen.methods.autoregressive import AutoregressiveConfig
-from vargen.methods.base import ImageMethodConfig, MethodConfig, Task, configure, did_you_mean
+from vargen.methods.base import TASKS, ImageMethodConfig, MethodConfig, Task, configure, did_you_mean
 from vargen.methods.coolsd import CoolSDConfig
 from vargen.methods.draft_model import DraftModelConfig
 from vargen.methods.eagle import EagleConfig
@@ -140,7 +140,7 @@ def resolve_method(
         return method
     by_name: Mapping[str, type[MethodConfig]] = methods_for(task)
     if not isinstance(method, str):
-        raise UserError(f"method must be a name or settings of a method for {task}s, got {method!r}")
+        raise UserError(f"method must be a name or settings of a method for {TASKS[task]}, got {method!r}")
     if method in by_name:
         return configure(by_name[method], options or {}, (own or {}).get(method))
     presets = find_presets(task)
@@ -148,7 +148,7 @@ def resolve_method(
     if path.suffix not in (".yaml", ".yml"):
         known = [*by_name, *presets]
         raise UserError(
-            f"method {method!r} is not known for {task}s{did_you_mean(method, known)}; choose one of: "
+            f"method {method!r} is not known for {TASKS[task]}{did_you_mean(method, known)}; choose one of: "
             f"{', '.join(known)}"
         )
     preset = _read_preset(path)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from specdecode.draft_size import DraftSize, DraftSizer
     from specdecode.drafters.jacobi import JacobiDrafter
 
-COUPLINGS = ("gumbel", "maximal")
+SCD_COUPLINGS = ("gumbel", "maximal")
 INITIAL_GUESSES = ("random", "repeat")
 ACCEPTED_BY_WINDOW = ((2, 0.75), (4, 1.26), (8, 2.00), (16, 3.08), (32, 4.09))
 """Of the shipped picture model: guesses that `jacobi` has accepted in a pass, by window, over 32 held-out prompts."""
@@ -250,7 +250,7 @@ class CoupledJacobiConfig(JacobiConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._one_of("coupling", COUPLINGS)
+        self._one_of("coupling", SCD_COUPLINGS)
 
     @property
     def _drafting(self) -> dict[str, Any]:

@@ -29,19 +29,17 @@ class UniformSchedule:
         selector: which tokens a skip takes.
         min_tokens: rows skip only once they have more tokens than this: before, there are no features to reuse. The
             released code has 5.
-        first_skip: verified steps before the first skip; None for i - 1 as later. The released code has 1, whatever i.
 
     Raises:
         ValueError: a number is out of range.
     """
 
-    def __init__(self, interval: int, selector: Selector, min_tokens: int = 5, first_skip: int | None = None) -> None:
+    def __init__(self, interval: int, selector: Selector, min_tokens: int = 5) -> None:
         if interval < 2:
             raise ValueError(f"interval must be 2 or more (2 skips every other iteration), got {interval}")
         self.interval = interval
         self.selector = selector
         self.min_tokens = _checked_min_tokens(min_tokens)
-        self.first_skip = interval - 1 if first_skip is None else first_skip
         self._verified: list[int] = []  # of every row, on the host: nobody need wait to know that no row skips
 
     def start(self, state: DecodeState) -> None:
@@ -50,9 +48,8 @@ class UniformSchedule:
 
     def select(self, draft: Draft, state: DecodeState) -> Selection | None:
         """Asked before every target pass; see `specdecode.roles.Schedule`."""
-        since_first = [verified - self.first_skip for verified in self._verified]
+        due = [verified > 0 and verified % (self.interval - 1) == 0 for verified in self._verified]
         self._verified = [verified + 1 for verified in self._verified]
-        due = [since >= 0 and since % (self.interval - 1) == 0 for since in since_first]
         if not any(due):
             return None
         rows = state.lengths > self.min_tokens

@@ -26,11 +26,10 @@ from torch import Tensor
 
 from specdecode.roles import DecodeState, Draft, Selection
 from specdecode.sampling import Tag
+from vargen.methods.vvs import CHOICES
 
 Selector = Callable[[Draft, DecodeState], Selection]
 """Proposes a path for every row, and the most of it that is taken."""
-
-CHOICES = ("sample", "confidence", "central", "drafter")
 
 
 class PathSelector:

@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vargen.methods.base import Components, Suggestions
-from vargen.methods.jacobi import COUPLINGS, WindowConfig
+from vargen.methods.jacobi import SCD_COUPLINGS, WindowConfig
+from vargen.methods.vvs import SCHEDULES
 
 if TYPE_CHECKING:
     from specdecode.roles import Schedule
-
-SCHEDULES = ("uniform", "dynamic", "likeness")
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ class WindowSkippingConfig(WindowConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._one_of("coupling", COUPLINGS)
+        self._one_of("coupling", SCD_COUPLINGS)
         self._one_of("schedule", SCHEDULES)
         self._number("interval", 2, whole=True)
         self._number("threshold", 0, 1)

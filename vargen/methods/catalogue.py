@@ -74,8 +74,6 @@ AnyConfig = TypeVar("AnyConfig", bound=MethodConfig)
 def methods_for(task: Literal["image"]) -> dict[str, type[ImageMethodConfig]]: ...
 @overload
 def methods_for(task: Literal["video"]) -> dict[str, type[VideoMethodConfig]]: ...
-@overload
-def methods_for(task: Task) -> dict[str, type[MethodConfig]]: ...
 def methods_for(task: Task) -> Any:
     """The methods of a task by name, in the order in which they are listed."""
     return {method.name: method for method in METHODS if method.task == task}
@@ -107,14 +105,6 @@ def resolve_method(
     *,
     task: Literal["video"],
 ) -> VideoMethodConfig: ...
-@overload
-def resolve_method(
-    method: str | MethodConfig,
-    options: Mapping[str, Any] | None = None,
-    own: Mapping[str, Mapping[str, Any]] | None = None,
-    *,
-    task: Task,
-) -> MethodConfig: ...
 def resolve_method(
     method: str | MethodConfig,
     options: Mapping[str, Any] | None = None,

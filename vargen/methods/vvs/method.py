@@ -1,4 +1,4 @@
-"""VVS: LANTERN's draft and acceptance, and target passes left out altogether (arXiv 2511.13587).
+"""VVS (arXiv 2511.13587): LANTERN's draft and acceptance, with verification skipped at some steps.
 
 Belongs here: the settings, and how schedule, selector and feature cache beside this file come together.
 """
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class VVSConfig(LanternConfig):
-    """LANTERN's draft and acceptance, and target passes left out altogether; see docs/methods.md.
+    """LANTERN's draft and acceptance, with verification skipped at some steps; see docs/methods.md.
 
     Args:
         schedule: "uniform" (VVS-U: every so many steps), "dynamic" (VVS-D: where the tree's paths look alike) or
-            "likeness" (as far as what the drafter believes in looks like what is taken).
-        interval: VVS-U: of so many iterations one is skipped, 2 or more.
+            "likeness" (this project's own: as far as what could be drawn instead looks like the token taken).
+        interval: VVS-U: one of so many iterations is skipped, 2 or more.
         threshold: VVS-D: likeness of paths above which a step is skipped, -1 to 1; "likeness": the least likeness of
             a token that is taken, 0 to 1.
-        choice: the path that a skip takes: "sample" (uniformly), "central", "confidence" (the likeliest) or "drafter"
-            (drawn as the drafter would). "confidence" needs a dynamic tree, "drafter" and the schedule "likeness" that
-            or sampled children.
+        choice: the path that a skip takes: "sample" (uniformly), "central" (most like the others), "confidence" (the
+            likeliest; needs a dynamic tree) or "drafter" (drawn as the drafter would). "drafter" and the schedule
+            "likeness" need a dynamic tree or sampled children.
         truncate: cut the path at the paths' mean length.
-        min_tokens: nothing is skipped before a picture has more tokens than this.
+        min_tokens: no step is skipped before a picture has more tokens than this.
         refresh: let the drafter read skipped tokens again once their own features are known.
-        depth_behind_skip: levels drafted behind skipped tokens, which are certainly judged; null for `depth`.
+        depth_behind_skip: levels drafted behind skipped tokens; null for `depth`.
     """
 
     name: ClassVar[str] = "vvs"
@@ -111,7 +111,7 @@ class VVSConfig(LanternConfig):
 
     @classmethod
     def search(cls, suggest: Suggestions) -> dict[str, Any]:
-        """LANTERN's, and what is skipped."""
+        """LANTERN's settings, and what is skipped."""
         settings = {
             **super().search(suggest),
             "schedule": suggest.choice("schedule", SCHEDULES),

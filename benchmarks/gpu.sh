@@ -51,7 +51,8 @@ record "compiled decoding" \
     "$python" benchmarks/compiled.py --device cuda --dtype bfloat16 --tokens 64 --repeats 3 \
     --output "$results/compiled_cuda.json"
 record "methods with heavy passes" \
-    "$python" benchmarks/weighted_bench.py --device cuda --methods ar,jacobi,jacobi-wide,vvs-jacobi-wide,eagle-sampled-25 \
+    "$python" benchmarks/weighted_bench.py --device cuda \
+    --methods ar,jacobi,jacobi-wide,vvs-jacobi-wide,benchmarks/methods/eagle-sampled-25.yaml \
     --prompts 4 --weighted_by LlamaGen-XL --weight_dtype bfloat16 --json "$results/bench_weighted_cuda.json"
 echo "$failed parts failed; results lie in $results"
 exit "$((failed > 0))"

@@ -33,12 +33,16 @@ RECORDED_ON = RESULTS / "recorded_on.json"
 WORK = ROOT / "runs" / "record_all"
 PICKS = "ar,jacobi,scd,eagle-chain,vvs-jacobi,likeness-quality,likeness-fast"
 ALL = (
-    f"{PICKS},likeness-balanced,lantern-tree,eagle,eagle-tree,eagle-sampled-9,lantern,sjd,gsd,coolsd,draft-model,"
+    f"{PICKS},likeness-balanced,lantern-tree,eagle,eagle-tree,benchmarks/methods/eagle-sampled-9.yaml,lantern,sjd,gsd,coolsd,draft-model,"
     "vvs-paper-uniform,vvs-paper-dynamic"
 )
-REST = (  # of the exact ones those whose pictures are not plain decoding's own
-    "ar,sjd,eagle-sampled-9,eagle-sampled-25,likeness-sampled-9,likeness-sampled-25,vvs-jacobi-wide,vvs-uniform-8,"
-    "vvs-dynamic-8,vvs-paper-uniform,vvs-paper-dynamic,draft-model,scd-wide,lantern,vvs"
+STUDIED = "eagle-sampled-9", "eagle-sampled-25", "likeness-sampled-9", "likeness-sampled-25", "vvs-uniform-8"
+REST = ",".join(  # of the exact ones those whose pictures are not plain decoding's own
+    (
+        "ar,sjd",
+        *(f"benchmarks/methods/{name}.yaml" for name in (*STUDIED, "vvs-dynamic-8")),
+        "vvs-jacobi-wide,vvs-paper-uniform,vvs-paper-dynamic,draft-model,scd-wide,lantern,vvs",
+    )
 )
 HEAVY = ("--weighted_by", "LlamaGen-XL", "--weight_dtype", "bfloat16")
 IN_INT8 = ("--quantization", "int8-dynamic", "--draft_quantization", "int8")

@@ -108,7 +108,7 @@ def measure(pipeline: LlamaGenPipeline, name: str, options: dict[str, Any], prom
     }
     outside = sum(seconds for part, seconds in parts.items() if not part.endswith("forward"))
     return {
-        "method": name,
+        "method": Path(name).stem,
         "options": options,
         "steps": steps,
         "milliseconds_per_step": {part: 1000 * seconds / steps for part, seconds in parts.items()},
@@ -121,7 +121,8 @@ def main() -> None:
     parser.add_argument("--model", default=None, help="model folder or name of a shipped one")
     parser.add_argument(
         "--methods",
-        default="ar,jacobi,vvs-jacobi,eagle-chain,eagle-sampled-25,lantern-tree,likeness-balanced,draft-model",
+        default="ar,jacobi,vvs-jacobi,eagle-chain,benchmarks/methods/eagle-sampled-25.yaml,lantern-tree,likeness-balanced,"
+        "draft-model",
     )
     parser.add_argument("--drafter", default=None, help="drafter folder, for a model without one")
     parser.add_argument("--prompts", type=int, default=8)

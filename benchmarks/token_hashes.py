@@ -68,11 +68,14 @@ SMALL_TREE = {"total_tokens": 8, "depth": 3}
 SAMPLED_CHAIN = {"tree": CHAIN, "depth": 4, "children": "sampled"}
 SKIPPING = {"window": 16, "initial_guess": "repeat", "max_skip": 4}
 PRESETS = (
-    "eagle-chain", "eagle-sampled-9", "eagle-sampled-25", "eagle-sampled-57", "eagle-tree", "jacobi-wide",
-    "lantern-tree", "likeness-balanced", "likeness-fast", "likeness-quality", "likeness-sampled-9",
-    "likeness-sampled-25", "likeness-sampled-57", "scd-wide", "vvs-dynamic-8", "vvs-jacobi-wide", "vvs-paper-dynamic",
-    "vvs-paper-uniform", "vvs-uniform-8",
+    "eagle-chain", "eagle-tree", "jacobi-wide", "lantern-tree", "likeness-balanced", "likeness-fast",
+    "likeness-quality", "scd-wide", "vvs-jacobi-wide", "vvs-paper-dynamic", "vvs-paper-uniform",
 )  # fmt: skip
+STUDIED = (
+    "eagle-sampled-9", "eagle-sampled-25", "eagle-sampled-57", "likeness-sampled-9", "likeness-sampled-25",
+    "likeness-sampled-57", "vvs-dynamic-8", "vvs-uniform-8",
+)  # fmt: skip
+"""Files in benchmarks/methods."""
 
 IMAGE_SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
     "ar": {"": {}},
@@ -110,8 +113,6 @@ IMAGE_SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
         "choice central, bush": {"tree": BUSH, "depth": 3, "choice": "central"},
         "not truncated": {**SMALL_TREE, "truncate": False},
         "refresh": {**SMALL_TREE, "truncate": False, "refresh": True},
-        "stale features": {**SMALL_TREE, "truncate": False, "staleness": 2},
-        "stale features after verification": {**SMALL_TREE, "truncate": False, "verified_staleness": 1},
         "shallow behind a skip": {**SMALL_TREE, "truncate": False, "depth_behind_skip": 1},
         "late": {**SMALL_TREE, "interval": 2, "min_tokens": 100},
     },
@@ -214,7 +215,8 @@ def image_cases() -> dict[str, Case]:
         cases[_name(method, first, "greedy")] = _case(method, settings, {"temperature": 0.0}, TWO)
         if method in ("ar", "eagle"):
             cases |= {_name(method, first, label): _case(method, settings, call, TWO) for label, call in CALLS.items()}
-    return cases | {f"preset {name}": _case(name, {}, {}, ALL) for name in PRESETS}
+    cases |= {f"preset {name}": _case(name, {}, {}, ALL) for name in PRESETS}
+    return cases | {f"studied {name}": _case(f"benchmarks/methods/{name}.yaml", {}, {}, ALL) for name in STUDIED}
 
 
 def video_cases() -> dict[str, Case]:
@@ -256,6 +258,8 @@ def counts(trace: Mapping[str, Any]) -> dict[str, int]:
 def draw(pipeline: LlamaGenPipeline, case: Case, folder: Path, reverse: bool) -> Case:
     """The hashes of the pictures, in the order of the case's rows, and what they took."""
     method = case["method"]
+    if method.endswith(".yaml"):
+        method = str(ROOT / method)
     if case["settings"]:  # a YAML file is the one way to give settings that needs no name of a class
         path = folder / "method.yaml"
         path.write_text(json.dumps({"method": method, **case["settings"]}))

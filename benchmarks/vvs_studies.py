@@ -18,7 +18,8 @@ import argparse
 import json
 import sys
 import time
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,8 @@ from scenes.judge.report import judge_images
 from vargen.base.resources import find_model
 from vargen.methods.base import ImageMethodConfig
 from vargen.methods.catalogue import resolve_method
+from vargen.methods.vvs.feature_cache import FeatureCache
+from vargen.methods.vvs.method import VVSConfig
 from vargen.methods.vvs.schedule import tree_similarity
 from vargen.models.llamagen.vq import unit_codebook
 from vargen.models.model_folder import weights_fingerprint
@@ -42,8 +45,64 @@ from vargen.runs.files import append_jsonl, read_jsonl
 from vargen.training.teacher_forcing import guided_features
 
 RESULTS = Path(__file__).resolve().parent / "results"
+METHODS = Path(__file__).resolve().parent / "methods"
 DTYPE = "bfloat16"
 KEPT = Path(__file__).resolve().parent.parent / "runs" / "vvs_studies" / "rows.jsonl"
+
+
+class StaleFeatureCache(FeatureCache):
+    """Features older than need be, for the paper's staleness study (Fig. 4).
+
+    Args:
+        num_image_tokens: as of `FeatureCache`.
+        after_skipped: the paper's s_2: after a skipped step, read features so many positions older than the newest.
+        after_verification: its s_1: after a verification step, -1 reads its own, fresh features; 0 and more those known
+            before it, so many positions older.
+    """
+
+    def __init__(self, num_image_tokens: int, after_skipped: int = 0, after_verification: int = -1) -> None:
+        super().__init__(num_image_tokens)
+        self.after_skipped, self.after_verification = after_skipped, after_verification
+
+    def after_verified(self, features: Tensor, first: Tensor, counts: Tensor) -> Tensor:
+        """See `FeatureCache.after_verified`."""
+        if self.after_verification < 0:
+            return super().after_verified(features, first, counts)
+        before = self._older(counts, features.shape[1], self.after_verification)
+        self.write(features, first, counts)
+        return before
+
+    def read(self, first: Tensor, counts: Tensor, width: int) -> Tensor:
+        """See `FeatureCache.read`."""
+        return self._older(counts, width, self.after_skipped)
+
+    def _older(self, counts: Tensor, width: int, by: int) -> Tensor:
+        place = torch.arange(width, device=counts.device)
+        return self.at(self.newest[:, None] - (counts[:, None] - 1) + place - by)
+
+
+@dataclass(frozen=True)
+class VVSStudyConfig(VVSConfig):
+    """VVS with a choice of how old the features are that the drafter reads.
+
+    Args:
+        staleness, verified_staleness: `after_skipped` and `after_verification` of `StaleFeatureCache`.
+    """
+
+    staleness: int = 0
+    verified_staleness: int = -1
+
+    def _feature_cache(self, num_tokens: int) -> FeatureCache:
+        return StaleFeatureCache(num_tokens, self.staleness, self.verified_staleness)
+
+
+def resolve(method: str, settings: Mapping[str, Any]) -> ImageMethodConfig:
+    """A method, a preset or a file of benchmarks/methods by name, with settings that differ; VVS's may be stale."""
+    stale = {name: value for name, value in settings.items() if name.endswith("staleness")}
+    others = {name: value for name, value in settings.items() if name not in stale}
+    path = METHODS / f"{method}.yaml"
+    config = resolve_method(str(path) if path.exists() else method, others)
+    return VVSStudyConfig(**asdict(config), **stale) if stale else config
 
 
 @dataclass(frozen=True)
@@ -51,8 +110,8 @@ class Row:
     """One setting of a study.
 
     Args:
-        method: a method or preset. settings: what differs from its defaults. call: of the pipeline.
-        paper: what the paper says of it, tokens a pass where it says no more; None: nothing that is known.
+        method: as `resolve` takes it. settings: what differs from its defaults. call: options of the pipeline's call.
+        paper: the paper's figures, tokens a pass if it is one; None: it has none.
     """
 
     method: str
@@ -61,9 +120,9 @@ class Row:
     paper: str | None = None
 
     @property
-    def told(self) -> str:
-        """Everything that decides its pictures; alike for rows that several studies share."""
-        return json.dumps([resolve_method(self.method, self.settings).to_dict(), self.call], sort_keys=True)
+    def identity(self) -> str:
+        """Everything that decides its pictures; the same for rows that several studies share."""
+        return json.dumps([resolve(self.method, self.settings).to_dict(), self.call], sort_keys=True)
 
 
 def _uniform(interval: int, delta: float, **others: Any) -> dict[str, Any]:
@@ -85,7 +144,7 @@ _SAMPLED = ("scd", "eagle-sampled-9", "likeness-sampled-9", "vvs-paper-uniform")
 
 def _drawn_tree(nodes: int) -> dict[str, Any]:
     """What the preset of so many drawn nodes drafts."""
-    settings = resolve_method(f"eagle-sampled-{nodes}").to_dict()
+    settings = resolve(f"eagle-sampled-{nodes}", {}).to_dict()
     return {name: settings[name] for name in ("tree", "depth", "children")}
 
 
@@ -130,6 +189,17 @@ STUDIES: dict[str, dict[str, Row]] = {
         )
         for delta in (0.0, 0.05, 0.1, 0.2, 0.3, 0.5)
     },
+    "our choices": {
+        **{f"choice {choice}": Row("vvs-paper-uniform", {"choice": choice}) for choice in ("central", "drafter")},
+        "refresh": Row("vvs-paper-uniform", {"refresh": True}),
+        **{
+            f"likeness({threshold})": Row(
+                "vvs-paper-uniform",
+                {"schedule": "likeness", "threshold": threshold, "choice": "drafter", "truncate": False},
+            )
+            for threshold in (0.3, 0.4, 0.5, 0.6)
+        },
+    },
     "drawn trees": {
         f"LANTERN, {nodes} drawn nodes, delta {delta}": Row("lantern", {**_drawn_tree(nodes), "delta": delta})
         for nodes in (9, 25, 57)
@@ -153,7 +223,7 @@ STUDIES: dict[str, dict[str, Row]] = {
 
 def draw(pipeline: LlamaGenPipeline, row: Row, cases: list[PromptCase], batch_size: int, judge: Any) -> dict[str, Any]:
     """Tokens a pass, tokens never verified and the share of claims that the judge finds right, over all prompts."""
-    method = resolve_method(row.method, row.settings)
+    method = resolve(row.method, row.settings)
     traces, verdicts = [], []
     for start in range(0, len(cases), batch_size):
         batch = cases[start : start + batch_size]
@@ -290,7 +360,7 @@ def main() -> None:
                 "paper": row.paper,
                 **measured(
                     f"{study}: {label}",
-                    row.told,
+                    row.identity,
                     lambda row=row: draw(pipeline, row, cases, arguments.batch_size, judge),
                 ),
             }

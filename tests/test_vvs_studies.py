@@ -11,11 +11,11 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from PIL import Image
 from results_page.pictures import STUDIES_PLOT, studies_plot, studies_section
 
 from metrics.proportion import Proportion
-from vargen.methods.catalogue import resolve_method
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 
@@ -30,16 +30,37 @@ def load(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def test_every_setting_is_one_of_its_method(monkeypatch: pytest.MonkeyPatch) -> None:
-    studies = load("vvs_studies", monkeypatch).STUDIES
+    module = load("vvs_studies", monkeypatch)
+    studies = module.STUDIES
     for study, rows in studies.items():
         for row in rows.values():
-            settings = resolve_method(row.method, row.settings).to_dict()
+            settings = module.resolve(row.method, row.settings).to_dict()
             assert all(settings[name] == value for name, value in row.settings.items())
             if study == "drawn trees":
                 assert settings["children"] == "sampled" and settings["mode"] == "exact_at_zero"
             elif study != "sampling":
                 assert (settings["total_tokens"], settings["depth"]) == (59, 5)
     assert sum(row.paper is not None for row in studies["selection"].values()) == 6
+
+
+@pytest.mark.parametrize("stale", [-1, 0, 1, 2])
+@pytest.mark.parametrize(("before", "count"), [(1, 1), (1, 3), (3, 2)])
+def test_drafting_reads_fresh_features_or_those_before(
+    monkeypatch: pytest.MonkeyPatch, stale: int, before: int, count: int
+) -> None:
+    cache = load("vvs_studies", monkeypatch).StaleFeatureCache(20, max(stale, 0), stale)
+    cache.start(torch.full((1, 1, 1), -1.0))
+    positions = torch.arange(before + count).float()
+    cache.write(positions[:before].view(1, before, 1), torch.tensor([0]), torch.tensor([before]))
+    fresh = positions[before:].view(1, count, 1)
+    got = cache.after_verified(fresh, torch.tensor([before]), torch.tensor([count]))[0, :, 0].tolist()
+    newest_before = before - 1 - stale
+    wanted = [max(-1, position) for position in range(newest_before - count + 1, newest_before + 1)]
+    assert got == (fresh[0, :, 0].tolist() if stale < 0 else wanted)
+    assert cache.at(torch.arange(before + count)[None])[0, :, 0].tolist() == positions.tolist()
+    newest = before + count - 1 - max(stale, 0)
+    read = cache.read(torch.tensor([before + count]), torch.tensor([2]), 2)[0, :, 0].tolist()
+    assert read == [max(-1, newest - 1), max(-1, newest)]
 
 
 def test_a_study_goes_on_where_it_was_killed_and_its_table_is_drawn(

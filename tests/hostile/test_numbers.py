@@ -67,7 +67,6 @@ CASES = [
     of("generate", GENERATE + "--method lantern", "--method_options.delta 7", "delta must be a number between 0 and 1"),
     of("generate", GENERATE + "--method lantern", "--method_options.num_neighbours=-3", "num_neighbours must be"),
     of("generate", GENERATE + "--method vvs", "--method_options.interval 1", "interval must be an integer"),
-    of("generate", GENERATE + "--method vvs", "--method_options.staleness=-2", "staleness must be an integer"),
     of("generate", GENERATE + "--method draft-model", "--method_options.draft_length 0", "draft_length must be"),
     of("generate", GENERATE, "--compile maybe", "unrecognized arguments: maybe"),
     of("generate", GENERATE, "--compile_bucket 1", "compile_bucket must be at least 2, got 1"),

@@ -75,7 +75,6 @@ CASES = [
     say("a method twice", "bench --methods eagle,eagle", "eagle is named twice"),
     say("options of a method that is not there", "bench --methods ar --method_options.eagle.depth 3", "'eagle' is not"),
     say("options without a method", "bench --method_options.depth 3", "must say which method"),
-    say("ablations of nothing", "bench --ablate eagle", "ablate must be one of"),
     say(
         "a video method for pictures", "generate 'a cube' --method lvspec --output {work}/out", "'lvspec' is not known"
     ),

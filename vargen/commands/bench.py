@@ -20,8 +20,7 @@ from vargen.commands.options import COMPARED_SPLITS, build_parser, check_place, 
 from vargen.jobs.cases import BenchmarkCase, World, fitting_judge, prompt_cases
 from vargen.jobs.options import SamplingOptions
 from vargen.methods.base import MethodConfig
-from vargen.methods.catalogue import UNTRAINED, options_by_method, read_method_list, resolve_method
-from vargen.methods.vvs.ablations import ABLATIONS, SHARED
+from vargen.methods.catalogue import UNTRAINED, read_method_list, resolve_method
 from vargen.models.description import ModelDescription, open_model
 from vargen.runs.files import own_folder, write_atomic
 from vargen.runs.records import own_calls
@@ -38,8 +37,6 @@ class BenchConfig(SamplingOptions):
         methods: names of methods or presets, or YAML files of settings, separated by commas. Plain decoding, "ar", is
             added where it is missing: every ratio divides by it. null: ar,jacobi,scd,vvs-jacobi, and for a model with a
             trained drafter eagle-chain,likeness-quality too.
-        ablate: "vvs" compares the settings of the paper's ablations instead of methods; `--method_options.vvs.FIELD`
-            then sets what all of them share, such as total_tokens (8) and depth (3) of the drafted trees.
         method_options: settings that differ from the defaults, by method, such as `--method_options.eagle.depth 3`.
         prompts: how many prompts; captions of scenes that training never showed.
         prompts_file: these prompts instead: a .txt (one a line), .csv, .tsv (with a column "prompt") or .jsonl file.
@@ -60,7 +57,6 @@ class BenchConfig(SamplingOptions):
     """
 
     methods: str | None = None
-    ablate: str | None = None
     method_options: dict[str, Any] = field(default_factory=dict)
     prompts: int = 64
     prompts_file: str | None = None
@@ -80,8 +76,6 @@ class BenchConfig(SamplingOptions):
         check_numbers(
             self, {"prompts": (1, MAX_PICTURES), "batch_size": (1, MAX_BATCH_SIZE), "warm_up": (0, MAX_WARM_UP)}
         )
-        if self.ablate not in (None, *ABLATIONS):
-            raise UserError(f"ablate must be one of {', '.join(ABLATIONS)}, got {self.ablate!r}")
         if self.split not in COMPARED_SPLITS:
             raise UserError(f"split must be one of {', '.join(COMPARED_SPLITS)}, got {self.split!r}")
         for name in ("json", "plot"):
@@ -97,33 +91,14 @@ class BenchConfig(SamplingOptions):
         """The methods by label, plain decoding first.
 
         Args:
-            resolve: what knows the names, such as a model's `method_resolver`. What is ablated starts from the method's
-                own defaults, whatever the model prefers.
+            resolve: what knows the names, such as a model's `method_resolver`.
             usual: what is compared where no methods are named.
 
         Raises:
             UserError: an unknown method, or options for one that is not compared.
         """
-        if self.ablate is not None:
-            return {"ar": resolve_method("ar"), **self._ablations(self.ablate)}
         names = usual if self.methods is None else self.methods
         return {"ar": resolve_method("ar"), **read_method_list(names, self.method_options, "methods", resolve)}
-
-    def studies(self) -> dict[str, list[str]]:
-        """Which methods stand in one table, by its title; plain decoding stands in each. Empty: there is one table."""
-        if self.ablate is None:
-            return {}
-        return {title: ["ar", *variants] for title, variants in ABLATIONS[self.ablate].items()}
-
-    def _ablations(self, name: str) -> dict[str, MethodConfig]:
-        shared = options_by_method(self.method_options)
-        if unknown := set(shared) - {name}:
-            raise UserError(f"method_options: {unknown.pop()!r} is not what is ablated ({name})")
-        return {
-            label: resolve_method(name, {**SHARED[name], **shared.get(name, {}), **options})
-            for variants in ABLATIONS[name].values()
-            for label, options in variants.items()
-        }
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -201,9 +176,7 @@ def _report(config: BenchConfig, rows: list[dict[str, Any]]) -> None:
     if config.json == "-":
         print(text, end="")
     else:
-        for title, labels in (config.studies() or {"": [row["method"] for row in rows]}).items():
-            print(f"\n{title}\n" if title else "", end="")
-            print(format_table([row for row in rows if row["method"] in labels]))
+        print(format_table(rows))
         if config.json is not None:
             write_atomic(config.json, text)
     if config.plot is not None:

@@ -1,5 +1,5 @@
-"""Decoding methods for pictures, one file each: settings, sizes, players, what a tuner may try.
+"""Decoding methods, one file each: settings, sizes, players, what a tuner may try. Those for videos lie in `video/`.
 
-A method knows no model: what it may ask one for is `base.Components`. `catalogue.py` lists them without importing
-torch.
+A method knows no model: it asks `base.Components`, or `video.base.VideoComponents`. `catalogue.py` lists all methods
+without importing torch.
 """

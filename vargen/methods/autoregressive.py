@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AutoregressiveConfig(ImageMethodConfig):
-    """Plain decoding: one target pass for every token. The reference every other method is compared with."""
+    """Plain decoding: one forward pass of the target for every token."""
 
     name: ClassVar[str] = "ar"
-    summary: ClassVar[str] = "plain autoregressive decoding, one target pass per token"
+    summary: ClassVar[str] = "plain autoregressive decoding, one forward pass of the target per token"
     exact: ClassVar[bool] = True
 
     def sizes(self, num_tokens: int) -> tuple[DraftSize, ...]:

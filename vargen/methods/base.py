@@ -34,8 +34,8 @@ LARGEST = 1_000_000
 """The upper limit of settings that have no other."""
 
 Task = Literal["image", "video"]
-TASKS: tuple[Task, ...] = ("image", "video")
-"""What a method makes: pictures, or answers about videos."""
+TASKS: dict[Task, str] = {"image": "pictures", "video": "videos"}
+"""What a method is for, with the word for messages."""
 
 AnyConfig = TypeVar("AnyConfig", bound="MethodConfig")
 Network = TypeVar("Network", covariant=True)
@@ -176,28 +176,22 @@ class Components(Protocol):
     @property
     def target(self) -> Target:
         """The model itself, fed with the prompts."""
-        ...
 
     @property
     def num_tokens(self) -> int:
         """Tokens of a finished picture."""
-        ...
 
     def load_draft_head(self, folder: str | None, most_new_pairs: int) -> LoadedDrafter[DraftHead]:
         """The EAGLE head in a folder, or (None) the one that came with the model, with room for so many new pairs."""
-        ...
 
     def load_draft_model(self, folder: str | None) -> LoadedDrafter[DraftModel]:
         """A draft model of the same tokens, fed with the same prompts: that in a folder, or (None) the model's own."""
-        ...
 
     def codebook(self) -> Tensor:
         """Unit vectors [V, d] of the tokens; tokens whose vectors are close look alike."""
-        ...
 
     def neighbours(self, num_neighbours: int) -> Tensor:
         """The nearest tokens [V, num_neighbours] of each token by its vector, int64, nearest first."""
-        ...
 
     def draft_sizer(
         self,
@@ -214,7 +208,6 @@ class Components(Protocol):
             draft_step: makes one drafting step; None where drafting costs nothing.
             expected: the expected acceptance rate of one draft token, or the expected accepted length of each size.
         """
-        ...
 
 
 class Suggestions(Protocol):
@@ -223,19 +216,15 @@ class Suggestions(Protocol):
     @property
     def fixed(self) -> Mapping[str, Any]:
         """Settings that are not varied; asking for one of them returns its value."""
-        ...
 
     def integer(self, name: str, low: int, high: int, log: bool = False) -> Any:
         """An integer from `low` to `high`; `log`: uniform in the logarithm."""
-        ...
 
     def number(self, name: str, low: float, high: float) -> Any:
         """A number from `low` to `high`."""
-        ...
 
     def choice(self, name: str, values: Sequence[Any]) -> Any:
         """One of the values."""
-        ...
 
 
 @dataclass(frozen=True)

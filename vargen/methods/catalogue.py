@@ -14,7 +14,7 @@ from vargen.base.errors import UserError
 from vargen.base.reading import parse_yaml, read_yaml, reading
 from vargen.base.resources import configs_folder
 from vargen.methods.autoregressive import AutoregressiveConfig
-from vargen.methods.base import ImageMethodConfig, MethodConfig, Task, configure, did_you_mean
+from vargen.methods.base import TASKS, ImageMethodConfig, MethodConfig, Task, configure, did_you_mean
 from vargen.methods.coolsd import CoolSDConfig
 from vargen.methods.draft_model import DraftModelConfig
 from vargen.methods.eagle import EagleConfig
@@ -74,8 +74,6 @@ AnyConfig = TypeVar("AnyConfig", bound=MethodConfig)
 def methods_for(task: Literal["image"]) -> dict[str, type[ImageMethodConfig]]: ...
 @overload
 def methods_for(task: Literal["video"]) -> dict[str, type[VideoMethodConfig]]: ...
-@overload
-def methods_for(task: Task) -> dict[str, type[MethodConfig]]: ...
 def methods_for(task: Task) -> Any:
     """The methods of a task by name, in the order in which they are listed."""
     return {method.name: method for method in METHODS if method.task == task}
@@ -107,14 +105,6 @@ def resolve_method(
     *,
     task: Literal["video"],
 ) -> VideoMethodConfig: ...
-@overload
-def resolve_method(
-    method: str | MethodConfig,
-    options: Mapping[str, Any] | None = None,
-    own: Mapping[str, Mapping[str, Any]] | None = None,
-    *,
-    task: Task,
-) -> MethodConfig: ...
 def resolve_method(
     method: str | MethodConfig,
     options: Mapping[str, Any] | None = None,
@@ -140,7 +130,7 @@ def resolve_method(
         return method
     by_name: Mapping[str, type[MethodConfig]] = methods_for(task)
     if not isinstance(method, str):
-        raise UserError(f"method must be a name or settings of a method for {task}s, got {method!r}")
+        raise UserError(f"method must be a name or settings of a method for {TASKS[task]}, got {method!r}")
     if method in by_name:
         return configure(by_name[method], options or {}, (own or {}).get(method))
     presets = find_presets(task)
@@ -148,7 +138,7 @@ def resolve_method(
     if path.suffix not in (".yaml", ".yml"):
         known = [*by_name, *presets]
         raise UserError(
-            f"method {method!r} is not known for {task}s{did_you_mean(method, known)}; choose one of: "
+            f"method {method!r} is not known for {TASKS[task]}{did_you_mean(method, known)}; choose one of: "
             f"{', '.join(known)}"
         )
     preset = _read_preset(path)

@@ -14,11 +14,11 @@ from vargen.methods.eagle import eagle_drafter
 
 @dataclass(frozen=True)
 class CoolSDConfig(ChainMethodConfig):
-    """An EAGLE chain, accepted by a ratio that is relaxed most for the first drafted tokens (Cool-SD).
+    """An EAGLE chain, accepted by a ratio that is relaxed most for the first draft tokens (Cool-SD).
 
     Args:
         drafter: as for "eagle".
-        draft_length: tokens drafted.
+        draft_length: draft tokens of a step.
         delta: mean factor on the acceptance ratio; 1 with decay 0 is exact.
         decay: how quickly the relaxation cools along the draft (the paper's nu).
     """

@@ -1,4 +1,4 @@
-"""A smaller model drafts a chain: speculative decoding as it began. The drafter: `specdecode.drafters.draft_model`."""
+"""A draft model drafts a chain: speculative decoding as it began. The drafter: `specdecode.drafters.draft_model`."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ if TYPE_CHECKING:
 
 _LENGTHS = (1, 2, 3, 4, 5, 6, 8)
 _RATE = 0.5
-"""How often a drafted token is taken to be accepted before anything is known."""
+"""The acceptance rate that is expected before any is measured."""
 
 
 @dataclass(frozen=True)
 class DraftModelConfig(ChainMethodConfig):
-    """A smaller model of the same vocabulary drafts a chain.
+    """A draft model, a smaller one of the same vocabulary, drafts a chain.
 
     Args:
-        draft_model: folder of the smaller pipeline; null for the one that came with the model.
-        draft_length: tokens drafted.
+        draft_model: folder of its pipeline; null for the one that came with the model.
+        draft_length: draft tokens of a step.
         children: "sampled" from its distribution, or "top" for its likeliest.
     """
 
@@ -41,7 +41,7 @@ class DraftModelConfig(ChainMethodConfig):
         self._one_of("children", CHILDREN)
 
     def resolved(self, num_tokens: int) -> Self:
-        """See `ImageMethodConfig.resolved`: a seed's picture depends on drawn tokens, not on the likeliest ones."""
+        """See `ImageMethodConfig.resolved`: drawn draft tokens change a seed's picture, the likeliest ones do not."""
         return self if self.children == "top" else super().resolved(num_tokens)
 
     def sizes(self, num_tokens: int) -> tuple[DraftSize, ...]:
@@ -54,10 +54,10 @@ class DraftModelConfig(ChainMethodConfig):
         from specdecode.drafters.draft_model import DraftModelDrafter
         from specdecode.verifiers import ExactVerifier
 
-        smaller = components.load_draft_model(self.draft_model)
+        draft = components.load_draft_model(self.draft_model)
         sizes = self.sizes(components.num_tokens)
-        sizer = components.draft_sizer(sizes, smaller.kind, lambda: smaller.draft_once(1), _RATE)
-        return Method(DraftModelDrafter(smaller.network, sizer, children=self.children), ExactVerifier())
+        sizer = components.draft_sizer(sizes, draft.kind, lambda: draft.draft_once(1), _RATE)
+        return Method(DraftModelDrafter(draft.network, sizer, children=self.children), ExactVerifier())
 
     @classmethod
     def search(cls, suggest: Suggestions) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""EAGLE: a one-layer head on the target's features drafts a tree, and the exact verifier judges it.
+"""EAGLE: a one-layer draft head on the target's features drafts a tree, and the exact verifier judges it.
 
-Belongs here: EAGLE's settings and what every method that drafts with such a head shares. How a tree grows and what the
-head is fed is `specdecode.drafters.eagle`; which head a model has, its `Components` say.
+Belongs here: EAGLE's settings, and what all methods with such a head share. Does not belong here: how a tree grows and
+what the head is fed (`specdecode.drafters.eagle`).
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 CHILDREN = ("top", "sampled")
 
 _TOTAL_TOKENS, _DEPTH = 60, 5
-"""Of a dynamic tree whose size is the method's own: that of EAGLE-2 and of LANTERN's released code."""
+"""The fixed size of a dynamic tree: that of EAGLE-2 and of LANTERN's released code."""
 _TREE_NODES = (4, 8, 12, 16, 24, 32, 48, 64)
 _TREE_DEPTHS = (1, 2, 3, 4, 5, 6)
 _RATE = 0.4
-"""How often a drafted token is taken to be accepted, where nobody measured it for the head."""
+"""The acceptance rate that is expected of a head for which it was not measured."""
 
 
 @dataclass(frozen=True)
 class EagleConfig(ImageMethodConfig):
-    """A one-layer head on the target's features drafts a token tree; see `specdecode.drafters.eagle`.
+    """A one-layer draft head on the target's features drafts a token tree; see `specdecode.drafters.eagle`.
 
     Args:
         drafter: folder of a trained head; null for the one that came with the model.
@@ -110,9 +110,9 @@ class EagleConfig(ImageMethodConfig):
 
     @property
     def _is_measured(self) -> bool:
-        """Whether seconds may choose the size: where a seed's picture is that of plain decoding, whatever is drafted.
+        """Whether measured seconds may choose the size, because the draft does not change a seed's picture.
 
-        Only the likeliest children leave it so, and only under exact verification.
+        This needs exact verification of the likeliest children.
         """
         return self.exact and self.children == "top"
 
@@ -137,7 +137,7 @@ class EagleConfig(ImageMethodConfig):
     @classmethod
     def search(cls, suggest: Suggestions) -> dict[str, Any]:
         """A dynamic tree, or a chain of drawn tokens."""
-        # Where distributions are flat, a few drawn tokens are accepted more often than many likely ones.
+        # On flat distributions a few drawn tokens are accepted more often than many likely ones.
         if not {"tree", "children"} & suggest.fixed.keys() and suggest.choice("draft", ["tree", "chain"]) == "chain":
             length = suggest.integer("chain_length", 1, 8)
             return {"tree": _chain(length), "depth": length, "children": "sampled"}
@@ -149,7 +149,7 @@ class EagleConfig(ImageMethodConfig):
 
     @classmethod
     def _search_size(cls, suggest: Suggestions, name: str, low: int, high: int) -> Any:
-        """A size, or "auto" where that is measured."""
+        """A size, or "auto" where measured seconds may choose it."""
         if cls.exact and name not in suggest.fixed and suggest.choice(f"{name}_is_auto", [True, False]):
             return AUTO
         return suggest.integer(name, low, high, log=True)
@@ -173,12 +173,12 @@ def eagle_drafter(
     children: str,
     **reuse: Any,
 ) -> EagleDrafter:
-    """The drafter over a model's head.
+    """The drafter with a model's draft head.
 
     Args:
-        folder: of the head; None for the model's own.
-        sizes: more than one only where seconds may choose.
-        reuse: of `EagleDrafter`, where steps are skipped.
+        folder: the head's; None for the model's own.
+        sizes: more than one only where measured seconds may choose.
+        reuse: options of `EagleDrafter` for skipped steps.
     """
     from specdecode.draft_size import DraftSize
     from specdecode.drafters.eagle import EagleDrafter

@@ -17,9 +17,9 @@ class GroupedConfig(WindowConfig):
     """Jacobi decoding, accepted by the ratio of whole groups of look-alike tokens (GSD).
 
     Args:
-        group_size: tokens in a group at most; 1 is exact.
-        max_probability_difference: of members from the drafted token.
-        max_distance: squared distance of members' codes from the drafted one's.
+        group_size: tokens in a group, at most; 1 is exact.
+        max_probability_difference: how much a member's probability may differ from the draft token's.
+        max_distance: squared distance of a member's code from the draft token's, at most.
     """
 
     name: ClassVar[str] = "gsd"

@@ -1,9 +1,8 @@
-"""Jacobi decoding: guesses for a window, redrawn from what the target says about the last ones. No drafter is trained.
+"""Jacobi decoding: guesses for a window, redrawn from what the target says about the last ones. No training.
 
 SJD: Teng et al., arXiv 2410.01699; coupled guesses: SCD, arXiv 2510.24211; branches at the front: SJD-PAC (CVPR 2026);
-the target's own random numbers: Wiggers and Hoogeboom, arXiv 2002.09928. The guesses are
-`specdecode.drafters.jacobi` and `jacobi_front`. Those of `sjd` and `scd` are drawn, so a seed's picture depends on the
-window; that of `jacobi` is plain decoding's.
+the target's own random numbers: Wiggers and Hoogeboom, arXiv 2002.09928. The drafters are `specdecode.drafters.jacobi`
+and `jacobi_front`. The pictures of `sjd` and `scd` depend on the window; those of `jacobi` are plain decoding's.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ if TYPE_CHECKING:
     from specdecode.draft_size import DraftSize, DraftSizer
     from specdecode.drafters.jacobi import JacobiDrafter
 
-COUPLINGS = ("gumbel", "maximal")
+SCD_COUPLINGS = ("gumbel", "maximal")
 INITIAL_GUESSES = ("random", "repeat")
 ACCEPTED_BY_WINDOW = ((2, 0.75), (4, 1.26), (8, 2.00), (16, 3.08), (32, 4.09))
-"""Of the shipped picture model: guesses that `jacobi` has accepted in a pass, by window, over 32 held-out prompts."""
+"""Guesses that the shipped picture model accepts in a forward pass of `jacobi`, by window; over 32 held-out prompts."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,7 @@ class WindowConfig(ChainMethodConfig):
 
     Args:
         window: tokens guessed ahead.
-        initial_guess: where nothing is known yet: "random" tokens, or "repeat" draws from the last known distribution.
+        initial_guess: new guesses are "random" tokens, or "repeat" draws from the last known distribution.
     """
 
     draft_settings: ClassVar[tuple[str, ...]] = ("window", "initial_guess")
@@ -51,7 +50,7 @@ class WindowConfig(ChainMethodConfig):
         return Method(drafter, self._verifier(components), self._schedule(components))
 
     def _sizer(self, components: Components) -> DraftSizer:
-        """What says how long the window is."""
+        """Chooses the window."""
         from specdecode.draft_size import FixedDraftSize
 
         (size,) = self.sizes(components.num_tokens)
@@ -74,7 +73,7 @@ class WindowConfig(ChainMethodConfig):
 
     @classmethod
     def search_starts(cls) -> Sequence[Mapping[str, Any]]:
-        """Windows of every order: a longer one settles its guesses before they are asked for, and costs more."""
+        """Windows from short to long: a longer one settles its guesses earlier, and costs more."""
         return [{"window": window} for window in (4, 8, 16, 32, 64)]
 
 
@@ -83,7 +82,7 @@ class BranchingWindowConfig(WindowConfig):
     """A window that may have branches at its front.
 
     Args:
-        branches: guesses for the first place of the window, where about half of all passes end; 1 for a chain.
+        branches: guesses for the first place of the window, where about half of all drafts end; 1 for a chain.
         branch_depth: tokens of each branch beside the first.
     """
 
@@ -133,14 +132,15 @@ class BranchingWindowConfig(WindowConfig):
 
 @dataclass(frozen=True)
 class FixedNoiseJacobiConfig(BranchingWindowConfig):
-    """Jacobi decoding with the random numbers of plain decoding: its very pictures, in fewer passes; no drafter.
+    """Jacobi decoding with the random numbers of plain decoding: the same pictures in fewer forward passes.
 
     Args:
-        window: tokens guessed ahead; "auto" for the most expected tokens a second on this machine among the windows
-            below, which no picture depends on; of several pictures at once also none, where that is fastest. With
+        window: tokens guessed ahead. "auto" chooses among the windows below the one with the most expected tokens a
+            second on this machine, which changes no picture; for several pictures at once it may choose none. With
             branches it is 16.
-        accepted_by_window: windows, and how many guesses a pass accepts of each: what "auto" begins with, scaled by
-            what happens. By default those of the shipped model; `vargen tune --save_to_model true` measures a model's.
+        accepted_by_window: windows, each with the guesses that a forward pass accepts: what "auto" expects at first,
+            scaled by what happens. The default is the shipped model's; `vargen tune --save_to_model true` measures a
+            model's own.
     """
 
     name: ClassVar[str] = "jacobi"
@@ -156,7 +156,7 @@ class FixedNoiseJacobiConfig(BranchingWindowConfig):
         object.__setattr__(self, "accepted_by_window", _checked_windows(self.name, self.accepted_by_window))
 
     def resolved(self, num_tokens: int) -> Self:
-        """See `ImageMethodConfig.resolved`: a chain's window decides no picture."""
+        """See `ImageMethodConfig.resolved`: a chain's window changes no picture."""
         return self if self.branches == 1 else super().resolved(num_tokens)
 
     def sizes(self, num_tokens: int) -> tuple[DraftSize, ...]:
@@ -169,7 +169,7 @@ class FixedNoiseJacobiConfig(BranchingWindowConfig):
         return super().resolved(num_tokens).sizes(num_tokens)
 
     def kept_with_model(self, measured: Sequence[tuple[Mapping[str, Any], Sequence[float]]]) -> Self:
-        """See `ImageMethodConfig.kept_with_model`: what a pass accepts by window, since speed is another machine's."""
+        """See `ImageMethodConfig.kept_with_model`: accepted guesses by window, since speed belongs to one machine."""
         chains = [(each, survival) for each, survival in measured if each.get("branches", 1) == 1]
         accepted = {each["window"]: sum(survival) for each, survival in chains if each.get("window", AUTO) != AUTO}
         if len(accepted) < 2:
@@ -194,7 +194,7 @@ class FixedNoiseJacobiConfig(BranchingWindowConfig):
 
 
 def _checked_windows(name: str, given: Any) -> tuple[tuple[int, float], ...]:
-    """Windows with what is accepted of them, the shortest first. Raises UserError."""
+    """Windows with their accepted guesses, the shortest first. Raises UserError."""
     try:
         windows = {int(window): float(accepted) for window, accepted in given}
     except (TypeError, ValueError):
@@ -202,19 +202,19 @@ def _checked_windows(name: str, given: Any) -> tuple[tuple[int, float], ...]:
     fit = all(1 <= window <= MAX_DRAFT and 0 <= accepted <= window for window, accepted in windows.items())
     if not windows or not fit:
         raise UserError(
-            f"{name}.accepted_by_window must be pairs of a window, at most {MAX_DRAFT:,}, and the guesses accepted of "
-            f"it, at least one, such as [[4, 1.2], [8, 1.8]], got {given!r}"
+            f"{name}.accepted_by_window must be one or more pairs of a window, at most {MAX_DRAFT:,}, and its accepted "
+            f"guesses, such as [[4, 1.2], [8, 1.8]], got {given!r}"
         )
     return tuple(sorted(windows.items()))
 
 
 @dataclass(frozen=True)
 class JacobiConfig(BranchingWindowConfig):
-    """Speculative Jacobi decoding: guesses for a window, redrawn from every pass; no training, no drafter.
+    """Speculative Jacobi decoding: guesses for a window, redrawn after every forward pass; no training.
 
     Args:
-        keep_overlap: guesses behind a rejection stay, with what they were drawn from, where that and the target's new
-            opinion overlap so much, 0 to 1; null: all are drawn anew.
+        keep_overlap: a guess behind a rejection is kept if the distribution it was drawn from and the target's new one
+            overlap at least so much, 0 to 1; null: all are drawn anew.
     """
 
     name: ClassVar[str] = "sjd"
@@ -250,7 +250,7 @@ class CoupledJacobiConfig(JacobiConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._one_of("coupling", COUPLINGS)
+        self._one_of("coupling", SCD_COUPLINGS)
 
     @property
     def _drafting(self) -> dict[str, Any]:

@@ -23,11 +23,11 @@ class LanternConfig(EagleConfig):
     """EAGLE's draft, accepted also where the target prefers a token that looks alike; `specdecode.verifiers.lantern`.
 
     Args:
-        delta: LANTERN: the most probability that may move to drafted tokens, a total-variation budget, 0 to 1.
-        multiplier: LANTERN++ instead (its lambda): as many times its own probability may a drafted token have, 1 or
-            more; null for LANTERN.
-        num_neighbours: how many nearest codes may lend their probability; "auto" for a sixteenth of the vocabulary,
-            as LANTERN's 1000 of 16384.
+        delta: LANTERN: the most probability that may move to draft tokens, a total-variation budget, 0 to 1.
+        multiplier: LANTERN++ (its lambda), instead of `delta`: a draft token's probability grows at most by this
+            factor, 1 or more; null for LANTERN.
+        num_neighbours: how many nearest codes may lend their probability; "auto" for a sixteenth of the vocabulary
+            (LANTERN has 1000 of 16384).
         mode: "exact_at_zero" or "release" (the released code's rule, which is not exact at zero relaxation).
     """
 
@@ -53,7 +53,7 @@ class LanternConfig(EagleConfig):
 
         automatic = max(1, components.target.vocab_size // 16)
         num_neighbours = automatic if self.num_neighbours == AUTO else self.num_neighbours
-        # The released code removes one neighbour more than it merges, and the verifier reads that one off the table.
+        # The released code removes one neighbour more than it merges; the verifier finds it at the table's end.
         neighbours = components.neighbours(num_neighbours + (self.mode == "release"))
         if self.multiplier is None:
             return LanternVerifier(neighbours, mode=self.mode, delta=self.delta)  # type: ignore[arg-type]
@@ -61,7 +61,7 @@ class LanternConfig(EagleConfig):
 
     @classmethod
     def search(cls, suggest: Suggestions) -> dict[str, Any]:
-        """EAGLE's, and the relaxation."""
+        """EAGLE's settings, and the relaxation."""
         return {
             **super().search(suggest),
             "delta": suggest.number("delta", 0.0, 0.5),

@@ -219,21 +219,6 @@ def test_bad_options_are_named(options: dict[str, Any], message: str) -> None:
         BenchConfig(**options)
 
 
-def test_ablations_are_methods_of_their_own_with_what_they_share() -> None:
-    config = BenchConfig(ablate="vvs", method_options={"vvs.depth": "2", "vvs.total_tokens": "9"})
-    methods = config.contenders()
-    assert next(iter(methods)) == "ar" and len(methods) > 20
-    assert all(method.depth == 2 for label, method in methods.items() if label != "ar")  # type: ignore[attr-defined]
-    drafting = BenchConfig(ablate="vvs").contenders()  # "auto" may draft nothing, and then there is nothing to compare
-    assert all((method.total_tokens, method.depth) == (8, 3) for label, method in drafting.items() if label != "ar")  # type: ignore[attr-defined]
-    assert sorted({label for labels in config.studies().values() for label in labels}) == sorted(methods)
-    assert methods["staleness (0, 0)"].verified_staleness == 0  # type: ignore[attr-defined]
-    with pytest.raises(UserError, match="'eagle' is not what is ablated"):
-        BenchConfig(ablate="vvs", method_options={"eagle.depth": "2"}).contenders()
-    with pytest.raises(UserError, match="ablate must be one of vvs"):
-        BenchConfig(ablate="eagle")
-
-
 @pytest.mark.parametrize(
     ("methods", "options", "message"),
     [

@@ -18,10 +18,8 @@ from vargen.methods.base import Method, MethodConfig, Task
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from specdecode.draft_size import DraftSizer
     from specdecode.drafters.draft_model import DraftModel, DraftModelDrafter
-    from specdecode.drafters.tree_shapes import DynamicTree, StaticTree
-    from specdecode.roles import Drafter, Target
+    from specdecode.roles import Target
 
 
 @dataclass(frozen=True)
@@ -50,39 +48,18 @@ class Pruning:
         return {"capture_attention": True} if self.by == "attention" else {"capture_layers": (0, self.layer)}
 
 
-class CountedNetwork(Protocol):
-    """A network that drafts and counts what it does."""
-
-    @property
-    def forward_passes(self) -> int:
-        """Its forward passes so far, the prompt's included."""
-        ...
-
-    @property
-    def flops(self) -> int | None:
-        """Floating-point operations of these passes; None where they are not counted."""
-        ...
-
-
-class DraftHead(CountedNetwork, Protocol):
-    """A trained draft head beside its target."""
-
-    def drafter(self, shape: DynamicTree | StaticTree, sizer: DraftSizer) -> Drafter:
-        """The drafter of this head; arguments as of `specdecode.drafters.eagle.EagleDrafter`."""
-        ...
-
-
 @dataclass
 class VideoMethod(Method):
     """The players of one decoding run.
 
     Args:
         target: the model, fed with the prompts.
-        network: the draft model or draft head behind the drafter; None: the drafter has no network of its own.
+        network: the draft model or draft head behind the drafter, which counts its `forward_passes` and `flops`; None:
+            the drafter has no network of its own.
     """
 
     target: Target | None = None
-    network: CountedNetwork | None = None
+    network: Any = None
 
 
 class OwnLoop(Protocol):
@@ -90,7 +67,6 @@ class OwnLoop(Protocol):
 
     def decode(self, generation: Any) -> Any:
         """Decode the answers; see `vargen.pipelines.video.decoding`."""
-        ...
 
 
 class VideoComponents(Protocol):
@@ -105,17 +81,14 @@ class VideoComponents(Protocol):
     @property
     def batch_size(self) -> int:
         """Number of questions."""
-        ...
 
     @property
     def num_layers(self) -> int:
         """Decoder layers of the target."""
-        ...
 
     @property
     def protected_tokens(self) -> tuple[int, ...]:
         """Special tokens, which no relaxed verifier may replace."""
-        ...
 
     def target(self, num_nodes: int, *, capture_layers: Sequence[int] = (), capture_attention: bool = False) -> Target:
         """The large model, fed with the prompts, for drafts of so many nodes.
@@ -124,43 +97,35 @@ class VideoComponents(Protocol):
             capture_layers: keep the prefill's hidden states after so many decoder layers; 0 are the embeddings.
             capture_attention: keep what attention the text after the video pays to the video.
         """
-        ...
 
     def visual_states(self, target: Any) -> list[Tensor]:
         """Of each prompt, the target's final hidden states [m, dim] at its visual tokens; after the prefill."""
-        ...
 
     def pruned_draft(self, target: Any, drafter: str, pruning: Pruning, num_nodes: int) -> Any:
-        """A `DraftModel` and `CountedNetwork` that is shown a part of the video.
+        """A `DraftModel` that is shown a part of the video, and counts its `forward_passes`.
 
         Args:
             target: made with `pruning.captured`.
             drafter: "pair" for the draft model, "self" for the target's own weights.
         """
-        ...
 
     def sparse_draft(self, target: Any, keep_ratio: float, num_nodes: int) -> DraftModel:
         """The target's own weights over a sparse part of its cache; `target` was made with `capture_attention`."""
-        ...
 
     def load_draft_head(self, kind: str, folder: str | None) -> Any:
         """The network of a trained draft head: that in a folder, or (None) the one that came with the model.
 
         Its `config` says `draft_length`, the places it guesses in one forward pass, and `capture_layers`.
         """
-        ...
 
-    def draft_head(self, network: Any, target: Any) -> DraftHead:
-        """The network beside a target that was made with its `capture_layers`."""
-        ...
+    def draft_head(self, network: Any, target: Any) -> Any:
+        """The network beside a target that was made with its `capture_layers`. Its `drafter(shape, sizer)` drafts."""
 
     def fastv_target(self, keep_ratio: float, layer: int) -> Target:
         """The target, which keeps this share of the visual tokens after a decoder layer."""
-        ...
 
     def sparsevlm_target(self, keep_ratio: float) -> Target:
         """The target, which is left with this share of the visual tokens in the end."""
-        ...
 
     def parallel_pair(self, drafter: str, workers: str, pruning: Pruning, draft_length: int | None) -> OwnLoop:
         """A target and a draft model that work at the same time; the draft model starts once for all answers.
@@ -170,11 +135,9 @@ class VideoComponents(Protocol):
             workers: "processes", "threads" or "in_turn".
             draft_length: tokens of a window; None measures how many are drafted during a forward pass of the target.
         """
-        ...
 
     def assisted(self, draft_length: int) -> OwnLoop:
         """transformers' own assisted generation with the draft model."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""VVS: LANTERN's draft and acceptance, and target passes left out altogether (arXiv 2511.13587).
+"""VVS (arXiv 2511.13587): LANTERN's draft and acceptance, with verification skipped at some steps.
 
 Belongs here: the settings, and how schedule, selector and feature cache beside this file come together.
 """
@@ -12,34 +12,31 @@ from vargen.base.errors import UserError
 from vargen.methods.base import Components, Suggestions
 from vargen.methods.eagle import eagle_drafter
 from vargen.methods.lantern import LanternConfig
+from vargen.methods.vvs import CHOICES, SCHEDULES
 
 if TYPE_CHECKING:
     from specdecode.drafters.eagle import EagleDrafter
     from specdecode.roles import Schedule
-
-SCHEDULES = ("uniform", "dynamic", "likeness")
-PATH_CHOICES = ("sample", "confidence", "central", "drafter")
+    from vargen.methods.vvs.feature_cache import FeatureCache
 
 
 @dataclass(frozen=True)
 class VVSConfig(LanternConfig):
-    """LANTERN's draft and acceptance, and target passes left out altogether; see docs/methods.md.
+    """LANTERN's draft and acceptance, with verification skipped at some steps; see docs/methods.md.
 
     Args:
         schedule: "uniform" (VVS-U: every so many steps), "dynamic" (VVS-D: where the tree's paths look alike) or
-            "likeness" (as far as what the drafter believes in looks like what is taken).
-        interval: VVS-U: of so many iterations one is skipped, 2 or more.
+            "likeness" (this project's own: as far as what could be drawn instead looks like the token taken).
+        interval: VVS-U: one of so many iterations is skipped, 2 or more.
         threshold: VVS-D: likeness of paths above which a step is skipped, -1 to 1; "likeness": the least likeness of
             a token that is taken, 0 to 1.
-        choice: the path that a skip takes: "sample" (uniformly), "central", "confidence" (the likeliest) or "drafter"
-            (drawn as the drafter would). "confidence" needs a dynamic tree, "drafter" and the schedule "likeness" that
-            or sampled children.
+        choice: the path that a skip takes: "sample" (uniformly), "central" (most like the others), "confidence" (the
+            likeliest; needs a dynamic tree) or "drafter" (drawn as the drafter would). "drafter" and the schedule
+            "likeness" need a dynamic tree or sampled children.
         truncate: cut the path at the paths' mean length.
-        min_tokens: nothing is skipped before a picture has more tokens than this.
-        staleness: positions by which the reused features are older than the newest.
-        verified_staleness: -1, fresh features after verified steps; 0 and more for the paper's staleness study.
+        min_tokens: no step is skipped before a picture has more tokens than this.
         refresh: let the drafter read skipped tokens again once their own features are known.
-        depth_behind_skip: levels drafted behind skipped tokens, which are certainly judged; null for `depth`.
+        depth_behind_skip: levels drafted behind skipped tokens; null for `depth`.
     """
 
     name: ClassVar[str] = "vvs"
@@ -52,8 +49,6 @@ class VVSConfig(LanternConfig):
     choice: str = "sample"
     truncate: bool = True
     min_tokens: int = 5
-    staleness: int = 0
-    verified_staleness: int = -1
     refresh: bool = False
     depth_behind_skip: int | None = None
 
@@ -64,7 +59,7 @@ class VVSConfig(LanternConfig):
             self._number("depth_behind_skip", 1, whole=True)
         self._number("interval", 2, whole=True)
         self._number("threshold", -1, 1)
-        self._one_of("choice", PATH_CHOICES)
+        self._one_of("choice", CHOICES)
         if self.schedule == "likeness":
             self._number("threshold", 0, 1)
         if self.choice == "confidence" and self.tree != "dynamic":
@@ -77,8 +72,6 @@ class VVSConfig(LanternConfig):
                         f"probable the drafter finds each token"
                     )
         self._number("min_tokens", 1, whole=True)
-        self._number("staleness", 0, whole=True)
-        self._number("verified_staleness", -1, whole=True)
         for field in ("truncate", "refresh"):
             if not isinstance(getattr(self, field), bool):
                 raise UserError(f"{self.name}.{field} must be true or false, got {getattr(self, field)!r}")
@@ -88,18 +81,21 @@ class VVSConfig(LanternConfig):
         return super().max_draft_nodes(num_tokens) + max(size.depth for size in self.sizes(num_tokens))
 
     def _drafter(self, components: Components) -> EagleDrafter:
-        from vargen.methods.vvs.feature_cache import FeatureCache
-
         return eagle_drafter(
             components,
             self.drafter,
             self._shape(),
             self.sizes(components.num_tokens),
             self.children,
-            feature_reuse=FeatureCache(components.num_tokens, self.staleness, self.verified_staleness),
+            feature_reuse=self._feature_cache(components.num_tokens),
             refresh=self.refresh,
             depth_behind_skip=self.depth_behind_skip,
         )
+
+    def _feature_cache(self, num_tokens: int) -> FeatureCache:
+        from vargen.methods.vvs.feature_cache import FeatureCache
+
+        return FeatureCache(num_tokens)
 
     def _schedule(self, components: Components) -> Schedule:
         from vargen.methods.vvs.schedule import DynamicSchedule, LikenessSchedule, UniformSchedule
@@ -115,11 +111,11 @@ class VVSConfig(LanternConfig):
 
     @classmethod
     def search(cls, suggest: Suggestions) -> dict[str, Any]:
-        """LANTERN's, and what is skipped."""
+        """LANTERN's settings, and what is skipped."""
         settings = {
             **super().search(suggest),
             "schedule": suggest.choice("schedule", SCHEDULES),
-            "choice": suggest.choice("choice", PATH_CHOICES),
+            "choice": suggest.choice("choice", CHOICES),
             "truncate": suggest.choice("truncate", [True, False]),
             "refresh": suggest.choice("refresh", [True, False]),
             "depth_behind_skip": suggest.choice("depth_behind_skip", [None, 1, 2]),

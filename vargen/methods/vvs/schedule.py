@@ -1,10 +1,10 @@
 """When verification is skipped.
 
-Belongs here: schedules that say, before each target pass, which rows take drafted tokens unverified. Does not belong
-here: which tokens those are (`selector`), and feeding them later (`specdecode.pending`).
+Belongs here: schedules that say, before each forward pass of the target, which rows take draft tokens unverified. Does
+not belong here: which tokens those are (`selector`), and feeding them later (`specdecode.pending`).
 
-A step of the decode loop is a target pass, before which rows may skip once; so no row ever skips twice in a row, and
-rows of a batch skip independently without a pass being spent on any of them.
+A step of the decode loop is a forward pass, before which each row may skip once. So no row skips twice in a row, and
+the rows of a batch skip independently without an extra pass.
 """
 
 from __future__ import annotations
@@ -18,41 +18,62 @@ from specdecode.roles import DecodeState, Draft, RowReplacing, Selection
 from vargen.methods.vvs.selector import Selector, confidence_of, path_vectors
 
 
-class UniformSchedule:
-    """VVS-U(i): of every i iterations one is skipped.
-
-    An iteration of the paper is a verified or a skipped step. After i - 1 verified steps one is skipped, so i = 2
-    alternates.
+class _SkippingSchedule:
+    """What all schedules share; this one keeps nothing about rows.
 
     Args:
-        interval: i, 2 or more.
         selector: which tokens a skip takes.
         min_tokens: rows skip only once they have more tokens than this: before, there are no features to reuse. The
             released code has 5.
-        first_skip: verified steps before the first skip; None for i - 1 as later. The released code has 1, whatever i.
+
+    Raises:
+        ValueError: `min_tokens` is below 1.
+    """
+
+    def __init__(self, selector: Selector, min_tokens: int = 5) -> None:
+        if min_tokens < 1:
+            raise ValueError(
+                f"min_tokens must be 1 or more: the first token has no features to reuse, got {min_tokens}"
+            )
+        self.selector = selector
+        self.min_tokens = min_tokens
+
+    def start(self, state: DecodeState) -> None:
+        """A new batch begins."""
+
+    def replace_rows(self, rows: Tensor, other: RowReplacing) -> None:
+        """See `specdecode.roles.RowReplacing`."""
+
+
+class UniformSchedule(_SkippingSchedule):
+    """VVS-U(i): one of every i iterations is skipped.
+
+    An iteration of the paper is a verification step or a skipped step. After i - 1 verification steps one is skipped,
+    so i = 2 alternates. (The released code skips after its first verification step, whatever i.)
+
+    Args:
+        interval: i, 2 or more.
+        selector, min_tokens: as for `_SkippingSchedule`.
 
     Raises:
         ValueError: a number is out of range.
     """
 
-    def __init__(self, interval: int, selector: Selector, min_tokens: int = 5, first_skip: int | None = None) -> None:
+    def __init__(self, interval: int, selector: Selector, min_tokens: int = 5) -> None:
+        super().__init__(selector, min_tokens)
         if interval < 2:
             raise ValueError(f"interval must be 2 or more (2 skips every other iteration), got {interval}")
         self.interval = interval
-        self.selector = selector
-        self.min_tokens = _checked_min_tokens(min_tokens)
-        self.first_skip = interval - 1 if first_skip is None else first_skip
-        self._verified: list[int] = []  # of every row, on the host: nobody need wait to know that no row skips
+        self._verified: list[int] = []  # by row, on the host: knowing that no row skips needs no wait for the device
 
     def start(self, state: DecodeState) -> None:
         """A new batch begins."""
         self._verified = [0] * len(state.lengths)
 
     def select(self, draft: Draft, state: DecodeState) -> Selection | None:
-        """Asked before every target pass; see `specdecode.roles.Schedule`."""
-        since_first = [verified - self.first_skip for verified in self._verified]
+        """Asked before every forward pass of the target; see `specdecode.roles.Schedule`."""
+        due = [verified > 0 and verified % (self.interval - 1) == 0 for verified in self._verified]
         self._verified = [verified + 1 for verified in self._verified]
-        due = [since >= 0 and since % (self.interval - 1) == 0 for since in since_first]
         if not any(due):
             return None
         rows = state.lengths > self.min_tokens
@@ -60,14 +81,14 @@ class UniformSchedule:
             rows = rows & torch.tensor(due, device=rows.device)
         return _only(self.selector(draft, state), rows)
 
-    def replace_rows(self, rows: Tensor, other: UniformSchedule) -> None:
+    def replace_rows(self, rows: Tensor, other: UniformSchedule) -> None:  # type: ignore[override]
         """See `specdecode.roles.RowReplacing`."""
         for row, verified in zip(rows.tolist(), other._verified, strict=True):
             self._verified[row] = verified
 
 
-class DynamicSchedule:
-    """VVS-D(theta): skip where the tree's paths are alike, so that it matters little which is taken.
+class DynamicSchedule(_SkippingSchedule):
+    """VVS-D(theta): skip where the tree's paths are alike, so that it matters little which one is taken.
 
     The likeness is the mean cosine, over pairs of leaf paths, of the tokens at equal depth, averaged over depths with
     weights alpha^l. A path that has ended counts as unlike, so ragged trees score low (as in the released code, whose
@@ -75,11 +96,10 @@ class DynamicSchedule:
 
     Args:
         threshold: theta; rows above it skip. 0.65 in the paper, 0.7 in the released code.
-        selector: which tokens a skip takes.
+        selector, min_tokens: as for `_SkippingSchedule`.
         codebook: [V, d] unit vectors of the image tokens.
         alpha: decay of the weights with depth.
-        path_stride: look at every so-many-th leaf path; 2 in the released code, to save time.
-        min_tokens: as for `UniformSchedule`.
+        path_stride: compare every so-many-th leaf path; 2 in the released code, to save time.
 
     Raises:
         ValueError: a number is out of range.
@@ -94,6 +114,7 @@ class DynamicSchedule:
         path_stride: int = 2,
         min_tokens: int = 5,
     ) -> None:
+        super().__init__(selector, min_tokens)
         if not -1 <= threshold <= 1:
             raise ValueError(f"threshold is a cosine and must lie between -1 and 1, got {threshold}")
         if not 0 < alpha <= 1:
@@ -101,20 +122,12 @@ class DynamicSchedule:
         if path_stride < 1:
             raise ValueError(f"path_stride must be 1 or more, got {path_stride}")
         self.threshold = threshold
-        self.selector = selector
         self.codebook = codebook
         self.alpha = alpha
         self.path_stride = path_stride
-        self.min_tokens = _checked_min_tokens(min_tokens)
-
-    def start(self, state: DecodeState) -> None:
-        """Nothing to forget."""
-
-    def replace_rows(self, rows: Tensor, other: RowReplacing) -> None:
-        """Nothing is kept about rows."""
 
     def select(self, draft: Draft, state: DecodeState) -> Selection | None:
-        """Asked before every target pass; waits for the device, to know whether any row skips."""
+        """Asked before every forward pass of the target; waits for the device, to know whether any row skips."""
         alike = self._similarity(draft) > self.threshold
         skipping = alike & (state.lengths > self.min_tokens) & state.active
         if not bool(skipping.any()):
@@ -122,31 +135,25 @@ class DynamicSchedule:
         return _only(self.selector(draft, state), skipping)
 
     def _similarity(self, draft: Draft) -> Tensor:
-        """[B] how alike what could be taken is."""
+        """[B]: how alike the tokens are that could be taken."""
         return tree_similarity(draft, self.codebook, self.alpha, self.path_stride)
 
 
 class DynamicWindowSchedule(DynamicSchedule):
-    """VVS-D(theta) for Jacobi windows: skip where whatever could be drawn for their first places looks alike.
+    """VVS-D(theta) for Jacobi windows: skip where everything that could be drawn for their first places looks alike.
 
-    A window has one path, so there are no pairs to compare; but what else could have stood there is known exactly. The
-    mean likeness (`path_likeness`) of its first guesses takes the place of the mean cosine of paths.
+    A window has one path, so there are no pairs to compare; but the distribution of each guess is known exactly. The
+    mean likeness (`path_likeness`) of the first guesses replaces the mean cosine of paths.
 
     Args:
-        threshold, selector, codebook, alpha, min_tokens: as for `DynamicSchedule`.
+        threshold, selector, codebook, min_tokens: as for `DynamicSchedule`.
         places: how many guesses are looked at.
     """
 
     def __init__(
-        self,
-        threshold: float,
-        selector: Selector,
-        codebook: Tensor,
-        places: int,
-        alpha: float = 0.9,
-        min_tokens: int = 5,
+        self, threshold: float, selector: Selector, codebook: Tensor, places: int, min_tokens: int = 5
     ) -> None:
-        super().__init__(threshold, selector, codebook, alpha, min_tokens=min_tokens)
+        super().__init__(threshold, selector, codebook, min_tokens=min_tokens)
         self.places = places
 
     def _similarity(self, draft: Draft) -> Tensor:
@@ -157,28 +164,27 @@ class DynamicWindowSchedule(DynamicSchedule):
         return (likeness * weights).sum(1) / weights.sum(1).clamp(min=1e-9)
 
 
-class LikenessSchedule:
-    """Our own: skip as far as it is likely that whatever is drawn in place of the taken tokens looks like them.
+class LikenessSchedule(_SkippingSchedule):
+    """This project's own: skip as far as any token drawn instead would probably look like the one taken.
 
-    The dynamic schedule asks whether the paths of the tree look alike. It does not see that the drafter may believe in
-    one of them only (then a different path does no harm), nor that it may believe in none (then likeness within the
-    tree says little about what the target would draw). Here each token of the chosen path has a *likeness*: the
-    drafter's probability, given the tokens before it, of the siblings in the tree, itself included, each counted with
-    its cosine to the taken token where that is positive. What the drafter gives to tokens outside the tree counts as
-    unlike. A likeness of 1 means a certain token, or certainly one of its doubles.
+    The dynamic schedule asks whether the paths of the tree look alike. It does not know whether the drafter believes in
+    one of them only (then a different path does no harm), or in none (then likeness within the tree says little about
+    what the target would draw). Here each token of the chosen path has a *likeness*: the sum over its siblings in the
+    tree, itself included, of the drafter's probability of the sibling, given the tokens before it, times the sibling's
+    cosine to the taken token where that is positive. Tokens outside the tree count as unlike. A likeness of 1 means
+    that the token, or one that looks the same, is certain.
 
-    Where the tokens were drawn from known distributions (`children: sampled`), those say what else could have been
-    drawn: the likeness is then the mean of the positive cosines to the taken token under the distribution it was drawn
-    from, and nothing is left out.
+    If the tokens were drawn from known distributions (`children: sampled`), the likeness is the mean of the positive
+    cosines to the taken token under the distribution that it was drawn from, and nothing is left out.
 
-    The path is taken up to the first token whose likeness is below the threshold, and a skip shorter than `min_count`
-    is not made: a skip costs a draft, which a single token does not pay for.
+    The path is taken up to the first token whose likeness is below the threshold. A skip costs a draft, so a skip
+    shorter than `min_count` is not made.
 
     Args:
         threshold: least likeness of a token that is taken unverified, 0 to 1.
         selector: proposes the path and the most of it that is taken.
         codebook: [V, d] unit vectors of the image tokens.
-        min_tokens: as for `UniformSchedule`.
+        min_tokens: as for `_SkippingSchedule`.
         min_count: the fewest tokens worth a skip.
 
     Raises:
@@ -188,24 +194,17 @@ class LikenessSchedule:
     def __init__(
         self, threshold: float, selector: Selector, codebook: Tensor, min_tokens: int = 5, min_count: int = 2
     ) -> None:
+        super().__init__(selector, min_tokens)
         if not 0 <= threshold <= 1:
             raise ValueError(f"threshold is a likeness and must lie between 0 and 1, got {threshold}")
         if min_count < 1:
             raise ValueError(f"min_count must be 1 or more, got {min_count}")
         self.threshold = threshold
-        self.selector = selector
         self.codebook = codebook
-        self.min_tokens = _checked_min_tokens(min_tokens)
         self.min_count = min_count
 
-    def start(self, state: DecodeState) -> None:
-        """Nothing to forget."""
-
-    def replace_rows(self, rows: Tensor, other: RowReplacing) -> None:
-        """Nothing is kept about rows."""
-
     def select(self, draft: Draft, state: DecodeState) -> Selection | None:
-        """Asked before every target pass; waits for the device, to know whether any row skips."""
+        """Asked before every forward pass of the target; waits for the device, to know whether any row skips."""
         selection = self.selector(draft, state)
         alike = path_likeness(draft, selection.path, self.codebook) >= self.threshold  # [B, depth]
         counts = torch.minimum(alike.cumprod(1).sum(1), selection.counts)
@@ -220,7 +219,7 @@ def path_likeness(draft: Draft, path: Tensor, codebook: Tensor) -> Tensor:
 
     Args:
         draft: trees with probabilities or with confidences.
-        path: [B, depth + 1] nodes, the root first; entries past the path's end mean nothing, nor does their likeness.
+        path: [B, depth + 1] nodes, the root first; entries past the path's end, and their likeness, mean nothing.
         codebook: [V, d] unit vectors.
     """
     if draft.probabilities is not None:
@@ -248,7 +247,7 @@ def tree_similarity(draft: Draft, codebook: Tensor, alpha: float = 0.9, path_str
         draft: trees of n nodes.
         codebook: [V, d] unit vectors.
         alpha: decay of the depths' weights, which are alpha, alpha^2, ... normalised over the row's longest path.
-        path_stride: of the leaf paths, in node order, the first and every so-many-th after it.
+        path_stride: compare the first leaf path, in node order, and every so-many-th after it.
     """
     leaves = draft.tree.leaves() & (draft.tree.depth > 0)
     leaves = leaves & ((leaves.cumsum(1) - 1) % path_stride == 0)
@@ -261,12 +260,6 @@ def tree_similarity(draft: Draft, codebook: Tensor, alpha: float = 0.9, path_str
     depth = torch.arange(1, mean.shape[1] + 1, device=mean.device)
     weights = (alpha**depth) * (there > 0)
     return (mean * weights).sum(1) / weights.sum(1).clamp(min=1e-9)
-
-
-def _checked_min_tokens(min_tokens: int) -> int:
-    if min_tokens < 1:
-        raise ValueError(f"min_tokens must be 1 or more: the first token has no features to reuse, got {min_tokens}")
-    return min_tokens
 
 
 def _only(selection: Selection, rows: Tensor) -> Selection:

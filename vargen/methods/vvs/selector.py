@@ -1,18 +1,16 @@
-"""The verification-free token selector: which path of a drafted tree is taken without asking, and how much of it.
+"""The verification-free token selector: which path of a drafted tree is taken unverified, and how much of it.
 
 Belongs here: choosing a path and cutting it. Does not belong here: whether to skip at all (`schedule`).
 
 VVS chooses among the paths from the root to the leaves, by default uniformly at random, which keeps the picture's
-variety (choosing the most confident one costs about 1 FID in the paper), and cuts the path at the mean length, the
-"dynamic truncation": `min(L_s, floor(mean L))`, L counting drafted tokens (the paper's definition). The released code
-counts the root along and takes it off again, `min(L_s, floor(mean (L + 1)) - 1)`, which is the same number. It also
-calls the root and all but the last taken token emitted and the last one the next root; here all taken tokens are
-emitted and the last is the next root, which is the same sequence.
+variety (choosing the most confident one costs about 1 FID in the paper). It cuts the path at the mean length, the
+"dynamic truncation": `min(L_s, floor(mean L))`, where L counts draft tokens (the paper's definition). The released code
+counts the root too and subtracts it again, which gives the same number and the same sequence.
 
-A Jacobi window has one path, whose end nobody has thought about twice: `WindowSelector` takes its first guesses.
+A Jacobi window has one path. Its last guesses have not settled, so `WindowSelector` takes the first ones.
 
-One choice is ours: "drafter" draws the path as the drafter would, level by level in proportion to its probabilities,
-restricted to the tree. Uniform choice takes improbable tokens as often as probable ones.
+One choice is this project's own: "drafter" draws the path as the drafter would, level by level in proportion to its
+probabilities within the tree. Uniform choice takes improbable tokens as often as probable ones.
 """
 
 from __future__ import annotations
@@ -26,11 +24,10 @@ from torch import Tensor
 
 from specdecode.roles import DecodeState, Draft, Selection
 from specdecode.sampling import Tag
+from vargen.methods.vvs import CHOICES
 
 Selector = Callable[[Draft, DecodeState], Selection]
 """Proposes a path for every row, and the most of it that is taken."""
-
-CHOICES = ("sample", "confidence", "central", "drafter")
 
 
 class PathSelector:
@@ -69,7 +66,7 @@ class PathSelector:
             ValueError: "confidence" or "drafter" is asked of a draft without confidences.
         """
         tree = draft.tree
-        if tree.is_chain:  # there is but one path, as long as the mean of all
+        if tree.is_chain:  # one path, as long as the mean of all
             width = min(tree.max_depth + 1, tree.num_nodes)
             path = torch.arange(width, device=tree.device).expand(tree.batch_size, -1)
             return Selection(path, tree.valid[:, 1:width].sum(1))
@@ -100,9 +97,8 @@ class WindowSelector:
 
     Args:
         most: tokens taken at most.
-        survival: the least confidence of a guess that is taken, in [0, 1]: for Jacobi windows, the share of the
-            distributions up to its place about which the target has not changed its mind since the last pass. 0 does
-            not ask.
+        survival: the least confidence of a guess that is taken, in [0, 1]. For Jacobi windows this is the share of the
+            distributions up to its place that did not change in the last forward pass. 0 does not ask.
 
     Raises:
         ValueError: a number is out of range.
@@ -141,7 +137,7 @@ def _draw_leaf(draft: Draft, state: DecodeState) -> Tensor:
     """[B]: the leaf below the root reached by drawing a child in proportion to its probability at every node."""
     tree = draft.tree
     if draft.probabilities is not None:
-        # Sampled children are draws already; the first of them is the drafter's.
+        # Sampled children are draws already, and the first is the drafter's own.
         arrival = torch.arange(tree.num_nodes, device=tree.device).expand_as(tree.tokens).float()
     else:
         # The least of Exp(1) / p among siblings is a draw from p; in logarithms, and p up to the parent's share.

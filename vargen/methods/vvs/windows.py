@@ -1,9 +1,9 @@
-"""VVS on Jacobi windows: guesses are taken unverified, and no drafter, no training and no feature cache is needed.
+"""VVS on Jacobi windows: guesses are taken unverified, without a draft head, training or feature cache.
 
-Ours; nobody has published it. VVS (arXiv 2511.13587) skips on a trained drafter, which goes on behind skipped tokens
-with features in place of those that were never made. A Jacobi window already consists of guesses behind guesses that
-nobody judged: its first ones are taken, the others stand as they are, and the next pass feeds the taken ones before
-them. So every model can skip, and skipping costs no draft.
+This project's own. VVS (arXiv 2511.13587) skips with a trained draft head, which drafts behind skipped tokens from
+stand-ins for the features that were never made. A Jacobi window already has guesses behind unverified guesses: a skip
+takes its first ones, keeps the others, and the next forward pass feeds the taken ones before them. So every model can
+skip, and a skip costs no draft.
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vargen.methods.base import Components, Suggestions
-from vargen.methods.jacobi import COUPLINGS, WindowConfig
+from vargen.methods.jacobi import SCD_COUPLINGS, WindowConfig
+from vargen.methods.vvs import SCHEDULES
 
 if TYPE_CHECKING:
     from specdecode.roles import Schedule
-
-SCHEDULES = ("uniform", "dynamic", "likeness")
 
 
 @dataclass(frozen=True)
@@ -26,14 +25,14 @@ class WindowSkippingConfig(WindowConfig):
 
     Args:
         coupling: as for "scd".
-        schedule: "uniform" (every so many steps), "dynamic" (where whatever could be drawn for the window's first
-            places looks alike, on the whole) or "likeness" (as far as, token by token, it does).
-        interval: "uniform": of so many iterations one is skipped, 2 or more.
+        schedule: "uniform" (every so many steps), "dynamic" (where the tokens that could be drawn for the window's
+            first places look alike on average) or "likeness" (as far as they do token by token).
+        interval: "uniform": one of so many iterations is skipped, 2 or more.
         threshold: "dynamic" and "likeness": the least likeness, 0 to 1.
-        survival: the least share of the distributions up to a taken token about which the target has not changed its
-            mind since its last pass, 0 to 1; 0 does not ask.
-        max_skip: tokens that a skip takes at most.
-        min_tokens: nothing is skipped before a picture has more tokens than this.
+        survival: the least share of the distributions up to a taken token that did not change in the last forward
+            pass, 0 to 1; 0 does not ask.
+        max_skip: tokens that a skip takes, at most.
+        min_tokens: no step is skipped before a picture has more tokens than this.
     """
 
     name: ClassVar[str] = "vvs-jacobi"
@@ -51,7 +50,7 @@ class WindowSkippingConfig(WindowConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._one_of("coupling", COUPLINGS)
+        self._one_of("coupling", SCD_COUPLINGS)
         self._one_of("schedule", SCHEDULES)
         self._number("interval", 2, whole=True)
         self._number("threshold", 0, 1)
@@ -78,7 +77,7 @@ class WindowSkippingConfig(WindowConfig):
         codebook = components.codebook()
         if self.schedule == "dynamic":
             return DynamicWindowSchedule(self.threshold, selector, codebook, self.max_skip, min_tokens=self.min_tokens)
-        # A skip costs no draft, so that one token is worth it.
+        # A skip costs no draft, so one token is worth it.
         return LikenessSchedule(self.threshold, selector, codebook, self.min_tokens, min_count=1)
 
     @classmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -80,8 +81,9 @@ def test_a_likeness_that_nothing_reaches_leaves_the_exact_method(drafting_pipeli
 
 
 @pytest.mark.parametrize("nodes", [9, 25, 57])
-def test_presets_are_the_trees_of_the_exact_presets(nodes: int) -> None:
-    drawn, exact = (resolve_method(f"{kind}-sampled-{nodes}") for kind in ("likeness", "eagle"))
+def test_studied_trees_are_those_of_the_exact_method(nodes: int) -> None:
+    folder = Path(__file__).parents[4] / "benchmarks" / "methods"
+    drawn, exact = (resolve_method(str(folder / f"{kind}-sampled-{nodes}.yaml")) for kind in ("likeness", "eagle"))
     assert (drawn.tree, drawn.depth, drawn.children) == (exact.tree, exact.depth, exact.children)  # type: ignore[attr-defined]
     assert drawn.max_draft_nodes(256) >= exact.max_draft_nodes(256) >= nodes + 1
     assert drawn.delta == 0 and drawn.choice == "drafter"  # type: ignore[attr-defined]

@@ -247,7 +247,6 @@ def test_uniform_schedules_skip_one_iteration_of_i() -> None:
     assert skipped_before(UniformSchedule(2, selector), 5) == [False, True, True, True, True]
     assert skipped_before(UniformSchedule(3, selector), 6) == [False, False, True, False, True, False]
     assert skipped_before(UniformSchedule(4, selector), 8) == [False] * 3 + [True, False, False, True, False]
-    assert skipped_before(UniformSchedule(4, selector, first_skip=1), 6) == [False, True, False, False, True, False]
     assert skipped_before(UniformSchedule(2, selector), 3, length=5) == [False] * 3
     schedule = UniformSchedule(3, selector)
     first = skipped_before(schedule, 3)
@@ -277,9 +276,9 @@ def test_dynamic_schedules_skip_rows_whose_paths_are_alike() -> None:
     assert schedule.select(simple_draft([[0, 3, unlike]]), state_of([20])) is None
 
 
-@given(st.lists(st.integers(1, 4), min_size=1, max_size=5), st.integers(0, 3), st.integers(1, 4))
-def test_stand_ins_are_the_newest_known_features_in_order(writes: list[int], staleness: int, count: int) -> None:
-    cache = FeatureCache(20, staleness)
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=5), st.integers(1, 4))
+def test_stand_ins_are_the_newest_known_features_in_order(writes: list[int], count: int) -> None:
+    cache = FeatureCache(20)
     cache.start(torch.full((1, 1, 1), -1.0))
     position, known = 0, [-1]
     for width in writes:
@@ -288,24 +287,10 @@ def test_stand_ins_are_the_newest_known_features_in_order(writes: list[int], sta
         known += range(position, position + width)
         position += width
     read = cache.read(torch.tensor([position]), torch.tensor([count]), 4)[0, :count, 0].tolist()
-    newest = len(known) - 1 - staleness
+    newest = len(known) - 1
     wanted = [known[max(0, index)] for index in range(newest - count + 1, newest + 1)]
     assert read == wanted
     assert cache.at(torch.arange(position)[None])[0, :, 0].tolist() == known[1:]
-
-
-@given(st.integers(-1, 2), st.integers(1, 3), st.integers(1, 3))
-def test_verified_steps_draft_from_fresh_features_or_from_those_before(stale: int, before: int, count: int) -> None:
-    cache = FeatureCache(20, verified_staleness=stale)
-    cache.start(torch.full((1, 1, 1), -1.0))
-    positions = torch.arange(before + count).float()
-    cache.write(positions[:before].view(1, before, 1), torch.tensor([0]), torch.tensor([before]))
-    fresh = positions[before:].view(1, count, 1)
-    got = cache.after_verified(fresh, torch.tensor([before]), torch.tensor([count]))[0, :, 0].tolist()
-    newest_before = before - 1 - stale
-    wanted = [max(-1, position) for position in range(newest_before - count + 1, newest_before + 1)]
-    assert got == (fresh[0, :, 0].tolist() if stale < 0 else wanted)
-    assert cache.at(torch.arange(before + count)[None])[0, :, 0].tolist() == positions.tolist()
 
 
 def test_rows_write_only_what_they_have() -> None:
@@ -329,8 +314,6 @@ def test_rows_write_only_what_they_have() -> None:
         (lambda: LikenessSchedule(0.5, PathSelector(), CODEBOOK, min_count=0), "min_count"),
         (lambda: PathSelector("best"), "choice"),  # type: ignore[arg-type]
         (lambda: PathSelector("central"), "codebook"),
-        (lambda: FeatureCache(4, -1), "staleness"),
-        (lambda: FeatureCache(4, verified_staleness=-2), "verified_staleness"),
         (lambda: PathSelector("confidence")(simple_draft([[0, 1, 2]]), state_of([4])), "how sure it is"),
     ],
 )

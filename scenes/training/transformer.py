@@ -51,8 +51,9 @@ from scenes.training.text_encoder import (
 )
 from scenes.training.tokenizer import exported_copy
 from vargen.models.llamagen.text_encoder import encode_text
-from vargen.models.llamagen.transformer import CONDITION_ROTARY, LlamaGenTransformer
+from vargen.models.llamagen.transformer import LlamaGenTransformer
 from vargen.models.model_folder import check_model_folder
+from vargen.models.transformer_layers import CONDITION_ROTARY
 from vargen.training.config import RunConfig, check, check_fraction, check_positive, main
 from vargen.training.initial_weights import fill
 from vargen.training.run import RunResult, autocast, move, prepare, train

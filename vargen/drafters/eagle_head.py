@@ -1,16 +1,17 @@
-"""The EAGLE draft network for LlamaGen: one decoder layer over pairs of token and target feature.
+"""The EAGLE head for models that draw image tokens: one decoder layer over pairs of token and target feature.
 
-Belongs here: the network alone. Its cache, guidance and place in the decode loop are
-`vargen.drafters.llamagen_draft_head`; the published LANTERN layout is read in `vargen.models.llamagen.convert`.
+Belongs here: the network, which is the same for every family. Does not belong here: its cache, guidance and part in the
+decode loop (`picture_draft_head.py`), and reading published LANTERN heads (`convert_draft_head.py`).
 
-Depths. A drafter may read the target's states after several of its layers, low, middle and last, as EAGLE-3 does (Li et
-al. 2025, arXiv 2503.01840, section 3.1): `fuse` makes one feature of them. Its own guesses, which are of the last
-state alone, take the place of a fused feature as they are.
+Depths. The head may read the target's states after several layers, low, middle and last, as EAGLE-3 does (Li et al.
+2025, arXiv 2503.01840, section 3.1); `fuse` makes one feature of them. The head's own guesses are of the last state
+alone, and replace a fused feature unchanged.
 
 The architecture is that of LANTERN's LlamaGen drafter (arXiv 2410.03355; `models/drafters/cnets_llamagen.py` of the
-release), which differs from a LlamaGen block: a biased projection of token embedding and feature to one width, no norm
-before the attention, none at the end, an epsilon of 1e-6, its own token embedding; the output head is the target's and
-is not kept here. Before the image it reads the target's features of the condition, each paired with token 0.
+release). It differs from a LlamaGen block: a biased projection of token embedding and feature to one width, no norm
+before the attention, none at the end, an epsilon of 1e-6, and a token embedding of its own. The output head is the
+target's and is not stored here. Before the image it reads the target's features of the condition, each paired with
+token 0.
 """
 
 from __future__ import annotations
@@ -25,12 +26,13 @@ from torch import Tensor, nn
 
 from specdecode.kernels.fast_pass import FastPass, untouched, visible
 from specdecode.kernels.native import Geometry, NewTokens, fits_linear, linear_now
-from vargen.models.llamagen.transformer import (
-    CONDITION_ROTARY,
-    LlamaGenAttention,
-    LlamaGenFeedForward,
-    LlamaGenRMSNorm,
+from vargen.models.transformer_layers import (
+    Attention,
+    FeedForward,
+    RMSNorm,
     RotaryTable,
+    check_heads,
+    initialise,
 )
 
 if TYPE_CHECKING:
@@ -41,21 +43,21 @@ class EagleHead(ModelMixin, ConfigMixin):
     """Guesses the target's next hidden state from a token and the hidden state before it.
 
     Args:
-        dim: width of the target's hidden states, and of the drafter.
+        dim: width of the target's hidden states, and of the head.
         num_attention_heads: heads; `dim / num_attention_heads` must be a multiple of 4.
         intermediate_size: width of the feed-forward layer.
         vocab_size: entries of the image tokenizer's codebook, as the target has.
         grid_size: side of the token grid, as the target has. No weight depends on it.
         norm_eps: epsilon of the one RMSNorm.
         rope_base: base of the rotary frequencies, as the target has.
-        attend_to_padding: whether padding before the text is fed and seen. Published LANTERN drafters were trained so;
-            the prompt must then come in its full length. Drafters trained here see the text alone.
-        acceptance_rate, sampled_acceptance_rate: how often the target accepted its likeliest token, and a token drawn
-            from its distribution, when training ended; for choosing draft sizes. None where nobody measured them. No
-            weight depends on them.
-        condition_rotary: what rotary embedding does to pairs of the condition, as the target has it.
-        feature_layers: after which of the target's layers it reads hidden states, rising, the last layer at the end;
-            None: the final states alone, and there is nothing to fuse.
+        attend_to_padding: whether padding before the text is fed and seen. Published LANTERN heads were trained this
+            way, and need prompts in full length. Heads trained here see the text alone.
+        acceptance_rate, sampled_acceptance_rate: how often the target accepted the head's likeliest token, and a token
+            drawn from its distribution, when training ended; for choosing draft sizes. None if not measured. No weight
+            depends on them.
+        condition_rotary: what rotary embedding does to pairs of the condition, as in the target.
+        feature_layers: numbers of the target's layers after which it reads hidden states, rising, the last layer at
+            the end. None: it reads the final states alone, and has nothing to fuse.
 
     Raises:
         ValueError: the sizes do not fit each other, `condition_rotary` is unknown, or `feature_layers` do not rise.
@@ -81,15 +83,7 @@ class EagleHead(ModelMixin, ConfigMixin):
         feature_layers: list[int] | None = None,
     ) -> None:
         super().__init__()
-        if condition_rotary not in CONDITION_ROTARY:
-            raise ValueError(
-                f"condition_rotary must be one of {', '.join(CONDITION_ROTARY)}, got {condition_rotary!r}."
-            )
-        if dim % num_attention_heads or (dim // num_attention_heads) % 4:
-            raise ValueError(
-                f"dim must be num_attention_heads times a multiple of 4, got dim {dim} with "
-                f"{num_attention_heads} heads."
-            )
+        check_heads(dim, num_attention_heads, condition_rotary)
         if feature_layers is not None and (
             len(feature_layers) < 2 or sorted({0, *feature_layers})[1:] != [*feature_layers]
         ):
@@ -101,28 +95,22 @@ class EagleHead(ModelMixin, ConfigMixin):
         if self.feature_layers:
             self.fuse = nn.Linear(len(self.feature_layers) * dim, dim, bias=False)
         self.fc = nn.Linear(2 * dim, dim)
-        self.attn = LlamaGenAttention(dim, num_attention_heads, num_attention_heads, layer_index=0, dropout=0.0)
-        self.norm2 = LlamaGenRMSNorm(dim, norm_eps)
-        self.ff = LlamaGenFeedForward(dim, intermediate_size, dropout=0.0)
+        self.attn = Attention(dim, num_attention_heads, num_attention_heads, layer_index=0, dropout=0.0)
+        self.norm2 = RMSNorm(dim, norm_eps)
+        self.ff = FeedForward(dim, intermediate_size, dropout=0.0)
         self.rotary_rows = RotaryTable(grid_size, self.head_dim, rope_base, condition_rotary)
         self.fast_pass = FastPass(
             self,
             [(None, self.attn, self.norm2, self.ff)],
             Geometry(num_attention_heads, num_attention_heads, self.head_dim, intermediate_size, norm_eps),
         )
-        self.apply(self._initialise)
-
-    @staticmethod
-    def _initialise(module: nn.Module) -> None:
-        if isinstance(module, nn.Linear | nn.Embedding):
-            nn.init.normal_(module.weight, std=0.02)
-            if isinstance(module, nn.Linear) and module.bias is not None:
-                nn.init.zeros_(module.bias)
+        self.apply(initialise)
 
     def fused(self, states: Tensor) -> Tensor:
         """Features `[..., dim]` of the target's states `[..., k dim]` after the k layers of `feature_layers`.
 
-        Only the last layer's state is normed; the others, whose size grows from layer to layer, are put on one scale.
+        Only the last layer's state is normed by the target. The others grow from layer to layer, so they are put on
+        one scale here.
         """
         if not self.feature_layers:
             return states
@@ -148,10 +136,12 @@ class EagleHead(ModelMixin, ConfigMixin):
 
         Args:
             input_ids: int64 `[B, n]`, the pairs' tokens (0 for pairs of the condition).
-            features: `[B, n, dim]`, what `fused` makes of the target's hidden states at the token before each, or a
-                guess of the last of these.
+            features: `[B, n, dim]`, `fused` of the target's hidden states at the token before each, or a guess of the
+                last of these.
             positions: int64 `[B or 1, n]`, the token's place in the picture, -1 for pairs of the condition.
-            attention_mask, kv_cache, slots, kv_length: as for `LlamaGenTransformer.forward`.
+            attention_mask: bool `[B or 1, 1, n, S]`, true where a pair sees a key; None: causal, without a cache.
+            kv_cache: keys and values of earlier pairs; new ones are written to `slots`.
+            slots: int64 `[B, n]`. kv_length: attention reads the first `kv_length` slots only.
 
         Returns:
             `[B, n, dim]`; the target's `lm_head` of it gives logits.

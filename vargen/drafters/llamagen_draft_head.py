@@ -1,7 +1,7 @@
-"""The EAGLE drafter beside a LlamaGen target: which drafters fit, and how they read its condition.
+"""The EAGLE head beside a LlamaGen target: the sizes that must fit, its logits, and how it reads the condition.
 
-Belongs here: what only LlamaGen knows. Does not belong here: pairs, positions and the cache, which every family shares
-(`picture_draft_head.py`), how trees grow (`specdecode.drafters.eagle`), the network, and how it is trained.
+Belongs here: what only LlamaGen has. Does not belong here: pairs, positions and the cache (`picture_draft_head.py`),
+how trees grow (`specdecode.drafters.eagle`), the network and its training.
 """
 
 from __future__ import annotations
@@ -12,30 +12,17 @@ from torch import Tensor, nn
 from specdecode.roles import TargetOutput
 from vargen.base.errors import UserError
 from vargen.drafters.eagle_head import EagleHead
-from vargen.drafters.picture_draft_head import PictureDraftHead, check_feature_layers
+from vargen.drafters.picture_draft_head import PictureDraftHead, check_sizes
+from vargen.models.kept_caches import KeptCaches
 from vargen.models.llamagen.target import LlamaGenTarget, LlamaGenTargetOutput
 from vargen.models.llamagen.transformer import LlamaGenTransformer
-from vargen.pipelines.components.base import KeptCaches
 
 
 def check_drafter(drafter: EagleHead, transformer: LlamaGenTransformer) -> None:
-    """Refuse a drafter that was not made for this transformer, naming what differs.
-
-    Raises:
-        UserError: another vocabulary, grid or hidden size, or layers.
-    """
-    ours, theirs = transformer.config, drafter.config
-    for name, meaning in (
-        ("vocab_size", "image tokens"),
-        ("grid_size", "tokens along a side"),
-        ("dim", "channels in a hidden state"),
-    ):
-        if ours[name] != theirs[name]:
-            raise UserError(
-                f"drafter was trained for another model: {theirs[name]} {meaning}, this model has {ours[name]}; "
-                f"give one trained for it"
-            )
-    check_feature_layers(drafter, ours["num_layers"])
+    """Refuse a head that was not made for this transformer. Raises UserError, see `check_sizes`."""
+    config = transformer.config
+    sizes = {name: config[name] for name in ("vocab_size", "grid_size", "dim")}
+    check_sizes(drafter, config.num_layers, **sizes)
 
 
 class LlamaGenDraftHead(PictureDraftHead):
@@ -43,11 +30,11 @@ class LlamaGenDraftHead(PictureDraftHead):
 
     Args:
         drafter: the network, in eval mode.
-        target: the target it drafts for; it lends its output head, its guidance and the mask of its condition.
+        target: lends its output head, its guidance and the mask of its condition.
         most_new_pairs, caches: as for `PictureDraftHead`.
 
     Raises:
-        UserError: see `check_drafter`; or the drafter wants prompts in full length and this one is not.
+        UserError: see `check_drafter`; or the head needs prompts in full length and this one is shorter.
     """
 
     def __init__(
@@ -64,7 +51,7 @@ class LlamaGenDraftHead(PictureDraftHead):
         lengths = target.condition_length, target.longest_condition
         super().__init__(drafter, target, halves, *lengths, most_new_pairs, caches)
         self.target = target
-        self._logits_dtype = target.transformer.dtype  # diffusers looks through all parameters for it, every time
+        self._logits_dtype = target.transformer.dtype  # diffusers searches all parameters for it, at every access
 
     def states(self, output: TargetOutput) -> Tensor:
         """See `PictureDraftHead.states`."""

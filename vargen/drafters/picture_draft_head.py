@@ -1,38 +1,71 @@
-"""An EAGLE drafter beside a target of any family: positions, guidance and its own cache behind `DraftHead`.
+"""An EAGLE head beside the target of a picture model: its positions, guidance and cache, behind `DraftHead`.
 
-Belongs here: how pairs become a forward of `EagleHead`, which is the network for every family that draws codes,
-and heads over targets of transformers. Does not belong here: how trees grow (`specdecode.drafters.eagle`), the network,
-how it is trained, and what only one family knows (`vargen.drafters.llamagen_draft_head`).
+Belongs here: how pairs become a forward pass of `EagleHead`, for every family. Does not belong here: how trees grow
+(`specdecode.drafters.eagle`), the network and its training, and what depends on the target (`llamagen_draft_head.py`,
+`transformers_draft_head.py`).
 
-A guided target needs a guided drafter: both halves' features are kept side by side, `[conditional | unconditional]`,
-both halves are fed the same tokens, and the guided logits choose.
+A guided target needs a guided head: the features of both halves lie side by side, `[conditional | unconditional]`, both
+halves are fed the same tokens, and the guided logits choose.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from specdecode.drafters.tree_growth import DraftHeadOutput
 from specdecode.kernels.native import NewTokens
-from specdecode.roles import TargetOutput
-from specdecode.targets.transformers import TransformersTarget
+from specdecode.roles import Target, TargetOutput
 from vargen.base.errors import UserError
 from vargen.drafters.eagle_head import EagleHead
-from vargen.models.llamagen.target import LlamaGenTarget
-from vargen.models.llamagen.transformer import CONDITION_POSITION, condition_attention_mask
+from vargen.models.kept_caches import KeptCaches
 from vargen.models.offloading import move_offloaded
-from vargen.pipelines.components.base import KeptCaches
+from vargen.models.transformer_layers import CONDITION_POSITION, condition_attention_mask
 
 if TYPE_CHECKING:
     from specdecode.compilation import PassCompiler
 
 
 _SLOTS = 128
-"""A new cache has a multiple of so many, so that the next batch, of somewhat longer prompts, fits as well."""
+"""A new cache has a multiple of this number of slots, so that the next batch, with slightly longer prompts, fits."""
+
+_SIZES = {
+    "vocab_size": "image tokens",
+    "grid_size": "tokens along a side",
+    "dim": "channels in a hidden state",
+}
+
+
+class FeatureTarget(Target, Protocol):
+    """A target that gives hidden states after the layers that a head reads."""
+
+    feature_layers: tuple[int, ...]
+
+
+def check_sizes(head: EagleHead, num_layers: int, **sizes: int) -> None:
+    """Refuse a head that was trained for another model, naming what differs.
+
+    Args:
+        num_layers: of the target.
+        sizes: the target's, by names of `EagleHead`'s arguments: some of vocab_size, grid_size and dim.
+
+    Raises:
+        UserError: another size, or the head reads layers that the target does not have.
+    """
+    for name, size in sizes.items():
+        if head.config[name] != size:
+            raise UserError(
+                f"drafter was trained for another model: {head.config[name]} {_SIZES[name]} ({name}), this model has "
+                f"{size}; give one trained for it"
+            )
+    if head.feature_layers and head.feature_layers[-1] != num_layers:
+        raise UserError(
+            f"drafter was trained for another model: it reads the last of {head.feature_layers[-1]} layers "
+            f"(feature_layers), this model has {num_layers}; give one trained for it"
+        )
 
 
 class PictureDraftHead(ABC):
@@ -43,10 +76,10 @@ class PictureDraftHead(ABC):
         target: the target it drafts for.
         halves: rows of a picture, 2 with guidance.
         condition_length: tokens before the picture.
-        longest_condition: of the longest condition that may take a row's place.
+        longest_condition: tokens of the longest condition that may take a row's place.
         most_new_pairs: the most pairs that are fed before some of them join the sequence: those of one accepted draft,
-            and the nodes of the next tree that are expanded.
-        caches: of earlier batches, to be used again; None: the cache is a new one.
+            and the expanded nodes of the next tree.
+        caches: of earlier batches, to be used again; None: the head makes a new one.
 
     Attributes:
         compiler: compiles `forward`, see `compile`; None: it runs eagerly.
@@ -55,7 +88,7 @@ class PictureDraftHead(ABC):
     def __init__(
         self,
         drafter: EagleHead,
-        target: LlamaGenTarget | TransformersTarget,
+        target: FeatureTarget,
         halves: int,
         condition_length: int,
         longest_condition: int,
@@ -67,7 +100,7 @@ class PictureDraftHead(ABC):
         self.vocab_size = target.vocab_size
         self._batch_size, self._device, self._halves = target.batch_size, target.device, halves
         self._prefix_length, self._longest_prefix = condition_length - 1, longest_condition - 1
-        # [rows]: where pictures begin. Of one number, until rows are given to other conditions.
+        # [rows]: where pictures begin. All equal, until rows are given to other conditions.
         self._picture_starts = torch.full((target.batch_size * halves,), self._prefix_length, device=target.device)
         self._last_position = drafter.num_image_tokens - 1
         num_slots = self._longest_prefix + drafter.num_image_tokens + most_new_pairs
@@ -87,7 +120,7 @@ class PictureDraftHead(ABC):
         self._num_new = 0
 
     def compile(self, compiler: PassCompiler | None) -> None:
-        """From now on `forward` is compiled code; None: it runs eagerly, as it does where our own kernels serve."""
+        """From now on `forward` is compiled code; None: it runs eagerly. Where our own kernels serve, they still do."""
         self.compiler = None if self.drafter.fast_pass.serves(self.kv_cache) else compiler
 
     def features(self, output: TargetOutput) -> Tensor:
@@ -114,20 +147,20 @@ class PictureDraftHead(ABC):
 
     @abstractmethod
     def condition_mask(self) -> Tensor | None:
-        """[rows, T] bool, which tokens of the condition are read; None: all."""
+        """[rows, T] bool, true for tokens of the condition that are read; None: all."""
 
     @abstractmethod
     def guided_logits(self, hidden_states: Tensor) -> Tensor:
-        """[B, n, V] float32 of hidden states [rows, n, dim], as the target makes logits of its own."""
+        """Guided logits [B, n, V] float32 of hidden states [rows, n, dim], made as the target makes its own."""
 
     def output_head(self) -> tuple[nn.Linear | None, float | None]:
-        """What makes logits of hidden states where it is one product of the drafter's precision, else None; and the
-        guidance of the two halves' logits, None without."""
+        """The layer that makes logits of hidden states if it is one matrix of the drafter's precision, else None; and
+        the guidance scale, None without guidance."""
         return None, None
 
     def start(self, prompt: TargetOutput) -> Tensor:
         """Feed the condition's features, each with token 0. Returns [B, 1, F], the condition's last feature."""
-        move_offloaded(self.drafter)  # asked for features before it is called
+        move_offloaded(self.drafter)  # `features` uses its weights before it is called
         self.drafter.rotary_rows.table(prompt.logits.device)  # not within a pass that is captured
         features = self.features(prompt)  # [B, T, F]
         cache, length = self.kv_cache, self._prefix_length
@@ -139,7 +172,7 @@ class PictureDraftHead(ABC):
             if mask is None:
                 mask = torch.ones(1, length, dtype=torch.bool, device=rows.device)
             else:
-                # Pair k holds the feature of condition token k and stands for token k + 1, so padding is where k is.
+                # Pair k holds the feature of condition token k and stands for token k + 1: it is padding if k is.
                 mask = mask[:, :length]
                 cache.starts = length - mask.sum(1)
             self.drafter(
@@ -209,11 +242,11 @@ class PictureDraftHead(ABC):
             Guided logits [B, q, V], and features [B, q, F].
         """
         cache, num_new, kv_length = self.kv_cache, mask.shape[2], reach.shape[0]
-        before = num_new - tokens.shape[1]  # new pairs that were fed in earlier forwards
+        before = num_new - tokens.shape[1]  # new pairs that earlier passes fed
         tokens = torch.cat([tokens] * self._halves)
         mask, depths = (self._both(value) for value in (mask, depths))
         positions = (cache.lengths - self._picture_starts)[:, None] + depths
-        # Below the last token of a picture nothing is drafted; what a tree asks for there is clipped by the loop.
+        # Nothing is drafted after the last token of a picture; the loop clips what a tree asks for there.
         positions = positions.clamp(max=self._last_position)
         slots = cache.new_slots(num_new)[:, before:]
         hidden_states = self.drafter(
@@ -229,7 +262,7 @@ class PictureDraftHead(ABC):
 
     @torch.no_grad()
     def draft_once(self, num_pairs: int) -> None:
-        """One level of drafting over so many pairs a row, none of which join the sequence; for the clock."""
+        """One level of drafting over `num_pairs` pairs a row, none of which joins the sequence; for the clock."""
         rows, device = self._batch_size, self._device
         tokens = torch.zeros(rows, num_pairs, dtype=torch.long, device=device)
         features = torch.zeros(
@@ -256,75 +289,9 @@ class PictureDraftHead(ABC):
         return features if self._halves == 1 else torch.cat(features.chunk(2, dim=-1))
 
     def _side_by_side(self, hidden_states: Tensor) -> Tensor:
-        """The other way round."""
+        """Rows [2B, n, dim] as features [B, n, F]; the inverse of `_rows`."""
         return hidden_states if self._halves == 1 else torch.cat(hidden_states.chunk(2), dim=-1)
 
     def _both(self, value: Tensor) -> Tensor:
-        """The same for both halves; what is shared by all rows stays as it is."""
+        """The same values for both halves; what all rows share stays as it is."""
         return value if value.shape[0] == 1 else torch.cat([value] * self._halves)
-
-
-class TransformersDraftHead(PictureDraftHead):
-    """The head beside a target over a model of transformers, whose `combine` gives the halves' features side by side.
-
-    Args:
-        drafter, target, most_new_pairs, caches: as for `PictureDraftHead`.
-
-    Raises:
-        UserError: the drafter was trained for another model.
-    """
-
-    def __init__(
-        self,
-        drafter: EagleHead,
-        target: TransformersTarget,
-        most_new_pairs: int,
-        caches: KeptCaches | None = None,
-    ) -> None:
-        check_drafter_fits(drafter, target)
-        lengths = target.prompt_length, target.longest_prompt
-        super().__init__(drafter, target, target.rows_per_sequence, *lengths, most_new_pairs, caches)
-        self.target = target
-
-    def states(self, output: TargetOutput) -> Tensor:
-        """See `PictureDraftHead.states`."""
-        assert output.hidden_states is not None
-        return output.hidden_states
-
-    def condition_mask(self) -> Tensor | None:
-        """See `PictureDraftHead.condition_mask`."""
-        return self.target.prompt_mask
-
-    def guided_logits(self, hidden_states: Tensor) -> Tensor:
-        """See `PictureDraftHead.guided_logits`."""
-        logits = self.target.logits(hidden_states.to(self.target.model.dtype))
-        return self.target.combine(TargetOutput(logits)).logits
-
-
-def check_drafter_fits(drafter: EagleHead, target: TransformersTarget) -> None:
-    """Refuse a drafter that was trained for another model. Raises UserError."""
-    dim = int(target.model.config.get_text_config().hidden_size)
-    for name, theirs, ours, meaning in (
-        ("vocab_size", drafter.config.vocab_size, target.vocab_size, "image tokens"),
-        ("dim", drafter.config.dim, dim, "channels in a hidden state"),
-    ):
-        if theirs != ours:
-            raise UserError(
-                f"drafter was trained for another model: {theirs} {meaning} ({name}), this model has {ours}; give one "
-                f"trained for it"
-            )
-    check_feature_layers(drafter, int(target.model.config.get_text_config().num_hidden_layers))
-    if target.max_new_tokens > drafter.num_image_tokens:
-        raise UserError(
-            f"drafter was trained on pictures of {drafter.num_image_tokens} tokens, these have "
-            f"{target.max_new_tokens}; train one for this size"
-        )
-
-
-def check_feature_layers(drafter: EagleHead, num_layers: int) -> None:
-    """Refuse a drafter that reads layers which a model of `num_layers` has not got. Raises UserError."""
-    if drafter.feature_layers and drafter.feature_layers[-1] != num_layers:
-        raise UserError(
-            f"drafter was trained for another model: it reads the last of {drafter.feature_layers[-1]} layers "
-            f"(feature_layers), this model has {num_layers}; give one trained for it"
-        )

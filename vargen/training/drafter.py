@@ -26,9 +26,9 @@ from torch import Tensor, nn
 from vargen.base.errors import UserError
 from vargen.base.prompts import gather_prompts
 from vargen.models.description import open_model
-from vargen.models.llamagen.transformer import CONDITION_POSITION
 from vargen.models.model_folder import check_component_folder, weights_fingerprint
 from vargen.models.options import OWN_QUANTIZATION, ModelOptions
+from vargen.models.transformer_layers import CONDITION_POSITION
 from vargen.pipelines.loading import load_pipeline
 from vargen.training.config import RunConfig, check, check_fraction, check_positive
 from vargen.training.generated import generate_codes

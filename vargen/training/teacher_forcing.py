@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vargen.models.llamagen.transformer import CONDITION_POSITION, LlamaGenTransformer, condition_attention_mask
+from vargen.models.llamagen.transformer import LlamaGenTransformer
+from vargen.models.transformer_layers import CONDITION_POSITION, condition_attention_mask
 
 
 @torch.no_grad()

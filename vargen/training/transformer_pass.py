@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vargen.models.llamagen.transformer import (
+from vargen.models.llamagen.transformer import LlamaGenTransformer
+from vargen.models.transformer_layers import (
     CONDITION_POSITION,
-    LlamaGenAttention,
-    LlamaGenTransformer,
+    Attention,
     condition_attention_mask,
     scaled_dot_product_attention,
 )
@@ -26,7 +26,7 @@ def train_on_cpu(module: nn.Module, compiled: bool = False) -> None:
         compiled: turn queries and keys by halves too, of which a compiler makes faster code.
     """
     for each in module.modules():
-        if isinstance(each, LlamaGenAttention):
+        if isinstance(each, Attention):
             each.attend = attention_in_chunks
             if compiled:
                 each.project = project_by_halves
@@ -137,9 +137,7 @@ def attention_in_chunks(
     return torch.cat(chunks, dim=2)
 
 
-def project_by_halves(
-    attention: LlamaGenAttention, hidden_states: Tensor, rotary: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+def project_by_halves(attention: Attention, hidden_states: Tensor, rotary: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """`project` with the channels of queries and keys in another order: the first of all pairs, then the second.
 
     What attention makes of them is the same, and a compiler makes vector code of halves, not of pairs.

@@ -16,7 +16,7 @@ from vargen.base.errors import UserError
 from vargen.drafters.eagle_head import EagleHead
 from vargen.drafters.llamagen_draft_head import LlamaGenDraftHead
 from vargen.models.llamagen.target import LlamaGenTarget, LlamaGenTargetOutput
-from vargen.models.llamagen.transformer import CONDITION_POSITION
+from vargen.models.transformer_layers import CONDITION_POSITION
 from vargen.pipelines.llamagen import LlamaGenPipeline
 
 PROMPTS = ["a red cube", "a small shiny blue sphere left of a large green cone on grass", "two cones"]

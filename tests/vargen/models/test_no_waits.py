@@ -23,7 +23,7 @@ from specdecode.drafters.eagle import EagleDrafter
 from specdecode.drafters.tree_shapes import DynamicTree
 from specdecode.targets.transformers import TransformersTarget
 from vargen.drafters.eagle_head import EagleHead
-from vargen.drafters.picture_draft_head import TransformersDraftHead
+from vargen.drafters.transformers_draft_head import TransformersDraftHead
 from vargen.methods.catalogue import resolve_method
 from vargen.models.emu3.target import Emu3Target
 from vargen.models.glm_image.request import read_request

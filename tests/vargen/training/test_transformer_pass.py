@@ -10,12 +10,8 @@ import torch.nn.functional as F
 from llamagen_models import CONDITION_LENGTH, make_model, valid_mask
 from torch import Tensor
 
-from vargen.models.llamagen.transformer import (
-    CONDITION_POSITION,
-    LlamaGenTransformer,
-    condition_attention_mask,
-    project,
-)
+from vargen.models.llamagen.transformer import LlamaGenTransformer
+from vargen.models.transformer_layers import CONDITION_POSITION, condition_attention_mask, project
 from vargen.training.transformer_pass import (
     attention_in_chunks,
     project_by_halves,

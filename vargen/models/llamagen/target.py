@@ -19,7 +19,8 @@ from specdecode.kernels.native import NewTokens
 from specdecode.kv_cache import StaticKVCache
 from specdecode.roles import TargetOutput
 from specdecode.sampling import guide
-from vargen.models.llamagen.transformer import CONDITION_POSITION, LlamaGenTransformer, condition_attention_mask
+from vargen.models.llamagen.transformer import LlamaGenTransformer
+from vargen.models.transformer_layers import CONDITION_POSITION, condition_attention_mask
 
 if TYPE_CHECKING:
     from specdecode.compilation import PassCompiler

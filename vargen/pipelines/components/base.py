@@ -20,7 +20,6 @@ from specdecode.draft_size import DraftSize, DraftSizer, FixedDraftSize
 from specdecode.drafters.draft_model import DraftModel
 from specdecode.drafters.eagle import DraftHead
 from specdecode.kernels.quantized import quantization_of, quantize_linears
-from specdecode.kv_cache import StaticKVCache
 from specdecode.neighbours import nearest_neighbours
 from specdecode.roles import Target
 from specdecode.sampling import RandomStreams
@@ -28,6 +27,7 @@ from vargen.base.errors import UserError
 from vargen.base.reading import reading
 from vargen.methods.base import LoadedDrafter
 from vargen.models.finite import check_weights
+from vargen.models.kept_caches import KeptCaches
 from vargen.models.model_folder import check_component_folder
 from vargen.models.offloading import has_hooks
 from vargen.pipelines.components.draft_sizes import MeasuredDraftSizes
@@ -37,30 +37,6 @@ if TYPE_CHECKING:
     from specdecode.targets.transformers import TransformersTarget
 
 Model = TypeVar("Model", bound=ModelMixin)
-
-
-class KeptCaches:
-    """Keys and values of the last batch, whose memory the next one uses again, by whose they are.
-
-    Captured graphs write to fixed addresses, and to allocate takes time.
-    """
-
-    def __init__(self) -> None:
-        self._caches: dict[str, StaticKVCache] = {}
-
-    def get(self, whose: str, most_slots: int | None = None, **sizes: Any) -> StaticKVCache:
-        """The last one where it fits `sizes`, else a new one, which replaces it.
-
-        Args:
-            whose: several are kept side by side.
-            most_slots: of a new one, so that the next batch, of longer prompts, fits as well; None: as `sizes` says.
-            sizes: of `StaticKVCache`.
-        """
-        kept = self._caches.get(whose)
-        if kept is None or not kept.fits(**sizes):
-            self._caches.pop(whose, None)  # free the old one first
-            kept = self._caches[whose] = StaticKVCache(**sizes | {"max_length": most_slots or sizes["max_length"]})
-        return kept
 
 
 @dataclass

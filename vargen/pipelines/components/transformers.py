@@ -44,9 +44,9 @@ class TransformersComponents(ModelComponents):
         """The drafter in a folder beside the target; no family came with one."""
         if folder is None:
             return super().load_draft_head(folder, most_new_pairs)
-        # The network for every family is LlamaGen's, which is imported only where somebody drafts with one.
+        # Imported late: diffusers is needed only by a trained head.
         from vargen.drafters.eagle_head import EagleHead
-        from vargen.drafters.picture_draft_head import TransformersDraftHead
+        from vargen.drafters.transformers_draft_head import TransformersDraftHead
 
         drafter = self._loaded(folder, folder, EagleHead, self.model.dtype)
         self.kept.draft_with(drafter.attn, drafter.ff)

@@ -26,6 +26,7 @@ from specdecode.roles import TargetOutput
 from vargen.base.errors import UserError
 from vargen.drafters.eagle_head import EagleHead
 from vargen.drafters.llamagen_draft_head import LlamaGenDraftHead
+from vargen.models.kept_caches import KeptCaches
 from vargen.models.llamagen.target import (
     LlamaGenTarget,
     LlamaGenTargetOutput,
@@ -33,7 +34,6 @@ from vargen.models.llamagen.target import (
     cache_sizes,
 )
 from vargen.models.llamagen.transformer import LLAMAGEN_SIZES, LlamaGenTransformer
-from vargen.pipelines.components.base import KeptCaches
 
 WEIGHTS = ("B", "L", "XL")
 """Sizes that may be asked for."""

@@ -15,13 +15,12 @@ from llamagen_models import CONDITION_LENGTH, make_model, valid_mask
 from torch import Tensor
 
 from specdecode.kv_cache import StaticKVCache
-from vargen.models.llamagen.transformer import (
+from vargen.models.llamagen.transformer import LlamaGenTransformer, default_intermediate_size
+from vargen.models.transformer_layers import (
     CONDITION_POSITION,
-    LlamaGenTransformer,
     apply_rotary,
     build_rotary_table,
     condition_attention_mask,
-    default_intermediate_size,
 )
 from vargen.training.transformer_pass import training_forward
 

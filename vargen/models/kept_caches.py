@@ -1,0 +1,33 @@
+"""Caches of keys and values whose memory one batch takes over from the batch before it.
+
+Belongs here: keeping caches by the role of the network that writes to them. Does not belong here: what else a pipeline
+keeps between batches (`vargen.pipelines`), and a cache itself (`specdecode.kv_cache`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from specdecode.kv_cache import StaticKVCache
+
+
+class KeptCaches:
+    """The last batch's caches, one for each role: captured graphs write to fixed addresses, and allocation is slow."""
+
+    def __init__(self) -> None:
+        self._caches: dict[str, StaticKVCache] = {}
+
+    def get(self, role: str, most_slots: int | None = None, **sizes: Any) -> StaticKVCache:
+        """The kept cache of a role if it fits `sizes`, else a new one, which replaces it.
+
+        Args:
+            role: whose keys and values these are; caches of several roles are kept side by side.
+            most_slots: slots of a new cache, so that the next batch, of longer prompts, fits as well; None: as in
+                `sizes`.
+            sizes: arguments of `StaticKVCache`.
+        """
+        kept = self._caches.get(role)
+        if kept is None or not kept.fits(**sizes):
+            self._caches.pop(role, None)  # free the old one first
+            kept = self._caches[role] = StaticKVCache(**sizes | {"max_length": most_slots or sizes["max_length"]})
+        return kept

@@ -58,8 +58,8 @@ def check_sizes(head: EagleHead, num_layers: int, **sizes: int) -> None:
     for name, size in sizes.items():
         if head.config[name] != size:
             raise UserError(
-                f"drafter was trained for another model: {head.config[name]} {_SIZES[name]} ({name}), this model has "
-                f"{size}; give one trained for it"
+                f"drafter was trained for another model: {head.config[name]} {_SIZES[name]}, this model has {size}; "
+                f"give one trained for it"
             )
     if head.feature_layers and head.feature_layers[-1] != num_layers:
         raise UserError(

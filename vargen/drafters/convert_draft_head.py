@@ -22,7 +22,7 @@ from torch import Tensor
 from vargen.base.errors import UserError
 from vargen.drafters.eagle_head import EagleHead
 from vargen.models.llamagen.convert import load_strictly, load_weights_only
-from vargen.models.model_folder import read_json
+from vargen.models.model_folder import check_new_folder, read_json
 from vargen.runs.files import atomic_folder
 
 LANTERN_GRID_SIZES = {"t2i": 16, "t2i2": 32}
@@ -99,8 +99,7 @@ def convert_lantern_drafter(
         UserError: something is missing, truncated or of the wrong kind.
     """
     source, output = Path(source), Path(output)
-    if output.exists() and (not output.is_dir() or (any(output.iterdir()) and not overwrite)):
-        raise UserError(f"output must not exist yet, but {output} does; choose another path or overwrite it.")
+    check_new_folder(output, overwrite)
     if not source.is_dir():
         raise UserError(f"drafter must be a folder with config.json and weights, but {source} is none.")
     arguments = infer_drafter_config(read_json(source / "config.json"), source / "config.json")

@@ -33,6 +33,11 @@ if TYPE_CHECKING:
 
 _LIBRARIES = ("diffusers", "transformers")
 _OUR_MODELS = ("vargen.models.", "vargen.drafters.")
+RENAMED_COMPONENTS = {"draft_transformer": "draft_model"}
+RENAMED_CLASSES = {
+    ("vargen.models.llamagen.drafter", "LlamaGenDrafter"): ("vargen.drafters.eagle_head", "EagleHead"),
+}
+"""Names in folders that an earlier version saved, and what they are called now."""
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 MAX_LAYERS = 1_000
 """Of a model that a folder may describe."""
@@ -64,6 +69,11 @@ def check_model_folder(
     """
     folder = Path(folder)
     components = read_json(folder / "model_index.json")
+    if renamed_index(components) != components:
+        raise UserError(
+            f"{folder} was saved by an earlier version of vargen; convert it with `vargen convert folder {folder} "
+            f"--output NEW` and use NEW"
+        )
     for component in sorted({*components, *required} - {*skip}):
         value = components.get(component)
         if component not in required and (not isinstance(value, list) or value == [None, None]):
@@ -81,6 +91,24 @@ def check_model_folder(
         model_class = _component_class(*names)
         if model_class is not None:
             _check_component(folder / component, model_class)
+
+
+def renamed_index(index: Mapping[str, Any]) -> dict[str, Any]:
+    """A model_index.json of an earlier version with the names of components and classes of this one."""
+    return {
+        RENAMED_COMPONENTS.get(name, name): list(RENAMED_CLASSES.get(tuple(value), value))
+        if isinstance(value, list) and all(isinstance(each, str | None) for each in value)
+        else value
+        for name, value in index.items()
+    }
+
+
+def check_new_folder(output: Path, overwrite: bool) -> None:
+    """Refuse a place where no new folder can be written. Raises UserError."""
+    if output.exists() and not output.is_dir():
+        raise UserError(f"output must be a folder to create, but {output} is a file; choose another path.")
+    if output.is_dir() and any(output.iterdir()) and not overwrite:
+        raise UserError(f"output must not exist yet, but {output} is not empty; choose another path or overwrite it.")
 
 
 def check_pipeline_class(folder: str | os.PathLike[str], names: Collection[str]) -> None:
@@ -124,10 +152,10 @@ def write_own_settings(folder: str | os.PathLike[str], method: MethodConfig) -> 
     settings = {name: value for name, value in method.to_dict().items() if value != defaults[name]}
     index = read_json(path)
     index["methods"] = {**(index.get("methods") or {}), method.name: settings}
-    write_atomic(path, _index_text(index))
+    write_atomic(path, index_text(index))
 
 
-def _index_text(index: Mapping[str, Any]) -> str:
+def index_text(index: Mapping[str, Any]) -> str:
     """As diffusers writes it."""
     return json.dumps(index, indent=2, sort_keys=True) + "\n"
 
@@ -141,7 +169,7 @@ def _without_methods(content: bytes) -> bytes:
     if not isinstance(index, dict) or "methods" not in index:
         return content
     del index["methods"]
-    return _index_text(index).encode()
+    return index_text(index).encode()
 
 
 def read_tensor_shapes(path: Path) -> dict[str, tuple[int, ...]]:

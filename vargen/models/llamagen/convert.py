@@ -1,7 +1,7 @@
 """Official LlamaGen weights as models of this project.
 
-What belongs here: reading the authors' files, and every name that only they use. What does not: the models themselves,
-and writing a pipeline's folder (`vargen.jobs.conversion`); no other module knows an official key.
+Belongs here: reading the authors' files, and every name that only they use. Does not belong here: the models, and
+writing a pipeline's folder (`vargen.jobs.conversion`).
 
 Source: github.com/FoundationVision/LlamaGen, `autoregressive/models/gpt.py`, `tokenizer/tokenizer_image/vq_model.py`
 and the loaders of its samplers. Two things in its files cannot be checked, because the shapes agree: the image size
@@ -25,19 +25,20 @@ from diffusers.models.autoencoders.vq_model import VQModel
 from torch import Tensor, nn
 
 from vargen.base.errors import UserError
+from vargen.base.reading import reason_of
 from vargen.models.llamagen.transformer import LLAMAGEN_SIZES, LlamaGenTransformer
 from vargen.models.llamagen.vq import vq_config
 
 StateDict = dict[str, Tensor]
 
 _MARKERS = {"transformer": "tok_embeddings.weight", "vqvae": "quantize.embedding.weight"}
-"""A key that only weights of that kind have; kinds are named as the options of `vargen convert llamagen`."""
+"""A key that only weights of that kind have; the kinds are options of `vargen convert llamagen`."""
 _CONTAINERS = ("model", "module", "state_dict")
 """Where trainers put the weights: DDP, DeepSpeed, others. FSDP files are the bare weights."""
 
 
 def read_checkpoint(path: str | os.PathLike[str], kind: str) -> StateDict:
-    """The weights in an official file, whichever container they are in.
+    """The weights in an official file, with or without a container.
 
     Args:
         path: the file.
@@ -48,7 +49,8 @@ def read_checkpoint(path: str | os.PathLike[str], kind: str) -> StateDict:
     """
     path = Path(path)
     if not path.is_file():
-        raise UserError(f"{kind} must be an official .pt file, but {path} {_absence(path)}.")
+        absence = "is a folder" if path.is_dir() else "does not exist"
+        raise UserError(f"{kind} must be an official .pt file, but {path} {absence}.")
     checkpoint = load_weights_only(path, kind)
     candidates = [checkpoint]
     if isinstance(checkpoint, Mapping):
@@ -62,12 +64,8 @@ def read_checkpoint(path: str | os.PathLike[str], kind: str) -> StateDict:
     raise UserError(f"{kind} must be a LlamaGen {kind}, but {path} holds no {_MARKERS[kind]!r}; download it again.")
 
 
-def _absence(path: Path) -> str:
-    return "is a folder" if path.is_dir() else "does not exist"
-
-
 def load_weights_only(path: Path, argument: str) -> Any:
-    """`torch.load` that runs no code of the file: trainers also saved their command line, the one class allowed."""
+    """`torch.load` without running code of the file; only one class is allowed, the trainers' command line."""
     with open(path, "rb") as file:
         in_zip_container = file.read(4) == b"PK\x03\x04"
     try:
@@ -78,9 +76,9 @@ def load_weights_only(path: Path, argument: str) -> Any:
             raise UserError(
                 f"{argument} must hold weights only, but {path} holds other objects too; download it again."
             ) from error
-        raise UserError(f"{argument}: {path} is truncated or no .pt file; download it again.") from error
+        raise UserError(f"{argument}: {path} is truncated or not a .pt file; download it again.") from error
     except (RuntimeError, EOFError, ValueError, KeyError, OSError) as error:
-        raise UserError(f"{argument}: {path} is truncated or no .pt file; download it again.") from error
+        raise UserError(f"{argument}: {path} is truncated or not a .pt file; download it again.") from error
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -96,7 +94,7 @@ def published_size(dim: int, num_layers: int) -> str | None:
 
 
 def infer_transformer_config(official: StateDict, num_attention_heads: int | None = None) -> dict[str, Any]:
-    """Everything that an official state dict's shapes say about its model; all of the config but `grid_size`.
+    """The config in the shapes of an official state dict, all of it but `grid_size`.
 
     Args:
         official: state dict with official keys.
@@ -140,7 +138,7 @@ def infer_transformer_config(official: StateDict, num_attention_heads: int | Non
             "caption_dim": null_caption.shape[1],
         }
     elif classes is not None:
-        # One row more than classes: all official models were trained with condition dropout, so have the null class.
+        # One row more than classes: official models were trained with condition dropout, so they have the null class.
         config |= {"condition_type": "class", "condition_length": 1, "num_classes": classes.shape[0] - 1}
     else:
         raise UserError("transformer holds neither class nor caption embeddings; download it again.")
@@ -168,8 +166,8 @@ _LAYER_NAMES = {
 def convert_transformer_state_dict(official: StateDict) -> StateDict:
     """An official transformer's weights under the names of `LlamaGenTransformer`.
 
-    `w1` and `w3` become one matrix, gate first. Only `freqs_cis` is dropped, the rotary table of older files. Keys that
-    are not known keep their names, for strict loading to refuse.
+    `w1` and `w3` become one matrix, gate first. Only `freqs_cis` is dropped, the rotary table of older files. Unknown
+    keys keep their names, and strict loading refuses them.
     """
     converted: StateDict = {}
     for key, tensor in official.items():
@@ -288,7 +286,7 @@ def load_strictly(model: nn.Module, state_dict: StateDict, source: str | os.Path
     if missing:
         raise UserError(f"{source} lacks {len(missing)} weights of {name}, such as {missing[0]}; download it again.")
     if unexpected:
-        raise UserError(f"{source} has {len(unexpected)} weights that {name} has not, such as {unexpected[0]}.")
+        raise UserError(f"{source} has {len(unexpected)} weights that {name} does not have, such as {unexpected[0]}.")
     if reshaped:
         key = reshaped[0]
         raise UserError(
@@ -299,7 +297,7 @@ def load_strictly(model: nn.Module, state_dict: StateDict, source: str | os.Path
 
 
 def load_text_encoder(path: str | os.PathLike[str] | None, config: dict[str, Any]) -> tuple[Any, Any]:
-    """The tokenizer and encoder for a text-conditional transformer; neither for a class-conditional one.
+    """The tokenizer and encoder for a text-conditional transformer; None and None for a class-conditional one.
 
     Args:
         path: a transformers folder with google/flan-t5-xl and its tokenizer.
@@ -328,8 +326,7 @@ def load_text_encoder(path: str | os.PathLike[str] | None, config: dict[str, Any
         )
         text_encoder, loading = loaded
     except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise UserError(f"text_encoder: {folder} cannot be loaded ({reason}); download it again.") from error
+        raise UserError(f"text_encoder: {folder} cannot be loaded ({reason_of(error)}); download it again.") from error
     if missing := sorted(loading["missing_keys"]):  # transformers would go on with random numbers
         raise UserError(f"text_encoder: {folder} lacks weights, such as {missing[0]}; download it again.")
     if text_encoder.config.d_model != config["caption_dim"]:

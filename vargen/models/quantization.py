@@ -1,7 +1,7 @@
-"""Quantization as `from_pretrained` of transformers and diffusers takes it, from what a user writes.
+"""From a user's option to the quantization arguments of `from_pretrained` in transformers and diffusers.
 
 Belongs here: bitsandbytes and torchao, by the names of their own fields. Does not belong here: quantizing, which
-these libraries do while they load, and which names there are (`vargen.models.options`).
+these libraries do while they load, and the short names (`vargen.models.options`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def quantization_config(quantization: str | Mapping[str, Any], library: ModuleTy
 def pipeline_quantization(
     quantization: str | Mapping[str, Any], parts: Mapping[str, ModuleType]
 ) -> PipelineQuantizationConfig:
-    """The same for a pipeline of diffusers, of which `parts` are quantized: by name the library of each.
+    """The same for a pipeline of diffusers; `parts` are the components to quantize, with the library of each.
 
     Raises:
         UserError: see `quantization_config`.

@@ -32,11 +32,7 @@ if TYPE_CHECKING:
 _SLOTS = 128
 """A new cache has a multiple of this number of slots, so that the next batch, with slightly longer prompts, fits."""
 
-_SIZES = {
-    "vocab_size": "image tokens",
-    "grid_size": "tokens along a side",
-    "dim": "channels in a hidden state",
-}
+_SIZES = {"vocab_size": "image tokens", "grid_size": "tokens along a side", "dim": "channels in a hidden state"}
 
 
 class FeatureTarget(Target, Protocol):

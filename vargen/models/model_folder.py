@@ -35,9 +35,7 @@ if TYPE_CHECKING:
 _LIBRARIES = ("diffusers", "transformers")
 _OUR_MODELS = ("vargen.models.", "vargen.drafters.")
 RENAMED_COMPONENTS = {"draft_transformer": "draft_model"}
-RENAMED_CLASSES = {
-    ("vargen.models.llamagen.drafter", "LlamaGenDrafter"): ("vargen.drafters.eagle_head", "EagleHead"),
-}
+RENAMED_CLASSES = {("vargen.models.llamagen.drafter", "LlamaGenDrafter"): ("vargen.drafters.eagle_head", "EagleHead")}
 """Names in folders that an earlier version saved, and what they are called now."""
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 MAX_LAYERS = 1_000
@@ -130,9 +128,7 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def method_resolver(
-    folder: str | os.PathLike[str],
-) -> Callable[[str, Mapping[str, Any] | None], ImageMethodConfig]:
+def method_resolver(folder: str | os.PathLike[str]) -> Callable[[str, Mapping[str, Any] | None], ImageMethodConfig]:
     """The function from a method's name and options to settings, for the model in a folder.
 
     Raises:

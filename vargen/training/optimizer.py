@@ -63,10 +63,7 @@ class OptimizerGroup:
         if muon:
             self.optimizers.append(
                 torch.optim.Muon(
-                    muon,
-                    lr=config.muon_learning_rate,
-                    weight_decay=config.weight_decay,
-                    adjust_lr_fn="match_rms_adamw",
+                    muon, lr=config.muon_learning_rate, weight_decay=config.weight_decay, adjust_lr_fn="match_rms_adamw"
                 )
             )
             self.learning_rates.append(config.muon_learning_rate)

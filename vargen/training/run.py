@@ -280,19 +280,12 @@ class _Log:
     def __init__(self, path: Path, config: RunConfig, state: _State):
         self.path, self.config, self.state = path, config, state
         self.sums: dict[str, Tensor] = {}
-        self.count = 0
-        self.learning_rate = 0.0
-        self.since = (time.monotonic(), state.elapsed)
+        self.count, self.since = 0, state.elapsed
         self.first = (state.step, state.elapsed)
 
     def __enter__(self) -> _Log:
-        self.bar = tqdm(
-            total=self.config.steps,
-            initial=self.state.step,
-            disable=not sys.stderr.isatty(),
-            unit="step",
-            smoothing=0.05,
-        )
+        shown = {"disable": not sys.stderr.isatty(), "unit": "step", "smoothing": 0.05}
+        self.bar = tqdm(total=self.config.steps, initial=self.state.step, **shown)
         event = {"event": "resume" if self.state.step else "start", "step": self.state.step, **self.config.to_dict()}
         append_jsonl(self.path, event)
         self._say(f"{event['event']} at step {self.state.step}: {self.config.output_dir}")
@@ -304,7 +297,6 @@ class _Log:
     def add(self, values: dict[str, Tensor], learning_rate: float) -> None:
         """Count one step; every `log_every` steps write the means since the last entry."""
         self.bar.update()
-        self.learning_rate = learning_rate
         for name, value in values.items():
             self.sums[name] = self.sums[name] + value if name in self.sums else value.clone()
         self.count += 1
@@ -312,11 +304,11 @@ class _Log:
             return
         means = {name: value.item() / self.count for name, value in self.sums.items()}
         state, config = self.state, self.config
-        samples_per_second = self.count * config.batch_size / max(1e-9, state.elapsed - self.since[1])
+        samples_per_second = self.count * config.batch_size / max(1e-9, state.elapsed - self.since)
         entry = {
             "step": state.step,
             **{name: round(value, 6) for name, value in means.items()},
-            "lr": self.learning_rate,
+            "lr": learning_rate,
             "samples_per_second": round(samples_per_second, 2),
             "elapsed": round(state.elapsed, 1),
             "eta": round(self._eta(), 1),
@@ -325,11 +317,10 @@ class _Log:
         parts = "  ".join(f"{name} {value:.4f}" for name, value in means.items())
         self.bar.set_postfix_str(f"loss {means['loss']:.4f}")
         self._say(
-            f"step {state.step}  {parts}  lr {self.learning_rate:.2e}  {samples_per_second:.1f}/s  "
+            f"step {state.step}  {parts}  lr {learning_rate:.2e}  {samples_per_second:.1f}/s  "
             f"{_clock(state.elapsed)} done, {_clock(entry['eta'])} to go"
         )
-        self.sums, self.count = {}, 0
-        self.since = (time.monotonic(), state.elapsed)
+        self.sums, self.count, self.since = {}, 0, state.elapsed
 
     def evaluation(self, values: dict[str, float]) -> None:
         """Write the figures of one evaluation."""

@@ -20,13 +20,7 @@ _CHUNK = 96  # queries at once; see `transformer_pass.attention_in_chunks`
 
 
 def guesses_by_level(
-    drafter: EagleHead,
-    tokens: Tensor,
-    features: Tensor,
-    positions: Tensor,
-    valid: Tensor,
-    first: int,
-    levels: int,
+    drafter: EagleHead, tokens: Tensor, features: Tensor, positions: Tensor, valid: Tensor, first: int, levels: int
 ) -> list[Tensor]:
     """The head's hidden states after each pair, for each level.
 

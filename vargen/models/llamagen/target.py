@@ -309,10 +309,7 @@ class LlamaGenTarget:
         shape = (self.batch_size, self.condition_length, transformer.config.dim)
         embeds = torch.zeros(shape, device=device, dtype=transformer.dtype)
         target = LlamaGenTarget(
-            transformer,
-            embeds,
-            guidance_scale=self.guidance_scale,
-            max_draft_nodes=max_draft_nodes,
+            transformer, embeds, guidance_scale=self.guidance_scale, max_draft_nodes=max_draft_nodes
         )
         target.compile(self.compiler)
         target.prefill()

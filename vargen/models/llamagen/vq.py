@@ -15,10 +15,7 @@ import torch.nn.functional as F
 from diffusers.models.autoencoders.vq_model import VQModel
 from torch import Tensor
 
-VQ_BLOCK_OUT_CHANNELS: dict[str, tuple[int, ...]] = {
-    "VQ-16": (128, 128, 256, 256, 512),
-    "VQ-8": (128, 256, 256, 512),
-}
+VQ_BLOCK_OUT_CHANNELS: dict[str, tuple[int, ...]] = {"VQ-16": (128, 128, 256, 256, 512), "VQ-8": (128, 256, 256, 512)}
 """Channels by level of the official tokenizers, finest first; the number is the downsampling factor."""
 
 

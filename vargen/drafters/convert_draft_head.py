@@ -21,7 +21,7 @@ from torch import Tensor
 
 from vargen.base.errors import UserError
 from vargen.drafters.eagle_head import EagleHead
-from vargen.models.llamagen.convert import load_strictly, load_weights_only
+from vargen.models.foreign_weights import load_strictly, load_weights_only
 from vargen.models.model_folder import check_new_folder, read_json
 from vargen.runs.files import atomic_folder
 

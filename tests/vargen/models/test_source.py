@@ -94,7 +94,7 @@ class CarrierError(errors.HfHubHTTPError.__bases__[0]):  # type: ignore[misc, va
         (of_the_hub(errors.RevisionNotFoundError), "revision: somebody/tiny-janus has no 'v3' on the hub"),
         (errors.LocalEntryNotFoundError("x"), "the hub cannot be reached to fetch it; connect, or name a folder"),
         (of_the_hub(errors.LocalEntryNotFoundError, snapshot_path="x"), "was not fetched whole, and the hub cannot be"),
-        (CarrierError("peer closed\nthe rest"), r"was interrupted \(peer closed\); the same command goes on"),
+        (CarrierError("peer closed\nthe rest"), r"was interrupted \(peer closed the rest\); the same command continues"),
         (OSError("Consistency check failed"), "was interrupted .*the same command continues the download"),
         (errors.HFValidationError("x"), "is neither a folder nor a name that the hub allows"),
     ],

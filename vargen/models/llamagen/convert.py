@@ -11,9 +11,7 @@ and the loaders of its samplers. Two things in its files cannot be checked, beca
 
 from __future__ import annotations
 
-import argparse
 import os
-import pickle
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,14 +20,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from diffusers.models.autoencoders.vq_model import VQModel
-from torch import Tensor, nn
+from torch import Tensor
 
 from vargen.base.errors import UserError
 from vargen.base.reading import reason_of
+from vargen.models.foreign_weights import StateDict, load_strictly, load_weights_only
 from vargen.models.llamagen.transformer import LLAMAGEN_SIZES, LlamaGenTransformer
 from vargen.models.llamagen.vq import vq_config
-
-StateDict = dict[str, Tensor]
 
 _MARKERS = {"transformer": "tok_embeddings.weight", "vqvae": "quantize.embedding.weight"}
 """A key that only weights of that kind have; the kinds are options of `vargen convert llamagen`."""
@@ -62,23 +59,6 @@ def read_checkpoint(path: str | os.PathLike[str], kind: str) -> StateDict:
     if any(isinstance(candidate, Mapping) and _MARKERS[other] in candidate for candidate in candidates):
         raise UserError(f"{kind} must be a LlamaGen {kind}, but {path} holds a {other}; swap the two files.")
     raise UserError(f"{kind} must be a LlamaGen {kind}, but {path} holds no {_MARKERS[kind]!r}; download it again.")
-
-
-def load_weights_only(path: Path, argument: str) -> Any:
-    """`torch.load` without running code of the file; only one class is allowed, the trainers' command line."""
-    with open(path, "rb") as file:
-        in_zip_container = file.read(4) == b"PK\x03\x04"
-    try:
-        with torch.serialization.safe_globals([argparse.Namespace]):
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=in_zip_container)
-    except pickle.UnpicklingError as error:
-        if "Unsupported global" in str(error):
-            raise UserError(
-                f"{argument} must hold weights only, but {path} holds other objects too; download it again."
-            ) from error
-        raise UserError(f"{argument}: {path} is truncated or not a .pt file; download it again.") from error
-    except (RuntimeError, EOFError, ValueError, KeyError, OSError) as error:
-        raise UserError(f"{argument}: {path} is truncated or not a .pt file; download it again.") from error
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -273,27 +253,7 @@ def load_vq_model(official: StateDict, source: str | os.PathLike[str] = "vqvae")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Both
-
-
-def load_strictly(model: nn.Module, state_dict: StateDict, source: str | os.PathLike[str]) -> None:
-    """Put weights into a model built on the meta device, all of them or none. Raises UserError, in one line."""
-    expected = {key: tensor.shape for key, tensor in model.state_dict().items()}
-    missing = sorted(expected.keys() - state_dict.keys())
-    unexpected = sorted(state_dict.keys() - expected.keys())
-    reshaped = sorted(key for key in expected.keys() & state_dict.keys() if expected[key] != state_dict[key].shape)
-    name = type(model).__name__
-    if missing:
-        raise UserError(f"{source} lacks {len(missing)} weights of {name}, such as {missing[0]}; download it again.")
-    if unexpected:
-        raise UserError(f"{source} has {len(unexpected)} weights that {name} does not have, such as {unexpected[0]}.")
-    if reshaped:
-        key = reshaped[0]
-        raise UserError(
-            f"{source} has {len(reshaped)} weights of another size, such as {key}: {tuple(state_dict[key].shape)} "
-            f"instead of {tuple(expected[key])}."
-        )
-    model.load_state_dict(state_dict, strict=True, assign=True)
+# Text encoder
 
 
 def load_text_encoder(path: str | os.PathLike[str] | None, config: dict[str, Any]) -> tuple[Any, Any]:

@@ -284,8 +284,8 @@ class _Log:
         self.first = (state.step, state.elapsed)
 
     def __enter__(self) -> _Log:
-        shown = {"disable": not sys.stderr.isatty(), "unit": "step", "smoothing": 0.05}
-        self.bar = tqdm(total=self.config.steps, initial=self.state.step, **shown)
+        hidden = not sys.stderr.isatty()
+        self.bar = tqdm(total=self.config.steps, initial=self.state.step, disable=hidden, unit="step", smoothing=0.05)
         event = {"event": "resume" if self.state.step else "start", "step": self.state.step, **self.config.to_dict()}
         append_jsonl(self.path, event)
         self._say(f"{event['event']} at step {self.state.step}: {self.config.output_dir}")

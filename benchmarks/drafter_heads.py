@@ -28,7 +28,7 @@ from vargen.models.model_folder import weights_fingerprint
 from vargen.models.options import ModelOptions
 from vargen.pipelines.loading import load_pipeline
 from vargen.training.config import from_mapping
-from vargen.training.drafter import DrafterTask, DrafterTrainingConfig
+from vargen.training.drafter import DrafterTrainingConfig, PictureDrafterTask
 from vargen.training.generated import generate_codes
 from vargen.training.optimizer import AveragedWeights, OptimizerGroup, learning_rate_factor, schedule_progress
 from vargen.training.run import autocast
@@ -103,14 +103,14 @@ def main() -> None:
     for name, head in HEADS.items():
         torch.manual_seed(base.base_seed)
         config = replace(base, **head)
-        task = tasks[name] = DrafterTask(config, teacher, prompts, codes, *stored)
+        task = tasks[name] = PictureDrafterTask(config, teacher, prompts, codes, *stored)
         if arguments.start == "shipped":  # of which what fuses the depths is no part: it begins with the last alone
             task.drafter.load_state_dict(pipeline.drafter.state_dict(), strict=False)
         teacher.every = tuple(sorted({*teacher.every, teacher.num_layers, *task.drafter.feature_layers}))
         optimizers[name] = OptimizerGroup(config, task.module.parameters(), task.muon_parameters())
         averages[name] = AveragedWeights(task.module, config.ema_decay)
 
-    shipped = DrafterTask(replace(base, feature_layers=ONE), teacher, prompts, codes)
+    shipped = PictureDrafterTask(replace(base, feature_layers=ONE), teacher, prompts, codes)
     shipped.drafter = pipeline.drafter.eval()
     figures: dict[str, dict[str, float]] = {"shipped": shipped.evaluate()}
     print("shipped", figures["shipped"], flush=True)

@@ -42,7 +42,7 @@ from vargen.models.llamagen.vq import unit_codebook
 from vargen.models.model_folder import weights_fingerprint
 from vargen.pipelines.llamagen import LlamaGenPipeline
 from vargen.runs.files import append_jsonl, read_jsonl
-from vargen.training.teacher_forcing import guided_features
+from vargen.training.teachers import guided_features
 
 RESULTS = Path(__file__).resolve().parent / "results"
 METHODS = Path(__file__).resolve().parent / "methods"

@@ -36,7 +36,7 @@ from vargen.models.llamagen.vq import downsampling_factor, encode_images
 from vargen.models.model_folder import weights_fingerprint
 from vargen.training.config import check, check_fraction, main
 from vargen.training.run import RunResult, autocast, move, prepare, train
-from vargen.training.teacher_forcing import guided_features
+from vargen.training.teachers import guided_features
 
 _SHEET_IMAGES = 8
 _BARE = (PLACES.index("ground"), PLACES.index("sky"))

@@ -139,4 +139,4 @@ def test_modules_of_the_working_directory_are_never_searched(
     monkeypatch.syspath_prepend("")
     change_json(tiny_model_folder / "model_index.json", vqvae=["planted", "X"])
     command = arguments_of(GENERATE, {"work": tmp_path, "model": tiny_model_folder})
-    check_refused(command, "planted.X, which is no part of a pipeline", capsys, tmp_path)
+    check_refused(command, "planted.X, which is not a component of vargen", capsys, tmp_path)

@@ -1,4 +1,5 @@
-"""`vargen convert llamagen | lantern-drafter`: published weights to folders that `vargen generate` takes."""
+"""`vargen convert llamagen | lantern-drafter | folder`: weights of others, and folders of earlier versions, to model
+folders that `vargen generate` takes."""
 
 from __future__ import annotations
 
@@ -58,6 +59,19 @@ class ConvertDrafterConfig:
     drafter: str
     output: str
     dtype: str | None = None
+    overwrite: bool = False
+
+
+@dataclass(frozen=True)
+class ConvertFolderConfig:
+    """What to convert.
+
+    Args:
+        output: folder to write.
+        overwrite: replace the folder if it exists.
+    """
+
+    output: str
     overwrite: bool = False
 
 
@@ -153,6 +167,25 @@ def _convert_lantern_drafter(arguments: Sequence[str]) -> int:
     return 0
 
 
+def _convert_folder(arguments: Sequence[str]) -> int:
+    parser = build_parser(
+        "convert folder",
+        "Copy a model folder that an earlier version of vargen saved, under the names that this version reads.",
+        ConvertFolderConfig,
+    )
+    parser.add_argument("folder", help="model folder with a model_index.json")
+    values = parse(parser, arguments)
+    config = fill(ConvertFolderConfig, values)
+
+    from vargen.jobs.conversion import convert_folder
+
+    with own_folder(config.output):
+        renamed = convert_folder(values.folder, config.output, overwrite=config.overwrite)
+    names = ", ".join(f"{old} to {new}" for old, new in renamed.items()) or "no name had to change"
+    print(f"{values.folder}: {names}: in {config.output}")
+    return 0
+
+
 def _read(arguments: Sequence[str], source: str, description: str, options: type[AnyConfig]) -> tuple[AnyConfig, bool]:
     """The options of a conversion, and whether its summary is wanted as JSON. Raises UserError."""
     parser = build_parser(f"convert {source}", description, options)
@@ -164,5 +197,5 @@ def _read(arguments: Sequence[str], source: str, description: str, options: type
     return config, bool(values.json)
 
 
-SOURCES = {"llamagen": _convert_llamagen, "lantern-drafter": _convert_lantern_drafter}
+SOURCES = {"llamagen": _convert_llamagen, "lantern-drafter": _convert_lantern_drafter, "folder": _convert_folder}
 """What can be converted."""

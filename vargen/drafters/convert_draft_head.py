@@ -1,11 +1,11 @@
-"""Published LANTERN drafters for LlamaGen to a `EagleHead` folder.
+"""Published LANTERN drafters for LlamaGen as folders of `EagleHead`.
 
 Belongs here: every name that only those files use. Does not belong here: the network (`vargen.drafters.eagle_head`)
 and official LlamaGen weights (`vargen.models.llamagen.convert`).
 
 Source: github.com/jadohu/LANTERN, `models/drafters/cnets_llamagen.py`, and the layout of `jadohu/llamagen_drafter` and
-`jadohu/llamagen2_drafter`. Their only norm is `post_attention_layernorm`; the output head is the target's and in no
-file; the token embedding is their own; padding of the prompt is neither trimmed nor masked.
+`jadohu/llamagen2_drafter`. Their only norm is `post_attention_layernorm`, their token embedding is their own, the
+output head is the target's and in no file, and padding of the prompt is neither trimmed nor masked.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from torch import Tensor
 
 from vargen.base.errors import UserError
 from vargen.drafters.eagle_head import EagleHead
-from vargen.models.llamagen.convert import load_strictly, load_weights_only
-from vargen.models.model_folder import read_json
+from vargen.models.foreign_weights import load_strictly, load_weights_only
+from vargen.models.model_folder import check_new_folder, read_json
 from vargen.runs.files import atomic_folder
 
 LANTERN_GRID_SIZES = {"t2i": 16, "t2i2": 32}
@@ -43,7 +43,7 @@ _JOINED = {
 
 
 def convert_lantern_state_dict(published: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A published drafter's weights under the names of `EagleHead`; unknown keys keep theirs, to be refused."""
+    """A published drafter's weights under the names of `EagleHead`; unknown keys stay, and are refused when loaded."""
     joined = {key for parts in _JOINED.values() for key in parts}
     converted = {_NAMES.get(key, key): tensor for key, tensor in published.items() if key not in joined}
     for name, parts in _JOINED.items():
@@ -61,7 +61,7 @@ def infer_drafter_config(config: dict[str, Any], source: Path) -> dict[str, Any]
     names = ("hidden_size", "num_attention_heads", "intermediate_size", "vocab_size", "rms_norm_eps", "input_type")
     for name in names:
         if name not in config:
-            raise UserError(f"{source} lacks {name!r}; it is no config of a LANTERN drafter for LlamaGen")
+            raise UserError(f"{source} lacks {name!r}; it is not the config of a LANTERN drafter for LlamaGen")
     if config["input_type"] not in LANTERN_GRID_SIZES:
         raise UserError(
             f"{source} has input_type {config['input_type']!r}; known: {', '.join(LANTERN_GRID_SIZES)} (text to image)"
@@ -99,10 +99,9 @@ def convert_lantern_drafter(
         UserError: something is missing, truncated or of the wrong kind.
     """
     source, output = Path(source), Path(output)
-    if output.exists() and (not output.is_dir() or (any(output.iterdir()) and not overwrite)):
-        raise UserError(f"output must not exist yet, but {output} does; choose another path or overwrite it.")
+    check_new_folder(output, overwrite)
     if not source.is_dir():
-        raise UserError(f"drafter must be a folder with config.json and weights, but {source} is none.")
+        raise UserError(f"drafter must be a folder with config.json and weights, but {source} is not a folder.")
     arguments = infer_drafter_config(read_json(source / "config.json"), source / "config.json")
     with torch.device("meta"):
         drafter = EagleHead(**arguments)
@@ -128,5 +127,5 @@ def _read_weights(folder: Path) -> tuple[Path, dict[str, Tensor]]:
         try:
             return path, load_file(path)
         except (SafetensorError, OSError) as error:
-            raise UserError(f"{path} is truncated or no safetensors file; download it again.") from error
+            raise UserError(f"{path} is truncated or not a safetensors file; download it again.") from error
     raise UserError(f"{folder} holds neither model.safetensors nor pytorch_model.bin; download it again.")

@@ -32,11 +32,7 @@ if TYPE_CHECKING:
 _SLOTS = 128
 """A new cache has a multiple of this number of slots, so that the next batch, with slightly longer prompts, fits."""
 
-_SIZES = {
-    "vocab_size": "image tokens",
-    "grid_size": "tokens along a side",
-    "dim": "channels in a hidden state",
-}
+_SIZES = {"vocab_size": "image tokens", "grid_size": "tokens along a side", "dim": "channels in a hidden state"}
 
 
 class FeatureTarget(Target, Protocol):
@@ -58,8 +54,8 @@ def check_sizes(head: EagleHead, num_layers: int, **sizes: int) -> None:
     for name, size in sizes.items():
         if head.config[name] != size:
             raise UserError(
-                f"drafter was trained for another model: {head.config[name]} {_SIZES[name]} ({name}), this model has "
-                f"{size}; give one trained for it"
+                f"drafter was trained for another model: {head.config[name]} {_SIZES[name]}, this model has {size}; "
+                f"give one trained for it"
             )
     if head.feature_layers and head.feature_layers[-1] != num_layers:
         raise UserError(

@@ -1,11 +1,10 @@
-"""A feature drafter beside its target in the decode loop: what it has been fed, and at which positions.
+"""A trained head beside a Video-LLM in the decode loop: its cache and its positions.
 
-Belongs here: the cache, and how pairs become a forward. Does not belong here: how drafts grow
-(`specdecode.drafters.eagle`, `semi_autoregressive.py`), the network and what it is fed for a prompt
-(`video_head.py`).
+Belongs here: how pairs become a forward pass. Does not belong here: how drafts grow (`specdecode.drafters.eagle`,
+`semi_autoregressive.py`), the network, and its rows for a prompt (`video_head.py`).
 
-The cache holds the prompt's rows, then a row for every accepted token, fed with the target's own hidden state at the
-token before it. Nodes of a draft are fed with the drafter's guesses and forgotten.
+The cache holds the prompt's rows, then one row for every accepted token, fed with the target's hidden state at the
+token before it. Nodes of a draft are fed with the head's own guesses and then forgotten.
 """
 
 from __future__ import annotations
@@ -32,21 +31,21 @@ class VideoDraftHead:
 
     Args:
         network: in eval mode, made for this target (`video_head_folder.check_target`), of its dtype, on its device.
-        target: lends its embeddings, its output head and what it saw of the prompts.
+        target: lends its embeddings, its output head and its states of the prompts.
 
     Attributes:
-        forward_passes: of the network, the prompts' included.
+        forward_passes: of the network, those over prompts included.
         flops: of these passes and their logits; see `VideoHead.flops`.
 
     Raises:
-        ValueError: the target does not capture what the drafter reads, or a prompt is longer than its positions.
+        ValueError: the target does not capture the states that the head reads, or a prompt exceeds its positions.
     """
 
     def __init__(self, network: VideoHead, target: VideoTarget) -> None:
         missing = set(network.config.capture_layers) - set(target.capture_layers)
         if missing:
             raise ValueError(
-                f"target must be made with capture_layers={network.config.capture_layers}: this drafter reads them"
+                f"target must be made with capture_layers={network.config.capture_layers}: this head reads them"
             )
         longest = int(target.model.config.get_text_config().max_position_embeddings)
         end = max(request.next_position for request in target.requests)
@@ -60,13 +59,13 @@ class VideoDraftHead:
         self.draft_length = network.config.draft_length
         self.forward_passes = 0
         self.flops = 0
-        self._room = 0  # for new rows
+        self._room = 0  # slots for new rows
         self._cache = SlotCache(type(network).__name__, 1, target.batch_size)
 
     def drafter(
         self, shape: DynamicTree | StaticTree, sizer: DraftSizer, children: Literal["top", "sampled"] = "top"
     ) -> EagleDrafter:
-        """The Drafter role of this network; arguments as of `EagleDrafter`.
+        """The Drafter role of this network; arguments as for `EagleDrafter`.
 
         Raises:
             ValueError: see `EagleDrafter` and `SemiAutoregressiveDrafter`.
@@ -96,7 +95,7 @@ class VideoDraftHead:
         return self.features(prompt)[:, -1:]
 
     def _prompt_rows(self, seen: SeenPrompt) -> DrafterRows:
-        """What the network is fed for a prompt."""
+        """The network's input rows for a prompt."""
         request, config = seen.request, self.network.config
         visual_states = None
         if config.capture_layers:
@@ -115,7 +114,7 @@ class VideoDraftHead:
         """Guess what follows new pairs; see `DraftHead.forward`.
 
         Returns:
-            Logits of the first place, and the features [B, q, K * dim] guessed for all places.
+            Logits of the next token, and the features [B, q, K * dim] guessed for the next K tokens.
         """
         num_pairs, num_new = tokens.shape[1], mask.shape[2]
         static = self._cache.allocated()
@@ -140,7 +139,7 @@ class VideoDraftHead:
         self._most_committed += self._num_new
 
     def _run(self, rows: Tensor, positions: Tensor, mask: Tensor | None, num_keys: int) -> Tensor:
-        """[B, q, dim] of rows [B, q, dim], which are new; mask [B, 1, q, S]."""
+        """Outputs [B, q, dim] of new rows [B, q, dim]; mask [B, 1, q, S]."""
         self.forward_passes += 1
         self.flops += len(rows) * self.network.flops(rows.shape[1], num_keys)
         return self.network(rows, positions, mask, self._cache)

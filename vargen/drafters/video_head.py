@@ -1,29 +1,29 @@
-"""Trained drafters for Video-LLMs: one decoder layer that continues the target's own features.
+"""Draft heads for Video-LLMs: one decoder layer that continues the target's own features.
 
-Belongs here: the network, what it is fed for a prompt, and the settings that make the published methods of it. Does not
-belong here: its cache and its place in the decode loop (`video_draft_head.py`), its files and for which target it was
-trained (`video_head_folder.py`), training.
+Belongs here: the network, its input rows for a prompt, and the settings that turn it into the published methods. Does
+not belong here: its cache and its part in the decode loop (`video_draft_head.py`), its files and the check of its
+target (`video_head_folder.py`), training.
 
-All of them read pairs, as EAGLE does (arXiv 2401.15077): the embedding of token t and the target's final hidden state,
-the input of its output head, at token t - 1. One decoder layer of the target's own class makes of them a guess of the
-hidden state at token t, whose logits are by the target's own output head. So the first token of a prompt has no row.
-The methods differ in what stands for the video, `VideoHeadConfig.visual`:
+All heads read pairs, as EAGLE does (arXiv 2401.15077): the embedding of token t, and the target's final hidden state at
+token t - 1, which is the input of its output head. One decoder layer of the target's own class guesses the hidden state
+at token t from them, and the target's output head gives the logits. The first token of a prompt has no row. The methods
+differ in the rows that stand for the video, `VideoHeadConfig.visual`:
 
-    "pairs"                  eagle    visual tokens are rows like all others
-    "embeddings"             msd      their embeddings take the place of rows (arXiv 2505.14260)
-    "states"                 sparrow  so do the target's hidden states half-way (arXiv 2602.15318, section 3.2)
-    "compressed_embeddings"  vispec   a few learned means of embeddings do, and one more mean is mixed into every
-                                      feature after the video (arXiv 2509.15235)
-    "compressed_features"    flash    a few learned means of final hidden states do (arXiv 2505.12728, section 3.2)
+    "pairs"                  eagle    pairs, as for all other tokens
+    "embeddings"             msd      embeddings of the visual tokens (arXiv 2505.14260)
+    "states"                 sparrow  the target's hidden states after half its layers (arXiv 2602.15318, section 3.2)
+    "compressed_embeddings"  vispec   a few learned means of embeddings; one more mean is mixed into every feature
+                                      after the video (arXiv 2509.15235)
+    "compressed_features"    flash    a few learned means of final hidden states (arXiv 2505.12728, section 3.2)
 
-and in two more respects. `text_only` (Sparrow, section 3.1): when it drafts, the video has no rows at all, though it
-had in training. `draft_length` (FLASH, section 3.3): several places are guessed at once.
+Two more settings: with `text_only` (Sparrow, section 3.1) the video has rows in training and none when drafting; with
+`draft_length` (FLASH, section 3.3) several tokens are guessed at once.
 
-Where papers leave open or releases differ: the layer is the library's class unmodified, so it has the norm before its
-attention that EAGLE's releases leave out. Each row stands at its token's own position (or at its number, `compact`).
-Compressed rows stand where the last visual tokens do. FLASH's release guesses K places by two linear maps with a SiLU
-between, after an attention without residual or feed-forward; here the same two maps add to the output of a whole
-decoder layer, and with K = 1 there are none: then it is an EAGLE drafter.
+Choices where papers are silent or releases differ: the layer is the library's class unmodified, so it has the norm
+before its attention that EAGLE's releases leave out. Each row has its token's own position (or its number, `compact`).
+Compressed rows have the positions of the last visual tokens. FLASH's release guesses K tokens by two linear maps with a
+SiLU between, after an attention without residual or feed-forward; here the same two maps add to the output of a whole
+decoder layer. With K = 1 there are no such maps, and the head is an EAGLE head.
 """
 
 from __future__ import annotations
@@ -48,26 +48,27 @@ KINDS: dict[str, dict[str, Any]] = {
     "sparrow": {"visual": "states", "text_only": True},
     "flash": {"visual": "compressed_features", "num_queries": 16, "draft_length": 4},
 }
-"""The published methods: what of `VideoHeadConfig` each of them sets."""
+"""The published methods, as values of `VideoHeadConfig`."""
 
 _OF_COMPRESSION = ("num_queries", "scale")
 
 
 @dataclass(frozen=True)
 class VideoHeadConfig:
-    """What a feature drafter is.
+    """Settings of a head.
 
     Args:
         kind: its name, one of `KINDS`. Nothing depends on it.
         text_config: transformers' configuration of the target's language model, as plain values.
         visual: what stands for the video; see the module.
-        visual_layer: of "states": after how many of the target's decoder layers; 0 would be the embeddings.
-        num_queries: of the compressed ones: C. ViSpec mixes the last one into the features, the others are rows.
-        scale: of the compressed ones: scale the scores; see `visual_compressor.py`.
+        visual_layer: for "states": the number of the target's decoder layer after which they are read; 0 is the
+            embeddings.
+        num_queries: C, for the compressed kinds. ViSpec mixes the last one into the features, the others are rows.
+        scale: for the compressed kinds: scale the scores; see `visual_compressor.py`.
         text_only: the video has no rows when drafting.
-        draft_length: K, places guessed at once.
-        compact: rows stand at consecutive positions; else each at its token's own.
-        target: for which target it was trained; see `video_head_folder.py`.
+        draft_length: K, tokens guessed at once.
+        compact: rows have consecutive positions; else each has its token's own.
+        target: description of the target for which it was trained; see `video_head_folder.py`.
 
     Raises:
         ValueError: a field out of range.
@@ -113,7 +114,7 @@ class VideoHeadConfig:
             **changes: fields that differ from the method's.
 
         Raises:
-            ValueError: an unknown kind, a field out of range, or a layer that the target has not.
+            ValueError: an unknown kind, a field out of range, or a layer that the target does not have.
         """
         if kind not in KINDS:
             raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
@@ -127,9 +128,9 @@ class VideoHeadConfig:
                 f"{values['visual_layer']}"
             )
         if not values["visual"].startswith("compressed"):
-            # The method's own go with its compression; those that were asked for are refused.
+            # Without compression the method's own settings of it go; those that were asked for are refused.
             values = {name: each for name, each in values.items() if name in changes or name not in _OF_COMPRESSION}
-        # What every configuration of the library has, such as names of classes, means nothing to a layer.
+        # Fields that every configuration of the library has, such as names of classes, mean nothing to a layer.
         common = set(PreTrainedConfig().to_dict()) - {"model_type"}
         layer = {name: value for name, value in text.to_dict().items() if name not in common}
         layer |= {"num_hidden_layers": 1, "use_sliding_window": False}
@@ -143,7 +144,7 @@ class VideoHeadConfig:
         known = {each.name for each in fields(cls)}
         required = {"kind", "text_config", "visual"}
         for name in sorted(required - set(values)) + sorted(set(values) - known):
-            raise ValueError(f"{name} is {'missing' if name in required else 'not a setting of a feature drafter'}")
+            raise ValueError(f"{name} is {'missing' if name in required else 'not a setting of a draft head'}")
         return cls(**values)
 
     def to_dict(self) -> dict[str, Any]:
@@ -152,7 +153,7 @@ class VideoHeadConfig:
 
     @property
     def capture_layers(self) -> tuple[int, ...]:
-        """What `VideoTarget` must capture for it."""
+        """The layers that `VideoTarget` must capture for it."""
         if self.visual_layer is None or self.text_only:
             return ()
         return (self.visual_layer,)
@@ -160,14 +161,15 @@ class VideoHeadConfig:
 
 @dataclass(frozen=True)
 class TargetStates:
-    """What a target made of B sequences of L tokens whose videos stand at the same places.
+    """A target's states for B sequences of L tokens whose videos stand at the same places.
 
     Args:
         embeds: [B, L, dim] input embeddings, the video's among them.
         features: [B, L, dim] final hidden states.
         positions: [A, B or 1, L] int64 of the tokens, as in `VideoRequest`.
         is_visual: [L] bool.
-        visual_states: [B, m, dim] hidden states of the visual tokens after `visual_layer` layers, where those are read.
+        visual_states: [B, m, dim] hidden states of the visual tokens after `visual_layer` layers, if the head reads
+            them.
     """
 
     embeds: Tensor
@@ -179,14 +181,14 @@ class TargetStates:
 
 @dataclass(frozen=True)
 class DrafterRows:
-    """What a drafter is fed.
+    """Input rows of a head.
 
     Args:
-        inputs: [B, R, dim] of its layer.
+        inputs: [B, R, dim].
         positions: [A, B or 1, R].
-        text_rows: [n] int64, which rows are pairs of text.
+        text_rows: [n] int64, the rows that are pairs of text.
         text_places: [n] int64, the places of their tokens in the sequence, ascending.
-        scene: [B, 1, dim], what is mixed into every feature after the video (ViSpec); else None.
+        scene: [B, 1, dim], mixed into every feature after the video (ViSpec); else None.
     """
 
     inputs: Tensor
@@ -197,11 +199,7 @@ class DrafterRows:
 
 
 class VideoHead(nn.Module):
-    """The network; `config.json` and weights are `video_head_folder.py`'s.
-
-    Args:
-        config: what it is.
-    """
+    """The network of a head with these settings."""
 
     def __init__(self, config: VideoHeadConfig) -> None:
         super().__init__()
@@ -228,7 +226,7 @@ class VideoHead(nn.Module):
             self.offsets = nn.Sequential(nn.Linear(dim, 4 * dim, bias=False), nn.SiLU(), later)
             nn.init.zeros_(later.weight)
         with torch.no_grad():
-            # The next feature is at first the sum of what is known; this start saves much of the training.
+            # At first the guess is the sum of embedding and feature; this start saves much of the training.
             for module in (self.fc, self.mix_scene):
                 if module is not None:
                     module.weight.zero_()
@@ -239,7 +237,7 @@ class VideoHead(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of what it computes with; its matrices may be rounded to integers."""
+        """Of its computation; its matrices may be rounded to integers."""
         return self.layer.input_layernorm.weight.dtype
 
     def set_attention(self, name: str) -> None:
@@ -251,7 +249,7 @@ class VideoHead(nn.Module):
 
         Args:
             embeds: [B, n, dim] of the tokens. features: [B, n, dim] at the tokens before them.
-            scene: [B, 1, dim], to be mixed into the features.
+            scene: [B, 1, dim], mixed into the features.
         """
         embeds, features = embeds.to(self.dtype), features.to(self.dtype)
         if self.mix_scene is not None and scene is not None:
@@ -259,14 +257,14 @@ class VideoHead(nn.Module):
         return self.fc(torch.cat((embeds, features), dim=-1))
 
     def rows(self, states: TargetStates, with_video: bool) -> DrafterRows:
-        """What the drafter is fed for whole sequences.
+        """Input rows for whole sequences.
 
         Args:
             states: of the target.
             with_video: whether the video has rows.
 
         Raises:
-            ValueError: the states of the layer it reads are missing.
+            ValueError: the states of the layer that it reads are missing.
         """
         is_visual, device = states.is_visual, states.is_visual.device
         place = torch.arange(len(is_visual), device=device)
@@ -298,7 +296,7 @@ class VideoHead(nn.Module):
         )
 
     def _visual_rows(self, states: TargetStates, visual: Tensor) -> tuple[Tensor, Tensor]:
-        """Rows [B, r, dim] for the visual tokens at the places `visual` [m], and the places [r] where they stand."""
+        """Rows [B, r, dim] for the visual tokens at the places `visual` [m], and their own places [r]."""
         if self.config.visual == "pairs":
             visual = visual[visual > 0]
             return self.pairs(states.embeds[:, visual], states.features[:, visual - 1]), visual
@@ -311,7 +309,7 @@ class VideoHead(nn.Module):
         source = states.embeds if self.config.visual == "compressed_embeddings" else states.features
         compressed = self.compressor(source[:, visual])
         count = compressed.shape[1] - (self.mix_scene is not None)
-        # Of fewer visual tokens than rows the first lends its place several times.
+        # With fewer visual tokens than rows, several rows share the first token's place.
         last = torch.arange(len(visual) - count, len(visual), device=visual.device)
         return compressed, visual[last.clamp(min=0)]
 
@@ -323,9 +321,9 @@ class VideoHead(nn.Module):
         Args:
             inputs: [B, R, dim].
             positions: [A, B or 1, R].
-            mask: [B or 1, 1, R, S] bool, which of the cached rows and these each row sees; None: all before it, where
-                nothing is cached.
-            cache: where keys and values are kept; None: nowhere.
+            mask: [B or 1, 1, R, S] bool, true for cached and new rows that a row sees; None: all before it, without a
+                cache.
+            cache: keeps keys and values; None: they are not kept.
         """
         positions = positions.expand(-1, len(inputs), -1)
         output = self.layer(
@@ -338,16 +336,16 @@ class VideoHead(nn.Module):
         return output if isinstance(output, Tensor) else output[0]
 
     def guesses(self, hidden_states: Tensor) -> Tensor:
-        """[B, R, K, dim]: of the layer's output [B, R, dim], the features guessed at each row's token and after it."""
+        """Features [B, R, K, dim] guessed from the layer's output [B, R, dim], at each row's token and after it."""
         if self.offsets is None:
             return hidden_states[:, :, None]
         steps = self.offsets(hidden_states).unflatten(-1, (self.config.draft_length, self.dim))
         return hidden_states[:, :, None] + steps
 
     def flops(self, num_rows: int, num_keys: int) -> int:
-        """Multiplications and additions of one forward: rows fed, and keys that each of them may see.
+        """Multiplications and additions of one pass over `num_rows` rows, each of which sees `num_keys` keys.
 
-        The layer and the projections around it; neither the output head nor the compressor.
+        It counts the layer and the projections around it, but neither the output head nor the compressor.
         """
         modules = (self.fc, self.layer, self.offsets)
         weights = sum(

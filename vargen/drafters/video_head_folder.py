@@ -1,12 +1,12 @@
-"""Feature drafters on disk, and for which target each was trained.
+"""Draft heads for Video-LLMs on disk, and the check that a head fits its target.
 
-Belongs here: writing and reading a folder of `config.json` and `model.safetensors`, and refusing what does not fit.
-Does not belong here: the network (`video_head.py`), where shipped folders lie.
+Belongs here: writing and reading a folder of `config.json` and `model.safetensors`. Does not belong here: the network
+(`video_head.py`), and where shipped folders lie.
 
-A drafter reads its target's hidden states, so beside the target's sizes the settings keep what these states are for a
-fixed text without a video: of the final layer, and of the layer that stands for the video. They are worked out by the
-very code that the drafter is fed by. Other weights or another layer give other numbers, while another dtype changes
-them by a few hundredths at most, and quantization by a tenth.
+A head reads its target's hidden states. So its settings keep, beside the target's sizes, a few of these states for a
+fixed text without a video: after the final layer, and after the layer that stands for the video. The code that feeds
+the head computes them. Other weights or another layer give other numbers; another dtype changes them by a few
+hundredths at most, and quantization by a tenth.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from vargen.models.video_llms.request import VideoRequest
 from vargen.models.video_llms.target import VideoTarget
 
 WEIGHTS_NAME = "model.safetensors"
-_NUM_TOKENS, _LAST_TOKENS, _CHANNELS = 12, 4, 16  # the first tokens are left out: their states hardly differ by layer
-# Relative distances that another dtype may make, and layers rounded to integers (int8 0.03 to 0.05, int4 0.11).
+_NUM_TOKENS, _LAST_TOKENS, _CHANNELS = 12, 4, 16  # not the first tokens: their states hardly differ by layer
+# Relative distances that are accepted: for another dtype, and for layers rounded to integers (0.03 to 0.11).
 _MOST_DIFFERENT, _MOST_DIFFERENT_ROUNDED = 0.1, 0.3
 
 
 @torch.no_grad()
 def describe_target(model: Any, layers: Sequence[int] = ()) -> dict[str, Any]:
-    """What a drafter has to know its target by, in plain values.
+    """Plain values by which a head recognises its target.
 
     Args:
         model: transformers' Video-LLM.
-        layers: whose hidden states the drafter reads, beside the final ones; numbers as in `VideoTarget`.
+        layers: numbers of the layers whose hidden states the head reads, beside the final ones, as in `VideoTarget`.
     """
     text = model.config.get_text_config()
     device = model.get_input_embeddings().weight.device
@@ -79,11 +79,7 @@ def _sample(states: Tensor) -> list[float]:
 
 
 def check_target(config: VideoHeadConfig, model: Any) -> None:
-    """Refuse a drafter that was trained for another target, or on other features of it.
-
-    Raises:
-        ValueError: what differs, in one line.
-    """
+    """Refuse a head that was trained for another target or on other features. Raises ValueError, naming them."""
     layers = () if config.visual_layer is None else (config.visual_layer,)
     remedy = "give a drafter that was trained for this target"
     known = config.target
@@ -105,7 +101,7 @@ def check_target(config: VideoHeadConfig, model: Any) -> None:
 
 
 def new_video_head(kind: str, model: Any, **changes: Any) -> VideoHead:
-    """An untrained drafter for a target, its layer begun as the target's last.
+    """An untrained head for a target, whose layer has the weights of the target's last one.
 
     Args:
         kind, changes: see `VideoHeadConfig.of_kind`.
@@ -133,13 +129,13 @@ def save_video_head(network: VideoHead, folder: str | os.PathLike[str]) -> None:
 def load_video_head(
     folder: str | os.PathLike[str], model: Any, draft_length: int | None = None, text_only: bool | None = None
 ) -> VideoHead:
-    """A trained drafter, in eval mode, of its target's dtype and on its device.
+    """A trained head, in eval mode, of its target's dtype and on its device.
 
     Args:
         folder: written by `save_video_head`.
         model: the target.
-        draft_length: K that is wanted of a drafter that guesses several places at once; None: whatever it has.
-        text_only: whether the video has no rows when drafting; None: as its settings say. In training it has them.
+        draft_length: K that the head must have; None: any.
+        text_only: whether the video has no rows when drafting; None: as in its settings.
 
     Raises:
         ValueError: no such folder, damaged or foreign files, weights that do not fit the settings, another target,

@@ -1,12 +1,12 @@
-"""Many visual tokens into few, by learned queries, for drafters that cannot afford them all.
+"""Many visual tokens into few, by learned queries, for heads that cannot afford them all.
 
-Belongs here: the compression and a measure of how it may fail. Does not belong here: where the few rows go
+Belongs here: the compression, and a measure of its main failure. Does not belong here: the use of the few rows
 (`video_head.py`).
 
-FLASH (arXiv 2505.12728, equation 3) has queries alone: softmax(C F^T) F, without a scale. The features' norm grows with
-the square root of their width, so the softmax soon looks at one token and learns no more; `saturation` measures that,
-and `scale` divides by the square root of the width, as attention does. ViSpec (arXiv 2509.15235) projects keys and
-values and scales; its heads are one head here.
+FLASH (arXiv 2505.12728, equation 3) has queries only: softmax(C F^T) F, without a scale. The features' norm grows with
+the square root of their width, so the softmax soon selects one token and stops learning. `saturation` measures this,
+and `scale` divides by the square root of the width, as attention does. ViSpec (arXiv 2509.15235) scales, and projects
+keys and values; its several attention heads are one here.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ class VisualCompressor(nn.Module):
 
     Args:
         dim: width of a visual token.
-        num_queries: C, tokens that come out.
+        num_queries: C, number of output tokens.
         scale: divide the scores by the square root of `dim`.
-        projected: learn projections of keys and values; both start as they are.
+        projected: learn projections of keys and values, which start as the identity.
 
     Raises:
         ValueError: no query.
@@ -34,12 +34,12 @@ class VisualCompressor(nn.Module):
             raise ValueError(f"num_queries must be at least 1, got {num_queries}")
         self.queries = nn.Parameter(torch.randn(num_queries, dim) / dim**0.5)
         self.factor = dim**-0.5 if scale else 1.0
-        self.keys: nn.Module = _as_it_is(dim) if projected else nn.Identity()
-        self.values: nn.Module = _as_it_is(dim) if projected else nn.Identity()
+        self.keys: nn.Module = _identity(dim) if projected else nn.Identity()
+        self.values: nn.Module = _identity(dim) if projected else nn.Identity()
 
     def weights(self, visual: Tensor) -> Tensor:
-        """[B, C, m] float32: how much of each of the visual tokens [B, m, dim] each query takes."""
-        with torch.autocast(visual.device.type, enabled=False):  # large scores in bfloat16 would make ties
+        """[B, C, m] float32: the weight of each of the visual tokens [B, m, dim] for each query."""
+        with torch.autocast(visual.device.type, enabled=False):  # large scores in bfloat16 are often equal
             keys = self.keys(visual.to(self.queries.dtype)).float()
             return (self.queries.float() @ keys.mT * self.factor).softmax(-1)
 
@@ -50,11 +50,11 @@ class VisualCompressor(nn.Module):
 
     @torch.no_grad()
     def saturation(self, visual: Tensor) -> float:
-        """The largest weight of a query, a mean over queries: 1/m looks at everything alike, 1 at one token only."""
+        """The largest weight of a query, a mean over queries: 1/m for equal weights, 1 for a single token."""
         return float(self.weights(visual).amax(-1).mean())
 
 
-def _as_it_is(dim: int) -> nn.Linear:
+def _identity(dim: int) -> nn.Linear:
     projection = nn.Linear(dim, dim, bias=False)
     nn.init.eye_(projection.weight)
     return projection

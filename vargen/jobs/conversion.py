@@ -1,12 +1,14 @@
-"""The run behind `vargen convert llamagen`: official files to a folder that the pipeline loads.
+"""The runs behind `vargen convert llamagen` and `vargen convert folder`: to folders that the pipeline loads.
 
-Belongs here: what belongs together, and writing it. Does not belong here: what official files look like
-(`vargen.models.llamagen.convert`).
+Belongs here: checks that official files fit each other, and writing folders. Does not belong here: what official files
+look like (`vargen.models.llamagen.convert`), and old names (`vargen.models.model_folder`).
 """
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +24,14 @@ from vargen.models.llamagen.convert import (
     read_checkpoint,
 )
 from vargen.models.llamagen.vq import downsampling_factor
+from vargen.models.model_folder import (
+    RENAMED_CLASSES,
+    RENAMED_COMPONENTS,
+    check_new_folder,
+    index_text,
+    read_json,
+    renamed_index,
+)
 from vargen.pipelines.llamagen import LlamaGenPipeline
 from vargen.runs.files import atomic_folder
 
@@ -76,10 +86,7 @@ def convert_llamagen(
     if output is None:
         raise UserError("output must be given: the folder to write the converted pipeline to.")
     output = Path(output)
-    if output.exists() and not output.is_dir():
-        raise UserError(f"output must be a folder to create, but {output} is a file; choose another path.")
-    if output.is_dir() and any(output.iterdir()) and not overwrite:
-        raise UserError(f"output must not exist yet, but {output} is not empty; choose another path or overwrite it.")
+    check_new_folder(output, overwrite)
     if image_size is None:
         raise UserError(
             "image_size must be given, no file holds it: 256 for files named *_256.pt, 384 for *_384.pt, 512 for "
@@ -114,3 +121,40 @@ def convert_llamagen(
         grid_size=config["grid_size"],
         num_parameters=sum(parameter.numel() for parameter in model.parameters()),
     )
+
+
+def convert_folder(
+    source: str | os.PathLike[str], output: str | os.PathLike[str], *, overwrite: bool = False
+) -> dict[str, str]:
+    """Copy a model folder of an earlier version under the names of this one.
+
+    Args:
+        source: a folder with a `model_index.json`.
+        output: the folder to write; it appears only when all went well.
+        overwrite: replace a folder that exists.
+
+    Returns:
+        What was renamed, old names to new ones; empty if nothing had to be.
+
+    Raises:
+        UserError: there is no such folder, or `output` exists or lies inside it.
+    """
+    source, output = Path(source), Path(output)
+    check_new_folder(output, overwrite)
+    if source.resolve() in (output.resolve(), *output.resolve().parents):
+        raise UserError(f"output must lie outside {source}, got {output}; choose another path")
+    index = read_json(source / "model_index.json")
+    renamed = renamed_index(index)
+    with atomic_folder(output) as folder:
+        shutil.copytree(source, folder, dirs_exist_ok=True)
+        for old, new in RENAMED_COMPONENTS.items():
+            if (folder / old).is_dir():
+                (folder / old).rename(folder / new)
+        for name, value in renamed.items():
+            config = folder / name / "config.json"
+            if isinstance(value, list) and config.is_file() and "_class_name" in (content := read_json(config)):
+                config.write_text(index_text(content | {"_class_name": value[1]}))
+        (folder / "model_index.json").write_text(index_text(renamed))
+    changed = {old: new for old, new in RENAMED_COMPONENTS.items() if old in index}
+    changed |= {old: new for (_, old), (_, new) in RENAMED_CLASSES.items() if old in json.dumps(index)}
+    return changed

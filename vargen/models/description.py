@@ -1,7 +1,7 @@
-"""What a model folder says of the pictures its model makes, before anything is loaded, whatever the family.
+"""The description of a picture model of any family, read from the JSON files of its folder.
 
-Belongs here: which family a folder holds, read from its JSON files without torch, and what commands ask of every one.
-Does not belong here: whether its weights are whole, and loading (`vargen.pipelines.loading`).
+Belongs here: the family and the properties that commands use, without torch. Does not belong here: checks of weights
+(`vargen.models.model_folder`), and loading (`vargen.pipelines.loading`).
 """
 
 from __future__ import annotations
@@ -30,22 +30,21 @@ class ModelDescription:
     Args:
         folder: of its files.
         family: "llamagen", "janus", "glm_image" or "emu3".
-        grid_size: tokens a side of the usual picture.
-        image_size: pixels a side of it.
-        guidance_scale, top_k, temperature, top_p: what its pipeline takes where a call does not say.
-        resolve_method: what a method's name and options stand for, as its pipeline's `resolve_method` says.
-        num_classes: of a class-conditional model; None where it reads prompts.
-        loading: which of `ModelOptions.special` its loader can use.
-        quantized: where it is a pipeline of several networks, those that quantization is for: by name the library of
-            each.
-        usual_methods: what a comparison compares that names no methods.
-        draws_scenes: whether captions of the project's own world are prompts for it.
-        keeps_methods: whether its folder has a place for settings of methods.
+        grid_size: tokens along a side of the default picture.
+        image_size: pixels along a side of it.
+        guidance_scale, top_k, temperature, top_p: defaults of its pipeline.
+        resolve_method: gives the settings for a method's name and options, as its pipeline's `resolve_method`.
+        num_classes: of a class-conditional model; None if it reads prompts.
+        loading: names in `ModelOptions.special` that its loader supports.
+        quantized: for a pipeline of several networks, those that are quantized, with the library of each.
+        usual_methods: methods of a comparison that names none.
+        draws_scenes: whether it draws captions of rendered scenes.
+        keeps_methods: whether its folder can hold settings of methods.
         name: for reports: on the hub, else that of the folder.
-        beside_grid: places of drawn tokens that are none of the grid's: those of a preview, and ends of lines.
-        grid: tokens down and across; None: the usual picture's.
-        at_grid: the same model drawing another grid; None: it draws but one.
-        pixels_from_tokens: whether tokens alone make pixels, without a prompt and noise.
+        beside_grid: places of drawn tokens outside the grid: those of a preview, and ends of lines.
+        grid: tokens down and across; None: those of the default picture.
+        at_grid: gives the same model drawing another grid; None: it draws one grid only.
+        pixels_from_tokens: whether pixels follow from tokens alone, without a prompt and noise.
     """
 
     folder: Path
@@ -76,23 +75,23 @@ class ModelDescription:
 
     @property
     def num_tokens(self) -> int:
-        """Of a picture."""
+        """Tokens of a picture."""
         rows, columns = self.rows_and_columns
         return rows * columns + len(self.beside_grid)
 
     @property
     def size(self) -> dict[str, int]:
-        """Height and width in pixels by name, where another size than the usual was asked for; else empty."""
+        """Height and width in pixels by name if they differ from the default; else empty."""
         if self.grid is None:
             return {}
         pixels = self.image_size // self.grid_size
         return {"height": self.grid[0] * pixels, "width": self.grid[1] * pixels}
 
     def sized(self, height: int | None = None, width: int | None = None, ratio: str | None = None) -> ModelDescription:
-        """The same model drawing pictures of another size: of both sides in pixels, or of a ratio such as "16:9".
+        """The same model drawing another size, given by both sides in pixels or a ratio such as "16:9".
 
         Raises:
-            UserError: a size that it does not draw.
+            UserError: it does not draw this size.
         """
         if self.at_grid is None:
             for name, asked in (("height", height), ("width", width), ("ratio", ratio)):
@@ -108,15 +107,15 @@ class ModelDescription:
         return replace(self.at_grid(grid), folder=self.folder, name=self.name, grid=grid)
 
     def sampling(self, **asked: Any) -> dict[str, Any]:
-        """Settings of sampling by name: those asked for, else (None) the model's own."""
+        """Settings of sampling by name: those given, or the model's own in place of None."""
         return {name: getattr(self, name) if value is None else value for name, value in asked.items()}
 
 
 def open_model(options: ModelOptions) -> ModelDescription:
-    """The model that options name, all its files fetched; of one on the hub that cannot be used, only small ones are.
+    """The model that options name, with all its files fetched, unless its small files show that it cannot be used.
 
     Raises:
-        UserError: there is none, its family is not known here, or it cannot use an option.
+        UserError: there is no such model, its family is unknown, or it does not support an option.
     """
     model = describe_model(find_files(options.model, options.revision, SETTINGS), options.model)
     for name in options.special:
@@ -131,10 +130,10 @@ def open_model(options: ModelOptions) -> ModelDescription:
 
 
 def describe_model(folder: str | os.PathLike[str], called: str | os.PathLike[str] | None = None) -> ModelDescription:
-    """The model in a folder, which errors call as given.
+    """The model in a folder; `called` is its name in errors.
 
     Raises:
-        UserError: a file is missing or damaged, or the family is not known here.
+        UserError: a file is missing or damaged, or the family is unknown.
     """
     folder = Path(folder)
     if (folder / "model_index.json").is_file():
@@ -151,7 +150,7 @@ def describe_model(folder: str | os.PathLike[str], called: str | os.PathLike[str
 
 def _describe_llamagen(folder: Path) -> ModelDescription:
     index, transformer = read_json(folder / "model_index.json"), read_json(folder / "transformer" / "config.json")
-    drafted = any(index.get("drafter") or ())  # a pipeline saved without one has [null, null] there
+    drafted = any(index.get("drafter") or ())  # [null, null] in a pipeline saved without one
     return ModelDescription(
         folder=folder,
         family="llamagen",
@@ -171,7 +170,7 @@ def _describe_llamagen(folder: Path) -> ModelDescription:
 def _describe_janus(folder: Path) -> ModelDescription:
     config = read_json(folder / "config.json")
     vision, decoder = config.get("vision_config") or {}, config.get("vq_config") or {}
-    # Where a file is silent: transformers' JanusVisionConfig, JanusVQVAEConfig, and what `generate` takes.
+    # Defaults as in transformers' JanusVisionConfig, JanusVQVAEConfig and `generate`.
     grid_size = vision.get("image_size", 384) // vision.get("patch_size", 16)
     sampling = _sampling(folder)
     return ModelDescription(
@@ -188,7 +187,7 @@ def _describe_janus(folder: Path) -> ModelDescription:
 def _describe_glm_image(folder: Path, grid: Grid | None = None) -> ModelDescription:
     decoder = read_json(folder / "vae" / "config.json")
     sampling = _sampling(folder / "vision_language_encoder")
-    # Where a file is silent: diffusers' GlmImagePipeline and AutoencoderKL, the processor's preview, and `generate`.
+    # Defaults as in diffusers' GlmImagePipeline and AutoencoderKL, the processor's preview, and `generate`.
     sample_size = read_json(folder / "transformer" / "config.json").get("sample_size", 128)
     image_size = sample_size * 2 ** (len(decoder.get("block_out_channels", (64, 64, 64, 64))) - 1)
     grid_size = image_size // 32
@@ -211,7 +210,7 @@ def _describe_glm_image(folder: Path, grid: Grid | None = None) -> ModelDescript
 
 
 def _describe_emu3(folder: Path, grid: Grid | None = None) -> ModelDescription:
-    # Where a file is silent: transformers' Emu3VQVAEConfig and Emu3Processor, and what its authors draw with.
+    # Defaults as in transformers' Emu3VQVAEConfig and Emu3Processor, and the authors' guidance.
     decoder = read_json(folder / "config.json").get("vq_config") or {}
     pixels_a_code = 2 ** (len(decoder.get("channel_multiplier", (1, 2, 2, 4))) - 1)
     grid_size = round(720 / pixels_a_code)
@@ -232,13 +231,13 @@ def _describe_emu3(folder: Path, grid: Grid | None = None) -> ModelDescription:
 
 
 def _sampling(folder: Path) -> dict[str, Any]:
-    """A model's own settings of `generate`; empty where there are none."""
+    """A model's own settings of `generate`, maybe empty."""
     path = folder / "generation_config.json"
     return read_json(path) if path.is_file() else {}
 
 
 def _generate_settings(sampling: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of sampling as `generate` completes a model's own."""
+    """A model's own settings of sampling, completed by the defaults of `generate`."""
     usual = {"temperature": 1.0, "top_k": 50, "top_p": 1.0}
     return {name: value if sampling.get(name) is None else sampling[name] for name, value in usual.items()}
 

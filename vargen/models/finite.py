@@ -1,6 +1,6 @@
-"""Weights and pixels that are no numbers, refused: what is made of them looks like an answer and is none.
+"""Checks that weights and pixels are finite, because a model gives an output for any numbers.
 
-Belongs here: looking, and saying where. Does not belong here: logits, which the decode loop looks at
+Belongs here: the checks, and errors that say where. Does not belong here: logits, which the decode loop checks
 (`specdecode.finite`).
 """
 
@@ -22,18 +22,18 @@ def check_weights(model: torch.nn.Module, place: str | os.PathLike[str]) -> None
     """Refuse weights that are not finite.
 
     Args:
-        model: as it was loaded, wherever it lies.
-        place: its folder, or what else it was loaded from.
+        model: as loaded, on any device.
+        place: its folder, or another source.
 
     Raises:
         UserError: with the file and the tensor.
     """
-    # Quantized weights are tensors of a type of their own, which not every function takes.
+    # Quantized weights have their own tensor types, which some functions do not take.
     state = {name: tensor for name, tensor in model.state_dict().items() if type(tensor) in (Tensor, Parameter)}
     floating = {name: tensor for name, tensor in state.items() if tensor.is_floating_point() and tensor.numel()}
     if not floating or any(tensor.is_meta for tensor in floating.values()):  # meta: offloaded to a disk
         return
-    # Smallest and largest of each tensor: not-a-number wins both, and one small tensor is read instead of many masks.
+    # Smallest and largest of each tensor: NaN wins both, and one small tensor is copied instead of many masks.
     extremes = [torch.stack(torch.aminmax(tensor.detach())).float().cpu() for tensor in floating.values()]
     finite = torch.stack(extremes).isfinite().all(1).tolist()
     for (name, tensor), is_finite in zip(floating.items(), finite, strict=True):
@@ -53,7 +53,7 @@ def check_component_weights(components: Mapping[str, object], folder: str | os.P
 
 
 def check_pixels(pictures: Tensor) -> None:
-    """Refuse pictures [B, ...] that hold what is no number.
+    """Refuse pictures [B, ...] with pixels that are not finite.
 
     Raises:
         NotFiniteError: with the first such picture and the likely cause.

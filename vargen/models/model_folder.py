@@ -1,9 +1,10 @@
-"""Is this pipeline folder whole, and do its weights fit its configuration? Asked before anything is loaded.
+"""Checks of a pipeline's folder before anything is loaded: is it complete, and do weights fit their configuration?
 
-diffusers fills missing weights with random numbers and only logs it, and a truncated file ends in a message that
-names no file. It also imports whatever module a model folder names. So the components come from a closed list of
-libraries, and the headers of the weight files (a few kilobytes) are compared with the models the configurations
-describe, built without memory on the meta device. Nothing here loads a weight.
+diffusers fills missing weights with random numbers and only logs it, names no file for a truncated one, and imports any
+module that a model folder names. So components here come from a closed list of libraries, and the headers of weight
+files (a few kilobytes) are compared with the configured models, built without memory on the meta device.
+
+Belongs here: everything that can be read from a folder without loading weights. Does not belong here: loading.
 """
 
 from __future__ import annotations
@@ -33,19 +34,22 @@ if TYPE_CHECKING:
 
 _LIBRARIES = ("diffusers", "transformers")
 _OUR_MODELS = ("vargen.models.", "vargen.drafters.")
+RENAMED_COMPONENTS = {"draft_transformer": "draft_model"}
+RENAMED_CLASSES = {("vargen.models.llamagen.drafter", "LlamaGenDrafter"): ("vargen.drafters.eagle_head", "EagleHead")}
+"""Names in folders that an earlier version saved, and what they are called now."""
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 MAX_LAYERS = 1_000
-"""Of a model that a folder may describe."""
+"""The most layers of a model that a folder may describe."""
 _USED_LATER = {
     "norm_num_groups": (1, 2**31),
     "dropout_rate": (0.0, 1.0),
     "relative_attention_num_buckets": (4, 2**31),
     "relative_attention_max_distance": (4, 2**31),
 }
-"""Numbers of configurations that their libraries take as they are, and that end the first pass."""
+"""Bounds of numbers that libraries accept unchecked, and that make the first pass fail."""
 _WEIGHT_NAMES = ("diffusion_pytorch_model", "model")
 _TIED_NAMES = ({"shared.weight", "encoder.embed_tokens.weight"},)
-"""Names of one tensor, of which a file needs only one (T5's token embedding)."""
+"""Several names of one tensor; a file needs only one of them (T5's token embedding)."""
 
 
 def check_model_folder(
@@ -56,18 +60,23 @@ def check_model_folder(
     Args:
         folder: of the pipeline.
         skip: components that the caller gives as objects.
-        required: components without which there is no pipeline.
+        required: components that the pipeline needs.
 
     Raises:
         UserError: a file is missing, truncated or unreadable, weights do not fit their configuration, or a component
-            is of a class that a model folder may not name.
+            is of a class that a model folder must not name.
     """
     folder = Path(folder)
     components = read_json(folder / "model_index.json")
+    if renamed_index(components) != components:
+        raise UserError(
+            f"{folder} was saved by an earlier version of vargen; convert it with `vargen convert folder {folder} "
+            f"--output NEW` and use NEW"
+        )
     for component in sorted({*components, *required} - {*skip}):
         value = components.get(component)
         if component not in required and (not isinstance(value, list) or value == [None, None]):
-            continue  # a setting of the pipeline, or an optional component that is not there
+            continue  # a setting of the pipeline, or an absent optional component
         names = value if isinstance(value, list) else []
         if len(names) != 2 or not all(isinstance(name, str) for name in names) or not component.isidentifier():
             raise UserError(
@@ -83,8 +92,26 @@ def check_model_folder(
             _check_component(folder / component, model_class)
 
 
+def renamed_index(index: Mapping[str, Any]) -> dict[str, Any]:
+    """A model_index.json of an earlier version with the names of components and classes of this one."""
+    return {
+        RENAMED_COMPONENTS.get(name, name): list(RENAMED_CLASSES.get(tuple(value), value))
+        if isinstance(value, list) and all(isinstance(each, str | None) for each in value)
+        else value
+        for name, value in index.items()
+    }
+
+
+def check_new_folder(output: Path, overwrite: bool) -> None:
+    """Refuse a place where no new folder can be written. Raises UserError."""
+    if output.exists() and not output.is_dir():
+        raise UserError(f"output must be a folder to create, but {output} is a file; choose another path.")
+    if output.is_dir() and any(output.iterdir()) and not overwrite:
+        raise UserError(f"output must not exist yet, but {output} is not empty; choose another path or overwrite it.")
+
+
 def check_pipeline_class(folder: str | os.PathLike[str], names: Collection[str]) -> None:
-    """Refuse the folder of another pipeline than those of these names. Raises UserError."""
+    """Refuse the folder of a pipeline without one of these class names. Raises UserError."""
     found = read_json(Path(folder) / "model_index.json").get("_class_name")
     if found not in names:
         raise UserError(f"{folder} holds a {found!r}, where a {' or '.join(names)} is needed")
@@ -101,13 +128,11 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def method_resolver(
-    folder: str | os.PathLike[str],
-) -> Callable[[str, Mapping[str, Any] | None], ImageMethodConfig]:
-    """What a method's name and options stand for with the model in a folder, as its pipeline's `resolve_method` says.
+def method_resolver(folder: str | os.PathLike[str]) -> Callable[[str, Mapping[str, Any] | None], ImageMethodConfig]:
+    """The function from a method's name and options to settings, for the model in a folder.
 
     Raises:
-        UserError: a file is missing, or the model's own settings of methods are none.
+        UserError: a file is missing, or the model's own settings of methods are invalid.
     """
     folder = Path(folder)
     own = read_json(folder / "model_index.json").get("methods") or {}
@@ -119,21 +144,21 @@ def method_resolver(
 
 
 def write_own_settings(folder: str | os.PathLike[str], method: MethodConfig) -> None:
-    """Let a method's name stand for these settings with the model in a folder: in `methods` of its model_index.json."""
+    """Make these settings the model's defaults of their method, in `methods` of the folder's model_index.json."""
     path, defaults = Path(folder) / "model_index.json", type(method)().to_dict()
     settings = {name: value for name, value in method.to_dict().items() if value != defaults[name]}
     index = read_json(path)
     index["methods"] = {**(index.get("methods") or {}), method.name: settings}
-    write_atomic(path, _index_text(index))
+    write_atomic(path, index_text(index))
 
 
-def _index_text(index: Mapping[str, Any]) -> str:
+def index_text(index: Mapping[str, Any]) -> str:
     """As diffusers writes it."""
     return json.dumps(index, indent=2, sort_keys=True) + "\n"
 
 
 def _without_methods(content: bytes) -> bytes:
-    """A model_index.json without settings of methods; unchanged if it has none."""
+    """A model_index.json without the settings of methods, if it has any."""
     try:
         index = json.loads(content)
     except (ValueError, RecursionError):
@@ -141,28 +166,28 @@ def _without_methods(content: bytes) -> bytes:
     if not isinstance(index, dict) or "methods" not in index:
         return content
     del index["methods"]
-    return _index_text(index).encode()
+    return index_text(index).encode()
 
 
 def read_tensor_shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the tensors in a safetensors file, of which only the header is read.
+    """Names and shapes of the tensors in a safetensors file, from its header.
 
     Raises:
-        UserError: the file is missing, truncated, or no safetensors file.
+        UserError: the file is missing, truncated, or not a safetensors file.
     """
     again = "copy or download it again"
     if not path.is_file():
         raise UserError(f"{path} is missing; {again}")
     try:
-        with safe_open(path, framework="np") as file:  # refuses what its header does not cover exactly
+        with safe_open(path, framework="np") as file:  # refuses bytes that the header does not cover
             return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118  # no mapping
-    except Exception as error:  # a header of garbled values can raise anything
+    except Exception as error:  # a garbled header can raise anything
         reason = reading.reason_of(error)
         raise UserError(f"{path} is truncated or no safetensors file ({reason}); {again}") from error
 
 
 def find_tensor(folder: Path, name: str) -> Path:
-    """The weight file of a model folder that holds a tensor; the folder where none of its files does."""
+    """The weight file of a model folder that holds a tensor, or the folder if none does."""
     for path in sorted(folder.glob("*.safetensors")):
         try:
             names = read_tensor_shapes(path)
@@ -174,13 +199,13 @@ def find_tensor(folder: Path, name: str) -> Path:
 
 
 def _component_class(library: str, class_name: str) -> type[torch.nn.Module] | None:
-    """The model class of a component, None for what holds no weights, such as a tokenizer.
+    """The model class of a component; None if it has no weights, such as a tokenizer.
 
-    Importing runs a module's code, so the libraries are a closed list: this project's models, diffusers, transformers.
-    Where diffusers has a pipeline of a model's own name, it writes that name instead of the library's.
+    Importing runs a module's code, so the libraries are a closed list: this project, diffusers and transformers. For a
+    component of a pipeline's own module, diffusers writes the module's name instead of the library's.
     """
     import torch
-    from diffusers import DiffusionPipeline  # whose folder would name classes of its own
+    from diffusers import DiffusionPipeline  # refused: its folder names further classes
 
     is_known = library in _LIBRARIES or library.startswith(_OUR_MODELS)
     try:
@@ -190,14 +215,14 @@ def _component_class(library: str, class_name: str) -> type[torch.nn.Module] | N
         found = None
     if not (isinstance(found, type) and hasattr(found, "from_pretrained")) or issubclass(found, DiffusionPipeline):
         raise UserError(
-            f"model_index.json names {library}.{class_name}, which is no part of a pipeline that vargen, diffusers or "
-            "transformers has; name one of theirs or update them"
+            f"model_index.json names {library}.{class_name}, which is not a component of vargen, diffusers or "
+            "transformers; name one of theirs or update them"
         )
     return found if issubclass(found, torch.nn.Module) else None
 
 
 def refuse_pickled(folder: str | os.PathLike[str], argument: str = "") -> None:
-    """Raises UserError where a folder has weights that are pickled, by their name, and none that are not."""
+    """Refuse a folder whose only weights are pickled, by their names. Raises UserError."""
     folder = Path(folder)
     if not folder.is_dir() or any(folder.glob("*.safetensors")):
         return
@@ -210,7 +235,7 @@ def refuse_pickled(folder: str | os.PathLike[str], argument: str = "") -> None:
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a component, from its index when it is sharded. Empty when it keeps another format."""
+    """The safetensors files of a component, from its index if it is sharded; empty for a variant of other names."""
     for name in _WEIGHT_NAMES:
         index = folder / f"{name}.safetensors.index.json"
         if index.is_file():
@@ -221,7 +246,7 @@ def _weight_files(folder: Path) -> list[Path]:
         if (folder / f"{name}.safetensors").is_file():
             return [folder / f"{name}.safetensors"]
     if any(folder.glob("*.safetensors")):
-        return []  # a variant: from_pretrained knows what to do with it
+        return []  # a variant, which from_pretrained can read
     refuse_pickled(folder)
     raise UserError(f"{folder / (_WEIGHT_NAMES[0] + '.safetensors')} is missing; copy or download the weights again")
 
@@ -229,7 +254,7 @@ def _weight_files(folder: Path) -> list[Path]:
 def check_component_folder(folder: str | os.PathLike[str], model_class: type[torch.nn.Module]) -> None:
     """Check the folder of one model. Raises UserError like `check_model_folder`."""
     if not Path(folder).is_dir():
-        raise UserError(f"{folder} is no folder; name one that holds a {model_class.__name__}")
+        raise UserError(f"{folder} is not a folder; name one that holds a {model_class.__name__}")
     _check_component(Path(folder), model_class)
 
 
@@ -285,7 +310,7 @@ def _expected_shapes(model_class: Any, config: dict[str, Any], folder: Path) -> 
 
 
 def _check_kinds(model_class: Any, config: Mapping[str, Any]) -> None:
-    """Compare the values of a configuration with what the constructor says that it takes; many are used but later.
+    """Compare the types of a configuration's values with those of the constructor, which may use them only later.
 
     Raises:
         ValueError: a value of another kind, by name.
@@ -300,13 +325,13 @@ def _check_kinds(model_class: Any, config: Mapping[str, Any]) -> None:
 
 
 def _is_of_kind(value: object, hint: Any) -> bool:
-    """Whether a value of JSON is what a type hint says; one that is not understood here says nothing."""
+    """Whether a JSON value fits a type hint; hints that are not understood here fit every value."""
     home, inner = get_origin(hint), get_args(hint)
     if home in (Union, UnionType):
         return any(_is_of_kind(value, each) for each in inner)
     if home is Literal:
         return value in inner
-    if (home or hint) in (tuple, list, Sequence):  # however many: tuple[int] is written for any number
+    if (home or hint) in (tuple, list, Sequence):  # of any length: tuple[int] is used so
         kinds = [each for each in inner if each is not ...] or [object]
         return isinstance(value, list) and all(any(_is_of_kind(one, kind) for kind in kinds) for one in value)
     if hint is float:
@@ -317,25 +342,23 @@ def _is_of_kind(value: object, hint: Any) -> bool:
 
 
 def _is_beyond(value: object, most: int) -> bool:
-    """Whether a value, or one in a list, is a greater number; building even on the meta device takes a second for a
-    few thousand layers."""
+    """Whether a value, or one in a list, is a number above `most`; thousands of layers are slow even on meta."""
     if isinstance(value, list):
         return any(_is_beyond(each, most) for each in value)
     return isinstance(value, int | float) and value > most
 
 
 def weights_fingerprint(folder: str | os.PathLike[str], apart_from: str | None = None) -> str:
-    """A short hash of everything in a model folder that decides its pictures, cheap for gigabytes.
+    """A short hash of everything in a model folder that decides its pictures, fast also for gigabytes.
+
+    Small files count completely. Of large ones the size, the first 64 KiB (with the header of a weight file) and 255
+    evenly spread samples of 4 KiB count, since any retraining changes all tensors. Chat templates count: they change
+    prompts. The heads of a Video-LLM (`drafters/`) do not count, since they do not change its answers; nor do settings
+    of methods in `model_index.json`, since every run records the settings that it uses.
 
     Args:
         folder: of a model, or a part of one.
-        apart_from: a folder in it that does not count, such as "drafter" for what is drawn without one.
-
-    What only drafts for a Video-LLM (`drafters/` in its folder) decides nothing of what it says, and does not count;
-    nor do settings of methods in `model_index.json`, since every run records the settings that it uses.
-    Chat templates do: they say what a model reads of a prompt.
-    Small files count whole; of large ones the size, the first 64 KiB (which hold the header of a weight file) and 255
-    samples of 4 KiB spread evenly: any retraining changes all tensors.
+        apart_from: a folder in it that does not count, such as "drafter" for pictures drawn without one.
     """
     digest = hashlib.sha256()
     folder = Path(folder)

@@ -1,7 +1,7 @@
-"""Models whose weights come to their device only when they are called, by hooks of accelerate.
+"""Models whose weights accelerate moves to their device only in a call.
 
-Belongs here: noticing such hooks, and asking for the weights before a call. Does not belong here: placing them
-(`enable_model_cpu_offload` and `device_map` do).
+Belongs here: finding accelerate's hooks, and moving weights before a call. Does not belong here: setting the hooks,
+which `enable_model_cpu_offload` and `device_map` do.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from torch import nn
 
 
 def is_offloaded(model: nn.Module) -> bool:
-    """Whether a model comes to its device only when it is called."""
+    """Whether a model moves to its device only in a call."""
     return getattr(model, "_hf_hook", None) is not None
 
 
 def move_offloaded(model: nn.Module) -> None:
-    """Bring a model to its device where offloading waits for its forward, but it is asked other things first."""
+    """Move an offloaded model to its device before its weights are used without a call."""
     hook = getattr(model, "_hf_hook", None)
     if hook is not None:
         hook.pre_forward(model)
 
 
 def has_hooks(model: nn.Module) -> bool:
-    """Whether anything in a model is moved, or what it is given, as it is called."""
+    """Whether a call of any module moves weights or inputs."""
     return any(is_offloaded(module) for module in model.modules())

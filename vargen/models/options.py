@@ -1,7 +1,6 @@
-"""Which model, and how it is loaded: what every command is told that loads one, and the checks that need no model.
+"""Options that every command has which loads a model, and checks of them that need no model.
 
-Nothing here imports torch or opens a file. Finding the model is `vargen.models.source`, loading it
-`vargen.pipelines.loading`.
+Nothing here imports torch or opens a file. `vargen.models.source` finds the model, `vargen.pipelines.loading` loads it.
 """
 
 from __future__ import annotations
@@ -16,19 +15,19 @@ from vargen.base.errors import UserError
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 ATTENTION = ("sdpa", "eager")
-"""Those that read the masks of drafted tokens."""
+"""Attention that reads the masks of draft tokens."""
 NAMED_QUANTIZATION: dict[str, dict[str, Any]] = {
     "bitsandbytes-8bit": {"quant_method": "bitsandbytes", "load_in_8bit": True},
     "bitsandbytes-4bit": {"quant_method": "bitsandbytes", "load_in_4bit": True},
     "torchao-int8": {"quant_method": "torchao", "quant_type": "Int8WeightOnlyConfig"},
     "torchao-int4": {"quant_method": "torchao", "quant_type": "Int4WeightOnlyConfig"},
 }
-"""Short names of usual configurations."""
+"""Short names of common configurations."""
 COMPILE_BUCKET = 128
-"""Tokens. Attention over what is masked costs little beside a pass, and more buckets are more captured graphs."""
+"""Tokens. Attention over masked keys costs little in a pass, and smaller buckets need more captured graphs."""
 QUANTIZERS = ("bitsandbytes", "torchao")
 OWN_QUANTIZATION = ("int8", "int8-dynamic", "int4")
-"""The quantization that needs no library, see `vargen.pipelines.quantization`."""
+"""Quantization without a library, see `vargen.pipelines.quantization`."""
 
 
 @dataclass(frozen=True)
@@ -39,21 +38,20 @@ class ModelOptions:
         model: model folder, in the layout of diffusers or of transformers; or a name on the hub, such as
             deepseek-community/Janus-Pro-1B; or the name of a shipped one; null for the shipped default.
         revision: branch, tag or commit of a model on the hub; null for its main one.
-        device: "cpu", "cuda", "cuda:1", "mps"; "auto" takes a GPU if there is one, of several processes each its own.
+        device: "cpu", "cuda", "cuda:1", "mps"; "auto" takes a GPU if there is one, a different one for each process.
         dtype: precision of the transformer: float32, bfloat16 or float16; "auto" is bfloat16 on a GPU and float32 on a
             CPU.
         device_map: where transformers puts the parts of a model, such as "auto" or "cuda:0", instead of `device`.
-        quantization: int8, int4 (weights) or int8-dynamic (what is fed to layers too), by our own kernels, for every
-            family on a CPU; or bitsandbytes-8bit, bitsandbytes-4bit, torchao-int8 or torchao-int4; or a mapping of
+        quantization: int8, int4 (weights) or int8-dynamic (inputs of layers too), by our own kernels, for every family
+            on a CPU; or bitsandbytes-8bit, bitsandbytes-4bit, torchao-int8 or torchao-int4; or a mapping of
             "quant_method" (bitsandbytes or torchao) and the fields of transformers' BitsAndBytesConfig or
             TorchAoConfig, where "quant_type" names a configuration of torchao and further fields are its own.
-        draft_quantization: int8, int8-dynamic or int4, of what drafts: exact methods draw what they drew without it.
+        draft_quantization: int8, int8-dynamic or int4, of the drafter; exact methods draw the same pictures with it.
         attn_implementation: "sdpa" or "eager"; null for transformers' choice.
-        compile: compile the passes of the model and of what drafts for it, a head or a smaller one, each width when it
-            first comes up: seconds to minutes once, kept in the cache for the next run, for faster passes from then on.
-            Needs a C++ compiler, or Triton on a GPU. Pictures can differ in tokens where two are about as likely.
-            Models that answer about videos have no compiled passes.
-        compile_bucket: attention of compiled passes reads keys in multiples of so many tokens.
+        compile: compile the passes of the model and its drafter for faster passes. Each width of a draft takes seconds
+            to minutes once, kept in a cache for later runs. Needs a C++ compiler, or Triton on a GPU. Pictures can
+            differ where two tokens are about equally likely. Models that answer about videos have no compiled passes.
+        compile_bucket: attention of compiled passes reads keys in multiples of this many tokens.
     """
 
     model: str | None = None
@@ -85,12 +83,12 @@ class ModelOptions:
 
     @property
     def library_quantization(self) -> str | dict[str, Any] | None:
-        """Quantization that a library does while it loads."""
+        """Quantization by a library while it loads."""
         return None if self.quantization in OWN_QUANTIZATION else self.quantization
 
     @property
     def special(self) -> dict[str, Any]:
-        """What was asked for that not every family can use, by the names of the options."""
+        """Given options that some families do not support, by name."""
         asked = {
             "device_map": self.device_map,
             "quantization": self.library_quantization,
@@ -100,8 +98,7 @@ class ModelOptions:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What of these decides a model's numbers, beside its weights and its precision; empty where nothing was asked
-        for."""
+        """Given options that change a model's numbers, beside its weights and its precision."""
         names = ("quantization", "draft_quantization", "attn_implementation")
         asked = {name: value for name in names if (value := getattr(self, name)) is not None}
         return asked | ({"compile_bucket": self.compile_bucket} if self.compile else {})

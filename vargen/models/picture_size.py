@@ -1,7 +1,7 @@
-"""Sizes of pictures as users ask for them, in pixels or as a ratio, and the grids of tokens that make them.
+"""From sizes of pictures in pixels or as a ratio to grids of tokens.
 
-Belongs here: arithmetic and refusals, without torch. Does not belong here: which sizes a family can draw
-(`vargen.models.description`), and what a processor is told.
+Belongs here: arithmetic and errors, without torch. Does not belong here: the sizes that a family can draw
+(`vargen.models.description`), and inputs of processors.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Grid = tuple[int, int]
 
 
 def grid_of_sides(height: int, width: int, pixels_a_token: int) -> Grid:
-    """The grid of a picture of so many pixels. Raises UserError for a side that is no multiple of a token's."""
+    """The grid of a picture of this size. Raises UserError for a side that is not a multiple of a token's side."""
     for name, side in (("height", height), ("width", width)):
         bounds.check_number(name, side, pixels_a_token, bounds.MAX_PIXELS)
         if side % pixels_a_token:
@@ -23,15 +23,15 @@ def grid_of_sides(height: int, width: int, pixels_a_token: int) -> Grid:
 
 
 def grid_of_ratio(ratio: str, area: int, pixels_a_token: int) -> Grid:
-    """The grid of a picture of about so many pixels, rounded as Emu3Processor rounds.
+    """The grid of a picture of about `area` pixels, rounded as in Emu3Processor.
 
     Args:
         ratio: of width and height, such as "16:9".
         area: pixels altogether.
-        pixels_a_token: of a side.
+        pixels_a_token: along a side.
 
     Raises:
-        UserError: it is no ratio, or so uneven that no line or column is left.
+        UserError: the text is not a ratio, or the grid would have no line or column.
     """
     across, colon, down = ratio.partition(":")
     if not (colon and across.isdecimal() and down.isdecimal() and int(across) and int(down)):
@@ -44,10 +44,10 @@ def grid_of_ratio(ratio: str, area: int, pixels_a_token: int) -> Grid:
 
 
 def asked_grid(height: int | None, width: int | None, ratio: str | None, area: int, pixels_a_token: int) -> Grid:
-    """The grid of a picture of which either both sides are given, or a ratio.
+    """The grid of a picture, given by both sides or by a ratio.
 
     Raises:
-        UserError: a side alone, a ratio beside sides, or a size that cannot be drawn.
+        UserError: one side alone, a ratio beside sides, or an invalid size.
     """
     if (height is None) != (width is None):
         raise UserError("height and width must be given both, or none of them; ratio stands for both")

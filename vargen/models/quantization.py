@@ -53,7 +53,7 @@ def quantization_config(quantization: str | Mapping[str, Any], library: ModuleTy
 def pipeline_quantization(
     quantization: str | Mapping[str, Any], parts: Mapping[str, ModuleType]
 ) -> PipelineQuantizationConfig:
-    """The same for a pipeline of diffusers, of which `parts` are quantized: by name the library of each.
+    """The same for a pipeline of diffusers; `parts` are the components to quantize, with the library of each.
 
     Raises:
         UserError: see `quantization_config`.

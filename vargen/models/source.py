@@ -1,8 +1,8 @@
-"""Where a model's files come from: a shipped name, a folder, or a name on the hub, which becomes a folder.
+"""The folder of a model: a shipped one by name, a folder, or a repository on the hub.
 
-Belongs here: fetching from the hub, and one line for everything that can go wrong with it. What is fetched lies in the
-hub's own cache (`HF_HOME`), where other libraries find it, and an interrupted download goes on. Does not belong here:
-reading the files (`vargen.models.description`) and loading (`vargen.pipelines.loading`). Nothing here imports torch.
+Belongs here: fetching from the hub, and one line for every failure. Files go to the hub's own cache (`HF_HOME`), where
+other libraries find them, and an interrupted download continues. Does not belong here: reading the files
+(`vargen.models.description`) and loading (`vargen.pipelines.loading`). Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -15,19 +15,20 @@ from pathlib import Path
 from typing import Any
 
 from vargen.base.errors import UserError
+from vargen.base.reading import reason_of
 from vargen.base.resources import find_model_of_any_family, shipped_models
 
 SETTINGS = ("*.json", "*.txt", "*.model", "*.jinja")
-"""Files that say what a model is and how it reads prompts; small ones."""
+"""Small files that describe a model and its prompts."""
 WEIGHTS = (*SETTINGS, "*.safetensors")
-"""Everything that is loaded. Pickled weights are not: they may run code."""
+"""All files that are loaded. Pickled weights are not, because they may run code."""
 
 _OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS)
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def is_hub_name(model: str | os.PathLike[str] | None) -> bool:
-    """Whether a model is named as the hub names them, and no folder is called so."""
+    """Whether a name has the form of the hub's names, and is not a folder."""
     name = "" if model is None else os.fspath(model)
     return _HUB_NAME.fullmatch(name) is not None and name[0] not in ".~" and not Path(name).exists()
 
@@ -39,11 +40,11 @@ def find_files(
 
     Args:
         model: a shipped name (None: the default), a folder, or a name on the hub.
-        revision: of the hub; None for the main one.
-        files: patterns of what is fetched from the hub.
+        revision: on the hub; None for the main one.
+        files: patterns of the files that are fetched from the hub.
 
     Raises:
-        UserError: no such model, no way to it, or a revision of what has none.
+        UserError: no such model, it cannot be fetched, or a revision of a folder.
     """
     if model is not None and is_hub_name(model) and os.fspath(model) not in shipped_models():
         return fetch(os.fspath(model), revision, files)
@@ -54,13 +55,13 @@ def find_files(
 
 
 def fetch(name: str, revision: str | None, files: Sequence[str], argument: str = "model") -> Path:
-    """The folder in the hub's cache that holds these files of a repository; what is there already is not fetched again.
+    """The folder in the hub's cache that holds these files of a repository; files that it has are not fetched again.
 
     Args:
         name: of the repository.
         revision: branch, tag or commit; None for the main one.
         files: patterns.
-        argument: which argument named it.
+        argument: the argument that named it, for errors.
 
     Raises:
         UserError: there is no such repository or revision, it is gated, or it cannot be reached.
@@ -68,8 +69,8 @@ def fetch(name: str, revision: str | None, files: Sequence[str], argument: str =
     """
     from huggingface_hub import errors, snapshot_download
 
-    again = "the same command goes on with what was fetched"
-    # Of the library that carries the files, which differs from one version of the hub's client to the next.
+    again = "the same command continues the download"
+    # The HTTP library differs from one version of the hub's client to the next.
     transport: Any = next(kind for kind in errors.HfHubHTTPError.__mro__ if kind.__name__ == "HTTPError")
     try:
         return Path(snapshot_download(name, revision=revision, allow_patterns=[*files]))
@@ -80,28 +81,24 @@ def fetch(name: str, revision: str | None, files: Sequence[str], argument: str =
         ) from error
     except errors.RepositoryNotFoundError as error:
         raise UserError(
-            f"{argument}: {name} is no folder and no model on the hub (or a private one: log in with `hf auth login`); "
-            f"check its name"
+            f"{argument}: {name} is neither a folder nor a model on the hub (or a private one: log in with `hf auth "
+            f"login`); check its name"
         ) from error
     except errors.RevisionNotFoundError as error:
         raise UserError(f"revision: {name} has no {revision!r} on the hub; check its branches and tags") from error
     except errors.HFValidationError as error:
-        raise UserError(f"{argument}: {name!r} is no folder and no name that the hub allows") from error
+        raise UserError(f"{argument}: {name!r} is neither a folder nor a name that the hub allows") from error
     except errors.LocalEntryNotFoundError as error:
         if hasattr(error, "snapshot_path"):
             raise UserError(
                 f"{argument}: {name} was not fetched whole, and the hub cannot be reached; connect, and {again}"
             ) from error
         raise UserError(
-            f"{argument}: {name} is no folder, and the hub cannot be reached to fetch it; connect, or name a folder"
+            f"{argument}: {name} is not a folder, and the hub cannot be reached to fetch it; connect, or name a folder"
         ) from error
     except (transport, OSError, RuntimeError) as error:
         if isinstance(error, OSError) and error.errno in _OF_THE_DISK:
             raise
-        raise UserError(f"{argument}: fetching {name} was interrupted ({_first_line(error)}); {again}") from error
+        raise UserError(f"{argument}: fetching {name} was interrupted ({reason_of(error)}); {again}") from error
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"{name} is not fetched whole yet; {again}") from None
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".:")

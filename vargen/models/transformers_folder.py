@@ -1,7 +1,7 @@
-"""Loading a model of transformers whole or not at all, from a folder or the hub, with one line where it fails.
+"""Loading a complete model of transformers from a folder or the hub, with one line for every failure.
 
-Belongs here: what every family of transformers asks of its files. Does not belong here: folders in the layout of
-diffusers (`vargen.models.model_folder`), and any family.
+Belongs here: checks that every family of transformers needs. Does not belong here: folders in the layout of diffusers
+(`vargen.models.model_folder`), and any family.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from transformers import PreTrainedConfig, PreTrainedModel, ProcessorMixin
 
 from vargen.base.errors import UserError
+from vargen.base.reading import reason_of
 from vargen.models.finite import check_weights
 from vargen.models.model_folder import refuse_pickled
 
@@ -24,16 +25,16 @@ _HUB_ARGUMENTS = ("revision", "token", "cache_dir", "local_files_only", "subfold
 
 
 def load_model(source: str | os.PathLike[str], model_class: type[Model], model_type: str, **kwargs: Any) -> Model:
-    """A model with all of its weights; transformers itself fills missing ones with random numbers and only logs it.
+    """A model with all of its weights; transformers alone would fill missing ones with random numbers and log it.
 
     Args:
         source: a folder, or a name on the hub.
         model_class: of transformers.
-        model_type: what its config.json calls the family.
+        model_type: the family's name in config.json.
         **kwargs: for `from_pretrained`, such as dtype, device_map, quantization_config, attn_implementation, revision.
 
     Raises:
-        UserError: nothing can be loaded, another family lies there, weights are pickled, or some are missing.
+        UserError: the model cannot be loaded, is of another family, or has pickled or missing weights.
     """
     check_family(source, model_type, **kwargs)
     refuse_pickled(source)
@@ -47,15 +48,15 @@ def load_model(source: str | os.PathLike[str], model_class: type[Model], model_t
     model, report = loaded
     if missing := sorted(report["missing_keys"]):
         raise UserError(
-            f"{source} lacks {len(missing)} weights of a {model_class.__name__}, such as {missing[0]}; it was cut down "
-            f"or not copied whole"
+            f"{source} lacks {len(missing)} weights of a {model_class.__name__}, such as {missing[0]}; copy the whole "
+            f"folder again"
         )
     check_weights(model, source)
     return model.eval()
 
 
 def load_processor(source: str | os.PathLike[str], processor_class: type[Processor], **kwargs: Any) -> Processor | None:
-    """The processor beside a model, or None where a folder has none; `kwargs` as for `load_model`.
+    """The processor beside a model, or None if the folder has none; `kwargs` as for `load_model`.
 
     Raises:
         UserError: it is damaged or cannot be reached.
@@ -65,14 +66,14 @@ def load_processor(source: str | os.PathLike[str], processor_class: type[Process
         return None
     try:
         return processor_class.from_pretrained(source, **hub_arguments(kwargs))
-    except Exception as error:  # tokenizers raise no more special kind
+    except Exception as error:  # tokenizers raise the plain class
         raise UserError(
-            f"{source}: its processor cannot be loaded ({_first_line(error)}); copy its files again"
+            f"{source}: its processor cannot be loaded ({reason_of(error)}); copy its files again"
         ) from error
 
 
 def read_family(source: str | os.PathLike[str], **kwargs: Any) -> str | None:
-    """What config.json calls a model's family; None where it does not say.
+    """The name of a model's family in config.json; None if there is no name.
 
     Raises:
         UserError: there is no readable config.json.
@@ -87,24 +88,20 @@ def read_family(source: str | os.PathLike[str], **kwargs: Any) -> str | None:
 
 
 def check_family(source: str | os.PathLike[str], model_type: str, **kwargs: Any) -> None:
-    """Refuse a model of another family, and what is none. Raises UserError."""
+    """Refuse a model of another family, and other files. Raises UserError."""
     found = read_family(source, **kwargs)
     if found != model_type:
         raise UserError(f"{source} holds a model of type {found!r}, where one of type {model_type!r} is needed")
 
 
 def hub_arguments(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Those that say which files are meant."""
+    """The arguments that select files."""
     return {name: value for name, value in kwargs.items() if name in _HUB_ARGUMENTS}
 
 
 def unloadable(source: str | os.PathLike[str], error: Exception, kwargs: Mapping[str, Any] | None = None) -> UserError:
-    """What to tell where a library could not load a folder or a name on the hub, so as `kwargs` say."""
+    """The error if a library cannot load a folder or a name on the hub with these arguments."""
     remedy = "copy or download it again" if Path(source).is_dir() else "name a folder, or try again with a network"
     if kwargs and kwargs.get("quantization_config") is not None:
         remedy += ", without quantization or on another device"
-    return UserError(f"{source} cannot be loaded ({_first_line(error)}); {remedy}")
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".:")
+    return UserError(f"{source} cannot be loaded ({reason_of(error)}); {remedy}")

@@ -1,6 +1,7 @@
-"""Settings of a training run: the fields every trainer shares, their checks, and reading them from YAML and flags.
+"""Settings of a training run: the fields that trainers share, their checks, and reading them from YAML and flags.
 
-What a field does is said where it is used (`run.py` and the trainers); this module must not import a model.
+Belongs here: settings of two trainers or more. Does not belong here: the code that uses them (`run.py`, the trainers),
+and anything that imports a model.
 """
 
 from __future__ import annotations
@@ -38,6 +39,12 @@ def check_positive(config: object, *names: str, prefix: str = "") -> None:
         check(0 < value < math.inf, prefix + name, value, "must be above zero and finite")
 
 
+def check_not_negative(config: object, *names: str) -> None:
+    """Raise a `UserError` for the first of the named fields that is below zero or not finite."""
+    for name in names:
+        check(0 <= getattr(config, name) < math.inf, name, getattr(config, name), "must not be negative, but finite")
+
+
 def check_fraction(config: object, *names: str, prefix: str = "") -> None:
     """Raise a `UserError` for the first of the named fields that is outside [0, 1]."""
     for name in names:
@@ -46,7 +53,7 @@ def check_fraction(config: object, *names: str, prefix: str = "") -> None:
 
 
 def check_sizes(config: object) -> None:
-    """Raise a `UserError` for what no machine has or holds: threads, pixels along a side, samples of a batch."""
+    """Raise a `UserError` for more threads, pixels along a side or samples of a batch than any machine can use."""
     for name, most in (("num_threads", MAX_THREADS), ("image_size", MAX_PIXELS), ("batch_size", MAX_BATCH_SIZE)):
         value = getattr(config, name, None) or 0
         check(value <= most, name, value, f"must be at most {most:,}")
@@ -54,36 +61,35 @@ def check_sizes(config: object) -> None:
 
 @dataclass
 class RunConfig:
-    """What every training run needs.
+    """Settings of every training run.
 
     Args:
         output_dir: folder of the run: checkpoint.pt, log.jsonl, samples/ and, at the end, export/.
-        base_seed: seed of the first scene and of the initial weights.
-        batch_size: images per step.
+        base_seed: seed of the first sample and of the initial weights.
+        batch_size: samples per step.
         steps: steps of the whole run, unless `max_seconds` ends it earlier.
-        max_seconds: training time after which the learning rate reaches zero and the run ends; null for no limit.
-            Time spent before a resume counts.
+        max_seconds: seconds of training, those before a resume included, after which the learning rate reaches its end
+            and the run stops; null for no limit.
         learning_rate: the highest rate, reached after the warm-up.
         warmup_steps: steps over which the rate rises linearly.
         final_learning_rate: the rate at the end, as a fraction of `learning_rate`.
-        decay_start: share of the run from which the rate falls, along half a cosine. Before it the rate is constant, so
-            a run that was stopped there may be given more steps or less.
-        optimizer: "adamw", or "muon" (hidden matrices by Muon, everything else by AdamW).
-        muon_learning_rate: the highest rate of the Muon group; in units of AdamW's (`match_rms_adamw`).
+        decay_start: share of the run after which the rate falls along half a cosine. Before it the rate is constant, so
+            a run that stopped there may be given more steps or fewer.
+        optimizer: "adamw", or "muon" (Muon for hidden matrices, AdamW for everything else).
+        muon_learning_rate: the highest rate of Muon, in units of AdamW's (`match_rms_adamw`).
         weight_decay: decoupled weight decay of matrices and filters; vectors have none.
         adam_betas: decay rates of the AdamW moments.
         gradient_clip: highest norm of the gradient; 0 leaves it alone.
-        ema_decay: decay rate of the averaged weights, which are the ones that are exported; 0 exports the last ones.
+        ema_decay: decay rate of the averaged weights, which are exported; 0 exports the last weights.
         num_threads: CPU threads for torch; 0 keeps torch's choice.
         device: "cpu" or "cuda".
-        autocast: compute in bfloat16 where torch's autocast allows it; null: where that is the faster way
-            (`bfloat16_pays`).
-        compile: pass the model through torch.compile (minutes at the start; see docs of the trainer for its gain).
-        checkpoint_seconds: the longest time that a kill can cost.
+        autocast: compute in bfloat16 where torch's autocast allows it; null: where that is faster (`bfloat16_pays`).
+        compile: pass the model through torch.compile, which takes minutes at the start.
+        checkpoint_seconds: the longest training time that a kill can lose.
         log_every: steps between two log lines.
-        evaluate_every: steps between two evaluations on held-out scenes.
+        evaluate_every: steps between two evaluations on held-out samples.
         sample_every: steps between two sample sheets.
-        evaluation_size: held-out scenes used for evaluation.
+        evaluation_size: held-out samples used for evaluation.
     """
 
     output_dir: str
@@ -122,8 +128,7 @@ class RunConfig:
         )
         if self.max_seconds is not None:
             check_positive(self, "max_seconds")
-        for name in ("warmup_steps", "weight_decay", "gradient_clip", "num_threads"):
-            check(0 <= getattr(self, name) < math.inf, name, getattr(self, name), "must not be negative, but finite")
+        check_not_negative(self, "warmup_steps", "weight_decay", "gradient_clip", "num_threads")
         check_fraction(self, "final_learning_rate")
         check(0 <= self.decay_start < 1, "decay_start", self.decay_start, "must be at least 0 and below 1")
         check(0 <= self.ema_decay < 1, "ema_decay", self.ema_decay, "must be at least 0 and below 1")
@@ -135,11 +140,11 @@ class RunConfig:
 
     @property
     def goes_on(self) -> bool:
-        """Whether a checkpoint is there to go on from. Initial weights then count for nothing and may be gone."""
+        """Whether the run resumes from a checkpoint. It then needs no initial weights."""
         return (Path(self.output_dir) / CHECKPOINT_NAME).is_file()
 
     def architecture(self) -> dict[str, Any]:
-        """The fields, by dotted name, that fix the shape of the weights: a run resumes only with the same ones."""
+        """The fields that fix the shape of the weights, by dotted name: a run resumes only with equal ones."""
         return {}
 
     def to_dict(self) -> dict[str, Any]:
@@ -147,9 +152,33 @@ class RunConfig:
         return asdict(self)
 
 
+@dataclass
+class DrafterRunConfig(RunConfig):
+    """Settings of every run that trains a drafter, beside those of `RunConfig`.
+
+    Args:
+        model: the target: a folder, a name on the hub, or the name of a shipped model; empty for the shipped default.
+        revision: branch, tag or commit of a target on the hub; null for its main one.
+        generation_batch_size: pictures or answers that the target makes at once, to learn from.
+        token_loss_weight: weight of the soft cross-entropy of the tokens.
+        feature_noise: width of the uniform noise on the features read, for sequences of 512 tokens. As in LANTERN, it
+            is divided by the tokens of a sequence and multiplied by 512.
+    """
+
+    model: str = ""
+    revision: str | None = None
+    generation_batch_size: int = 32
+    token_loss_weight: float = 0.1
+    feature_noise: float = 0.2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(self, "generation_batch_size")
+        check_not_negative(self, "token_loss_weight", "feature_noise")
+
+
 def bfloat16_pays(device: str) -> bool:
-    """Whether a device computes in bfloat16 faster than in float32: GPUs, and processors that have instructions for it.
-    On two cores of a Xeon without them it took four times as long."""
+    """Whether a device computes faster in bfloat16 than in float32: GPUs, and processors with instructions for it."""
     instructions = ("avx512_bf16", "amx_bf16", "bf16")
     return device != "cpu" or any(torch.cpu.get_capabilities().get(each) for each in instructions)
 

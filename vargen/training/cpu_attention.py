@@ -1,7 +1,7 @@
 """Attention that trains at full speed on a CPU.
 
-In bfloat16 the backward of torch's attention is three times slower on a CPU than in float32, as measured. Models of
-transformers are told by name which attention they use; this one leaves autocast and is otherwise the library's.
+The backward of torch's attention is three times slower on a CPU in bfloat16 than in float32. Models of transformers
+choose their attention by name; the one registered here leaves autocast and is otherwise the library's.
 """
 
 from __future__ import annotations

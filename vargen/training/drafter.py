@@ -1,20 +1,19 @@
-"""Training of an EAGLE drafter on its target's own pictures and hidden states.
+"""Training of an EAGLE head on its target's own pictures and hidden states.
 
-The drafter learns to guess the target's next hidden state from a token and what the target made of the one before it,
-in both halves of guidance. Losses and recipe follow EAGLE as LANTERN trained it for LlamaGen (SmoothL1 on the features
-plus a tenth of the soft cross-entropy of the tokens, uniform noise on the features read), with two more, both of the
-*guided* distributions, because guidance at scale s multiplies the halves' errors by s, and the guided distribution is
-what the draft is judged by: their cross-entropy, and the share that they have not in common (the total variation),
-which is the very chance that a drawn token is rejected.
+The head learns to guess the target's next hidden state from a token and the target's hidden state before it, in both
+halves of guidance. Losses and recipe follow EAGLE as LANTERN trained it for LlamaGen: SmoothL1 on the features, a tenth
+of the soft cross-entropy of the tokens, and uniform noise on the features read. Two more losses use the *guided*
+distributions, because guidance at scale s multiplies the halves' errors by s, and drafts are judged by the guided
+distribution: their soft cross-entropy, and their total variation, which is the chance that a drawn token is rejected.
 
-It reads the target at three depths, and learns below the first level of a tree by drafting there, both as EAGLE-3 (Li
-et al. 2025, arXiv 2503.01840); see `unrolled.py`.
+As in EAGLE-3 (Li et al. 2025, arXiv 2503.01840), the head reads the target at three depths, and learns the lower levels
+of a tree by drafting there (`unrolled.py`).
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -25,15 +24,17 @@ from torch import Tensor, nn
 
 from vargen.base.errors import UserError
 from vargen.base.prompts import gather_prompts
+from vargen.drafters.eagle_head import EagleHead
 from vargen.models.description import open_model
 from vargen.models.model_folder import check_component_folder, weights_fingerprint
 from vargen.models.options import OWN_QUANTIZATION, ModelOptions
 from vargen.models.transformer_layers import CONDITION_POSITION
 from vargen.pipelines.loading import load_pipeline
-from vargen.training.config import RunConfig, check, check_fraction, check_positive
+from vargen.training.config import DrafterRunConfig, check, check_fraction, check_not_negative, check_positive
+from vargen.training.drafter_task import DrafterTask
 from vargen.training.generated import generate_codes
 from vargen.training.initial_weights import fill
-from vargen.training.run import RunResult, autocast, move, prepare, train
+from vargen.training.run import RunResult, autocast, prepare, train
 from vargen.training.teachers import Teacher, teacher_of
 from vargen.training.unrolled import guesses_by_level
 
@@ -42,54 +43,42 @@ _ENDS = ("", *(f"_{level}" for level in range(2, _MEASURED_LEVELS + 1)))
 
 
 @dataclass
-class DrafterTrainingConfig(RunConfig):
-    """Settings of `vargen train drafter`, beside those of every run.
+class DrafterTrainingConfig(DrafterRunConfig):
+    """Settings of `vargen train drafter`, beside those of every drafter's run.
 
     Args:
-        model: the target: a folder of any family, a name on the hub, or a shipped one; empty for the shipped default.
-        revision: of a model on the hub; empty for its main one.
         dtype: precision of the target: float32, bfloat16 or float16; "auto" is bfloat16 on a GPU, float32 on a CPU.
         quantization: of the target, by a library, as `vargen generate` takes it; null for none.
-        prompts: file of prompts to draw, as `vargen generate` reads them; empty for captions of the project's own
-            scenes, which only models of them draw.
-        images: pictures that the target makes to learn from; with a file of prompts, at most so many of them.
-        codes: folder of a store that `vargen train data` wrote with the model's own tokenizer, whose pictures are
-            learned from beside those; empty for none. They cost no making, and are true instead of the target's own.
-        stored_images: so many of them.
-        generation_batch_size: pictures made at once.
-        initial_weights: folder of a drafter of that shape from which a new run starts, such as one of the model before
-            it was trained on; empty starts fresh.
-        intermediate_size: width of the drafter's feed-forward layer; null for the target's.
-        token_loss_weight: weight of the soft cross-entropy of each half.
+        prompts: file of prompts to draw, as `vargen generate` reads them; empty for captions of rendered scenes, which
+            only models trained on scenes draw.
+        images: pictures that the target makes to learn from; with a file of prompts, at most this many of them.
+        codes: folder of a store that `vargen train data` wrote with the model's own tokenizer; its pictures are learned
+            from as well, and are rendered instead of drawn. Empty for none.
+        stored_images: the most pictures read from the store.
+        initial_weights: folder of a head of the same shape from which a new run starts; empty starts from new weights.
+        intermediate_size: width of the head's feed-forward layer; null for the target's.
         guided_loss_weight: weight of the soft cross-entropy of the guided distributions.
         overlap_loss_weight: weight of their total variation, 1 minus the overlap.
         feature_loss_weight: weight of the SmoothL1 of the features.
-        feature_noise: width of the uniform noise on the features read, for pictures of 512 tokens; it is divided by
-            the tokens of a picture and multiplied by 512, as in LANTERN.
-        loss_positions: at how many positions of each picture the cross-entropies are worked out, drawn anew at every
-            step; null for all. Distributions over the vocabulary are most of a step's work.
-        feature_layers: after which of the target's layers it is read, the last at the end; null for a low, a middle
-            and the last one, the last layer alone for EAGLE's single depth.
-        levels: how many levels of a draft are learned, 1 or more.
-        level_decay: by how much less each level counts than the one above it.
+        loss_positions: positions of each picture at which the cross-entropies are computed, drawn anew at every step;
+            null for all. Distributions over the vocabulary are most of a step's work.
+        feature_layers: numbers of the target's layers after which the head reads it, the last at the end; null for a
+            low, a middle and the last one; the last layer alone for EAGLE's single depth.
+        levels: levels of a draft that are learned, 1 or more.
+        level_decay: factor by which each level counts less than the one above it.
     """
 
-    model: str = ""
-    revision: str = ""
     dtype: str = "float32"
     quantization: str | None = None
     prompts: str = ""
     images: int = 2048
     codes: str = ""
     stored_images: int = 20_000
-    generation_batch_size: int = 32
     initial_weights: str = ""
     intermediate_size: int | None = None
-    token_loss_weight: float = 0.1
     guided_loss_weight: float = 0.5
     overlap_loss_weight: float = 1.0
     feature_loss_weight: float = 1.0
-    feature_noise: float = 0.2
     loss_positions: int | None = 64
     feature_layers: list[int] | None = None
     levels: int = 3
@@ -97,19 +86,14 @@ class DrafterTrainingConfig(RunConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive(self, "images", "generation_batch_size", "stored_images", "levels")
+        check_positive(self, "images", "stored_images", "levels")
         is_own = self.quantization in OWN_QUANTIZATION
-        mends = "is for drawing; a drafter learned without it serves both"
-        check(not is_own, "quantization", self.quantization, mends)
-        check(
-            self.images > self.evaluation_size,
-            "images",
-            self.images,
-            f"must exceed evaluation_size ({self.evaluation_size}), whose pictures are kept apart",
-        )
+        remedy = "is for drawing; leave it out: a head trained without it drafts for the quantized model as well"
+        check(not is_own, "quantization", self.quantization, remedy)
+        remedy = f"must exceed evaluation_size ({self.evaluation_size}), whose pictures are kept apart"
+        check(self.images > self.evaluation_size, "images", self.images, remedy)
         weights = ("token_loss_weight", "guided_loss_weight", "overlap_loss_weight", "feature_loss_weight")
-        for name in (*weights, "feature_noise"):
-            check(getattr(self, name) >= 0, name, getattr(self, name), "must not be negative")
+        check_not_negative(self, *weights)
         check(any(getattr(self, name) for name in weights), weights[-1], 0, "leaves no loss at all; raise a weight")
         check_fraction(self, "level_decay")
         layers = self.feature_layers
@@ -123,22 +107,22 @@ class DrafterTrainingConfig(RunConfig):
 
 
 def soft_cross_entropy(logits: Tensor, target_logits: Tensor) -> Tensor:
-    """Mean over everything but the last dimension of the cross-entropy of two distributions, in nats.
+    """Cross-entropy of two distributions in nats, a mean over everything but the last dimension.
 
     Args:
         logits: [..., V] of the learner. target_logits: [..., V] of the teacher, fp32.
     """
-    surprise = logits.float().log_softmax(-1).clamp(min=torch.finfo(torch.float32).min)  # 0 times infinity is no number
+    surprise = logits.float().log_softmax(-1).clamp(min=torch.finfo(torch.float32).min)  # 0 * infinity would be NaN
     return -(target_logits.softmax(-1) * surprise).sum(-1).mean()
 
 
 def total_variation(logits: Tensor, target_logits: Tensor) -> Tensor:
-    """Mean over everything but the last dimension of 1 - sum min(p, q), in [0, 1]; arguments as above."""
+    """1 - sum min(p, q) in [0, 1], a mean over everything but the last dimension; arguments as above."""
     return 1 - torch.minimum(logits.float().softmax(-1), target_logits.softmax(-1)).sum(-1).mean()
 
 
-class DrafterTask:
-    """The drafter as the common loop sees it.
+class PictureDrafterTask(DrafterTask):
+    """An EAGLE head as the training loop sees it.
 
     Args:
         config: of the run.
@@ -147,8 +131,10 @@ class DrafterTask:
         stored_prompts, stored_codes [K, N]: others to learn from.
 
     Raises:
-        UserError: layers that the target has not got.
+        UserError: layers that the target does not have, or initial weights of another shape.
     """
+
+    not_muon = "token_"
 
     def __init__(
         self,
@@ -159,30 +145,21 @@ class DrafterTask:
         stored_prompts: Sequence[str] = (),
         stored_codes: Tensor | None = None,
     ) -> None:
-        self.config = config
-        self.device = codes.device
-        self.teacher = teacher
+        self.config, self.teacher = config, teacher
         last = teacher.num_layers
         layers = default_feature_layers(last) if config.feature_layers is None else config.feature_layers
         check(layers[-1] == last, "feature_layers", layers, f"must end with the target's last layer, which is {last}")
-        self.drafter = self.teacher.new_video_head(config.intermediate_size, layers if len(layers) > 1 else ())
+        drafter: nn.Module = teacher.new_head(config.intermediate_size, layers if len(layers) > 1 else ())
         if (folder := config.initial_weights) and not config.goes_on:
-            check_component_folder(folder, type(self.drafter))
-            saved: nn.Module = type(self.drafter).from_pretrained(folder)
-            fill(self.drafter, saved.state_dict(), f"drafter in {folder!r}", "the target and intermediate_size say")
-        self.drafter.train()
-        move(self.drafter, self.device)
-        self.module: nn.Module = self.drafter
-        self.extra_modules = nn.ModuleList()
+            check_component_folder(folder, EagleHead)
+            saved: nn.Module = EagleHead.from_pretrained(folder)
+            fill(drafter, saved.state_dict(), f"drafter in {folder!r}", "the target and intermediate_size say")
+        super().__init__(config, drafter.to(codes.device))
         size = config.evaluation_size
         self.prompts, self.codes = [*prompts[size:], *stored_prompts], codes[size:]
         if stored_codes is not None:
             self.codes = torch.cat((self.codes, stored_codes.to(codes)))
         self.heldout_prompts, self.heldout_codes = prompts[:size], codes[:size]
-
-    def muon_parameters(self) -> Iterable[nn.Parameter]:
-        """Every matrix but the token embedding."""
-        return [p for name, p in self.drafter.named_parameters() if p.ndim == 2 and not name.startswith("token_")]
 
     def _states(self, prompts: list[str], codes: Tensor) -> tuple[Tensor, Tensor, int]:
         """See `Teacher.features`; the final states are the last `dim` channels."""
@@ -203,14 +180,13 @@ class DrafterTask:
 
     def loss(self, step: int, progress: float) -> tuple[Tensor, dict[str, Tensor]]:
         config = self.config
-        generator = torch.Generator().manual_seed(config.base_seed + step)
+        generator = self.generator(step)
         rows = torch.randint(len(self.codes), (config.batch_size,), generator=generator)
         codes = self.codes[rows.to(self.device)]
         states, mask, length = self._states([self.prompts[row] for row in rows.tolist()], codes)
         features = self.drafter.fused(states)
-        width = config.feature_noise * 512 / codes.shape[1]
-        noise = (torch.rand(features.shape, generator=generator) - 0.5).to(features) * width
-        guesses = self._guesses(features + noise, mask, length, codes, config.levels)
+        features = self.noised(features, codes.shape[1], generator)
+        guesses = self._guesses(features, mask, length, codes, config.levels)
         final = states[:, length:, -features.shape[2] :]
         chosen = torch.arange(final.shape[1], device=self.device)
         if config.loss_positions is not None:
@@ -240,12 +216,12 @@ class DrafterTask:
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
-        """How much of the target's guided probability the draft covers, on pictures that the target drew, kept apart.
+        """The share of the target's guided probability that the draft covers, on held-out pictures that it drew.
 
-        `accepted_top1` is the chance that the likeliest drafted token is accepted, `accepted_top10` that one of ten
-        is, `overlap` that a drafted token drawn from the drafter's own distribution is (1 minus total variation).
-        These are of the first level; `_2` to `_4` at the end: of the levels below, all drafted above them accepted.
-        `accepted_length` is how many of a chain of four drawn tokens are accepted, on the average.
+        `accepted_top1` is the chance that the likeliest drafted token is accepted, `accepted_top10` that one of the ten
+        likeliest is, `overlap` that a token drawn from the head's own distribution is (1 minus total variation).
+        These are of the first level; names with `_2` to `_4` are of the levels below, if all tokens above them are
+        accepted. `accepted_length` is the mean number of accepted tokens of a chain of four drawn ones.
         """
         sums: dict[str, float] = {}
 
@@ -259,15 +235,15 @@ class DrafterTask:
                 states, mask, length = self._states(self.heldout_prompts[start : start + size], codes)
                 features = self.drafter.fused(states)
                 truth = self.teacher.guided(self.teacher.logits(states[:, length:, -features.shape[2] :])).softmax(-1)
-                # The codes were drawn from the truth. That a drawn chain is accepted down to level k is then, on the
-                # average, the product of min(1, q / p) at the codes of its levels.
-                following = codes[:, 1:-1, None]  # what each pair but the last is followed by
-                reached = torch.ones_like(truth[..., 0])  # [B, N - 1]: at each pair, that all above it are accepted
+                # The codes were drawn from the truth. So the chance that a drawn chain is accepted down to level k is,
+                # on average, the product of min(1, q / p) at the codes of its levels.
+                following = codes[:, 1:-1, None]  # the code after each pair but the last
+                reached = torch.ones_like(truth[..., 0])  # [B, N - 1]: chance that all tokens above are accepted
                 for level, guess in enumerate(self._guesses(features, mask, length, codes, _MEASURED_LEVELS), start=1):
                     drafted = self.teacher.guided(self.teacher.logits(guess)).softmax(-1)
                     covered = truth.gather(-1, drafted.topk(10).indices)  # [B, N - 1, 10]
                     overlap = torch.minimum(truth, drafted).sum(-1)
-                    # Chains that begin with the picture or in it, and end in it.
+                    # Only chains that lie inside the picture count.
                     here, end = slice(level - 1, None), "" if level == 1 else f"_{level}"
                     add(f"reached{end}", reached[:, here])
                     add(f"places{end}", torch.ones_like(reached[:, here]))
@@ -278,18 +254,14 @@ class DrafterTask:
                         surprise = -(truth * drafted.clamp(min=1e-30).log()).sum(-1)
                         add("guided_loss", surprise)
                     mine, theirs = (each[:, :-1].gather(-1, following)[..., 0] for each in (drafted, truth))
-                    # A token that the target never says is put there by the family, which drafts it for sure.
+                    # A token that the target never gives is put there by the family, which always drafts it.
                     stays = torch.where(theirs > 0, mine / theirs, 1.0).clamp(max=1)
                     reached = F.pad(reached[:, :-1] * stays, (1, 0))
         return _figures(sums)
 
-    def draw_samples(self, path: Path) -> None:
-        """A drafter has no pictures of its own: with it the target makes the pictures that it makes without."""
-
     def export(self, folder: Path) -> None:
-        """Write the drafter in bfloat16, with the acceptance it reaches, a mean over levels."""
-        drafter: Any = copy.deepcopy(self.drafter)
-        drafter.to(torch.bfloat16)
+        """Write the head in bfloat16, with its acceptance rates, means over levels."""
+        drafter = copy.deepcopy(self.drafter).to(torch.bfloat16)
         measured = self.evaluate()
         rates = {
             name: sum(measured[name + end] for end in _ENDS) / _MEASURED_LEVELS for name in ("accepted_top1", "overlap")
@@ -301,12 +273,12 @@ class DrafterTask:
 
 
 def default_feature_layers(num_layers: int) -> list[int]:
-    """A low layer, the middle one and the last; those of them that there are."""
+    """A low layer, the middle one and the last, without repetition."""
     return sorted({min(2, num_layers), max(num_layers // 2, 1), num_layers})
 
 
 def _figures(sums: dict[str, float]) -> dict[str, float]:
-    """Means of what `DrafterTask.evaluate` summed up."""
+    """Means of the sums in `PictureDrafterTask.evaluate`."""
     figures = {name: sums[name] / sums["places"] for name in ("guided_loss", "accepted_top10")}
     for name in ("accepted_top1", "overlap"):
         figures |= {name + end: sums[name + end] / max(sums["reached" + end], 1e-9) for end in _ENDS}
@@ -315,10 +287,10 @@ def _figures(sums: dict[str, float]) -> dict[str, float]:
 
 
 class Pictures(Protocol):
-    """Where pictures that nobody has to make come from."""
+    """A reader of stored pictures."""
 
     def __call__(self, folder: str, count: int, vqvae: Any) -> tuple[list[str], Tensor]:
-        """Prompts and codes [K, N] of at most so many pictures of a store, made with this tokenizer.
+        """Prompts and codes [K, N] of at most `count` pictures of a store, made with this tokenizer.
 
         Raises:
             UserError: no such store, or one of another tokenizer.
@@ -331,10 +303,10 @@ def train_drafter(
     sample_prompts: Callable[[int, int], list[str]],
     stored_pictures: Pictures | None = None,
 ) -> RunResult:
-    """Make pictures with the target, then train a drafter on them.
+    """Make pictures with the target, then train an EAGLE head on them.
 
     Args:
-        sample_prompts: gives so many prompts, by seed and number, where the config names no file of them.
+        sample_prompts: gives prompts, by seed and count, if the config names no file of them.
         stored_pictures: reads the store that the config names.
 
     Raises:
@@ -352,8 +324,8 @@ def train_drafter(
         prompts = sample_prompts(config.base_seed, config.images)
     else:
         raise UserError(
-            f"prompts must name a file: a model of the family {model.family} does not draw vargen's own scenes, which "
-            f"composed prompts speak of"
+            f"prompts must name a file: a model of the family {model.family} does not draw rendered scenes, which the "
+            f"default prompts describe"
         )
     check(
         len(prompts) > config.evaluation_size,
@@ -361,10 +333,10 @@ def train_drafter(
         config.prompts,
         f"must hold more than evaluation_size ({config.evaluation_size}) prompts",
     )
-    teacher = teacher_of(pipeline)  # what cannot teach is said before pictures are made
-    # Of LlamaGen's folder only the transformer teaches; another drafter beside it changes nothing.
+    teacher = teacher_of(pipeline)  # refuses a model that cannot teach, before pictures are made
+    # In LlamaGen's folder only the transformer teaches; another drafter beside it changes nothing.
     fingerprint = weights_fingerprint(model.folder / "transformer" if model.family == "llamagen" else model.folder)
-    # A model's own guidance is not among its weights, and decides what it draws and teaches.
+    # A model's default guidance is not among its weights, but decides its pictures and features.
     sampling = model.sampling(guidance_scale=None, temperature=None, top_k=None, top_p=None)
     codes = generate_codes(
         pipeline,
@@ -377,7 +349,7 @@ def train_drafter(
     stored: tuple[Sequence[str], Tensor | None] = ((), None)
     if config.codes:
         if not model.draws_scenes or stored_pictures is None:
-            raise UserError("codes: a store holds vargen's own scenes, which this model does not draw; leave it out")
+            raise UserError("codes: a store holds rendered scenes, which this model does not draw; leave it out")
         stored = stored_pictures(config.codes, config.stored_images, pipeline.vqvae)
-    task = DrafterTask(config, teacher, prompts, codes, *stored)
+    task = PictureDrafterTask(config, teacher, prompts, codes, *stored)
     return train(config, task, {"target": fingerprint, **options.identity, **sampling})

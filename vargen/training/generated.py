@@ -1,7 +1,7 @@
-"""Pictures that a pipeline made, as codes on disk: what a drafter is trained on.
+"""Pictures that a pipeline made, kept on disk as codes, which an EAGLE head learns from.
 
-Belongs here: making them in resumable shards, and reading them back with their prompts. Does not belong here: hidden
-states, which are recomputed when they are needed (for two thousand pictures they would fill half a gigabyte).
+Belongs here: making them in resumable shards. Does not belong here: hidden states, which are computed again when they
+are needed (for two thousand pictures they would fill half a gigabyte).
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ def generate_codes(
     batch_size: int = 32,
     show_progress: bool = True,
 ) -> Tensor:
-    """Codes of one picture per prompt; those that are in `folder` already are not made again.
+    """Codes of one picture per prompt; those that `folder` holds already are not made again.
 
     Args:
         pipeline: a `LlamaGenPipeline`; its default settings are used.
         prompts: what to draw. Picture i is made with the seed `seed + i`.
         folder: holds one file per batch and `settings.json`.
-        settings: what decides the pictures beside the prompts, such as the weights' fingerprint; a folder of other
-            settings is refused.
+        settings: values that decide the pictures beside the prompts, such as the weights' fingerprint; a folder with
+            other settings is refused.
         seed: of the first picture.
         batch_size: pictures made at once, and kept in one file.
         show_progress: a bar on a terminal.
@@ -63,7 +63,7 @@ def generate_codes(
                     output_type="latent",
                 )
                 codes = output.tokens.to(torch.int32).cpu()
-                if not (folder / "settings.json").exists():  # not before: a start that fails must leave nothing
+                if not (folder / "settings.json").exists():  # a failed start must leave nothing
                     write_json_atomic(folder / "settings.json", described)
                 with atomic_path(path) as temporary:
                     save_file({"codes": codes}, temporary)

@@ -1,7 +1,7 @@
-"""Where a new run starts from, if not from random numbers.
+"""Saved weights as the start of a new run.
 
-Belongs here: putting saved weights into a network, or saying why they do not fit. Does not belong here: reading them,
-which every kind of network does in its own way.
+Belongs here: copying them into a network, or refusing them. Does not belong here: reading them, which differs from one
+kind of network to the next.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ def fill(module: nn.Module, values: Mapping[str, Tensor], what: str, settings: s
 
     Args:
         module: the network.
-        values: by name, all of it.
-        what: is in them, and where they lie, for the error.
-        settings: that say what shape the network has.
+        values: all weights of the network, by name.
+        what: names these weights and their folder in the error.
+        settings: names the settings that decide the network's shape in the error.
 
     Raises:
-        UserError: they are those of another shape.
+        UserError: the weights have another shape.
     """
     wanted = module.state_dict()
     other = sorted(values.keys() ^ wanted.keys())

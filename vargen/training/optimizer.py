@@ -1,6 +1,6 @@
-"""Optimizer, learning-rate schedule and averaged weights of a training run.
+"""Optimizer, learning-rate schedule and averaged weights of a training run, for any model.
 
-Nothing here knows which model is trained; the loop that uses these is in `run.py`.
+The loop that uses these is in `run.py`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from vargen.training.config import RunConfig
 
 
 def schedule_progress(step: int, steps: int, elapsed: float, max_seconds: float | None) -> float:
-    """How much of the run is done, from 0 to 1: by steps or by time, whichever is further.
+    """The share of the run that is done, from 0 to 1, by steps or by time, whichever is further.
 
-    With a time limit the rate therefore reaches its end in the time given, however slow the machine.
+    With a time limit the learning rate therefore reaches its end in time on a machine of any speed.
     """
     by_steps = step / steps
     by_time = 0.0 if max_seconds is None else elapsed / max_seconds
@@ -63,10 +63,7 @@ class OptimizerGroup:
         if muon:
             self.optimizers.append(
                 torch.optim.Muon(
-                    muon,
-                    lr=config.muon_learning_rate,
-                    weight_decay=config.weight_decay,
-                    adjust_lr_fn="match_rms_adamw",
+                    muon, lr=config.muon_learning_rate, weight_decay=config.weight_decay, adjust_lr_fn="match_rms_adamw"
                 )
             )
             self.learning_rates.append(config.muon_learning_rate)
@@ -98,7 +95,7 @@ class OptimizerGroup:
 
 
 class AveragedWeights:
-    """Exponential moving average of a module's trained parameters; everything else is copied as it is.
+    """Exponential moving average of a module's trained parameters; everything else is copied.
 
     The decay rises with the number of updates as (1 + n) / (10 + n) up to `decay`, so that the first weights fade
     quickly. Buffers and parameters that are not trained by gradient (a codebook) take the module's current values.
@@ -111,7 +108,7 @@ class AveragedWeights:
 
     @torch.no_grad()
     def update(self, module: nn.Module) -> None:
-        """Move the average towards the module's present values."""
+        """Move the average towards the module's current values."""
         weight = 1.0 - min(self.decay, (1 + self.updates) / (10 + self.updates))
         self.updates += 1
         averaged, present = [], []

@@ -1,8 +1,8 @@
 """The loop that every trainer shares: steps, schedule, averaged weights, checkpoints, log, samples, export.
 
-A trainer hands over a `Task`: what is trained, the loss of one batch, how to judge it and how to export it. The loop
-knows nothing of images or tokens. Batches are a function of the step (`data.py`), so a resumed run sees what it would
-have seen.
+A trainer gives it a `Task`: the module that is trained, the loss of one batch, its evaluation and its export. Batches
+are a function of the step, so a resumed run sees the batches that it would have seen. Does not belong here: images,
+tokens, and anything else that only some trainers have.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from vargen.base.errors import UserError
+from vargen.base.reading import reason_of
 from vargen.runs.files import append_jsonl, atomic_folder, atomic_path
 from vargen.runs.identity import check_identity
 from vargen.training.config import CHECKPOINT_NAME, RunConfig
@@ -33,7 +34,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Task(Protocol):
-    """What a trainer provides.
+    """The part of a trainer that differs from one model to the next.
 
     `module` holds everything that is saved and averaged; `extra_modules` are saved but not averaged (a discriminator).
     """
@@ -53,7 +54,7 @@ class Task(Protocol):
         ...
 
     def evaluate(self) -> dict[str, float]:
-        """Figures on held-out scenes with the module's present weights."""
+        """Figures on held-out samples with the module's present weights."""
         ...
 
     def draw_samples(self, path: Path) -> None:
@@ -67,8 +68,14 @@ class Task(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class RunResult:
-    """How a run ended: its last step, seconds of training, the last evaluation, and which signal stopped it before its
-    end."""
+    """How a run ended.
+
+    Attributes:
+        step: the last one.
+        elapsed: seconds of training.
+        evaluation: the last figures.
+        stopped_by: the signal that stopped it before its end; None if it finished.
+    """
 
     step: int
     elapsed: float
@@ -81,7 +88,7 @@ class RunResult:
         return self.stopped_by is None
 
     def __str__(self) -> str:
-        """As a user is told, such as "1,200 steps in 0:20:05, loss 0.21"."""
+        """One line for a user, such as "1,200 steps in 0:20:05, loss 0.21"."""
         steps = f"{self.step:,} step{'' if self.step == 1 else 's'} in {_clock(self.elapsed)}"
         return ", ".join((steps, *(f"{name} {value:.4g}" for name, value in self.evaluation.items())))
 
@@ -90,7 +97,7 @@ def prepare(config: RunConfig) -> torch.device:
     """Set threads and the random state, and give the device.
 
     Raises:
-        UserError: if the device is not there, or `output_dir` is a file.
+        UserError: the device is not available, or `output_dir` is a file.
     """
     if config.device == "cuda" and not torch.cuda.is_available():
         raise UserError("device: 'cuda' is not available here; set it to 'cpu'")
@@ -117,15 +124,15 @@ def autocast(config: RunConfig) -> AbstractContextManager[Any]:
 def train(config: RunConfig, task: Task, identity: dict[str, Any] | None = None) -> RunResult:
     """Train until the steps or the seconds are used up, resuming from `output_dir` if a checkpoint is there.
 
-    At the end the averaged weights are judged and exported to `output_dir`/export. A run that is already at its end
-    (also because `max_seconds` has been lowered since) only does that, so any run can be exported at any time.
-    SIGTERM and Ctrl-C end the run after the present step with a checkpoint; a second Ctrl-C ends it at once.
+    At the end the averaged weights are evaluated and exported to `output_dir`/export. A run that is already at its end,
+    for instance because `max_seconds` was lowered, does only this, so any run can be exported at any time. SIGTERM and
+    Ctrl-C end the run after the current step with a checkpoint; a second Ctrl-C ends it at once.
 
     Args:
-        identity: what a checkpoint must share with the run that resumes it, beside `config.architecture()`.
+        identity: values that a checkpoint must share with the run that resumes it, beside `config.architecture()`.
 
     Raises:
-        UserError: if the checkpoint in `output_dir` is of another architecture or cannot be read.
+        UserError: the checkpoint in `output_dir` is of another architecture or cannot be read.
     """
     folder = Path(config.output_dir)
     folder.mkdir(parents=True, exist_ok=True)
@@ -232,11 +239,11 @@ class _State:
             "evaluation": self.evaluation,
             "random_states": random_states,
         }
-        with atomic_path(path) as temporary, open(temporary, "wb") as file:  # a file says when the disk is full
+        with atomic_path(path) as temporary, open(temporary, "wb") as file:  # an open file reports a full disk
             torch.save(content, file)
 
     def resume(self, path: Path) -> None:
-        """Take up the checkpoint at `path` if there is one.
+        """Load the checkpoint at `path` if there is one.
 
         Raises:
             UserError: it is damaged, or of another run.
@@ -245,13 +252,13 @@ class _State:
             return
         remedy = "remove it to start anew"
         try:
-            with zipfile.ZipFile(path) as content:  # torch loads garbled numbers without a word
+            with zipfile.ZipFile(path) as content:  # torch loads garbled numbers silently
                 if garbled := content.testzip():
                     raise ValueError(f"{garbled} is garbled")
             saved = torch.load(path, map_location=self.config.device, weights_only=True)
             identity = json.loads(saved["architecture"])
         except Exception as error:  # a damaged file can raise anything
-            raise UserError(f"output_dir: {path} cannot be read ({_first_line(error)}); {remedy}") from error
+            raise UserError(f"output_dir: {path} cannot be read ({reason_of(error)}); {remedy}") from error
         remedy_of_another = "change it back or choose another output_dir"
         check_identity(path, identity, self.identity, holds="a run", argument="output_dir", remedy=remedy_of_another)
         try:
@@ -264,32 +271,21 @@ class _State:
             if self.config.device == "cuda" and "cuda" in saved["random_states"]:
                 torch.cuda.set_rng_state(saved["random_states"]["cuda"].cpu())
         except Exception as error:
-            raise UserError(f"output_dir: {path} is of another run ({_first_line(error)}); {remedy}") from error
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).split("\n")[0][:120]
+            raise UserError(f"output_dir: {path} is of another run ({reason_of(error)}); {remedy}") from error
 
 
 class _Log:
-    """The JSONL log of a run, and what a person sees: a bar on a terminal, a line per entry elsewhere."""
+    """The JSONL log of a run, and its display: a bar on a terminal, one line for each entry elsewhere."""
 
     def __init__(self, path: Path, config: RunConfig, state: _State):
         self.path, self.config, self.state = path, config, state
         self.sums: dict[str, Tensor] = {}
-        self.count = 0
-        self.learning_rate = 0.0
-        self.since = (time.monotonic(), state.elapsed)
+        self.count, self.since = 0, state.elapsed
         self.first = (state.step, state.elapsed)
 
     def __enter__(self) -> _Log:
-        self.bar = tqdm(
-            total=self.config.steps,
-            initial=self.state.step,
-            disable=not sys.stderr.isatty(),
-            unit="step",
-            smoothing=0.05,
-        )
+        hidden = not sys.stderr.isatty()
+        self.bar = tqdm(total=self.config.steps, initial=self.state.step, disable=hidden, unit="step", smoothing=0.05)
         event = {"event": "resume" if self.state.step else "start", "step": self.state.step, **self.config.to_dict()}
         append_jsonl(self.path, event)
         self._say(f"{event['event']} at step {self.state.step}: {self.config.output_dir}")
@@ -299,9 +295,8 @@ class _Log:
         self.bar.close()
 
     def add(self, values: dict[str, Tensor], learning_rate: float) -> None:
-        """Count one step; every `log_every` steps the means since the last entry are written."""
+        """Count one step; every `log_every` steps write the means since the last entry."""
         self.bar.update()
-        self.learning_rate = learning_rate
         for name, value in values.items():
             self.sums[name] = self.sums[name] + value if name in self.sums else value.clone()
         self.count += 1
@@ -309,11 +304,11 @@ class _Log:
             return
         means = {name: value.item() / self.count for name, value in self.sums.items()}
         state, config = self.state, self.config
-        samples_per_second = self.count * config.batch_size / max(1e-9, state.elapsed - self.since[1])
+        samples_per_second = self.count * config.batch_size / max(1e-9, state.elapsed - self.since)
         entry = {
             "step": state.step,
             **{name: round(value, 6) for name, value in means.items()},
-            "lr": self.learning_rate,
+            "lr": learning_rate,
             "samples_per_second": round(samples_per_second, 2),
             "elapsed": round(state.elapsed, 1),
             "eta": round(self._eta(), 1),
@@ -322,11 +317,10 @@ class _Log:
         parts = "  ".join(f"{name} {value:.4f}" for name, value in means.items())
         self.bar.set_postfix_str(f"loss {means['loss']:.4f}")
         self._say(
-            f"step {state.step}  {parts}  lr {self.learning_rate:.2e}  {samples_per_second:.1f}/s  "
+            f"step {state.step}  {parts}  lr {learning_rate:.2e}  {samples_per_second:.1f}/s  "
             f"{_clock(state.elapsed)} done, {_clock(entry['eta'])} to go"
         )
-        self.sums, self.count = {}, 0
-        self.since = (time.monotonic(), state.elapsed)
+        self.sums, self.count, self.since = {}, 0, state.elapsed
 
     def evaluation(self, values: dict[str, float]) -> None:
         """Write the figures of one evaluation."""
@@ -355,7 +349,7 @@ def _clock(seconds: float) -> str:
 
 @contextmanager
 def _stop_requests() -> Iterator[Callable[[], int | None]]:
-    """Catch SIGTERM and the first Ctrl-C; gives a function that says which came first, if one did."""
+    """Catch SIGTERM and the first Ctrl-C; gives a function that returns the first signal caught, or None."""
     received: list[int] = []
 
     def handle(number: int, _frame: FrameType | None) -> None:
@@ -365,7 +359,7 @@ def _stop_requests() -> Iterator[Callable[[], int | None]]:
 
     try:
         before = {number: signal.signal(number, handle) for number in _SIGNALS}
-    except ValueError:  # not the main thread: there signals cannot be caught, and nobody sends them
+    except ValueError:  # signals can be caught, and arrive, in the main thread only
         before = {}
     try:
         yield lambda: int(received[0]) if received else None

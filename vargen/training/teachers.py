@@ -1,7 +1,7 @@
-"""What a trainer of drafters asks of a finished model of any family: features, logits, and a drafter to begin with.
+"""What a finished picture model teaches its drafter: hidden states under teacher forcing, logits, and a first head.
 
 Belongs here: one teacher for LlamaGen and one for all families of transformers. Does not belong here: what is learned
-from them (`drafter.py`).
+from them (`drafter.py`), and training a transformer itself (`transformer_pass.py`).
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ from specdecode.sampling import apply_guidance
 from specdecode.targets.transformers import TransformersTarget
 from vargen.base.errors import UserError
 from vargen.drafters.eagle_head import EagleHead
+from vargen.models.llamagen.transformer import LlamaGenTransformer
+from vargen.models.transformer_layers import condition_attention_mask
 from vargen.pipelines.llamagen import LlamaGenPipeline
-from vargen.training.teacher_forcing import guided_features
+from vargen.training.transformer_pass import forced_inputs
 
 
 class Teacher(Protocol):
-    """A model that draws, and the rows it computes for a picture: 2 with guidance, the conditional ones first."""
+    """A model that draws pictures, and the rows that it computes for each: 2 with guidance, conditional rows first."""
 
     @property
     def halves(self) -> int:
@@ -32,18 +34,24 @@ class Teacher(Protocol):
 
     @property
     def num_layers(self) -> int:
-        """Of the model."""
+        """Layers of the model."""
         ...
 
-    def new_video_head(self, intermediate_size: int | None, feature_layers: Sequence[int]) -> EagleHead:
-        """An untrained one, which reads states after these layers. No size: a feed-forward layer as wide as the
-        model's."""
+    def new_head(self, intermediate_size: int | None, feature_layers: Sequence[int]) -> EagleHead:
+        """An untrained head that reads states after these layers; without a size, its feed-forward layer is as wide as
+        the model's."""
         ...
 
     def features(self, prompts: list[str], codes: Tensor, feature_layers: Sequence[int]) -> tuple[Tensor, Tensor, int]:
-        """Hidden states after some layers, or the final ones if none is named, at prompts and codes [B, N] but the
-        last, [halves * B, T + N - 1, F], as decoding sees them; which tokens of prompts are none of padding, bool
-        [halves * B, T]; and T."""
+        """Hidden states after some layers, or the final ones if none is named, as decoding computes them.
+
+        Args:
+            codes: int64 [B, N], the pictures of B prompts of T tokens.
+
+        Returns:
+            States [halves * B, T + N - 1, F] at the prompts and all codes but the last; bool [halves * B, T], false at
+            padding of prompts; and T.
+        """
         ...
 
     def logits(self, hidden_states: Tensor) -> Tensor:
@@ -59,7 +67,7 @@ def teacher_of(pipeline: Any) -> Teacher:
     """The teacher in a pipeline of any family.
 
     Raises:
-        UserError: a model that reads no prompts.
+        UserError: the model reads no prompts.
     """
     return LlamaGenTeacher(pipeline) if isinstance(pipeline, LlamaGenPipeline) else TransformersTeacher(pipeline)
 
@@ -68,10 +76,10 @@ class LlamaGenTeacher:
     """Plays `Teacher`.
 
     Args:
-        pipeline: a text-conditional `LlamaGenPipeline` with its text encoder.
+        pipeline: with its text encoder.
 
     Raises:
-        UserError: it is not.
+        UserError: it is class-conditional, or has no text encoder.
     """
 
     halves = 2
@@ -86,7 +94,7 @@ class LlamaGenTeacher:
     def num_layers(self) -> int:
         return int(self.transformer.config.num_layers)
 
-    def new_video_head(self, intermediate_size: int | None, feature_layers: Sequence[int]) -> EagleHead:
+    def new_head(self, intermediate_size: int | None, feature_layers: Sequence[int]) -> EagleHead:
         target = self.transformer.config
         drafter = EagleHead(
             dim=target.dim,
@@ -98,7 +106,7 @@ class LlamaGenTeacher:
             condition_rotary=target.condition_rotary,
             feature_layers=list(feature_layers) or None,
         )
-        return _begun(drafter, self.transformer.token_embedding.weight)
+        return _initialised(drafter, self.transformer.token_embedding.weight)
 
     def features(self, prompts: list[str], codes: Tensor, feature_layers: Sequence[int]) -> tuple[Tensor, Tensor, int]:
         return guided_features(self.pipeline, prompts, codes, feature_layers)
@@ -112,7 +120,7 @@ class LlamaGenTeacher:
 
 
 class TransformersTeacher:
-    """Plays `Teacher`, in the settings that the pipeline takes where a call does not say.
+    """Plays `Teacher`, with the pipeline's default settings.
 
     Args:
         pipeline: has `target_of(prompts, max_draft_nodes)`, which gives a `TransformersTarget` with a decoder.
@@ -120,7 +128,7 @@ class TransformersTeacher:
 
     def __init__(self, pipeline: Any) -> None:
         self.pipeline = pipeline
-        self._any = self._target(["a"], 1)  # its head and guidance are those of every batch
+        self._any = self._target(["a"], 1)  # every batch has the same output head and guidance
         self._any.model.requires_grad_(False)
 
     @property
@@ -131,7 +139,7 @@ class TransformersTeacher:
     def num_layers(self) -> int:
         return int(self._any.model.config.get_text_config().num_hidden_layers)
 
-    def new_video_head(self, intermediate_size: int | None, feature_layers: Sequence[int]) -> EagleHead:
+    def new_head(self, intermediate_size: int | None, feature_layers: Sequence[int]) -> EagleHead:
         text, target = self._any.model.config.get_text_config(), self._any
         dim, heads = int(text.hidden_size), int(text.num_attention_heads)
         while heads > 1 and (dim % heads or dim // heads % 4):
@@ -146,7 +154,7 @@ class TransformersTeacher:
         )
         assert target.embed is not None
         with torch.no_grad():
-            return _begun(drafter, target.embed(torch.arange(target.vocab_size, device=target.device)[None])[0])
+            return _initialised(drafter, target.embed(torch.arange(target.vocab_size, device=target.device)[None])[0])
 
     def features(self, prompts: list[str], codes: Tensor, feature_layers: Sequence[int]) -> tuple[Tensor, Tensor, int]:
         target = self._target(prompts, codes.shape[1] - 1)
@@ -168,14 +176,56 @@ class TransformersTeacher:
         return self.pipeline.target_of(list(prompts), max_draft_nodes)
 
 
-def _begun(drafter: EagleHead, embeddings: Tensor) -> EagleHead:
-    """Tokens mean to the drafter what they mean to the target, and the next feature is at first the last one, which it
-    resembles; this start saves most of the training."""
+def _initialised(drafter: EagleHead, embeddings: Tensor) -> EagleHead:
+    """The head with the target's token embeddings, guessing that the next feature is the last one.
+
+    Neighbouring features resemble each other, so this start saves most of the training.
+    """
     dim = drafter.config.dim
     with torch.no_grad():
         drafter.token_embedding.weight.copy_(embeddings)
         drafter.fc.weight[:, dim:].copy_(torch.eye(dim))
-        if drafter.feature_layers:  # at first what the last layer says, as if nothing else were read
+        if drafter.feature_layers:  # at first it uses the last layer's state alone
             drafter.fuse.weight.zero_()
             drafter.fuse.weight[:, -dim:].copy_(torch.eye(dim))
     return drafter
+
+
+@torch.no_grad()
+def target_features(
+    transformer: LlamaGenTransformer,
+    condition_embeds: Tensor,
+    condition_mask: Tensor,
+    codes: Tensor,
+    feature_layers: Sequence[int] = (),
+) -> Tensor:
+    """Hidden states of the condition and of all image tokens but the last, under teacher forcing.
+
+    Args:
+        condition_embeds: [B, T, dim]. condition_mask: [B, T] bool. codes: int64 [B, N].
+        feature_layers: numbers of blocks; none: the final states alone.
+
+    Returns:
+        [B, T + N - 1, F], F = dim for each layer.
+    """
+    embeds, positions = forced_inputs(transformer, condition_embeds, codes)
+    return transformer(
+        inputs_embeds=embeds,
+        positions=positions,
+        attention_mask=condition_attention_mask(condition_mask, codes.shape[1] - 1),
+        logits_to_keep=1,
+        feature_layers=feature_layers,
+    ).features
+
+
+@torch.no_grad()
+def guided_features(
+    pipeline: LlamaGenPipeline, prompts: list[str], codes: Tensor, feature_layers: Sequence[int] = ()
+) -> tuple[Tensor, Tensor, int]:
+    """`target_features` of both halves of guidance, conditional half first; see `Teacher.features`."""
+    transformer = pipeline.transformer
+    embeds, mask = pipeline.encode_prompt(prompts)
+    condition = transformer.embed_condition(caption_embeds=embeds)
+    null = transformer.null_condition(len(prompts), condition.shape[1]).to(condition.dtype)
+    condition, mask = torch.cat((condition, null)), torch.cat((mask, mask))
+    return target_features(transformer, condition, mask, codes.repeat(2, 1), feature_layers), mask, condition.shape[1]

@@ -1,7 +1,7 @@
-"""One pass of a LlamaGen transformer for training: all tokens of a picture at once, fast on a CPU too.
+"""Forward passes of a LlamaGen transformer under teacher forcing: all tokens of a picture at once, fast on a CPU too.
 
-Belongs here: what is fed, the mask, and the ways of projecting and attending whose *backward* is fast on a CPU. Does
-not belong here: losses and batches, which trainers have, and passes of a finished model (`teacher_forcing.py`).
+Belongs here: the inputs, the mask, and ways to project and attend whose *backward* is fast on a CPU. Does not belong
+here: losses and batches, which trainers have, and features of a finished model (`teachers.py`).
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from vargen.models.transformer_layers import (
 
 
 def train_on_cpu(module: nn.Module, compiled: bool = False) -> None:
-    """Let every attention in `module` attend in chunks where it is trained, which on a CPU takes half the time.
+    """Let every attention in `module` work in chunks while it is trained, which takes half the time on a CPU.
 
     Args:
-        compiled: turn queries and keys by halves too, of which a compiler makes faster code.
+        compiled: also turn queries and keys by halves, for which a compiler makes faster code.
     """
     for each in module.modules():
         if isinstance(each, Attention):
@@ -33,8 +33,8 @@ def train_on_cpu(module: nn.Module, compiled: bool = False) -> None:
 
 
 def training_mask(condition_mask: Tensor, num_image_tokens: int, dtype: torch.dtype) -> Tensor:
-    """`condition_attention_mask` as a training pass takes it: additive, in `dtype` or autocast's, on a CPU with
-    gradients; bool elsewhere."""
+    """`condition_attention_mask` for a training pass: additive, in `dtype` or autocast's, on a CPU with gradients; bool
+    elsewhere."""
     mask = condition_attention_mask(condition_mask, num_image_tokens)
     if mask.device.type != "cpu" or not torch.is_grad_enabled():
         return mask
@@ -42,25 +42,33 @@ def training_mask(condition_mask: Tensor, num_image_tokens: int, dtype: torch.dt
     return torch.zeros(mask.shape, dtype=dtype).masked_fill(~mask, float("-inf"))
 
 
+def forced_inputs(
+    transformer: LlamaGenTransformer, condition_embeds: Tensor, input_ids: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Embeddings `[B, T + N - 1, dim]` of a condition `[B, T, dim]` and of all but the last of image tokens `[B, N]`,
+    and positions `[1, T + N - 1]`."""
+    length, num_image_tokens = condition_embeds.shape[1], input_ids.shape[1]
+    embeds = torch.cat((condition_embeds, transformer.token_embedding(input_ids[:, :-1])), dim=1)
+    positions = torch.arange(-length, num_image_tokens - 1, device=input_ids.device)
+    return embeds, positions.clamp(min=CONDITION_POSITION)[None]
+
+
 def training_inputs(
     transformer: LlamaGenTransformer, condition_embeds: Tensor, condition_mask: Tensor | None, input_ids: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, int]:
     """What `training_run` takes for the arguments of `training_forward`.
 
-    The two are apart so that only the latter is compiled: inside compiled code masks and rotary rows are worked out
-    anew for every score of every layer, which on a CPU took a third of a training step.
+    Only `training_run` is compiled: compiled code would work out masks and rotary rows again for every score of every
+    layer, which took a third of a training step on a CPU.
 
     Returns:
         Embeddings `[B, T + N - 1, dim]`, rotary rows, attention mask, and T.
     """
-    condition_length, num_image_tokens = condition_embeds.shape[1], input_ids.shape[1]
     if condition_mask is None:
-        condition_mask = torch.ones(1, condition_length, dtype=torch.bool, device=input_ids.device)
-    inputs_embeds = torch.cat((condition_embeds, transformer.token_embedding(input_ids[:, :-1])), dim=1)
-    positions = torch.arange(-condition_length, num_image_tokens - 1, device=input_ids.device)
-    rotary = transformer.rotary_rows(positions.clamp(min=CONDITION_POSITION)[None])
-    mask = training_mask(condition_mask, num_image_tokens - 1, inputs_embeds.dtype)
-    return inputs_embeds, rotary, mask, condition_length
+        condition_mask = torch.ones(1, condition_embeds.shape[1], dtype=torch.bool, device=input_ids.device)
+    inputs_embeds, positions = forced_inputs(transformer, condition_embeds, input_ids)
+    mask = training_mask(condition_mask, input_ids.shape[1] - 1, inputs_embeds.dtype)
+    return inputs_embeds, transformer.rotary_rows(positions), mask, condition_embeds.shape[1]
 
 
 def training_run(
@@ -70,8 +78,8 @@ def training_run(
     attention_mask: Tensor,
     condition_length: int,
 ) -> tuple[Tensor, Tensor]:
-    """fp32 logits `[B, N, vocab_size]`, and hidden states `[B, N, dim]` after half of the blocks, of what
-    `training_inputs` gave; made to be compiled."""
+    """fp32 logits `[B, N, vocab_size]`, and hidden states `[B, N, dim]` after half of the blocks, for the outputs of
+    `training_inputs`; made to be compiled."""
     hidden_states = inputs_embeds
     if transformer.training and transformer.config.token_dropout > 0:
         hidden_states = F.dropout(hidden_states, transformer.config.token_dropout)
@@ -81,7 +89,7 @@ def training_run(
         hidden_states = block(hidden_states, rotary, attention_mask)
         if number == len(blocks) // 2:
             half_way = hidden_states
-    # The last condition token predicts image token 0; what earlier ones say is nobody's business.
+    # The last condition token predicts image token 0; outputs of earlier ones are not used.
     first = condition_length - 1
     logits = transformer.lm_head(transformer.norm_out(hidden_states[:, first:])).float()
     return logits, half_way[:, first:]
@@ -92,7 +100,7 @@ def training_forward(
 ) -> Tensor:
     """Logits of all image tokens under teacher forcing.
 
-    Feeds the condition and all image tokens but the last.
+    It feeds the condition and all image tokens but the last.
 
     Args:
         condition_embeds: `[B, T, dim]` from `embed_condition`.
@@ -110,9 +118,9 @@ def attention_in_chunks(
 ) -> Tensor:
     """Attention for training on a CPU: explicit products over chunks of queries, each with the keys up to its end.
 
-    The CPU kernel behind `scaled_dot_product_attention` is quick forward, but its backward takes most of a training
-    step (2.15: seven times its forward at 288 tokens); plain matrix products need 0.6 of the time for both together.
-    Without gradients, where the mask is not additive, it is PyTorch's.
+    The CPU kernel behind `scaled_dot_product_attention` is fast forward, but its backward takes most of a training
+    step; plain matrix products are faster for both together. Without gradients, where the mask is not additive, this is
+    PyTorch's attention.
 
     Args:
         query: `[B, H, n, D]`; key, value: `[B, H_kv, n, D]`.
@@ -138,9 +146,9 @@ def attention_in_chunks(
 
 
 def project_by_halves(attention: Attention, hidden_states: Tensor, rotary: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """`project` with the channels of queries and keys in another order: the first of all pairs, then the second.
+    """`project` with the channels of queries and keys in another order: first channels of all pairs, then second ones.
 
-    What attention makes of them is the same, and a compiler makes vector code of halves, not of pairs.
+    Attention gives the same output, and a compiler can make vector code for halves but not for pairs.
     """
     weight, head_dim = attention.to_qkv.weight, attention.head_dim
     num_turned = (attention.num_heads + attention.num_key_value_heads) * head_dim

@@ -1,11 +1,11 @@
-"""What a drafter guesses several levels below the tokens that were judged, at all places of a picture at once.
+"""Guesses of an EAGLE head several levels deep, at all places of a picture at once.
 
-EAGLE-3's training-time test (Li et al. 2025, arXiv 2503.01840, section 3.2). A node of a draft, k levels deep, reads
-its parent's guess in place of a feature, sees its k - 1 ancestors in the draft as they were read there, and everything
-before them with the target's own features. So level k at place t attends to level 1 up to place t - k + 1, and to
-level i at place t - k + i for 1 < i <= k: what drafting does, and what own guesses strewn over a picture do not.
+EAGLE-3's training-time test (Li et al. 2025, arXiv 2503.01840, section 3.2). A node at level k of a draft reads its
+parent's guess in place of a feature. It sees its k - 1 ancestors in the draft with the features that they read, and all
+earlier tokens with the target's features. So level k at place t attends to level 1 up to place t - k + 1, and to level
+i at place t - k + i for 1 < i <= k, exactly as in drafting.
 
-Belongs here: the network's parts put together so. Does not belong here: losses, and what is fed (`drafter.py`).
+Belongs here: the forward pass through the network's parts. Does not belong here: losses and inputs (`drafter.py`).
 """
 
 from __future__ import annotations
@@ -20,25 +20,19 @@ _CHUNK = 96  # queries at once; see `transformer_pass.attention_in_chunks`
 
 
 def guesses_by_level(
-    drafter: EagleHead,
-    tokens: Tensor,
-    features: Tensor,
-    positions: Tensor,
-    valid: Tensor,
-    first: int,
-    levels: int,
+    drafter: EagleHead, tokens: Tensor, features: Tensor, positions: Tensor, valid: Tensor, first: int, levels: int
 ) -> list[Tensor]:
-    """The drafter's hidden states after each pair, for each level.
+    """The head's hidden states after each pair, for each level.
 
     Args:
         tokens: int64 [R, P]. features: [R, P, dim] fused, of the target. positions: int64 [1, P].
         valid: bool [R, P], False at padding.
-        first: the first pair whose feature a draft may have guessed; pairs before it read the target's at every level.
+        first: the first pair whose feature a draft may guess; pairs before it read the target's at every level.
         levels: 1 or more.
 
     Returns:
-        `levels` times [R, P, dim]. At places where a draft of so many levels would begin before pair `first - 1`, that
-        of the deepest that would not.
+        `levels` tensors [R, P, dim]. Where a draft of that many levels would begin before pair `first - 1`, the state
+        is of the deepest level that does not.
     """
     attention = drafter.attn
     rotary = drafter.rotary_rows(positions)
@@ -59,10 +53,10 @@ def guesses_by_level(
 
 
 def _attend(query: Tensor, keys: list[Tensor], values: list[Tensor], valid: Tensor) -> Tensor:
-    """[R, H, P, D]: attention of the deepest level's queries to all levels' keys, each [R, H, P, D]."""
+    """[R, H, P, D]: attention of the deepest level's queries to the keys of all levels, each [R, H, P, D]."""
     num_pairs, above = query.shape[2], len(keys) - 1
     query = query * query.shape[-1] ** -0.5
-    # One key of each later level: of the ancestor there, which stands so many places before.
+    # Each later level has one visible key, the ancestor's, which stands `back` places before.
     backs = range(above - 1, -1, -1)
     ancestors = [_moved(key, back) for key, back in zip(keys[1:], backs, strict=True)]
     along = [_moved(value, back) for value, back in zip(values[1:], backs, strict=True)]
@@ -90,5 +84,5 @@ def _attend(query: Tensor, keys: list[Tensor], values: list[Tensor], valid: Tens
 
 
 def _moved(states: Tensor, back: int) -> Tensor:
-    """[R, H, P, D]: at each place what stood `back` places before it, zeros at the beginning."""
+    """[R, H, P, D], moved by `back` places towards the end, with zeros at the beginning."""
     return F.pad(states, (0, 0, back, 0))[:, :, : states.shape[2]] if back else states

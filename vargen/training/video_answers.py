@@ -1,7 +1,7 @@
-"""Answers that a Video-LLM gave, kept on disk: what a drafter for it is trained on.
+"""Answers that a Video-LLM gave, kept on disk, which a draft head for it learns from.
 
-Belongs here: making the answers in resumable batches. Does not belong here: what is asked about which videos
-(`video_questions.py`), what the target's layers made of them (`video_states.py`), the drafter and its losses.
+Belongs here: making the answers in resumable batches. Does not belong here: the questions (`video_questions.py`), the
+target's hidden states (`video_states.py`), the head and its losses.
 """
 
 from __future__ import annotations
@@ -27,27 +27,21 @@ _FILLER = -1
 
 
 def generate_answers(
-    model: Any,
-    questions: Questions,
-    count: int,
-    folder: Path,
-    *,
-    settings: dict[str, Any],
-    max_new_tokens: int,
+    model: Any, questions: Questions, count: int, folder: Path, *, settings: dict[str, Any], max_new_tokens: int
 ) -> list[list[int]]:
-    """The target's likeliest answers; those that are in `folder` already are not made again.
+    """The target's greedy answers to the first questions; those that `folder` holds already are not made again.
 
     Args:
         model: the target.
-        questions: what is asked.
-        count: answers wanted; of the first questions.
+        questions: numbered from 0 on.
+        count: number of answers.
         folder: holds one file per batch.
-        settings: what decides the answers beside the questions, such as the weights' fingerprint; a folder of other
-            settings is refused.
-        max_new_tokens: at most so many.
+        settings: values that decide the answers beside the questions, such as the weights' fingerprint; a folder with
+            other settings is refused.
+        max_new_tokens: the most tokens of an answer.
 
     Returns:
-        Token ids of each answer, the one that ends it included.
+        Token ids of each answer, its stop token included.
 
     Raises:
         UserError: the folder holds other answers, or a damaged file.
@@ -84,8 +78,10 @@ def _read(path: Path, described: dict[str, Any]) -> Tensor:
 
 
 def generate_batch(model: Any, inputs: Sequence[dict[str, Tensor]], max_new_tokens: int) -> Tensor:
-    """Greedy answers, by transformers' own loop: [B, n] int32, filled up with -1. Questions of one shape are answered
-    together, others in turn: not every architecture answers alike behind padding."""
+    """Greedy answers by transformers' own loop: [B, n] int32, padded with -1.
+
+    Questions of one shape are answered together, others in turn: some architectures answer differently after padding.
+    """
     shapes = [tuple(value.shape for value in each.values()) for each in inputs]
     answers: list[Tensor] = [torch.empty(0, dtype=torch.int32)] * len(inputs)
     for shape in dict.fromkeys(shapes):
@@ -97,7 +93,7 @@ def generate_batch(model: Any, inputs: Sequence[dict[str, Tensor]], max_new_toke
 
 
 def _generate_together(model: Any, inputs: Sequence[dict[str, Tensor]], max_new_tokens: int) -> Tensor:
-    """As `generate_batch`, of questions of one shape."""
+    """`generate_batch` for questions of one shape."""
     device = model.get_input_embeddings().weight.device
     batch = {name: torch.cat([each[name] for each in inputs]).to(device) for name in inputs[0]}
     length = batch["input_ids"].shape[1]
@@ -109,6 +105,6 @@ def _generate_together(model: Any, inputs: Sequence[dict[str, Tensor]], max_new_
 
 
 def stop_tokens(model: Any) -> list[int]:
-    """What ends an answer."""
+    """Token ids that end an answer."""
     listed = model.generation_config.eos_token_id
     return [] if listed is None else list(listed) if isinstance(listed, Sequence) else [int(listed)]

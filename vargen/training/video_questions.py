@@ -1,7 +1,7 @@
-"""What a Video-LLM is asked for answers to learn from: numbered questions, about rendered videos or a user's own.
+"""Numbered questions about rendered videos or a user's own, whose answers a draft head learns from.
 
-Belongs here: from a number to what the processor makes of a video and a question. Does not belong here: answers
-(`video_answers.py`), where videos come from.
+Belongs here: from a number to the processor's inputs for a video and a question. Does not belong here: answers
+(`video_answers.py`), and sources of videos (`video_source.py`).
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Questions(Protocol):
 
     Attributes:
         split: "train" or "heldout".
-        batch_size: of those that are answered at once.
-        described: what decides which questions these are, in plain values.
+        batch_size: questions that are answered at once.
+        described: plain values that decide which questions these are.
     """
 
     @property
@@ -37,22 +37,22 @@ class Questions(Protocol):
     def described(self) -> dict[str, Any]: ...
 
     def inputs(self, number: int) -> dict[str, Tensor]:
-        """What the processor makes of a question. Raises UserError where its video does not fit."""
+        """The processor's inputs for a question. Raises UserError if its video does not fit."""
         ...
 
 
 @dataclass(frozen=True)
 class VideoQuestions:
-    """What is asked: the video of every seed from the first one on, one question for each batch of videos.
+    """Questions about the videos of consecutive seeds, one question for each batch of videos.
 
     Args:
         processor: of the target.
-        source: where videos come from.
+        source: gives the videos.
         first_seed: of video 0.
         split: of the videos.
         batch_size: videos of one question; questions take turns.
         num_frames: frames of a video that are shown, evenly spread; None for all.
-        settings: what else decides the videos.
+        settings: further values that decide the videos.
     """
 
     processor: Any
@@ -69,11 +69,7 @@ class VideoQuestions:
         return {**self.settings, "first_seed": self.first_seed, "shown_frames": self.num_frames}
 
     def inputs(self, number: int) -> dict[str, Tensor]:
-        """What the processor makes of a question.
-
-        Raises:
-            UserError: a video has fewer frames than are to be shown.
-        """
+        """See `Questions`. Raises UserError if a video has fewer frames than must be shown."""
         frames = self.source(self.first_seed + number, 1, self.split).frames[0]
         if self.num_frames is not None:
             if self.num_frames > len(frames):
@@ -87,7 +83,7 @@ class VideoQuestions:
 
 @dataclass(frozen=True)
 class ClipQuestions:
-    """What is asked about a user's own videos, which may be of any size and length.
+    """Questions about a user's own videos of any size and length.
 
     Args:
         processor: of the target.
@@ -95,7 +91,7 @@ class ClipQuestions:
         clips: videos with their questions.
         described: see `Questions`.
         split, batch_size: see `Questions`.
-        max_pixels: of a frame, at most; None for the processor's own limit.
+        max_pixels: the most pixels of a frame; None for the processor's own limit.
     """
 
     processor: Any
@@ -107,7 +103,7 @@ class ClipQuestions:
     max_pixels: int | None = None
 
     def inputs(self, number: int) -> dict[str, Tensor]:
-        """What the processor makes of a question. Raises UserError for a clip that cannot be read or does not fit."""
+        """See `Questions`. Raises UserError for a clip that cannot be read or does not fit."""
         clip = self.clips[number]
         try:
             return sized_inputs(self.processor, self.architecture, clip.frames, clip.question, self.max_pixels)

@@ -1,4 +1,4 @@
-"""Where videos to learn from come from: what a trainer asks of a renderer or a data set."""
+"""Sources of videos to learn from: the protocols of a renderer and of a data set."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class VideoBatch:
     """Videos and their frames.
 
     Attributes:
-        videos: what is true of each, as their source tells it.
+        videos: the truth of each, in the form of their source.
         frames: [B, F, 3, size, size] float in [0, 1].
     """
 
@@ -25,22 +25,22 @@ class VideoBatch:
 
 
 class VideoSource(Protocol):
-    """Anything that gives the videos of consecutive seeds."""
+    """Gives the videos of consecutive seeds."""
 
     def __call__(self, first_seed: int, count: int, split: str) -> VideoBatch: ...
 
 
 class AskedVideo(Protocol):
-    """A video that is read when its turn comes, and a question about it."""
+    """A question about a video, which is read only when it is needed."""
 
     @property
     def frames(self) -> VideoFrames:
-        """Those that the model is shown. Raises UserError where they cannot be read."""
+        """Frames that the model is shown. Raises UserError if they cannot be read."""
         ...
 
     @property
     def question(self) -> str: ...
 
     def forget(self) -> None:
-        """Give the memory of the frames back."""
+        """Free the memory of the frames."""
         ...

@@ -1,7 +1,7 @@
-"""What a frozen Video-LLM made of questions and its own answers to them: hidden states that a drafter learns from.
+"""Hidden states of a frozen Video-LLM for questions and its own answers, which a draft head learns from.
 
-Belongs here: the states under teacher forcing, and keeping them, in main memory or in files that several runs share.
-Does not belong here: the answers (`video_answers.py`), the drafter and its losses.
+Belongs here: the states under teacher forcing, kept in main memory or in files that several runs share. Does not belong
+here: the answers (`video_answers.py`), the head and its losses.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from vargen.training.video_questions import Questions
 
 @dataclass(frozen=True)
 class AnswerStates:
-    """What the target made of one question and its answer, L tokens, T of them the prompt's.
+    """States of one question and its answer: L tokens, of which T are the prompt's.
 
     Args:
         ids: [L] int64.
@@ -39,7 +39,7 @@ class AnswerStates:
         positions: [A, L] int64.
         visual_embeds: [m, dim].
         features: [L, dim] final hidden states.
-        visual_states: [m, dim] after the layer that was asked for; None where none was.
+        visual_states: [m, dim] after the layer that the head reads; None if it reads none.
     """
 
     ids: Tensor
@@ -51,12 +51,12 @@ class AnswerStates:
 
     @property
     def num_bytes(self) -> int:
-        """What it takes to keep."""
+        """Memory of the states."""
         values = (self.visual_embeds, self.features, self.visual_states)
         return sum(value.nbytes for value in values if value is not None)
 
     def to(self, device: torch.device) -> AnswerStates:
-        """On another device; the same values where they are there already."""
+        """The same states on a device."""
         moved: dict[str, Any] = {
             each.name: None if (value := getattr(self, each.name)) is None else value.to(device)
             for each in fields(self)
@@ -66,25 +66,21 @@ class AnswerStates:
 
 @dataclass(frozen=True)
 class StatesFolder:
-    """States in files, a batch of answers each, which several runs share.
+    """States in files of one batch of answers each, which several runs share.
 
-    A file is mapped rather than read: what a run does not look at costs nothing, what several look at lies in main
-    memory once, and the system drops what does not fit.
+    Files are mapped, not read: unused states cost nothing, several runs share one copy in main memory, and the system
+    drops states that do not fit.
 
     Args:
         path: the folder.
-        settings: what decides the states beside the questions and the answers, such as the weights' fingerprint.
+        settings: values that decide the states beside questions and answers, such as the weights' fingerprint.
     """
 
     path: Path
     settings: dict[str, Any]
 
     def read(self, name: str, described: dict[str, Any]) -> list[AnswerStates] | None:
-        """Of one batch; None where there is no such file.
-
-        Raises:
-            UserError: the file holds states of something else, or is damaged.
-        """
+        """States of one batch, or None without such a file. Raises UserError if it is damaged or of other settings."""
         path = self._file(name)
         if not path.exists():
             return None
@@ -99,7 +95,7 @@ class StatesFolder:
             return [AnswerStates(**each) for each in kept]
 
     def write(self, name: str, described: dict[str, Any], rows: Sequence[AnswerStates]) -> None:
-        """One batch."""
+        """Write one batch."""
         tensors = {
             f"{row}.{field.name}": value.contiguous().cpu()
             for row, each in enumerate(rows)
@@ -119,14 +115,13 @@ class TeacherForcing:
 
     Args:
         model: the target.
-        questions: what was asked.
+        questions: numbered from 0 on.
         answers: token ids of each.
-        layer: after how many decoder layers the visual tokens' hidden states are wanted; None: not at all.
-        dtype: of what is given back.
-        num_bytes: what has been worked out is kept in main memory up to so many, where it is not kept in a folder.
-            What is kept is worked out in the batches in which it was generated, so that a resumed run reads the very
-            same numbers.
-        folder: keeps all of it in files.
+        layer: number of the decoder layer after which the visual tokens' hidden states are needed; None: of none.
+        dtype: of the states.
+        num_bytes: the most main memory for states, without a folder. Kept states are computed in the batches in which
+            the answers were generated, so that a resumed run reads the same numbers.
+        folder: keeps all states in files.
     """
 
     def __init__(
@@ -146,11 +141,11 @@ class TeacherForcing:
         self._filled = False
 
     def batches(self, numbers: Sequence[int]) -> list[tuple[TargetStates, Tensor]]:
-        """States of some answers, padded on the right, and which of their tokens a drafter learns from.
+        """States of some answers, padded on the right, and the tokens that a head learns from.
 
         Returns:
-            For all whose visual tokens stand at the same places: the states, and [B, L] bool, the tokens of the answers
-            but the last, which is followed by nothing. Videos of one size are a single batch.
+            One batch for all answers whose visual tokens stand at the same places, as for videos of one size: the
+            states, and [B, L] bool, true for all tokens of the answers but the last one.
 
         Raises:
             UserError: the folder holds other states, or another run is writing to it.
@@ -193,13 +188,13 @@ class TeacherForcing:
         with own_folder(folder.path, argument="states"), self._progress() as bar:
             bar.skip(len(self._kept))
             for numbers in missing:
-                if not self._take(folder, numbers):  # nor has another run written it since
+                if not self._take(folder, numbers):  # another run may have written it
                     folder.write(*self._file_of(numbers), self.states(numbers))
                     self._take(folder, numbers)
                 bar.update(len(numbers))
 
     def _take(self, folder: StatesFolder, numbers: range) -> bool:
-        """Keep what a file holds of some answers; whether there is one."""
+        """Keep the states in the file of some answers; returns whether there is one."""
         rows = folder.read(*self._file_of(numbers))
         if rows is None:
             return False
@@ -207,7 +202,7 @@ class TeacherForcing:
         return True
 
     def _file_of(self, numbers: range) -> tuple[str, dict[str, Any]]:
-        """The name of the file of some answers, and what they are."""
+        """The name of the file of some answers, and values that describe them."""
         layer = "none" if self.layer is None else self.layer
         described = {
             **self.questions.described,
@@ -223,11 +218,7 @@ class TeacherForcing:
 
     @torch.no_grad()
     def states(self, numbers: Sequence[int]) -> list[AnswerStates]:
-        """Work them out.
-
-        Raises:
-            UserError: an answer reaches past the target's positions.
-        """
+        """Compute states. Raises UserError if an answer reaches past the target's positions."""
         device = self.model.get_input_embeddings().weight.device
         requests: list[VideoRequest] = []
         for number in numbers:
@@ -287,7 +278,7 @@ class TeacherForcing:
         try:
             final = language_model(
                 inputs_embeds=embeds,
-                # Padding stands behind everything, where nobody sees it. No mask at all would be taken for packing.
+                # Padding comes last, where no token sees it. Without a mask, transformers would assume packing.
                 attention_mask=torch.ones(embeds.shape[:2], dtype=torch.long, device=embeds.device),
                 position_ids=positions if len(positions) > 1 else positions[0],
                 use_cache=False,
@@ -298,7 +289,7 @@ class TeacherForcing:
         return (None if self.layer is None else reached[0]), final
 
     def _padded(self, rows: Sequence[AnswerStates]) -> tuple[TargetStates, Tensor]:
-        """Of rows whose visual tokens stand at the same places."""
+        """A batch of rows whose visual tokens stand at the same places, and the tokens learned from."""
         longest = max(len(row.ids) for row in rows)
         first, device = rows[0], rows[0].ids.device
         place = torch.arange(longest, device=device)

@@ -145,7 +145,7 @@ def test_a_name_on_the_hub_becomes_pictures_on_disk(
     assert (tmp_path / "out" / "images" / "000000.png").is_file()
     capsys.readouterr()
     assert main([*command, "somebody/nothing"]) == 2
-    assert "model: somebody/nothing is no folder, and the hub cannot be reached" in capsys.readouterr().err
+    assert "model: somebody/nothing is not a folder, and the hub cannot be reached" in capsys.readouterr().err
     for weights in (repository / "snapshots" / commit).glob("*.safetensors"):
         weights.write_bytes(weights.read_bytes()[:1000])  # a disk that was full, say
     assert main([*command[:3], str(tmp_path / "other"), "--quiet", "--model", name]) == 2

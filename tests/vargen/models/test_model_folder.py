@@ -56,7 +56,7 @@ def test_a_folder_names_no_classes_but_those_of_models(
     monkeypatch.setattr(sys, "path", ["", *sys.path])  # as under `python -m`
     (tiny_model_folder / "extra").mkdir()
     change_index(tiny_model_folder, extra=named)
-    assert f"{named[0]}.{named[1]}, which is no part of a pipeline" in refusal(tiny_model_folder)
+    assert f"{named[0]}.{named[1]}, which is not a component of vargen" in refusal(tiny_model_folder)
     assert not (tmp_path / "executed").exists() and not {"antigravity", "planted"} & sys.modules.keys()
 
 

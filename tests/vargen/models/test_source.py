@@ -71,7 +71,9 @@ def test_what_was_fetched_needs_no_network(offline_cache: Path) -> None:
 
 
 def test_without_network_and_cache_there_is_one_line(offline_cache: Path) -> None:
-    with pytest.raises(UserError, match=f"model: {NAME} is no folder, and the hub cannot be reached to fetch it; conn"):
+    with pytest.raises(
+        UserError, match=f"model: {NAME} is not a folder, and the hub cannot be reached to fetch it; conn"
+    ):
         find_files(NAME)
 
 
@@ -90,13 +92,16 @@ class CarrierError(errors.HfHubHTTPError.__bases__[0]):  # type: ignore[misc, va
     ("raised", "message"),
     [
         (of_the_hub(errors.GatedRepoError), "is gated: accept its conditions at https://huggingface.co/somebody"),
-        (of_the_hub(errors.RepositoryNotFoundError), "is no folder and no model on the hub .* check its name"),
+        (of_the_hub(errors.RepositoryNotFoundError), "is neither a folder nor a model on the hub .* check its name"),
         (of_the_hub(errors.RevisionNotFoundError), "revision: somebody/tiny-janus has no 'v3' on the hub"),
         (errors.LocalEntryNotFoundError("x"), "the hub cannot be reached to fetch it; connect, or name a folder"),
         (of_the_hub(errors.LocalEntryNotFoundError, snapshot_path="x"), "was not fetched whole, and the hub cannot be"),
-        (CarrierError("peer closed\nthe rest"), r"was interrupted \(peer closed\); the same command goes on"),
-        (OSError("Consistency check failed"), "was interrupted .*the same command goes on with what was fetched"),
-        (errors.HFValidationError("x"), "is no folder and no name that the hub allows"),
+        (
+            CarrierError("peer closed\nthe rest"),
+            r"was interrupted \(peer closed the rest\); the same command continues",
+        ),
+        (OSError("Consistency check failed"), "was interrupted .*the same command continues the download"),
+        (errors.HFValidationError("x"), "is neither a folder nor a name that the hub allows"),
     ],
 )
 def test_what_goes_wrong_with_the_hub_is_one_line(

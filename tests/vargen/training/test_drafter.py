@@ -19,15 +19,14 @@ from vargen.models.model_folder import check_component_folder
 from vargen.pipelines.llamagen import LlamaGenPipeline
 from vargen.runs.files import read_jsonl
 from vargen.training.drafter import (
-    DrafterTask,
     DrafterTrainingConfig,
+    PictureDrafterTask,
     soft_cross_entropy,
     total_variation,
     train_drafter,
 )
 from vargen.training.generated import generate_codes
-from vargen.training.teacher_forcing import target_features
-from vargen.training.teachers import teacher_of
+from vargen.training.teachers import target_features, teacher_of
 
 
 @pytest.fixture
@@ -114,16 +113,16 @@ def test_a_run_does_not_go_on_under_another_guidance(config: DrafterTrainingConf
 def test_a_resumed_run_ends_with_the_same_weights(config: DrafterTrainingConfig, tmp_path: Path) -> None:
     config = replace(config, steps=6)
     train_drafter(replace(config, output_dir=str(tmp_path / "a")), scene_prompts)
-    loss = DrafterTask.loss
+    loss = PictureDrafterTask.loss
 
-    def interrupted(self: DrafterTask, step: int, progress: float) -> object:
+    def interrupted(self: PictureDrafterTask, step: int, progress: float) -> object:
         if step == 3:
             raise KeyboardInterrupt
         return loss(self, step, progress)
 
     stopping = replace(config, output_dir=str(tmp_path / "b"), checkpoint_seconds=1e-9)
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(DrafterTask, "loss", interrupted)
+        patch.setattr(PictureDrafterTask, "loss", interrupted)
         train_drafter(stopping, scene_prompts)
     train_drafter(stopping, scene_prompts)
     left, right = (torch.load(tmp_path / name / "checkpoint.pt", weights_only=True)["module"] for name in "ab")
@@ -212,10 +211,10 @@ def test_a_drafter_has_the_rotary_rows_of_its_target(
         assert drafter.rotary_rows(torch.tensor([[-1]])).any() == (condition_rotary == "identity")
 
 
-def build_task(config: DrafterTrainingConfig, pipeline: LlamaGenPipeline) -> DrafterTask:
+def build_task(config: DrafterTrainingConfig, pipeline: LlamaGenPipeline) -> PictureDrafterTask:
     prompts = scene_prompts(0, 12)
     codes = torch.randint(24, (12, 16), generator=torch.Generator().manual_seed(0))
-    return DrafterTask(replace(config, evaluation_size=4, batch_size=4), teacher_of(pipeline), prompts, codes)
+    return PictureDrafterTask(replace(config, evaluation_size=4, batch_size=4), teacher_of(pipeline), prompts, codes)
 
 
 def test_what_is_missed_is_one_minus_the_overlap() -> None:
@@ -276,7 +275,7 @@ def test_pictures_of_a_store_are_learned_from_too(
 ) -> None:
     task = build_task(config, tiny_pipeline)
     prompts, codes = ["a red cube", "a cone"], torch.full((2, 16), 7)
-    more = DrafterTask(task.config, task.teacher, task.prompts, task.codes, prompts, codes)
+    more = PictureDrafterTask(task.config, task.teacher, task.prompts, task.codes, prompts, codes)
     assert more.prompts[-2:] == prompts and torch.equal(more.codes[-2:], codes)
     assert torch.equal(more.heldout_codes, task.codes[:4]), "what is kept apart are the target's own"
 
@@ -310,5 +309,5 @@ def test_a_run_starts_from_another_drafter(config: DrafterTrainingConfig, tmp_pa
         UserError, match=r"initial_weights: the drafter in .* has another shape than the target and inter"
     ):
         train_drafter(other, scene_prompts)
-    with pytest.raises(UserError, match="nowhere is no folder; name one that holds a EagleHead"):
+    with pytest.raises(UserError, match="nowhere is not a folder; name one that holds a EagleHead"):
         train_drafter(replace(other, initial_weights=str(tmp_path / "nowhere")), scene_prompts)

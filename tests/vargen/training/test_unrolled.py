@@ -12,7 +12,7 @@ from vargen.drafters.llamagen_draft_head import LlamaGenDraftHead
 from vargen.models.llamagen.target import LlamaGenTarget
 from vargen.pipelines.llamagen import LlamaGenPipeline
 from vargen.training import unrolled
-from vargen.training.teacher_forcing import guided_features
+from vargen.training.teachers import guided_features
 from vargen.training.unrolled import guesses_by_level
 
 PROMPTS = ["a red cube", "a small shiny blue sphere left of a large green cone"]

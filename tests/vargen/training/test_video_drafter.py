@@ -616,13 +616,13 @@ def test_a_share_of_steps_is_blind(
     config = training_config(qwen_folder, tmp_path, kind=kind, blind_share=share)
     task = VideoDrafterTask(config, reader.model, reader, reader)
     seen = []
-    rows_of = task.network.rows
+    rows_of = task.drafter.rows
 
     def rows(states: TargetStates, with_video: bool) -> Any:
         seen.append(with_video)
         return rows_of(states, with_video)
 
-    monkeypatch.setattr(task.network, "rows", rows)
+    monkeypatch.setattr(task.drafter, "rows", rows)
     steps = 24 if 0 < expected < 1 else 4
     for step in range(steps):
         task.loss(step, 0.0)

@@ -1,6 +1,6 @@
-"""Emu3 as the Target of the speculative loop: prompts of text, lines of codes, guidance in one batch.
+"""Emu3 as the Target of the speculative loop: text prompts, and pictures as lines of codes.
 
-Belongs here: how image tokens become a forward of `Emu3ForConditionalGeneration`, and where lines end. Does not belong
+Belongs here: how image tokens become a pass of `Emu3ForConditionalGeneration`, and where lines end. Does not belong
 here: the cache, masks and positions (`specdecode.targets.transformers`), sampling, and pixels.
 """
 
@@ -16,27 +16,25 @@ from torch import Tensor
 from transformers import Emu3ForConditionalGeneration
 
 from specdecode.roles import TargetOutput
-from specdecode.sampling import guide
-from specdecode.targets.transformers import TransformersTarget
 from vargen.models.emu3.vocabulary import ImageVocabulary
+from vargen.models.guided_target import GuidedTarget
 
 
-class Emu3Target(TransformersTarget):
+class Emu3Target(GuidedTarget):
     """The Target role for one batch of pictures of one size.
 
-    With guidance the language model runs on 2B rows, conditional ones first; `generate` runs it twice, with two
-    caches. Its guidance is of logarithms of probabilities: they differ from the logits by a number that is the same
-    for all tokens, so the distribution is this one.
+    `generate` runs the model twice, with two caches, and guides logarithms of probabilities. These differ from the
+    logits by one number for all tokens, so the distribution is the same as here.
 
     Args:
         model: in evaluation mode.
         input_ids: [B, T] int64, prompts padded on the left, ending as the processor ends them.
         attention_mask: [B, T], 0 at padding; None: nothing is padded.
         height, width: of the pictures, in codes.
-        negative_input_ids, negative_attention_mask: [B, T'] likewise, what guidance leads away from.
+        negative_input_ids, negative_attention_mask: [B, T'], the prompts that guidance leads away from.
         guidance_scale: off at values <= 1.
         max_draft_nodes: nodes of the largest tree `forward` will be given, the root included.
-        longest_prompt: of the longest prompt, T or T', that may take a row's place; None: none is longer than these.
+        longest_prompt: T or T' of the longest prompt that may take a row's place; None: none is longer than these.
 
     Raises:
         ValueError: the shapes do not belong together, or the model cannot be served; see `TransformersTarget`.
@@ -57,11 +55,7 @@ class Emu3Target(TransformersTarget):
         max_draft_nodes: int = 1,
         longest_prompt: int | None = None,
     ) -> None:
-        self.guidance_scale = guidance_scale
-        self.is_guided = guidance_scale > 1
-        """Whether null rows are computed."""
-        self._scale = torch.tensor(float(guidance_scale), device=input_ids.device)  # a tensor, for compiled passes
-        self.rows_per_sequence = 2 if self.is_guided else 1
+        self.set_guidance(guidance_scale, input_ids.device)
         attention_mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         if self.is_guided:
             if negative_input_ids is None or len(negative_input_ids) != len(input_ids):
@@ -101,20 +95,16 @@ class Emu3Target(TransformersTarget):
         committed = (self._cache.allocated().lengths - self._prompt_lengths)[: self.batch_size, None]
         return self._with_ends_of_lines(super()._pass(tokens, mask, depths, reach), committed + depths + 1)
 
-    def combine(self, output: TargetOutput) -> TargetOutput:
-        """Guided logits, and the hidden states [B, n, 2 dim] of both rows of a picture, the conditional one's first."""
-        if not self.is_guided:
-            return output
-        conditional, null = output.logits[..., :-1].chunk(2)
-        hidden_states = None if output.hidden_states is None else torch.cat(output.hidden_states.chunk(2), dim=-1)
-        return TargetOutput(_with_mark(guide(conditional, null, self._scale)), hidden_states)
+    def guided_logits(self, logits: Tensor) -> Tensor:
+        """See `GuidedTarget.guided_logits`; only codes are guided."""
+        return _with_mark(super().guided_logits(logits[..., :-1]))
 
     def _with_ends_of_lines(self, output: TargetOutput, places: Tensor) -> TargetOutput:
-        """Nothing but the mark where a line ends, and nothing but codes elsewhere.
+        """Allow only the mark where a line ends, and only codes elsewhere.
 
         Args:
             output: logits [B, n, C + 1].
-            places: [B, n] int64 output places that they are of.
+            places: [B, n] int64, their places among output tokens.
         """
         known = self.known_tokens[places.clamp(max=len(self.known_tokens) - 1)][..., None]  # [B, n, 1]
         is_mark = torch.arange(self.vocab_size, device=self.device) == self.vocab_size - 1
@@ -132,14 +122,14 @@ def _embed_names(embed: Callable[[Tensor], Tensor], names: Tensor, tokens: Tenso
 
 
 def _logits_of_names(lm_head: Callable[[Tensor], Tensor], names: Tensor, hidden_states: Tensor) -> Tensor:
-    """[..., C + 1] of what the model's head says of hidden states [..., dim], by numbers of `names` [C + 1]."""
+    """[..., C + 1]: the model's logits of hidden states [..., dim] for the tokens `names` [C + 1]."""
     return _with_mark(lm_head(hidden_states)[..., names[:-1]])
 
 
 def _with_mark(logits: Tensor) -> Tensor:
-    """[..., C + 1] from logits of codes [..., C]: a mark is never open, for heads that draft from these logits neither.
+    """[..., C + 1] from logits of codes [..., C]: the mark is never drawn, nor drafted by a head from these logits.
 
-    The lowest number instead of minus infinity, of which nothing has an expectation.
+    Its logit is the lowest finite number, because minus infinity has no expectation.
     """
-    lowest = max(torch.finfo(dtype).min for dtype in (logits.dtype, torch.float32))  # float32 is what they become
+    lowest = max(torch.finfo(dtype).min for dtype in (logits.dtype, torch.float32))  # they become float32
     return F.pad(logits, (0, 1), value=lowest)

@@ -1,7 +1,7 @@
-"""Emu3's image tokenizer, as the model has it: its codebook, and pictures from codes.
+"""Emu3's image tokenizer: its codebook, and pictures from codes.
 
-Belongs here: what `Emu3ForConditionalGeneration` does with codes, and how its numbers become intensities. Does not
-belong here: who chose the codes, what they are called in the vocabulary of text (`vocabulary.py`), and files.
+Belongs here: decoding codes with the model, and its numbers as intensities. Does not belong here: drawing the codes,
+their names in the text vocabulary (`vocabulary.py`), and files.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from transformers import Emu3ForConditionalGeneration
 def unit_codebook(model: Emu3ForConditionalGeneration) -> Tensor:
     """The codes, and the mark that ends a line, as fp32 unit vectors [C + 1, d + 2].
 
-    The tokenizer looks codes up without normalising them, so codes of one direction are not alike. They are lifted
-    onto a sphere: divided by the greatest length, and given the height that makes them unit vectors. Codes of one
-    length keep their distances, up to that factor, and others are further apart by their difference in height. The mark
-    stands at right angles to all.
+    The tokenizer does not normalise codes, so codes of one direction differ. They are divided by the greatest length
+    and get one more coordinate, their height, which makes them unit vectors. Codes of equal length keep their distances
+    up to that factor; others are further apart by their difference in height. The mark is orthogonal to all codes.
     """
     codes = model.model.vqmodel.quantize.embedding.weight.detach().float()
     codes = codes / codes.norm(dim=1).max()
@@ -32,7 +31,7 @@ def unit_codebook(model: Emu3ForConditionalGeneration) -> Tensor:
 
 @torch.no_grad()
 def decode_codes(model: Emu3ForConditionalGeneration, codes: Tensor) -> Tensor:
-    """Pictures from codes [B, h, w], each decoded on its own and in the model's precision.
+    """Pictures from codes [B, h, w], decoded one by one in the model's precision.
 
     Returns:
         fp32 [B, 3, H, W], nominally in [-1, 1] but not clamped.
@@ -41,7 +40,7 @@ def decode_codes(model: Emu3ForConditionalGeneration, codes: Tensor) -> Tensor:
 
 
 def intensities(pictures: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
-    """The 255ths of full intensity that `Emu3Processor.postprocess` sees, before it drops what follows the point.
+    """Intensities from 0 to 255 as in `Emu3Processor.postprocess`, before it rounds them down.
 
     Args:
         pictures: fp32 [B, 3, H, W] from `decode_codes`.
@@ -50,7 +49,7 @@ def intensities(pictures: Tensor, mean: Sequence[float], std: Sequence[float]) -
     Returns:
         fp32 [B, H, W, 3] in [0, 255].
     """
-    # Normalised backwards in the same order of operations, so that no rounding crosses a whole number.
+    # The processor's order of operations, so that rounding cannot move a value across a whole number.
     shift = pictures.new_tensor([-each / spread for each, spread in zip(mean, std, strict=True)])
     scale = pictures.new_tensor([1 / spread for spread in std])
     return ((pictures.permute(0, 2, 3, 1) - shift) / scale * 255.0).clamp(0, 255)

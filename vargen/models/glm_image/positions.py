@@ -1,7 +1,7 @@
-"""Rotary positions on three axes (time, height, width): of prompts, of pictures in them, and of grids that are drawn.
+"""Rotary positions on three axes (time, height, width) of prompts, of pictures in them, and of drawn grids.
 
-The rule is that of `GlmImageModel.get_rope_index`, which keeps what it finds on the model, so that a second batch
-overwrites the first one's. Here it belongs to the request.
+The rule is that of `GlmImageModel.get_rope_index`, which stores its result on the model, where a second batch
+overwrites it. Here the positions belong to the request.
 
 Text counts up on all axes alike. A picture begins at the next position p: its token at (row, column) stands at
 (p, p + row, p + column), and what follows goes on at p + max(rows, columns).
@@ -19,7 +19,7 @@ Grid = tuple[int, int]
 
 
 def grid_positions(start: int, grid: Grid) -> Tensor:
-    """[3, rows * columns] int64 of a picture in raster order that begins at a position."""
+    """[3, rows * columns] int64 of a picture in raster order that begins at position `start`."""
     rows, columns = torch.meshgrid(torch.arange(grid[0]), torch.arange(grid[1]), indexing="ij")
     return start + torch.stack((torch.zeros_like(rows), rows, columns)).flatten(1)
 
@@ -29,8 +29,8 @@ def prompt_positions(tokens: Sequence[int], pictures: Sequence[Grid], beginning:
 
     Args:
         tokens: of the prompt.
-        pictures: grids of those in it, in order; each lies between a token that begins and one that ends a picture.
-        beginning, end: these tokens.
+        pictures: grids of its pictures, in order.
+        beginning, end: the tokens before and after each picture.
 
     Returns:
         [3, T] int64, and the position of the first token that is drawn.
@@ -38,7 +38,7 @@ def prompt_positions(tokens: Sequence[int], pictures: Sequence[Grid], beginning:
     starts = [place + 1 for place, token in enumerate(tokens) if token == beginning]
     ends = [place for place, token in enumerate(tokens) if token == end]
     parts, position, reached = [], 0, 0
-    for start, stop, grid in zip(starts, ends, pictures, strict=False):  # the last beginning is of what will be drawn
+    for start, stop, grid in zip(starts, ends, pictures, strict=False):  # the last beginning is of the picture to draw
         text = start - reached
         parts += [_text(position, text), grid_positions(position + text, grid)]
         position, reached = position + text + max(grid), stop
@@ -47,7 +47,7 @@ def prompt_positions(tokens: Sequence[int], pictures: Sequence[Grid], beginning:
 
 
 def drawn_positions(start: int, grids: Sequence[Grid]) -> Tensor:
-    """[3, N] int64 of grids that are drawn one after another from a position on."""
+    """[3, N] int64 of grids that are drawn one after another, from position `start` on."""
     parts = []
     for grid in grids:
         parts.append(grid_positions(start, grid))

@@ -1,10 +1,10 @@
-"""What GLM-Image's autoregressive part is asked: prompts as its processor makes them, and which grids it draws.
+"""Requests to GLM-Image's autoregressive part: prompts from its processor, and the grids that it draws.
 
-Belongs here: prompts with the codes of their pictures in place, positions, and which drawn tokens are the prior. Does
-not belong here: forwards (`target.py`), and how the processor is called (`vargen.pipelines.glm_image`).
+Belongs here: prompts with the codes of their pictures, positions, and the part of the drawn tokens that is the prior.
+Does not belong here: passes (`target.py`), and calling the processor (`vargen.pipelines.glm_image`).
 
 From text alone the model draws a small preview, then the picture; from pictures and text, the picture at once. Only the
-picture's codes are the prior: diffusers wants each of them as a square of 2 x 2.
+picture's codes are the prior, and diffusers takes each of them as a square of 2 x 2.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class PriorRequest:
         attention_mask: [B, T] int64, 0 at padding.
         position_ids: [3, B, T] int64 of the prompts.
         drawn_positions: [3, B, N] int64 of the tokens that are drawn.
-        grids: those that are drawn, the picture last.
-        sources: of every row, codes [rows, columns] of each of its pictures; None: only text is given.
+        grids: drawn in this order, the picture last.
+        sources: for every row, codes [rows, columns] of each of its pictures; None: the prompts are text.
     """
 
     input_ids: Tensor
@@ -42,11 +42,11 @@ class PriorRequest:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that are drawn a row."""
+        """Drawn tokens of a row."""
         return sum(rows * columns for rows, columns in self.grids)
 
     def repeated(self, count: int) -> Self:
-        """Every row so many times, copies side by side."""
+        """Every row `count` times, copies side by side."""
         return type(self)(
             self.input_ids.repeat_interleave(count, 0),
             self.attention_mask.repeat_interleave(count, 0),
@@ -64,13 +64,13 @@ class PriorRequest:
 
 @torch.no_grad()
 def read_request(model: GlmImageForConditionalGeneration, inputs: Mapping[str, Any]) -> PriorRequest:
-    """The request in what `GlmImageProcessor` returns.
+    """The request in the outputs of `GlmImageProcessor`.
 
     Args:
-        model: turns pictures into codes, where there are any.
-        inputs: "input_ids" and "attention_mask" [B, T]; "image_grid_thw" [grids, 3], of every row first those of its
-            pictures, then what is to be drawn, the picture before its preview; "images_per_sample" [B], how many these
-            are; "pixel_values" of the pictures.
+        model: turns pictures into codes.
+        inputs: "input_ids" and "attention_mask" [B, T]; "image_grid_thw" [grids, 3], for every row the grids of its
+            pictures, then those to draw, the picture before its preview; "images_per_sample" [B], their number;
+            "pixel_values" of the pictures, if there are any.
     """
     weight: Any = model.get_input_embeddings().weight
     device = weight.device
@@ -87,7 +87,7 @@ def read_request(model: GlmImageForConditionalGeneration, inputs: Mapping[str, A
         codes = torch.cat([each.flatten() for own in sources for each in own])
         input_ids = input_ids.masked_scatter(input_ids == config.image_token_id, codes)
     drawn = tuple(reversed(grids[0][-num_drawn:]))
-    position_ids = torch.ones(3, *input_ids.shape, dtype=torch.int64)  # at padding as the model has it: read by nobody
+    position_ids = torch.ones(3, *input_ids.shape, dtype=torch.int64)  # as in the model; those of padding are not read
     following = []
     for row, (ids, seen) in enumerate(zip(inputs["input_ids"], inputs["attention_mask"].bool(), strict=True)):
         positions, start = prompt_positions(

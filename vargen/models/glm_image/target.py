@@ -1,10 +1,10 @@
 """GLM-Image's autoregressive part as the Target of the speculative loop.
 
-Belongs here: how codes become a forward of `GlmImageForConditionalGeneration`, and which tokens it may say. Does not
+Belongs here: how codes become a pass of `GlmImageForConditionalGeneration`, and the tokens that it may give. Does not
 belong here: prompts and positions (`request.py`), the cache and masks (`specdecode.targets.transformers`), sampling.
 
-The model's head knows a few tokens more than there are codes, an end among them, which can cut a picture short: they
-are masked, and pictures end by count.
+The model's output head has a few tokens more than there are codes. One of them ends a picture, which would cut it
+short: they are masked, and pictures end by count.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class GlmImageTarget(TransformersTarget):
 
     Args:
         model: in evaluation mode.
-        request: what is drawn.
+        request: prompts and grids to draw.
         max_draft_nodes: nodes of the largest tree `forward` will be given, the root included.
 
     Raises:
@@ -50,10 +50,10 @@ class GlmImageTarget(TransformersTarget):
 
 
 def num_codes(model: GlmImageForConditionalGeneration) -> int:
-    """Tokens that are codes: those from 0 on."""
+    """Number of tokens that are codes, from 0 on."""
     return int(model.model.vqmodel.quantize.embedding.num_embeddings)
 
 
 def _positions_at(table: Tensor, places: Tensor) -> Tensor:
-    """Positions [3, B, n] of places [B, n] among drawn tokens, by a table [3, B, N] of these."""
+    """Positions [3, B, n] of places [B, n] among drawn tokens, from a table [3, B, N]."""
     return table.gather(2, places.clamp(max=table.shape[2] - 1).expand(3, -1, -1))

@@ -1,7 +1,7 @@
-"""Janus as the Target of the speculative loop: prompts of text, image tokens with an embedding and a head of their own.
+"""Janus as the Target of the speculative loop: text prompts, and image tokens with their own embedding and output head.
 
-Belongs here: the null prompt of guidance, and how image tokens become a forward of `JanusForConditionalGeneration`.
-Does not belong here: the cache, masks and positions (`specdecode.targets.transformers`), sampling, and pixels.
+Belongs here: the null prompt of guidance, and how image tokens become a pass of `JanusForConditionalGeneration`. Does
+not belong here: the cache, masks and positions (`specdecode.targets.transformers`), sampling, and pixels.
 """
 
 from __future__ import annotations
@@ -13,15 +13,13 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, JanusForConditionalGeneration
 
-from specdecode.roles import TargetOutput
-from specdecode.sampling import guide
-from specdecode.targets.transformers import TransformersTarget
 from vargen.base.errors import UserError
+from vargen.models.guided_target import GuidedTarget
 
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """Text tokens that stand in a null prompt: what begins a text, what begins an image, and padding for the rest."""
+    """Tokens of a null prompt: those that begin a text and an image, and padding in place of all others."""
 
     beginning: int
     image_beginning: int
@@ -29,11 +27,7 @@ class SpecialTokens:
 
     @classmethod
     def of(cls, generation_config: GenerationConfig) -> SpecialTokens:
-        """As `generate` takes them.
-
-        Raises:
-            UserError: one is not named, so that there is no null prompt.
-        """
+        """The tokens that `generate` uses. Raises UserError if one is missing, so that there is no null prompt."""
         kwargs = getattr(generation_config, "generation_kwargs", None) or {}
         tokens = {
             "bos_token_id": generation_config.bos_token_id,
@@ -48,16 +42,15 @@ class SpecialTokens:
         return cls(*tokens.values())
 
     def null_prompt(self, input_ids: Tensor) -> Tensor:
-        """The unconditional prompts [B, T] beside these: only the beginnings of text and image stay."""
+        """The unconditional prompts [B, T] beside these: only the tokens that begin text and image stay."""
         kept = (input_ids == self.beginning) | (input_ids == self.image_beginning)
         return input_ids.where(kept, self.padding)
 
 
-class JanusTarget(TransformersTarget):
+class JanusTarget(GuidedTarget):
     """The Target role for one batch of pictures.
 
-    With guidance the language model runs on 2B rows, conditional ones first; a null prompt has the mask of its prompt,
-    as in `generate`. Off, it runs on B.
+    A null prompt has the mask of its prompt, as in `generate`.
 
     Args:
         model: in evaluation mode.
@@ -82,12 +75,8 @@ class JanusTarget(TransformersTarget):
         max_draft_nodes: int = 1,
         longest_prompt: int | None = None,
     ) -> None:
-        self.guidance_scale = guidance_scale
-        self.is_guided = guidance_scale > 1
-        """Whether null rows are computed."""
-        self._scale = torch.tensor(float(guidance_scale), device=input_ids.device)  # a tensor, for compiled passes
-        self.rows_per_sequence = 2 if self.is_guided else 1
-        self.prompts = input_ids, attention_mask  # as they were given, for a smaller model that drafts
+        self.set_guidance(guidance_scale, input_ids.device)
+        self.prompts = input_ids, attention_mask  # as they were given, for a draft model
         if self.is_guided:
             null = SpecialTokens.of(model.generation_config).null_prompt(input_ids)
             input_ids = torch.cat((input_ids, null))
@@ -106,14 +95,6 @@ class JanusTarget(TransformersTarget):
             output_head=model.model.generation_head,
             embed=model.prepare_embeddings_for_image_generation,
         )
-
-    def combine(self, output: TargetOutput) -> TargetOutput:
-        """Guided logits, and the hidden states [B, n, 2 dim] of both rows of a picture, the conditional one's first."""
-        if not self.is_guided:
-            return output
-        conditional, null = output.logits.chunk(2)
-        hidden_states = None if output.hidden_states is None else torch.cat(output.hidden_states.chunk(2), dim=-1)
-        return TargetOutput(guide(conditional, null, self._scale), hidden_states)
 
 
 def num_image_tokens(model: JanusForConditionalGeneration) -> int:

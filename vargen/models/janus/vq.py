@@ -1,7 +1,7 @@
-"""Janus's image tokenizer, as the model has it: its codebook, and pictures from codes.
+"""Janus's image tokenizer: its codebook, and pictures from codes.
 
-Belongs here: what `JanusForConditionalGeneration` does with codes, and how its numbers become intensities. Does not
-belong here: who chose the codes, and files.
+Belongs here: decoding codes with the model, and its numbers as intensities. Does not belong here: drawing the codes,
+and files.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from transformers import JanusForConditionalGeneration
 
 
 def unit_codebook(model: JanusForConditionalGeneration) -> Tensor:
-    """The codes as fp32 unit vectors [V, d]: so the decoder looks them up, and so they are compared."""
+    """The codes as fp32 unit vectors [V, d], as the decoder looks them up."""
     return F.normalize(model.model.vqmodel.quantize.embedding.weight.detach().float(), dim=-1)
 
 
 @torch.no_grad()
 def decode_codes(model: JanusForConditionalGeneration, codes: Tensor) -> Tensor:
-    """Pictures from codes [B, N] in raster order, each decoded on its own and in the model's precision.
+    """Pictures from codes [B, N] in raster order, decoded one by one in the model's precision.
 
     Returns:
         fp32 [B, H, W, 3], nominally in [-1, 1] but not clamped.

@@ -1,7 +1,7 @@
 """Official LlamaGen weights as models of this project.
 
-What belongs here: reading the authors' files, and every name that only they use. What does not: the models themselves,
-and writing a pipeline's folder (`vargen.jobs.conversion`); no other module knows an official key.
+Belongs here: reading the authors' files, and every name that only they use. Does not belong here: the models, and
+writing a pipeline's folder (`vargen.jobs.conversion`).
 
 Source: github.com/FoundationVision/LlamaGen, `autoregressive/models/gpt.py`, `tokenizer/tokenizer_image/vq_model.py`
 and the loaders of its samplers. Two things in its files cannot be checked, because the shapes agree: the image size
@@ -11,9 +11,7 @@ and the loaders of its samplers. Two things in its files cannot be checked, beca
 
 from __future__ import annotations
 
-import argparse
 import os
-import pickle
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,22 +20,22 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from diffusers.models.autoencoders.vq_model import VQModel
-from torch import Tensor, nn
+from torch import Tensor
 
 from vargen.base.errors import UserError
+from vargen.base.reading import reason_of
+from vargen.models.foreign_weights import StateDict, load_strictly, load_weights_only
 from vargen.models.llamagen.transformer import LLAMAGEN_SIZES, LlamaGenTransformer
 from vargen.models.llamagen.vq import vq_config
 
-StateDict = dict[str, Tensor]
-
 _MARKERS = {"transformer": "tok_embeddings.weight", "vqvae": "quantize.embedding.weight"}
-"""A key that only weights of that kind have; kinds are named as the options of `vargen convert llamagen`."""
+"""A key that only weights of that kind have; the kinds are options of `vargen convert llamagen`."""
 _CONTAINERS = ("model", "module", "state_dict")
 """Where trainers put the weights: DDP, DeepSpeed, others. FSDP files are the bare weights."""
 
 
 def read_checkpoint(path: str | os.PathLike[str], kind: str) -> StateDict:
-    """The weights in an official file, whichever container they are in.
+    """The weights in an official file, with or without a container.
 
     Args:
         path: the file.
@@ -48,7 +46,8 @@ def read_checkpoint(path: str | os.PathLike[str], kind: str) -> StateDict:
     """
     path = Path(path)
     if not path.is_file():
-        raise UserError(f"{kind} must be an official .pt file, but {path} {_absence(path)}.")
+        absence = "is a folder" if path.is_dir() else "does not exist"
+        raise UserError(f"{kind} must be an official .pt file, but {path} {absence}.")
     checkpoint = load_weights_only(path, kind)
     candidates = [checkpoint]
     if isinstance(checkpoint, Mapping):
@@ -60,27 +59,6 @@ def read_checkpoint(path: str | os.PathLike[str], kind: str) -> StateDict:
     if any(isinstance(candidate, Mapping) and _MARKERS[other] in candidate for candidate in candidates):
         raise UserError(f"{kind} must be a LlamaGen {kind}, but {path} holds a {other}; swap the two files.")
     raise UserError(f"{kind} must be a LlamaGen {kind}, but {path} holds no {_MARKERS[kind]!r}; download it again.")
-
-
-def _absence(path: Path) -> str:
-    return "is a folder" if path.is_dir() else "does not exist"
-
-
-def load_weights_only(path: Path, argument: str) -> Any:
-    """`torch.load` that runs no code of the file: trainers also saved their command line, the one class allowed."""
-    with open(path, "rb") as file:
-        in_zip_container = file.read(4) == b"PK\x03\x04"
-    try:
-        with torch.serialization.safe_globals([argparse.Namespace]):
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=in_zip_container)
-    except pickle.UnpicklingError as error:
-        if "Unsupported global" in str(error):
-            raise UserError(
-                f"{argument} must hold weights only, but {path} holds other objects too; download it again."
-            ) from error
-        raise UserError(f"{argument}: {path} is truncated or no .pt file; download it again.") from error
-    except (RuntimeError, EOFError, ValueError, KeyError, OSError) as error:
-        raise UserError(f"{argument}: {path} is truncated or no .pt file; download it again.") from error
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -96,7 +74,7 @@ def published_size(dim: int, num_layers: int) -> str | None:
 
 
 def infer_transformer_config(official: StateDict, num_attention_heads: int | None = None) -> dict[str, Any]:
-    """Everything that an official state dict's shapes say about its model; all of the config but `grid_size`.
+    """The config in the shapes of an official state dict, all of it but `grid_size`.
 
     Args:
         official: state dict with official keys.
@@ -140,7 +118,7 @@ def infer_transformer_config(official: StateDict, num_attention_heads: int | Non
             "caption_dim": null_caption.shape[1],
         }
     elif classes is not None:
-        # One row more than classes: all official models were trained with condition dropout, so have the null class.
+        # One row more than classes: official models were trained with condition dropout, so they have the null class.
         config |= {"condition_type": "class", "condition_length": 1, "num_classes": classes.shape[0] - 1}
     else:
         raise UserError("transformer holds neither class nor caption embeddings; download it again.")
@@ -168,8 +146,8 @@ _LAYER_NAMES = {
 def convert_transformer_state_dict(official: StateDict) -> StateDict:
     """An official transformer's weights under the names of `LlamaGenTransformer`.
 
-    `w1` and `w3` become one matrix, gate first. Only `freqs_cis` is dropped, the rotary table of older files. Keys that
-    are not known keep their names, for strict loading to refuse.
+    `w1` and `w3` become one matrix, gate first. Only `freqs_cis` is dropped, the rotary table of older files. Unknown
+    keys keep their names, and strict loading refuses them.
     """
     converted: StateDict = {}
     for key, tensor in official.items():
@@ -275,31 +253,11 @@ def load_vq_model(official: StateDict, source: str | os.PathLike[str] = "vqvae")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Both
-
-
-def load_strictly(model: nn.Module, state_dict: StateDict, source: str | os.PathLike[str]) -> None:
-    """Put weights into a model built on the meta device, all of them or none. Raises UserError, in one line."""
-    expected = {key: tensor.shape for key, tensor in model.state_dict().items()}
-    missing = sorted(expected.keys() - state_dict.keys())
-    unexpected = sorted(state_dict.keys() - expected.keys())
-    reshaped = sorted(key for key in expected.keys() & state_dict.keys() if expected[key] != state_dict[key].shape)
-    name = type(model).__name__
-    if missing:
-        raise UserError(f"{source} lacks {len(missing)} weights of {name}, such as {missing[0]}; download it again.")
-    if unexpected:
-        raise UserError(f"{source} has {len(unexpected)} weights that {name} has not, such as {unexpected[0]}.")
-    if reshaped:
-        key = reshaped[0]
-        raise UserError(
-            f"{source} has {len(reshaped)} weights of another size, such as {key}: {tuple(state_dict[key].shape)} "
-            f"instead of {tuple(expected[key])}."
-        )
-    model.load_state_dict(state_dict, strict=True, assign=True)
+# Text encoder
 
 
 def load_text_encoder(path: str | os.PathLike[str] | None, config: dict[str, Any]) -> tuple[Any, Any]:
-    """The tokenizer and encoder for a text-conditional transformer; neither for a class-conditional one.
+    """The tokenizer and encoder for a text-conditional transformer; None and None for a class-conditional one.
 
     Args:
         path: a transformers folder with google/flan-t5-xl and its tokenizer.
@@ -328,8 +286,7 @@ def load_text_encoder(path: str | os.PathLike[str] | None, config: dict[str, Any
         )
         text_encoder, loading = loaded
     except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise UserError(f"text_encoder: {folder} cannot be loaded ({reason}); download it again.") from error
+        raise UserError(f"text_encoder: {folder} cannot be loaded ({reason_of(error)}); download it again.") from error
     if missing := sorted(loading["missing_keys"]):  # transformers would go on with random numbers
         raise UserError(f"text_encoder: {folder} lacks weights, such as {missing[0]}; download it again.")
     if text_encoder.config.d_model != config["caption_dim"]:

@@ -1,10 +1,10 @@
 """LlamaGen as the Target of the speculative loop: guidance, positions and the cache behind one sequence per row.
 
-Belongs here: how a picture's tokens become a forward of `LlamaGenTransformer`. Does not belong here: sampling,
-drafting, text encoding, and turning tokens into pixels.
+Belongs here: how a picture's tokens become a pass of `LlamaGenTransformer`. Does not belong here: sampling, drafting,
+text encoding, and turning tokens into pixels.
 
-With guidance the transformer runs on 2B rows, the conditional half first, and both halves are always fed the same
-tokens; nobody outside sees the second half except through `unconditional_hidden_states`.
+With guidance the transformer runs on 2B rows, the conditional half first, and both halves are fed the same tokens. Only
+`unconditional_hidden_states` shows the second half.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class LlamaGenTargetOutput(TargetOutput):
-    """`TargetOutput` and what drafters that are themselves guided need.
+    """`TargetOutput` with the states of both halves, for guided drafters.
 
-    `logits` [B, n, V] are guided; `hidden_states` [B, n, F] are those of the conditional half; F = dim, or k dim where
-    `feature_layers` names k depths.
+    `logits` [B, n, V] are guided; `hidden_states` [B, n, F] are those of the conditional half; F = dim, or k dim if
+    `feature_layers` names k layers.
 
     Args:
         unconditional_hidden_states: [B, n, F] of the other half; None without guidance.
@@ -49,16 +49,15 @@ class LlamaGenTarget:
         condition_mask: [B, T] bool, False at padding; None when nothing is padded (a class).
         guidance_scale: classifier-free guidance, on raw logits; off at values <= 1, and then the second half of the
             batch is not computed.
-        max_draft_nodes: nodes of the largest tree `forward` will be given, the root included.
+        max_draft_nodes: nodes of the largest tree given to `forward`, the root included.
         kv_cache: a cache to use again; it must fit (see `cache_sizes`). None: a new one.
-        longest_condition: T of the longest condition that may take a row's place; None: none is longer than these. A
-            `prompt_only` target is one that takes places: it is prefilled, never stepped, and has room for no more.
-        prompt_only: see there.
+        longest_condition: T of the longest condition that may take a row's place; None: none is longer than these.
+        prompt_only: the target only fills rows of another one: it is prefilled, never stepped, and has no more room.
 
     Attributes:
         compiler: compiles `forward`, see `compile`; None: it runs eagerly.
-        feature_layers: after which blocks `hidden_states` are taken; none for the final ones alone. A drafter that
-            reads several depths says so before the prefill.
+        feature_layers: numbers of the blocks after which `hidden_states` are taken; none for the final ones alone. A
+            head that reads several layers sets it before the prefill.
 
     Raises:
         ValueError: the condition's shapes do not belong together, or the cache does not fit.
@@ -103,7 +102,7 @@ class LlamaGenTarget:
         self.condition_mask = condition_mask  # [rows, T], rows = 2B when guided
         self._scale = torch.tensor(float(guidance_scale), device=condition_embeds.device)  # for compiled passes
 
-        # [rows]: where pictures begin. Of one number, until rows are given to other conditions.
+        # [rows]: where pictures begin. All equal, until rows are given to other conditions.
         self._picture_starts = torch.full((len(condition_embeds),), condition_length, device=condition_embeds.device)
 
         num_slots = condition_length
@@ -116,8 +115,8 @@ class LlamaGenTarget:
                 f"kv_cache must fit {condition_embeds.shape[0]} rows of {num_slots} slots of this transformer"
             )
         self.kv_cache = kv_cache
-        # No row can have committed more than this many tokens. Counts of tokens live on the device; this number lives
-        # on the host, grows by the most a commit can keep, and spares every step the empty end of the cache.
+        # No row has committed more tokens than this. Exact counts are on the device; this number is on the host, grows
+        # by the most that a commit can keep, and spares every step the empty end of the cache.
         self._most_committed = 0
         self._max_draft_nodes = max_draft_nodes
         self.prompt_only = prompt_only
@@ -126,7 +125,7 @@ class LlamaGenTarget:
     def compile(self, compiler: PassCompiler | None) -> None:
         """From now on `forward` is compiled code; None: it runs eagerly.
 
-        Where the project's own kernels serve a pass they go on to, since one call of theirs is faster.
+        Passes that the project's own kernels serve still run there, since one call of theirs is faster.
 
         Raises:
             ValueError: a draft is wider than the compiler's buckets.
@@ -156,15 +155,15 @@ class LlamaGenTarget:
 
     @property
     def max_draft_nodes(self) -> int:
-        """The most new tokens of a pass that there is room for."""
+        """The most new tokens of a pass that the cache has room for."""
         return self._max_draft_nodes
 
     def prefill(self) -> LlamaGenTargetOutput:
         """Feed the condition to an empty cache.
 
         Returns:
-            Guided logits [B, 1, V] of image token 0, and hidden states [B, T, dim] of the whole condition (rubbish at
-            padding).
+            Guided logits [B, 1, V] of image token 0, and hidden states [B, T, dim] of the whole condition (meaningless
+            at padding).
         """
         cache, mask = self.kv_cache, self.condition_mask
         length = self.condition_length
@@ -253,8 +252,8 @@ class LlamaGenTarget:
         cache = self.kv_cache
         if self.is_guided:
             tokens, mask, depths = (torch.cat((value, value)) for value in (tokens, mask, depths))
-        # Committed image tokens of a row, plus the depth, is the place in the picture. A finished row has all but its
-        # last token committed, so that even its padding (depth 0) stands inside the picture.
+        # A token's position in the picture is the number of committed image tokens plus its depth. A finished row has
+        # all tokens but the last committed, so that its padding (depth 0) also has a position in the picture.
         positions = depths + (cache.lengths - self._picture_starts)[:, None]  # [2B, n]
         kv_length = reach.shape[0]
         output = self.transformer(
@@ -305,32 +304,29 @@ class LlamaGenTarget:
 
     @torch.no_grad()
     def half_way(self, max_draft_nodes: int) -> LlamaGenTarget:
-        """A target of the same shape with a cache of its own, in the middle of a picture of nothing; for the clock."""
+        """A target of the same shape with its own cache, in the middle of an empty picture; for measuring time."""
         transformer, device = self.transformer, self.device
         shape = (self.batch_size, self.condition_length, transformer.config.dim)
         embeds = torch.zeros(shape, device=device, dtype=transformer.dtype)
         target = LlamaGenTarget(
-            transformer,
-            embeds,
-            guidance_scale=self.guidance_scale,
-            max_draft_nodes=max_draft_nodes,
+            transformer, embeds, guidance_scale=self.guidance_scale, max_draft_nodes=max_draft_nodes
         )
         target.compile(self.compiler)
         target.prefill()
         half = transformer.num_image_tokens // 2
-        target.kv_cache.advance(half)  # what the slots hold does not matter to the clock
+        target.kv_cache.advance(half)  # times do not depend on the contents of slots
         target._most_committed += half
         return target
 
     def guided(self, logits: Tensor) -> Tensor:
-        """[B, n, V] of the rows' logits [2B, n, V], or of [B, n, V] without guidance, which are these."""
+        """Guided logits [B, n, V] of the rows' logits [2B, n, V]; without guidance [B, n, V] as they are."""
         if not self.is_guided:
             return logits
         conditional, unconditional = logits.chunk(2)
         return guide(conditional, unconditional, self._scale)
 
     def _split(self, logits: Tensor, hidden_states: Tensor) -> LlamaGenTargetOutput:
-        """Guided logits [B, n, V], and the rows' hidden states by halves."""
+        """The output with guided logits [B, n, V], and the rows' hidden states by halves."""
         if not self.is_guided:
             return LlamaGenTargetOutput(logits, hidden_states)
         return LlamaGenTargetOutput(logits, *hidden_states.chunk(2))
@@ -342,7 +338,7 @@ def cache_length(transformer: LlamaGenTransformer, condition_length: int, max_dr
 
 
 def cache_sizes(transformer: LlamaGenTransformer, num_rows: int, num_slots: int) -> dict[str, Any]:
-    """Of a `StaticKVCache` of `num_slots` tokens for `num_rows` rows (two a guided picture), beside the transformer."""
+    """Arguments of a `StaticKVCache` of `num_slots` slots for `num_rows` rows (two for a guided picture)."""
     config = transformer.config
     return {
         "num_layers": config.num_layers,

@@ -1,7 +1,7 @@
 """Text features for LlamaGen: T5 encoder states, right-aligned against the first image token.
 
-What belongs here: from strings to features and their mask. What does not: the projection to the transformer's width
-(`LlamaGenTransformer.embed_condition`), the null caption, checks of what a user typed.
+Belongs here: from strings to features and their mask. Does not belong here: the projection to the transformer's width
+(`LlamaGenTransformer.embed_condition`), the null caption, checks of a user's input.
 
 LlamaGen (`language/t5.py`, `dataset/t2i.py`) pads on the right, as T5 tokenizers do, encodes, then moves each row's
 features to the end and sets the padding before them to zero. The end-of-sequence token counts as text.
@@ -20,8 +20,8 @@ from torch import Tensor
 def clean_captions(prompts: Sequence[str]) -> list[str]:
     """Clean prompts as LlamaGen did for training and sampling with flan-t5.
 
-    The cleaner is DeepFloyd IF's, applied twice; diffusers keeps it inside PixArt's pipeline, which gives the very
-    strings that LlamaGen's copy gives. It lower-cases, and removes addresses, mark-up and stray punctuation.
+    The cleaner is DeepFloyd IF's, applied twice. diffusers has it inside PixArt's pipeline, which gives the same
+    strings as LlamaGen's copy. It lower-cases, and removes addresses, mark-up and stray punctuation.
 
     Raises:
         ValueError: ftfy or beautifulsoup4 is not installed (diffusers would silently clean less).
@@ -31,7 +31,7 @@ def clean_captions(prompts: Sequence[str]) -> list[str]:
 
     if not (is_bs4_available() and is_ftfy_available()):
         raise ValueError("clean_caption needs ftfy and beautifulsoup4: pip install ftfy beautifulsoup4.")
-    # The method uses nothing of an instance but a class attribute, so the pipeline need not be built.
+    # The method uses only a class attribute, so the pipeline need not be built.
     pipeline = PixArtAlphaPipeline.__new__(PixArtAlphaPipeline)
     return pipeline._text_preprocessing(list(prompts), clean_caption=True)
 
@@ -48,7 +48,7 @@ def right_align(embeds: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """
     mask = mask.bool()
     length = mask.shape[1]
-    # Row b turns cyclically by its number of valid features; what was padding comes to the front.
+    # Row b is rotated by its number of valid features, which moves padding to the front.
     source = (torch.arange(length, device=mask.device) + mask.sum(dim=1, keepdim=True)) % length  # [B, T]
     mask = mask.flip(1)
     embeds = embeds.gather(1, source[..., None].expand_as(embeds))
@@ -71,10 +71,10 @@ def encode_text(
         text_encoder: a `T5EncoderModel`.
         prompts: one string per row.
         max_length: the most tokens, `condition_length` of the transformer.
-        trim: make T the longest prompt's length in tokens instead of `max_length`. The picture is the same: neither T5
-            (relative positions) nor the transformer (none for text) can tell how much padding there is.
-        clean_caption: whether to clean prompts first (`clean_captions`). None asks the text encoder's config, where
-            conversion of official weights notes `clean_caption=True`; other encoders take prompts as they are.
+        trim: make T the longest prompt's length in tokens instead of `max_length`. The picture is the same, because
+            neither T5 (relative positions) nor the transformer (none for text) depends on the amount of padding.
+        clean_caption: whether to clean prompts first (`clean_captions`). None: as in the text encoder's config, in
+            which conversion of official weights sets `clean_caption=True`; without it prompts stay as they are.
 
     Returns:
         Embeds `[B, T, C]` in the encoder's dtype, padding first and zero, and the mask, bool `[B, T]`.
@@ -84,16 +84,16 @@ def encode_text(
     texts = clean_captions(prompts) if clean_caption else list(prompts)
     tokens = _tokenize(tokenizer, texts, max_length, trim).to(text_encoder.device)
     states = text_encoder(input_ids=tokens.input_ids, attention_mask=tokens.attention_mask).last_hidden_state
-    return right_align(states, tokens.attention_mask.to(states.device))  # an offloaded encoder moves when it is called
+    return right_align(states, tokens.attention_mask.to(states.device))  # an offloaded encoder moves in its call
 
 
 def check_tokenizer(tokenizer: Any, text_encoder: Any, max_length: int) -> None:
-    """Tokenize a word as `encode_text` will, which damaged settings of a tokenizer forbid.
+    """Tokenize a word as `encode_text` does, which fails with a damaged tokenizer.
 
     Raises:
-        ValueError: it names tokens that the text encoder does not know. And whatever the tokenizer raises.
+        ValueError: it has tokens that the text encoder does not know. The tokenizer may raise other errors.
     """
-    tokenizer(["a"], verbose=False)  # as who counts the tokens of a prompt asks
+    tokenizer(["a"], verbose=False)  # as where the tokens of a prompt are counted
     known, named = text_encoder.get_input_embeddings().num_embeddings, len(tokenizer)
     if max(named - 1, int(_tokenize(tokenizer, ["a"], max_length, False).input_ids.max())) >= known:
         raise ValueError(f"its tokenizer has {named} tokens, its text encoder knows {known}")
@@ -114,10 +114,10 @@ def _tokenize(tokenizer: Any, texts: list[str], max_length: int, trim: bool) -> 
 def encode_each(
     tokenizer: Any, text_encoder: Any, prompts: Sequence[str], max_length: int, *, trim: bool = True
 ) -> tuple[Tensor, Tensor]:
-    """`encode_text` of every prompt alone, equal ones once: its features are the same bits whatever stands beside it.
+    """`encode_text` of every prompt alone, equal ones once, so that its features are the same bits in every batch.
 
-    In a batch they would not be. Sums over more rows, and over padding, are added in another order, and where two
-    tokens of a picture are nearly as likely that decides between them.
+    A batch would add sums over rows and padding in another order, which can decide between two nearly equally likely
+    tokens of a picture.
     """
     alone = {prompt: encode_text(tokenizer, text_encoder, [prompt], max_length) for prompt in dict.fromkeys(prompts)}
     length = max(mask.shape[1] for _, mask in alone.values()) if trim else max_length

@@ -30,14 +30,7 @@ from torch import Tensor, nn
 
 from specdecode.kernels.fast_pass import FastPass, visible
 from specdecode.kernels.native import Geometry, NewTokens
-from vargen.models.transformer_layers import (
-    Attention,
-    FeedForward,
-    RMSNorm,
-    RotaryTable,
-    check_heads,
-    initialise,
-)
+from vargen.models.transformer_layers import Attention, FeedForward, RMSNorm, RotaryTable, check_heads, initialise
 
 if TYPE_CHECKING:
     from specdecode.kv_cache import StaticKVCache
@@ -185,15 +178,9 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin):
         super().__init__()
         if condition_type not in ("class", "text"):
             raise ValueError(f'condition_type must be "class" or "text", got {condition_type!r}.')
-        for name, size in (
-            ("dim", dim),
-            ("num_layers", num_layers),
-            ("num_attention_heads", num_attention_heads),
-            ("vocab_size", vocab_size),
-            ("grid_size", grid_size),
-        ):
-            if size <= 0:
-                raise ValueError(f"{name} must be positive, got {size}.")
+        for name in ("dim", "num_layers", "num_attention_heads", "vocab_size", "grid_size"):
+            if self.config[name] <= 0:
+                raise ValueError(f"{name} must be positive, got {self.config[name]}.")
         check_heads(dim, num_attention_heads, condition_rotary)
         num_key_value_heads = num_attention_heads if num_key_value_heads is None else num_key_value_heads
         if num_key_value_heads <= 0 or num_attention_heads % num_key_value_heads:
@@ -221,18 +208,17 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin):
             self.caption_projection = LlamaGenCaptionProjection(caption_dim, dim)
             # A buffer: saved and loaded with the weights, never trained (see the module's docstring).
             self.register_buffer("null_caption_embeds", torch.randn(condition_length, caption_dim) / caption_dim**0.5)
+        sizes = (
+            dim,
+            num_attention_heads,
+            num_key_value_heads,
+            intermediate_size,
+            norm_eps,
+            residual_dropout,
+            ffn_dropout,
+        )
         self.transformer_blocks = nn.ModuleList(
-            LlamaGenBlock(
-                dim=dim,
-                num_heads=num_attention_heads,
-                num_key_value_heads=num_key_value_heads,
-                intermediate_size=intermediate_size,
-                norm_eps=norm_eps,
-                residual_dropout=residual_dropout,
-                ffn_dropout=ffn_dropout,
-                layer_index=layer_index,
-            )
-            for layer_index in range(num_layers)
+            LlamaGenBlock(*sizes, layer_index=layer_index) for layer_index in range(num_layers)
         )
         self.norm_out = RMSNorm(dim, norm_eps)
         self.lm_head = nn.Linear(dim, vocab_size, bias=False)
@@ -262,10 +248,7 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin):
         return cls(**LLAMAGEN_SIZES[size], **kwargs)
 
     def embed_condition(
-        self,
-        class_labels: Tensor | None = None,
-        caption_embeds: Tensor | None = None,
-        drop: Tensor | None = None,
+        self, class_labels: Tensor | None = None, caption_embeds: Tensor | None = None, drop: Tensor | None = None
     ) -> Tensor:
         """Condition tokens, as the first `T` inputs of the sequence.
 
@@ -398,12 +381,7 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin):
     ) -> LlamaGenTransformerOutput | None:
         """`forward` in one call of the project's CPU kernels; None where they do not serve this pass."""
         fast = self.fast_pass.run(
-            new,
-            kv_cache,
-            self.lm_head,
-            is_prompt=is_prompt,
-            logits_to_keep=logits_to_keep,
-            kept_layers=feature_layers,
+            new, kv_cache, self.lm_head, is_prompt=is_prompt, logits_to_keep=logits_to_keep, kept_layers=feature_layers
         )
         if fast is None:
             return None

@@ -1,10 +1,8 @@
 """Image tokenizers as `diffusers.VQModel`: the official geometries, images to codes, codes to images.
 
-What belongs here: how LlamaGen uses a `VQModel`. What does not: training one (`vargen.training`), official key names
-(`vargen.models.llamagen.convert`).
+Belongs here: how LlamaGen uses a `VQModel`. Does not belong here: training one, and official key names (`convert.py`).
 
-LlamaGen's codebook lives on the unit sphere. `VQModel` never normalises, so it must be stored as unit vectors, which
-conversion and training see to.
+LlamaGen's codebook lies on the unit sphere. `VQModel` never normalises, so conversion and training store unit vectors.
 """
 
 from __future__ import annotations
@@ -17,10 +15,7 @@ import torch.nn.functional as F
 from diffusers.models.autoencoders.vq_model import VQModel
 from torch import Tensor
 
-VQ_BLOCK_OUT_CHANNELS: dict[str, tuple[int, ...]] = {
-    "VQ-16": (128, 128, 256, 256, 512),
-    "VQ-8": (128, 256, 256, 512),
-}
+VQ_BLOCK_OUT_CHANNELS: dict[str, tuple[int, ...]] = {"VQ-16": (128, 128, 256, 256, 512), "VQ-8": (128, 256, 256, 512)}
 """Channels by level of the official tokenizers, finest first; the number is the downsampling factor."""
 
 
@@ -77,7 +72,7 @@ def downsampling_factor(vqvae: VQModel) -> int:
 def unit_codebook(vqvae: VQModel) -> Tensor:
     """The codebook as fp32 unit vectors `[num_vq_embeddings, vq_embed_dim]`, the space in which codes are compared.
 
-    Use this, not the raw weight, for any distance between codes: where norms differ, so do the neighbours.
+    Use this, not the raw weight, for distances between codes: different norms give different neighbours.
     """
     return F.normalize(vqvae.quantize.embedding.weight.float(), dim=-1)
 
@@ -99,8 +94,8 @@ def encode_images(vqvae: VQModel, images: Tensor) -> Tensor:
     if images.shape[-1] % factor or images.shape[-2] % factor:
         raise ValueError(f"images must have sides divisible by {factor}, got {tuple(images.shape[-2:])}.")
     latents = vqvae.encode(images.to(vqvae.dtype)).latents  # [B, D, h, w]
-    # Among unit codewords the nearest to a latent is the one with the largest product, however long the latent is.
-    # Not in autocast: products of neighbouring codewords are equal in bfloat16.
+    # Among unit codewords the nearest to a latent of any length is the one with the largest product. Not in autocast:
+    # products of neighbouring codewords are equal in bfloat16.
     with torch.autocast(images.device.type, enabled=False):
         scores = torch.einsum("bdhw,kd->bhwk", latents.float(), unit_codebook(vqvae))
     return scores.argmax(dim=-1).flatten(1)
@@ -128,7 +123,7 @@ def decode_codes(vqvae: VQModel, codes: Tensor, grid_shape: tuple[int, int] | No
         raise ValueError("vqvae must be configured with lookup_from_codebook=True to decode codes.")
     kernels = vqvae.decoder.conv_in.weight
     if kernels.device.type == "cpu" and not kernels.is_contiguous(memory_format=torch.channels_last):
-        vqvae.decoder.to(memory_format=torch.channels_last)  # for two thirds of the time
+        vqvae.decoder.to(memory_format=torch.channels_last)  # which takes two thirds of the time
     # The last entry is the length of a codeword, not latent_channels: the lookup happens before post_quant_conv.
     shape = (batch_size, rows, columns, vqvae.quantize.vq_embed_dim)
     return vqvae.decode(codes, force_not_quantize=True, shape=shape).sample.float()

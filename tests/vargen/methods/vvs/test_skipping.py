@@ -24,7 +24,7 @@ from vargen.methods.vvs.schedule import UniformSchedule
 from vargen.methods.vvs.selector import PathSelector
 from vargen.models.llamagen.target import LlamaGenTarget
 from vargen.pipelines.llamagen import LlamaGenPipeline
-from vargen.training.teacher_forcing import target_features
+from vargen.training.teachers import target_features
 
 PROMPTS = ["a red cube", "a small shiny blue sphere left of a large green cone on grass", "two cones"]
 SIZE = DraftSize(10, 3)

@@ -66,10 +66,10 @@ def test_files_that_are_not_weights(tmp_path, official_files, small_class_weight
     whole = official_files["class"].read_bytes()
     for length in (0, 3, 200, len(whole) // 2, len(whole) - 100):
         (tmp_path / "cut.pt").write_bytes(whole[:length])
-        with pytest.raises(UserError, match=r"truncated or no .pt file"):
+        with pytest.raises(UserError, match=r"truncated or not a .pt file"):
             read(tmp_path / "cut.pt")
     (tmp_path / "page.pt").write_text("<html>not found</html>" * 50)
-    with pytest.raises(UserError, match=r"truncated or no .pt file"):
+    with pytest.raises(UserError, match=r"truncated or not a .pt file"):
         read(tmp_path / "page.pt")
     torch.save({"model": small_class_weights, "extra": Anything()}, tmp_path / "objects.pt")
     with pytest.raises(UserError, match="other objects"):
@@ -135,7 +135,7 @@ def test_only_the_rotary_table_may_be_surplus(small_text_weights) -> None:
     model = load_transformer(small_text_weights | {"freqs_cis": torch.zeros(25, 4, 2)}, config)
     assert not model.training and not any(tensor.is_meta for tensor in model.state_dict().values())
     assert torch.equal(model.null_caption_embeds, small_text_weights["cls_embedding.uncond_embedding"])
-    with pytest.raises(UserError, match="1 weights that LlamaGenTransformer has not, such as extra"):
+    with pytest.raises(UserError, match="1 weights that LlamaGenTransformer does not have, such as extra"):
         load_transformer(small_text_weights | {"extra": torch.zeros(1)}, config)
     for key in small_text_weights:
         incomplete = {name: value for name, value in small_text_weights.items() if name != key}

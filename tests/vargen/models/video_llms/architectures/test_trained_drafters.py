@@ -60,7 +60,7 @@ def test_any_target_trains_a_drafter(
     own = parts[1][0].features[0, : request.length]
     torch.testing.assert_close(own, target.prompts[0].hidden_states, rtol=1e-3, atol=1e-3)
     task = VideoDrafterTask(config, model, reader, reader)
-    optimizer = torch.optim.Adam(task.network.parameters(), lr=1e-3)
+    optimizer = torch.optim.Adam(task.drafter.parameters(), lr=1e-3)
     losses = []
     for _ in range(6):
         loss, _ = task.loss(0, 0.0)

@@ -1,0 +1,56 @@
+"""Weights of other projects: reading their files safely, and putting them into a model completely.
+
+Belongs here: what every conversion needs. Does not belong here: names in the files of one project.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vargen.base.errors import UserError
+
+StateDict = dict[str, Tensor]
+
+
+def load_weights_only(path: Path, argument: str) -> Any:
+    """`torch.load` without running code of the file; only one class is allowed, the trainers' command line."""
+    with open(path, "rb") as file:
+        in_zip_container = file.read(4) == b"PK\x03\x04"
+    try:
+        with torch.serialization.safe_globals([argparse.Namespace]):
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=in_zip_container)
+    except pickle.UnpicklingError as error:
+        if "Unsupported global" in str(error):
+            raise UserError(
+                f"{argument} must hold weights only, but {path} holds other objects too; download it again."
+            ) from error
+        raise UserError(f"{argument}: {path} is truncated or not a .pt file; download it again.") from error
+    except (RuntimeError, EOFError, ValueError, KeyError, OSError) as error:
+        raise UserError(f"{argument}: {path} is truncated or not a .pt file; download it again.") from error
+
+
+def load_strictly(model: nn.Module, state_dict: StateDict, source: str | os.PathLike[str]) -> None:
+    """Put weights into a model built on the meta device, all of them or none. Raises UserError, in one line."""
+    expected = {key: tensor.shape for key, tensor in model.state_dict().items()}
+    missing = sorted(expected.keys() - state_dict.keys())
+    unexpected = sorted(state_dict.keys() - expected.keys())
+    reshaped = sorted(key for key in expected.keys() & state_dict.keys() if expected[key] != state_dict[key].shape)
+    name = type(model).__name__
+    if missing:
+        raise UserError(f"{source} lacks {len(missing)} weights of {name}, such as {missing[0]}; download it again.")
+    if unexpected:
+        raise UserError(f"{source} has {len(unexpected)} weights that {name} does not have, such as {unexpected[0]}.")
+    if reshaped:
+        key = reshaped[0]
+        raise UserError(
+            f"{source} has {len(reshaped)} weights of another size, such as {key}: {tuple(state_dict[key].shape)} "
+            f"instead of {tuple(expected[key])}."
+        )
+    model.load_state_dict(state_dict, strict=True, assign=True)

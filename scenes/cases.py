@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from scenes.captions.caption_parser import CaptionError, parse_caption
-from scenes.captions.captions import Caption, Claims, compose_caption
 from scenes.captions.languages import find_language
+from scenes.captions.picture_caption_parser import CaptionError, parse_caption
+from scenes.captions.picture_captions import Caption, Claims, compose_caption
 from scenes.rendering.renderer import SceneRenderer
 from scenes.rendering.scene import Scene, sample_scene
 from scenes.seeds import PROMPT_SEED, REFERENCE_SEED, VIDEO_SEED

@@ -1,7 +1,7 @@
 """Scenes on disk: pictures or videos, captions, truth, and a sheet to look at.
 
 Only laying out and writing files belongs here. What a scene is, how it looks and what is said about it are the business
-of `scene.py`, `renderer.py` and `captions.py`, and of `languages.py`.
+of `scene.py`, `renderer.py` and `picture_captions.py`, and of `languages.py`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any
 from PIL import Image
 from tqdm import tqdm
 
-from scenes.captions.captions import compose_caption
 from scenes.captions.languages import Language, find_language
+from scenes.captions.picture_captions import compose_caption
 from scenes.rendering.renderer import SceneRenderer
 from scenes.rendering.scene import SPLITS, Scene, object_boxes, sample_scene
 from scenes.shipped import VIDEO_CAPTIONS, VIDEO_FRAMES, VIDEO_SIDE

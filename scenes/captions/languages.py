@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from scenes.captions import video_captions, written_captions
+from scenes.captions import story_captions, video_captions
 from scenes.captions.video_captions import VideoCaption
-from scenes.rendering.story import MIN_STORY_FRAMES, Story, backwards_story, sample_story
-from scenes.rendering.video import VideoScene, backwards, sample_video
+from scenes.rendering.story import MIN_STORY_FRAMES, Story, sample_story
+from scenes.rendering.video import VideoScene, sample_video
 from vargen.base.errors import UserError
 
 
@@ -23,22 +23,18 @@ class Language:
 
     Args:
         sample: the video of a seed, a number of frames and a split.
-        backwards: the same frames the other way round.
         compose: a true caption of a video by a seed. questions: short ones with their answers.
         accuracy: F1 of a text's claims, of a kind or "all". claim_kinds: the kinds, and the claims of each.
-        order_answers: what of what order alone decides a text has right, and wrong.
         vocabulary: every word that is ever said. visual_words: those of them that say what is seen.
         min_frames: of a video.
         max_caption_tokens: no caption is longer.
     """
 
     sample: Callable[[int, int, str], Any]
-    backwards: Callable[[Any], Any]
     compose: Callable[[Any, int], VideoCaption]
     questions: Callable[[Any], list[tuple[str, str]]]
     accuracy: Callable[[Any, str, str], float]
     claim_kinds: Mapping[str, tuple[str, ...]]
-    order_answers: Callable[[Any, str], tuple[int, int]]
     vocabulary: Callable[[], list[str]]
     visual_words: Callable[[], frozenset[str]]
     min_frames: int
@@ -48,12 +44,10 @@ class Language:
 LANGUAGES = {
     "plain": Language(
         sample_video,
-        backwards,
         video_captions.compose_video_caption,
         video_captions.compose_questions,
         video_captions.caption_accuracy,
         video_captions.CLAIM_KINDS,
-        video_captions.order_answers,
         video_captions.video_vocabulary,
         video_captions.visual_words,
         min_frames=4,
@@ -61,14 +55,12 @@ LANGUAGES = {
     ),
     "written": Language(
         sample_story,
-        backwards_story,
-        written_captions.compose_written_caption,
-        written_captions.compose_written_questions,
-        written_captions.written_accuracy,
-        written_captions.CLAIM_KINDS,
-        written_captions.written_order_answers,
-        written_captions.written_vocabulary,
-        written_captions.visual_words,
+        story_captions.compose_written_caption,
+        story_captions.compose_written_questions,
+        story_captions.written_accuracy,
+        story_captions.CLAIM_KINDS,
+        story_captions.written_vocabulary,
+        story_captions.visual_words,
         min_frames=MIN_STORY_FRAMES,
         max_caption_tokens=340,
     ),

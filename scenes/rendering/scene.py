@@ -1,7 +1,7 @@
 """What a scene is, and how one is drawn at random: the truth behind every picture of the project's own world.
 
 A scene is data. This module knows attributes, places, relations and the held-out split; it knows nothing of pixels
-(`renderer.py`) or of sentences (`captions.py`).
+(`renderer.py`) or of sentences (`picture_captions.py`).
 """
 
 from __future__ import annotations

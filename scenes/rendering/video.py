@@ -133,51 +133,6 @@ def render_video(video: VideoScene, image_size: int = 64) -> Tensor:
     return SceneRenderer(image_size)(list(video.frames)).images
 
 
-BACKWARDS = {
-    "goes left": "goes right",
-    "goes right": "goes left",
-    "comes closer": "goes away",
-    "goes away": "comes closer",
-    "appears": "leaves",
-    "leaves": "appears",
-}
-
-
-def backwards(video: VideoScene) -> VideoScene:
-    """The same frames from the last to the first, and what then happens in them.
-
-    Whoever sees every frame but not their order cannot tell the two from each other.
-    """
-    ends = [video.end_of(number) for number in range(len(video.objects))]
-    objects, columns, distances = [], [], []
-    for item, end, column, distance in zip(video.objects, ends, video.columns, video.distances, strict=True):
-        if end is not None:
-            colour, column, distance = end
-            item = next(each for each in video.frames[-1].objects if (each.colour, each.shape) == (colour, item.shape))
-        objects.append(item)
-        columns.append(column)
-        distances.append(distance)
-    last_frame = len(video.frames) - 1
-    events = [
-        replace(
-            event,
-            kind=BACKWARDS.get(event.kind, event.kind),
-            first=last_frame - event.last,
-            last=last_frame - event.first,
-            colour=None if event.colour is None else video.objects[event.subject].colour,
-        )
-        for event in reversed(video.events)
-    ]
-    return replace(
-        video,
-        frames=video.frames[::-1],
-        objects=tuple(objects),
-        columns=tuple(columns),
-        distances=tuple(distances),
-        events=tuple(events),
-    )
-
-
 def _propose(rng: random.Random, seed: int, num_frames: int, count: int) -> VideoScene | None:
     """A video of `count` objects, or None if the draw put things into one another."""
     places = rng.sample([(column, distance) for column in COLUMNS for distance in DISTANCES], count)

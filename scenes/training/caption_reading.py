@@ -27,8 +27,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from scenes.captions.caption_words import described_words, told_places
-from scenes.captions.captions import Caption, ObjectClaim
+from scenes.captions.described_objects import described_words, told_places
+from scenes.captions.picture_captions import Caption, ObjectClaim
 from scenes.rendering import camera
 from scenes.rendering.scene import COLOURS, GROUNDS, MATERIALS, MAX_OBJECTS, SHAPES, SIZES, SKIES, Scene, SceneObject
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from transformers import CLIPConfig, CLIPImageProcessorPil, CLIPModel
 
 from metrics.clip_score import retrieval_accuracy
-from scenes.captions.captions import MAX_CAPTION_TOKENS, compose_caption
+from scenes.captions.picture_captions import MAX_CAPTION_TOKENS, compose_caption
 from scenes.captions.text_tokenizer import build_tokenizer
 from scenes.rendering.scene import COLOURS, GROUNDS, MATERIALS, SHAPES, SIZES, SKIES, SPLITS, Scene, SceneObject
 from scenes.seeds import HELDOUT_SEED

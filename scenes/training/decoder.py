@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from scenes.captions.captions import compose_caption
+from scenes.captions.picture_captions import compose_caption
 from scenes.seeds import HELDOUT_SEED
 from scenes.training.coded import PLACES, token_places
 from scenes.training.data import RenderedSceneSource, SceneBatch, SceneSource, save_sheet

@@ -1,4 +1,4 @@
-"""Training of the judge (`scenes.judge.judge`): what its maps should say, its loss, and pictures made harder.
+"""Training of the judge (`scenes.judge.network`): what its maps should say, its loss, and pictures made harder.
 
 The judge will read pictures that a tokenizer decoded, so it is trained on more than clean renders: some are blurred,
 scaled down and up, noisy or off in colour, and, once a tokenizer is trained, some are its reconstructions.
@@ -16,7 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from scenes.judge.judge import (
+from scenes.judge.claim_checks import KINDS, Tally, claims_from_scene, judge_claims
+from scenes.judge.network import (
     ATTRIBUTE_VALUES,
     SETTING_VALUES,
     STRIDE,
@@ -24,15 +25,14 @@ from scenes.judge.judge import (
     SceneJudgeOutput,
     read_images,
 )
-from scenes.judge.reading import describe_reading
-from scenes.judge.report import reconstruct
-from scenes.judge.verdict import KINDS, Tally, claims_from_scene, judge_claims
+from scenes.judge.picture_reading import describe_reading
 from scenes.rendering import camera
 from scenes.rendering.scene import SPLITS, Scene
 from scenes.seeds import HELDOUT_SEED, RECONSTRUCTION_SEED
 from scenes.training.data import RenderedSceneSource, SceneSource
 from vargen.base.errors import UserError
 from vargen.drawing.sheet import contact_sheet, to_pil
+from vargen.models.llamagen.vq import decode_codes, encode_images
 from vargen.runs.files import save_image_atomic
 from vargen.training.config import RunConfig, check, check_fraction, main
 from vargen.training.run import RunResult, prepare, train
@@ -238,6 +238,16 @@ def gaussian_blur(images: Tensor, sigma: float) -> Tensor:
     kernel = (kernel / kernel.sum()).to(images.dtype)
     flat = F.pad(images, (reach,) * 4, mode="replicate").flatten(0, 1)[:, None]
     return F.conv2d(F.conv2d(flat, kernel.view(1, 1, -1, 1)), kernel.view(1, 1, 1, -1)).view_as(images)
+
+
+@torch.no_grad()
+def reconstruct(vqvae: Any, images: Tensor, batch_size: int = 32) -> Tensor:
+    """Pictures `[B, 3, H, W]` in [0, 1] through the tokenizer's codes and back, fp32, on the device they came from."""
+    pieces = []
+    for chunk in images.split(batch_size):
+        codes = encode_images(vqvae, (chunk * 2 - 1).to(vqvae.device))
+        pieces.append((decode_codes(vqvae, codes) * 0.5 + 0.5).clamp(0, 1).to(images.device))
+    return torch.cat(pieces)
 
 
 class ReconstructionBank:

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase, T5Config, T5EncoderModel
 
-from scenes.captions.caption_words import told_places
-from scenes.captions.captions import MAX_CAPTION_TOKENS, Caption, compose_caption, compose_training_caption
+from scenes.captions.described_objects import told_places
+from scenes.captions.picture_captions import MAX_CAPTION_TOKENS, Caption, compose_caption, compose_training_caption
 from scenes.captions.text_tokenizer import build_tokenizer
 from scenes.rendering.scene import OBJECT_COUNT_WEIGHTS, Scene, sample_scene
 from scenes.seeds import CAPTION_SEED, HELDOUT_SEED

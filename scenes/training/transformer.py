@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import T5EncoderModel
 
-from scenes.captions.captions import MAX_CAPTION_TOKENS, compose_caption, compose_training_caption
+from scenes.captions.picture_captions import MAX_CAPTION_TOKENS, compose_caption, compose_training_caption
 from scenes.captions.text_tokenizer import build_tokenizer
 from scenes.rendering.scene import COLOURS, MAX_OBJECTS, OBJECT_COUNT_WEIGHTS
 from scenes.seeds import HELDOUT_SEED

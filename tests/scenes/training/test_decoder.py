@@ -12,7 +12,7 @@ import torch
 from diffusers.models.autoencoders.vq_model import VQModel
 from PIL import Image
 
-from scenes.captions.captions import compose_caption
+from scenes.captions.picture_captions import compose_caption
 from scenes.seeds import HELDOUT_SEED
 from scenes.training.coded import PLACES, token_places
 from scenes.training.decoder import DecoderTask, DecoderTrainingConfig, train_decoder

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from scenes.captions.captions import compose_caption
+from scenes.captions.picture_captions import compose_caption
 from scenes.rendering.scene import sample_scene
 from scenes.training.coded import CodedBatch, token_places
 from scenes.training.data import RenderedSceneSource

@@ -1,7 +1,7 @@
 """The judge as jobs ask for it: claims of prompts counted on pictures, pictures ranked, answers about videos rated.
 
 Belongs here: the sides of the judge that the protocols of `vargen.jobs` name. Does not belong here: reading a picture
-(`judge.py`), and what makes a claim right (`verdict.py`).
+(`network.py`), and what makes a claim right (`claim_checks.py`).
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import torch
 from PIL.Image import Image
 from torch import Tensor
 
-from scenes.captions.caption_parser import CaptionError, parse_caption
 from scenes.captions.languages import language_of
-from scenes.judge.judge import SceneJudge, load_judge, read_images
-from scenes.judge.verdict import KINDS, Check, judge_claims
+from scenes.captions.picture_caption_parser import CaptionError, parse_caption
+from scenes.judge.claim_checks import KINDS, Check, judge_claims
+from scenes.judge.network import SceneJudge, load_judge, read_images
 from scenes.rendering.video import VideoScene
 from vargen.base.errors import UserError
 from vargen.jobs.cases import BenchmarkCase

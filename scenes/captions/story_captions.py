@@ -2,7 +2,7 @@
 
 One truth has very many captions: each thing has several wordings, sentences come in several orders, connectives tell
 the order of events in several ways ("then", "before that", "before ..., ..."), objects become "it", and hedges and
-remarks carry nothing. `written_reading.read_claims` reads all of them back to the same claims.
+remarks carry nothing. `story_caption_parser.read_claims` reads all of them back to the same claims.
 `scenes.rendering.story` has the truth.
 """
 
@@ -11,9 +11,8 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from scenes.captions.video_captions import VideoCaption
-from scenes.captions.written_reading import Claim, read_claims, timeline_claims
-from scenes.captions.written_words import (
+from scenes.captions.story_caption_parser import Claim, read_claims, timeline_claims
+from scenes.captions.story_wordings import (
     EMPTY,
     FIRST,
     HEDGES,
@@ -25,7 +24,8 @@ from scenes.captions.written_words import (
     START,
     WORDINGS,
 )
-from scenes.rendering.story import Story, backwards_story
+from scenes.captions.video_captions import VideoCaption, claims_f1
+from scenes.rendering.story import Story
 
 CLAIM_KINDS = {
     "setting": ("count", "ground", "sky", "light"),
@@ -58,7 +58,7 @@ def true_claims(story: Story) -> frozenset[Claim]:
             claims.add(("end", *_last_name(story, number), "gone"))
         else:
             claims |= {("end", end[0], item.shape, "place", end[1]), ("end", end[0], item.shape, "distance", end[2])}
-    return frozenset(claims) | timeline_claims([_happening(story, turn) for turn in range(len(story.events))])
+    return frozenset(claims) | timeline_claims([happening(story, turn) for turn in range(len(story.events))])
 
 
 def compose_written_caption(story: Story, seed: int) -> VideoCaption:
@@ -222,7 +222,7 @@ def _last_name(story: Story, number: int) -> tuple[str, str]:
     return story.states(len(story.events))[number].name
 
 
-def _happening(story: Story, turn: int) -> Claim:
+def happening(story: Story, turn: int) -> Claim:
     """What a claim says of event number `turn`."""
     event = story.events[turn]
     said = (*story.name_in(turn), event.kind)
@@ -265,8 +265,8 @@ def _plain(slot: str, value: str) -> str:
 
 
 def _plain_words(story: Story, turn: int) -> str:
-    *_, kind = _happening(story, turn)[:3]
-    extra = _happening(story, turn)[3:]
+    *_, kind = happening(story, turn)[:3]
+    extra = happening(story, turn)[3:]
     verb = _plain("kind", kind)
     if kind == "bumps into":
         return f"{verb} the {' '.join(extra)}"
@@ -274,50 +274,8 @@ def _plain_words(story: Story, turn: int) -> str:
 
 
 def written_accuracy(story: Story, text: str, kind: str = "all") -> float:
-    """F1 of a text's claims against all that is true and could have been said, 0 to 1.
-
-    Args:
-        kind: one of `CLAIM_KINDS`, or "all".
-    """
-    truth, said = true_claims(story), read_claims(text)
-    if kind != "all":
-        truth, said = (
-            frozenset(claim for claim in claims if claim[0] in CLAIM_KINDS[kind]) for claims in (truth, said)
-        )
-    right = len(truth & said)
-    return 2 * right / (len(truth) + len(said)) if said else 0.0
-
-
-def written_order_answers(story: Story, text: str) -> tuple[int, int]:
-    """How a text answers what the order of frames alone decides, as `video_captions.order_answers`.
-
-    Each thing that happens could as well have happened backwards; and of each two one comes first, whichever way round
-    they are told.
-
-    Returns:
-        How many the text has right and how many wrong.
-    """
-    told = read_claims(text)
-    forwards = [_happening(story, turn) for turn in range(len(story.events))]
-    other_story = backwards_story(story)
-    other_way = [_happening(other_story, turn) for turn in range(len(story.events))][::-1]
-    right = wrong = 0
-    turn_of: dict[Claim, int] = {}
-    for turn, (true, false) in enumerate(zip(forwards, other_way, strict=True)):
-        if true != false and false not in forwards:
-            right += ("event", *true) in told and ("event", *false) not in told
-            wrong += ("event", *false) in told and ("event", *true) not in told
-            turn_of[false] = turn
-        turn_of[true] = turn
-    for claim in told:
-        if claim[0] != "order":
-            continue
-        middle = claim.index("then")
-        before, after = (turn_of.get(each) for each in (claim[1:middle], claim[middle + 1 :]))
-        if before is not None and after is not None:
-            right += before < after
-            wrong += before > after
-    return right, wrong
+    """As `video_captions.caption_accuracy`; kinds are those of `CLAIM_KINDS` here."""
+    return claims_f1(true_claims(story), read_claims(text), CLAIM_KINDS.get(kind))
 
 
 def written_vocabulary() -> list[str]:

@@ -1,7 +1,7 @@
 """The words of captions as people write them: for each thing that can be said, the ways in which it is said.
 
-Belongs here: phrases and what each stands for. Does not belong here: sentences (`written_captions.py`), and making
-claims of what was read (`written_reading.py`).
+Belongs here: phrases and what each stands for. Does not belong here: sentences (`story_captions.py`), and making
+claims of what was read (`story_caption_parser.py`).
 
 A phrase belongs to one thing only, whatever stands around it; of phrases that overlap the longest is meant.
 """

@@ -1,7 +1,7 @@
 """The judge: a small network that reads objects, ground and sky off a picture of the scene world.
 
 Belongs here: the network, and turning its maps into readings. How it is trained is in `scenes.training.judge`;
-whether a reading bears out a sentence is in `verdict.py`.
+whether a reading bears out a sentence is in `claim_checks.py`.
 
 Objects are found as points, after Zhou et al., "Objects as Points" (arXiv 1904.07850): one map says where centres are,
 the others say at every cell what the object centred there is like.
@@ -22,7 +22,7 @@ from diffusers.models.modeling_utils import ModelMixin
 from diffusers.utils import BaseOutput
 from torch import Tensor, nn
 
-from scenes.judge.reading import JudgedObject, Reading
+from scenes.judge.picture_reading import JudgedObject, Reading
 from scenes.rendering.scene import COLOURS, GROUNDS, MATERIALS, SHAPES, SIZES, SKIES
 from scenes.shipped import WEIGHTS
 from vargen.base.errors import UserError

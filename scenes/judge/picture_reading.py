@@ -1,7 +1,7 @@
 """What a reader sees in a picture, as data: the judge's answer, in the words of the scene world.
 
-Only the data lives here. Who reads pictures is in `judge.py`; whether a reading bears out a sentence is in
-`verdict.py`.
+Only the data lives here. Who reads pictures is in `network.py`; whether a reading bears out a sentence is in
+`claim_checks.py`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Sentences about a scene: the words, the phrasings, and exactly what each sentence claims.
 
 A caption never says anything false or unclear about its scene, and carries what it says as data. Reading a sentence
-back is in `caption_parser.py`; turning it into numbers is in `text_tokenizer.py`.
+back is in `picture_caption_parser.py`; turning it into numbers is in `text_tokenizer.py`.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 Phrases are found wherever they stand, the longest first; everything between them is passed over. Attributes go to the
 object that is named next or was named last, happenings to the last named one. What was told in which order is part of
 what is claimed: sentences come in the order of time unless "before" or "after" says otherwise.
-Belongs here: from a text to claims. Does not belong here: what is true (`written_captions.py`), phrases
-(`written_words.py`).
+Belongs here: from a text to claims. Does not belong here: what is true (`story_captions.py`), phrases
+(`story_wordings.py`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from scenes.captions.written_words import EMPTY, WORDINGS
+from scenes.captions.story_wordings import EMPTY, WORDINGS
 
 Claim = tuple[str, ...]
 Name = tuple[str, str]

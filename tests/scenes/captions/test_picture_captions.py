@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from scenes.captions.caption_parser import CaptionError, parse_caption
-from scenes.captions.captions import (
+from scenes.captions.picture_caption_parser import CaptionError, parse_caption
+from scenes.captions.picture_captions import (
     MAX_CAPTION_TOKENS,
     compose_caption,
     compose_training_caption,
@@ -15,8 +15,8 @@ from scenes.captions.captions import (
     is_complete,
 )
 from scenes.captions.text_tokenizer import build_tokenizer
-from scenes.judge.reading import reading_from_scene
-from scenes.judge.verdict import judge_claims
+from scenes.judge.claim_checks import judge_claims
+from scenes.judge.picture_reading import reading_from_scene
 from scenes.rendering.scene import (
     RELATIONS,
     Scene,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 
+import pair_measures as pair
 import pytest
 import torch
 
-from scenes.judge import pair
 from scenes.models.architectures import (
     TextModelConfig,
     VideoLLMConfig,

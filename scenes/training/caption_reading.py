@@ -170,9 +170,7 @@ class CaptionReader(nn.Module):
         return self.readouts[name](values).unflatten(-1, never.shape) + never
 
 
-def caption_reading_loss(
-    readings: Readings, truth: CaptionTruth, word_weight: float = 1.0
-) -> tuple[Tensor, dict[str, Tensor]]:
+def caption_reading_loss(readings: Readings, truth: CaptionTruth) -> tuple[Tensor, dict[str, Tensor]]:
     """How badly the truth is read: cross-entropy in nats, averaged within each group and over the groups of each kind.
 
     What a caption leaves open about its scene cannot be read, so that part has a floor well above zero.
@@ -180,7 +178,6 @@ def caption_reading_loss(
     Args:
         readings: what `CaptionReader` gave.
         truth: of the same captions.
-        word_weight: weight of the words against the other two kinds.
 
     Returns:
         The weighted sum of the three kinds, a scalar; and for the log each of them, and the share of words' classes
@@ -193,7 +190,7 @@ def caption_reading_loss(
     told = truth.words != UNTOLD
     right = ((readings.words.argmax(-1) == truth.words) & told).sum() / told.sum().clamp_min(1)
     parts = {"scene": scene, "shapes": shapes, "words": words, "words_right": right}
-    return scene + shapes + word_weight * words, {name: value.detach() for name, value in parts.items()}
+    return scene + shapes + words, {name: value.detach() for name, value in parts.items()}
 
 
 def _mean_by_group(logits: Tensor, classes: Tensor) -> Tensor:

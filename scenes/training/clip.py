@@ -28,7 +28,7 @@ from scenes.seeds import HELDOUT_SEED
 from scenes.training.data import RenderedSceneSource, SceneSource
 from vargen.drawing.sheet import contact_sheet, to_pil
 from vargen.runs.files import save_image_atomic
-from vargen.training.config import RunConfig, check, check_positive, main
+from vargen.training.config import RunConfig, check, check_positive
 from vargen.training.run import RunResult, prepare, train
 
 _OBJECT_VALUES = {"shape": SHAPES, "colour": COLOURS, "material": MATERIALS, "size": SIZES}
@@ -248,7 +248,3 @@ def train_clip(config: ClipTrainingConfig, source: SceneSource | None = None) ->
     """
     device = prepare(config)
     return train(config, ClipTask(config, source or RenderedSceneSource(config.image_size, device), device))
-
-
-if __name__ == "__main__":
-    main(ClipTrainingConfig, train_clip)

@@ -34,7 +34,7 @@ from vargen.base.errors import UserError
 from vargen.base.resources import find_model
 from vargen.models.llamagen.vq import downsampling_factor, encode_images
 from vargen.models.model_folder import weights_fingerprint
-from vargen.training.config import check, check_fraction, main
+from vargen.training.config import check_fraction
 from vargen.training.run import RunResult, autocast, move, prepare, train
 from vargen.training.teacher_forcing import guided_features
 
@@ -48,18 +48,15 @@ class DecoderTrainingConfig(PictureLossConfig):
 
     Args:
         model: folder of the pipeline whose decoder is trained; empty for the shipped one.
-        detail: strength of the pictures' stochastic detail.
         drawn_share: share of each batch's pictures in which codes are replaced. In each of them a share of the codes,
             drawn anew between none and all, gives way to tokens of the transformer at the pipeline's own settings.
     """
 
     model: str = ""
-    detail: float = 1.0
     drawn_share: float = 0.5
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check(self.detail >= 0, "detail", self.detail, "must not be negative")
         check_fraction(self, "drawn_share")
 
 
@@ -202,12 +199,8 @@ def train_decoder(config: DecoderTrainingConfig, source: SceneSource | None = No
     if pipeline.transformer.config.condition_type != "text" or pipeline.text_encoder is None:
         raise UserError(f"model: {folder} is not text-conditional with its text encoder, which this trainer needs")
     if source is None:
-        source = RenderedSceneSource(pipeline.config["image_size"], device, config.detail)
+        source = RenderedSceneSource(pipeline.config["image_size"], device)
     identity = {name: weights_fingerprint(folder / name) for name in ("transformer", "vqvae")}
     # The model's own guidance and top-k are not among its weights, and decide what it draws.
     identity |= {name: pipeline.config[name] for name in ("default_guidance_scale", "default_top_k")}
     return train(config, DecoderTask(config, pipeline, source, device), identity)
-
-
-if __name__ == "__main__":
-    main(DecoderTrainingConfig, train_decoder)

@@ -34,7 +34,7 @@ from vargen.base.errors import UserError
 from vargen.drawing.sheet import contact_sheet, to_pil
 from vargen.models.llamagen.vq import decode_codes, encode_images
 from vargen.runs.files import save_image_atomic
-from vargen.training.config import RunConfig, check, check_fraction, main
+from vargen.training.config import RunConfig, check, check_fraction
 from vargen.training.run import RunResult, prepare, train
 
 _CENTRE_SPREAD = 1.0  # cells; standard deviation of the bump that marks a centre
@@ -378,7 +378,3 @@ def train_judge(config: JudgeTrainingConfig, source: SceneSource | None = None) 
     device = prepare(config)
     task = JudgeTask(config, source or RenderedSceneSource(config.image_size, device), device)
     return train(config, task)
-
-
-if __name__ == "__main__":
-    main(JudgeTrainingConfig, train_judge)

@@ -33,7 +33,7 @@ from scenes.training.caption_reading import (
 )
 from vargen.base.errors import UserError
 from vargen.models.model_folder import check_model_folder
-from vargen.training.config import RunConfig, check, check_fraction, check_positive, main
+from vargen.training.config import RunConfig, check, check_fraction, check_positive
 from vargen.training.initial_weights import fill
 from vargen.training.run import RunResult, move, prepare, train
 
@@ -62,8 +62,6 @@ class TextEncoderTrainingConfig(RunConfig):
         text_encoder: shape of the text encoder.
         initial_weights: folder of a pipeline, or of an earlier run's export, whose text encoder a new run starts from;
             empty for random weights.
-        word_reading_weight: weight of what is read off single words against what is read off whole captions, see
-            `caption_reading`; 0 to see what it is for.
         complete_caption_share: share of the captions that say everything, see `compose_training_caption`.
         length_groups: the captions of a batch are sorted by length and padded in this many parts; must divide
             `batch_size`.
@@ -71,7 +69,6 @@ class TextEncoderTrainingConfig(RunConfig):
 
     text_encoder: TextEncoderConfig = field(default_factory=TextEncoderConfig)
     initial_weights: str = ""
-    word_reading_weight: float = 1.0
     complete_caption_share: float = 0.7
     length_groups: int = 4
 
@@ -81,8 +78,6 @@ class TextEncoderTrainingConfig(RunConfig):
             self.text_encoder = TextEncoderConfig(**self.text_encoder)
         check_positive(self, "length_groups")
         check_fraction(self, "complete_caption_share")
-        weight = self.word_reading_weight
-        check(weight >= 0, "word_reading_weight", weight, "must not be negative")
         check(
             self.batch_size % self.length_groups == 0,
             "length_groups",
@@ -192,7 +187,7 @@ class TextEncoderTask:
         return torch.stack(losses).mean(), sums
 
     def _batch_loss(self, batch: CaptionBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        return caption_reading_loss(self._read(batch), batch.truth, self.config.word_reading_weight)
+        return caption_reading_loss(self._read(batch), batch.truth)
 
     def _read(self, batch: CaptionBatch) -> Readings:
         mask = batch.mask.long()
@@ -234,7 +229,7 @@ class TextEncoderTask:
             captions = [compose_caption(scene, seed) for scene, seed in zip(scenes, seeds, strict=True)]
             batch = self._batch(scenes, captions)
             readings = self._read(batch)
-            loss, parts = caption_reading_loss(readings, batch.truth, self.config.word_reading_weight)
+            loss, parts = caption_reading_loss(readings, batch.truth)
             for name, value in {"loss": loss, **parts}.items():
                 losses[name] += value.item() * len(seeds) / self.config.evaluation_size
             read = (readings.scene.argmax(-1) == batch.truth.scene)[:, COLOURS_ACROSS].tolist()  # [B, 3]
@@ -270,7 +265,3 @@ def train_text_encoder(config: TextEncoderTrainingConfig) -> RunResult:
     device = prepare(config)
     task = TextEncoderTask(config, device)
     return train(config, task, task.identity())
-
-
-if __name__ == "__main__":
-    main(TextEncoderTrainingConfig, train_text_encoder)

@@ -52,7 +52,7 @@ from vargen.models.video_llms.frames import CAPTION_PROMPTS
 from vargen.models.video_llms.pruning import keep_uniform, token_budget
 from vargen.runs.files import save_image_atomic
 from vargen.training import cpu_attention
-from vargen.training.config import RunConfig, check, check_fraction, check_positive, main
+from vargen.training.config import RunConfig, check, check_fraction, check_positive
 from vargen.training.initial_weights import fill
 from vargen.training.run import RunResult, prepare, train
 from vargen.training.video_source import VideoSource
@@ -441,7 +441,3 @@ def train_video_llm(config: VideoLLMTrainingConfig, source: VideoSource | None =
     model = config.model
     source = source or RenderedVideoSource(model.image_size, model.num_frames, device, model.captions)
     return train(config, VideoLLMTask(config, source, device))
-
-
-if __name__ == "__main__":
-    main(VideoLLMTrainingConfig, train_video_llm)

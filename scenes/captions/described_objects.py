@@ -47,7 +47,7 @@ def described_words(caption: Caption) -> list[list[int]] | None:
 
 
 def told_places(claims: Claims, relation: str) -> list[int | None]:
-    """For each claimed object how many of the others stand before it, where the caption tells that.
+    """For each claimed object how many of the others stand before it, where the caption says so.
 
     Args:
         claims: what a caption claims.

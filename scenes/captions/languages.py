@@ -1,7 +1,7 @@
-"""The ways in which videos of this world are told, side by side: plain captions of short ones, written ones of stories.
+"""The two kinds of video captions: "plain" for short videos, and "written" for stories.
 
-A language is what everything needs that shows videos and reads what is said of them; nothing else asks which one it is.
-Models, configurations and commands name it: `captions: plain` or `captions: written`.
+A `Language` holds every function that depends on the kind, so other modules need not know which one they use. Models,
+configurations and commands name it: `captions: plain` or `captions: written`.
 """
 
 from __future__ import annotations
@@ -23,9 +23,12 @@ class Language:
 
     Args:
         sample: the video of a seed, a number of frames and a split.
-        compose: a true caption of a video by a seed. questions: short ones with their answers.
-        accuracy: F1 of a text's claims, of a kind or "all". claim_kinds: the kinds, and the claims of each.
-        vocabulary: every word that is ever said. visual_words: those of them that say what is seen.
+        compose: a true caption of a video by a seed.
+        questions: short ones with their answers.
+        accuracy: F1 of a text's claims, of a kind or "all".
+        claim_kinds: the kinds, and the first words of the claims of each.
+        vocabulary: every word of captions, questions and answers.
+        visual_words: those words that describe what is seen.
         min_frames: of a video.
         max_caption_tokens: no caption is longer.
     """
@@ -68,7 +71,7 @@ LANGUAGES = {
 
 
 def find_language(name: str, num_frames: int | None = None) -> Language:
-    """Raises UserError for one that is not there, or that does not tell of videos of so few frames."""
+    """A language by name. Raises UserError for an unknown one, or for too few frames for it."""
     if name not in LANGUAGES:
         raise UserError(f"captions: {name!r} is not one of {', '.join(LANGUAGES)}")
     fewest = LANGUAGES[name].min_frames
@@ -78,5 +81,5 @@ def find_language(name: str, num_frames: int | None = None) -> Language:
 
 
 def language_of(video: VideoScene) -> Language:
-    """How a video is told."""
+    """The language of a video's captions."""
     return LANGUAGES["written" if isinstance(video, Story) else "plain"]

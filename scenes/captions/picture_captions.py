@@ -1,7 +1,7 @@
 """Sentences about a scene: the words, the phrasings, and exactly what each sentence claims.
 
-A caption never says anything false or unclear about its scene, and carries what it says as data. Reading a sentence
-back is in `picture_caption_parser.py`; turning it into numbers is in `text_tokenizer.py`.
+A caption says nothing false or unclear about its scene, and carries its claims as data. Does not belong here: reading a
+sentence back (`picture_caption_parser.py`), and turning it into numbers (`text_tokenizer.py`).
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ _ADJECTIVE_ORDERS = (
 
 @dataclass(frozen=True)
 class _Manner:
-    """How much a caption is willing to say.
+    """How much a caption says.
 
     Attributes:
         detail_levels: chances of naming (material, size); one pair is drawn for each caption.
@@ -206,11 +206,11 @@ def compose_caption(scene: Scene, seed: int) -> Caption:
 
 
 def compose_training_caption(scene: Scene, seed: int, complete_share: float) -> Caption:
-    """Write a true caption to learn from: one that wants what it names and nothing else.
+    """Write a true caption for training, which names or counts every object.
 
-    `compose_caption` now and then passes over an object and does not let on. A model that learns from such sentences
-    adds company that nobody asked for, so these are left out here: whoever is not named is at least counted ("three
-    objects, including a red ball").
+    `compose_caption` sometimes leaves out an object without a hint. A model that learns from such sentences draws
+    objects that the prompt does not ask for. So a caption that leaves out an object here gives the number of objects
+    ("three objects, including a red ball").
 
     Args:
         scene: the truth.
@@ -229,7 +229,7 @@ def compose_training_caption(scene: Scene, seed: int, complete_share: float) -> 
 
 
 def counts_everyone(claims: Claims, scene: Scene) -> bool:
-    """Whether a caption's claims leave no doubt how many objects there are: by naming all, or by their number."""
+    """Whether a caption names every object or gives their number."""
     return claims.count is not None or len(claims.objects) == len(scene.objects)
 
 
@@ -282,7 +282,7 @@ class _Draft:
         return self._with_article(_noun_phrase(claim, self.rng))
 
     def mention_group(self, indices: Sequence[int], claim: ObjectClaim) -> str:
-        """A phrase for several objects of which the same is claimed."""
+        """A phrase for several objects with the same claims."""
         for index in indices:
             self.places[index] = len(self.claims)
             self.claims.append(claim)
@@ -455,7 +455,7 @@ def _list_clause(draft: _Draft, shown: list[ObjectClaim], order: list[int]) -> s
 
 
 def _several_clauses(draft: _Draft, shown: list[ObjectClaim]) -> list[str]:
-    """Clauses about two or three objects, each of which has a phrase of its own."""
+    """Clauses about two or three objects, each with a phrase of its own."""
     rng, objects = draft.rng, draft.scene.objects
     order = list(range(len(objects)))
     rng.shuffle(order)

@@ -1,9 +1,8 @@
-"""What can be said about a story of the scene world, as people would write it, and how much of what is said is true.
+"""Captions of stories as people would write them, and how much of a caption is true.
 
-One truth has very many captions: each thing has several wordings, sentences come in several orders, connectives tell
-the order of events in several ways ("then", "before that", "before ..., ..."), objects become "it", and hedges and
-remarks carry nothing. `story_caption_parser.read_claims` reads all of them back to the same claims.
-`scenes.rendering.story` has the truth.
+A story has many captions: each thing has several wordings, sentences come in several orders, connectives give the order
+of events in several ways ("then", "before that"), objects become "it", and hedges and remarks claim nothing.
+`story_caption_parser.read_claims` reads all of them back to the same claims.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ CLAIM_KINDS = {
     "events": ("event", "end"),
     "sequence": ("order",),
 }
-"""Kinds of claims by their first words. Events need frames in their order, and which comes first needs nothing else."""
+"""Kinds of claims by their first words. Only events and their sequence depend on the order of frames."""
 
 _UNSEEN = ("end", "earlier", "it")  # slots
 _FUNCTION_WORDS = frozenset(("the", "on", "at", "in", "to", "from", "of", "is", "be", "no", "it", "side", "hand", "us"))
@@ -73,7 +72,7 @@ class _Writer:
 
     def __init__(self, story: Story, rng: random.Random) -> None:
         self.story, self.rng = story, rng
-        # People have habits: within a caption a thing is mostly said the same way.
+        # As people do, a caption mostly uses the same wording for a thing.
         self.habits: dict[tuple[str, str], str] = {}
 
     def text(self) -> str:
@@ -171,7 +170,7 @@ class _Writer:
         return f"{subject} {verb}"
 
     def _events(self) -> list[str]:
-        """Every event, in the order of time or with words that tell it."""
+        """Every event, in the order of time or with words that give the order."""
         rng, sentences, turn, last = self.rng, [], 0, len(self.story.events) - 1
         it: int | None = None
         while turn <= last:
@@ -193,7 +192,7 @@ class _Writer:
         return sentences
 
     def _pair(self, turn: int) -> list[str]:
-        """Two events, told so that words and not places say which comes first."""
+        """Two events, with words that say which comes first."""
         first, second = self._clause(turn), self._clause(turn + 1)
         opener = f"{self.rng.choice(NEXT)} " if turn and self.rng.random() < 0.5 else ""
         return self.rng.choice(
@@ -291,7 +290,7 @@ def written_vocabulary() -> list[str]:
 
 
 def visual_words() -> frozenset[str]:
-    """Words that say what is seen, and are no function words."""
+    """Words that describe what is seen, without function words."""
     said = (
         phrase
         for slot, values in WORDINGS.items()

@@ -1,7 +1,7 @@
-"""What can be said about a video of the scene world, and how much of what is said is true.
+"""Plain captions of short videos, and how much of a caption is true.
 
-Captions are long (some 60 to 150 words and marks) and composed from the truth; `read_claims` reads them back, also
-those that a model wrote with mistakes: sentences it does not understand claim nothing. `video.py` has the truth.
+Captions are composed from the truth (`scenes.rendering.video`). `read_claims` reads captions back, also those that a
+model wrote with mistakes: a sentence outside the grammar claims nothing.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ def _key(table: dict[str, str], phrase: str) -> str:
 
 
 def read_claims(text: str) -> frozenset[Claim]:
-    """Everything that the sentences of a text claim; what is no sentence of this world claims nothing."""
+    """Everything that the sentences of a text claim."""
     claims: set[Claim] = set()
     for sentence in _WORDS.sub(r"\1", text.lower()).split("."):
         for pattern, claims_of in _SENTENCES:
@@ -223,7 +223,7 @@ def video_vocabulary() -> list[str]:
 
 
 def visual_words() -> frozenset[str]:
-    """Words that say what is seen, and are no function words."""
+    """Words that describe what is seen, without function words."""
     moves = "left right middle near far one two three closer away appears disappears vanishes shows turns becomes bumps"
     return frozenset((*COLOURS, *SHAPES, *SIZES, *MATERIALS, *GROUNDS, *SKIES, *moves.split()))
 

@@ -32,7 +32,7 @@ Counterparts = tuple[JudgedObject | None, ...]
 
 @dataclass(frozen=True)
 class Check:
-    """One claim judged: its kind (one of `KINDS`) and whether the picture bears it out."""
+    """One claim judged: its kind (one of `KINDS`), and whether it holds in the picture."""
 
     kind: str
     right: bool
@@ -52,7 +52,7 @@ class Verdict:
 
     @property
     def right(self) -> bool:
-        """Whether the picture bears out everything that is said; "object_count" is not said, so it does not count."""
+        """Whether every claim holds; "object_count" is not said, so it does not count."""
         return all(check.right for check in self.checks if check.kind != "object_count")
 
 

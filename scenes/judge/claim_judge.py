@@ -23,7 +23,7 @@ from vargen.jobs.cases import BenchmarkCase
 
 
 class ClaimJudge:
-    """Counts which claims of their prompts pictures bear out, as `vargen.jobs.cases.Judge` asks for.
+    """Counts which claims of their prompts hold in pictures, as `vargen.jobs.cases.Judge` asks for.
 
     Args:
         reader: of the pictures; None for the shipped one, on the CPU.
@@ -40,7 +40,7 @@ class ClaimJudge:
         return self.reader.config.image_size
 
     def __call__(self, pictures: Tensor, cases: Sequence[BenchmarkCase]) -> Tensor:
-        """Claims borne out and made, int64 `[B, kinds, 2]`, of pictures `[B, 3, H, W]` in [0, 1]."""
+        """Claims that hold and claims made, int64 `[B, kinds, 2]`, of pictures `[B, 3, H, W]` in [0, 1]."""
         counts = torch.zeros(len(cases), len(KINDS), 2, dtype=torch.long)
         for row, reading, case in zip(counts, read_images(self.reader, pictures), cases, strict=True):
             if case.claims is not None:
@@ -51,11 +51,11 @@ class ClaimJudge:
 
 
 class JudgeRanker:
-    """The share of what a prompt says about a scene that a recogniser of scenes finds in the picture.
+    """Ranks pictures by the share of a prompt's claims that the recogniser finds in them.
 
-    Where a prompt gives no count, as many objects as it names are expected: who asks for a red sphere wants one. Of
-    pictures with equal shares the one whose objects are plainest comes first: up to half a claim is taken off for the
-    probability that the recogniser leaves to other shapes, colours, materials and sizes, or to there being no object.
+    Where a prompt gives no count, as many objects as it names are expected. Of pictures with equal shares, the one with
+    the clearest objects comes first: the score loses up to half a claim for the recogniser's remaining doubt about
+    shape, colour, material, size and presence.
 
     Args:
         image_size: of the pictures to come.

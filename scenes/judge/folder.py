@@ -31,7 +31,7 @@ def judge_folder(judge: SceneJudge, folder: Path, batch_size: int = 32) -> tuple
         batch_size: pictures at a time.
 
     Returns:
-        The number of images, the prompts that nobody can read, the accuracy and the verdicts, ready for JSON; and the
+        The number of images, the prompts outside the grammar, the accuracy and the verdicts, ready for JSON; and the
         tally of the verdicts.
 
     Raises:
@@ -61,7 +61,7 @@ def judge_folder(judge: SceneJudge, folder: Path, batch_size: int = 32) -> tuple
             raise UserError(f"folder: {folder} holds pictures of several sizes; judge them one by one: --batch_size 1")
         readings = read_images(judge, torch.stack(pictures).float() / 255)
         for reading, (record, claims) in zip(readings, batch, strict=True):
-            # Who asks for a red sphere wants one; said it is not, so "prompt" does not count it.
+            # "a red sphere" asks for one object but does not say so, hence "prompt" leaves the number out.
             verdict = judge_claims(reading, claims, object_count=len(claims.objects))
             tally.add(verdict)
             wrong = [check.kind for check in verdict.checks if not check.right]

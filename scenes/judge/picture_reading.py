@@ -1,7 +1,6 @@
-"""What a reader sees in a picture, as data: the judge's answer, in the words of the scene world.
+"""What the judge sees in a picture, as data.
 
-Only the data lives here. Who reads pictures is in `network.py`; whether a reading bears out a sentence is in
-`claim_checks.py`.
+Does not belong here: the network that reads (`network.py`), and whether a reading fits a sentence (`claim_checks.py`).
 """
 
 from __future__ import annotations

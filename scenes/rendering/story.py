@@ -1,8 +1,8 @@
 """Longer videos of the scene world: several things happen to an object, one after the other, and objects come and go.
 
-A story is a `VideoScene` in which an object may be the subject of any number of events, so a longer video has more to
-say, and what is true at the end follows from all of them in their order. What one event looks like is `video.py`'s
-business; what is said about a story, that of `scenes.captions.story_captions`.
+In a story an object may have any number of events, and what is true at the end follows from all of them in their order.
+Does not belong here: what one event looks like (`video.py`), and what is said about a story
+(`scenes.captions.story_captions`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from scenes.rendering.video import (
 
 MIN_STORY_FRAMES = 8
 MAX_EVENTS = 7
-"""A video of more than some 50 frames is a slower one, and says no more: captions stay of one length."""
+"""In a video of more than about 50 frames, events are slower but not more, so captions do not grow."""
 _CAST = (2, 3, 3, 4)
 _MAX_TRIES = 2000
 _LOOKS = 4  # places of an event at which it is looked whether anything touches
@@ -200,7 +200,7 @@ def _next_event(
     done: set[tuple[object, ...]],
     must_come: bool,
 ) -> tuple[Event, State | None] | None:
-    """Something that can happen now, and how who comes in first stands; None if nothing was found."""
+    """An event that is possible now, and the first state of an object that appears; None if none was found."""
     there = [number for number, state in enumerate(states) if state.is_there]
     free = [column for column in COLUMNS if column not in {states[number].column for number in there}]
     possible: list[tuple[str, int]] = []

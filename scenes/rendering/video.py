@@ -1,8 +1,8 @@
 """Short videos of the scene world: the same objects, and things that happen to them, as data.
 
-A video is a list of scenes, one a frame, all with the same ground, sky, light and stochastic detail, so the picture
-renderer draws it. Each object has at most one thing happen to it, one after the other, so that order in time is part of
-the truth. What is said about a video is in `video_captions.py`.
+A video is a list of scenes, one a frame, with the same ground, sky, light and stochastic detail. Each object has one
+event at most, and events follow each other, so the order in time is part of the truth. Does not belong here: what is
+said about a video (`scenes.captions.video_captions`).
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ def _propose_events(
             other = rng.choice([each for each in order if each != number])
         events.append(Event(kind, number, first, last, colour, other))
     if sum(event.kind in ("appears", "leaves") for event in events) == len(objects):
-        return None  # somebody has to stay
+        return None  # one object has to stay
     moving = {event.subject for event in events if event.kind not in ("turns",)}
     if any(event.kind == "bumps into" and event.other in moving for event in events):
         return None  # what is bumped into stands still, and is there
@@ -265,7 +265,7 @@ def towards(item: SceneObject, other: SceneObject, share: float) -> SceneObject:
 
 
 def stand_apart(standing: Sequence[tuple[int, SceneObject]], events: Sequence[Event]) -> bool:
-    """Whether nothing stands in anything, and nobody but who bumps into another one touches it or hides it."""
+    """Whether no object stands in, touches or hides another, except the two of a collision."""
     pairs = {frozenset((event.subject, event.other)) for event in events if event.other is not None}
     for place, (number, item) in enumerate(standing):
         for other_number, other in standing[place + 1 :]:

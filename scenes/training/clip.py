@@ -64,7 +64,7 @@ class ClipTrainingConfig(RunConfig):
     Args:
         image_size: side of the training pictures, pixels.
         patch_size: side of a patch, pixels.
-        split: scenes to train on; "all", since a measure that never saw the held-out combinations would be worst there.
+        split: scenes to train on; "all", because a measure must know the held-out combinations too.
         vision, text: shapes of the towers.
         projection_dim: dimensions of the features.
     """
@@ -86,7 +86,12 @@ class ClipTrainingConfig(RunConfig):
             f"must be a multiple of patch_size {self.patch_size} and at least 32",
         )
         check(self.split in SPLITS, "split", self.split, f"is not one of {', '.join(SPLITS)}")
-        check(self.batch_size > 1, "batch_size", self.batch_size, "must be above 1: pictures are told from each other")
+        check(
+            self.batch_size > 1,
+            "batch_size",
+            self.batch_size,
+            "must be above 1, because each picture is compared with the others",
+        )
 
     def architecture(self) -> dict[str, Any]:
         return {

@@ -1,7 +1,7 @@
 """Training of the judge (`scenes.judge.network`): what its maps should say, its loss, and pictures made harder.
 
-The judge will read pictures that a tokenizer decoded, so it is trained on more than clean renders: some are blurred,
-scaled down and up, noisy or off in colour, and, once a tokenizer is trained, some are its reconstructions.
+The judge reads pictures that a tokenizer decoded, so it is trained on more than clean renders: some are blurred, scaled
+down and up, noisy or changed in colour, and some are reconstructions of a trained tokenizer.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class JudgeTrainingConfig(RunConfig):
 
     Args:
         image_size: side of the training pictures, pixels.
-        split: scenes to train on. "all" by default: a judge that had never seen the combinations held out from the
-            generator would be worst where it is needed most. It is measured on other seeds, held-out scenes only.
+        split: scenes to train on. "all" by default, because a judge must also know the combinations that are held out
+            from the generator. It is measured on held-out scenes of other seeds.
         block_out_channels: as in `SceneJudge`.
         degraded_share: share of each batch that is blurred or scaled down and up.
         colour_shift: largest change of a colour channel, as a share of the range and of its own scale.
@@ -98,7 +98,7 @@ class JudgeTargets:
 
     Attributes:
         heat: `[B, G, G]` in [0, 1], a bump around each centre that is 1 in the cell holding it.
-        picture, row, column: `[N]` int64, whose picture each object is in and which cell holds its centre.
+        picture, row, column: `[N]` int64, the picture of each object, and the cell with its centre.
         attributes: by name, `[N]` int64 indices into `ATTRIBUTE_VALUES`.
         screen_x, depth: `[N]` float, as in `JudgedObject`.
         settings: by name, `[B]` int64 indices into `SETTING_VALUES`.
@@ -201,8 +201,8 @@ class Degrader:
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
         """New images for `[B, 3, H, W]` in [0, 1]; every random number comes from the (CPU) generator.
 
-        The first pictures of the batch are blurred, the next scaled, the last kept sharp; scenes are drawn at random,
-        so their order carries nothing.
+        The first pictures of the batch are blurred, the next scaled, and the last stay sharp. Scenes are random, so
+        their order does not matter.
         """
         images = images.clone()
         batch, side = len(images), images.shape[-1]

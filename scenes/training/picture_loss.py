@@ -1,7 +1,7 @@
-"""How far a decoded picture is from its image: the loss that the tokenizer's trainers share, and its settings.
+"""The loss of a decoded picture against its image, which the tokenizer's trainers share, and its settings.
 
-Belongs here: the weighted sum and the discriminator that takes part in it. Does not belong here: each term alone
-(`losses.py`), and where the pictures come from.
+Belongs here: the weighted sum and its discriminator. Does not belong here: each term alone (`losses.py`), and where the
+pictures come from.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Training of the small T5 text encoder on captions alone, before there is a transformer to read it.
 
-Scenes are described but not drawn, so a step costs little; what is learned is what `caption_reading` asks. Then a
-transformer trains on the frozen encoder, as LlamaGen does on FLAN-T5 (`frozen_text_encoder` of the transformer's run).
+Scenes are described but not drawn, so a step costs little. The loss is that of `caption_reading`. A transformer then
+trains on the frozen encoder, as LlamaGen does on FLAN-T5 (`frozen_text_encoder` of the transformer's run).
 """
 
 from __future__ import annotations
@@ -209,10 +209,10 @@ class TextEncoderTask:
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
-        """The loss and its parts on held-out captions, and whose colour is whose in new and in held-out ones.
+        """The loss and its parts on held-out captions, and how well colours are assigned to objects.
 
-        `colours_of_two` and `colours_of_three`: how many of the colours a linear map reads rightly from the mean of the
-        states, place by place, in captions that tell the whole order from left to right.
+        `colours_of_two` and `colours_of_three` are the shares of colours that a linear map reads correctly from the
+        mean of the states, in captions that give the whole order from left to right.
         """
         figures, heldout_colours = self._figures("heldout")
         _, colours = self._figures("train")

@@ -83,8 +83,8 @@ class TokenizerTrainingConfig(PictureLossConfig):
             pipeline; empty for random weights. A resumed run goes on from its checkpoint.
         commitment_weight: weight of the distance between latents and their codewords.
         code_reading_weight: weight of a helping loss that reads off each cell's codeword whether an object covers the
-            cell, ends in it or is not there, and colour and material of one that covers it, so that a code says by
-            itself what a caption says of it; 0 for none.
+            cell or has its edge there, and the colour and material of an object that covers it, so that each code alone
+            tells what captions name; 0 for none.
     """
 
     image_size: int = 128

@@ -18,12 +18,13 @@ from judged_prompts import (
     evaluate_prompts,
 )
 from PIL import Image
+from scene_truth import reading_from_scene
 from torch import Tensor
 
 from scenes.captions.picture_caption_parser import parse_caption
 from scenes.cases import PromptCase, sample_prompts
 from scenes.judge.network import SceneJudge
-from scenes.judge.picture_reading import Reading, reading_from_scene
+from scenes.judge.picture_reading import Reading
 from scenes.rendering.renderer import SceneRenderer
 from scenes.rendering.scene import is_heldout_combination
 from scenes.training.judge import reconstruct

@@ -7,6 +7,7 @@ import itertools
 import pair_measures as pair
 import pytest
 import torch
+from scene_truth import render_video
 
 from scenes.models.architectures import (
     TextModelConfig,
@@ -16,7 +17,6 @@ from scenes.models.architectures import (
     build_processor,
 )
 from scenes.rendering.story import sample_story
-from scenes.rendering.video import render_video
 from scenes.training.video_views import View, hidden_states, without_visual_after
 from vargen.models.video_llms.frames import CAPTION_PROMPTS, VideoFrames, processor_inputs
 from vargen.models.video_llms.pruning import token_budget

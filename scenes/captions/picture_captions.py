@@ -275,6 +275,11 @@ class _Draft:
         if not self.article:
             self.introduction = ""
 
+    def introduce_several(self) -> None:
+        """Use the plural in the introduction."""
+        if self.introduction == "there is":
+            self.introduction = "there are"
+
     def mention(self, index: int, claim: ObjectClaim) -> str:
         """A phrase for an object not mentioned before."""
         self.places[index] = len(self.claims)
@@ -380,8 +385,7 @@ def _group_clauses(draft: _Draft, group: list[int], shown: list[ObjectClaim] | N
             without = _claim(first, said | {name: False})
             said[name] = sum(map(without.matches, objects)) != len(group)
     claim = _claim(first, said)
-    if draft.introduction == "there is":
-        draft.introduction = "there are"
+    draft.introduce_several()
     rest = [index for index in range(len(objects)) if index not in group]
     if not rest:
         return [_introduce(draft, draft.mention_group(group, claim))]
@@ -407,8 +411,7 @@ def _group_apart(draft: _Draft, group: list[int], shown: list[ObjectClaim]) -> s
     """ "two cubes: a red one and a small blue one"."""
     rng = draft.rng
     header = f"{NUMBER_WORDS[len(group)]} {rng.choice(NOUNS[shown[group[0]].shape])[1]}"
-    if draft.introduction == "there is":
-        draft.introduction = "there are"
+    draft.introduce_several()
     single = rng.random() < 0.5
     # A noun is missing here, so each member needs an adjective.
     claims = [
@@ -428,8 +431,8 @@ def _group_apart(draft: _Draft, group: list[int], shown: list[ObjectClaim]) -> s
 def _whole_count(draft: _Draft) -> str:
     """ "a picture of three objects"."""
     draft.count = len(draft.scene.objects)
-    if draft.introduction == "there is" and draft.count > 1:
-        draft.introduction = "there are"
+    if draft.count > 1:
+        draft.introduce_several()
     return _introduce(draft, _count_phrase(draft))
 
 
@@ -442,8 +445,8 @@ def _list_clause(draft: _Draft, shown: list[ObjectClaim], order: list[int]) -> s
     """ "a red ball, a cube and a cone", sometimes after "three objects"."""
     if draft.rng.random() < 0.1:
         draft.count = len(draft.scene.objects)
-        if draft.introduction == "there is" and draft.count > 1:
-            draft.introduction = "there are"
+        if draft.count > 1:
+            draft.introduce_several()
         header = _count_phrase(draft)
         phrases = [draft.mention(index, shown[index]) for index in order]
         if len(phrases) < draft.count:
@@ -514,21 +517,16 @@ def _triple_clauses(draft: _Draft, shown: list[ObjectClaim], subject: int, other
     from_subject = relation_between(objects[subject], objects[third])
     from_other = relation_between(objects[other], objects[third])
     draw = rng.random()
-    if draw < 0.25 and from_subject:
-        relations = [rng.choice(relation_between(objects[subject], objects[other])), rng.choice(from_subject)]
+    at_subject, at_other = bool(draw < 0.25 and from_subject), bool(draw < 0.4 and from_other)
+    if at_subject or at_other:
+        first = rng.choice(relation_between(objects[subject], objects[other]))
+        second = rng.choice(from_subject if at_subject else from_other)
         text = f"{draft.mention(subject, shown[subject])}{_verb(draft)}"
-        text += f" {_relation_phrase(relations[0], rng)} {draft.mention(other, shown[other])}"
-        text += f" and {_relation_phrase(relations[1], rng)} {draft.mention(third, shown[third])}"
-        draft.relate(subject, relations[0], other)
-        draft.relate(subject, relations[1], third)
-        return [_introduce(draft, text)]
-    if draw < 0.4 and from_other:
-        relations = [rng.choice(relation_between(objects[subject], objects[other])), rng.choice(from_other)]
-        text = f"{draft.mention(subject, shown[subject])}{_verb(draft)}"
-        text += f" {_relation_phrase(relations[0], rng)} {draft.mention(other, shown[other])}"
-        text += f", which is {_relation_phrase(relations[1], rng)} {draft.mention(third, shown[third])}"
-        draft.relate(subject, relations[0], other)
-        draft.relate(other, relations[1], third)
+        text += f" {_relation_phrase(first, rng)} {draft.mention(other, shown[other])}"
+        text += " and" if at_subject else ", which is"
+        text += f" {_relation_phrase(second, rng)} {draft.mention(third, shown[third])}"
+        draft.relate(subject, first, other)
+        draft.relate(subject if at_subject else other, second, third)
         return [_introduce(draft, text)]
     clause = _pair_clause(draft, shown, subject, other)
     anchor = rng.choice((subject, other))

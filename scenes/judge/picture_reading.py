@@ -8,9 +8,6 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from scenes.rendering import camera
-from scenes.rendering.scene import Scene
-
 
 @dataclass(frozen=True)
 class JudgedObject:
@@ -45,22 +42,6 @@ class Reading:
     def to_dict(self) -> dict[str, Any]:
         """The reading as plain JSON-ready values."""
         return asdict(self) | {"objects": [asdict(item) for item in self.objects]}
-
-
-def reading_from_scene(scene: Scene) -> Reading:
-    """What a reader without fault would see in the picture of a scene."""
-    objects = [
-        JudgedObject(
-            item.shape,
-            item.colour,
-            item.material,
-            item.size,
-            camera.screen_position(item.x, item.depth),
-            item.depth,
-        )
-        for item in scene.objects
-    ]
-    return Reading(tuple(sorted(objects, key=lambda item: item.screen_x)), scene.ground, scene.sky)
 
 
 def describe_reading(reading: Reading) -> str:

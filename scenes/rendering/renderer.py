@@ -26,7 +26,6 @@ from scenes.rendering.scene import (
     Scene,
     SceneObject,
     outline_points,
-    sample_scene,
 )
 from scenes.rendering.solids import MISS, Vector, intersect
 from scenes.rendering.textures import Octave, lattice_values, noise_matrix
@@ -508,13 +507,3 @@ def _covering_tiles(boxes: Tensor, tiles_across: int) -> tuple[Tensor, Tensor]:
     row = first[owner, 1] + within // span[owner, 0]
     column = first[owner, 0] + within % span[owner, 0]
     return owner, row * tiles_across + column
-
-
-def render(seed: int, split: str = "train", image_size: int = 128, detail: float = 1.0) -> tuple[Tensor, Scene]:
-    """The picture and the truth of a seed.
-
-    Returns:
-        image `[3, H, W]` float32 in [0, 1], and its scene; the same arguments give the same picture.
-    """
-    scene = sample_scene(seed, split)
-    return SceneRenderer(image_size, detail)([scene]).images[0], scene

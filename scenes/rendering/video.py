@@ -12,10 +12,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from torch import Tensor
-
 from scenes.rendering import camera
-from scenes.rendering.renderer import SceneRenderer
 from scenes.rendering.scene import (
     COLOURS,
     GROUNDS,
@@ -126,11 +123,6 @@ def sample_video(seed: int, num_frames: int = 8, split: str = "train") -> VideoS
         if split == "all" or heldout == (split == "heldout"):
             return video
     raise RuntimeError(f"seed: no {split} video found for {seed} in {_MAX_TRIES} tries")
-
-
-def render_video(video: VideoScene, image_size: int = 64) -> Tensor:
-    """Frames `[F, 3, image_size, image_size]`, float in [0, 1]."""
-    return SceneRenderer(image_size)(list(video.frames)).images
 
 
 def _propose(rng: random.Random, seed: int, num_frames: int, count: int) -> VideoScene | None:

@@ -29,8 +29,8 @@ from scenes.judge.picture_reading import describe_reading
 from scenes.rendering import camera
 from scenes.rendering.scene import SPLITS, Scene
 from scenes.seeds import HELDOUT_SEED, RECONSTRUCTION_SEED
+from scenes.training.coded import load_vqvae
 from scenes.training.data import RenderedSceneSource, SceneSource
-from vargen.base.errors import UserError
 from vargen.drawing.sheet import contact_sheet, to_pil
 from vargen.models.llamagen.vq import decode_codes, encode_images
 from vargen.runs.files import save_image_atomic
@@ -262,8 +262,10 @@ class ReconstructionBank:
         UserError: if the folder holds no tokenizer.
     """
 
-    def __init__(self, folder: str, count: int, source: SceneSource, split: str, device: torch.device) -> None:
-        vqvae = load_vqvae(folder, device)
+    def __init__(
+        self, folder: str, count: int, image_size: int, source: SceneSource, split: str, device: torch.device
+    ) -> None:
+        vqvae, _ = load_vqvae(folder, image_size, device)
         images: list[Tensor] = []
         self.scenes: list[Scene] = []
         for start in range(0, count, _CHUNK):
@@ -276,15 +278,6 @@ class ReconstructionBank:
         """Random pictures `[count, 3, H, W]` in [0, 1] and their scenes."""
         chosen = torch.randint(len(self.scenes), (count,), generator=generator)
         return self.images[chosen.to(self.images.device)].float() / 255, [self.scenes[i] for i in chosen.tolist()]
-
-
-def load_vqvae(folder: str, device: torch.device) -> Any:
-    """A `diffusers.VQModel` in float32, ready to use. Raises UserError if the folder holds none."""
-    from diffusers import VQModel
-
-    if not (Path(folder) / "config.json").is_file():
-        raise UserError(f"vqvae: {folder!r} holds no tokenizer; name its folder or set it to null")
-    return VQModel.from_pretrained(folder, torch_dtype=torch.float32).to(device).eval()
 
 
 class JudgeTask:
@@ -300,7 +293,9 @@ class JudgeTask:
         self.degrade = Degrader(config.degraded_share, config.colour_shift, config.noise)
         self.bank: ReconstructionBank | None = None
         if config.vqvae is not None and config.reconstruction_share:
-            self.bank = ReconstructionBank(config.vqvae, config.reconstruction_count, source, config.split, device)
+            self.bank = ReconstructionBank(
+                config.vqvae, config.reconstruction_count, config.image_size, source, config.split, device
+            )
         heldout = source(HELDOUT_SEED, config.evaluation_size, "heldout")
         self.heldout_scenes = heldout.scenes
         images = heldout.images * 0.5 + 0.5
@@ -309,7 +304,7 @@ class JudgeTask:
             "degraded_": Degrader(1.0, config.colour_shift, config.noise)(images, _generator(0)),
         }
         if self.bank is not None and config.vqvae is not None:
-            self.heldout["reconstructed_"] = reconstruct(load_vqvae(config.vqvae, device), images)
+            self.heldout["reconstructed_"] = reconstruct(load_vqvae(config.vqvae, config.image_size, device)[0], images)
 
     def muon_parameters(self) -> Iterable[nn.Parameter]:
         return ()

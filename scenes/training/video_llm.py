@@ -310,7 +310,7 @@ class VideoLLMTask:
         return positions[-3:].expand(3, *ids.shape)
 
     def _truth(self, videos: Sequence[VideoScene], num_frames: int) -> dict[str, Tensor]:
-        """By name, int64 [B, m]: what each visual token shows, and its position. LLaVA's last token shows nothing and is
+        """By name, int64 [B, m]: what each visual token shows, and its position. LLaVA's last one shows nothing and is
         left out, so m is one less."""
         frames, grid_size = self._grounded_frames(num_frames), self.config.model.grid_size
         places = place_targets(len(frames), grid_size)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from scene_truth import reading_from_scene
 
 from scenes.captions.picture_caption_parser import CaptionError, parse_caption
 from scenes.captions.picture_captions import (
@@ -16,7 +17,6 @@ from scenes.captions.picture_captions import (
 )
 from scenes.captions.text_tokenizer import build_tokenizer
 from scenes.judge.claim_checks import judge_claims
-from scenes.judge.picture_reading import reading_from_scene
 from scenes.rendering.scene import (
     RELATIONS,
     Scene,

@@ -8,6 +8,7 @@ import re
 
 import pytest
 import torch
+from scene_truth import render_video
 from video_order import backwards, order_answers
 
 from scenes.captions.video_captions import (
@@ -19,7 +20,7 @@ from scenes.captions.video_captions import (
 )
 from scenes.rendering import camera
 from scenes.rendering.scene import is_heldout_object
-from scenes.rendering.video import KINDS, VideoScene, render_video, sample_video
+from scenes.rendering.video import KINDS, VideoScene, sample_video
 
 SEEDS = range(300)
 VIDEOS = [sample_video(seed, split="all") for seed in SEEDS]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from scenes.judge.judging import JudgeRanker
+from scenes.judge.claim_judge import JudgeRanker
 from vargen import LlamaGenPipeline
 from vargen.base.resources import find_model
 from vargen.demo.pictures import EXAMPLES

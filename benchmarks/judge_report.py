@@ -20,18 +20,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
-
-from metrics.provenance import write_result
-from scenes.cases import PromptCase, sample_prompts
-from scenes.judge.judge import load_judge
-from scenes.judge.report import (
+from judged_prompts import (
     PromptReport,
     draw_prompt_sheet,
     evaluate_judge,
     evaluate_prompts,
 )
-from scenes.judge.verdict import Tally, verdict_table
+from torch import Tensor
+
+from metrics.provenance import write_result
+from scenes.cases import PromptCase, sample_prompts
+from scenes.judge.claim_checks import Tally, verdict_table
+from scenes.judge.network import load_judge
 from vargen.base.errors import UserError
 from vargen.base.resources import find_model
 from vargen.drawing.sheet import to_pil

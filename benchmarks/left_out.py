@@ -18,12 +18,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+from judged_prompts import evaluate_prompts
 from record_training import summarise
 
 from metrics.provenance import write_result
 from scenes.cases import sample_prompts
-from scenes.judge.judge import load_judge
-from scenes.judge.report import evaluate_prompts
+from scenes.judge.network import load_judge
 from vargen.pipelines.llamagen import LlamaGenPipeline
 
 RESULTS = Path(__file__).resolve().parent / "results"

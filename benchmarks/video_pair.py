@@ -26,14 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from simulation import Costs, simulate_in_turn, simulate_parallel, simulate_plain
-from torch import Tensor
-
-from metrics.bootstrap import mean_interval, percentile_interval
-from metrics.provenance import provenance, write_result
-from scenes.captions.languages import LANGUAGES, language_of
-from scenes.cases import scene_video_cases
-from scenes.judge.pair import (
+from pair_measures import (
     EarlyTarget,
     agreements,
     answer_tokens,
@@ -42,6 +35,13 @@ from scenes.judge.pair import (
     run_lengths,
     shows_object,
 )
+from simulation import Costs, simulate_in_turn, simulate_parallel, simulate_plain
+from torch import Tensor
+
+from metrics.bootstrap import mean_interval, percentile_interval
+from metrics.provenance import provenance, write_result
+from scenes.captions.languages import LANGUAGES, language_of
+from scenes.cases import scene_video_cases
 from scenes.shipped import VIDEO_CAPTIONS, VIDEO_FRAMES, VIDEO_SIDE
 from specdecode.parallel.loop import chain_layout
 from vargen.base.resources import find_video_model

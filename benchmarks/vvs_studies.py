@@ -25,13 +25,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from judged_prompts import judge_images
 from torch import Tensor
 
 from metrics.proportion import Proportion
 from metrics.provenance import write_result
 from scenes.cases import PromptCase, sample_prompts
-from scenes.judge.judge import load_judge
-from scenes.judge.report import judge_images
+from scenes.judge.network import load_judge
 from vargen.base.resources import find_model
 from vargen.methods.base import ImageMethodConfig
 from vargen.methods.catalogue import resolve_method

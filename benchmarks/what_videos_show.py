@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from video_order import backwards, order_answers
 
 from metrics.bootstrap import mean_interval
 from metrics.provenance import write_result
@@ -106,7 +107,7 @@ def true_caption(video: VideoScene) -> VideoCaption:
 
 def told_backwards(video: VideoScene) -> VideoScene:
     """The same frames from the last to the first."""
-    return language_of(video).backwards(video)
+    return backwards(video)
 
 
 def kinds_of(videos: Sequence[VideoScene]) -> tuple[str, ...]:
@@ -143,7 +144,7 @@ def judge(videos: Sequence[VideoScene], texts: Sequence[str]) -> dict[str, Any]:
         scores = [language_of(video).accuracy(video, text, kind) for video, text in zip(videos, texts, strict=True)]
         values = torch.tensor(scores, dtype=torch.float64)
         figures[kind] = {"value": float(values.mean()), "interval": mean_interval(values)}
-    answers = [language_of(video).order_answers(video, text) for video, text in zip(videos, texts, strict=True)]
+    answers = [order_answers(video, text) for video, text in zip(videos, texts, strict=True)]
     right, wrong = (sum(each[place] for each in answers) for place in (0, 1))
     return {**figures, "order": right / max(right + wrong, 1), "order_answers": right + wrong}
 

@@ -1,7 +1,6 @@
-"""What this world gives to jobs that know none: prompts, and what is true of them.
+"""Prompts, videos and reference pictures of this world, for the jobs of vargen.
 
-Belongs here: the sides of this world that the protocols of `vargen.jobs` and `vargen.training` ask for. Does not belong
-here: judging (`scenes.judge`), files (`scenes.dataset`).
+Does not belong here: judging (`scenes.judge`), files (`scenes.dataset`).
 """
 
 from __future__ import annotations
@@ -12,9 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from scenes.captions.caption_parser import CaptionError, parse_caption
-from scenes.captions.captions import Caption, Claims, compose_caption
 from scenes.captions.languages import find_language
+from scenes.captions.picture_caption_parser import CaptionError, parse_caption
+from scenes.captions.picture_captions import Caption, Claims, compose_caption
 from scenes.rendering.renderer import SceneRenderer
 from scenes.rendering.scene import Scene, sample_scene
 from scenes.seeds import PROMPT_SEED, REFERENCE_SEED, VIDEO_SEED
@@ -27,7 +26,7 @@ from vargen.runs.identity import digest
 
 @dataclass(frozen=True)
 class PromptCase:
-    """A prompt whose truth is known: a scene and one of its captions."""
+    """A scene and one of its captions."""
 
     scene: Scene
     caption: Caption
@@ -87,7 +86,7 @@ def claims_of(prompt: str) -> Claims | None:
 def scene_video_cases(
     count: int, split: str, num_frames: int, image_size: int, seed: int = 0, captions: str = VIDEO_CAPTIONS
 ) -> list[VideoCase]:
-    """Videos of the scene world that training never showed, of those that are told in plain or in written captions.
+    """Videos that training never showed, with plain or written captions.
 
     Raises:
         UserError: an unknown language, or too few frames for it.

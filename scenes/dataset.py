@@ -1,7 +1,7 @@
 """Scenes on disk: pictures or videos, captions, truth, and a sheet to look at.
 
-Only laying out and writing files belongs here. What a scene is, how it looks and what is said about it are the business
-of `scene.py`, `renderer.py` and `captions.py`, and of `languages.py`.
+Belongs here: laying out and writing files. Does not belong here: scenes and pictures (`scenes.rendering`), and captions
+(`scenes.captions`).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any
 from PIL import Image
 from tqdm import tqdm
 
-from scenes.captions.captions import compose_caption
 from scenes.captions.languages import Language, find_language
+from scenes.captions.picture_captions import compose_caption
 from scenes.rendering.renderer import SceneRenderer
 from scenes.rendering.scene import SPLITS, Scene, object_boxes, sample_scene
 from scenes.shipped import VIDEO_CAPTIONS, VIDEO_FRAMES, VIDEO_SIDE
@@ -96,10 +96,10 @@ def write_videos(
 
     Args:
         output, count, split, seed, image_size, detail, progress: as for `write_scenes`.
-        num_frames: of a video, 8 or more, or 4 if told in plain captions; the seed of a video is another video with
-            another number of frames.
+        num_frames: of a video: 8 or more, or 4 or more with plain captions. A seed gives another video with another
+            number of frames.
         frames_per_second: of a video.
-        captions: how videos are told: "written" as people do, or "plain" for shorter ones in which less happens.
+        captions: "written" for captions as people write them, or "plain" for shorter videos in which less happens.
 
     Returns:
         The folder.

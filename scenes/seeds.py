@@ -1,6 +1,6 @@
-"""First seeds of what is drawn of the world, each far from all others: what is trained on is never what is judged by.
+"""First seeds of scenes and videos by purpose, far apart, so that nothing is judged on what was trained on.
 
-Training itself counts from a run's own small seed.
+Training counts from a run's own small seed.
 """
 
 RECONSTRUCTION_SEED = 500_000_000
@@ -8,7 +8,7 @@ RECONSTRUCTION_SEED = 500_000_000
 HELDOUT_SEED = 1_000_000_000
 """Scenes and videos for evaluation while training."""
 VIDEO_SEED = HELDOUT_SEED + 100_000
-"""Videos that methods are compared on; training looks at the first held-out ones now and then."""
+"""Videos that methods are compared on, apart from those of evaluation while training."""
 PROMPT_SEED = 2_000_000_000
 """Scenes behind prompts."""
 REFERENCE_SEED = PROMPT_SEED + 500_000_000
@@ -16,6 +16,6 @@ REFERENCE_SEED = PROMPT_SEED + 500_000_000
 CAPTION_SEED = 3_000_000_000
 """Scenes that are only described."""
 DRAFTER_SEED = 4_000_000_000
-"""Captions and videos whose pictures and answers a drafter learns from."""
+"""Captions and videos that a drafter learns from."""
 STORE_SEED = 5_000_000_000
-"""Scenes in a store of codes, which training reads round and round."""
+"""Scenes in a store of codes."""

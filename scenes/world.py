@@ -45,12 +45,12 @@ class SceneWorld:
         return RenderedReference(count, side)
 
     def judge(self) -> Judge:
-        from scenes.judge.judging import ClaimJudge
+        from scenes.judge.claim_judge import ClaimJudge
 
         return ClaimJudge()
 
     def ranker(self, image_size: int) -> Ranker:
-        from scenes.judge.judging import JudgeRanker
+        from scenes.judge.claim_judge import JudgeRanker
 
         return JudgeRanker(image_size)
 
@@ -62,7 +62,7 @@ class SceneWorld:
         return scene_video_cases(count, split, num_frames, image_size, seed, captions)
 
     def judge_answer(self, truth: Any, text: str) -> Mapping[str, float]:
-        from scenes.judge.judging import judge_answer
+        from scenes.judge.claim_judge import judge_answer
 
         return judge_answer(truth, text)
 

@@ -1,7 +1,7 @@
-"""The ways in which videos of this world are told, side by side: plain captions of short ones, written ones of stories.
+"""The two kinds of video captions: "plain" for short videos, and "written" for stories.
 
-A language is what everything needs that shows videos and reads what is said of them; nothing else asks which one it is.
-Models, configurations and commands name it: `captions: plain` or `captions: written`.
+A `Language` holds every function that depends on the kind, so other modules need not know which one they use. Models,
+configurations and commands name it: `captions: plain` or `captions: written`.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from scenes.captions import video_captions, written_captions
+from scenes.captions import story_captions, video_captions
 from scenes.captions.video_captions import VideoCaption
-from scenes.rendering.story import MIN_STORY_FRAMES, Story, backwards_story, sample_story
-from scenes.rendering.video import VideoScene, backwards, sample_video
+from scenes.rendering.story import MIN_STORY_FRAMES, Story, sample_story
+from scenes.rendering.video import VideoScene, sample_video
 from vargen.base.errors import UserError
 
 
@@ -23,22 +23,21 @@ class Language:
 
     Args:
         sample: the video of a seed, a number of frames and a split.
-        backwards: the same frames the other way round.
-        compose: a true caption of a video by a seed. questions: short ones with their answers.
-        accuracy: F1 of a text's claims, of a kind or "all". claim_kinds: the kinds, and the claims of each.
-        order_answers: what of what order alone decides a text has right, and wrong.
-        vocabulary: every word that is ever said. visual_words: those of them that say what is seen.
+        compose: a true caption of a video by a seed.
+        questions: short ones with their answers.
+        accuracy: F1 of a text's claims, of a kind or "all".
+        claim_kinds: the kinds, and the first words of the claims of each.
+        vocabulary: every word of captions, questions and answers.
+        visual_words: those words that describe what is seen.
         min_frames: of a video.
         max_caption_tokens: no caption is longer.
     """
 
     sample: Callable[[int, int, str], Any]
-    backwards: Callable[[Any], Any]
     compose: Callable[[Any, int], VideoCaption]
     questions: Callable[[Any], list[tuple[str, str]]]
     accuracy: Callable[[Any, str, str], float]
     claim_kinds: Mapping[str, tuple[str, ...]]
-    order_answers: Callable[[Any, str], tuple[int, int]]
     vocabulary: Callable[[], list[str]]
     visual_words: Callable[[], frozenset[str]]
     min_frames: int
@@ -48,12 +47,10 @@ class Language:
 LANGUAGES = {
     "plain": Language(
         sample_video,
-        backwards,
         video_captions.compose_video_caption,
         video_captions.compose_questions,
         video_captions.caption_accuracy,
         video_captions.CLAIM_KINDS,
-        video_captions.order_answers,
         video_captions.video_vocabulary,
         video_captions.visual_words,
         min_frames=4,
@@ -61,14 +58,12 @@ LANGUAGES = {
     ),
     "written": Language(
         sample_story,
-        backwards_story,
-        written_captions.compose_written_caption,
-        written_captions.compose_written_questions,
-        written_captions.written_accuracy,
-        written_captions.CLAIM_KINDS,
-        written_captions.written_order_answers,
-        written_captions.written_vocabulary,
-        written_captions.visual_words,
+        story_captions.compose_written_caption,
+        story_captions.compose_written_questions,
+        story_captions.written_accuracy,
+        story_captions.CLAIM_KINDS,
+        story_captions.written_vocabulary,
+        story_captions.visual_words,
         min_frames=MIN_STORY_FRAMES,
         max_caption_tokens=340,
     ),
@@ -76,7 +71,7 @@ LANGUAGES = {
 
 
 def find_language(name: str, num_frames: int | None = None) -> Language:
-    """Raises UserError for one that is not there, or that does not tell of videos of so few frames."""
+    """A language by name. Raises UserError for an unknown one, or for too few frames for it."""
     if name not in LANGUAGES:
         raise UserError(f"captions: {name!r} is not one of {', '.join(LANGUAGES)}")
     fewest = LANGUAGES[name].min_frames
@@ -86,5 +81,5 @@ def find_language(name: str, num_frames: int | None = None) -> Language:
 
 
 def language_of(video: VideoScene) -> Language:
-    """How a video is told."""
+    """The language of a video's captions."""
     return LANGUAGES["written" if isinstance(video, Story) else "plain"]

@@ -1,6 +1,6 @@
 """The word-level text tokenizer of the scene world.
 
-Turning words into numbers only: which words exist is decided by `captions.py`; what they mean, by the text encoder.
+Belongs here: turning words into numbers. Does not belong here: which words exist (`picture_captions.py`).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers, processors
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
-from scenes.captions.captions import PUNCTUATION, vocabulary
+from scenes.captions.picture_captions import PUNCTUATION, vocabulary
 
 PAD, EOS, UNKNOWN = "<pad>", "</s>", "<unk>"
 MODEL_MAX_LENGTH = 120

@@ -1,17 +1,18 @@
-"""What can be said about a video of the scene world, and how much of what is said is true.
+"""Plain captions of short videos, and how much of a caption is true.
 
-Captions are long (some 60 to 150 words and marks) and composed from the truth; `read_claims` reads them back, also
-those that a model wrote with mistakes: sentences it does not understand claim nothing. `video.py` has the truth.
+Captions are composed from the truth (`scenes.rendering.video`). `read_claims` reads captions back, also those that a
+model wrote with mistakes: a sentence outside the grammar claims nothing.
 """
 
 from __future__ import annotations
 
 import random
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from scenes.rendering.scene import COLOURS, GROUNDS, MATERIALS, SHAPES, SIZES, SKIES
-from scenes.rendering.video import COLUMNS, DISTANCES, LIGHTS, Event, VideoScene, backwards
+from scenes.rendering.video import COLUMNS, DISTANCES, LIGHTS, VideoScene
 
 Claim = tuple[str, ...]
 
@@ -26,7 +27,7 @@ _NUMBERS = {1: "one object", 2: "two objects", 3: "three objects"}
 _PLACES = {"left": "on the left", "middle": "in the middle", "right": "on the right"}
 _DISTANCES = {"near": "near the viewer", "far": "far away"}
 _LIGHT_PHRASES = {"left": "from the left", "viewer": "from behind the viewer", "right": "from the right"}
-_TIMES = ("first", "then", "finally")
+TIMES = ("first", "then", "finally")
 _MOVES = {
     "goes left": ("moves to the left", "slides to the left"),
     "goes right": ("moves to the right", "slides to the right"),
@@ -66,7 +67,7 @@ def compose_video_caption(video: VideoScene, seed: int) -> VideoCaption:
             sentences.append(f"a {words} {rng.choice(('stands', 'is'))} {place}.")
     for turn, event in enumerate(video.events):
         item = video.objects[event.subject]
-        when = _TIMES[2] if turn and turn == len(video.events) - 1 else _TIMES[min(turn, 1)]
+        when = TIMES[2] if turn and turn == len(video.events) - 1 else TIMES[min(turn, 1)]
         if event.kind == "turns":
             what = f"{rng.choice(('turns', 'becomes'))} {event.colour}"
         elif event.kind == "bumps into":
@@ -140,15 +141,15 @@ _SENTENCES = (
         ],
     ),
     (
-        re.compile(rf"{_either(_TIMES)} the {_NAME} {_either(sorted(_MOVE_WORDS, key=len, reverse=True))}"),
+        re.compile(rf"{_either(TIMES)} the {_NAME} {_either(sorted(_MOVE_WORDS, key=len, reverse=True))}"),
         lambda found: [("event", found[0], found[1], found[2], _MOVE_WORDS[found[3]])],
     ),
     (
-        re.compile(rf"{_either(_TIMES)} the {_NAME} (?:turns|becomes) {_either(COLOURS)}"),
+        re.compile(rf"{_either(TIMES)} the {_NAME} (?:turns|becomes) {_either(COLOURS)}"),
         lambda found: [("event", found[0], found[1], found[2], "turns", found[3])],
     ),
     (
-        re.compile(rf"{_either(_TIMES)} the {_NAME} bumps into the {_NAME} and comes back"),
+        re.compile(rf"{_either(TIMES)} the {_NAME} bumps into the {_NAME} and comes back"),
         lambda found: [("event", found[0], found[1], found[2], "bumps into", found[3], found[4])],
     ),
     (
@@ -170,7 +171,7 @@ def _key(table: dict[str, str], phrase: str) -> str:
 
 
 def read_claims(text: str) -> frozenset[Claim]:
-    """Everything that the sentences of a text claim; what is no sentence of this world claims nothing."""
+    """Everything that the sentences of a text claim."""
     claims: set[Claim] = set()
     for sentence in _WORDS.sub(r"\1", text.lower()).split("."):
         for pattern, claims_of in _SENTENCES:
@@ -182,62 +183,19 @@ def read_claims(text: str) -> frozenset[Claim]:
 
 
 def caption_accuracy(video: VideoScene, text: str, kind: str = "all") -> float:
-    """F1 of a text's claims against all that is true and could have been said, 0 to 1.
+    """F1 of a text's claims against everything that is true and could have been said, 0 to 1.
 
     Args:
         kind: one of `CLAIM_KINDS`, or "all".
     """
-    truth, said = compose_video_caption(video, 0).claims, read_claims(text)
-    if kind != "all":
-        truth, said = (
-            frozenset(claim for claim in claims if claim[0] in CLAIM_KINDS[kind]) for claims in (truth, said)
-        )
-    right = len(truth & said)
-    return 2 * right / (len(truth) + len(said)) if said else 0.0
+    return claims_f1(compose_video_caption(video, 0).claims, read_claims(text), CLAIM_KINDS.get(kind))
 
 
-def order_answers(video: VideoScene, text: str) -> tuple[int, int]:
-    """How a text answers what the order of frames alone decides.
-
-    Each thing that happens could as well have happened backwards (`video.backwards`): something appears or leaves, goes
-    left or right, turns from one colour to another or from that one to this. And of each two things one comes first.
-    Every frame may be known without knowing any of this, so for who does not see their order one half is chance.
-
-    Returns:
-        How many the text has right and how many wrong. What it does not mention does not count, nor what a collision
-        looks like, which is the same backwards.
-    """
-    told = {claim for claim in read_claims(text) if claim[0] == "event"}
-    right = wrong = 0
-    mentioned = []
-    other_story = backwards(video)
-    for event, other_way in zip(video.events, reversed(other_story.events), strict=True):
-        wordings = [_event_claim(video, event), _event_claim(other_story, other_way)]
-        times = [{claim[1] for claim in told if claim[2:] == wording} for wording in wordings]
-        if wordings[0] != wordings[1]:
-            right += bool(times[0]) and not times[1]
-            wrong += bool(times[1]) and not times[0]
-        said = times[0] | times[1]
-        mentioned.append(_TIMES.index(said.pop()) if len(said) == 1 else None)
-    for number, time in enumerate(mentioned):
-        for later in mentioned[number + 1 :]:
-            if time is not None and later is not None and time != later:
-                right += time < later
-                wrong += time > later
-    return right, wrong
-
-
-def _event_claim(video: VideoScene, event: Event) -> tuple[str, ...]:
-    """What a claim of an event says after its time."""
-    item = video.objects[event.subject]
-    said = (item.colour, item.shape, event.kind)
-    if event.kind == "turns":
-        return (*said, str(event.colour))
-    if event.kind == "bumps into":
-        assert event.other is not None
-        other = video.objects[event.other]
-        return (*said, other.colour, other.shape)
-    return said
+def claims_f1(truth: frozenset[Claim], said: frozenset[Claim], first_words: Sequence[str] | None) -> float:
+    """F1 of claims against true ones, 0 to 1; only of those with one of these first words, or None for all."""
+    if first_words is not None:
+        truth, said = (frozenset(claim for claim in claims if claim[0] in first_words) for claims in (truth, said))
+    return 2 * len(truth & said) / (len(truth) + len(said)) if said else 0.0
 
 
 def video_vocabulary() -> list[str]:
@@ -252,7 +210,7 @@ def video_vocabulary() -> list[str]:
         *_PLACES.values(),
         *_DISTANCES.values(),
         *_LIGHT_PHRASES.values(),
-        *_TIMES,
+        *TIMES,
         *_MOVE_WORDS,
         *COLOURS,
         *SHAPES,
@@ -265,7 +223,7 @@ def video_vocabulary() -> list[str]:
 
 
 def visual_words() -> frozenset[str]:
-    """Words that say what is seen, and are no function words."""
+    """Words that describe what is seen, without function words."""
     moves = "left right middle near far one two three closer away appears disappears vanishes shows turns becomes bumps"
     return frozenset((*COLOURS, *SHAPES, *SIZES, *MATERIALS, *GROUNDS, *SKIES, *moves.split()))
 

@@ -52,9 +52,9 @@ def run(arguments: Sequence[str]) -> int:
 
     import torch
 
-    from scenes.judge.judge import load_judge
-    from scenes.judge.report import judge_folder
-    from scenes.judge.verdict import verdict_table
+    from scenes.judge.claim_checks import verdict_table
+    from scenes.judge.folder import judge_folder
+    from scenes.judge.network import load_judge
 
     if config.device != "cpu" and not torch.cuda.is_available():
         raise UserError(f"device: {config.device!r} is not available here; use cpu")

@@ -22,9 +22,9 @@ class ScenesConfig:
         seed: seed of the first scene; scene i has the seed `seed + i`.
         image_size: side of the pictures in pixels, a multiple of 8; null for 128, and 96 of videos.
         detail: strength of grass, sand, wood grain and clouds; 0 is smooth.
-        num_frames: of a video, 8 or more; of one told in plain captions 4.
+        num_frames: of a video: 8 or more, or 4 or more with plain captions.
         frames_per_second: of a video.
-        captions: how videos are told: "written" as people do, or "plain" for shorter ones in which less happens.
+        captions: "written" for captions as people write them, or "plain" for shorter videos in which less happens.
     """
 
     output: str = "scenes"

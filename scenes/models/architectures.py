@@ -60,12 +60,11 @@ class VideoLLMConfig:
         patch_size: side of a patch; four patches make one visual token.
         num_frames: frames of a video in training.
         text, vision: sizes.
-        captions: how videos are told, which decides the words that the model knows; see
-            `scenes.captions.languages`.
+        captions: the kind of captions, which decides the words that the model knows; see `scenes.captions.languages`.
 
     Raises:
         ValueError: an unknown architecture, or sizes that do not divide.
-        UserError: an unknown way to tell videos.
+        UserError: an unknown kind of captions.
     """
 
     architecture: str = "qwen2_5_vl"

@@ -42,7 +42,7 @@ def build_tokenizer(captions: str = "plain") -> PreTrainedTokenizerFast:
     """Every word of the videos' captions, questions and answers, lower case; marks are words of their own.
 
     Args:
-        captions: how videos are told, one of `scenes.captions.languages.LANGUAGES`.
+        captions: one of `scenes.captions.languages.LANGUAGES`.
     """
     prompt_words = {word for prompt in CAPTION_PROMPTS for word in prompt.replace(".", "").replace(",", "").split()}
     words = sorted({*find_language(captions).vocabulary(), *prompt_words, "user", "assistant"})
@@ -75,7 +75,7 @@ def build_tokenizer(captions: str = "plain") -> PreTrainedTokenizerFast:
 
 def build_qwen_processor(image_size: int, patch_size: int, captions: str = "plain") -> Any:
     """A `Qwen2_5_VLProcessor` that resizes every frame to `image_size` pixels, two frames to a step of time."""
-    # This class keeps the proportions of a frame and is told a number of pixels, not a side.
+    # This class keeps the proportions of a frame and takes a number of pixels, not a side.
     size: dict[str, int] = {"shortest_edge": image_size**2, "longest_edge": image_size**2}
     shared: dict[str, Any] = {"patch_size": patch_size, "temporal_patch_size": 2, "merge_size": 2, "size": size}
     normal: dict[str, Any] = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}

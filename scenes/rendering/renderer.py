@@ -1,10 +1,10 @@
 """From scenes to pictures: ray casting in torch, a whole batch at once, on the CPU or on a GPU.
 
-Light, colour, material and shadow live here. What is in a scene is `scene.py`'s business, where a ray meets a solid
-`solids.py`'s, and random detail `textures.py`'s.
+Belongs here: light, colour, material and shadow. Does not belong here: what is in a scene (`scene.py`), where a ray
+meets a solid (`solids.py`), and random detail (`textures.py`).
 
-The picture is worked on in tiles of 8 x 8 pixels: the ground and sky are computed everywhere, a solid or its shadow
-only in the tiles that it can touch. A tile of one solid is 256 rays (four per pixel), so a batch of pictures is a few
+The picture is computed in tiles of 8 x 8 pixels: ground and sky everywhere, a solid or its shadow only in the tiles
+that it can touch. A tile of one solid is 256 rays (four per pixel), so a batch of pictures is a few
 hundred tiles per kind of solid, and every step is one tensor operation over all of them.
 """
 
@@ -26,7 +26,6 @@ from scenes.rendering.scene import (
     Scene,
     SceneObject,
     outline_points,
-    sample_scene,
 )
 from scenes.rendering.solids import MISS, Vector, intersect
 from scenes.rendering.textures import Octave, lattice_values, noise_matrix
@@ -34,7 +33,7 @@ from scenes.rendering.textures import Octave, lattice_values, noise_matrix
 TILE = 8
 _SAMPLES = ((0.375, 0.125), (0.875, 0.375), (0.125, 0.625), (0.625, 0.875))  # rotated grid, pixel fractions
 _LIGHT_SPREAD = 0.09  # radius of the light's disc, radians
-_BACKGROUND_CHUNK = 16  # pictures whose background is worked on at once; keeps intermediate values in the cache
+_BACKGROUND_CHUNK = 16  # backgrounds computed at once, so that intermediate values stay in the cache
 _TILE_CHUNK = 192  # tiles of solids worked on at once, for the same reason
 _FAR_FADE = 26.0  # distance over which the ground takes the colour of the horizon, world units
 
@@ -432,7 +431,7 @@ class SolidBatch:
         """Colour of surface points: red, green and blue, each `[K, M]`.
 
         Args:
-            owner: `[K]` int64, whose surface.
+            owner: `[K]` int64, the solid of each point.
             point, normal, direction: three `[K, M]` tensors each, in the solid's frame; directions are unit vectors
                 of the world measured in radii.
         """
@@ -508,13 +507,3 @@ def _covering_tiles(boxes: Tensor, tiles_across: int) -> tuple[Tensor, Tensor]:
     row = first[owner, 1] + within // span[owner, 0]
     column = first[owner, 0] + within % span[owner, 0]
     return owner, row * tiles_across + column
-
-
-def render(seed: int, split: str = "train", image_size: int = 128, detail: float = 1.0) -> tuple[Tensor, Scene]:
-    """The picture and the truth of a seed.
-
-    Returns:
-        image `[3, H, W]` float32 in [0, 1], and its scene; the same arguments give the same picture.
-    """
-    scene = sample_scene(seed, split)
-    return SceneRenderer(image_size, detail)([scene]).images[0], scene

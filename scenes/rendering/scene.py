@@ -1,7 +1,7 @@
 """What a scene is, and how one is drawn at random: the truth behind every picture of the project's own world.
 
-A scene is data. This module knows attributes, places, relations and the held-out split; it knows nothing of pixels
-(`renderer.py`) or of sentences (`captions.py`).
+Belongs here: attributes, positions, relations and the held-out split, as data. Does not belong here: pixels
+(`renderer.py`) and sentences (`scenes.captions`).
 """
 
 from __future__ import annotations
@@ -110,9 +110,9 @@ class Scene:
 
 
 def relation_between(subject: SceneObject, other: SceneObject) -> tuple[str, ...]:
-    """Relations of `subject` to `other` that hold so clearly that nobody would dispute them.
+    """Relations of `subject` to `other` that hold beyond dispute.
 
-    Left and right are judged in the picture, in front and behind along the ground. Near-ties give no relation.
+    Left and right are judged in the picture, in front and behind along the ground. Small gaps give no relation.
 
     Returns:
         Zero, one or two of `RELATIONS`.
@@ -238,7 +238,7 @@ def object_boxes(scene: Scene, image_size: int = 128) -> Tensor:
 
 
 def outline_points(shape: str, x: Tensor, depth: Tensor, rotation: Tensor, radius: Tensor) -> Tensor:
-    """Points whose convex hull, seen from the camera, covers each of N objects of one shape.
+    """Points around each of N objects of one shape: seen from the camera, their convex hull covers the object.
 
     Args:
         shape: one of `SHAPES`.

@@ -1,8 +1,8 @@
 """Longer videos of the scene world: several things happen to an object, one after the other, and objects come and go.
 
-A story is a `VideoScene` in which an object may be the subject of any number of events, so a longer video has more to
-say, and what is true at the end follows from all of them in their order. What one event looks like is `video.py`'s
-business; what is said about a story, that of `scenes.captions.written_captions`.
+In a story an object may have any number of events, and what is true at the end follows from all of them in their order.
+Does not belong here: what one event looks like (`video.py`), and what is said about a story
+(`scenes.captions.story_captions`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 
 from scenes.rendering.scene import COLOURS, MAX_OBJECTS, SHAPES, SPLITS, SceneObject, is_heldout_object
 from scenes.rendering.video import (
-    BACKWARDS,
     COLUMNS,
     DISTANCES,
     KINDS,
@@ -29,7 +28,7 @@ from scenes.rendering.video import (
 
 MIN_STORY_FRAMES = 8
 MAX_EVENTS = 7
-"""A video of more than some 50 frames is a slower one, and says no more: captions stay of one length."""
+"""In a video of more than about 50 frames, events are slower but not more, so captions do not grow."""
 _CAST = (2, 3, 3, 4)
 _MAX_TRIES = 2000
 _LOOKS = 4  # places of an event at which it is looked whether anything touches
@@ -123,31 +122,6 @@ def sample_story(seed: int, num_frames: int = 32, split: str = "train") -> Story
     raise RuntimeError(f"seed: no {split} story found for {seed} in {_MAX_TRIES} tries")
 
 
-def backwards_story(story: Story) -> Story:
-    """The same frames from the last to the first, and what then happens in them; see `video.backwards`."""
-    firsts = story.states(len(story.events))
-    last_frame = len(story.frames) - 1
-    events = []
-    for turn, event in reversed(list(enumerate(story.events))):
-        events.append(
-            replace(
-                event,
-                kind=BACKWARDS.get(event.kind, event.kind),
-                first=last_frame - event.last,
-                last=last_frame - event.first,
-                colour=None if event.colour is None else story.name_in(turn)[0],
-            )
-        )
-    return replace(
-        story,
-        frames=story.frames[::-1],
-        objects=tuple(state.item for state in firsts),
-        columns=tuple(state.column for state in firsts),
-        distances=tuple(state.distance for state in firsts),
-        events=tuple(events),
-    )
-
-
 def _looks(story: Story) -> Iterator[tuple[SceneObject, str]]:
     """Every object with each colour that it ever has."""
     for number, item in enumerate(story.objects):
@@ -160,7 +134,7 @@ def _looks(story: Story) -> Iterator[tuple[SceneObject, str]]:
 def _first_states(story: Story) -> list[State]:
     late = set()
     for number in range(len(story.objects)):
-        coming = [event.kind for event in story.events if event.subject == number and event.kind in BACKWARDS]
+        coming = [event.kind for event in story.events if event.subject == number]
         if "appears" in coming and ("leaves" not in coming or coming.index("appears") < coming.index("leaves")):
             late.add(number)
     places = zip(story.objects, story.columns, story.distances, strict=True)
@@ -226,7 +200,7 @@ def _next_event(
     done: set[tuple[object, ...]],
     must_come: bool,
 ) -> tuple[Event, State | None] | None:
-    """Something that can happen now, and how who comes in first stands; None if nothing was found."""
+    """An event that is possible now, and the first state of an object that appears; None if none was found."""
     there = [number for number, state in enumerate(states) if state.is_there]
     free = [column for column in COLUMNS if column not in {states[number].column for number in there}]
     possible: list[tuple[str, int]] = []

@@ -1,8 +1,8 @@
 """Stochastic detail: grass, sand, wood grain and clouds as sums of random lattices seen through the fixed camera.
 
 Because the camera never moves, every pixel samples each lattice at a fixed place, so a texture is one constant sparse
-matrix (pixels x lattice values) and a batch of textures is one sparse product. This module makes random fields; their
-colours and light are the renderer's business.
+matrix (pixels x lattice values) and a batch of textures is one sparse product. Does not belong here: colours and light
+(`renderer.py`).
 """
 
 from __future__ import annotations

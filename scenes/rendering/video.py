@@ -1,8 +1,8 @@
 """Short videos of the scene world: the same objects, and things that happen to them, as data.
 
-A video is a list of scenes, one a frame, all with the same ground, sky, light and stochastic detail, so the picture
-renderer draws it. Each object has at most one thing happen to it, one after the other, so that order in time is part of
-the truth. What is said about a video is in `video_captions.py`.
+A video is a list of scenes, one a frame, with the same ground, sky, light and stochastic detail. Each object has one
+event at most, and events follow each other, so the order in time is part of the truth. Does not belong here: what is
+said about a video (`scenes.captions.video_captions`).
 """
 
 from __future__ import annotations
@@ -12,10 +12,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from torch import Tensor
-
 from scenes.rendering import camera
-from scenes.rendering.renderer import SceneRenderer
 from scenes.rendering.scene import (
     COLOURS,
     GROUNDS,
@@ -128,56 +125,6 @@ def sample_video(seed: int, num_frames: int = 8, split: str = "train") -> VideoS
     raise RuntimeError(f"seed: no {split} video found for {seed} in {_MAX_TRIES} tries")
 
 
-def render_video(video: VideoScene, image_size: int = 64) -> Tensor:
-    """Frames `[F, 3, image_size, image_size]`, float in [0, 1]."""
-    return SceneRenderer(image_size)(list(video.frames)).images
-
-
-BACKWARDS = {
-    "goes left": "goes right",
-    "goes right": "goes left",
-    "comes closer": "goes away",
-    "goes away": "comes closer",
-    "appears": "leaves",
-    "leaves": "appears",
-}
-
-
-def backwards(video: VideoScene) -> VideoScene:
-    """The same frames from the last to the first, and what then happens in them.
-
-    Whoever sees every frame but not their order cannot tell the two from each other.
-    """
-    ends = [video.end_of(number) for number in range(len(video.objects))]
-    objects, columns, distances = [], [], []
-    for item, end, column, distance in zip(video.objects, ends, video.columns, video.distances, strict=True):
-        if end is not None:
-            colour, column, distance = end
-            item = next(each for each in video.frames[-1].objects if (each.colour, each.shape) == (colour, item.shape))
-        objects.append(item)
-        columns.append(column)
-        distances.append(distance)
-    last_frame = len(video.frames) - 1
-    events = [
-        replace(
-            event,
-            kind=BACKWARDS.get(event.kind, event.kind),
-            first=last_frame - event.last,
-            last=last_frame - event.first,
-            colour=None if event.colour is None else video.objects[event.subject].colour,
-        )
-        for event in reversed(video.events)
-    ]
-    return replace(
-        video,
-        frames=video.frames[::-1],
-        objects=tuple(objects),
-        columns=tuple(columns),
-        distances=tuple(distances),
-        events=tuple(events),
-    )
-
-
 def _propose(rng: random.Random, seed: int, num_frames: int, count: int) -> VideoScene | None:
     """A video of `count` objects, or None if the draw put things into one another."""
     places = rng.sample([(column, distance) for column in COLUMNS for distance in DISTANCES], count)
@@ -241,7 +188,7 @@ def _propose_events(
             other = rng.choice([each for each in order if each != number])
         events.append(Event(kind, number, first, last, colour, other))
     if sum(event.kind in ("appears", "leaves") for event in events) == len(objects):
-        return None  # somebody has to stay
+        return None  # one object has to stay
     moving = {event.subject for event in events if event.kind not in ("turns",)}
     if any(event.kind == "bumps into" and event.other in moving for event in events):
         return None  # what is bumped into stands still, and is there
@@ -310,7 +257,7 @@ def towards(item: SceneObject, other: SceneObject, share: float) -> SceneObject:
 
 
 def stand_apart(standing: Sequence[tuple[int, SceneObject]], events: Sequence[Event]) -> bool:
-    """Whether nothing stands in anything, and nobody but who bumps into another one touches it or hides it."""
+    """Whether no object stands in, touches or hides another, except the two of a collision."""
     pairs = {frozenset((event.subject, event.other)) for event in events if event.other is not None}
     for place, (number, item) in enumerate(standing):
         for other_number, other in standing[place + 1 :]:

@@ -6,53 +6,21 @@ This file names the recipes for the entry points of `vargen.recipes`; it imports
 from vargen.base.world import Recipe
 
 
-def _recipe(order: int, summary: str, module: str, config: str, train: str) -> Recipe:
-    return Recipe(order, summary, f"scenes.training.{module}", config, train)
+def _recipe(order: int, module: str, settings: str, summary: str) -> Recipe:
+    return Recipe(order, summary, f"scenes.training.{module}", f"{settings}TrainingConfig", f"train_{module}")
 
 
-TOKENIZER = _recipe(
-    10, "the VQ model that turns pictures into tokens", "tokenizer", "TokenizerTrainingConfig", "train_tokenizer"
-)
-TEXT_ENCODER = _recipe(
-    20,
-    "the T5 encoder of captions, before the transformer",
-    "text_encoder",
-    "TextEncoderTrainingConfig",
-    "train_text_encoder",
-)
-DATA = _recipe(
+TOKENIZER = _recipe(10, "tokenizer", "Tokenizer", "the VQ model that turns pictures into tokens")
+TEXT_ENCODER = _recipe(20, "text_encoder", "TextEncoder", "the T5 encoder of captions, before the transformer")
+DATA = Recipe(
     30,
     "nothing, but write a store of codes on which transformers train",
-    "code_store",
+    "scenes.training.code_store",
     "CodeStoreConfig",
     "write_codes",
 )
-TRANSFORMER = _recipe(
-    40,
-    "the text-to-image transformer over those tokens",
-    "transformer",
-    "TransformerTrainingConfig",
-    "train_transformer",
-)
-DECODER = _recipe(
-    50,
-    "the tokenizer's decoder, on codes as the transformer draws them",
-    "decoder",
-    "DecoderTrainingConfig",
-    "train_decoder",
-)
-JUDGE = _recipe(70, "the recogniser that scores pictures", "judge", "JudgeTrainingConfig", "train_judge")
-VIDEO_LLM = _recipe(
-    80,
-    "a small Video-LLM, or a smaller one to draft for it",
-    "video_llm",
-    "VideoLLMTrainingConfig",
-    "train_video_llm",
-)
-CLIP = _recipe(
-    100,
-    "the CLIP that scores how well pictures and captions agree",
-    "clip",
-    "ClipTrainingConfig",
-    "train_clip",
-)
+TRANSFORMER = _recipe(40, "transformer", "Transformer", "the text-to-image transformer over those tokens")
+DECODER = _recipe(50, "decoder", "Decoder", "the tokenizer's decoder, on codes as the transformer draws them")
+JUDGE = _recipe(70, "judge", "Judge", "the recogniser that scores pictures")
+VIDEO_LLM = _recipe(80, "video_llm", "VideoLLM", "a small Video-LLM, or a draft model for it")
+CLIP = _recipe(100, "clip", "Clip", "the CLIP that scores how well pictures and captions agree")

@@ -1,20 +1,18 @@
-"""What a caption says, read off a text encoder's states: what teaches an encoder without any pretraining.
+"""The loss of the text encoder: what a caption says, read off the encoder's states.
 
-LlamaGen's own text encoder is a pretrained FLAN-T5; ours has no pretraining to lean on, and picture tokens teach it
-little, since few of them depend on the caption. The truth behind a caption is known here, so the encoder is taught to
-tell it apart directly, in three ways. Nothing of the reader remains in the exported weights.
+LlamaGen's own text encoder is a pretrained FLAN-T5. This one has no pretraining, and picture tokens teach it little,
+because few of them depend on the caption. So the encoder learns directly, in three ways, to represent what is said. The
+reader is not exported.
 
-**Of the whole caption**: the objects from left to right and from front to back. Image tokens give every condition token
-the same attention logit (see `vargen.models.llamagen.transformer`), so what they can use is the mean of the tokens; the
-same mean is read here, by one linear map.
+**Whole caption**: the objects from left to right and from front to back, read by one linear map from the mean of the
+states. Image tokens of official weights give every condition token the same attention logit, so they see this mean too
+(`vargen.models.llamagen.transformer`).
 
-**Of each shape**: how many there are, and what is said of the only one. Where a caption leaves places open, the lists
-above have to guess, and say nothing about whose colour is whose.
+**Each shape**: how many objects have it, and what is said of the only one. This also applies where a caption leaves
+the order open.
 
-**Of each word**: the attributes and the place of the object that it speaks of. Without this, an encoder that reads
-the mean alone learns which words occur, and for a long time no more: asked for the colours of two objects of which the
-caption says who stands left, it named 66 % after 180,000 captions, no more than after 120,000; with it 90 % after
-195,000 and 96 % after 295,000 (docs/training.md).
+**Each word**: attributes and position of the object that it describes. Without this part, the encoder learns which
+words occur but not which colour belongs to which object (benchmarks/lab/training.md).
 """
 
 from __future__ import annotations
@@ -27,15 +25,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from scenes.captions.caption_words import described_words, told_places
-from scenes.captions.captions import Caption, ObjectClaim
+from scenes.captions.described_objects import described_words, told_places
+from scenes.captions.picture_captions import Caption, ObjectClaim
 from scenes.rendering import camera
 from scenes.rendering.scene import COLOURS, GROUNDS, MATERIALS, MAX_OBJECTS, SHAPES, SIZES, SKIES, Scene, SceneObject
 
 NUM_PLACES = 6
-"""How finely the place of an object is told, across the picture and into its depth."""
+"""Classes of an object's position across the picture, and of its depth."""
 UNTOLD = -100
-"""The class of what a caption leaves open: it does not count (`ignore_index` of torch's cross-entropy)."""
+"""The class of what a caption leaves open; it does not count (`ignore_index` of torch's cross-entropy)."""
 
 _ABSENT = 0
 _ATTRIBUTES = (("shape", SHAPES), ("colour", COLOURS), ("material", MATERIALS), ("size", SIZES))
@@ -170,9 +168,7 @@ class CaptionReader(nn.Module):
         return self.readouts[name](values).unflatten(-1, never.shape) + never
 
 
-def caption_reading_loss(
-    readings: Readings, truth: CaptionTruth, word_weight: float = 1.0
-) -> tuple[Tensor, dict[str, Tensor]]:
+def caption_reading_loss(readings: Readings, truth: CaptionTruth) -> tuple[Tensor, dict[str, Tensor]]:
     """How badly the truth is read: cross-entropy in nats, averaged within each group and over the groups of each kind.
 
     What a caption leaves open about its scene cannot be read, so that part has a floor well above zero.
@@ -180,7 +176,6 @@ def caption_reading_loss(
     Args:
         readings: what `CaptionReader` gave.
         truth: of the same captions.
-        word_weight: weight of the words against the other two kinds.
 
     Returns:
         The weighted sum of the three kinds, a scalar; and for the log each of them, and the share of words' classes
@@ -193,7 +188,7 @@ def caption_reading_loss(
     told = truth.words != UNTOLD
     right = ((readings.words.argmax(-1) == truth.words) & told).sum() / told.sum().clamp_min(1)
     parts = {"scene": scene, "shapes": shapes, "words": words, "words_right": right}
-    return scene + shapes + word_weight * words, {name: value.detach() for name, value in parts.items()}
+    return scene + shapes + words, {name: value.detach() for name, value in parts.items()}
 
 
 def _mean_by_group(logits: Tensor, classes: Tensor) -> Tensor:

@@ -21,14 +21,14 @@ from torch import Tensor, nn
 from transformers import CLIPConfig, CLIPImageProcessorPil, CLIPModel
 
 from metrics.clip_score import retrieval_accuracy
-from scenes.captions.captions import MAX_CAPTION_TOKENS, compose_caption
+from scenes.captions.picture_captions import MAX_CAPTION_TOKENS, compose_caption
 from scenes.captions.text_tokenizer import build_tokenizer
 from scenes.rendering.scene import COLOURS, GROUNDS, MATERIALS, SHAPES, SIZES, SKIES, SPLITS, Scene, SceneObject
 from scenes.seeds import HELDOUT_SEED
 from scenes.training.data import RenderedSceneSource, SceneSource
 from vargen.drawing.sheet import contact_sheet, to_pil
 from vargen.runs.files import save_image_atomic
-from vargen.training.config import RunConfig, check, check_positive, main
+from vargen.training.config import RunConfig, check, check_positive
 from vargen.training.run import RunResult, prepare, train
 
 _OBJECT_VALUES = {"shape": SHAPES, "colour": COLOURS, "material": MATERIALS, "size": SIZES}
@@ -64,7 +64,7 @@ class ClipTrainingConfig(RunConfig):
     Args:
         image_size: side of the training pictures, pixels.
         patch_size: side of a patch, pixels.
-        split: scenes to train on; "all", since a measure that never saw the held-out combinations would be worst there.
+        split: scenes to train on; "all", because a measure must know the held-out combinations too.
         vision, text: shapes of the towers.
         projection_dim: dimensions of the features.
     """
@@ -86,7 +86,12 @@ class ClipTrainingConfig(RunConfig):
             f"must be a multiple of patch_size {self.patch_size} and at least 32",
         )
         check(self.split in SPLITS, "split", self.split, f"is not one of {', '.join(SPLITS)}")
-        check(self.batch_size > 1, "batch_size", self.batch_size, "must be above 1: pictures are told from each other")
+        check(
+            self.batch_size > 1,
+            "batch_size",
+            self.batch_size,
+            "must be above 1, because each picture is compared with the others",
+        )
 
     def architecture(self) -> dict[str, Any]:
         return {
@@ -248,7 +253,3 @@ def train_clip(config: ClipTrainingConfig, source: SceneSource | None = None) ->
     """
     device = prepare(config)
     return train(config, ClipTask(config, source or RenderedSceneSource(config.image_size, device), device))
-
-
-if __name__ == "__main__":
-    main(ClipTrainingConfig, train_clip)

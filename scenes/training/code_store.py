@@ -1,7 +1,6 @@
-"""A store of codes: pictures rendered and encoded once, by a process of its own, and read by every trainer of pictures.
+"""A store of codes: pictures rendered and encoded once by a process of their own, for every trainer of pictures.
 
-Rendering and encoding take most of a training step that does them itself. A picture's codes and the places of its
-tokens are 768 bytes, so a million pictures are less than a gigabyte. Scenes are not stored: their seeds give them back.
+Rendering and encoding would take most of a training step. Scenes are not stored, because their seeds give them back.
 Belongs here: writing the store and reading it. Does not belong here: what is trained on it.
 """
 
@@ -20,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from tqdm import tqdm
 
-from scenes.captions.captions import compose_caption
+from scenes.captions.picture_captions import compose_caption
 from scenes.rendering.scene import MAX_OBJECTS, OBJECT_COUNT_WEIGHTS, sample_scene
 from scenes.seeds import STORE_SEED
 from scenes.training.coded import CodedBatch, FrozenEncoder, RenderedCodes, load_vqvae, weights_fingerprint
@@ -32,7 +31,7 @@ from vargen.training.config import bfloat16_pays, check, check_positive, check_s
 
 _DESCRIPTION = "store.json"
 
-_PROBES = 16  # scenes whose truth is part of a store's identity, since it is sampled again at reading
+_PROBES = 16  # the first scenes are part of a store's identity, because scenes are sampled again at reading
 
 
 @dataclass
@@ -49,7 +48,7 @@ class CodeStoreConfig:
         detail: strength of the pictures' stochastic detail.
         object_count_weights: how often a scene has one, two or three objects, as weights.
         device: "cpu" or "cuda".
-        autocast: encode in bfloat16; null: where that is the faster way.
+        autocast: encode in bfloat16; null: where bfloat16 is faster.
         compile: compile the encoder; needs a C++ compiler.
         num_threads: of torch on the CPU; 0 for torch's choice.
     """

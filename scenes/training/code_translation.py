@@ -1,7 +1,6 @@
-"""Codes of one tokenizer in words of another's, for a transformer that goes on with a new tokenizer.
+"""Weights for a transformer that changes its tokenizer: rows of new codes made from rows of the old ones.
 
-Belongs here: which codes of two tokenizers stand for the same things, and rows of weights made from that. Does not
-belong here: training either.
+Belongs here: which codes of two tokenizers occur at the same positions. Does not belong here: training.
 """
 
 from __future__ import annotations
@@ -18,15 +17,15 @@ from vargen.models.llamagen.vq import encode_images
 
 @torch.no_grad()
 def code_shares(before: VQModel, now: VQModel, images: Iterable[Tensor]) -> Tensor:
-    """What another tokenizer says where a code stands.
+    """Which codes of one tokenizer occur where another one has a given code.
 
     Args:
         before, now: tokenizers of grids of one size, of K and L codes.
         images: batches [B, 3, H, W] fp32 in [-1, 1].
 
     Returns:
-        [L, K] fp32: of the places of each of `now`'s codes the share at which `before` has each of its own; of a code
-        that no picture shows, that of all places.
+        [L, K] fp32: for each code of `now`, the frequencies of the codes that `before` has at the same positions; for a
+        code that no picture shows, the frequencies over all positions.
     """
     counts = torch.zeros(now.quantize.n_e, before.quantize.n_e)
     for batch in images:
@@ -39,6 +38,6 @@ def code_shares(before: VQModel, now: VQModel, images: Iterable[Tensor]) -> Tens
 
 @torch.no_grad()
 def translate(transformer: LlamaGenTransformer, shares: Tensor) -> None:
-    """Make every code's rows of `token_embedding` and `lm_head` the mean of those of the codes that it replaces."""
+    """Set every code's rows of `token_embedding` and `lm_head` to the mean of the rows that it replaces."""
     for rows in (transformer.token_embedding.weight, transformer.lm_head.weight):
         rows.copy_((shares.to(rows.device) @ rows.float()).to(rows.dtype))

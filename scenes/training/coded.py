@@ -1,7 +1,7 @@
 """Batches of pictures as codes: what a trainer of transformers reads, and the frozen tokenizer that makes them.
 
-Belongs here: encoding rendered scenes as they come. A store of codes written beforehand is `code_store.py`; captions
-are the trainer's own, composed anew for each batch.
+Belongs here: encoding rendered scenes at each step. Does not belong here: a store of codes (`code_store.py`), and
+captions, which a trainer composes for each batch.
 """
 
 from __future__ import annotations

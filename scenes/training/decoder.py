@@ -1,14 +1,13 @@
 """Training of the tokenizer's decoder on codes as the transformer draws them.
 
-The tokenizer learns to decode the codes of real pictures. A transformer draws others: each token alone is plausible,
-but of the cells of one object some are orange and some yellow, or a sphere gets a corner. Here a finished model's
-decoder goes on learning on such codes (as in Qiu et al. 2025, "Image Tokenizer Needs Post-Training", arXiv:2509.12474).
-Of a share of the pictures some codes are replaced by tokens that the transformer draws in their place, given the
-caption and the true tokens before; the picture to be decoded stays the true one. Over grass, sand, wood and clouds
-another code means another texture, just as good, so there replaced cells do not count: only the discriminator, which
-asks whether it looks real, sees them.
+The tokenizer learns to decode the codes of real pictures. A transformer draws other codes: each token alone is
+plausible, but some cells of an object are orange and others yellow, or a sphere gets a corner. Here the decoder of a
+finished model is trained further on such codes (as in Qiu et al. 2025, "Image Tokenizer Needs Post-Training",
+arXiv:2509.12474). In a share of the pictures, tokens that the transformer draws replace some codes, given the caption
+and the true tokens before them. The target stays the true picture. On ground and sky another code is another texture
+that is just as good, so replaced cells there count in the discriminator's loss alone.
 
-Encoder and codebook stay as they are, and so do all tokens: whatever was measured on tokens (acceptance, speed) holds.
+Encoder and codebook do not change, so figures that were measured on tokens (acceptance, speed) stay valid.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from scenes.captions.captions import compose_caption
+from scenes.captions.picture_captions import compose_caption
 from scenes.seeds import HELDOUT_SEED
 from scenes.training.coded import PLACES, token_places
 from scenes.training.data import RenderedSceneSource, SceneBatch, SceneSource, save_sheet
@@ -34,7 +33,7 @@ from vargen.base.errors import UserError
 from vargen.base.resources import find_model
 from vargen.models.llamagen.vq import downsampling_factor, encode_images
 from vargen.models.model_folder import weights_fingerprint
-from vargen.training.config import check, check_fraction, main
+from vargen.training.config import check_fraction
 from vargen.training.run import RunResult, autocast, move, prepare, train
 from vargen.training.teachers import guided_features
 
@@ -48,18 +47,15 @@ class DecoderTrainingConfig(PictureLossConfig):
 
     Args:
         model: folder of the pipeline whose decoder is trained; empty for the shipped one.
-        detail: strength of the pictures' stochastic detail.
-        drawn_share: share of each batch's pictures in which codes are replaced. In each of them a share of the codes,
-            drawn anew between none and all, gives way to tokens of the transformer at the pipeline's own settings.
+        drawn_share: share of each batch's pictures in which codes are replaced. In each of them a random share of the
+            codes is replaced by tokens that the transformer draws with the pipeline's settings.
     """
 
     model: str = ""
-    detail: float = 1.0
     drawn_share: float = 0.5
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check(self.detail >= 0, "detail", self.detail, "must not be negative")
         check_fraction(self, "drawn_share")
 
 
@@ -121,7 +117,7 @@ class DecoderTask:
         return self.vqvae.decoder(self.vqvae.post_quant_conv(codewords)).float()
 
     def _replaced(self, batch: SceneBatch, codes: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Codes of which some are the transformer's, and which those are, bool [B, N]."""
+        """Codes with some drawn by the transformer, and a mask of those, bool [B, N]."""
         count = round(self.config.drawn_share * len(codes))
         where = torch.zeros(codes.shape, dtype=torch.bool)
         if not count:
@@ -202,12 +198,8 @@ def train_decoder(config: DecoderTrainingConfig, source: SceneSource | None = No
     if pipeline.transformer.config.condition_type != "text" or pipeline.text_encoder is None:
         raise UserError(f"model: {folder} is not text-conditional with its text encoder, which this trainer needs")
     if source is None:
-        source = RenderedSceneSource(pipeline.config["image_size"], device, config.detail)
+        source = RenderedSceneSource(pipeline.config["image_size"], device)
     identity = {name: weights_fingerprint(folder / name) for name in ("transformer", "vqvae")}
     # The model's own guidance and top-k are not among its weights, and decide what it draws.
     identity |= {name: pipeline.config[name] for name in ("default_guidance_scale", "default_top_k")}
     return train(config, DecoderTask(config, pipeline, source, device), identity)
-
-
-if __name__ == "__main__":
-    main(DecoderTrainingConfig, train_decoder)

@@ -1,9 +1,8 @@
-"""Which object stands where, and how many are to come, told to a model at every place of a picture: helping losses.
+"""Helping losses: hidden states predict, at every position of a picture, which object is there and how many follow.
 
-What a caption says about objects reaches few of a picture's tokens, and most of what these say is texture, which no
-caption tells; so a model learns grass for hours before it learns which of two objects is the red one. Here the truth
-is known, and hidden states are asked for it directly. The readers are thrown away afterwards.
-Belongs here: the truth, cell by cell, and reading it. Does not belong here: any model.
+Few tokens of a picture depend on what its caption says about objects, and most of the others are texture. So a model
+learns textures for hours before it learns which of two objects is the red one. These losses ask hidden states directly.
+The readers are not exported. Belongs here: the truth by cell, and reading it. Does not belong here: any model.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from scenes.rendering import camera
 from scenes.rendering.scene import COLOURS, MATERIALS, SHAPES, SIZES, Scene
 
 GROUNDING = {"shape": SHAPES, "colour": COLOURS, "material": MATERIALS, "size": SIZES}
-"""What is told of the object that covers a cell; class 0 is "no object"."""
+"""Properties of the object that covers a cell; class 0 is "no object"."""
 
 
 def cell_owners(scenes: Sequence[Scene], grid_size: int, margin: float = 0.0) -> Tensor:
@@ -31,7 +30,7 @@ def cell_owners(scenes: Sequence[Scene], grid_size: int, margin: float = 0.0) ->
 
     Returns:
         [B, grid_size, grid_size] int64: 0 for no object, else one more than its place in `Scene.objects`. An object
-        covers the cells whose centres lie in its box; a nearer one hides a farther one.
+        covers the cells with their centres in its box; a nearer object hides a farther one.
     """
     owners = torch.zeros(len(scenes), grid_size, grid_size, dtype=torch.int64)
     standing = [
@@ -61,7 +60,7 @@ def cell_owners(scenes: Sequence[Scene], grid_size: int, margin: float = 0.0) ->
 
 
 def told_by_owner(owners: Tensor, classes: Sequence[Sequence[int]]) -> Tensor:
-    """What each cell is told where all cells of an object are told the same.
+    """Classes of cells, where all cells of an object have the same class.
 
     Args:
         owners: [B, grid_size, grid_size], of `cell_owners`.
@@ -114,7 +113,7 @@ def objects_to_come(owners: Tensor) -> Tensor:
 
 
 class CellReader(nn.Module):
-    """Reads what is told off hidden states: one linear map for each.
+    """Reads properties off hidden states: one linear map for each property.
 
     Args:
         dim: width of a hidden state.
@@ -132,12 +131,12 @@ class CellReader(nn.Module):
 
 
 def grounding_loss(read: dict[str, Tensor], truth: dict[str, Tensor], told: Tensor) -> tuple[Tensor, Tensor]:
-    """How well what is told is known at each place.
+    """How well the properties are predicted at each position.
 
     Args:
         read: what `CellReader` gave, [B, N, classes] by name.
         truth: int64 [B, N] by name, 0 for nothing there.
-        told: bool [B], rows that count.
+        told: bool [B], rows that count: those with a caption.
 
     Returns:
         Cross-entropy in nats, a mean over names of the cells with something and of those with nothing alike, and the

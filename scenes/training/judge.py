@@ -1,7 +1,7 @@
-"""Training of the judge (`scenes.judge.judge`): what its maps should say, its loss, and pictures made harder.
+"""Training of the judge (`scenes.judge.network`): what its maps should say, its loss, and pictures made harder.
 
-The judge will read pictures that a tokenizer decoded, so it is trained on more than clean renders: some are blurred,
-scaled down and up, noisy or off in colour, and, once a tokenizer is trained, some are its reconstructions.
+The judge reads pictures that a tokenizer decoded, so it is trained on more than clean renders: some are blurred, scaled
+down and up, noisy or changed in colour, and some are reconstructions of a trained tokenizer.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from scenes.judge.judge import (
+from scenes.judge.claim_checks import KINDS, Tally, claims_from_scene, judge_claims
+from scenes.judge.network import (
     ATTRIBUTE_VALUES,
     SETTING_VALUES,
     STRIDE,
@@ -24,17 +25,16 @@ from scenes.judge.judge import (
     SceneJudgeOutput,
     read_images,
 )
-from scenes.judge.reading import describe_reading
-from scenes.judge.report import reconstruct
-from scenes.judge.verdict import KINDS, Tally, claims_from_scene, judge_claims
+from scenes.judge.picture_reading import describe_reading
 from scenes.rendering import camera
 from scenes.rendering.scene import SPLITS, Scene
 from scenes.seeds import HELDOUT_SEED, RECONSTRUCTION_SEED
+from scenes.training.coded import load_vqvae
 from scenes.training.data import RenderedSceneSource, SceneSource
-from vargen.base.errors import UserError
 from vargen.drawing.sheet import contact_sheet, to_pil
+from vargen.models.llamagen.vq import decode_codes, encode_images
 from vargen.runs.files import save_image_atomic
-from vargen.training.config import RunConfig, check, check_fraction, main
+from vargen.training.config import RunConfig, check, check_fraction
 from vargen.training.run import RunResult, prepare, train
 
 _CENTRE_SPREAD = 1.0  # cells; standard deviation of the bump that marks a centre
@@ -48,8 +48,8 @@ class JudgeTrainingConfig(RunConfig):
 
     Args:
         image_size: side of the training pictures, pixels.
-        split: scenes to train on. "all" by default: a judge that had never seen the combinations held out from the
-            generator would be worst where it is needed most. It is measured on other seeds, held-out scenes only.
+        split: scenes to train on. "all" by default, because a judge must also know the combinations that are held out
+            from the generator. It is measured on held-out scenes of other seeds.
         block_out_channels: as in `SceneJudge`.
         degraded_share: share of each batch that is blurred or scaled down and up.
         colour_shift: largest change of a colour channel, as a share of the range and of its own scale.
@@ -98,7 +98,7 @@ class JudgeTargets:
 
     Attributes:
         heat: `[B, G, G]` in [0, 1], a bump around each centre that is 1 in the cell holding it.
-        picture, row, column: `[N]` int64, whose picture each object is in and which cell holds its centre.
+        picture, row, column: `[N]` int64, the picture of each object, and the cell with its centre.
         attributes: by name, `[N]` int64 indices into `ATTRIBUTE_VALUES`.
         screen_x, depth: `[N]` float, as in `JudgedObject`.
         settings: by name, `[B]` int64 indices into `SETTING_VALUES`.
@@ -201,8 +201,8 @@ class Degrader:
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
         """New images for `[B, 3, H, W]` in [0, 1]; every random number comes from the (CPU) generator.
 
-        The first pictures of the batch are blurred, the next scaled, the last kept sharp; scenes are drawn at random,
-        so their order carries nothing.
+        The first pictures of the batch are blurred, the next scaled, and the last stay sharp. Scenes are random, so
+        their order does not matter.
         """
         images = images.clone()
         batch, side = len(images), images.shape[-1]
@@ -240,6 +240,16 @@ def gaussian_blur(images: Tensor, sigma: float) -> Tensor:
     return F.conv2d(F.conv2d(flat, kernel.view(1, 1, -1, 1)), kernel.view(1, 1, 1, -1)).view_as(images)
 
 
+@torch.no_grad()
+def reconstruct(vqvae: Any, images: Tensor, batch_size: int = 32) -> Tensor:
+    """Pictures `[B, 3, H, W]` in [0, 1] through the tokenizer's codes and back, fp32, on the device they came from."""
+    pieces = []
+    for chunk in images.split(batch_size):
+        codes = encode_images(vqvae, (chunk * 2 - 1).to(vqvae.device))
+        pieces.append((decode_codes(vqvae, codes) * 0.5 + 0.5).clamp(0, 1).to(images.device))
+    return torch.cat(pieces)
+
+
 class ReconstructionBank:
     """Renders as a trained tokenizer gives them back, kept in memory as bytes.
 
@@ -252,8 +262,10 @@ class ReconstructionBank:
         UserError: if the folder holds no tokenizer.
     """
 
-    def __init__(self, folder: str, count: int, source: SceneSource, split: str, device: torch.device) -> None:
-        vqvae = load_vqvae(folder, device)
+    def __init__(
+        self, folder: str, count: int, image_size: int, source: SceneSource, split: str, device: torch.device
+    ) -> None:
+        vqvae, _ = load_vqvae(folder, image_size, device)
         images: list[Tensor] = []
         self.scenes: list[Scene] = []
         for start in range(0, count, _CHUNK):
@@ -266,15 +278,6 @@ class ReconstructionBank:
         """Random pictures `[count, 3, H, W]` in [0, 1] and their scenes."""
         chosen = torch.randint(len(self.scenes), (count,), generator=generator)
         return self.images[chosen.to(self.images.device)].float() / 255, [self.scenes[i] for i in chosen.tolist()]
-
-
-def load_vqvae(folder: str, device: torch.device) -> Any:
-    """A `diffusers.VQModel` in float32, ready to use. Raises UserError if the folder holds none."""
-    from diffusers import VQModel
-
-    if not (Path(folder) / "config.json").is_file():
-        raise UserError(f"vqvae: {folder!r} holds no tokenizer; name its folder or set it to null")
-    return VQModel.from_pretrained(folder, torch_dtype=torch.float32).to(device).eval()
 
 
 class JudgeTask:
@@ -290,7 +293,9 @@ class JudgeTask:
         self.degrade = Degrader(config.degraded_share, config.colour_shift, config.noise)
         self.bank: ReconstructionBank | None = None
         if config.vqvae is not None and config.reconstruction_share:
-            self.bank = ReconstructionBank(config.vqvae, config.reconstruction_count, source, config.split, device)
+            self.bank = ReconstructionBank(
+                config.vqvae, config.reconstruction_count, config.image_size, source, config.split, device
+            )
         heldout = source(HELDOUT_SEED, config.evaluation_size, "heldout")
         self.heldout_scenes = heldout.scenes
         images = heldout.images * 0.5 + 0.5
@@ -299,7 +304,7 @@ class JudgeTask:
             "degraded_": Degrader(1.0, config.colour_shift, config.noise)(images, _generator(0)),
         }
         if self.bank is not None and config.vqvae is not None:
-            self.heldout["reconstructed_"] = reconstruct(load_vqvae(config.vqvae, device), images)
+            self.heldout["reconstructed_"] = reconstruct(load_vqvae(config.vqvae, config.image_size, device)[0], images)
 
     def muon_parameters(self) -> Iterable[nn.Parameter]:
         return ()
@@ -368,7 +373,3 @@ def train_judge(config: JudgeTrainingConfig, source: SceneSource | None = None) 
     device = prepare(config)
     task = JudgeTask(config, source or RenderedSceneSource(config.image_size, device), device)
     return train(config, task)
-
-
-if __name__ == "__main__":
-    main(JudgeTrainingConfig, train_judge)

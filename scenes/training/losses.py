@@ -51,7 +51,7 @@ def peak_signal_to_noise(images: Tensor, reconstructions: Tensor, mask: Tensor |
 
 
 class PatchDiscriminator(nn.Module):
-    """Says of overlapping patches whether they look rendered or reconstructed (Isola et al. 2017), without norms."""
+    """Scores overlapping patches as rendered or reconstructed (Isola et al. 2017), without norms."""
 
     def __init__(self, width: int, layers: int = 3):
         super().__init__()

@@ -1,7 +1,7 @@
-"""How far a decoded picture is from its image: the loss that the tokenizer's trainers share, and its settings.
+"""The loss of a decoded picture against its image, which the tokenizer's trainers share, and its settings.
 
-Belongs here: the weighted sum and the discriminator that takes part in it. Does not belong here: each term alone
-(`losses.py`), and where the pictures come from.
+Belongs here: the weighted sum and its discriminator. Does not belong here: each term alone (`losses.py`), and where the
+pictures come from.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ from scenes.training.losses import PatchDiscriminator, adaptive_weight, hinge_lo
 from vargen.training.config import RunConfig, check, check_fraction, check_positive
 from vargen.training.run import move
 
+_SHARPNESS_SCALES = 3
+_DISCRIMINATOR_WIDTH = 32  # channels of its first layer
+
 
 @dataclass
 class PictureLossConfig(RunConfig):
@@ -22,32 +25,19 @@ class PictureLossConfig(RunConfig):
 
     Args:
         object_weight: weight of object pixels relative to the background's.
-        l1_weight: weight of the absolute error.
-        l2_weight: weight of the squared error.
-        sharpness_weight: weight of the gradients' absolute error.
-        sharpness_scales: scales of that term.
         adversarial_weight: weight of the patch discriminator's loss; 0 trains without one.
         adversarial_start: share of the run after which the discriminator takes part.
-        adversarial_adaptive: scale its loss to the gradient of the reconstruction's.
-        discriminator_width: channels of its first layer.
     """
 
     object_weight: float = 3.0
-    l1_weight: float = 1.0
-    l2_weight: float = 1.0
-    sharpness_weight: float = 1.0
-    sharpness_scales: int = 3
     adversarial_weight: float = 0.0
     adversarial_start: float = 0.5
-    adversarial_adaptive: bool = True
-    discriminator_width: int = 32
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive(self, "object_weight", "sharpness_scales", "discriminator_width")
+        check_positive(self, "object_weight")
         check_fraction(self, "adversarial_start")
-        for name in ("l1_weight", "l2_weight", "sharpness_weight", "adversarial_weight"):
-            check(getattr(self, name) >= 0, name, getattr(self, name), "must not be negative")
+        check(self.adversarial_weight >= 0, "adversarial_weight", self.adversarial_weight, "must not be negative")
 
 
 class PictureLoss:
@@ -62,7 +52,7 @@ class PictureLoss:
     def __init__(self, config: PictureLossConfig, last_weight: Tensor, device: torch.device) -> None:
         self.config = config
         self.last_weight = last_weight
-        self.discriminator = PatchDiscriminator(config.discriminator_width)
+        self.discriminator = PatchDiscriminator(_DISCRIMINATOR_WIDTH)
         move(self.discriminator, device, images=True)
 
     @property
@@ -85,8 +75,8 @@ class PictureLoss:
         error = pictures - images
         l1 = (error.abs() * weights).mean()
         l2 = (error.square() * weights).mean()
-        sharpness = sharpness_loss(error, weights, config.sharpness_scales)
-        loss = config.l1_weight * l1 + config.l2_weight * l2 + config.sharpness_weight * sharpness
+        sharpness = sharpness_loss(error, weights, _SHARPNESS_SCALES)
+        loss = l1 + l2 + sharpness
         parts = {"l1": l1, "l2": l2, "sharpness": sharpness}
         if config.adversarial_weight and progress >= config.adversarial_start:
             adversarial, discriminator = self.adversarial(loss, images, pictures)
@@ -103,8 +93,7 @@ class PictureLoss:
         self.discriminator.requires_grad_(False)
         adversarial = -self.discriminator(pictures).float().mean()
         self.discriminator.requires_grad_(True)
-        if self.config.adversarial_adaptive:
-            adversarial = adversarial * adaptive_weight(reconstruction, adversarial, self.last_weight)
+        adversarial = adversarial * adaptive_weight(reconstruction, adversarial, self.last_weight)
         scores = self.discriminator(torch.cat([images, pictures.detach()])).float()
         real, fake = scores.chunk(2)
         return self.config.adversarial_weight * adversarial, hinge_loss(real, fake)

@@ -1,7 +1,7 @@
 """Training of the small T5 text encoder on captions alone, before there is a transformer to read it.
 
-Scenes are described but not drawn, so a step costs little; what is learned is what `caption_reading` asks. Then a
-transformer trains on the frozen encoder, as LlamaGen does on FLAN-T5 (`frozen_text_encoder` of the transformer's run).
+Scenes are described but not drawn, so a step costs little. The loss is that of `caption_reading`. A transformer then
+trains on the frozen encoder, as LlamaGen does on FLAN-T5 (`frozen_text_encoder` of the transformer's run).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase, T5Config, T5EncoderModel
 
-from scenes.captions.caption_words import told_places
-from scenes.captions.captions import MAX_CAPTION_TOKENS, Caption, compose_caption, compose_training_caption
+from scenes.captions.described_objects import told_places
+from scenes.captions.picture_captions import MAX_CAPTION_TOKENS, Caption, compose_caption, compose_training_caption
 from scenes.captions.text_tokenizer import build_tokenizer
 from scenes.rendering.scene import OBJECT_COUNT_WEIGHTS, Scene, sample_scene
 from scenes.seeds import CAPTION_SEED, HELDOUT_SEED
@@ -33,7 +33,7 @@ from scenes.training.caption_reading import (
 )
 from vargen.base.errors import UserError
 from vargen.models.model_folder import check_model_folder
-from vargen.training.config import RunConfig, check, check_fraction, check_positive, main
+from vargen.training.config import RunConfig, check, check_fraction, check_positive
 from vargen.training.initial_weights import fill
 from vargen.training.run import RunResult, move, prepare, train
 
@@ -62,8 +62,6 @@ class TextEncoderTrainingConfig(RunConfig):
         text_encoder: shape of the text encoder.
         initial_weights: folder of a pipeline, or of an earlier run's export, whose text encoder a new run starts from;
             empty for random weights.
-        word_reading_weight: weight of what is read off single words against what is read off whole captions, see
-            `caption_reading`; 0 to see what it is for.
         complete_caption_share: share of the captions that say everything, see `compose_training_caption`.
         length_groups: the captions of a batch are sorted by length and padded in this many parts; must divide
             `batch_size`.
@@ -71,7 +69,6 @@ class TextEncoderTrainingConfig(RunConfig):
 
     text_encoder: TextEncoderConfig = field(default_factory=TextEncoderConfig)
     initial_weights: str = ""
-    word_reading_weight: float = 1.0
     complete_caption_share: float = 0.7
     length_groups: int = 4
 
@@ -81,8 +78,6 @@ class TextEncoderTrainingConfig(RunConfig):
             self.text_encoder = TextEncoderConfig(**self.text_encoder)
         check_positive(self, "length_groups")
         check_fraction(self, "complete_caption_share")
-        weight = self.word_reading_weight
-        check(weight >= 0, "word_reading_weight", weight, "must not be negative")
         check(
             self.batch_size % self.length_groups == 0,
             "length_groups",
@@ -192,7 +187,7 @@ class TextEncoderTask:
         return torch.stack(losses).mean(), sums
 
     def _batch_loss(self, batch: CaptionBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        return caption_reading_loss(self._read(batch), batch.truth, self.config.word_reading_weight)
+        return caption_reading_loss(self._read(batch), batch.truth)
 
     def _read(self, batch: CaptionBatch) -> Readings:
         mask = batch.mask.long()
@@ -214,10 +209,10 @@ class TextEncoderTask:
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
-        """The loss and its parts on held-out captions, and whose colour is whose in new and in held-out ones.
+        """The loss and its parts on held-out captions, and how well colours are assigned to objects.
 
-        `colours_of_two` and `colours_of_three`: how many of the colours a linear map reads rightly from the mean of the
-        states, place by place, in captions that tell the whole order from left to right.
+        `colours_of_two` and `colours_of_three` are the shares of colours that a linear map reads correctly from the
+        mean of the states, in captions that give the whole order from left to right.
         """
         figures, heldout_colours = self._figures("heldout")
         _, colours = self._figures("train")
@@ -234,7 +229,7 @@ class TextEncoderTask:
             captions = [compose_caption(scene, seed) for scene, seed in zip(scenes, seeds, strict=True)]
             batch = self._batch(scenes, captions)
             readings = self._read(batch)
-            loss, parts = caption_reading_loss(readings, batch.truth, self.config.word_reading_weight)
+            loss, parts = caption_reading_loss(readings, batch.truth)
             for name, value in {"loss": loss, **parts}.items():
                 losses[name] += value.item() * len(seeds) / self.config.evaluation_size
             read = (readings.scene.argmax(-1) == batch.truth.scene)[:, COLOURS_ACROSS].tolist()  # [B, 3]
@@ -270,7 +265,3 @@ def train_text_encoder(config: TextEncoderTrainingConfig) -> RunResult:
     device = prepare(config)
     task = TextEncoderTask(config, device)
     return train(config, task, task.identity())
-
-
-if __name__ == "__main__":
-    main(TextEncoderTrainingConfig, train_text_encoder)

@@ -23,11 +23,14 @@ from scenes.training.losses import object_weights, peak_signal_to_noise
 from scenes.training.picture_loss import PictureLoss, PictureLossConfig
 from scenes.training.quantizer import SphericalQuantizer
 from vargen.base.errors import UserError
-from vargen.training.config import check, check_fraction, check_positive, main
+from vargen.training.config import check, check_positive
 from vargen.training.initial_weights import fill
 from vargen.training.run import RunResult, autocast, move, prepare, train
 
 _SHEET_IMAGES = 8
+_CODEBOOK_DECAY = 0.98  # of the running k-means
+_DEAD_CODE = 0.05  # uses a step below which a code is placed anew
+_REPLACE_DEAD_UNTIL = 0.7  # share of the run after which dead codes stay, so that the end is calm
 _CODE_ATTRIBUTES = ("colour", "material")
 _COVERED = 0.6  # share of a cell that an object covers for its code to be asked about the object
 _BARE = 0.02  # share of a cell up to which it shows no object; what lies between is an edge
@@ -75,27 +78,19 @@ class TokenizerTrainingConfig(PictureLossConfig):
 
     Args:
         image_size: side of the training pictures, pixels.
-        detail: strength of the pictures' stochastic detail.
         model: shape of the tokenizer.
         initial_weights: folder of a tokenizer of that shape from which a new run starts, such as `vqvae` of the shipped
             pipeline; empty for random weights. A resumed run goes on from its checkpoint.
         commitment_weight: weight of the distance between latents and their codewords.
-        codebook_decay: decay rate of the running k-means.
-        dead_code_threshold: uses per step below which a code is placed anew.
-        replace_dead_until: share of the run after which dead codes stay where they are, so that the end is calm.
         code_reading_weight: weight of a helping loss that reads off each cell's codeword whether an object covers the
-            cell, ends in it or is not there, and colour and material of one that covers it, so that a code says by
-            itself what a caption says of it; 0 for none.
+            cell or has its edge there, and the colour and material of an object that covers it, so that each code alone
+            tells what captions name; 0 for none.
     """
 
     image_size: int = 128
-    detail: float = 1.0
     model: VQModelConfig = field(default_factory=VQModelConfig)
     initial_weights: str = ""
     commitment_weight: float = 0.25
-    codebook_decay: float = 0.98
-    dead_code_threshold: float = 0.05
-    replace_dead_until: float = 0.7
     code_reading_weight: float = 0.0
 
     def __post_init__(self) -> None:
@@ -105,9 +100,7 @@ class TokenizerTrainingConfig(PictureLossConfig):
         factor = 2 ** (len(self.model.block_out_channels) - 1)
         check_positive(self, "image_size")
         check(self.image_size % factor == 0, "image_size", self.image_size, f"must be a multiple of {factor}")
-        check(self.detail >= 0, "detail", self.detail, "must not be negative")
-        check_fraction(self, "codebook_decay", "replace_dead_until")
-        for name in ("commitment_weight", "dead_code_threshold", "code_reading_weight"):
+        for name in ("commitment_weight", "code_reading_weight"):
             check(getattr(self, name) >= 0, name, getattr(self, name), "must not be negative")
 
     def architecture(self) -> dict[str, Any]:
@@ -196,7 +189,7 @@ class TokenizerTask:
         self.source = source
         self.vqvae = build_tokenizer_model(config)
         codebook = self.vqvae.quantize.embedding.weight
-        self.quantizer = SphericalQuantizer(codebook, config.codebook_decay, config.dead_code_threshold)
+        self.quantizer = SphericalQuantizer(codebook, _CODEBOOK_DECAY, _DEAD_CODE)
         self.grid_size = config.image_size // 2 ** (len(config.model.block_out_channels) - 1)
         if config.initial_weights and not config.goes_on:
             load_initial_tokenizer(config.initial_weights, self.vqvae)
@@ -222,7 +215,7 @@ class TokenizerTask:
         batch = self.source(config.base_seed + step * config.batch_size, config.batch_size, "train")
         images = batch.images.contiguous(memory_format=torch.channels_last)
         latents = self.vqvae.quant_conv(self.encode(images))
-        quantized = self.quantizer(latents, learn=True, replace_dead=progress < config.replace_dead_until)
+        quantized = self.quantizer(latents, learn=True, replace_dead=progress < _REPLACE_DEAD_UNTIL)
         reconstructions = self.decode(self.vqvae.post_quant_conv(quantized.codewords)).float()
 
         weights = object_weights(batch.object_mask, config.object_weight)
@@ -299,9 +292,5 @@ def train_tokenizer(config: TokenizerTrainingConfig, source: SceneSource | None 
         UserError: for a field or checkpoint that does not fit.
     """
     device = prepare(config)
-    task = TokenizerTask(config, source or RenderedSceneSource(config.image_size, device, config.detail), device)
+    task = TokenizerTask(config, source or RenderedSceneSource(config.image_size, device), device)
     return train(config, task)
-
-
-if __name__ == "__main__":
-    main(TokenizerTrainingConfig, train_tokenizer)

@@ -1,4 +1,4 @@
-"""Training of the text-to-image transformer on codes of a frozen tokenizer and, mostly, a frozen text encoder.
+"""Training of the text-to-image transformer on codes of a frozen tokenizer and a frozen text encoder.
 
 Pictures come as codes from a store, or are rendered and encoded on the fly. The loss is the cross-entropy of each image
 token given the caption and the tokens before it; a share of the rows sees the null caption, so that guidance works (Ho
@@ -8,7 +8,7 @@ and Salimans 2022).
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import T5EncoderModel
 
-from scenes.captions.captions import MAX_CAPTION_TOKENS, compose_caption, compose_training_caption
+from scenes.captions.picture_captions import MAX_CAPTION_TOKENS, compose_caption, compose_training_caption
 from scenes.captions.text_tokenizer import build_tokenizer
 from scenes.rendering.scene import COLOURS, MAX_OBJECTS, OBJECT_COUNT_WEIGHTS
 from scenes.seeds import HELDOUT_SEED
@@ -43,26 +42,21 @@ from scenes.training.grounding import (
     objects_to_come,
     told_by_owner,
 )
-from scenes.training.text_encoder import (
-    TextEncoderConfig,
-    build_text_encoder,
-    load_text_encoder,
-    vocabulary_fingerprint,
-)
+from scenes.training.text_encoder import load_text_encoder, vocabulary_fingerprint
 from scenes.training.tokenizer import exported_copy
 from vargen.models.llamagen.text_encoder import encode_text
 from vargen.models.llamagen.transformer import LlamaGenTransformer
 from vargen.models.model_folder import check_model_folder
 from vargen.models.transformer_layers import CONDITION_ROTARY
-from vargen.training.config import RunConfig, check, check_fraction, check_positive, main
+from vargen.training.config import RunConfig, check, check_fraction, check_positive
 from vargen.training.initial_weights import fill
 from vargen.training.run import RunResult, autocast, move, prepare, train
 from vargen.training.transformer_pass import train_on_cpu, training_forward, training_inputs, training_run
 
-_HIDDEN_STREAM = 1 << 40  # the random numbers of hidden tokens, apart from those of null captions
-_REPLACED_STREAM = 1 << 41
+_REPLACED_STREAM = 1 << 41  # the random numbers of replaced tokens, apart from those of null captions
 _MISTAKEN_STREAM = 1 << 42
 _TRANSLATED = 256  # pictures on which the codes of two tokenizers are compared
+_SAMPLE_GUIDANCE = 3.0
 SAMPLE_PROMPTS = (
     "a shiny red sphere left of a small blue cube",
     "a large green cylinder on sand",
@@ -87,7 +81,6 @@ class TransformerConfig:
         condition_length: the most text tokens that a prompt may have.
         condition_rotary: "identity" lets image tokens attend to words by content; "zero" shows them the words' mean, as
             in official weights.
-        dropout: of tokens, attention and feed-forward outputs; scenes never repeat, so none is needed.
     """
 
     dim: int = 192
@@ -96,12 +89,10 @@ class TransformerConfig:
     intermediate_size: int = 512
     condition_length: int = 120
     condition_rotary: str = "identity"
-    dropout: float = 0.0
 
     def __post_init__(self) -> None:
         names = ("dim", "num_layers", "num_attention_heads", "intermediate_size", "condition_length")
         check_positive(self, *names, prefix="model.")
-        check_fraction(self, "dropout", prefix="model.")
         check(
             self.condition_rotary in CONDITION_ROTARY,
             "model.condition_rotary",
@@ -122,47 +113,37 @@ class TransformerTrainingConfig(RunConfig):
 
     Args:
         vqvae: folder of the trained tokenizer (a tokenizer run's `export`, or `vqvae` of a pipeline).
-        initial_weights: folder of a pipeline whose transformer a new run starts from, such as the shipped one, and
-            whose text encoder if that is trained; empty for random weights. If its tokenizer is another one, every code
-            starts from those that stood in its places. A resumed run goes on from its checkpoint.
+        initial_weights: folder of a pipeline whose transformer a new run starts from, such as the shipped one; empty
+            for random weights. If its tokenizer is another one, every code starts from the mean of the codes that the
+            other tokenizer has at the same positions. A resumed run goes on from its checkpoint.
         codes: folder of a store that `vargen train data` wrote with this tokenizer; empty to render and encode pictures
-            step by step, which takes longer than what is learned from them. A store has its own detail and numbers of
-            objects.
+            at each step, which takes longer than the training itself. A store has its own numbers of objects.
         frozen_text_encoder: folder whose text encoder is used as it is: the export of `vargen train text-encoder`, or a
-            pipeline for which a smaller transformer is to draft; empty to train one with the transformer.
+            pipeline for which a draft model is trained.
         image_size: side of the training pictures, pixels.
-        detail: strength of the pictures' stochastic detail.
         model: shape of the transformer.
-        text_encoder: shape of the text encoder if it is trained.
         null_caption_probability: share of the captions replaced by the null caption.
         complete_caption_share: share of the other captions that say everything, see `compose_training_caption`.
-        hidden_rows: share of the pictures of which some tokens are hidden from those after them.
-        hidden_tokens: the largest share of tokens hidden in such a picture; each draws its own between none and that.
-            Whoever sees a red token beside it needs no caption to be red; who does not has to read.
-        replaced_rows: share of the pictures of which those after them see some tokens as others, from anywhere in the
-            batch. Drawing makes mistakes that true pictures do not have: one token of an object where none is to be.
-            Who has seen such goes by what else is known, and does not draw the rest of it.
-        replaced_tokens: the largest share of tokens replaced in such a picture; each draws its own between none and
-            that.
-        replaced_by_draws: share of those pictures whose replaced tokens are what the transformer itself would draw
-            there after the true ones, one more pass without gradients: mistakes as it makes them.
-        mistaken_objects: share of the objects of which those after them see some tokens as others, from anywhere on
-            objects of that colour in the batch: something red of no shape. Drawing makes such objects; who takes one
-            for none of those that were asked for, draws that one again.
-        object_loss_weight: weight of tokens on objects and their edges at the start. A caption tells little about a
-            picture's other tokens, so it is learned sooner if these count more. The weight depends on the picture that
-            is to be predicted, which favours objects, so it falls linearly to 1.
-        object_loss_until: share of the run after which it is 1.
-        first_token_weight: weight of a picture's first token against its others, all through the run. That token alone
-            settles the sky, and it is the only one that is told by a condition token, in whose place nothing else is
-            learned. The weight depends on the place alone, so it favours no picture.
-        grounding_weight: weight of a helping loss for the transformer at the start, see `grounding`: half-way up, each
-            place is asked which object is to come there. It falls linearly to zero.
-        counting_weight: weight of another one at the start: at the same states each place is asked how many objects are
-            still to come. It falls as the first does.
-        grounding_until: share of the run after which both are zero.
+        replaced_rows: share of the pictures in which later tokens see some tokens replaced by others of the batch.
+            Drawing makes mistakes that true pictures do not have, such as one token of an object where no object
+            belongs. A model that has seen such mistakes trusts the caption and does not draw the rest of the object.
+        replaced_tokens: the largest share of tokens replaced in such a picture; each picture draws its own share.
+        mistaken_objects: share of the objects in which later tokens see some tokens replaced by others from objects of
+            the same colour in the batch, so that the object has no clear shape. Drawing makes such objects. A model
+            that does not recognise one as the object asked for draws that object a second time.
+        object_loss_weight: weight of tokens on objects and their edges at the start. A caption says little about the
+            other tokens, so captions are learned sooner if these count more. The weight favours objects, so it falls
+            linearly to 1.
+        object_loss_until: share of the run after which that weight is 1.
+        first_token_weight: weight of a picture's first token against the others. This token alone decides the sky, and
+            it is the only one that is predicted at a condition token. The weight depends on the position alone, so it
+            favours no picture.
+        grounding_weight: weight of a helping loss at the start, see `grounding`: the states of the middle layer predict
+            at each position which object is drawn there. The weight falls linearly to zero.
+        counting_weight: weight of a second helping loss at the start: the same states predict how many objects are
+            still to be drawn. It falls in the same way.
+        grounding_until: share of the run after which both weights are zero.
         object_count_weights: how often a training scene has one, two or three objects, as weights.
-        sample_guidance_scale: guidance of the sample sheets.
     """
 
     vqvae: str = ""
@@ -170,16 +151,11 @@ class TransformerTrainingConfig(RunConfig):
     initial_weights: str = ""
     frozen_text_encoder: str = ""
     image_size: int = 128
-    detail: float = 1.0
     model: TransformerConfig = field(default_factory=TransformerConfig)
-    text_encoder: TextEncoderConfig = field(default_factory=TextEncoderConfig)
     null_caption_probability: float = 0.1
     complete_caption_share: float = 0.7
-    hidden_rows: float = 0.0
-    hidden_tokens: float = 0.7
     replaced_rows: float = 0.0
     replaced_tokens: float = 0.1
-    replaced_by_draws: float = 0.0
     mistaken_objects: float = 0.0
     object_loss_weight: float = 1.0
     object_loss_until: float = 0.7
@@ -188,51 +164,45 @@ class TransformerTrainingConfig(RunConfig):
     counting_weight: float = 0.0
     grounding_until: float = 0.8
     object_count_weights: tuple[float, ...] = OBJECT_COUNT_WEIGHTS
-    sample_guidance_scale: float = 3.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if isinstance(self.model, dict):
             self.model = TransformerConfig(**self.model)
-        if isinstance(self.text_encoder, dict):
-            self.text_encoder = TextEncoderConfig(**self.text_encoder)
         check(bool(self.vqvae), "vqvae", self.vqvae, "must name the folder of a trained tokenizer")
+        encoder = self.frozen_text_encoder
+        check(bool(encoder), "frozen_text_encoder", encoder, "must name the folder of a trained text encoder")
         self.object_count_weights = tuple(self.object_count_weights)
         check_positive(self, "image_size")
-        check(self.detail >= 0, "detail", self.detail, "must not be negative")
         check_positive(self, "object_loss_weight", "first_token_weight")
         check_fraction(
             self,
-            *("null_caption_probability", "complete_caption_share", "hidden_rows", "hidden_tokens"),
-            *("replaced_rows", "replaced_tokens", "replaced_by_draws", "mistaken_objects"),
+            *("null_caption_probability", "complete_caption_share"),
+            *("replaced_rows", "replaced_tokens", "mistaken_objects"),
             *("object_loss_until", "grounding_until"),
         )
         for name in ("grounding_weight", "counting_weight"):
             check(getattr(self, name) >= 0, name, getattr(self, name), "must not be negative")
         check_object_count_weights(self.object_count_weights)
-        check(self.sample_guidance_scale >= 1, "sample_guidance_scale", self.sample_guidance_scale, "must be 1 or more")
 
     def architecture(self) -> dict[str, Any]:
         return {
             **{f"model.{name}": value for name, value in asdict(self.model).items()},
-            **{f"text_encoder.{name}": value for name, value in asdict(self.text_encoder).items()},
             "image_size": self.image_size,
         }
 
 
-def load_initial_weights(folder: str, modules: Mapping[str, LlamaGenTransformer | T5EncoderModel]) -> None:
-    """Fill modules, each under its name in a pipeline, from that pipeline's folder.
+def load_initial_weights(folder: str, transformer: LlamaGenTransformer) -> None:
+    """Fill a transformer with the weights of the one in a pipeline's folder.
 
     Raises:
-        UserError: if there is none in `folder`, or its modules have other shapes.
+        UserError: there is none in `folder`, or it has another shape.
     """
     check_model_folder(folder)
-    for name, module in modules.items():
-        saved = type(module).from_pretrained(Path(folder) / name)
-        if isinstance(module, LlamaGenTransformer):
-            before, now = saved.config.condition_rotary, module.config.condition_rotary
-            check(before == now, "model.condition_rotary", now, f"does not fit initial_weights, which have {before!r}")
-        fill(module, saved.state_dict(), f"{name} in {folder!r}", "model and text_encoder say")
+    saved = LlamaGenTransformer.from_pretrained(Path(folder) / "transformer")
+    before, now = saved.config.condition_rotary, transformer.config.condition_rotary
+    check(before == now, "model.condition_rotary", now, f"does not fit initial_weights, which have {before!r}")
+    fill(transformer, saved.state_dict(), f"transformer in {folder!r}", "model says")
 
 
 class TransformerTask:
@@ -245,10 +215,7 @@ class TransformerTask:
         self.grid_size = grid_size
         self.tokenizer = build_tokenizer()
         shape = config.model
-        if config.frozen_text_encoder:
-            self.text_encoder = load_text_encoder(config.frozen_text_encoder).requires_grad_(False)
-        else:
-            self.text_encoder = build_text_encoder(config.text_encoder, self.tokenizer)
+        self.text_encoder = load_text_encoder(config.frozen_text_encoder).requires_grad_(False)
         self.transformer = LlamaGenTransformer(
             dim=shape.dim,
             num_layers=shape.num_layers,
@@ -261,18 +228,12 @@ class TransformerTask:
             condition_length=shape.condition_length,
             condition_rotary=shape.condition_rotary,
             class_dropout_prob=config.null_caption_probability,
-            token_dropout=shape.dropout,
-            residual_dropout=shape.dropout,
-            ffn_dropout=shape.dropout,
+            **dict.fromkeys(("token_dropout", "residual_dropout", "ffn_dropout"), 0.0),  # scenes never repeat
         )
         if config.initial_weights and not config.goes_on:
-            trained = {"transformer": self.transformer}
-            if not config.frozen_text_encoder:
-                trained["text_encoder"] = self.text_encoder
-            load_initial_weights(config.initial_weights, trained)
+            load_initial_weights(config.initial_weights, self.transformer)
             self._translate_codes(source)
         self.transformer.train()
-        self.text_encoder.train()
         self.module = nn.ModuleDict({"transformer": self.transformer, "text_encoder": self.text_encoder})
         move(self.module, device)
         self.extra_modules = nn.ModuleList()
@@ -328,19 +289,16 @@ class TransformerTask:
         )
         return self.transformer.embed_condition(caption_embeds=features, drop=drop), mask
 
-    def _run(
-        self, condition: Tensor, mask: Tensor, codes: Tensor, seen: Tensor, hidden: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
+    def _run(self, condition: Tensor, mask: Tensor, codes: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
         """Losses [B, N] of all tokens in nats, and states half-way up; compiled if the config asks for it.
 
-        Tokens are `codes` [B, N], and `seen` by later ones as others maybe. Those marked in `hidden`, bool [B, N], are
-        to be predicted as all others but tell later ones nothing.
+        Args:
+            condition, mask: of the captions.
+            codes: [B, N], to be predicted.
+            seen: [B, N], the codes that later tokens see in their place.
         """
-        embeds, rotary, attention_mask, length = training_inputs(self.transformer, condition, mask, seen)
-        if hidden is not None:
-            # An embedding of zeros; its key and value are zero in the first layer.
-            embeds = embeds * ~F.pad(hidden[:, :-1], (condition.shape[1], 0))[..., None]
-        logits, half_way = self.training_run(self.transformer, embeds, rotary, attention_mask, length)
+        inputs = training_inputs(self.transformer, condition, mask, seen)
+        logits, half_way = self.training_run(self.transformer, *inputs)
         losses = F.cross_entropy(logits.flatten(0, 1), codes.flatten(), reduction="none")
         return losses.view_as(codes), half_way
 
@@ -355,14 +313,14 @@ class TransformerTask:
         config = self.config
         batch = self.codes(config.base_seed + step * config.batch_size, config.batch_size)
         codes, places = batch.codes.to(self.device), batch.places.to(self.device)
-        drop, hidden = self._null_rows(step), self._hidden(step)
+        drop = self._null_rows(step)
         pairs = zip(batch.scenes, batch.caption_seeds, strict=True)
         share = config.complete_caption_share
         captions = [compose_training_caption(scene, seed, share).text for scene, seed in pairs]
         condition, mask = self._embed_texts(captions, drop)
         owners = self._owners(batch)
-        seen = self._seen(self._mistaken(batch, owners, step).to(self.device), condition, mask, step)
-        losses, half_way = self._run(condition, mask, codes, seen, hidden)
+        seen = self._seen(self._mistaken(batch, owners, step).to(self.device), step)
+        losses, half_way = self._run(condition, mask, codes, seen)
         weights = self._token_weights(places, progress)
         loss = (losses * weights).sum() / weights.sum()
         parts = {"tokens": losses.detach().mean()}
@@ -391,26 +349,17 @@ class TransformerTask:
         rows = torch.rand(self.config.batch_size, generator=generator) < self.config.null_caption_probability
         return rows.to(self.device)
 
-    def _hidden(self, step: int) -> Tensor | None:
-        """Tokens of the batch of `step` that are hidden from later ones, bool [B, N]; None if none are to be."""
-        config = self.config
-        if not config.hidden_rows:
-            return None
-        generator = torch.Generator().manual_seed(_HIDDEN_STREAM + config.base_seed + step)
-        return self._some_tokens(config.hidden_rows, config.hidden_tokens, generator)
-
-    def _seen(self, codes: Tensor, condition: Tensor, mask: Tensor, step: int) -> Tensor:
-        """Codes [B, N] of the batch of `step` as later ones see them."""
+    def _seen(self, codes: Tensor, step: int) -> Tensor:
+        """Codes [B, N] of the batch of `step` as later tokens see them: some replaced by others of the batch."""
         config = self.config
         if not config.replaced_rows:
             return codes
         generator = torch.Generator().manual_seed(_REPLACED_STREAM + config.base_seed + step)
         others = codes.flatten()[torch.randperm(codes.numel(), generator=generator).to(self.device)].view_as(codes)
-        replaced = self._some_tokens(config.replaced_rows, config.replaced_tokens, generator)
-        if config.replaced_by_draws:
-            by_draws = torch.rand(len(codes), 1, generator=generator) < config.replaced_by_draws
-            others = torch.where(by_draws.to(self.device), self._draws(codes, condition, mask, generator), others)
-        return torch.where(replaced, others, codes)
+        chosen = torch.rand(len(codes), 1, generator=generator) < config.replaced_rows
+        shares = torch.rand(len(codes), 1, generator=generator) * config.replaced_tokens
+        replaced = chosen & (torch.rand(codes.shape, generator=generator) < shares)
+        return torch.where(replaced.to(self.device), others, codes)
 
     def _mistaken(self, batch: CodedBatch, owners: Tensor, step: int) -> Tensor:
         """Codes [B, N] in which some objects, of `_owners`, are made of tokens of any objects of their colour."""
@@ -431,21 +380,6 @@ class TransformerTask:
         shares = torch.rand(len(codes), 1, generator=generator)
         chosen = mistaken.gather(1, owners) & (owners > 0) & (torch.rand(codes.shape, generator=generator) < shares)
         return torch.where(chosen, others.view_as(codes), codes)
-
-    @torch.no_grad()
-    def _draws(self, codes: Tensor, condition: Tensor, mask: Tensor, generator: torch.Generator) -> Tensor:
-        """What the transformer draws at every place after the true codes [B, N] before it."""
-        logits, _ = self.training_run(self.transformer, *training_inputs(self.transformer, condition, mask, codes))
-        # The largest of logits with Gumbel noise is a draw of their softmax.
-        noise = torch.empty(logits.shape).exponential_(generator=generator).log_().to(self.device)
-        return (logits - noise.view_as(logits)).argmax(-1).view_as(codes)
-
-    def _some_tokens(self, rows: float, largest_share: float, generator: torch.Generator) -> Tensor:
-        """A share of a batch's tokens, another one in each of a share of its pictures, bool [B, N]."""
-        batch_size = self.config.batch_size
-        chosen = torch.rand(batch_size, 1, generator=generator) < rows
-        shares = torch.rand(batch_size, 1, generator=generator) * largest_share
-        return (chosen & (torch.rand(batch_size, self.grid_size**2, generator=generator) < shares)).to(self.device)
 
     def _token_weights(self, places: Tensor, progress: float) -> Tensor:
         """Weights [B, N] of the tokens' losses: more on objects and edges at first, and on the first token always."""
@@ -497,7 +431,7 @@ class TransformerTask:
         pipeline.set_progress_bar_config(disable=True)
         images = pipeline(
             list(SAMPLE_PROMPTS),
-            guidance_scale=self.config.sample_guidance_scale,
+            guidance_scale=_SAMPLE_GUIDANCE,
             generator=[torch.Generator().manual_seed(seed) for seed in range(len(SAMPLE_PROMPTS))],
             output_type="pt",
         ).images
@@ -532,10 +466,6 @@ def train_transformer(config: TransformerTrainingConfig, source: SceneSource | N
     """
     device = prepare(config)
     if source is None:
-        source = RenderedSceneSource(config.image_size, device, config.detail, config.object_count_weights)
+        source = RenderedSceneSource(config.image_size, device, object_count_weights=config.object_count_weights)
     task = TransformerTask(config, source, device)
     return train(config, task, task.identity())
-
-
-if __name__ == "__main__":
-    main(TransformerTrainingConfig, train_transformer)

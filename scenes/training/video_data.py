@@ -25,15 +25,15 @@ IGNORED = -100
 """Label of a token that is not to be predicted."""
 
 VIDEO_GROUNDING = {**GROUNDING, "event": KINDS, "surface": (*GROUNDS, *SKIES), "light": LIGHTS}
-"""What is told of what a visual token shows. Without `surface` and `light`, tokens that show no object became all
-alike, and after 34,000 videos captions still guessed what the ground and the sky were."""
+"""What the grounding heads predict of what a visual token shows. Without `surface` and `light`, tokens without an
+object became alike, and captions still guessed ground and sky after 34,000 videos."""
 
 PLACES = ("step", "column", "row")
-"""What is told of where a visual token stands: in time, and in the frame."""
+"""What the grounding heads predict of a visual token's position in time and frame."""
 
 
 class RenderedVideoSource:
-    """Videos from `scenes.rendering`, of those that are told in plain or in written captions, rendered on `device`.
+    """Videos of `scenes.rendering` for plain or for written captions, rendered on `device`.
 
     Raises:
         UserError: an unknown language, or too few frames for it.
@@ -80,7 +80,7 @@ def grounding_targets(videos: Sequence[VideoScene], steps: Sequence[int], grid_s
 
     Returns:
         By name, [B, S * grid_size^2] int64 classes, 0 or one more than the place in `VIDEO_GROUNDING`: attributes and
-        the happening of the object that a token shows, what lies behind where it shows none, and everywhere the light.
+        event of the object that a token shows, the ground or sky where it shows none, and the light everywhere.
     """
     scenes = [video.frames[step] for video in videos for step in steps]
     owners = cell_owners(scenes, grid_size)
@@ -105,7 +105,7 @@ def grounding_targets(videos: Sequence[VideoScene], steps: Sequence[int], grid_s
 
 
 def _happenings(video: VideoScene, steps: Sequence[int]) -> list[dict[tuple[str, str], str]]:
-    """For each of the frames, what is happening to whom, by colour and shape before and after."""
+    """For each of the frames, the event of each object, by the object's colour and shape before and after."""
     happenings: list[dict[tuple[str, str], str]] = [{} for _ in steps]
     colours = [item.colour for item in video.objects]
     for event in video.events:

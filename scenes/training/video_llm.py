@@ -1,12 +1,10 @@
 """Training of a small Video-LLM on videos of the scene world: long captions, short questions and answers.
 
-The models are transformers' own classes, unmodified, so that everything that runs them runs the published ones too.
-Two things make hours of training minutes. Videos are cut into patches for a whole batch at once. And the truth is
-known, so that each visual token is told which object it shows and where and when it stands (the grounding loss; its
-heads are thrown away afterwards): once as the vision tower gives it, and once half-way up the language model. Without
-the places captions soon name the right colours, and for a long time give them to the wrong objects: rotary positions
-say how far two tokens are from each other, and where "left" is has to be found out.
-A drafter is trained like a target, smaller.
+The models are unmodified classes of transformers, so code that runs them runs the published models too. Videos are cut
+into patches for a whole batch at once. A grounding loss shortens training: linear heads predict which object a visual
+token shows, and its position in frame and time, from the vision tower's output and from a middle layer of the language
+model. The heads are not exported. Without the positions, captions name the right colours early but give them to the
+wrong objects for a long time. A draft model is trained in the same way, with fewer layers.
 """
 
 from __future__ import annotations
@@ -52,7 +50,7 @@ from vargen.models.video_llms.frames import CAPTION_PROMPTS
 from vargen.models.video_llms.pruning import keep_uniform, token_budget
 from vargen.runs.files import save_image_atomic
 from vargen.training import cpu_attention
-from vargen.training.config import RunConfig, check, check_fraction, check_positive, main
+from vargen.training.config import RunConfig, check, check_fraction, check_positive
 from vargen.training.initial_weights import fill
 from vargen.training.run import RunResult, prepare, train
 from vargen.training.video_source import VideoSource
@@ -70,22 +68,22 @@ class VideoLLMTrainingConfig(RunConfig):
         split: videos to train on; "train" never shows a held-out object.
         question_share: share of samples that are questions and answers; the others are captions.
         grounding_weight: weight of the grounding loss at the start; it falls to zero at three quarters of the run.
-        grounded_layer: after how many layers of the language model visual tokens are told what they show; half of them
-            if null. Later ones are left to themselves.
-        alignment_weight: weight of a loss by which, at that layer, what shows an object has become more like the
-            question than what shows none (`scenes.training.video_views.alignment_loss`).
-        frame_counts: frames of the videos, drawn anew at every step; empty for `model.num_frames` always.
+        grounded_layer: the layer of the language model whose output the grounding loss reads, counted from 1; null for
+            the middle one.
+        alignment_weight: weight of a loss at that layer that makes tokens of objects more similar to the question
+            (`scenes.training.video_views.alignment_loss`).
+        frame_counts: frames of the videos, one number drawn for each step; empty for `model.num_frames` always.
         short_until: share of the run in which all videos have the fewest of these frames.
-        kept_shares: shares of the visual tokens that the language model is shown, drawn anew at every step.
-        kept_choices: how these are chosen, likewise; see `scenes.training.video_views.CHOICES`.
-        fusion_share: share of steps in which visual tokens are taken away after a random layer in the last third, so
-            that they are read before it.
-        time_stretch: steps of time are up to so many times as far apart, as those of longer videos.
-        visual_word_weight: weight in the loss of words that say what is seen; the others have 1.
-        evaluated_share: of the visual tokens, evenly spread; adds figures of captions by them alone. Null adds none.
+        kept_shares: shares of the visual tokens that the language model is given, one drawn for each step.
+        kept_choices: how these tokens are chosen, one drawn for each step; see `scenes.training.video_views.CHOICES`.
+        fusion_share: share of steps in which visual tokens are removed after a random layer in the last third, so that
+            the model reads them before it.
+        time_stretch: the largest factor by which steps of time are spread, so that they stand as in longer videos.
+        visual_word_weight: weight in the loss of words that describe what is seen; the others have 1.
+        evaluated_share: share of the visual tokens, evenly spread, for additional figures; null adds none.
         initial_weights: folder of a model of the same sizes to start from; null starts fresh.
-        initial_layers: which layers of that model's language model to start from, counted from 0, one for each of this
-            one; empty for all of them. So a drafter begins as some of its target's layers, with its vision tower.
+        initial_layers: which layers of that language model to start from, counted from 0, one for each layer of this
+            model; empty for all of them. A draft model starts from some layers of its target in this way.
     """
 
     model: VideoLLMConfig = field(default_factory=VideoLLMConfig)
@@ -312,8 +310,8 @@ class VideoLLMTask:
         return positions[-3:].expand(3, *ids.shape)
 
     def _truth(self, videos: Sequence[VideoScene], num_frames: int) -> dict[str, Tensor]:
-        """By name, int64 [B, m]: what visual tokens are told of what they show and where they stand. LLaVA's last one,
-        which shows nothing, is told nothing: m is one less."""
+        """By name, int64 [B, m]: what each visual token shows, and its position. LLaVA's last one shows nothing and is
+        left out, so m is one less."""
         frames, grid_size = self._grounded_frames(num_frames), self.config.model.grid_size
         places = place_targets(len(frames), grid_size)
         told = grounding_targets(videos, frames, grid_size)
@@ -321,8 +319,8 @@ class VideoLLMTask:
         return {name: each.to(self.device) for name, each in told.items()}
 
     def _grounding(self, point: str, states: Tensor, truth: dict[str, Tensor]) -> Tensor:
-        """Mean cross entropy, over what is told, of visual tokens [B, m, dim] as they are at a point. Those that show
-        something count as much as all that do not: of a hundred tokens seven show an object that moves."""
+        """Mean cross entropy of the heads of a point on visual tokens [B, m, dim]. Those that show something and tokens
+        that do not have the same total weight, because few tokens show an object."""
         heads: Any = self.heads[point]
         told = truth["shape"].shape[1]
         losses = []
@@ -335,9 +333,8 @@ class VideoLLMTask:
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
-        """Accuracy of greedy captions of held-out videos; the same where the model sees the frames in another order,
-        another video, or a grey one, the last two of which are chance; and, where asked for, a share of the visual
-        tokens."""
+        """Accuracy of greedy captions of held-out videos: as they are, with shuffled frames, of another video and of a
+        grey one (both are chance), and with `evaluated_share` of the visual tokens."""
         frames = self.heldout.frames
         generator = torch.Generator().manual_seed(0)
         shuffled = torch.stack([each[torch.randperm(len(each), generator=generator)] for each in frames])
@@ -399,7 +396,7 @@ class VideoLLMTask:
 
 
 def _heads(config: VideoLLMConfig, num_steps: int) -> nn.ModuleDict:
-    """One linear reader for each thing that a visual token is told."""
+    """One linear head for each property of a visual token."""
     counts = {name: 1 + len(values) for name, values in VIDEO_GROUNDING.items()}
     counts.update(zip(PLACES, (num_steps, config.grid_size, config.grid_size), strict=True))
     return nn.ModuleDict({name: nn.Linear(config.text.hidden_size, count) for name, count in counts.items()})
@@ -441,7 +438,3 @@ def train_video_llm(config: VideoLLMTrainingConfig, source: VideoSource | None =
     model = config.model
     source = source or RenderedVideoSource(model.image_size, model.num_frames, device, model.captions)
     return train(config, VideoLLMTask(config, source, device))
-
-
-if __name__ == "__main__":
-    main(VideoLLMTrainingConfig, train_video_llm)

@@ -1,10 +1,10 @@
-"""What of a video a language model has before it while it learns: all of it or a part, and down to which layer.
+"""What part of a video a language model is given in a training step: which visual tokens, and up to which layer.
 
-Published models read visual tokens in their early layers and hardly look at them later, and their drafters get by with
-a tenth of them. Small models do neither unless they are brought up to it: some steps show a part of the visual tokens,
-some take all of them away after a layer, some spread the steps of time. Both cost less than a whole step.
-Belongs here: laying out embeddings and positions, choosing, taking away, decoding such views, and what is to be found
-in them. Does not belong here: models.
+Published models read visual tokens in early layers and hardly attend to them later, and draft models need a tenth of
+them. Small models learn neither by themselves. So some steps show a part of the visual tokens, some remove all of them
+after a layer, and some spread the steps of time.
+Belongs here: embeddings and positions of such views, choosing tokens, decoding, and the alignment loss. Does not belong
+here: models.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from specdecode.targets.arguments import cache_argument
 from vargen.models.video_llms.pruning import keep_uniform, token_budget
 
 CHOICES = ("uniform", "random", "objects")
-"""Ways to choose visual tokens: evenly spread as LVSpec does, by chance, or mostly those that show objects, which is
-what SpecVLM and UV-Prune are after."""
+"""Ways to choose visual tokens: evenly spread as LVSpec does, at random, or mostly those that show objects, as SpecVLM
+and UV-Prune aim for."""
 
 _SHARPNESS = 10.0  # a likeness of a tenth more decides
 _OBJECT_LEAD = 0.5  # of a tenth, three fifths then show objects
@@ -93,12 +93,11 @@ class View:
 
 
 def alignment_loss(view: View, states: Tensor, asks: Tensor, shows_object: Tensor) -> Tensor:
-    """How far UV-Prune's score, the growth of likeness to the question, is from telling objects from the rest, in nats.
+    """How badly UV-Prune's score separates tokens of objects from the rest, in nats.
 
-    ParallelVLM (arXiv 2603.19610) finds by it what matters in the videos of published models, which have learned from
-    millions of captions that pictures of things are like words about them. Small models do not get there by themselves,
-    nor by being asked for the words at their visual tokens (measured: 8 % of what it kept showed an object, of 14), so
-    they are told. All visual tokens that show an object count as much as all others.
+    The score of ParallelVLM (arXiv 2603.19610) is the growth in similarity to the question. It finds what matters in
+    the videos of published models, which have learned from millions of captions. Small models do not learn this
+    similarity by themselves, so this loss teaches it. Tokens of objects and all others have the same total weight.
 
     Args:
         view: as it was given to the model.
@@ -148,7 +147,7 @@ def hidden_states(language_model: Any, view: View, cache: Any = None) -> Tensor:
     """[B, L, dim] final hidden states of a view."""
     return language_model(
         inputs_embeds=view.embeds,
-        # Padding stands behind everything, where nobody sees it. No mask at all would be taken for packing.
+        # Padding stands at the end, where no token attends to it. Without a mask the model would assume packing.
         attention_mask=torch.ones(view.embeds.shape[:2], dtype=torch.int64, device=view.embeds.device),
         position_ids=view.positions,
         **cache_argument(language_model, cache),

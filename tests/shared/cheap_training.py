@@ -8,9 +8,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from scenes.captions.text_tokenizer import build_tokenizer
 from scenes.rendering.scene import sample_scene
 from scenes.training.data import SceneBatch
-from scenes.training.text_encoder import TextEncoderConfig
+from scenes.training.text_encoder import TextEncoderConfig, build_text_encoder
 from scenes.training.tokenizer import (
     TokenizerTrainingConfig,
     VQModelConfig,
@@ -90,6 +91,8 @@ def transformer_config(tmp_path: Path, tokenizer_config) -> TransformerTrainingC
     codebook = vqvae.quantize.embedding.weight.data
     codebook.copy_(torch.nn.functional.normalize(torch.randn_like(codebook), dim=1))
     exported_copy(vqvae).save_pretrained(tmp_path / "vqvae")
+    text_encoder = build_text_encoder(TextEncoderConfig(16, 8, 24, 1, 2), build_tokenizer())
+    text_encoder.save_pretrained(tmp_path / "text" / "text_encoder")
     return TransformerTrainingConfig(
         output_dir=str(tmp_path / "transformer"),
         vqvae=str(tmp_path / "vqvae"),
@@ -104,5 +107,5 @@ def transformer_config(tmp_path: Path, tokenizer_config) -> TransformerTrainingC
         autocast=False,
         image_size=tokenizer_config.image_size,
         model=TransformerConfig(32, 2, 2, 48, 48),
-        text_encoder=TextEncoderConfig(16, 8, 24, 1, 2),
+        frozen_text_encoder=str(tmp_path / "text"),
     )

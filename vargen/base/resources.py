@@ -34,7 +34,7 @@ def configs_folder() -> Path:
     if installed.is_dir():
         return installed
     checkout = _PACKAGE.parent
-    # `site-packages/configs` may belong to anybody; only beside this project's own pyproject.toml is it ours.
+    # `site-packages/configs` may belong to another package; beside pyproject.toml it is this project's.
     if (checkout / "configs").is_dir() and (checkout / "pyproject.toml").is_file():
         return checkout / "configs"
     raise UserError(f"configs: not found in {installed} nor {checkout / 'configs'}; reinstall vargen")

@@ -7,8 +7,6 @@ and anything that imports a model.
 from __future__ import annotations
 
 import math
-import sys
-from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -197,15 +195,3 @@ def build_parser(config_type: type[RunConfig], description: str) -> ArgumentPars
     parser.add_argument("--config", action="config", help="YAML file with any of the fields below")
     parser.add_class_arguments(config_type)
     return parser
-
-
-def main(config_type: type[Config], train: Callable[[Config], object], arguments: Sequence[str] | None = None) -> None:
-    """Run `train` with a config read from the command line; bad values end with one line and exit code 2."""
-    parser = build_parser(config_type, (train.__doc__ or "").split("\n")[0])
-    try:
-        values = parser.instantiate_classes(parser.parse_args(arguments))
-        known = {field.name for field in fields(config_type)}
-        train(config_type(**{name: value for name, value in values.items() if name in known}))
-    except UserError as error:
-        print(f"vargen: error: {error}", file=sys.stderr)
-        sys.exit(2)

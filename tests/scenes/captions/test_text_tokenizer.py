@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from scenes.captions.captions import compose_caption, vocabulary
+from scenes.captions.picture_captions import compose_caption, vocabulary
 from scenes.captions.text_tokenizer import MODEL_MAX_LENGTH, build_tokenizer
 from scenes.rendering.scene import sample_scene
 from vargen.base.prompts import unknown_words

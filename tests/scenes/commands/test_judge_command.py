@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from scenes.captions.captions import compose_caption
-from scenes.judge.judge import JUDGE_NAME
+from scenes.captions.picture_captions import compose_caption
+from scenes.judge.network import JUDGE_NAME
 from scenes.rendering.renderer import SceneRenderer
 from scenes.rendering.scene import sample_scene
 from scenes.shipped import WEIGHTS

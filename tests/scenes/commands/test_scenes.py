@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
+from scene_truth import render_video
 
-from scenes.captions.caption_parser import parse_caption
 from scenes.captions.languages import find_language
+from scenes.captions.picture_caption_parser import parse_caption
 from scenes.dataset import write_scenes, write_videos
 from scenes.rendering.scene import Scene, is_heldout_combination, is_heldout_object
-from scenes.rendering.video import render_video
 from scenes.shipped import VIDEO_CAPTIONS, VIDEO_FRAMES
 from vargen.base.errors import UserError
 from vargen.cli import main

@@ -6,8 +6,9 @@ import dataclasses
 
 import pytest
 import torch
+from scene_truth import render
 
-from scenes.rendering.renderer import COLOUR_VALUES, SceneRenderer, render
+from scenes.rendering.renderer import COLOUR_VALUES, SceneRenderer
 from scenes.rendering.scene import (
     COLOURS,
     GROUNDS,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from video_order import backwards
 
 from scenes.rendering import camera
 from scenes.rendering.scene import MAX_OBJECTS, is_heldout_object
-from scenes.rendering.story import MAX_EVENTS, Story, backwards_story, sample_story
+from scenes.rendering.story import MAX_EVENTS, Story, sample_story
 from scenes.rendering.video import KINDS
 
 STORIES = [sample_story(seed, frames, "all") for frames in (8, 16, 32) for seed in range(60)]
@@ -26,7 +27,7 @@ def test_the_same_seed_gives_the_same_story_and_longer_ones_say_more() -> None:
 
 def test_after_each_event_the_frames_show_what_the_states_say() -> None:
     """The states are an account of their own: colour, column, distance and presence, event by event."""
-    for story in [*STORIES, *map(backwards_story, STORIES)]:
+    for story in [*STORIES, *map(backwards, STORIES)]:
         ends = [event.first for event in story.events[1:]] + [len(story.frames) - 1]
         for turn, frame in enumerate([story.events[0].first, *ends]):
             there = [state for state in story.states(turn) if state.is_there]
@@ -63,7 +64,7 @@ def test_training_shows_no_held_out_object_in_any_colour() -> None:
 
 def test_backwards_and_backwards_again_is_the_same_story() -> None:
     for story in STORIES:
-        again = backwards_story(backwards_story(story))
+        again = backwards(backwards(story))
         assert (again.frames, again.events) == (story.frames, story.events)
         count = range(len(story.objects))
         assert [again.end_of(number) for number in count] == [story.end_of(number) for number in count]

@@ -8,18 +8,19 @@ import re
 
 import pytest
 import torch
+from scene_truth import render_video
+from video_order import backwards, order_answers
 
 from scenes.captions.video_captions import (
     caption_accuracy,
     compose_questions,
     compose_video_caption,
-    order_answers,
     read_claims,
     video_vocabulary,
 )
 from scenes.rendering import camera
 from scenes.rendering.scene import is_heldout_object
-from scenes.rendering.video import KINDS, VideoScene, backwards, render_video, sample_video
+from scenes.rendering.video import KINDS, VideoScene, sample_video
 
 SEEDS = range(300)
 VIDEOS = [sample_video(seed, split="all") for seed in SEEDS]

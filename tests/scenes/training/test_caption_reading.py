@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from scenes.captions.captions import Caption, Claims, ObjectClaim, RelationClaim, compose_caption
+from scenes.captions.picture_captions import Caption, Claims, ObjectClaim, RelationClaim, compose_caption
 from scenes.rendering.scene import COLOURS, GROUNDS, MATERIALS, MAX_OBJECTS, SHAPES, SIZES, SKIES, sample_scene
 from scenes.training.caption_reading import (
     COLOURS_ACROSS,

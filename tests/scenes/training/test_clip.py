@@ -13,7 +13,7 @@ from torch.nn.functional import normalize
 
 from metrics.clip_score import clip_scores
 from metrics.extractors import CLIPFeatures
-from scenes.captions.captions import compose_caption
+from scenes.captions.picture_captions import compose_caption
 from scenes.rendering.scene import sample_scene
 from scenes.training.clip import ClipTrainingConfig, TowerConfig, altered, contrastive_loss, train_clip
 from scenes.training.data import RenderedSceneSource

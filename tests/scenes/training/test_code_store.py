@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from scenes.captions.captions import compose_caption
+from scenes.captions.picture_captions import compose_caption
 from scenes.seeds import HELDOUT_SEED, STORE_SEED
 from scenes.training import code_store
 from scenes.training.code_store import CodeStoreConfig, StoredCodes, stored_pictures, write_codes

@@ -12,7 +12,7 @@ import torch
 from diffusers.models.autoencoders.vq_model import VQModel
 from PIL import Image
 
-from scenes.captions.captions import compose_caption
+from scenes.captions.picture_captions import compose_caption
 from scenes.seeds import HELDOUT_SEED
 from scenes.training.coded import PLACES, token_places
 from scenes.training.decoder import DecoderTask, DecoderTrainingConfig, train_decoder
@@ -132,7 +132,7 @@ def test_only_the_decoder_changes_and_it_gets_better(config: DecoderTrainingConf
 
 
 def test_a_resumed_run_ends_with_the_same_weights(tmp_path: Path, config: DecoderTrainingConfig, tiny_scenes) -> None:
-    config = replace(config, adversarial_weight=0.1, adversarial_start=0.3, discriminator_width=4)
+    config = replace(config, adversarial_weight=0.1, adversarial_start=0.3)
     train_decoder(replace(config, output_dir=str(tmp_path / "a")), tiny_scenes)
     interrupted = replace(config, output_dir=str(tmp_path / "b"), checkpoint_seconds=1e-9)
 
@@ -174,7 +174,7 @@ def sheets(config: DecoderTrainingConfig) -> Iterator[Path]:
 
 @pytest.mark.parametrize(
     ("change", "name"),
-    [({"drawn_share": 1.5}, "drawn_share"), ({"detail": -1.0}, "detail"), ({"l1_weight": -1.0}, "l1_weight")],
+    [({"drawn_share": 1.5}, "drawn_share"), ({"adversarial_weight": -1.0}, "adversarial_weight")],
 )
 def test_bad_settings_name_the_field(config: DecoderTrainingConfig, change: dict[str, float], name: str) -> None:
     with pytest.raises(UserError, match=name):

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from scenes.captions.captions import compose_caption
+from scenes.captions.picture_captions import compose_caption
 from scenes.rendering.scene import sample_scene
 from scenes.training.coded import CodedBatch, token_places
 from scenes.training.data import RenderedSceneSource
@@ -108,7 +108,7 @@ def test_an_object_begins_with_the_first_token_that_shows_an_edge_of_it(transfor
 
 @pytest.mark.parametrize("progress", [0.0, 0.4, 0.9])
 @pytest.mark.parametrize("names", [("grounding",), ("counting",), ("grounding", "counting")])
-def test_they_fade_and_reach_the_text_encoder(transformer_config, cheap_scenes, progress: float, names) -> None:
+def test_they_fade_and_reach_the_transformer(transformer_config, cheap_scenes, progress: float, names) -> None:
     weights = {"grounding": 2.0, "counting": 3.0}
     chosen = {f"{name}_weight": weights[name] for name in names}
     task = TransformerTask(replace(transformer_config, grounding_until=0.8, **chosen), cheap_scenes, CPU)
@@ -119,7 +119,7 @@ def test_they_fade_and_reach_the_text_encoder(transformer_config, cheap_scenes, 
     torch.testing.assert_close(loss.detach(), expected)
     if left:
         loss.backward()
-        assert task.text_encoder.shared.weight.grad.abs().sum() > 0
+        assert task.transformer.token_embedding.weight.grad.abs().sum() > 0
         assert all(parameter.grad is not None for parameter in task.extra_modules.parameters())
 
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from diffusers import VQModel
 
-from scenes.judge.judge import ATTRIBUTE_VALUES, SETTING_VALUES, STRIDE, SceneJudge, load_judge
+from scenes.judge.network import ATTRIBUTE_VALUES, SETTING_VALUES, STRIDE, SceneJudge, load_judge
 from scenes.rendering.scene import object_boxes, sample_scene
 from scenes.training.data import RenderedSceneSource, SceneBatch
 from scenes.training.judge import (

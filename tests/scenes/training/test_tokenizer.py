@@ -56,9 +56,7 @@ def test_weights_are_stored_in_bfloat16_and_the_codebook_exactly(tokenizer_confi
 def test_a_resumed_run_ends_with_the_same_weights(
     tmp_path: Path, tokenizer_config: TokenizerTrainingConfig, cheap_scenes, adversarial_weight: float
 ) -> None:
-    config = replace(
-        tokenizer_config, adversarial_weight=adversarial_weight, adversarial_start=0.3, discriminator_width=4
-    )
+    config = replace(tokenizer_config, adversarial_weight=adversarial_weight, adversarial_start=0.3)
     train_tokenizer(replace(config, output_dir=str(tmp_path / "a")), cheap_scenes)
 
     calls = len(cheap_scenes.first_seeds)
@@ -97,7 +95,7 @@ def test_evaluation_and_sample_sheet(tokenizer_config, cheap_scenes) -> None:
 
 
 def test_neither_adversarial_loss_reaches_the_other_side(tokenizer_config, cheap_scenes) -> None:
-    config = replace(tokenizer_config, adversarial_weight=0.5, adversarial_start=0.0, discriminator_width=4)
+    config = replace(tokenizer_config, adversarial_weight=0.5, adversarial_start=0.0)
     task = TokenizerTask(config, cheap_scenes, CPU)
     images = task.heldout.images
     reconstructions = task.vqvae.decoder(torch.randn(4, 16, 8, 8))

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from scenes.captions.captions import Claims, ObjectClaim
-from scenes.judge import judging
-from scenes.judge.judging import ClaimJudge
-from scenes.judge.reading import Reading
+from scenes.captions.picture_captions import Claims, ObjectClaim
+from scenes.judge import claim_judge
+from scenes.judge.claim_judge import ClaimJudge
+from scenes.judge.picture_reading import Reading
 from vargen.base.errors import UserError
 from vargen.cli import main
 from vargen.commands.bench import BenchConfig
@@ -157,7 +157,9 @@ def test_pictures_are_judged_and_kept(
     claims = Claims((ObjectClaim("cube", "red", None, None),), (), None, "grass", None)
     cases = [BenchmarkCase("a red cube on grass", claims=claims), BenchmarkCase("something else")]
     # A reading stands in: no recogniser was trained for 8 x 8 pixels.
-    monkeypatch.setattr(judging, "read_images", lambda judge, pictures: [Reading((), "grass", "clear")] * len(pictures))
+    monkeypatch.setattr(
+        claim_judge, "read_images", lambda judge, pictures: [Reading((), "grass", "clear")] * len(pictures)
+    )
     judge = ClaimJudge(SimpleNamespace(config=SimpleNamespace(image_size=8)))  # type: ignore[arg-type]
     (row,) = run_benchmark(
         drafting_pipeline, contenders("ar"), cases, judge=judge, images=tmp_path / "pictures", batch_size=2

@@ -225,7 +225,7 @@ def test_the_best_candidate_is_kept_and_can_be_made_again(
     """By darkness, whose best is known: a reader of scenes finds nothing in pictures of a tiny model."""
     import numpy as np
 
-    from scenes.judge.judging import JudgeRanker
+    from scenes.judge.claim_judge import JudgeRanker
 
     scored = []
 

@@ -228,13 +228,15 @@ def test_a_study_that_is_none_is_one_line(tmp_path: Path, content: bytes | str) 
 @pytest.fixture
 def arguments(tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A search over the window of Jacobi decoding. The tiny model's pictures are no scenes: a reading stands in."""
-    from scenes.judge import judging
-    from scenes.judge.reading import Reading
+    from scenes.judge import claim_judge
+    from scenes.judge.picture_reading import Reading
 
     monkeypatch.setenv("VARGEN_CACHE", str(tmp_path))
-    monkeypatch.setattr(judging, "read_images", lambda judge, pictures: [Reading((), "grass", "clear")] * len(pictures))
+    monkeypatch.setattr(
+        claim_judge, "read_images", lambda judge, pictures: [Reading((), "grass", "clear")] * len(pictures)
+    )
     judge = SimpleNamespace(config=SimpleNamespace(image_size=8))
-    monkeypatch.setattr("scenes.judge.judging.load_judge", lambda *arguments: judge)
+    monkeypatch.setattr("scenes.judge.claim_judge.load_judge", lambda *arguments: judge)
     output = ["--output", str(tmp_path / "tuning"), "--model", str(tiny_model_folder), "--quiet"]
     return ["tune", "--method", "sjd", "--prompts", "2", "--speed", "pass_reduction", *output]
 
@@ -404,7 +406,7 @@ def test_models_whose_pictures_cannot_be_judged_are_refused(
     assert main([*arguments, str(tiny_class_model_folder)]) == 2
     assert "model: a class-conditional one has no prompts to judge" in capsys.readouterr().err
     judge = SimpleNamespace(config=SimpleNamespace(image_size=128))
-    monkeypatch.setattr("scenes.judge.judging.load_judge", lambda *arguments: judge)
+    monkeypatch.setattr("scenes.judge.claim_judge.load_judge", lambda *arguments: judge)
     assert main([*arguments, str(tiny_model_folder)]) == 2
     assert "clip must name the folder of a CLIP model: the judge knows" in capsys.readouterr().err
     assert not (tmp_path / "tuning").exists()

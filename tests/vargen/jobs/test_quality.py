@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from metrics.protocol import Protocol
-from scenes.judge.verdict import KINDS
+from scenes.judge.claim_checks import KINDS
 from vargen.jobs.quality import against_plain, judge_scores
 
 COLOUR, PROMPT, COUNT = KINDS.index("colour"), KINDS.index("prompt"), KINDS.index("object_count")

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import torch
+from scene_truth import render_video
 from transformers import Qwen2VLVideoProcessor
 
 from scenes.models.architectures import (
@@ -27,7 +28,7 @@ from scenes.models.architectures import (
     build_model,
     build_processor,
 )
-from scenes.rendering.video import render_video, sample_video
+from scenes.rendering.video import sample_video
 from specdecode.trace import DecodeTrace, StepRecord
 from vargen.base.errors import UserError
 from vargen.methods.catalogue import resolve_method

@@ -5,10 +5,11 @@ from __future__ import annotations
 import statistics
 
 import pytest
+from pair_measures import pruning_scores, shows_object
+from video_order import order_answers
 
 from scenes.captions.languages import language_of
 from scenes.cases import scene_video_cases
-from scenes.judge.pair import pruning_scores, shows_object
 from scenes.shipped import VIDEO_FRAMES, VIDEO_SIDE
 from specdecode.kernels.quantized import quantization_of
 from vargen.jobs.cases import VideoCase
@@ -32,7 +33,7 @@ def answers() -> dict[str, list[Answer]]:
         assert set(answerer.drafters) == {"sparrow", "flash"}
         found = {name: [answerer.answer(case.frames, QUESTION, name) for case in cases] for name in methods}
     for case, answer in zip(cases, found["ar"], strict=True):
-        right, wrong = language_of(case.truth).order_answers(case.truth, answer.text)
+        right, wrong = order_answers(case.truth, answer.text)
         assert accuracy(case, answer) > 0.6 and right >= wrong
     return found
 

@@ -1,7 +1,7 @@
-"""Which words of a caption speak of which object, and which places it tells: a caption taken apart word by word.
+"""Which words of a caption describe which object, and in which order the objects stand by its relations.
 
-Sentences are composed in `captions.py` and read back as a whole in `caption_parser.py`; here is only what a text
-encoder can be asked about single words.
+Belongs here: what a text encoder can be asked about single words. Does not belong here: composing sentences
+(`picture_captions.py`) and reading them as a whole (`picture_caption_parser.py`).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from scenes.captions.captions import COLOUR_WORDS, MATERIAL_WORDS, NOUNS, SIZE_WORDS, Caption, Claims
+from scenes.captions.picture_captions import COLOUR_WORDS, MATERIAL_WORDS, NOUNS, SIZE_WORDS, Caption, Claims
 
 _WORD = re.compile(r"\w+|[^\w\s]")
 _NOUN_WORDS = frozenset(word for forms in NOUNS.values() for pair in forms for word in pair)
@@ -47,7 +47,7 @@ def described_words(caption: Caption) -> list[list[int]] | None:
 
 
 def told_places(claims: Claims, relation: str) -> list[int | None]:
-    """For each claimed object how many of the others stand before it, where the caption tells that.
+    """For each claimed object how many of the others stand before it, where the caption says so.
 
     Args:
         claims: what a caption claims.

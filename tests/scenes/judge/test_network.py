@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from scene_truth import reading_from_scene
 
-from scenes.judge.judge import (
+from scenes.judge.claim_checks import Tally, claims_from_scene, judge_claims
+from scenes.judge.network import (
     ATTRIBUTE_VALUES,
     JUDGE_NAME,
     SETTING_VALUES,
@@ -17,8 +19,7 @@ from scenes.judge.judge import (
     load_judge,
     read_images,
 )
-from scenes.judge.reading import JudgedObject, reading_from_scene
-from scenes.judge.verdict import Tally, claims_from_scene, judge_claims
+from scenes.judge.picture_reading import JudgedObject
 from scenes.rendering.renderer import SceneRenderer
 from scenes.rendering.scene import sample_scene
 from scenes.shipped import WEIGHTS

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 
+import pair_measures as pair
 import pytest
 import torch
+from scene_truth import render_video
 
-from scenes.judge import pair
 from scenes.models.architectures import (
     TextModelConfig,
     VideoLLMConfig,
@@ -16,7 +17,6 @@ from scenes.models.architectures import (
     build_processor,
 )
 from scenes.rendering.story import sample_story
-from scenes.rendering.video import render_video
 from scenes.training.video_views import View, hidden_states, without_visual_after
 from vargen.models.video_llms.frames import CAPTION_PROMPTS, VideoFrames, processor_inputs
 from vargen.models.video_llms.pruning import token_budget

@@ -1,9 +1,9 @@
-"""How often generated pictures show what their prompts say, by the judge's verdict, beside what is reachable.
+"""How often generated pictures show what their prompts say, by the judge, beside what is reachable.
 
-Belongs here: generating for prompts with known truth, and judging the same sentences on generated pictures, on
-renders of the scenes behind the sentences, and on the tokenizer's reconstructions of those. Only the first is the
-model's doing: what the third loses is lost by the tokenizer, what the second loses by the judge. Reading pictures is
-in `scenes.judge.judge`, judging claims in `scenes.judge.verdict`.
+Belongs here: drawing prompts whose truth is known, and judging the same sentences on three sets of pictures: generated
+ones, renders of the scenes behind the sentences, and the tokenizer's reconstructions of those. What the renders lose is
+the judge's error, and what the reconstructions lose beyond that is the tokenizer's. Does not belong here: reading
+pictures (`scenes.judge.network`), judging claims (`scenes.judge.claim_checks`), figures of a run (`judge_report.py`).
 """
 
 from __future__ import annotations
@@ -19,19 +19,16 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from metrics.errors import DataError
-from metrics.images import read_image
-from scenes.captions.caption_parser import CaptionError, parse_caption
 from scenes.cases import PromptCase
-from scenes.judge.judge import SceneJudge, read_images
-from scenes.judge.verdict import Tally, Verdict, claims_from_scene, judge_claims
+from scenes.judge.claim_checks import Tally, Verdict, claims_from_scene, judge_claims
+from scenes.judge.network import SceneJudge, read_images
 from scenes.rendering.renderer import SceneRenderer
 from scenes.rendering.scene import Scene, sample_scene
 from scenes.seeds import PROMPT_SEED
+from scenes.training.judge import reconstruct
 from vargen.base.errors import UserError
 from vargen.drawing.sheet import contact_sheet, to_pil
-from vargen.models.llamagen.vq import decode_codes, encode_images
-from vargen.runs.files import inside, read_jsonl, save_image_atomic
+from vargen.runs.files import save_image_atomic
 
 SHEET_PROMPTS = (
     "a large shiny red sphere",
@@ -157,67 +154,6 @@ def judge_images(judge: SceneJudge, images: Tensor, cases: Sequence[PromptCase])
         judge_claims(reading, case.caption.claims, case.object_count)
         for reading, case in zip(read_images(judge, images), cases, strict=True)
     ]
-
-
-def judge_folder(judge: SceneJudge, folder: Path, batch_size: int = 32) -> tuple[dict[str, Any], Tally]:
-    """Judge the pictures of a `vargen generate` folder on what their prompts say.
-
-    Where a prompt gives no number, "object_count" asks whether there are as many objects as it names.
-
-    Args:
-        judge: the reader; on its own device.
-        folder: with result.jsonl.
-        batch_size: pictures at a time.
-
-    Returns:
-        The number of images, the prompts that nobody can read, the accuracy and the verdicts, ready for JSON; and the
-        tally of the verdicts.
-
-    Raises:
-        UserError: a picture is missing, damaged or of another size, or a record is none.
-    """
-    cases, unreadable = [], []
-    records = read_jsonl(folder / "result.jsonl")
-    if not records:
-        raise UserError(f"folder: {folder / 'result.jsonl'} holds no record; name a folder with pictures")
-    for record in records:
-        text, index = record.get("text") or "", record.get("index")
-        if not isinstance(text, str) or not isinstance(index, int):
-            raise UserError(f"folder: {folder / 'result.jsonl'} has a record without an index or text; repair it")
-        try:
-            cases.append((record, parse_caption(text)))
-        except CaptionError as error:
-            unreadable.append({"index": index, "text": record.get("text"), "reason": str(error)})
-
-    tally, verdicts = Tally(), []
-    for start in range(0, len(cases), batch_size):
-        batch = cases[start : start + batch_size]
-        try:
-            pictures = [read_image(inside(folder, record.get("image_path"))) for record, _ in batch]
-        except DataError as error:
-            raise UserError(f"folder: {error}") from error
-        if len({picture.shape for picture in pictures}) > 1:
-            raise UserError(f"folder: {folder} holds pictures of several sizes; judge them one by one: --batch_size 1")
-        readings = read_images(judge, torch.stack(pictures).float() / 255)
-        for reading, (record, claims) in zip(readings, batch, strict=True):
-            # Who asks for a red sphere wants one; said it is not, so "prompt" does not count it.
-            verdict = judge_claims(reading, claims, object_count=len(claims.objects))
-            tally.add(verdict)
-            wrong = [check.kind for check in verdict.checks if not check.right]
-            verdicts.append({"index": record["index"], "text": record["text"], "right": verdict.right, "wrong": wrong})
-    accuracy = tally.to_dict()
-    result = {"images": len(cases), "unreadable_prompts": unreadable, "accuracy": accuracy, "verdicts": verdicts}
-    return result, tally
-
-
-@torch.no_grad()
-def reconstruct(vqvae: Any, images: Tensor, batch_size: int = 32) -> Tensor:
-    """Pictures `[B, 3, H, W]` in [0, 1] through the tokenizer's codes and back, fp32, on the device they came from."""
-    pieces = []
-    for chunk in images.split(batch_size):
-        codes = encode_images(vqvae, (chunk * 2 - 1).to(vqvae.device))
-        pieces.append((decode_codes(vqvae, codes) * 0.5 + 0.5).clamp(0, 1).to(images.device))
-    return torch.cat(pieces)
 
 
 def draw_prompt_sheet(

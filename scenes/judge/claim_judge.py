@@ -1,7 +1,7 @@
 """The judge as jobs ask for it: claims of prompts counted on pictures, pictures ranked, answers about videos rated.
 
 Belongs here: the sides of the judge that the protocols of `vargen.jobs` name. Does not belong here: reading a picture
-(`judge.py`), and what makes a claim right (`verdict.py`).
+(`network.py`), and what makes a claim right (`claim_checks.py`).
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ import torch
 from PIL.Image import Image
 from torch import Tensor
 
-from scenes.captions.caption_parser import CaptionError, parse_caption
 from scenes.captions.languages import language_of
-from scenes.judge.judge import SceneJudge, load_judge, read_images
-from scenes.judge.verdict import KINDS, Check, judge_claims
+from scenes.captions.picture_caption_parser import CaptionError, parse_caption
+from scenes.judge.claim_checks import KINDS, Check, judge_claims
+from scenes.judge.network import SceneJudge, load_judge, read_images
 from scenes.rendering.video import VideoScene
 from vargen.base.errors import UserError
 from vargen.jobs.cases import BenchmarkCase
 
 
 class ClaimJudge:
-    """Counts which claims of their prompts pictures bear out, as `vargen.jobs.cases.Judge` asks for.
+    """Counts which claims of their prompts hold in pictures, as `vargen.jobs.cases.Judge` asks for.
 
     Args:
         reader: of the pictures; None for the shipped one, on the CPU.
@@ -40,7 +40,7 @@ class ClaimJudge:
         return self.reader.config.image_size
 
     def __call__(self, pictures: Tensor, cases: Sequence[BenchmarkCase]) -> Tensor:
-        """Claims borne out and made, int64 `[B, kinds, 2]`, of pictures `[B, 3, H, W]` in [0, 1]."""
+        """Claims that hold and claims made, int64 `[B, kinds, 2]`, of pictures `[B, 3, H, W]` in [0, 1]."""
         counts = torch.zeros(len(cases), len(KINDS), 2, dtype=torch.long)
         for row, reading, case in zip(counts, read_images(self.reader, pictures), cases, strict=True):
             if case.claims is not None:
@@ -51,11 +51,11 @@ class ClaimJudge:
 
 
 class JudgeRanker:
-    """The share of what a prompt says about a scene that a recogniser of scenes finds in the picture.
+    """Ranks pictures by the share of a prompt's claims that the recogniser finds in them.
 
-    Where a prompt gives no count, as many objects as it names are expected: who asks for a red sphere wants one. Of
-    pictures with equal shares the one whose objects are plainest comes first: up to half a claim is taken off for the
-    probability that the recogniser leaves to other shapes, colours, materials and sizes, or to there being no object.
+    Where a prompt gives no count, as many objects as it names are expected. Of pictures with equal shares, the one with
+    the clearest objects comes first: the score loses up to half a claim for the recogniser's remaining doubt about
+    shape, colour, material, size and presence.
 
     Args:
         image_size: of the pictures to come.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from PIL import Image, ImageFilter
 
-from scenes.captions.captions import compose_caption
-from scenes.judge.judging import JudgeRanker
+from scenes.captions.picture_captions import compose_caption
+from scenes.judge.claim_judge import JudgeRanker
 from scenes.rendering.renderer import SceneRenderer
 from scenes.rendering.scene import sample_scene
 from vargen.base.resources import shipped_clip

@@ -1,9 +1,8 @@
-"""What can be said about a story of the scene world, as people would write it, and how much of what is said is true.
+"""Captions of stories as people would write them, and how much of a caption is true.
 
-One truth has very many captions: each thing has several wordings, sentences come in several orders, connectives tell
-the order of events in several ways ("then", "before that", "before ..., ..."), objects become "it", and hedges and
-remarks carry nothing. `written_reading.read_claims` reads all of them back to the same claims.
-`scenes.rendering.story` has the truth.
+A story has many captions: each thing has several wordings, sentences come in several orders, connectives give the order
+of events in several ways ("then", "before that"), objects become "it", and hedges and remarks claim nothing.
+`story_caption_parser.read_claims` reads all of them back to the same claims.
 """
 
 from __future__ import annotations
@@ -11,9 +10,8 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from scenes.captions.video_captions import VideoCaption
-from scenes.captions.written_reading import Claim, read_claims, timeline_claims
-from scenes.captions.written_words import (
+from scenes.captions.story_caption_parser import Claim, read_claims, timeline_claims
+from scenes.captions.story_wordings import (
     EMPTY,
     FIRST,
     HEDGES,
@@ -25,7 +23,8 @@ from scenes.captions.written_words import (
     START,
     WORDINGS,
 )
-from scenes.rendering.story import Story, backwards_story
+from scenes.captions.video_captions import VideoCaption, claims_f1
+from scenes.rendering.story import Story
 
 CLAIM_KINDS = {
     "setting": ("count", "ground", "sky", "light"),
@@ -33,7 +32,7 @@ CLAIM_KINDS = {
     "events": ("event", "end"),
     "sequence": ("order",),
 }
-"""Kinds of claims by their first words. Events need frames in their order, and which comes first needs nothing else."""
+"""Kinds of claims by their first words. Only events and their sequence depend on the order of frames."""
 
 _UNSEEN = ("end", "earlier", "it")  # slots
 _FUNCTION_WORDS = frozenset(("the", "on", "at", "in", "to", "from", "of", "is", "be", "no", "it", "side", "hand", "us"))
@@ -58,7 +57,7 @@ def true_claims(story: Story) -> frozenset[Claim]:
             claims.add(("end", *_last_name(story, number), "gone"))
         else:
             claims |= {("end", end[0], item.shape, "place", end[1]), ("end", end[0], item.shape, "distance", end[2])}
-    return frozenset(claims) | timeline_claims([_happening(story, turn) for turn in range(len(story.events))])
+    return frozenset(claims) | timeline_claims([happening(story, turn) for turn in range(len(story.events))])
 
 
 def compose_written_caption(story: Story, seed: int) -> VideoCaption:
@@ -73,7 +72,7 @@ class _Writer:
 
     def __init__(self, story: Story, rng: random.Random) -> None:
         self.story, self.rng = story, rng
-        # People have habits: within a caption a thing is mostly said the same way.
+        # As people do, a caption mostly uses the same wording for a thing.
         self.habits: dict[tuple[str, str], str] = {}
 
     def text(self) -> str:
@@ -171,7 +170,7 @@ class _Writer:
         return f"{subject} {verb}"
 
     def _events(self) -> list[str]:
-        """Every event, in the order of time or with words that tell it."""
+        """Every event, in the order of time or with words that give the order."""
         rng, sentences, turn, last = self.rng, [], 0, len(self.story.events) - 1
         it: int | None = None
         while turn <= last:
@@ -193,7 +192,7 @@ class _Writer:
         return sentences
 
     def _pair(self, turn: int) -> list[str]:
-        """Two events, told so that words and not places say which comes first."""
+        """Two events, with words that say which comes first."""
         first, second = self._clause(turn), self._clause(turn + 1)
         opener = f"{self.rng.choice(NEXT)} " if turn and self.rng.random() < 0.5 else ""
         return self.rng.choice(
@@ -222,7 +221,7 @@ def _last_name(story: Story, number: int) -> tuple[str, str]:
     return story.states(len(story.events))[number].name
 
 
-def _happening(story: Story, turn: int) -> Claim:
+def happening(story: Story, turn: int) -> Claim:
     """What a claim says of event number `turn`."""
     event = story.events[turn]
     said = (*story.name_in(turn), event.kind)
@@ -265,8 +264,8 @@ def _plain(slot: str, value: str) -> str:
 
 
 def _plain_words(story: Story, turn: int) -> str:
-    *_, kind = _happening(story, turn)[:3]
-    extra = _happening(story, turn)[3:]
+    *_, kind = happening(story, turn)[:3]
+    extra = happening(story, turn)[3:]
     verb = _plain("kind", kind)
     if kind == "bumps into":
         return f"{verb} the {' '.join(extra)}"
@@ -274,50 +273,8 @@ def _plain_words(story: Story, turn: int) -> str:
 
 
 def written_accuracy(story: Story, text: str, kind: str = "all") -> float:
-    """F1 of a text's claims against all that is true and could have been said, 0 to 1.
-
-    Args:
-        kind: one of `CLAIM_KINDS`, or "all".
-    """
-    truth, said = true_claims(story), read_claims(text)
-    if kind != "all":
-        truth, said = (
-            frozenset(claim for claim in claims if claim[0] in CLAIM_KINDS[kind]) for claims in (truth, said)
-        )
-    right = len(truth & said)
-    return 2 * right / (len(truth) + len(said)) if said else 0.0
-
-
-def written_order_answers(story: Story, text: str) -> tuple[int, int]:
-    """How a text answers what the order of frames alone decides, as `video_captions.order_answers`.
-
-    Each thing that happens could as well have happened backwards; and of each two one comes first, whichever way round
-    they are told.
-
-    Returns:
-        How many the text has right and how many wrong.
-    """
-    told = read_claims(text)
-    forwards = [_happening(story, turn) for turn in range(len(story.events))]
-    other_story = backwards_story(story)
-    other_way = [_happening(other_story, turn) for turn in range(len(story.events))][::-1]
-    right = wrong = 0
-    turn_of: dict[Claim, int] = {}
-    for turn, (true, false) in enumerate(zip(forwards, other_way, strict=True)):
-        if true != false and false not in forwards:
-            right += ("event", *true) in told and ("event", *false) not in told
-            wrong += ("event", *false) in told and ("event", *true) not in told
-            turn_of[false] = turn
-        turn_of[true] = turn
-    for claim in told:
-        if claim[0] != "order":
-            continue
-        middle = claim.index("then")
-        before, after = (turn_of.get(each) for each in (claim[1:middle], claim[middle + 1 :]))
-        if before is not None and after is not None:
-            right += before < after
-            wrong += before > after
-    return right, wrong
+    """As `video_captions.caption_accuracy`; kinds are those of `CLAIM_KINDS` here."""
+    return claims_f1(true_claims(story), read_claims(text), CLAIM_KINDS.get(kind))
 
 
 def written_vocabulary() -> list[str]:
@@ -333,7 +290,7 @@ def written_vocabulary() -> list[str]:
 
 
 def visual_words() -> frozenset[str]:
-    """Words that say what is seen, and are no function words."""
+    """Words that describe what is seen, without function words."""
     said = (
         phrase
         for slot, values in WORDINGS.items()

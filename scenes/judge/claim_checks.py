@@ -1,6 +1,7 @@
 """Does a picture show what its sentence says: claims against a reading, and tallies of many verdicts.
 
-Pictures and networks are unknown here; a reading is data (`reading.py`), and so are claims (`captions.py`).
+A reading is data (`picture_reading.py`), and so are claims (`picture_captions.py`). Does not belong here: pictures and
+networks.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from typing import Any
 
 from metrics.proportion import Proportion
 from metrics.tables import markdown_table
-from scenes.captions.captions import Claims, ObjectClaim, RelationClaim
-from scenes.judge.reading import JudgedObject, Reading
+from scenes.captions.picture_captions import Claims, ObjectClaim, RelationClaim
+from scenes.judge.picture_reading import JudgedObject, Reading
 from scenes.rendering.scene import CLEAR_DEPTH_GAP, CLEAR_SCREEN_GAP, Scene, relation_between
 
 ATTRIBUTES = ("shape", "colour", "material", "size")
@@ -31,7 +32,7 @@ Counterparts = tuple[JudgedObject | None, ...]
 
 @dataclass(frozen=True)
 class Check:
-    """One claim judged: its kind (one of `KINDS`) and whether the picture bears it out."""
+    """One claim judged: its kind (one of `KINDS`), and whether it holds in the picture."""
 
     kind: str
     right: bool
@@ -51,7 +52,7 @@ class Verdict:
 
     @property
     def right(self) -> bool:
-        """Whether the picture bears out everything that is said; "object_count" is not said, so it does not count."""
+        """Whether every claim holds; "object_count" is not said, so it does not count."""
         return all(check.right for check in self.checks if check.kind != "object_count")
 
 

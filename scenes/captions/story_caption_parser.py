@@ -1,10 +1,9 @@
-"""Reading captions as people write them: by slots, whatever the wording, also where a model's grammar fails.
+"""Reads a written caption, or a model's attempt at one, back to its claims.
 
-Phrases are found wherever they stand, the longest first; everything between them is passed over. Attributes go to the
-object that is named next or was named last, happenings to the last named one. What was told in which order is part of
-what is claimed: sentences come in the order of time unless "before" or "after" says otherwise.
-Belongs here: from a text to claims. Does not belong here: what is true (`written_captions.py`), phrases
-(`written_words.py`).
+Phrases are found anywhere, the longest first, and everything between them is skipped. Attributes belong to the object
+that is named next or was named last, events to the last named one. The order of events is a claim too: sentences are in
+the order of time unless "before" or "after" says otherwise.
+Does not belong here: what is true (`story_captions.py`), phrases (`story_wordings.py`).
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from scenes.captions.written_words import EMPTY, WORDINGS
+from scenes.captions.story_wordings import EMPTY, WORDINGS
 
 Claim = tuple[str, ...]
 Name = tuple[str, str]
@@ -61,9 +60,9 @@ class _Reader:
         is_end = any(slot == "end" for slot, _ in atoms)
         colour: str | None = None
         named: Name | None = None
-        waiting: list[tuple[str, str]] = []  # attributes whose object is not named yet
+        waiting: list[tuple[str, str]] = []  # attributes of an object that is not named yet
         open_kind: _Happening | None = None
-        is_earlier = None  # how the next happening stands to the one told last
+        is_earlier = None  # how the next event stands to the last one in the text
         told_here = 0
         for place, (slot, value) in enumerate(atoms):
             if slot in ("count", "ground", "sky", "light"):
@@ -154,9 +153,9 @@ def _atoms(sentence: str) -> Iterator[tuple[str, str]]:
 
 
 def read_claims(text: str) -> frozenset[Claim]:
-    """Everything that a text claims, the order of what happens included; words that mean nothing here claim nothing.
+    """Everything that a text claims, the order of events included; unknown words claim nothing.
 
-    Two happenings of the same wording are one; what is told of a pair's order both ways is no claim.
+    Two events of the same wording are one.
     """
     reader = _Reader()
     for sentence in text.lower().split("."):

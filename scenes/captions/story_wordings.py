@@ -1,9 +1,7 @@
-"""The words of captions as people write them: for each thing that can be said, the ways in which it is said.
+"""Phrases of written captions: for each thing that can be said, its wordings.
 
-Belongs here: phrases and what each stands for. Does not belong here: sentences (`written_captions.py`), and making
-claims of what was read (`written_reading.py`).
-
-A phrase belongs to one thing only, whatever stands around it; of phrases that overlap the longest is meant.
+A phrase stands for one thing only, in any context; of overlapping phrases the longest counts. Does not belong here:
+sentences (`story_captions.py`), and reading claims (`story_caption_parser.py`).
 """
 
 from __future__ import annotations
@@ -85,7 +83,7 @@ REMARKS = (
 )
 START = ("at the start", "in the beginning", "when the video begins")
 EMPTY = (*NEXT, *FIRST, *LAST, *HEDGES, *RETURNS, *REMARKS, *START)
-"""Phrases that claim nothing: who says them or leaves them out has said the same."""
+"""Phrases that claim nothing."""
 
 assert set(WORDINGS["kind"]) == set(KINDS) and set(WORDINGS["light"]) == set(LIGHTS)
 assert set(WORDINGS["place"]) == set(COLUMNS) and set(WORDINGS["distance"]) == set(DISTANCES)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
+from scene_truth import reading_from_scene
 
-from scenes.captions.caption_parser import CaptionError, parse_caption
-from scenes.captions.captions import (
+from scenes.captions.picture_caption_parser import CaptionError, parse_caption
+from scenes.captions.picture_captions import (
     MAX_CAPTION_TOKENS,
     compose_caption,
     compose_training_caption,
@@ -15,8 +16,7 @@ from scenes.captions.captions import (
     is_complete,
 )
 from scenes.captions.text_tokenizer import build_tokenizer
-from scenes.judge.reading import reading_from_scene
-from scenes.judge.verdict import judge_claims
+from scenes.judge.claim_checks import judge_claims
 from scenes.rendering.scene import (
     RELATIONS,
     Scene,

@@ -7,10 +7,10 @@ import itertools
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scene_truth import reading_from_scene
 
-from scenes.captions.captions import Claims, ObjectClaim, RelationClaim, compose_caption
-from scenes.judge.reading import JudgedObject, Reading, describe_reading, reading_from_scene
-from scenes.judge.verdict import (
+from scenes.captions.picture_captions import Claims, ObjectClaim, RelationClaim, compose_caption
+from scenes.judge.claim_checks import (
     ATTRIBUTES,
     Check,
     Tally,
@@ -19,6 +19,7 @@ from scenes.judge.verdict import (
     judge_claims,
     verdict_table,
 )
+from scenes.judge.picture_reading import JudgedObject, Reading, describe_reading
 from scenes.rendering.scene import COLOURS, MATERIALS, RELATIONS, SHAPES, SIZES, sample_scene
 
 

@@ -1,7 +1,7 @@
 """Sentences about a scene: the words, the phrasings, and exactly what each sentence claims.
 
-A caption never says anything false or unclear about its scene, and carries what it says as data. Reading a sentence
-back is in `caption_parser.py`; turning it into numbers is in `text_tokenizer.py`.
+A caption says nothing false or unclear about its scene, and carries its claims as data. Does not belong here: reading a
+sentence back (`picture_caption_parser.py`), and turning it into numbers (`text_tokenizer.py`).
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ _ADJECTIVE_ORDERS = (
 
 @dataclass(frozen=True)
 class _Manner:
-    """How much a caption is willing to say.
+    """How much a caption says.
 
     Attributes:
         detail_levels: chances of naming (material, size); one pair is drawn for each caption.
@@ -206,11 +206,11 @@ def compose_caption(scene: Scene, seed: int) -> Caption:
 
 
 def compose_training_caption(scene: Scene, seed: int, complete_share: float) -> Caption:
-    """Write a true caption to learn from: one that wants what it names and nothing else.
+    """Write a true caption for training, which names or counts every object.
 
-    `compose_caption` now and then passes over an object and does not let on. A model that learns from such sentences
-    adds company that nobody asked for, so these are left out here: whoever is not named is at least counted ("three
-    objects, including a red ball").
+    `compose_caption` sometimes leaves out an object without a hint. A model that learns from such sentences draws
+    objects that the prompt does not ask for. So a caption that leaves out an object here gives the number of objects
+    ("three objects, including a red ball").
 
     Args:
         scene: the truth.
@@ -229,7 +229,7 @@ def compose_training_caption(scene: Scene, seed: int, complete_share: float) -> 
 
 
 def counts_everyone(claims: Claims, scene: Scene) -> bool:
-    """Whether a caption's claims leave no doubt how many objects there are: by naming all, or by their number."""
+    """Whether a caption names every object or gives their number."""
     return claims.count is not None or len(claims.objects) == len(scene.objects)
 
 
@@ -275,6 +275,11 @@ class _Draft:
         if not self.article:
             self.introduction = ""
 
+    def introduce_several(self) -> None:
+        """Use the plural in the introduction."""
+        if self.introduction == "there is":
+            self.introduction = "there are"
+
     def mention(self, index: int, claim: ObjectClaim) -> str:
         """A phrase for an object not mentioned before."""
         self.places[index] = len(self.claims)
@@ -282,7 +287,7 @@ class _Draft:
         return self._with_article(_noun_phrase(claim, self.rng))
 
     def mention_group(self, indices: Sequence[int], claim: ObjectClaim) -> str:
-        """A phrase for several objects of which the same is claimed."""
+        """A phrase for several objects with the same claims."""
         for index in indices:
             self.places[index] = len(self.claims)
             self.claims.append(claim)
@@ -380,8 +385,7 @@ def _group_clauses(draft: _Draft, group: list[int], shown: list[ObjectClaim] | N
             without = _claim(first, said | {name: False})
             said[name] = sum(map(without.matches, objects)) != len(group)
     claim = _claim(first, said)
-    if draft.introduction == "there is":
-        draft.introduction = "there are"
+    draft.introduce_several()
     rest = [index for index in range(len(objects)) if index not in group]
     if not rest:
         return [_introduce(draft, draft.mention_group(group, claim))]
@@ -407,8 +411,7 @@ def _group_apart(draft: _Draft, group: list[int], shown: list[ObjectClaim]) -> s
     """ "two cubes: a red one and a small blue one"."""
     rng = draft.rng
     header = f"{NUMBER_WORDS[len(group)]} {rng.choice(NOUNS[shown[group[0]].shape])[1]}"
-    if draft.introduction == "there is":
-        draft.introduction = "there are"
+    draft.introduce_several()
     single = rng.random() < 0.5
     # A noun is missing here, so each member needs an adjective.
     claims = [
@@ -428,8 +431,8 @@ def _group_apart(draft: _Draft, group: list[int], shown: list[ObjectClaim]) -> s
 def _whole_count(draft: _Draft) -> str:
     """ "a picture of three objects"."""
     draft.count = len(draft.scene.objects)
-    if draft.introduction == "there is" and draft.count > 1:
-        draft.introduction = "there are"
+    if draft.count > 1:
+        draft.introduce_several()
     return _introduce(draft, _count_phrase(draft))
 
 
@@ -442,8 +445,8 @@ def _list_clause(draft: _Draft, shown: list[ObjectClaim], order: list[int]) -> s
     """ "a red ball, a cube and a cone", sometimes after "three objects"."""
     if draft.rng.random() < 0.1:
         draft.count = len(draft.scene.objects)
-        if draft.introduction == "there is" and draft.count > 1:
-            draft.introduction = "there are"
+        if draft.count > 1:
+            draft.introduce_several()
         header = _count_phrase(draft)
         phrases = [draft.mention(index, shown[index]) for index in order]
         if len(phrases) < draft.count:
@@ -455,7 +458,7 @@ def _list_clause(draft: _Draft, shown: list[ObjectClaim], order: list[int]) -> s
 
 
 def _several_clauses(draft: _Draft, shown: list[ObjectClaim]) -> list[str]:
-    """Clauses about two or three objects, each of which has a phrase of its own."""
+    """Clauses about two or three objects, each with a phrase of its own."""
     rng, objects = draft.rng, draft.scene.objects
     order = list(range(len(objects)))
     rng.shuffle(order)
@@ -514,21 +517,16 @@ def _triple_clauses(draft: _Draft, shown: list[ObjectClaim], subject: int, other
     from_subject = relation_between(objects[subject], objects[third])
     from_other = relation_between(objects[other], objects[third])
     draw = rng.random()
-    if draw < 0.25 and from_subject:
-        relations = [rng.choice(relation_between(objects[subject], objects[other])), rng.choice(from_subject)]
+    at_subject, at_other = bool(draw < 0.25 and from_subject), bool(draw < 0.4 and from_other)
+    if at_subject or at_other:
+        first = rng.choice(relation_between(objects[subject], objects[other]))
+        second = rng.choice(from_subject if at_subject else from_other)
         text = f"{draft.mention(subject, shown[subject])}{_verb(draft)}"
-        text += f" {_relation_phrase(relations[0], rng)} {draft.mention(other, shown[other])}"
-        text += f" and {_relation_phrase(relations[1], rng)} {draft.mention(third, shown[third])}"
-        draft.relate(subject, relations[0], other)
-        draft.relate(subject, relations[1], third)
-        return [_introduce(draft, text)]
-    if draw < 0.4 and from_other:
-        relations = [rng.choice(relation_between(objects[subject], objects[other])), rng.choice(from_other)]
-        text = f"{draft.mention(subject, shown[subject])}{_verb(draft)}"
-        text += f" {_relation_phrase(relations[0], rng)} {draft.mention(other, shown[other])}"
-        text += f", which is {_relation_phrase(relations[1], rng)} {draft.mention(third, shown[third])}"
-        draft.relate(subject, relations[0], other)
-        draft.relate(other, relations[1], third)
+        text += f" {_relation_phrase(first, rng)} {draft.mention(other, shown[other])}"
+        text += " and" if at_subject else ", which is"
+        text += f" {_relation_phrase(second, rng)} {draft.mention(third, shown[third])}"
+        draft.relate(subject, first, other)
+        draft.relate(subject if at_subject else other, second, third)
         return [_introduce(draft, text)]
     clause = _pair_clause(draft, shown, subject, other)
     anchor = rng.choice((subject, other))

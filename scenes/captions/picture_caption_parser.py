@@ -1,7 +1,7 @@
-"""Reads a sentence about a scene back to what it claims, so that a picture made from anybody's prompt can be judged.
+"""Reads a sentence about a scene back to what it claims, so that a picture made from a user's prompt can be judged.
 
-A small grammar, read from left to right, over the words of `captions.py`. It knows nothing of scenes or pictures:
-whether a claim is true is not asked here.
+A small grammar, read from left to right, over the words of `picture_captions.py`. Does not belong here: scenes,
+pictures, and whether a claim is true.
 
     caption    := sentence ((";" | "." | "," | "and")+ sentence)*
     sentence   := "the ground is sand" | "the sky is clear" | ...
@@ -19,7 +19,7 @@ import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from scenes.captions.captions import (
+from scenes.captions.picture_captions import (
     COLOUR_WORDS,
     GROUND_PHRASES,
     GROUND_SENTENCES,

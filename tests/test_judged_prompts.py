@@ -7,26 +7,27 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import judged_prompts as evaluation
 import pytest
 import torch
 from diffusers import VQModel
-from PIL import Image
-from torch import Tensor
-
-from scenes.captions.caption_parser import parse_caption
-from scenes.cases import PromptCase, sample_prompts
-from scenes.judge import report as evaluation
-from scenes.judge.judge import SceneJudge
-from scenes.judge.reading import Reading, reading_from_scene
-from scenes.judge.report import (
+from judged_prompts import (
     SHEET_PROMPTS,
     draw_prompt_sheet,
     evaluate_judge,
     evaluate_prompts,
-    reconstruct,
 )
+from PIL import Image
+from scene_truth import reading_from_scene
+from torch import Tensor
+
+from scenes.captions.picture_caption_parser import parse_caption
+from scenes.cases import PromptCase, sample_prompts
+from scenes.judge.network import SceneJudge
+from scenes.judge.picture_reading import Reading
 from scenes.rendering.renderer import SceneRenderer
 from scenes.rendering.scene import is_heldout_combination
+from scenes.training.judge import reconstruct
 from vargen.base.errors import UserError
 from vargen.models.llamagen.vq import vq_config
 

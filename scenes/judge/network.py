@@ -1,10 +1,10 @@
 """The judge: a small network that reads objects, ground and sky off a picture of the scene world.
 
-Belongs here: the network, and turning its maps into readings. How it is trained is in `scenes.training.judge`;
-whether a reading bears out a sentence is in `verdict.py`.
+Belongs here: the network, and turning its maps into readings. Does not belong here: training (`scenes.training.judge`),
+and whether a reading fits a sentence (`claim_checks.py`).
 
-Objects are found as points, after Zhou et al., "Objects as Points" (arXiv 1904.07850): one map says where centres are,
-the others say at every cell what the object centred there is like.
+Objects are found as points, after Zhou et al., "Objects as Points" (arXiv 1904.07850): one map gives the centres, the
+others give at every cell the properties of an object that is centred there.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from diffusers.models.modeling_utils import ModelMixin
 from diffusers.utils import BaseOutput
 from torch import Tensor, nn
 
-from scenes.judge.reading import JudgedObject, Reading
+from scenes.judge.picture_reading import JudgedObject, Reading
 from scenes.rendering.scene import COLOURS, GROUNDS, MATERIALS, SHAPES, SIZES, SKIES
 from scenes.shipped import WEIGHTS
 from vargen.base.errors import UserError
@@ -73,8 +73,8 @@ class SceneJudgeOutput(BaseOutput):
 class SceneJudge(ModelMixin, ConfigMixin):
     """Reads pictures of the scene world; see `read_images`.
 
-    A convolutional network that goes down to a sixteenth of the picture for context and comes back up to a quarter.
-    Norms are over all of a picture's values, so a reading depends on its picture alone, in training as later.
+    A convolutional network down to a sixteenth of the picture's side and back up to a quarter. Norms are over all of a
+    picture's values, so a reading depends on its picture alone, in training too.
 
     Args:
         image_size: side of the pictures it reads, pixels, a multiple of 16.
@@ -83,7 +83,7 @@ class SceneJudge(ModelMixin, ConfigMixin):
         max_objects: at most so many objects are read off a picture, the surest ones.
     """
 
-    config: Any  # a FrozenDict whose entries are attributes, too; diffusers calls it a dict
+    config: Any  # a FrozenDict with its entries as attributes; diffusers annotates it as a dict
 
     @register_to_config
     def __init__(
@@ -107,13 +107,13 @@ class SceneJudge(ModelMixin, ConfigMixin):
         )
         self.blocks = nn.ModuleList(_ResidualBlock(channels) for channels in (fine, middle, coarse))
         self.up = nn.ModuleList(nn.Conv2d(before, after, 1) for before, after in ((coarse, middle), (middle, fine)))
-        # Depth follows from the row and size from the depth, so every cell is told where it is.
+        # Depth follows from the row and size from the depth, so every cell gets its position.
         self.row = nn.Parameter(torch.zeros(1, fine, grid, 1))
         self.column = nn.Parameter(torch.zeros(1, fine, 1, grid))
         self.last = _ResidualBlock(fine)
         self.map_head = nn.Conv2d(fine, sum(_MAP_CHANNELS.values()), 1)
         self.setting_head = nn.Linear(fine + coarse, sum(map(len, SETTING_VALUES.values())))
-        # Centres are rare; without this the first steps are spent on unlearning them.
+        # Centres are rare; without this the first steps would be spent on unlearning them.
         with torch.no_grad():
             self.map_head.get_parameter("bias")[0] = -4.0
 
@@ -205,8 +205,8 @@ def read_images(judge: SceneJudge, images: Tensor) -> list[Reading]:
 def decode_readings(output: SceneJudgeOutput, centre_threshold: float, max_objects: int) -> list[Reading]:
     """Turn the maps of B pictures into readings.
 
-    An object is a cell whose centre logit is the highest within two cells and whose probability reaches the threshold.
-    What the object is like is the mean opinion of the 3 x 3 cells around it.
+    An object is a cell with the highest centre logit within two cells and a probability above the threshold. Its
+    properties are the mean prediction of the 3 x 3 cells around it.
     """
     logits = output.centre.float()
     window = 2 * _PEAK_REACH + 1

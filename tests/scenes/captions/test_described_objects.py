@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from scenes.captions.caption_words import described_words, split_words, told_places
-from scenes.captions.captions import (
+from scenes.captions.described_objects import described_words, split_words, told_places
+from scenes.captions.picture_captions import (
     COLOUR_WORDS,
     MATERIAL_WORDS,
     NOUNS,

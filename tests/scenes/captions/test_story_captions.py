@@ -9,20 +9,20 @@ import statistics
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from video_order import backwards, order_answers
 
 from scenes.captions.languages import find_language, language_of
-from scenes.captions.written_captions import (
+from scenes.captions.story_caption_parser import read_claims
+from scenes.captions.story_captions import (
     CLAIM_KINDS,
     compose_written_caption,
     compose_written_questions,
     true_claims,
     written_accuracy,
-    written_order_answers,
     written_vocabulary,
 )
-from scenes.captions.written_reading import read_claims
-from scenes.captions.written_words import EMPTY, WORDINGS
-from scenes.rendering.story import backwards_story, sample_story
+from scenes.captions.story_wordings import EMPTY, WORDINGS
+from scenes.rendering.story import sample_story
 from scenes.rendering.video import sample_video
 from vargen.base.errors import UserError
 
@@ -106,10 +106,10 @@ def test_wrong_captions_are_less_right_and_a_lie_costs_what_it_claims() -> None:
 def test_who_tells_the_story_backwards_is_wrong_in_what_order_decides() -> None:
     right = wrong = 0
     for story in STORIES:
-        forwards, back = (compose_written_caption(each, 1).text for each in (story, backwards_story(story)))
-        answers = written_order_answers(story, forwards)
+        forwards, back = (compose_written_caption(each, 1).text for each in (story, backwards(story)))
+        answers = order_answers(story, forwards)
         assert answers[1] == 0 and answers[0] >= len(story.events) - 1
-        found = written_order_answers(story, back)
+        found = order_answers(story, back)
         right, wrong = right + found[0], wrong + found[1]
     assert wrong > 10 * right  # who comes and goes again looks the same backwards
 

@@ -1,16 +1,12 @@
-"""What a reader sees in a picture, as data: the judge's answer, in the words of the scene world.
+"""What the judge sees in a picture, as data.
 
-Only the data lives here. Who reads pictures is in `judge.py`; whether a reading bears out a sentence is in
-`verdict.py`.
+Does not belong here: the network that reads (`network.py`), and whether a reading fits a sentence (`claim_checks.py`).
 """
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from typing import Any
-
-from scenes.rendering import camera
-from scenes.rendering.scene import Scene
 
 
 @dataclass(frozen=True)
@@ -46,22 +42,6 @@ class Reading:
     def to_dict(self) -> dict[str, Any]:
         """The reading as plain JSON-ready values."""
         return asdict(self) | {"objects": [asdict(item) for item in self.objects]}
-
-
-def reading_from_scene(scene: Scene) -> Reading:
-    """What a reader without fault would see in the picture of a scene."""
-    objects = [
-        JudgedObject(
-            item.shape,
-            item.colour,
-            item.material,
-            item.size,
-            camera.screen_position(item.x, item.depth),
-            item.depth,
-        )
-        for item in scene.objects
-    ]
-    return Reading(tuple(sorted(objects, key=lambda item: item.screen_x)), scene.ground, scene.sky)
 
 
 def describe_reading(reading: Reading) -> str:

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 import specdecode.loop
-import vargen.pipelines.common
+import vargen.pipelines.base
 from metrics.provenance import write_result
 from scenes.cases import sample_prompts
 from specdecode.roles import Drafter
@@ -37,16 +37,16 @@ RESULTS = Path(__file__).resolve().parent / "results"
 @contextmanager
 def profiled_decoding() -> Iterator[None]:
     """Let the pipeline's decode loop time its phases."""
-    plain = vargen.pipelines.common.decode
+    plain = vargen.pipelines.base.decode
 
     def decode(*arguments: Any, **keywords: Any) -> Any:
         return specdecode.loop.decode(*arguments, profile=True, **keywords)
 
-    vargen.pipelines.common.decode = decode
+    vargen.pipelines.base.decode = decode
     try:
         yield
     finally:
-        vargen.pipelines.common.decode = plain
+        vargen.pipelines.base.decode = plain
 
 
 class Stopwatch:

@@ -72,8 +72,6 @@ class PicturePipeline(CompilablePipeline, QuantizablePipeline, DiffusionPipeline
         reuse: what one batch leaves for the next.
     """
 
-    _callback_tensor_inputs = list(CALLBACK_TENSORS)  # noqa: RUF012 (a diffusers convention)
-
     def __init__(self, *components: Any) -> None:
         super().__init__(*components)
         self.reuse = Reuse()
@@ -182,6 +180,8 @@ def draws(example: str = "") -> Callable[[Callable[Arguments, PictureRequest]], 
 
 class StreamingPipeline(PicturePipeline):
     """A family whose `__call__` is decorated by `draws`: the same arguments describe a stream of pictures."""
+
+    _callback_tensor_inputs = list(CALLBACK_TENSORS)  # noqa: RUF012 (a diffusers convention)
 
     def stream(
         self,

@@ -10,7 +10,7 @@ away from a negative prompt, and only tokens that make a picture of the size in 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,7 +30,14 @@ from vargen.pipelines.arguments import DrawSettings, StepCallback, StepReport, c
 from vargen.pipelines.base import draws
 from vargen.pipelines.components.emu3 import Emu3Components
 from vargen.pipelines.request import PictureRequest
-from vargen.pipelines.transformers import Prompts, TransformersPipeline, count_prompts, example_of
+from vargen.pipelines.transformers import (
+    Prompts,
+    TransformersPipeline,
+    check_context,
+    check_input_ids,
+    count_prompts,
+    example_of,
+)
 
 USUAL_AREA = 720 * 720
 """Pixels, of the processor of every published Emu3."""
@@ -89,7 +96,7 @@ class Emu3Pipeline(TransformersPipeline):
         They are padded on the left and end with the picture's size as the processor writes it. A prompt may be empty.
 
         Raises:
-            UserError: there is no processor, or a prompt leaves no room for a picture in the model's context.
+            UserError: there is no processor, or it is another model's.
         """
         if self.processor is None:
             raise UserError("prompt needs a pipeline with a processor; give input_ids and attention_mask instead")
@@ -109,8 +116,7 @@ class Emu3Pipeline(TransformersPipeline):
                 f"processor must be of the same model: it makes pictures of {self.processor.downsample_ratio} pixels a "
                 f"code, the decoder of {self.pixels_a_code}"
             )
-        own = tokens["input_ids"], tokens["attention_mask"]
-        return self._checked_prompts(*own, num_images_per_prompt, _num_tokens(grid))
+        return self._for_every_picture(tokens["input_ids"], tokens["attention_mask"], num_images_per_prompt)
 
     def target_of(self, prompts: Sequence[str], max_draft_nodes: int) -> Emu3Target:
         """The target of a batch of prompts in the model's own settings and usual size, for training.
@@ -140,7 +146,8 @@ class Emu3Pipeline(TransformersPipeline):
         self, prompt: str | Sequence[str], height: int | None = None, width: int | None = None
     ) -> list[str]:
         """An empty list: the model reads every word. Raises UserError where a prompt leaves no room for a picture."""
-        self.encode_prompt(check_prompts(prompt), self.grid(height, width))
+        grid = self.grid(height, width)
+        check_context(self.model.config, self.encode_prompt(check_prompts(prompt), grid)[1], _num_tokens(grid))
         return []
 
     def decode_tokens(self, codes: Tensor, output_type: str = "pil") -> Any:
@@ -206,18 +213,21 @@ class Emu3Pipeline(TransformersPipeline):
         grid, count = self.grid(height, width, ratio, image_area), count_prompts(prompt, input_ids)
         num_tokens, guided = _num_tokens(grid), self._guidance(guidance_scale) > 1
 
-        def encode() -> list[Prompts]:
-            room = num_images_per_prompt, num_tokens
-            if input_ids is None:
-                asked = self.encode_prompt(check_prompts(prompt), grid, num_images_per_prompt)
+        def encoded(name: str, text: Callable[[], list[str]], ids: Tensor | None, mask: Tensor | None) -> Prompts:
+            if ids is None:
+                prompts = self.encode_prompt(text(), grid, num_images_per_prompt)
             else:
-                asked = self._checked_prompts(input_ids, attention_mask, *room)
+                check_input_ids(ids, mask, self.model.config.get_text_config().vocab_size, name)
+                prompts = self._for_every_picture(ids, mask, num_images_per_prompt)
+            check_context(self.model.config, prompts[1], num_tokens)
+            return prompts
+
+        def encode() -> list[Prompts]:
+            asked = encoded("input_ids", lambda: check_prompts(prompt), input_ids, attention_mask)
             if not guided:
                 return [asked]
-            if negative_input_ids is None:
-                return [asked, self.encode_prompt(_each(negative_prompt, count), grid, num_images_per_prompt)]
-            name = "negative_input_ids"
-            return [asked, self._checked_prompts(negative_input_ids, negative_attention_mask, *room, name)]
+            away = (lambda: _each(negative_prompt, count)), negative_input_ids, negative_attention_mask
+            return [asked, encoded("negative_input_ids", *away)]
 
         return self._request(
             settings,

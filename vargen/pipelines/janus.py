@@ -24,7 +24,14 @@ from vargen.pipelines.arguments import DrawSettings, StepCallback, StepReport, c
 from vargen.pipelines.base import draws
 from vargen.pipelines.components.janus import JanusComponents
 from vargen.pipelines.request import PictureRequest
-from vargen.pipelines.transformers import Prompts, TransformersPipeline, check_context, count_prompts, example_of
+from vargen.pipelines.transformers import (
+    Prompts,
+    TransformersPipeline,
+    check_context,
+    check_input_ids,
+    count_prompts,
+    example_of,
+)
 
 
 class JanusPipeline(TransformersPipeline):
@@ -77,7 +84,10 @@ class JanusPipeline(TransformersPipeline):
         if prompt is not None:
             input_ids, attention_mask = self._tokenize(check_prompts(prompt))
         assert input_ids is not None
-        return self._checked_prompts(input_ids, attention_mask, num_images_per_prompt, self._usual_num_tokens)
+        check_input_ids(input_ids, attention_mask, self.model.config.get_text_config().vocab_size)
+        prompts = self._for_every_picture(input_ids, attention_mask, num_images_per_prompt)
+        check_context(self.model.config, prompts[1], self._usual_num_tokens)
+        return prompts
 
     def prompt_problems(self, prompt: str | Sequence[str]) -> list[str]:
         """An empty list: the model reads every word. Raises UserError where a prompt leaves no room for a picture."""

@@ -16,6 +16,7 @@ from specdecode.kernels.build import why_not
 from specdecode.kernels.quantized import quantize_linears
 from vargen.base.errors import UserError
 from vargen.models.options import OWN_QUANTIZATION
+from vargen.pipelines.arguments import refusals
 from vargen.pipelines.reuse import Reuse
 
 DECODER, DRAFTS = PARTS = ("decoder", "drafts")
@@ -63,7 +64,8 @@ class QuantizablePipeline:
         parameter = next(each for each in layers.parameters() if each.is_floating_point())
         check_quantization(quantization, parameter.device, str(parameter.dtype).removeprefix("torch."))
         if DECODER in parts:
-            quantize_linears(layers, quantization)
+            with refusals():
+                quantize_linears(layers, quantization)
         if DRAFTS in parts:
             self.reuse.draft_quantization = quantization
         return self

@@ -19,6 +19,7 @@ from specdecode.sampling import RandomStreams
 from vargen.base.errors import UserError
 from vargen.models.kept_caches import KeptCaches
 from vargen.models.offloading import has_hooks
+from vargen.pipelines.arguments import refusals
 from vargen.pipelines.components.draft_sizes import MeasuredDraftSizes
 
 if TYPE_CHECKING:
@@ -87,10 +88,8 @@ class Reuse:
                 "compile: parts of this model come to their device only as they are called (enable_model_cpu_offload, "
                 "or a device_map of several devices), which compiled passes cannot; leave one of the two out"
             )
-        try:
+        with refusals():
             target.compile(self.compiler, **arguments)
-        except ValueError as error:
-            raise UserError(str(error)) from error
 
     def compile_in_place(self, target: TransformersTarget, role: str) -> None:
         """As `compile`, on the cache of the last batch where it fits: captured graphs write to fixed addresses.
@@ -111,8 +110,9 @@ class Reuse:
     def quantize_drafts(self, *layers: nn.Module) -> None:
         """Quantize linear layers of a network that drafts, where the pipeline's are to be."""
         if self.draft_quantization is not None:
-            for each in layers:
-                quantize_linears(each, self.draft_quantization)
+            with refusals():
+                for each in layers:
+                    quantize_linears(each, self.draft_quantization)
 
     def computed_by(self, layers: nn.Module) -> dict[str, Any]:
         """How forward passes are computed, which measured seconds depend on; empty where nothing was asked for.

@@ -140,27 +140,11 @@ class TransformersPipeline(StreamingPipeline):
     def _players(self, method: ImageMethodConfig, target: Any, joins: bool) -> Method:
         return method.build(self.components_class(self.model, target, self.reuse, joins))
 
-    def _checked_prompts(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None,
-        copies: int,
-        num_tokens: int,
-        name: str = "input_ids",
-    ) -> Prompts:
-        """Tokens [B, T] of prompts and their mask (None: nothing is padded), repeated for every picture of each.
-
-        Raises:
-            UserError: they are no tokens of this model, or leave no room for a picture in its context.
-        """
-        check_input_ids(input_ids, attention_mask, self.model.config.get_text_config().vocab_size, name)
+    def _for_every_picture(self, input_ids: Tensor, attention_mask: Tensor | None, copies: int) -> Prompts:
+        """Prompts [B, T] (without a mask nothing is padded), on the pipeline's device, copies beside each other."""
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-        check_context(self.model.config, mask, num_tokens)
-        device = self._execution_device
-        return (
-            input_ids.to(device).repeat_interleave(copies, dim=0),
-            mask.to(device).repeat_interleave(copies, dim=0),
-        )
+        ids, mask = (each.to(self._execution_device).repeat_interleave(copies, dim=0) for each in (input_ids, mask))
+        return ids, mask
 
     def _images_of(self, intensities: Callable[..., Tensor], pixels: Tensor, output_type: str) -> Any:
         """Pictures of what the decoder made, as `output_type` asks: "pil", "np" or "pt".

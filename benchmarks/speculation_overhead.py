@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-import vargen.pipelines.common
+import vargen.pipelines.base
 from metrics.provenance import write_result
 from scenes.cases import sample_prompts
 from specdecode.roles import Drafter
@@ -36,16 +36,16 @@ RESULTS = Path(__file__).resolve().parent / "results"
 @contextmanager
 def profiled_decoding() -> Iterator[None]:
     """Let the pipeline's decode loop time its phases."""
-    plain = vargen.pipelines.common.new_run
+    plain = vargen.pipelines.base.new_run
 
     def profiled(*arguments: Any, **keywords: Any) -> Any:
         return plain(*arguments, profile=True, **keywords)
 
-    vargen.pipelines.common.new_run = profiled
+    vargen.pipelines.base.new_run = profiled
     try:
         yield
     finally:
-        vargen.pipelines.common.new_run = plain
+        vargen.pipelines.base.new_run = plain
 
 
 class Stopwatch:

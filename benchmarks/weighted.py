@@ -152,15 +152,15 @@ class WeightedPipeline(LlamaGenPipeline):
         own = ("default_guidance_scale", "default_top_k", "max_sequence_length", "methods")
         made = cls(**pipeline.components, **{name: pipeline.config[name] for name in own})
         made.set_progress_bar_config(**getattr(pipeline, "_progress_bar_config", {}))
-        made._kept = pipeline._kept
-        layers = made._kept.told(made._decoder_layers)
+        made.reuse = pipeline.reuse
+        layers = made.reuse.computed_by(made._decoder_layers)
         networks.quantize(layers.get("quantization"), layers.get("draft_quantization"))
         made.networks = networks
         return made
 
-    def _components(self, device: torch.device) -> LlamaGenComponents:
+    def _components(self) -> LlamaGenComponents:
         parts = (self.transformer, self.vqvae, self.drafter, self.draft_model)
-        return WeightedComponents(self.networks, *parts, device, self._kept)
+        return WeightedComponents(self.networks, *parts, self._execution_device, self.reuse)
 
 
 class WeightedComponents(LlamaGenComponents):
@@ -179,21 +179,21 @@ class WeightedComponents(LlamaGenComponents):
         """See `LlamaGenComponents.start`."""
         self._beside = self._networks.beside(super().start(*arguments, **keywords))
         if not self.joins:
-            self.kept.compile(self._beside.heavy)
+            self.reuse.compile(self._beside.heavy)
         return self._beside
 
     def load_draft_head(self, folder: str | None, most_new_pairs: int) -> LoadedDrafter[DraftHead]:
         """See `LlamaGenComponents.load_draft_head`."""
         own: Any = super().load_draft_head(folder, most_new_pairs)
         head = self._networks.beside_head(own.network, self._beside, most_new_pairs)
-        self.kept.compile(head.heavy)
+        self.reuse.compile(head.heavy)
         return replace(own, network=head, draft_once=head.draft_once)
 
     def load_draft_model(self, folder: str | None) -> LoadedDrafter[DraftModel]:
         """See `LlamaGenComponents.load_draft_model`."""
         own: Any = super().load_draft_model(folder)
         network = self._networks.beside(own.network, "draft model")
-        return replace(own, network=network, draft_once=draft_passes(network))
+        return replace(own, network=network, draft_once=draft_passes(lambda: network))
 
     def _probe(self, num_tokens: int) -> Any:
         return self._beside.half_way(num_tokens)

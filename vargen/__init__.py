@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from vargen.base.resources import find_model
     from vargen.models.llamagen.transformer import LlamaGenTransformer
-    from vargen.pipelines.common import AutoregressivePipelineOutput
+    from vargen.pipelines.base import AutoregressivePipelineOutput
     from vargen.pipelines.emu3 import Emu3Pipeline
     from vargen.pipelines.glm_image import GlmImagePriorPipeline
     from vargen.pipelines.janus import JanusPipeline
@@ -34,7 +34,7 @@ _HOMES = {
     "GlmImagePriorPipeline": "vargen.pipelines.glm_image",
     "JanusPipeline": "vargen.pipelines.janus",
     "LlamaGenPipeline": "vargen.pipelines.llamagen",
-    "AutoregressivePipelineOutput": "vargen.pipelines.common",
+    "AutoregressivePipelineOutput": "vargen.pipelines.base",
     "LlamaGenTransformer": "vargen.models.llamagen.transformer",
 }
 

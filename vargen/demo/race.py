@@ -19,7 +19,7 @@ from specdecode.trace import DecodeTrace
 from vargen.demo.work import Stopped, Turns, Work, failure
 from vargen.drawing.unfinished import continue_downwards, hide_undecided
 from vargen.methods.base import ImageMethodConfig
-from vargen.pipelines.common import beside
+from vargen.pipelines.base import beside
 
 if TYPE_CHECKING:
     from vargen.pipelines.loading import ImagePipeline

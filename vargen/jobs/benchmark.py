@@ -41,7 +41,7 @@ except ImportError:  # Windows
     resource = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:
-    from vargen.pipelines.common import AutoregressivePipelineOutput
+    from vargen.pipelines.base import AutoregressivePipelineOutput
     from vargen.pipelines.loading import ImagePipeline
 
 

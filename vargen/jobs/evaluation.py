@@ -53,7 +53,7 @@ from vargen.jobs.quality import (
 from vargen.methods.base import MethodConfig
 from vargen.models.description import ModelDescription
 from vargen.models.model_folder import weights_fingerprint
-from vargen.pipelines.common import PromptWarning
+from vargen.pipelines.arguments import PromptWarning
 from vargen.pipelines.loading import load_pipeline
 from vargen.runs.batches import BatchStore, PictureBatches, Share
 from vargen.runs.files import own_folder
@@ -62,7 +62,7 @@ from vargen.runs.processes import Processes
 from vargen.runs.progress import Progress, progress
 
 if TYPE_CHECKING:
-    from vargen.pipelines.common import AutoregressivePipelineOutput
+    from vargen.pipelines.base import AutoregressivePipelineOutput
     from vargen.pipelines.loading import ImagePipeline
 
 GIVEN = "given"

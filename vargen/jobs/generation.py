@@ -378,7 +378,7 @@ def _load_ranker(
 
 
 def _warn_about_prompts(pipeline: ImagePipeline, requests: Sequence[ImageRequest], size: Mapping[str, Any]) -> None:
-    from vargen.pipelines.common import PromptWarning
+    from vargen.pipelines.arguments import PromptWarning
 
     prompts = list(dict.fromkeys(request.text for request in requests if request.text is not None))
     for problem in pipeline.prompt_problems(prompts, **size) if prompts else ():
@@ -415,7 +415,7 @@ def _generate(
     keep: Callable[..., None],
 ) -> None:
     """Make every missing picture, and `keep` each as soon as it is finished."""
-    from vargen.pipelines.common import PromptWarning
+    from vargen.pipelines.arguments import PromptWarning
 
     candidates = run.config.num_candidates
     with (

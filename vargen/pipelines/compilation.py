@@ -1,7 +1,7 @@
-"""`pipeline.compile()`: passes of a pipeline's models as compiled code, for every family.
+"""`pipeline.compile()`: forward passes of a pipeline's models as compiled code, for every family.
 
 Belongs here: whether there is a compiler, where its code is kept between runs, and how long it worked. Does not belong
-here: passes, buckets and graphs (`specdecode.compilation`), and which parts of a family compile (its `components.py`).
+here: passes, buckets and graphs (`specdecode.compilation`), and which parts of a family compile (`components/`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sysconfig
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
@@ -19,16 +19,19 @@ from specdecode.trace import DecodeTrace
 from vargen.base.errors import UserError
 from vargen.base.resources import cache_folder
 from vargen.models.options import COMPILE_BUCKET
-from vargen.pipelines.components.base import KeptBetweenBatches
+from vargen.pipelines.reuse import Reuse
+
+if TYPE_CHECKING:
+    from specdecode.compilation import PassCompiler
 
 COMPILED = "compile"
-"""The phase of a trace that compiling is: beside "decode" and the others, not in them."""
+"""The phase of a trace for compiling; its seconds are not in "decode" or another phase."""
 
 
 class CompilablePipeline:
-    """What makes a pipeline one whose passes can be compiled. It keeps things between batches in `_kept`."""
+    """A pipeline whose forward passes can be compiled."""
 
-    _kept: KeptBetweenBatches
+    reuse: Reuse
 
     def compile(
         self,
@@ -36,19 +39,21 @@ class CompilablePipeline:
         bucket: int = COMPILE_BUCKET,
         on_compiled: Callable[[str, int, float], None] | None = None,
     ) -> Self:
-        """From the next call on, passes of the target and of what drafts (a head, a smaller model) are compiled code.
+        """Compile forward passes of the target and of what drafts (a draft head, a draft model), from the next call on.
 
-        Each width (tokens that a method feeds at once, times pictures of a batch) is compiled when it first comes up,
-        which takes from some seconds to minutes; the trace has it as a phase of its own. Code is kept for the next run
-        under `$VARGEN_CACHE` (unless `TORCHINDUCTOR_CACHE_DIR` says where). On CUDA passes are captured as graphs.
+        Each width is compiled when it first comes up, which takes from some seconds to minutes. A width is the number
+        of tokens that a method feeds at once, times the pictures of a batch. The trace has compiling as a phase of its
+        own. Code is kept for the next run under `$VARGEN_CACHE`, or where `TORCHINDUCTOR_CACHE_DIR` says. On CUDA
+        forward passes are captured as graphs.
 
-        Compiled code adds in another order, so a token may differ where two are about as likely, as between machines.
+        Compiled code adds numbers in another order. So a token may differ where two are about as likely, as it may
+        between two machines.
 
         Args:
             backend: of `torch.compile`; None: eager passes again.
             bucket: attention reads a batch's keys in multiples of so many tokens.
-            on_compiled: called as `on_compiled(name, width, seconds)` after each pass that was compiled: "target" (a
-                smaller model is one too) or "drafter" for a head, the tokens a picture, and what it took.
+            on_compiled: called as `on_compiled(name, width, seconds)` after each forward pass that was compiled: name
+                is "target" (a draft model's too) or "drafter" for a draft head, width the tokens for each picture.
 
         Returns:
             The pipeline.
@@ -57,22 +62,21 @@ class CompilablePipeline:
             UserError: there is no compiler, no such backend, or a bucket of less than two tokens.
         """
         if backend is None:
-            self._kept.compiler = None
+            self.reuse.compiler = None
             return self
         check_compiler(getattr(self, "_execution_device", torch.device("cpu")), backend)
         from specdecode.compilation import PassCompiler  # torch's compiler takes a second to import
 
         try:
-            self._kept.compiler = PassCompiler(backend, bucket, on_compiled)
+            self.reuse.compiler = PassCompiler(backend, bucket, on_compiled)
         except ValueError as error:
             raise UserError(f"compile_{error}") from error
         return self
 
 
 @contextmanager
-def compile_time_apart(kept: KeptBetweenBatches, trace: DecodeTrace, phase: str) -> Iterator[None]:
-    """What a block of one phase spent on compiling, as a phase of its own."""
-    compiler = kept.compiler
+def compile_time_apart(compiler: PassCompiler | None, trace: DecodeTrace, phase: str) -> Iterator[None]:
+    """Move the seconds that a block of one phase spends on compiling to a phase of their own."""
     before = 0.0 if compiler is None else compiler.seconds
     yield
     if compiler is not None and (seconds := compiler.seconds - before):
@@ -81,7 +85,7 @@ def compile_time_apart(kept: KeptBetweenBatches, trace: DecodeTrace, phase: str)
 
 
 def check_compiler(device: torch.device, backend: str | Callable[..., Any] = "inductor") -> None:
-    """Refuse to compile where that cannot work, and see to it that compiled code is kept between runs.
+    """Refuse to compile where that cannot work, and keep compiled code between runs.
 
     Raises:
         UserError: torch's own compiler lacks what it needs on this device, or there is no such backend.
@@ -100,7 +104,7 @@ def _check_triton() -> None:
     from torch.utils._triton import has_triton
 
     if not has_triton():
-        raise UserError("compile needs Triton on a GPU, which is not installed or does not know this one; leave it out")
+        raise UserError("compile needs Triton on a GPU; it is not installed or does not support this one; leave it out")
 
 
 def _check_cpp_compiler() -> None:
@@ -123,5 +127,5 @@ def _keep_compiled_code() -> None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError:
-            return  # an unwritable place costs compiling at every start, nothing more
+            return  # where nothing can be written, every start compiles anew
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)

@@ -1,18 +1,18 @@
-"""GLM-Image with its autoregressive part in the speculative loop: diffusers' pipeline, but for who makes the priors.
+"""GLM-Image with its autoregressive part in the speculative loop: diffusers' pipeline, whose priors any method draws.
 
 Belongs here: from prompts to priors for one batch, and giving them to diffusers. Does not belong here: how codes become
-forwards (`vargen.models.glm_image`), the decode loop (`specdecode.loop`), denoising and the VAE (diffusers).
+forward passes (`vargen.models.glm_image`), the steps of a batch (`base.py`), denoising and the VAE (diffusers).
 
-GLM-Image draws in two parts. A language model draws codes, the prior: of the picture in 1/32 of its size, and before
-that, from text alone, of a preview. A diffusion transformer makes pixels of text and prior. The seam is
-`prior_token_ids` of `GlmImagePipeline`. diffusers draws one prior for all pictures of a prompt, from torch's global
+GLM-Image draws in two parts. A language model draws codes, the prior: those of the picture at 1/32 of its size, and
+before that, from text alone, those of a preview. A diffusion transformer makes pixels of text and prior. The two meet
+in `prior_token_ids` of `GlmImagePipeline`. diffusers draws one prior for all pictures of a prompt, from torch's global
 seed; here every picture has a prior and a random stream of its own.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -21,15 +21,15 @@ import torch
 from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, GlmImageTransformer2DModel
 from diffusers.pipelines.glm_image.pipeline_glm_image import GlmImagePipeline
 from diffusers.pipelines.pipeline_utils import SUPPORTED_DEVICE_MAP
-from diffusers.utils import BaseOutput, replace_example_docstring
+from diffusers.utils import BaseOutput
 from torch import Tensor
 from transformers import ByT5Tokenizer, GlmImageForConditionalGeneration, GlmImageProcessor, T5EncoderModel
 
 from specdecode.kernels.linears import serve_linears
+from specdecode.roles import Target
 from specdecode.trace import DecodeTrace
 from vargen.base.errors import UserError
-from vargen.methods.base import ImageMethodConfig
-from vargen.methods.catalogue import resolve_method
+from vargen.methods.base import ImageMethodConfig, Method
 from vargen.models.finite import check_component_weights, check_pixels
 from vargen.models.glm_image.request import PriorRequest, read_request, upsampled
 from vargen.models.glm_image.target import GlmImageTarget
@@ -37,26 +37,25 @@ from vargen.models.model_folder import check_model_folder, check_pipeline_class
 from vargen.models.offloading import move_offloaded
 from vargen.models.picture_size import grid_of_sides
 from vargen.models.transformers_folder import hub_arguments, unloadable
-from vargen.pipelines.causal_models import check_context, refusals, sampling_as_generate
-from vargen.pipelines.common import (
-    AutoregressivePipelineOutput,
+from vargen.pipelines.arguments import (
     StepCallback,
     StepReport,
     check_count_and_type,
     check_prompts,
-    decode_pictures,
-    finished,
+    documented,
     random_streams,
+    refusals,
 )
-from vargen.pipelines.compilation import CompilablePipeline
-from vargen.pipelines.components.base import KeptBetweenBatches
+from vargen.pipelines.base import CallResult, PicturePipeline
+from vargen.pipelines.components.base import Place
 from vargen.pipelines.components.glm_image import GlmImageComponents
-from vargen.pipelines.quantization import QuantizablePipeline
+from vargen.pipelines.request import PictureRequest
+from vargen.pipelines.transformers import check_context, sampling_as_generate
 
 PIXELS_A_TOKEN = 32
-"""Of a side of the picture."""
+"""Along a side of the picture."""
 PIXELS_A_LATENT = PIXELS_A_TOKEN // 2
-"""Of a side, for what diffusers denoises."""
+"""Along a side, of each latent that diffusers denoises."""
 
 Images = PIL.Image.Image | Sequence[PIL.Image.Image] | Sequence[Sequence[PIL.Image.Image]]
 
@@ -80,13 +79,14 @@ class GlmImagePriorOutput(BaseOutput):
     """Priors, as `GlmImagePipeline` takes them, and what they cost.
 
     Args:
-        prior_token_ids: int64 [B, 4 * rows * columns], of each picture, every code as a square of 2 x 2.
-        prior_token_image_ids: of every row likewise the codes of the pictures it was given, int64, one after another;
-            None without pictures.
-        source_image_grid_thw: of every row int64 [pictures, 3], frames, rows and columns of these; None likewise.
+        prior_token_ids: int64 [B, 4 * rows * columns], the codes of each picture, every code as a square of 2 x 2.
+        prior_token_image_ids: for each row the codes, int64 and likewise in squares, of the pictures it was given, one
+            after another; None without pictures.
+        source_image_grid_thw: for each row int64 [pictures, 3], frames, rows and columns of these; None likewise.
         picture_codes: int64 [B, rows, columns], the codes of each picture.
         tokens: int64 [B, N], what was drawn: without pictures first the preview's codes, then the picture's.
-        trace: target passes (the prefill is one), and seconds by phase: "encode_prompt", "prefill" and "decode".
+        trace: forward passes of the target (the prefill is one), and seconds by phase: "encode_prompt", "prefill" and
+            "decode".
     """
 
     prior_token_ids: Tensor
@@ -97,18 +97,18 @@ class GlmImagePriorOutput(BaseOutput):
     trace: DecodeTrace
 
     def arguments(self) -> dict[str, Any]:
-        """What `GlmImagePipeline` takes of it, beside its prompts, one a picture."""
+        """The arguments for `GlmImagePipeline`, beside one prompt for each picture."""
         names = ("prior_token_ids", "prior_token_image_ids", "source_image_grid_thw")
         return {name: getattr(self, name) for name in names}
 
 
-class GlmImagePriorPipeline(CompilablePipeline, QuantizablePipeline, GlmImagePipeline):
+class GlmImagePriorPipeline(PicturePipeline, GlmImagePipeline):
     """diffusers' `GlmImagePipeline` of the same components, whose priors are drawn by any decoding method.
 
     Args:
         processor: makes tokens of prompts and pictures, by its chat template.
         vision_language_encoder: draws priors; in evaluation mode.
-        tokenizer, text_encoder, vae, transformer, scheduler: make pixels of them. None where only priors are wanted.
+        tokenizer, text_encoder, vae, transformer, scheduler: make pixels of priors. None where only priors are wanted.
 
     Raises:
         UserError: the model cannot draw priors.
@@ -132,7 +132,10 @@ class GlmImagePriorPipeline(CompilablePipeline, QuantizablePipeline, GlmImagePip
             kind = type(vision_language_encoder).__name__
             raise UserError(f"vision_language_encoder must be a GlmImageForConditionalGeneration, got {kind}")
         serve_linears(vision_language_encoder)
-        self._kept = KeptBetweenBatches()
+
+    @property
+    def _usual_num_tokens(self) -> int:
+        return (self.default_sample_size * self.vae_scale_factor // PIXELS_A_TOKEN) ** 2
 
     @property
     def _decoder_layers(self) -> torch.nn.Module:
@@ -140,14 +143,14 @@ class GlmImagePriorPipeline(CompilablePipeline, QuantizablePipeline, GlmImagePip
 
     @classmethod
     def from_pipe(cls, pipeline: GlmImagePipeline, **kwargs: Any) -> Self:
-        """The same components, where they are and as they are, and the same offloading.
+        """A pipeline of the same components, on the same devices and with the same offloading.
 
         Args:
             pipeline: of diffusers.
-            **kwargs: components that take the place of its own.
+            **kwargs: components instead of its own.
 
         Raises:
-            UserError: it is no GLM-Image.
+            UserError: it is not a GLM-Image pipeline.
         """
         if not isinstance(pipeline, GlmImagePipeline):
             raise UserError(f"pipeline must be a GlmImagePipeline of diffusers, got {type(pipeline).__name__}")
@@ -159,7 +162,7 @@ class GlmImagePriorPipeline(CompilablePipeline, QuantizablePipeline, GlmImagePip
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | os.PathLike[str], **kwargs: Any) -> Self:
-        """Load as diffusers does, from a folder or a name on the hub, after the files were checked.
+        """Check the files, then load as diffusers does, from a folder or a name on the hub.
 
         Args:
             pretrained_model_name_or_path: such as "zai-org/GLM-Image".
@@ -169,8 +172,8 @@ class GlmImagePriorPipeline(CompilablePipeline, QuantizablePipeline, GlmImagePip
                 `attn_implementation`, "sdpa" or "eager", of the autoregressive part.
 
         Raises:
-            UserError: there is no such model, it is another pipeline's, it cannot be put where it is wanted, or weights
-                are missing or damaged.
+            UserError: there is no such model, it is another pipeline's, it cannot be placed as asked, or weights are
+                missing or damaged.
         """
         source, attention = os.fspath(pretrained_model_name_or_path), kwargs.pop("attn_implementation", None)
         if (place := kwargs.get("device_map")) not in (None, *SUPPORTED_DEVICE_MAP):
@@ -195,22 +198,6 @@ class GlmImagePriorPipeline(CompilablePipeline, QuantizablePipeline, GlmImagePip
         """Save as diffusers' pipeline, which it and `from_pretrained` read."""
         GlmImagePipeline(**self.components).save_pretrained(save_directory, *args, **kwargs)
 
-    def resolve_method(
-        self, method: str | ImageMethodConfig, options: Mapping[str, Any] | None = None, num_tokens: int | None = None
-    ) -> ImageMethodConfig:
-        """The settings of a method on this model, every size that pictures depend on in numbers.
-
-        Args:
-            method: a name, a preset, or settings.
-            options: settings that differ; only with a name or a preset.
-            num_tokens: that are drawn for a picture; None: of the usual size.
-
-        Raises:
-            UserError: an unknown name or option, or one out of range.
-        """
-        side = self.default_sample_size * self.vae_scale_factor // PIXELS_A_TOKEN
-        return resolve_method(method, options).resolved(num_tokens or side**2)
-
     def encode_request(
         self,
         prompt: str | Sequence[str],
@@ -219,7 +206,7 @@ class GlmImagePriorPipeline(CompilablePipeline, QuantizablePipeline, GlmImagePip
         width: int | None = None,
         num_images_per_prompt: int = 1,
     ) -> PriorRequest:
-        """What the autoregressive part is asked, as `generate_priors` asks it.
+        """The request for the autoregressive part, as `generate_priors` makes it.
 
         Raises:
             UserError: there is no processor, the size cannot be drawn, or the prompts leave no room for a picture.
@@ -229,8 +216,8 @@ class GlmImagePriorPipeline(CompilablePipeline, QuantizablePipeline, GlmImagePip
         height, width = self._size(height, width, pictures)
         if getattr(self.processor, "chat_template", None) is None:
             raise UserError(
-                "prompt needs a processor with a chat template, without which the model reads something else than it "
-                "was trained on; load the pipeline's `processor` folder whole"
+                "prompt needs a processor with a chat template, because the model was trained on prompts in that form; "
+                "load the pipeline's `processor` folder whole"
             )
         chats = [
             [{"role": "user", "content": [*({"type": "image", "image": each} for each in own), text]}]
@@ -245,13 +232,13 @@ class GlmImagePriorPipeline(CompilablePipeline, QuantizablePipeline, GlmImagePip
             )
         request = read_request(self.vision_language_encoder, inputs)
         if not all(rows * columns for rows, columns in request.grids):
-            raise UserError(f"height and width must be less unlike: {height} x {width} pixels leave no preview")
+            raise UserError(f"height and width must be more alike: {height} x {width} pixels leave no preview")
         check_context(self.vision_language_encoder.config, request.attention_mask, request.num_tokens)
         self._check_pictures(pictures, request)
         return request.repeated(num_images_per_prompt)
 
     def target_of(self, prompts: Sequence[str], max_draft_nodes: int) -> GlmImageTarget:
-        """The target of a batch of prompts for pictures of the usual size, for who learns from it.
+        """The target of a batch of prompts for pictures of the usual size, for training.
 
         Raises:
             UserError: see `encode_request`.
@@ -263,7 +250,7 @@ class GlmImagePriorPipeline(CompilablePipeline, QuantizablePipeline, GlmImagePip
     def prompt_problems(
         self, prompt: str | Sequence[str], height: int | None = None, width: int | None = None
     ) -> list[str]:
-        """Nothing: every word of a prompt is read. Raises UserError for one that the context has no room for."""
+        """An empty list: the model reads every word. Raises UserError where a prompt leaves no room for a picture."""
         self.encode_request(prompt, height=height, width=width)
         return []
 
@@ -287,11 +274,11 @@ class GlmImagePriorPipeline(CompilablePipeline, QuantizablePipeline, GlmImagePip
         """Draw priors, which `GlmImagePipeline` makes pictures of: `pipe(prompts, **priors.arguments())`.
 
         Args:
-            prompt: see `__call__`, as for all that is not said here.
-            guidance_scale: off (at most 1), or not given: the autoregressive part has no guidance.
+            prompt: see `__call__`, which describes all other arguments too.
+            guidance_scale: off (at most 1), or None: the autoregressive part has no guidance.
 
         Raises:
-            UserError: an argument cannot be used with this model; the message says which, and what can.
+            UserError: an argument cannot be used with this model; the message names it and says what can be used.
         """
         report = StepReport(callback_on_step_end, callback_on_step_end_tensor_inputs)
         check_count_and_type(num_images_per_prompt)
@@ -302,35 +289,45 @@ class GlmImagePriorPipeline(CompilablePipeline, QuantizablePipeline, GlmImagePip
             )
         model, device = self.vision_language_encoder, self._execution_device
         sampling = sampling_as_generate(model.generation_config, temperature, top_k, top_p, guidance_scale=1.0)
-        batch_size = len(check_prompts(prompt)) * num_images_per_prompt
-        streams = random_streams(generator, batch_size, device)
-        trace = DecodeTrace(batch_size, device)
+        count = len(check_prompts(prompt)) * num_images_per_prompt
+        streams, trace = random_streams(generator, count, device), DecodeTrace(count, device)
         with trace.phase("encode_prompt"), refusals():
             move_offloaded(model)
-            request = self.encode_request(prompt, image, height, width, num_images_per_prompt)
-            num_tokens = request.num_tokens
-            method = self.resolve_method(method, num_tokens=num_tokens)
-            target = GlmImageTarget(model, request, max_draft_nodes=method.max_draft_nodes(num_tokens))
-        players = method.build(GlmImageComponents(model, target, self._kept))
-        result = decode_pictures(self, target, players, num_tokens, sampling, streams, trace, report)
+            asked = self.encode_request(prompt, image, height, width, num_images_per_prompt)
+        chosen = self.resolve_method(method, num_tokens=asked.num_tokens)
+
+        def start(pictures: range, place: Place) -> tuple[Target, Method]:
+            target = GlmImageTarget(model, asked, max_draft_nodes=chosen.max_draft_nodes(asked.num_tokens))
+            return target, chosen.build(GlmImageComponents(model, target, self.reuse))
+
+        request = PictureRequest(
+            start=start,
+            images=asked.picture_codes,
+            num_tokens=asked.num_tokens,
+            longest_prompt=lambda: asked.attention_mask.shape[1],
+            sampling=sampling,
+            streams=streams,
+            report=report,
+        )
+        tokens = self._decode(request, trace)
         source_ids = source_grids = None
-        if request.sources is not None:
-            source_ids = [torch.cat([upsampled(each[None])[0] for each in row]) for row in request.sources]
+        if asked.sources is not None:
+            source_ids = [torch.cat([upsampled(each[None])[0] for each in row]) for row in asked.sources]
             source_grids = [
                 torch.tensor([[1, 2 * each.shape[0], 2 * each.shape[1]] for each in row], device=device)
-                for row in request.sources
+                for row in asked.sources
             ]
+        codes = asked.picture_codes(tokens)
         return GlmImagePriorOutput(
-            prior_token_ids=upsampled(request.picture_codes(result.tokens)),
+            prior_token_ids=upsampled(codes),
             prior_token_image_ids=source_ids,
             source_image_grid_thw=source_grids,
-            picture_codes=request.picture_codes(result.tokens),
-            tokens=result.tokens,
+            picture_codes=codes,
+            tokens=tokens,
             trace=trace,
         )
 
     @torch.no_grad()
-    @replace_example_docstring(EXAMPLE_DOC_STRING)
     def __call__(
         self,
         prompt: str | Sequence[str],
@@ -350,42 +347,31 @@ class GlmImagePriorPipeline(CompilablePipeline, QuantizablePipeline, GlmImagePip
         callback_on_step_end: StepCallback | None = None,
         callback_on_step_end_tensor_inputs: Sequence[str] = ("tokens",),
         **kwargs: Any,
-    ) -> AutoregressivePipelineOutput | tuple[Any, Tensor, DecodeTrace]:
-        """Make pictures: a prior for each, then diffusers' own call.
+    ) -> CallResult:
+        """Draw a prior for each picture, then make pictures of them with diffusers' own call.
+
+        Sampling settings are those of priors: where a call gives none, the model's generation_config.json does, else
+        temperature 1, top_k 50 and top_p 1, as in `generate`.
 
         Args:
             prompt: what to draw, or what to do with pictures; one sentence or several.
             image: pictures to begin from: one, several for one prompt, or for every prompt a list of as many.
             height, width: of the pictures, multiples of 32. None: those of the first picture that is given, else 1024.
             num_inference_steps: of denoising.
-            guidance_scale: of denoising, as in diffusers; None: diffusers' own default. Drawing priors knows none.
-            temperature: of the prior, divides its logits; 0 takes the most probable code always. None: the model's own
-                (generation_config.json), else 1.
-            top_k: keep this many of the most probable codes; 0 keeps all. None: the model's own, else 50.
-            top_p: then keep the most probable ones that together exceed this probability; 1 keeps all. None: the
-                model's own, else 1.
-            num_images_per_prompt: pictures for every prompt, each of a prior of its own; they follow each other.
-            generator: one per picture: the same seed then gives the same prior whatever else is in the batch (up to
-                what rounding of another batch size can change in a near tie). A single one for several pictures gives
-                each its own stream, in order. One number a picture is drawn from it here; then diffusers draws noise.
-            method: how to decode priors: a name that `vargen methods` lists, a preset, or settings. Those of trained
-                drafters name its folder. "jacobi" makes the priors of plain decoding, "ar", in fewer passes.
-            output_type: "pil", "np", "pt", or "latent" for the picture's codes, int64 [B, rows, columns]; nothing is
-                denoised then.
-            return_dict: an output object instead of a tuple.
-            callback_on_step_end: called as `callback(pipeline, step, lengths, tensors)` after every target pass; see
-                `JanusPipeline`. For denoising, draw with `generate_priors` and call diffusers' pipeline.
-            callback_on_step_end_tensor_inputs: which of "tokens" and "lengths" it gets.
+            guidance_scale: of denoising, as in diffusers; None: diffusers' own default. Priors are drawn without it.
+            output_type: "pil", "np", "pt", or "latent" for the picture's codes, int64 [B, rows, columns], without any
+                denoising.
+            callback_on_step_end: called as `callback(pipeline, step, lengths, tensors)` after every forward pass of the
+                autoregressive part; see `JanusPipeline`. For callbacks of denoising, draw with `generate_priors` and
+                call diffusers' pipeline.
             **kwargs: further arguments of `GlmImagePipeline`, such as sigmas or max_sequence_length.
-
-        Examples:
 
         Returns:
             `AutoregressivePipelineOutput`, or the tuple (images, tokens, trace). Tokens are the preview's codes (none
             where pictures are given), then the picture's. The trace is of the prior; "decode_images" is denoising.
 
         Raises:
-            UserError: an argument cannot be used with this model; the message says which, and what can.
+            UserError: an argument cannot be used with this model; the message names it and says what can be used.
         """
         check_count_and_type(num_images_per_prompt, output_type)
         prompts = check_prompts(prompt)
@@ -433,10 +419,10 @@ class GlmImagePriorPipeline(CompilablePipeline, QuantizablePipeline, GlmImagePip
             return arrays if output_type == "np" else self.image_processor.numpy_to_pil(arrays)
 
         make_images = denoised if output_type != "latent" else lambda: priors.picture_codes
-        return finished(self, make_images, priors.tokens, priors.trace, return_dict)
+        return self._finished(make_images, priors.tokens, priors.trace, return_dict)
 
     def _pictures(self, image: Images | None, num_prompts: int) -> list[list[PIL.Image.Image]] | None:
-        """As diffusers reads them: for every prompt a list of as many."""
+        """Pictures as diffusers reads them: for every prompt a list of as many."""
         if image is None:
             return None
         given: Any = [image] if isinstance(image, PIL.Image.Image) else image
@@ -462,7 +448,7 @@ class GlmImagePriorPipeline(CompilablePipeline, QuantizablePipeline, GlmImagePip
             )
 
     def _check_pictures(self, pictures: list[list[PIL.Image.Image]] | None, request: PriorRequest) -> None:
-        """Refuse pictures of which the prior and the VAE have other grids, which diffusers fails at while denoising."""
+        """Refuse pictures whose grids differ for the prior and the VAE, on which diffusers fails while denoising."""
         for own, sources in zip(pictures or (), request.sources or (), strict=True):
             for given, codes in zip(own, sources, strict=True):
                 size = given.size[1] // PIXELS_A_LATENT, given.size[0] // PIXELS_A_LATENT
@@ -472,3 +458,6 @@ class GlmImagePriorPipeline(CompilablePipeline, QuantizablePipeline, GlmImagePip
                         f"image of {given.size[0]} x {given.size[1]} pixels is no whole number of tokens; resize it to "
                         f"{columns * PIXELS_A_TOKEN} x {rows * PIXELS_A_TOKEN}"
                     )
+
+
+GlmImagePriorPipeline.__call__.__doc__ = documented(GlmImagePriorPipeline.__call__, EXAMPLE_DOC_STRING)

@@ -1,10 +1,9 @@
 """Text- or class-conditional pictures from a LlamaGen transformer, with the conventions of diffusers.
 
-Belongs here: from prompts to pictures, for one batch. Does not belong here: the decode loop (`specdecode.loop`), how a
-picture becomes forwards (`vargen.models.llamagen.target`), methods (`vargen.methods.catalogue`), files of many pictures
-(`vargen.commands`).
+Belongs here: LlamaGen's components, prompts, arguments and pictures. Does not belong here: how a picture becomes
+forward passes (`vargen.models.llamagen.target`), the steps of a batch (`base.py`), methods (`vargen.methods`).
 
-Unlike other diffusers pipelines this one puts the conditional half of guidance first, inside the target only.
+Unlike other pipelines of diffusers, this one puts the conditional half of guidance first, inside the target only.
 """
 
 from __future__ import annotations
@@ -17,44 +16,37 @@ from typing import Any, Self
 import torch
 from diffusers.image_processor import VaeImageProcessor
 from diffusers.models.autoencoders.vq_model import VQModel
-from diffusers.pipelines.pipeline_utils import DiffusionPipeline
-from diffusers.utils import replace_example_docstring
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase, T5EncoderModel
 
 from specdecode.roles import Target
-from specdecode.trace import DecodeTrace
 from vargen.base.errors import UserError
 from vargen.base.prompts import unknown_words
 from vargen.base.reading import reading
 from vargen.drafters.eagle_head import EagleHead
 from vargen.drafters.llamagen_draft_head import check_drafter
 from vargen.methods.base import ImageMethodConfig, Method
-from vargen.methods.catalogue import check_own_settings, resolve_method
+from vargen.methods.catalogue import check_own_settings
 from vargen.models.finite import check_component_weights, check_pixels
 from vargen.models.llamagen.text_encoder import check_tokenizer, clean_captions, encode_each
 from vargen.models.llamagen.transformer import LlamaGenTransformer
 from vargen.models.llamagen.vq import decode_codes, downsampling_factor
 from vargen.models.model_folder import check_model_folder
-from vargen.models.offloading import is_offloaded, move_offloaded
-from vargen.pipelines.common import (
-    CALLBACK_TENSORS,
-    AutoregressivePipelineOutput,
+from vargen.models.offloading import is_offloaded
+from vargen.pipelines.arguments import (
     PromptWarning,
     StepCallback,
     StepReport,
-    check_picture_arguments,
+    check_count_and_type,
     check_prompts,
     check_sampling,
-    decode_pictures,
-    finished,
+    check_size,
     random_streams,
 )
-from vargen.pipelines.compilation import CompilablePipeline
+from vargen.pipelines.base import StreamingPipeline, draws
 from vargen.pipelines.components.base import Place
-from vargen.pipelines.components.llamagen import KeptBetweenBatches, LlamaGenComponents, check_draft_model
-from vargen.pipelines.quantization import QuantizablePipeline
-from vargen.pipelines.streaming import PictureStream, stream_pictures
+from vargen.pipelines.components.llamagen import LlamaGenComponents, check_draft_model
+from vargen.pipelines.request import PictureRequest
 
 _USUAL_SETTINGS = {
     "text": (7.5, 1000),
@@ -72,13 +64,13 @@ EXAMPLE_DOC_STRING = """
         >>> generator = torch.Generator().manual_seed(0)
         >>> output = pipeline("a shiny red sphere left of a small blue cube", generator=generator)
         >>> output.images[0].save("spheres.png")
-        >>> output.trace.target_passes < 256  # plain decoding takes a pass a token
+        >>> output.trace.target_passes < 256  # plain decoding has one forward pass for each token
         True
         ```
 """
 
 
-class LlamaGenPipeline(CompilablePipeline, QuantizablePipeline, DiffusionPipeline):
+class LlamaGenPipeline(StreamingPipeline):
     """Pictures from a class label or a sentence, one token after another.
 
     Args:
@@ -86,25 +78,24 @@ class LlamaGenPipeline(CompilablePipeline, QuantizablePipeline, DiffusionPipelin
         vqvae: decodes them to pixels, always in fp32. Its codebook is stored as it is looked up (L2-normalised).
         text_encoder: text features for a text-conditional transformer. Without it, prompts must come as embeddings.
         tokenizer: the text encoder's.
-        drafter: an EAGLE drafter trained for this transformer, for the methods that draft with one.
+        drafter: an EAGLE head trained for this transformer, for the methods that draft with one.
         draft_model: a smaller transformer of the same vocabulary, which reads the same text features, for the
             method "draft-model".
-        default_guidance_scale, default_top_k: what a call uses that does not say; kept in `model_index.json`. None:
-            what LlamaGen's own samplers use, 7.5 and 1000 for text, 4 and 2000 for classes.
+        default_guidance_scale, default_top_k: for calls that give none; kept in `model_index.json`. None: those of
+            LlamaGen's own samplers, 7.5 and 1000 for text, 4 and 2000 for classes.
         max_sequence_length: the most text tokens, the end token included; longer prompts are cut with a warning. At
             most, and by default, the transformer's `condition_length`.
-        image_size: side of a picture in pixels. It follows from the grid and the tokenizer; where it is given (it is
-            in a saved pipeline) it must agree with them, because weights alone fit any grid.
+        image_size: side of a picture in pixels. It follows from the grid and the tokenizer. A saved pipeline also
+            names it, and it must agree with them, because weights alone fit any grid.
         methods: by name of a method, settings that are better on this model than the method's defaults; a name without
             options stands for them.
 
     Raises:
-        UserError: the components do not belong together, or `methods` holds what is no setting.
+        UserError: the components do not belong together, or `methods` holds anything but settings.
     """
 
     model_cpu_offload_seq = "text_encoder->transformer->vqvae"
     _optional_components = ["text_encoder", "tokenizer", "drafter", "draft_model"]  # noqa: RUF012 (a diffusers convention)
-    _callback_tensor_inputs = list(CALLBACK_TENSORS)  # noqa: RUF012
 
     def __init__(
         self,
@@ -143,7 +134,14 @@ class LlamaGenPipeline(CompilablePipeline, QuantizablePipeline, DiffusionPipelin
             methods={name: dict(settings) for name, settings in (methods or {}).items()},
         )
         self.image_processor = VaeImageProcessor(vae_scale_factor=self.vae_scale_factor)
-        self._kept = KeptBetweenBatches()
+
+    @property
+    def _usual_num_tokens(self) -> int:
+        return self.transformer.num_image_tokens
+
+    @property
+    def _own_methods(self) -> Mapping[str, Mapping[str, Any]]:
+        return self.config["methods"]
 
     @property
     def _decoder_layers(self) -> torch.nn.Module:
@@ -157,7 +155,7 @@ class LlamaGenPipeline(CompilablePipeline, QuantizablePipeline, DiffusionPipelin
                 f"tokens, the vqvae {vqvae.num_vq_embeddings} codes"
             )
         if not vqvae.lookup_from_codebook:
-            raise UserError("vqvae must have lookup_from_codebook true in its config.json: it is given codes")
+            raise UserError("vqvae must have lookup_from_codebook true in its config.json, because it decodes codes")
         if self.text_encoder is not None and self.text_encoder.config.d_model != transformer.caption_dim:
             raise UserError(
                 f"transformer and text_encoder must come from one model: the transformer reads features of width "
@@ -179,8 +177,8 @@ class LlamaGenPipeline(CompilablePipeline, QuantizablePipeline, DiffusionPipelin
         """Load a pipeline as `DiffusionPipeline.from_pretrained` does, with two differences.
 
         A local folder is checked first: missing, truncated or ill-fitting weights are an error, where diffusers would
-        put random numbers in their place, and so are pickled ones and classes of other libraries. And the vqvae is
-        kept in fp32 whatever `dtype` says.
+        put random numbers in their place. Pickled weights and classes of other libraries are errors too. And the vqvae
+        stays in fp32 whatever `dtype` is.
 
         Raises:
             UserError: a local folder is incomplete, damaged or inconsistent.
@@ -211,8 +209,9 @@ class LlamaGenPipeline(CompilablePipeline, QuantizablePipeline, DiffusionPipelin
         prompt_attention_mask: Tensor | None,
         output_type: str,
     ) -> None:
-        """Refuse what cannot be done, naming the argument. Raises UserError."""
-        check_picture_arguments(height, width, self.image_size, num_images_per_prompt, output_type)
+        """Refuse arguments that cannot be used with this model. Raises UserError, which names the argument."""
+        check_size(self.image_size, height, width)
+        check_count_and_type(num_images_per_prompt, output_type)
         if self.transformer.config.condition_type == "class":
             self._check_class_labels(class_labels)
             if prompt is not None or prompt_embeds is not None:
@@ -252,11 +251,11 @@ class LlamaGenPipeline(CompilablePipeline, QuantizablePipeline, DiffusionPipelin
         valid = mask.bool()
         if not bool(valid[:, -1].all()) or bool((valid[:, :-1] & ~valid[:, 1:]).any()):
             raise UserError(
-                "prompt_embeds must be padded on the left, where prompt_attention_mask is 0; encode_prompt does it so"
+                "prompt_embeds must be padded on the left, where prompt_attention_mask is 0, as encode_prompt pads them"
             )
 
     def prompt_problems(self, prompt: str | Sequence[str], max_sequence_length: int | None = None) -> list[str]:
-        """What the model will not read of these prompts: one message for cut ones each, one for all unknown words."""
+        """What the model will not read: a message for each prompt that is too long, and one for all unknown words."""
         if self.tokenizer is None or self.text_encoder is None:
             return []
         length = self._sequence_length(max_sequence_length)
@@ -281,7 +280,7 @@ class LlamaGenPipeline(CompilablePipeline, QuantizablePipeline, DiffusionPipelin
         return max_sequence_length
 
     def _clean(self, prompts: list[str]) -> list[str]:
-        # Conversion of official weights notes in the text encoder's config that it was trained on cleaned text.
+        # The config of converted official weights says that the text encoder was trained on cleaned text.
         return clean_captions(prompts) if getattr(self.text_encoder.config, "clean_caption", False) else prompts
 
     def encode_prompt(
@@ -294,10 +293,10 @@ class LlamaGenPipeline(CompilablePipeline, QuantizablePipeline, DiffusionPipelin
         device: torch.device | None = None,
         trim: bool = True,
     ) -> tuple[Tensor, Tensor]:
-        """Text features, trimmed to the longest prompt of the batch; each is encoded alone, so no neighbour rounds it.
+        """Text features, trimmed to the longest prompt of the batch.
 
-        Trimming changes nothing: condition tokens have no position, and padding is seen by nobody but published
-        drafters.
+        Each prompt is encoded alone, so its features do not depend on its neighbours. Trimming changes no picture:
+        condition tokens have no position, and only published drafters attend to padding.
 
         Args:
             prompt: one or several prompts; or None with `prompt_embeds`.
@@ -329,25 +328,11 @@ class LlamaGenPipeline(CompilablePipeline, QuantizablePipeline, DiffusionPipelin
             mask.to(device).repeat_interleave(num_images_per_prompt, dim=0),
         )
 
-    def resolve_method(
-        self, method: str | ImageMethodConfig, options: Mapping[str, Any] | None = None
-    ) -> ImageMethodConfig:
-        """The settings of a method on this model, every size that pictures depend on in numbers.
-
-        Args:
-            method: a name, in the model's own settings; a preset; or settings.
-            options: settings that differ; only with a name or a preset.
-
-        Raises:
-            UserError: an unknown name or option, or one out of range.
-        """
-        return resolve_method(method, options, self.config["methods"]).resolved(self.transformer.num_image_tokens)
-
     @torch.no_grad()
     def decode_tokens(self, tokens: Tensor, output_type: str = "pil") -> Any:
         """Pictures from codes [B, grid * grid] (or [B, grid, grid]), as `output_type` asks.
 
-        Each picture is decoded on its own, so that its pixels cannot depend on what is decoded with it.
+        Each picture is decoded alone, so that its pixels do not depend on others.
         """
         grid = self.transformer.config.grid_size
         tokens = tokens.reshape(-1, grid, grid)
@@ -360,8 +345,7 @@ class LlamaGenPipeline(CompilablePipeline, QuantizablePipeline, DiffusionPipelin
         check_pixels(pixels)
         return self.image_processor.postprocess(pixels, output_type=output_type)
 
-    @torch.no_grad()
-    @replace_example_docstring(EXAMPLE_DOC_STRING)
+    @draws(EXAMPLE_DOC_STRING)
     def __call__(
         self,
         prompt: str | Sequence[str] | None = None,
@@ -382,206 +366,60 @@ class LlamaGenPipeline(CompilablePipeline, QuantizablePipeline, DiffusionPipelin
         return_dict: bool = True,
         callback_on_step_end: StepCallback | None = None,
         callback_on_step_end_tensor_inputs: Sequence[str] = ("tokens",),
-    ) -> AutoregressivePipelineOutput | tuple[Any, Tensor, DecodeTrace]:
-        """Make pictures.
+    ) -> PictureRequest:
+        """Draw pictures.
 
         Args:
             prompt: what to draw, one sentence or several; for a text-conditional model.
             class_labels: one or several integers; for a class-conditional model.
-            height, width: may be given, but only as what the model makes.
-            guidance_scale: classifier-free guidance; off at values <= 1. None: the model's default.
-            temperature: divides the logits; 0 takes the most probable token always.
-            top_k: keep this many of the most probable tokens; 0 keeps all. None: the model's default.
-            top_p: then keep the most probable ones that together exceed this probability; 1 keeps all.
-            num_images_per_prompt: pictures for every prompt or label; they follow each other in the output.
-            generator: one per picture: the same seed then gives the same picture whatever else is in the batch (up to
-                what rounding of another batch size can change in a near tie). A single one for several pictures gives
-                each its own stream, in order. Only one number is drawn from a generator per picture.
             prompt_embeds: [B, T, caption_dim] text features instead of `prompt`, padded on the left.
             prompt_attention_mask: [B, T] for `prompt_embeds`, 0 at padding.
             max_sequence_length: cut prompts to so many tokens, with a warning.
-            method: how to decode: a name that `vargen methods` lists, in the settings that this model's `methods` gives
-                it; a preset; or settings. "jacobi" makes the pictures of plain decoding, "ar", in fewer passes.
-            output_type: "pil", "np", "pt", or "latent" for the codes.
-            return_dict: an output object instead of a tuple.
-            callback_on_step_end: called as `callback(pipeline, step, lengths, tensors)` after every target pass, which
-                is what a step is here, not a token; step 0 is the prefill, which gives the first token. `lengths` [B]
-                says how many tokens each picture has. It may look, not change: what it returns is ignored.
-            callback_on_step_end_tensor_inputs: which of "tokens" (int64 [B, grid * grid], valid up to `lengths`) and
-                "lengths" the callback gets in `tensors`. Reading their values makes a GPU wait.
-
-        Examples:
-
-        Returns:
-            `AutoregressivePipelineOutput`, or the tuple (images, tokens, trace).
-
-        Raises:
-            UserError: an argument cannot be used with this model; the message says which, and what can.
         """
         report = StepReport(callback_on_step_end, callback_on_step_end_tensor_inputs)
-        self.check_inputs(
-            prompt,
-            class_labels,
-            height,
-            width,
-            num_images_per_prompt,
-            prompt_embeds,
-            prompt_attention_mask,
-            output_type,
-        )
-        method = self.resolve_method(method)
-        guidance_scale = self.config["default_guidance_scale"] if guidance_scale is None else guidance_scale
-        top_k = self.config["default_top_k"] if top_k is None else top_k
-        sampling = check_sampling(temperature, top_k, top_p, guidance_scale)
-        device = self._execution_device
-        batch_size = self._count_prompts(prompt, class_labels, prompt_embeds) * num_images_per_prompt
-        streams = random_streams(generator, batch_size, device)
-        trace = DecodeTrace(batch_size, device)
-        num_tokens = self.transformer.num_image_tokens
-        components = self._components(device)
-        with trace.phase("encode_prompt"):
-            condition, condition_mask = self._encode_condition(
-                prompt,
-                class_labels,
-                num_images_per_prompt,
-                prompt_embeds,
-                prompt_attention_mask,
-                max_sequence_length,
-                trim=not components.wants_full_prompt(method),
-            )
-            target = components.start(condition, condition_mask, guidance_scale, method.max_draft_nodes(num_tokens))
-        players = method.build(components)
-        result = decode_pictures(self, target, players, num_tokens, sampling, streams, trace, report)
-        return finished(self, lambda: self.decode_tokens(result.tokens, output_type), result.tokens, trace, return_dict)
-
-    def stream(
-        self,
-        prompt: Sequence[str] | None = None,
-        class_labels: Sequence[int] | None = None,
-        *,
-        generator: torch.Generator | Sequence[torch.Generator] | None = None,
-        batch_size: int = 8,
-        continuous: bool = True,
-        guidance_scale: float | None = None,
-        temperature: float = 1.0,
-        top_k: int | None = None,
-        top_p: float = 1.0,
-        max_sequence_length: int | None = None,
-        method: str | ImageMethodConfig = "jacobi",
-        output_type: str = "pil",
-        callback_on_step_end: StepCallback | None = None,
-        callback_on_step_end_tensor_inputs: Sequence[str] = ("tokens",),
-    ) -> PictureStream:
-        """Make any number of pictures, each given as soon as it is finished.
-
-        A finished picture's place in the batch goes to the next prompt at once, so that nobody waits for the slowest
-        (continuous batches). A picture is that of `__call__` with its seed, whoever is drawn beside or was before it.
-
-        Args:
-            prompt, class_labels: one for each picture.
-            generator: one for each picture, or a single one, which gives each its own stream, in order.
-            batch_size: pictures drawn at once.
-            continuous: False: every batch ends with its slowest picture, and only then the next begins. So it is, too,
-                where a model is offloaded, which would have to change places for every prompt.
-            callback_on_step_end: as for `__call__`; `tensors["pictures"]` says which picture each row is of, None where
-                a row idles at the end.
-            guidance_scale, temperature, top_k, top_p, max_sequence_length, method, output_type,
-            callback_on_step_end_tensor_inputs: as for `__call__`.
-
-        Returns:
-            An iterable of `FinishedPicture`, in the order in which they are finished; nothing is drawn before the first
-            is asked for.
-
-        Raises:
-            UserError: as `__call__`; also `batch_size` out of range.
-        """
-        report = StepReport(callback_on_step_end, callback_on_step_end_tensor_inputs)
-        self.check_inputs(prompt, class_labels, None, None, 1, None, None, output_type)
+        embeds = (prompt_embeds, prompt_attention_mask)
+        self.check_inputs(prompt, class_labels, height, width, num_images_per_prompt, *embeds, output_type)
         prompts = None if prompt is None else check_prompts(prompt)
         labels = None if class_labels is None else torch.as_tensor(class_labels).reshape(-1)
         chosen = self.resolve_method(method)
         scale = self.config["default_guidance_scale"] if guidance_scale is None else guidance_scale
         sampling = check_sampling(temperature, self.config["default_top_k"] if top_k is None else top_k, top_p, scale)
-        device = self._execution_device
-        num_tokens = self.transformer.num_image_tokens
-        trim = not self._components(device).wants_full_prompt(chosen)
-        longest = self._longest_condition(prompts, max_sequence_length, trim)
+        device, copies = self._execution_device, num_images_per_prompt
+        trim = not self._components().wants_full_prompt(chosen)
+
+        def condition(part: slice) -> tuple[dict[str, Tensor], Tensor | None]:
+            """The arguments of `LlamaGenTransformer.embed_condition`, and the mask [B, T] of prompts."""
+            if labels is not None:
+                return {"class_labels": labels[part].to(device).long().repeat_interleave(copies)}, None
+            text, *given = (None if each is None else each[part] for each in (prompts, *embeds))
+            features, mask = self.encode_prompt(text, copies, *given, max_sequence_length, device, trim=trim)
+            return {"caption_embeds": features}, mask
+
+        def longest_condition() -> int:
+            if prompts is None:
+                return 1 if prompt_embeds is None else prompt_embeds.shape[1]
+            most = self._sequence_length(max_sequence_length)
+            ids = self.tokenizer(self._clean(prompts), verbose=False)["input_ids"] if trim else ()
+            return min(max(len(each) for each in ids), most) if trim else most
 
         def start(pictures: range, place: Place) -> tuple[Target, Method]:
-            part = slice(pictures.start, pictures.stop)
-            components = self._components(device)
-            condition, mask = self._encode_condition(
-                None if prompts is None else prompts[part],
-                None if labels is None else labels[part],
-                1,
-                None,
-                None,
-                max_sequence_length,
-                trim,
-            )
-            nodes = chosen.max_draft_nodes(num_tokens)
-            target = components.start(condition, mask, scale, nodes, place)
-            return target, chosen.build(components)
+            components = self._components()
+            nodes = chosen.max_draft_nodes(self._usual_num_tokens)
+            asked = condition(slice(pictures.start // copies, pictures.stop // copies))
+            return components.start(*asked, scale, nodes, place), chosen.build(components)
 
-        count = self._count_prompts(prompts, labels, None)
-        return stream_pictures(
-            self,
-            start,
-            lambda tokens: self.decode_tokens(tokens, output_type),
-            batch_size=batch_size,
-            longest_prompt=longest,
-            num_tokens=num_tokens,
+        (given,) = (each for each in (prompts, labels, prompt_embeds) if each is not None)
+        return PictureRequest(
+            start=start,
+            images=lambda tokens: self.decode_tokens(tokens, output_type),
+            num_tokens=self._usual_num_tokens,
+            longest_prompt=longest_condition,
             sampling=sampling,
-            streams=random_streams(generator, count, device),
+            streams=random_streams(generator, len(given) * copies, device),
             report=report,
-            continuous=continuous and not is_offloaded(self.transformer),
+            offloaded=is_offloaded(self.transformer),
         )
 
-    def _components(self, device: torch.device) -> LlamaGenComponents:
-        return LlamaGenComponents(self.transformer, self.vqvae, self.drafter, self.draft_model, device, self._kept)
-
-    def _longest_condition(self, prompt: Sequence[str] | None, max_sequence_length: int | None, trim: bool) -> int:
-        """T of the longest of these prompts; 1 for classes."""
-        if prompt is None:
-            return 1
-        most = self._sequence_length(max_sequence_length)
-        if not trim:
-            return most
-        ids = self.tokenizer(self._clean(list(prompt)), verbose=False)["input_ids"]
-        return min(max(len(each) for each in ids), most)
-
-    def _count_prompts(self, prompt: Any, class_labels: Any, prompt_embeds: Tensor | None) -> int:
-        if prompt_embeds is not None:
-            return prompt_embeds.shape[0]
-        if prompt is not None:
-            return 1 if isinstance(prompt, str) else len(prompt)
-        return torch.as_tensor(class_labels).numel()
-
-    def _encode_condition(
-        self,
-        prompt: str | Sequence[str] | None,
-        class_labels: int | Sequence[int] | Tensor | None,
-        num_images_per_prompt: int,
-        prompt_embeds: Tensor | None,
-        prompt_attention_mask: Tensor | None,
-        max_sequence_length: int | None,
-        trim: bool,
-    ) -> tuple[dict[str, Tensor], Tensor | None]:
-        """What `LlamaGenTransformer.embed_condition` takes, and the mask [B, T] of a prompt (None for classes)."""
-        device = self._execution_device
-        if self.transformer.config.condition_type == "class":
-            labels = torch.as_tensor(class_labels, device=device).long().reshape(-1)
-            labels = labels.repeat_interleave(num_images_per_prompt)
-            move_offloaded(self.transformer)
-            return {"class_labels": labels}, None
-        embeds, mask = self.encode_prompt(
-            prompt,
-            num_images_per_prompt,
-            prompt_embeds,
-            prompt_attention_mask,
-            max_sequence_length,
-            device,
-            trim=trim,
-        )
-        move_offloaded(self.transformer)
-        return {"caption_embeds": embeds}, mask
+    def _components(self) -> LlamaGenComponents:
+        parts = (self.transformer, self.vqvae, self.drafter, self.draft_model)
+        return LlamaGenComponents(*parts, self._execution_device, self.reuse)

@@ -1,7 +1,7 @@
-"""`pipeline.quantize()`: decoder layers of rounded weights, for every family, on a CPU.
+"""`pipeline.quantize()`: decoder layers with rounded weights, for every family, on a CPU.
 
 Belongs here: when that may be done. Does not belong here: the layers (`specdecode.kernels`), and quantization by
-libraries, which do it while they load (`vargen.models.quantization`).
+libraries while they load a model (`vargen.models.quantization`).
 """
 
 from __future__ import annotations
@@ -16,58 +16,56 @@ from specdecode.kernels.build import wanted, why_not
 from vargen.base.errors import UserError
 from vargen.models.options import OWN_QUANTIZATION
 from vargen.models.quantization import quantize_layers
-from vargen.pipelines.components.base import KeptBetweenBatches
+from vargen.pipelines.reuse import Reuse
 
 DECODER, DRAFTS = PARTS = ("decoder", "drafts")
-"""Of a pipeline, that can be quantized."""
+"""The parts of a pipeline that can be quantized."""
 
 
 class QuantizablePipeline:
-    """What makes a pipeline one that can be quantized. It keeps things between batches in `_kept`."""
+    """A pipeline whose layers can be quantized."""
 
-    _kept: KeptBetweenBatches
+    reuse: Reuse
 
     @property
     def _decoder_layers(self) -> nn.Module:
-        """The layers that every token passes."""
+        """The layers that every token goes through."""
         raise NotImplementedError
 
     def quantize(self, quantization: str = "int8", parts: Sequence[str] = (DECODER,)) -> Self:
-        """From now on linear layers have weights in int8, with a scale for each output.
+        """Round the weights of linear layers, from now on, to integers with a scale for each output.
 
-        With "int8-dynamic" each row that is fed to such a layer is rounded too, on a scale of its own. Then a pass over
-        many tokens takes half the arithmetic, at some more cost to what is drawn. With "int4" weights have four bits, a
-        scale for every 64 of an output: a pass over a token reads half of what it does in int8, at such a cost too.
+        "int8" rounds weights to eight bits. "int8-dynamic" also rounds each row that is fed to such a layer, on a scale
+        of its own: a forward pass over many tokens then takes half the arithmetic, and pictures change a little more.
+        "int4" rounds weights to four bits, with a scale for every 64 of an output: a pass over one token reads half of
+        what it reads in int8, and pictures change more too.
 
-        Embeddings, norms and the output head stay as they are. What is quantized cannot be saved, trained or put on a
-        GPU afterwards.
+        Embeddings, norms and the output head stay as they are. A quantized pipeline cannot be saved, trained or moved
+        to a GPU.
 
         Args:
             quantization: "int8", "int8-dynamic" or "int4".
-            parts: "decoder", and then tokens become those of the rounded model, of which exact methods draw plain
-                decoding's as ever; and "drafts", what drafts for it, with which exact methods draw what they drew of
-                the decoder as it is.
+            parts: "decoder" rounds the model: exact methods then draw what plain decoding draws of the rounded model.
+                "drafts" rounds what drafts for it: exact methods draw the same tokens as without.
 
         Returns:
             The pipeline.
 
         Raises:
-            UserError: nothing would be gained here, or a name is another.
+            UserError: nothing would be gained here, or an unknown name.
         """
         if unknown := [part for part in parts if part not in PARTS]:
             raise UserError(f"parts must be among {', '.join(PARTS)}, got {unknown[0]!r}")
         if quantization not in OWN_QUANTIZATION:
             known = ", ".join(OWN_QUANTIZATION)
-            raise UserError(
-                f"quantization must be one of {known}, got {quantization!r}; others are done by from_pretrained"
-            )
+            raise UserError(f"quantization must be one of {known}, got {quantization!r}; from_pretrained does others")
         layers = self._decoder_layers
         parameter = next(each for each in layers.parameters() if each.is_floating_point())
         check_quantization(quantization, parameter.device, str(parameter.dtype).removeprefix("torch."))
         if DECODER in parts:
             quantize_layers(layers, quantization)
         if DRAFTS in parts:
-            self._kept.draft_quantization = quantization
+            self.reuse.draft_quantization = quantization
         return self
 
 
@@ -80,20 +78,20 @@ def check_kernels() -> bool:
 
 
 def check_quantization(quantization: str, device: torch.device, dtype: str) -> None:
-    """Refuse rounded weights where they would be slower than what they replace.
+    """Refuse rounded weights where they would be slower than the weights they replace.
 
     Args:
         quantization: of `OWN_QUANTIZATION`.
-        device: where the model lies.
+        device: of the model.
         dtype: of the model, by its name in torch.
 
     Raises:
-        UserError: it would be.
+        UserError: they would be slower.
     """
     check_kernels()
     if device.type != "cpu":
         raise UserError(
-            f"quantization {quantization} is computed by vargen's own kernels, on a CPU alone, not on {device}; models "
+            f"quantization {quantization} runs in vargen's own kernels, which need a CPU, not {device}; models "
             f"of transformers take bitsandbytes-8bit, bitsandbytes-4bit, torchao-int8 or torchao-int4 there"
         )
     if dtype not in ("float32", "bfloat16"):

@@ -14,25 +14,19 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 from torch import Tensor
 
 from specdecode.continuous import FinishedRow, decode_queue
-from specdecode.finite import NotFiniteError as LogitsError
 from specdecode.loop import DecodeRun
-from specdecode.roles import DecodeState, Target
-from specdecode.sampling import RandomStreams, SamplingConfig
+from specdecode.roles import DecodeState
 from specdecode.skipping import new_run
 from specdecode.trace import DecodeTrace
 from vargen.base.bounds import MAX_BATCH_SIZE, check_number
 from vargen.base.errors import NotFiniteError
-from vargen.methods.base import Method
-from vargen.pipelines.common import StepCallback, StepReport, not_finite
+from vargen.pipelines.arguments import StepCallback, refusals
 from vargen.pipelines.compilation import compile_time_apart
 from vargen.pipelines.components.base import ONLY, Place
-
-StartBatch = Callable[[range, Place], tuple[Target, Method]]
-"""Target and players of the pictures of these numbers, before the prefill."""
+from vargen.pipelines.request import PictureRequest, finite_logits
 
 
 @dataclass(frozen=True)
@@ -43,9 +37,9 @@ class FinishedPicture:
         index: its number among those asked for.
         image: as `output_type` asks, of one picture: a PIL image, float32 [H, W, 3] or [3, H, W] in [0, 1], or codes.
         tokens: int64 [N].
-        trace: what happened, of one row; its passes are those that the picture took part in.
-        seconds: its share of decoding: from the beginning of its prefill to its last token, over the batch's rows. What
-            is done with pictures meanwhile, decoding their pixels included, does not count.
+        trace: of its row; its forward passes are those that the picture took part in.
+        seconds: its share of decoding: from the beginning of its prefill to its last token, over the batch's rows. Time
+            spent on finished pictures meanwhile, decoding their pixels included, does not count.
         batch_size: rows of the batch.
     """
 
@@ -61,7 +55,7 @@ class PictureStream:
     """Pictures in the order in which they are finished; iterate once.
 
     Attributes:
-        trace: of all batches, as far as it has come: `target_passes`, those of rows that join included, and
+        trace: of all batches so far: `target_passes`, which include the prefills of rows that join, and
             `phase_seconds`. Its steps are not kept.
     """
 
@@ -73,42 +67,27 @@ class PictureStream:
         return self._pictures
 
 
-def stream_pictures(
-    pipeline: DiffusionPipeline,
-    start: StartBatch,
-    decode_image: Callable[[Tensor], Any],
-    *,
-    batch_size: int,
-    longest_prompt: int,
-    num_tokens: int,
-    sampling: SamplingConfig,
-    streams: RandomStreams,
-    report: StepReport,
-    continuous: bool,
-) -> PictureStream:
+def stream_pictures(pipeline: Any, request: PictureRequest, batch_size: int, continuous: bool) -> PictureStream:
     """A stream under the pipeline's progress bar, which counts pictures.
 
     Args:
-        pipeline: whose stream it is.
-        start: begins a batch. Of the first batch every later one takes places.
-        decode_image: an image from tokens int64 [1, N].
-        batch_size: pictures made at once.
-        longest_prompt: tokens of the longest prompt of all.
-        num_tokens: N.
-        sampling: how tokens are drawn.
-        streams: one for every picture.
-        report: who is told after every target pass.
+        pipeline: a `PicturePipeline`.
+        request: the pictures. The first batch begins with the first ones; the others take its places later.
+        batch_size: pictures drawn at once.
         continuous: False: a batch ends with its slowest picture, and only then the next begins.
 
     Raises:
-        UserError: `batch_size` out of range.
+        UserError: `batch_size` out of range, or prompts that cannot be read.
         ValueError: when the first picture is asked for: a player that cannot give a row to another picture, by name.
-        NotFiniteError: there too: a picture was drawn from logits that are no numbers; `row` is its number.
+        NotFiniteError: there too: a picture was drawn from logits that are not finite; `row` is its number.
     """
     check_number("batch_size", batch_size, 1, MAX_BATCH_SIZE)
-    pipeline._kept.compile_draws(streams)
-    count = streams.batch_size
+    with refusals():
+        longest_prompt = request.longest_prompt()
+    reuse, streams, count = pipeline.reuse, request.streams, request.count
+    reuse.compile_draws(streams)
     size = min(batch_size, count)
+    continuous = continuous and not request.offloaded
 
     def queue(first: int, last: int, total: DecodeTrace) -> Iterator[FinishedRow]:
         """The pictures `first` to `last - 1`, by numbers from 0 on."""
@@ -118,56 +97,53 @@ def stream_pictures(
         def start_run(requests: range, joins: bool) -> DecodeRun:
             asked = range(first + requests.start, first + requests.stop)
             own = DecodeTrace(len(asked), streams.keys.device) if joins else trace
-            with own.phase("encode_prompt"):
-                target, players = start(asked, Place(longest_prompt, joins) if last - first > size else ONLY)
-            if not joins:  # who joins has no memory of the pipeline's
-                stack.enter_context(pipeline._kept.in_use())
+            with own.phase("encode_prompt"), refusals():
+                place = Place(longest_prompt, joins) if last - first > size else ONLY
+                target, players = request.start(asked, place)
+            if not joins:  # a batch that joins another one has caches of its own
+                stack.enter_context(reuse.in_use())
             return new_run(
                 target,
-                max_new_tokens=num_tokens,
-                sampling=sampling,
+                max_new_tokens=request.num_tokens,
+                sampling=request.sampling,
                 streams=streams.part(asked.start, asked.stop),
-                drafter=players.drafter,
-                verifier=players.verifier,
-                schedule=players.schedule,
                 trace=own,
+                **vars(players),
             )
 
         def on_step(state: DecodeState, requests: Sequence[int | None]) -> None:
             nonlocal step
-            pictures = [None if request is None else first + request for request in requests]
-            report.send(pipeline, step, state, pictures)
+            pictures = [None if each is None else first + each for each in requests]
+            request.report.send(pipeline, step, state, pictures)
             step += 1
 
         try:
-            with stack, compile_time_apart(pipeline._kept, trace, "decode"):
+            with stack, compile_time_apart(reuse.compiler, trace, "decode"):
                 yield from decode_queue(start_run, last - first, size, on_step)
         finally:
             total.add_passes(trace)
 
-    @torch.no_grad()  # not a block within: that would hold for whoever is given a picture, too
+    @torch.no_grad()  # not a block within: it would still hold while the caller has a picture
     def pictures(total: DecodeTrace) -> Iterator[FinishedPicture]:
         with pipeline.progress_bar(total=count) as progress:
             step = count if continuous else size
             for first in range(0, count, step):
-                try:
+                with finite_logits(first, "of the stream"):
                     rows = queue(first, min(first + step, count), total)
                     for row in rows if continuous else _together(rows):
                         with total.phase("decode_images"):
-                            image = decode_image(row.tokens[None])[0]
+                            image = request.images(row.tokens[None])[0]
                         progress.update(1)
                         yield FinishedPicture(
                             first + row.request, image, row.tokens, row.trace, row.seconds, min(size, count - first)
                         )
-                except LogitsError as error:
-                    raise not_finite(error, first + error.row, "of the stream") from error
         pipeline.maybe_free_model_hooks()
 
     return PictureStream(pictures, size)
 
 
 def _together(rows: Iterator[FinishedRow]) -> list[FinishedRow]:
-    """The rows of a fixed batch once it has ended; each has its share of the whole, waiting for the slowest and all."""
+    """The rows of a fixed batch once it has ended; each has its share of the batch's time, waiting included."""
     began = time.perf_counter()
     ended = list(rows)
     share = (time.perf_counter() - began) / len(ended)
@@ -181,19 +157,16 @@ def open_stream(pipeline: Any, continuous: bool, **arguments: Any) -> PictureStr
 
     Args:
         pipeline: of any family.
-        continuous: as for `stream_pictures`, where the family can; else batches are fixed anyway.
+        continuous: as for `stream_pictures`; a family without a stream draws fixed batches.
         **arguments: prompts or labels, `batch_size`, `generator`, and others of a call.
     """
     if hasattr(pipeline, "stream"):
         return pipeline.stream(**arguments, continuous=continuous)
-    names = [name for name in ("prompt", "class_labels") if name in arguments]
-    condition: dict[str, Sequence[Any]] = {name: arguments.pop(name) for name in names}
-    return stream_calls(pipeline, condition, **arguments)
+    return _stream_calls(pipeline, **arguments)
 
 
-def stream_calls(
+def _stream_calls(
     pipeline: Any,
-    condition: dict[str, Sequence[Any]],
     *,
     batch_size: int,
     generator: Sequence[torch.Generator],
@@ -204,23 +177,22 @@ def stream_calls(
 
     Args:
         pipeline: of any family.
-        condition: one argument of its call, with an entry for every picture.
-        batch_size: pictures made at once.
+        batch_size: pictures drawn at once.
         generator: one for every picture.
-        callback_on_step_end: as for the pipeline's `stream`.
-        **arguments: others of its call.
+        callback_on_step_end: as for a pipeline's `stream`.
+        **arguments: others of its call; "prompt" or "class_labels" with an entry for every picture.
 
     Raises:
         NotFiniteError: as `stream_pictures`.
     """
     count = len(generator)
+    of_each = {name: arguments.pop(name) for name in ("prompt", "class_labels") if name in arguments}
 
     def pictures(total: DecodeTrace) -> Iterator[FinishedPicture]:
         for first in range(0, count, batch_size):
             numbers = range(first, min(first + batch_size, count))
-            own = {name: list(values[first : numbers.stop]) for name, values in condition.items()}
 
-            def told(
+            def in_stream(
                 pipeline: Any, step: int, lengths: Tensor, tensors: dict[str, Any], numbers: range = numbers
             ) -> None:
                 assert callback_on_step_end is not None
@@ -229,24 +201,19 @@ def stream_calls(
 
             try:
                 output = pipeline(
-                    **own,
+                    **{name: list(values[first : numbers.stop]) for name, values in of_each.items()},
                     **arguments,
                     generator=list(generator[first : numbers.stop]),
-                    callback_on_step_end=None if callback_on_step_end is None else told,
+                    callback_on_step_end=None if callback_on_step_end is None else in_stream,
                 )
             except NotFiniteError as error:
                 raise NotFiniteError(first + error.row, str(error)) from error
             trace = output.trace
             total.add_passes(trace)
             decoding = sum(trace.phase_seconds.get(name, 0.0) for name in ("encode_prompt", "prefill", "decode"))
+            share = decoding / len(numbers)
             for row, number in enumerate(numbers):
-                yield FinishedPicture(
-                    number,
-                    output.images[row],
-                    output.tokens[row],
-                    trace.of_row(row),
-                    decoding / len(numbers),
-                    len(numbers),
-                )
+                image, tokens = output.images[row], output.tokens[row]
+                yield FinishedPicture(number, image, tokens, trace.of_row(row), share, len(numbers))
 
     return PictureStream(pictures, min(batch_size, count))

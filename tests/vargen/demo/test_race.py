@@ -10,7 +10,7 @@ import torch
 
 from vargen.demo.race import Commission, Race
 from vargen.methods.catalogue import resolve_method
-from vargen.pipelines.common import beside
+from vargen.pipelines.base import beside
 from vargen.pipelines.janus import JanusPipeline
 
 METHODS = {"plain": resolve_method("ar"), "drafted": resolve_method("scd", {"window": 3})}
@@ -61,7 +61,7 @@ def test_pipelines_side_by_side_share_weights_and_no_cache(tiny_pipeline) -> Non
     other = beside(tiny_pipeline)
     assert other.transformer is tiny_pipeline.transformer
     alone(other, METHODS["plain"], 0)
-    assert other._kept.memory.caches is not tiny_pipeline._kept.memory.caches
+    assert other.reuse.memory.caches is not tiny_pipeline.reuse.memory.caches
 
 
 def test_rows_appear_as_they_are_decided(tiny_pipeline, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,7 +52,7 @@ def sizer_after_drawing(pipeline: LlamaGenPipeline, prompts: list[str]) -> Any:
             for method in ("ar", "jacobi")
         )
         assert torch.equal(plain.tokens, drawn.tokens)
-    (sizer,) = pipeline._kept.draft_sizes._learned.values()
+    (sizer,) = pipeline.reuse.draft_sizes._learned.values()
     return sizer
 
 

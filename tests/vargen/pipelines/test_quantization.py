@@ -108,7 +108,7 @@ def test_in_four_bits_kernels_and_modules_draw_alike_and_exact_methods_too(
     as_it_was = draw(pipeline, "ar", temperature)
     nn.Module.to(pipeline.transformer, dtype)
     pipeline.quantize("int4")
-    assert pipeline._kept.told(pipeline.transformer.transformer_blocks) == {"quantization": "int4"}
+    assert pipeline.reuse.computed_by(pipeline.transformer.transformer_blocks) == {"quantization": "int4"}
     plain = draw(pipeline, "ar", temperature)
     assert not torch.equal(plain, as_it_was)
     assert torch.equal(draw(pipeline, "jacobi", temperature, window=5), plain)
@@ -145,18 +145,18 @@ def test_drafts_in_int8_leave_pictures_as_they_are(
     assert type(copied.transformer.transformer_blocks[0].attn.to_qkv) is nn.Linear
     assert type(copied.drafter.ff.down_proj) is Int8Linear and type(copied.drafter.fc) is nn.Linear
     assert type(copied.draft_model.transformer_blocks[0].ff.gate_up_proj) is Int8Linear
-    copied._kept.models.clear()
+    copied.reuse.models.clear()
     drafting_pipeline.drafter.save_pretrained(tmp_path / "drafter")  # and one that a method names
     named = draw(copied, "eagle", 0.0, total_tokens=6, depth=3, drafter=str(tmp_path / "drafter"))
     assert torch.equal(named, draw(drafting_pipeline, "ar", 0.0))
-    assert type(copied._kept.models[str(tmp_path / "drafter")].attn.to_out) is Int8Linear
+    assert type(copied.reuse.models[str(tmp_path / "drafter")].attn.to_out) is Int8Linear
 
 
 def test_measured_costs_are_of_the_precision_that_draws(copied: LlamaGenPipeline) -> None:
-    layers, kept = copied.transformer.transformer_blocks, copied._kept
-    assert kept.told(layers) == {}
-    assert copied.quantize(parts=["drafts"])._kept.told(layers) == {"draft_quantization": "int8"}
-    told = copied.quantize("int8-dynamic")._kept.told(layers)
+    layers, kept = copied.transformer.transformer_blocks, copied.reuse
+    assert kept.computed_by(layers) == {}
+    assert copied.quantize(parts=["drafts"]).reuse.computed_by(layers) == {"draft_quantization": "int8"}
+    told = copied.quantize("int8-dynamic").reuse.computed_by(layers)
     assert told == {"quantization": "int8-dynamic", "draft_quantization": "int8"}
 
 
@@ -166,7 +166,7 @@ def test_every_family_is_loaded_in_int8(own_kernels: None, save: Callable[..., P
     options = ModelOptions(folder, quantization="int8", draft_quantization="int8", device="cpu")
     assert options.special == {} and options.identity == {"quantization": "int8", "draft_quantization": "int8"}
     pipeline, device, dtype = load_pipeline(open_model(options), options, quiet=True)
-    assert pipeline._kept.draft_quantization == "int8"
+    assert pipeline.reuse.draft_quantization == "int8"
     assert (device, dtype) == ("cpu", "float32")
     linears = [each for each in pipeline._decoder_layers.modules() if isinstance(each, nn.Linear | Int8Linear)]
     assert linears and all(type(each) is Int8Linear for each in linears)
@@ -187,12 +187,12 @@ def test_janus_draws_the_same_by_an_exact_method(own_kernels: None, tmp_path: Pa
 def test_where_nothing_is_gained_it_is_refused(
     drafting_pipeline: LlamaGenPipeline, own_kernels: None, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(UserError, match="computed by vargen's own kernels, on a CPU alone, not on cuda:0; models of"):
+    with pytest.raises(UserError, match="runs in vargen's own kernels, which need a CPU, not cuda:0; models of"):
         check_quantization("int8", torch.device("cuda:0"), "bfloat16")
     with pytest.raises(UserError, match="quantization int8 goes with dtype float32 or bfloat16, got float16"):
         check_quantization("int8", torch.device("cpu"), "float16")
     with pytest.raises(
-        UserError, match="quantization must be one of int8, int8-dynamic, int4, got 'nf4'; others are done by from_pret"
+        UserError, match="quantization must be one of int8, int8-dynamic, int4, got 'nf4'; from_pretrained does"
     ):
         drafting_pipeline.quantize("nf4")
     with pytest.raises(UserError, match="parts must be among decoder, drafts, got 'head'"):

@@ -128,9 +128,9 @@ def test_fixed_batches_give_the_same_pictures_in_more_passes(pipeline: LlamaGenP
 def test_another_call_or_stream_between_two_pictures_changes_none(
     pipeline: LlamaGenPipeline, name: str, continuous: bool
 ) -> None:
-    caches = pipeline._kept.memory.caches
+    caches = pipeline.reuse.memory.caches
     expected = [picture.tokens for picture in draw(pipeline, name, SEEDS, 2)]
-    assert pipeline._kept.memory.caches is caches, "what a batch leaves is used again"
+    assert pipeline.reuse.memory.caches is caches, "what a batch leaves is used again"
     streams = [
         pipeline.stream(
             PROMPTS,
@@ -154,7 +154,7 @@ def test_another_call_or_stream_between_two_pictures_changes_none(
 
 
 def test_memory_that_two_share_is_noticed(pipeline: LlamaGenPipeline, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vargen.pipelines.components.base.KeptBetweenBatches.in_use", lambda self: nullcontext())
+    monkeypatch.setattr("vargen.pipelines.reuse.Reuse.in_use", lambda self: nullcontext())
     with pytest.raises((AssertionError, IndexError, ValueError)):
         test_another_call_or_stream_between_two_pictures_changes_none(pipeline, "sjd", True)
 

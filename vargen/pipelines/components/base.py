@@ -1,153 +1,43 @@
 """What models offer methods: the parts of `vargen.methods.base.Components` that are alike for every family.
 
-Belongs here: what is worth keeping between two batches, loading what a method names, sizes by the clock, and the
-refusal of what a family has not got. Does not belong here: a model (each family has its `components.py`), or a method.
+Belongs here: loading what a method names, draft sizes chosen by the clock, and errors for what a family does not have.
+Does not belong here: what one family offers (a file for each), a method, and what is kept between two batches
+(`vargen.pipelines.reuse`).
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from diffusers import ModelMixin
-from torch import Tensor, nn
+from torch import Tensor
 
 from specdecode.draft_size import DraftSize, DraftSizer, FixedDraftSize
 from specdecode.drafters.draft_model import DraftModel
 from specdecode.drafters.eagle import DraftHead
-from specdecode.kernels.quantized import quantization_of
 from specdecode.neighbours import nearest_neighbours
 from specdecode.roles import Target
-from specdecode.sampling import RandomStreams
 from vargen.base.errors import UserError
 from vargen.base.reading import reading
 from vargen.methods.base import LoadedDrafter
 from vargen.models.finite import check_weights
-from vargen.models.kept_caches import KeptCaches
 from vargen.models.model_folder import check_component_folder
-from vargen.models.offloading import has_hooks
-from vargen.models.quantization import quantize_layers
-from vargen.pipelines.components.draft_sizes import MeasuredDraftSizes
-
-if TYPE_CHECKING:
-    from specdecode.compilation import PassCompiler
-    from specdecode.targets.transformers import TransformersTarget
+from vargen.pipelines.reuse import Reuse
 
 Model = TypeVar("Model", bound=ModelMixin)
 
 
-@dataclass
-class BatchMemory:
-    """What the last batch wrote to, and the next writes to again; of one batch at a time.
-
-    Args:
-        caches: of targets and of what drafts.
-        target, draft_model: of the last batch, where passes are compiled: the next take over the addresses of their
-            caches.
-    """
-
-    caches: KeptCaches = field(default_factory=KeptCaches)
-    target: Any = None
-    draft_model: Any = None
-
-
-@dataclass
-class KeptBetweenBatches:
-    """What a pipeline keeps from one batch for the next. No picture depends on it.
-
-    Args:
-        memory: of the last batch.
-        models: drafters and smaller transformers that methods named, by folder.
-        neighbours: the nearest codes [V, k] of each code, by k.
-        compiler: of passes; None: they run eagerly.
-        draft_quantization: of the layers of what drafts, see `vargen.pipelines.quantization`; None: as they are.
-        draft_sizes: measured costs, and what sizes turned out to be worth.
-    """
-
-    memory: BatchMemory = field(default_factory=BatchMemory)
-    models: dict[str, Any] = field(default_factory=dict)
-    neighbours: dict[int, Tensor] = field(default_factory=dict)
-    compiler: PassCompiler | None = None
-    draft_quantization: str | None = None
-    draft_sizes: MeasuredDraftSizes = field(default_factory=MeasuredDraftSizes)
-
-    @contextmanager
-    def in_use(self) -> Iterator[None]:
-        """Within, the memory of the batch that has just begun is its own.
-
-        Whoever begins another one meanwhile, between two pictures of a stream or in a callback, gets other memory.
-        """
-        own, self.memory = self.memory, BatchMemory()
-        try:
-            yield
-        finally:
-            self.memory = own
-
-    def compile(self, target: Any, **arguments: Any) -> None:
-        """Have a target's passes compiled, where the pipeline's are; `arguments` are for its `compile`.
-
-        Raises:
-            UserError: a draft is wider than a bucket, or accelerate's hooks move parts of the model.
-        """
-        if self.compiler is None:
-            return
-        parts = (getattr(target, name, None) for name in ("transformer", "model", "drafter"))
-        if any(isinstance(part, nn.Module) and has_hooks(part) for part in parts):
-            raise UserError(
-                "compile: parts of this model come to their device, or what they are given does, as they are called "
-                "(enable_model_cpu_offload, or a device_map of several devices), which compiled passes cannot; leave "
-                "one of the two out"
-            )
-        try:
-            target.compile(self.compiler, **arguments)
-        except ValueError as error:
-            raise UserError(str(error)) from error
-
-    def compile_in_place(self, target: TransformersTarget, of: str) -> None:
-        """As `compile`, on the cache of the last batch where it fits: captured graphs write to fixed addresses.
-
-        Args:
-            of: whose passes they are, "target" or "draft_model".
-        """
-        if self.compiler is None:
-            return
-        last = getattr(self.memory, of)
-        self.compile(target, kv_cache=None if last is None else last.kv_cache)
-        setattr(self.memory, of, target)
-
-    def compile_draws(self, streams: RandomStreams) -> None:
-        """Have random numbers made by compiled code, where the pipeline's passes are."""
-        streams.compile(None if self.compiler is None else self.compiler.function)
-
-    def draft_with(self, *layers: nn.Module) -> None:
-        """Have linear layers of what drafts quantized, where the pipeline's are to be."""
-        if self.draft_quantization is not None:
-            for each in layers:
-                quantize_layers(each, self.draft_quantization)
-
-    def told(self, layers: nn.Module) -> dict[str, Any]:
-        """What measured seconds depend on, of how passes are computed; empty where nothing was asked for.
-
-        Args:
-            layers: the target's.
-        """
-        told = {} if self.compiler is None else {"compiled": f"{self.compiler.backend}-{self.compiler.bucket}"}
-        if (quantization := quantization_of(layers)) is not None:
-            told["quantization"] = quantization
-        return told | ({} if self.draft_quantization is None else {"draft_quantization": self.draft_quantization})
-
-
 @dataclass(frozen=True)
 class Place:
-    """Where a batch stands among those that are decoded as one, see `specdecode.continuous`.
+    """The position of a batch among those that are decoded as one, see `specdecode.continuous`.
 
     Args:
-        longest_prompt: tokens of the longest prompt that may take one of its rows; 0: none longer than its own does.
-        joins: its rows take places in another batch as soon as they have begun.
+        longest_prompt: tokens of the longest prompt that may take one of its rows; 0: none is longer than its own.
+        joins: its rows take the places of rows in another batch as soon as they have begun.
     """
 
     longest_prompt: int = 0
@@ -155,27 +45,27 @@ class Place:
 
 
 ONLY = Place()
-"""Of a batch that is decoded alone."""
+"""The place of a batch that is decoded alone."""
 
 
 class ModelComponents(ABC):
-    """Plays `vargen.methods.base.Components`, but for `num_tokens`, which every family adds.
+    """Plays `vargen.methods.base.Components` but for `num_tokens`, which every family adds.
 
-    A family overrides what it has; whatever else a method asks for is refused in one line.
+    A family overrides what it has. Every other request of a method is refused in one line.
 
     Args:
         device: where everything computes.
-        kept: the pipeline's.
-        joins: the batch's rows take places in another one as soon as they have begun, so its target's passes are never
-            compiled, its caches are its own, and nobody asks it for sizes.
+        reuse: the pipeline's.
+        joins: see `Place`. Such a batch is never compiled, has caches of its own, and its draft size is that of the
+            batch it joins.
     """
 
     family: ClassVar[str] = "this model"
-    """What refusals call it."""
+    """The name of the family in error messages."""
 
-    def __init__(self, device: torch.device, kept: KeptBetweenBatches, joins: bool = False) -> None:
+    def __init__(self, device: torch.device, reuse: Reuse, joins: bool = False) -> None:
         self.device = device
-        self.kept = kept
+        self.reuse = reuse
         self.joins = joins
 
     @property
@@ -185,11 +75,11 @@ class ModelComponents(ABC):
 
     @abstractmethod
     def _pass_geometry(self) -> dict[str, Any]:
-        """What the milliseconds of a pass depend on, beside the device and what drafts; JSON."""
+        """What the milliseconds of a forward pass depend on, beside the device and what drafts; ready for JSON."""
 
     @abstractmethod
     def _probe(self, num_tokens: int) -> Target:
-        """The target half way through a picture, to time passes over so many tokens on."""
+        """The target in the middle of a picture, for timing passes over so many tokens."""
 
     def draft_sizer(
         self,
@@ -200,34 +90,34 @@ class ModelComponents(ABC):
     ) -> DraftSizer:
         """See `Components.draft_sizer`."""
         if self.joins:
-            return FixedDraftSize(sizes[0])  # who joins a batch drafts as that does
+            return FixedDraftSize(sizes[0])
         is_cuda = self.device.type == "cuda"
         device = torch.cuda.get_device_name(self.device) if is_cuda else self.device.type
         geometry = {"device": device, "drafter": drafter, **self._pass_geometry()}
         compiled = self.target.compiler is not None
-        return self.kept.draft_sizes.sizer(sizes, geometry, self._probe, draft_step, expected, compiled)
+        return self.reuse.draft_sizes.sizer(sizes, geometry, self._probe, draft_step, expected, compiled)
 
     def load_draft_head(self, folder: str | None, most_new_pairs: int) -> LoadedDrafter[DraftHead]:
-        """None."""
+        """Refuse: there is none."""
         raise UserError(
             f"drafter: {self.family} came without one; train one with `vargen train drafter` and name its folder in "
             f"the method's settings, such as --method_options.drafter runs/drafter/export"
         )
 
     def load_draft_model(self, folder: str | None) -> LoadedDrafter[DraftModel]:
-        """None."""
-        raise self._nothing("smaller model that drafts")
+        """Refuse: there is none."""
+        raise self._nothing("draft model")
 
     def codebook(self) -> Tensor:
-        """None."""
+        """Refuse: there is none."""
         raise self._nothing("codebook to compare tokens by")
 
     def neighbours(self, num_neighbours: int) -> Tensor:
-        """The nearest codes [V, k] of each code; computed once, for a large codebook takes a second."""
+        """The nearest codes [V, k] of each code; computed once, because a large codebook takes a second."""
         codebook = self.codebook()
-        if num_neighbours not in self.kept.neighbours:
-            self.kept.neighbours[num_neighbours] = nearest_neighbours(codebook, num_neighbours)
-        return self.kept.neighbours[num_neighbours].to(self.device)
+        if num_neighbours not in self.reuse.neighbours:
+            self.reuse.neighbours[num_neighbours] = nearest_neighbours(codebook, num_neighbours)
+        return self.reuse.neighbours[num_neighbours].to(self.device)
 
     def _nothing(self, what: str) -> UserError:
         return UserError(
@@ -235,10 +125,10 @@ class ModelComponents(ABC):
         )
 
     def _loaded(self, folder: str, path: str, kind: type[Model], dtype: torch.dtype) -> Model:
-        """What a method named, read once for all batches.
+        """A network that a method named, read once for all batches.
 
         Args:
-            folder: as it was named.
+            folder: as the method named it.
             path: of the component itself.
             kind: its class.
             dtype: of its weights.
@@ -246,21 +136,22 @@ class ModelComponents(ABC):
         Raises:
             UserError: there is none, it cannot be read, or its weights are not finite.
         """
-        if folder not in self.kept.models:
+        if folder not in self.reuse.models:
             check_component_folder(path, kind)
             with reading(path):
                 model = kind.from_pretrained(path, torch_dtype=dtype)
             check_weights(model, path)
-            self.kept.models[folder] = model.eval()
-        return self.kept.models[folder].to(self.device)
+            self.reuse.models[folder] = model.eval()
+        return self.reuse.models[folder].to(self.device)
 
 
-def draft_passes(draft_model: Target) -> Callable[[int], None]:
+def draft_passes(draft_model: Callable[[], Target]) -> Callable[[int], None]:
     """A function that runs one forward pass of a draft model over so many new tokens a row, for the clock."""
 
     def draft_once(num_tokens: int) -> None:
-        tokens = torch.zeros(draft_model.batch_size, num_tokens, dtype=torch.long, device=draft_model.device)
-        mask = torch.eye(num_tokens, dtype=torch.bool, device=draft_model.device).expand(len(tokens), -1, -1)
-        draft_model.forward(tokens, mask, torch.zeros_like(tokens))
+        target = draft_model()
+        tokens = torch.zeros(target.batch_size, num_tokens, dtype=torch.long, device=target.device)
+        mask = torch.eye(num_tokens, dtype=torch.bool, device=target.device).expand(len(tokens), -1, -1)
+        target.forward(tokens, mask, torch.zeros_like(tokens))
 
     return draft_once

@@ -1,4 +1,4 @@
-"""What Emu3 offers methods: the target of a batch, and its codebook. The rest is `vargen.pipelines.components.base`."""
+"""What Emu3 alone offers methods: its codebook. Families of transformers share the rest (`transformers.py`)."""
 
 from __future__ import annotations
 
@@ -11,17 +11,10 @@ from vargen.pipelines.components.transformers import TransformersComponents
 
 
 class Emu3Components(TransformersComponents):
-    """Plays `vargen.methods.base.Components` for one batch of pictures.
-
-    Args:
-        model: of the target.
-        target: fed with the prompts.
-        kept: the pipeline's.
-        joins: the batch's rows take places in another one as soon as they have begun.
-    """
+    """See `TransformersComponents`."""
 
     family: ClassVar[str] = "Emu3"
 
     def codebook(self) -> Tensor:
-        """The tokens' unit vectors [V, d], the mark's last, beside the target."""
+        """Unit vectors fp32 [V, d] of the tokens, on the target's device; the last is the mark that ends a line."""
         return unit_codebook(self.model).to(self.device)

@@ -1,4 +1,4 @@
-"""What GLM-Image offers methods: the target of a batch, and its codebook. The rest is `base.py`."""
+"""What GLM-Image alone offers methods: its codebook. Families of transformers share the rest (`transformers.py`)."""
 
 from __future__ import annotations
 
@@ -11,16 +11,10 @@ from vargen.pipelines.components.transformers import TransformersComponents
 
 
 class GlmImageComponents(TransformersComponents):
-    """Plays `vargen.methods.base.Components` for one batch of priors.
-
-    Args:
-        model: of the target.
-        target: fed with the prompts.
-        kept: the pipeline's.
-    """
+    """See `TransformersComponents`."""
 
     family: ClassVar[str] = "GLM-Image"
 
     def codebook(self) -> Tensor:
-        """The codes' unit vectors fp32 [V, d], beside the target: so the model compares pictures with them."""
+        """Unit vectors fp32 [V, d] of the codes, on the target's device; the model's own tokenizer compares these."""
         return F.normalize(self.model.model.vqmodel.quantize.embedding.weight.detach().float(), dim=-1).to(self.device)

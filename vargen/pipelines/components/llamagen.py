@@ -1,7 +1,7 @@
-"""What LlamaGen offers methods: plays `vargen.methods.base.Components`.
+"""What LlamaGen offers methods: its target on the cache of the last batch, its draft head, draft model and codebook.
 
-Belongs here: finding and loading what a method asks for, and what is worth keeping between two batches. Does not belong
-here: any method, and how prompts become features.
+Belongs here: finding and loading what a method asks for. Does not belong here: a method, and how prompts become
+features (`vargen.pipelines.llamagen`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from vargen.models.llamagen.target import LlamaGenTarget, cache_length, cache_si
 from vargen.models.llamagen.transformer import LlamaGenTransformer
 from vargen.models.llamagen.vq import unit_codebook
 from vargen.models.offloading import move_offloaded
-from vargen.pipelines.components.base import ONLY, KeptBetweenBatches, ModelComponents, Place, draft_passes
+from vargen.pipelines.components.base import ONLY, ModelComponents, Place, draft_passes
+from vargen.pipelines.reuse import Reuse
 
 
 class LlamaGenComponents(ModelComponents):
@@ -34,7 +35,7 @@ class LlamaGenComponents(ModelComponents):
     Args:
         transformer, vqvae, drafter, draft_model: as the pipeline has them; any but the first may be missing.
         device: where everything computes.
-        kept: the pipeline's.
+        reuse: the pipeline's.
     """
 
     def __init__(
@@ -44,13 +45,13 @@ class LlamaGenComponents(ModelComponents):
         drafter: EagleHead | None,
         draft_model: LlamaGenTransformer | None,
         device: torch.device,
-        kept: KeptBetweenBatches,
+        reuse: Reuse,
     ) -> None:
         self.transformer = transformer
         self.vqvae = vqvae
         self.drafter = drafter
         self.draft_model = draft_model
-        super().__init__(device, kept)
+        super().__init__(device, reuse)
 
     def wants_full_prompt(self, method: MethodConfig) -> bool:
         """Whether the method's drafter was trained on prompts in their full length, padding included."""
@@ -67,39 +68,44 @@ class LlamaGenComponents(ModelComponents):
         max_draft_nodes: int,
         place: Place = ONLY,
     ) -> LlamaGenTarget:
-        """A batch begins; its target, on the cache of the last batch, or on a new one where that does not fit.
+        """Begin a batch: its target, on the cache of the last batch, or on a new one where that does not fit.
 
         Args:
             condition: what `LlamaGenTransformer.embed_condition` takes.
             mask: [B, T] bool of a prompt, None for classes.
             guidance_scale: as for `LlamaGenTarget`.
             max_draft_nodes: of the method.
-            place: in a queue of batches.
+            place: of the batch in a queue of batches.
         """
-        transformer = self.transformer
         self._place, self.joins = place, place.joins
         self._condition, self._mask, self._guidance_scale = condition, mask, guidance_scale
-        embeds = embed_each(transformer, condition, mask)
-        rows = embeds.shape[0] * (2 if guidance_scale > 1 else 1)
-        if place.joins:
-            self._target = LlamaGenTarget(transformer, embeds, mask, guidance_scale=guidance_scale, prompt_only=True)
-            return self._target
-        longest = max(embeds.shape[1], place.longest_prompt)
-        num_slots = cache_length(transformer, longest, max_draft_nodes)
-        # For the longest condition, so that the next prompts, of another length, fit as well.
-        most_slots = cache_length(transformer, transformer.config.condition_length, max_draft_nodes)
-        kv_cache = self.kept.memory.caches.get("target", most_slots, **cache_sizes(transformer, rows, num_slots))
-        self._target = LlamaGenTarget(
+        self._target = self._new_target(self.transformer, "target", max_draft_nodes)
+        return self._target
+
+    def _new_target(self, transformer: LlamaGenTransformer, role: str, max_draft_nodes: int) -> LlamaGenTarget:
+        """A transformer, fed with the condition, on the cache that is kept for its role."""
+        move_offloaded(transformer)  # asked for embeddings before it is called
+        embeds = embed_each(transformer, self._condition, self._mask)
+        longest, kv_cache = max(embeds.shape[1], self._place.longest_prompt), None
+        if not self.joins:
+            rows = len(embeds) * (2 if self._guidance_scale > 1 else 1)
+            num_slots = cache_length(transformer, longest, max_draft_nodes)
+            # For the longest condition, so that the next prompts, of another length, fit as well.
+            most_slots = cache_length(transformer, transformer.config.condition_length, max_draft_nodes)
+            kv_cache = self.reuse.memory.caches.get(role, most_slots, **cache_sizes(transformer, rows, num_slots))
+        target = LlamaGenTarget(
             transformer,
             embeds,
-            mask,
-            guidance_scale=guidance_scale,
+            self._mask,
+            guidance_scale=self._guidance_scale,
             max_draft_nodes=max_draft_nodes,
             kv_cache=kv_cache,
             longest_condition=longest,
+            prompt_only=self.joins,
         )
-        self.kept.compile(self._target)
-        return self._target
+        if not self.joins:
+            self.reuse.compile(target)
+        return target
 
     @property
     def target(self) -> LlamaGenTarget:
@@ -112,43 +118,26 @@ class LlamaGenComponents(ModelComponents):
         return self.transformer.num_image_tokens
 
     def load_draft_head(self, folder: str | None, most_new_pairs: int) -> LoadedDrafter[DraftHead]:
-        """The drafter in a folder, or the pipeline's own, beside the target."""
+        """The draft head in a folder, or the pipeline's own."""
         drafter = self._drafter(folder)
         if drafter is None:
             return super().load_draft_head(folder, most_new_pairs)
-        self.kept.draft_with(drafter.attn, drafter.ff)
-        caches = None if self.joins else self.kept.memory.caches
+        self.reuse.quantize_drafts(drafter.attn, drafter.ff)
+        caches = None if self.joins else self.reuse.memory.caches
         head = LlamaGenDraftHead(drafter, self.target, most_new_pairs, caches)
-        self.kept.compile(head)
+        self.reuse.compile(head)
         return LoadedDrafter(head, head.kind, head.draft_once, head.acceptance_rates)
 
     def load_draft_model(self, folder: str | None) -> LoadedDrafter[DraftModel]:
-        """The smaller transformer in a folder (or in `transformer/` there), or the pipeline's own."""
+        """The draft model in a folder (or in `transformer/` there), or the pipeline's own."""
         transformer = self._own_draft_model(folder)
-        self.kept.draft_with(transformer.transformer_blocks)
-        move_offloaded(transformer)  # asked for embeddings before it is called
-        embeds, kv_cache = embed_each(transformer, self._condition, self._mask), None
-        if not self.joins:
-            rows = len(embeds) * (2 if self._guidance_scale > 1 else 1)
-            longest = max(transformer.config.condition_length, embeds.shape[1], self._place.longest_prompt)
-            num_slots = cache_length(transformer, longest, MOST_WAITING + 2)
-            kv_cache = self.kept.memory.caches.get("draft model", **cache_sizes(transformer, rows, num_slots))
-        target = LlamaGenTarget(
-            transformer,
-            embeds,
-            self._mask,
-            guidance_scale=self._guidance_scale,
-            max_draft_nodes=MOST_WAITING + 2,
-            kv_cache=kv_cache,
-            longest_condition=self._place.longest_prompt,
-            prompt_only=self.joins,
-        )
-        self.kept.compile(target)
+        self.reuse.quantize_drafts(transformer.transformer_blocks)
+        target = self._new_target(transformer, "draft model", MOST_WAITING + 2)
         kind = f"transformer-{transformer.config.num_layers}-{transformer.config.dim}"
-        return LoadedDrafter(target, kind, draft_passes(target))
+        return LoadedDrafter(target, kind, draft_passes(lambda: target))
 
     def codebook(self) -> Tensor:
-        """The tokens' unit vectors [V, d], beside the transformer."""
+        """Unit vectors [V, d] of the codes, on the transformer's device."""
         if self.vqvae is None:
             raise UserError(
                 "this method compares the codes of the image tokenizer, and this pipeline has none (vqvae); use an "
@@ -165,7 +154,7 @@ class LlamaGenComponents(ModelComponents):
             "model": {name: value for name, value in transformer.config.items() if not name.startswith("_")},
             "dtype": str(transformer.dtype),
             "rows": self.target.kv_cache.batch_size,
-            **self.kept.told(transformer.transformer_blocks),
+            **self.reuse.computed_by(transformer.transformer_blocks),
         }
 
     def _drafter(self, folder: str | None) -> EagleHead | None:
@@ -178,15 +167,15 @@ class LlamaGenComponents(ModelComponents):
             return self.draft_model
         inner = os.path.join(folder, "transformer")
         path = inner if os.path.isdir(inner) else folder
-        smaller = self._loaded(folder, path, LlamaGenTransformer, self.transformer.dtype)
-        check_draft_model(smaller, self.transformer)
-        return smaller
+        draft_model = self._loaded(folder, path, LlamaGenTransformer, self.transformer.dtype)
+        check_draft_model(draft_model, self.transformer)
+        return draft_model
 
 
 def embed_each(transformer: LlamaGenTransformer, condition: Mapping[str, Tensor], mask: Tensor | None) -> Tensor:
-    """`LlamaGenTransformer.embed_condition`, [B, T, dim], every prompt without its padding and neighbours.
+    """`LlamaGenTransformer.embed_condition`, [B, T, dim], of each prompt alone, without its padding.
 
-    So its condition tokens are the same bits in every batch, as its features are (`text_encoder.encode_each`).
+    So a prompt's condition tokens are the same bits in every batch, as its features are (`text_encoder.encode_each`).
     """
     if mask is None:
         return transformer.embed_condition(**condition)
@@ -197,12 +186,12 @@ def embed_each(transformer: LlamaGenTransformer, condition: Mapping[str, Tensor]
     return torch.cat(embeds)
 
 
-def check_draft_model(smaller: LlamaGenTransformer, transformer: LlamaGenTransformer) -> None:
-    """Refuse a smaller model that does not speak the same tokens or read the same prompts, naming what differs."""
+def check_draft_model(draft_model: LlamaGenTransformer, transformer: LlamaGenTransformer) -> None:
+    """Refuse a draft model with other tokens or another kind of prompt, naming what differs. Raises UserError."""
     kind = "caption_dim" if transformer.config.condition_type == "text" else "num_classes"
     for name in ("vocab_size", "grid_size", "condition_type", kind):
-        if smaller.config[name] != transformer.config[name]:
+        if draft_model.config[name] != transformer.config[name]:
             raise UserError(
-                f"draft_model was made for another model: its {name} is {smaller.config[name]!r}, this model has "
+                f"draft_model was made for another model: its {name} is {draft_model.config[name]!r}, this model has "
                 f"{transformer.config[name]!r}"
             )

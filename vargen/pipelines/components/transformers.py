@@ -1,6 +1,6 @@
-"""What every family of transformers offers methods: a trained head on its features, and what its passes cost by.
+"""What the families of transformers offer methods: a trained draft head, and what their forward passes cost by.
 
-Belongs here: a head beside a target of transformers. Does not belong here: any family, and what LlamaGen shares
+Belongs here: what is alike for every target of transformers. Does not belong here: one family, and what LlamaGen shares
 (`vargen.pipelines.components.base`).
 """
 
@@ -11,7 +11,8 @@ from typing import Any
 from specdecode.drafters.eagle import DraftHead
 from specdecode.targets.transformers import TransformersTarget
 from vargen.methods.base import LoadedDrafter
-from vargen.pipelines.components.base import KeptBetweenBatches, ModelComponents
+from vargen.pipelines.components.base import ModelComponents
+from vargen.pipelines.reuse import Reuse
 
 
 class TransformersComponents(ModelComponents):
@@ -20,15 +21,15 @@ class TransformersComponents(ModelComponents):
     Args:
         model: of the target.
         target: fed with the prompts.
-        kept: the pipeline's.
-        joins: the batch's rows take places in another one as soon as they have begun, so its passes are never compiled.
+        reuse: the pipeline's.
+        joins: see `Place`.
     """
 
-    def __init__(self, model: Any, target: TransformersTarget, kept: KeptBetweenBatches, joins: bool = False) -> None:
-        super().__init__(target.device, kept, joins)
+    def __init__(self, model: Any, target: TransformersTarget, reuse: Reuse, joins: bool = False) -> None:
+        super().__init__(target.device, reuse, joins)
         self.model, self._target = model, target
         if not joins:
-            kept.compile_in_place(target, "target")
+            reuse.compile_in_place(target, "target")
 
     @property
     def target(self) -> TransformersTarget:
@@ -41,7 +42,7 @@ class TransformersComponents(ModelComponents):
         return self.target.max_new_tokens
 
     def load_draft_head(self, folder: str | None, most_new_pairs: int) -> LoadedDrafter[DraftHead]:
-        """The drafter in a folder beside the target; no family came with one."""
+        """The draft head in a folder; no model of these families came with one."""
         if folder is None:
             return super().load_draft_head(folder, most_new_pairs)
         # Imported late: diffusers is needed only by a trained head.
@@ -49,12 +50,12 @@ class TransformersComponents(ModelComponents):
         from vargen.drafters.transformers_draft_head import TransformersDraftHead
 
         drafter = self._loaded(folder, folder, EagleHead, self.model.dtype)
-        self.kept.draft_with(drafter.attn, drafter.ff)
+        self.reuse.quantize_drafts(drafter.attn, drafter.ff)
         head = TransformersDraftHead(
-            drafter, self.target, most_new_pairs, None if self.joins else self.kept.memory.caches
+            drafter, self.target, most_new_pairs, None if self.joins else self.reuse.memory.caches
         )
         if not self.joins:
-            self.kept.compile(head)
+            self.reuse.compile(head)
         return LoadedDrafter(head, head.kind, head.draft_once, head.acceptance_rates)
 
     def _probe(self, num_tokens: int) -> TransformersTarget:
@@ -69,5 +70,5 @@ class TransformersComponents(ModelComponents):
             "quantization": str(getattr(self.model.config, "quantization_config", None)),
             "rows": self.target.batch_size * self.target.rows_per_sequence,
             "tokens": self.num_tokens,
-            **self.kept.told(self.model),
+            **self.reuse.computed_by(self.model),
         }

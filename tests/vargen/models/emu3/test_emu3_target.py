@@ -32,8 +32,8 @@ from vargen.drafters.eagle_head import EagleHead
 from vargen.methods.catalogue import resolve_method
 from vargen.models.emu3.target import Emu3Target
 from vargen.models.emu3.vocabulary import ImageVocabulary
-from vargen.pipelines.components.base import KeptBetweenBatches
 from vargen.pipelines.components.emu3 import Emu3Components
+from vargen.pipelines.reuse import Reuse
 
 GREEDY = SamplingConfig(temperature=0)
 ONES = {"height": ROWS, "width": COLUMNS}
@@ -130,7 +130,7 @@ def test_lines_end_where_they_end_and_nowhere_else(
 ) -> None:
     settings = resolve_method(method, {"window": window, **LOOSE.get(method, {})})
     target = build(model, 3.0, nodes=settings.max_draft_nodes(14))
-    players = settings.build(Emu3Components(model, target, KeptBetweenBatches()))
+    players = settings.build(Emu3Components(model, target, Reuse()))
     assert players.drafter is not None
     result = new_run(
         target,
@@ -216,7 +216,7 @@ class _Case:
             self.model, self.prompt.repeat(DRAWS, 1), negative_input_ids=self.null.repeat(DRAWS, 1),
             guidance_scale=scale, max_draft_nodes=6, height=2, width=2,
         )  # fmt: skip
-        players = resolve_method(method, options).build(Emu3Components(self.model, target, KeptBetweenBatches()))
+        players = resolve_method(method, options).build(Emu3Components(self.model, target, Reuse()))
         drafter = players.drafter
         if drafter is not None:
             drafter = KnownTokensDrafter(drafter, target.known_tokens, target.vocab_size)
@@ -280,7 +280,7 @@ def test_planted_faults_change_tokens(model: Emu3ForConditionalGeneration, fault
 
 
 def test_codes_are_compared_as_the_tokenizer_looks_them_up(model: Emu3ForConditionalGeneration) -> None:
-    components = Emu3Components(model, build(model, 1.0), KeptBetweenBatches())
+    components = Emu3Components(model, build(model, 1.0), Reuse())
     codebook = components.codebook()
     codes = model.model.vqmodel.quantize.embedding.weight.float()
     torch.testing.assert_close(codebook.norm(dim=1), torch.ones(CODES + 1))
@@ -291,7 +291,7 @@ def test_codes_are_compared_as_the_tokenizer_looks_them_up(model: Emu3ForConditi
 
 
 def test_a_drafter_that_cannot_be_read_is_named(model: Emu3ForConditionalGeneration, tmp_path: Path) -> None:
-    components = Emu3Components(model, build(model, 1.0), KeptBetweenBatches())
+    components = Emu3Components(model, build(model, 1.0), Reuse())
     drafter = EagleHead(dim=32, num_attention_heads=4, intermediate_size=48, vocab_size=CODES + 1, grid_size=4)
     drafter.norm2.weight.data[1] = torch.nan
     drafter.save_pretrained(tmp_path / "broken")

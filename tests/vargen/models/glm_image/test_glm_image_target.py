@@ -24,8 +24,8 @@ from vargen.methods.catalogue import resolve_method
 from vargen.models.glm_image.positions import drawn_positions, prompt_positions
 from vargen.models.glm_image.request import PriorRequest, read_request, upsampled
 from vargen.models.glm_image.target import GlmImageTarget
-from vargen.pipelines.components.base import KeptBetweenBatches
 from vargen.pipelines.components.glm_image import GlmImageComponents
+from vargen.pipelines.reuse import Reuse
 
 GREEDY = SamplingConfig(temperature=0)
 WITH_PICTURES = pytest.mark.parametrize("pictures", [False, True], ids=["text", "pictures"])
@@ -176,7 +176,7 @@ class _Case:
         return joint
 
     def p_value(self, method: str, options: dict[str, object], probabilities: Tensor, target: GlmImageTarget) -> float:
-        players = resolve_method(method, options).build(GlmImageComponents(self.model, target, KeptBetweenBatches()))
+        players = resolve_method(method, options).build(GlmImageComponents(self.model, target, Reuse()))
         result = decode(
             target,
             max_new_tokens=5,
@@ -242,7 +242,7 @@ def test_an_end_that_is_most_probable_everywhere_is_never_drawn(method: str, win
     request = read_request(model, glm_image_models.inputs())
     target = GlmImageTarget(model, request, max_draft_nodes=window + 1)
     assert target.prefill().logits.shape[-1] == CODES < model.lm_head.out_features
-    players = resolve_method(method, {"window": window}).build(GlmImageComponents(model, target, KeptBetweenBatches()))
+    players = resolve_method(method, {"window": window}).build(GlmImageComponents(model, target, Reuse()))
     result = decode(
         target,
         max_new_tokens=10,
@@ -256,7 +256,7 @@ def test_an_end_that_is_most_probable_everywhere_is_never_drawn(method: str, win
 
 def test_what_there_is_none_of_is_refused_in_one_line(model: GlmImageForConditionalGeneration) -> None:
     target = GlmImageTarget(model, read_request(model, glm_image_models.inputs()))
-    components = GlmImageComponents(model, target, KeptBetweenBatches())
+    components = GlmImageComponents(model, target, Reuse())
     with pytest.raises(UserError, match="drafter: GLM-Image came without one; train one with `vargen train drafter`"):
         resolve_method("eagle").build(components)
     with pytest.raises(UserError, match="needs no smaller model"):
@@ -266,7 +266,7 @@ def test_what_there_is_none_of_is_refused_in_one_line(model: GlmImageForConditio
 
 def test_codes_are_compared_as_the_model_compares_pictures_with_them(model: GlmImageForConditionalGeneration) -> None:
     target = GlmImageTarget(model, read_request(model, glm_image_models.inputs()))
-    codebook = GlmImageComponents(model, target, KeptBetweenBatches()).codebook()
+    codebook = GlmImageComponents(model, target, Reuse()).codebook()
     features = torch.randn(1, 8, 5, 7, dtype=torch.float64)
     codes = model.model.vqmodel.quantize(features)[2]
     unit = torch.nn.functional.normalize(features.permute(0, 2, 3, 1).reshape(-1, 8).float(), dim=-1)

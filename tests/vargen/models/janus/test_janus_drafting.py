@@ -97,7 +97,7 @@ def test_compiled_both_models_take_over_the_caches_of_the_last_batch(pipeline: J
         caches = []
         for _ in range(2):
             assert torch.equal(draw(pipeline, method).tokens, eager.tokens)
-            caches.append((pipeline._kept.memory.target.kv_cache, pipeline._kept.memory.draft_model.kv_cache))
+            caches.append((pipeline.reuse.memory.target.kv_cache, pipeline.reuse.memory.draft_model.kv_cache))
         assert all(first is second for first, second in zip(*caches, strict=True))
     finally:
         pipeline.compile(None)

@@ -29,8 +29,8 @@ from vargen.base.errors import UserError
 from vargen.drafters.eagle_head import EagleHead
 from vargen.methods.catalogue import resolve_method
 from vargen.models.janus.target import JanusTarget, SpecialTokens, num_image_tokens
-from vargen.pipelines.components.base import KeptBetweenBatches
 from vargen.pipelines.components.janus import JanusComponents
+from vargen.pipelines.reuse import Reuse
 
 GREEDY = SamplingConfig(temperature=0)
 NODES = 8
@@ -127,7 +127,7 @@ def probabilities(small_model: JanusForConditionalGeneration) -> Tensor:
 
 def p_value(target: JanusTarget, method: str, probabilities: Tensor, options: dict[str, object]) -> float:
     resolved = resolve_method(method, options)
-    players = resolved.build(JanusComponents(target.model, target, KeptBetweenBatches()))
+    players = resolved.build(JanusComponents(target.model, target, Reuse()))
     result = decode(
         target,
         max_new_tokens=4,
@@ -222,7 +222,7 @@ def test_words_that_are_left_in_the_null_prompt_are_noticed(
 
 
 def test_what_there_is_none_of_is_refused_in_one_line(model: JanusForConditionalGeneration) -> None:
-    components = JanusComponents(model, JanusTarget(model, *janus_models.prompts()), KeptBetweenBatches())
+    components = JanusComponents(model, JanusTarget(model, *janus_models.prompts()), Reuse())
     assert components.num_tokens == 16 and len(PROMPTS) == components.target.batch_size
     with pytest.raises(UserError, match="drafter: Janus came without one; train one with `vargen train drafter`"):
         resolve_method("eagle").build(components)
@@ -231,7 +231,7 @@ def test_what_there_is_none_of_is_refused_in_one_line(model: JanusForConditional
 
 
 def test_codes_are_compared_as_the_decoder_looks_them_up(model: JanusForConditionalGeneration) -> None:
-    components = JanusComponents(model, JanusTarget(model, *janus_models.prompts()), KeptBetweenBatches())
+    components = JanusComponents(model, JanusTarget(model, *janus_models.prompts()), Reuse())
     grid = model.model.vqmodel.quantize.get_codebook_entry(torch.arange(16)[None])  # [1, d, 4, 4]
     torch.testing.assert_close(components.codebook()[:16], grid.flatten(2)[0].T.float())
     assert components.neighbours(3).shape == (40, 3) and components.neighbours(3) is components.neighbours(3)

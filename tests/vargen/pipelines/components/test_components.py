@@ -9,14 +9,13 @@ import torch
 
 from vargen.base.errors import UserError
 from vargen.methods.catalogue import resolve_method
-from vargen.pipelines.components.base import ONLY, KeptBetweenBatches, Place
+from vargen.pipelines.components.base import ONLY, Place
 from vargen.pipelines.components.llamagen import LlamaGenComponents
 from vargen.pipelines.llamagen import LlamaGenPipeline
+from vargen.pipelines.reuse import Reuse
 
 
-def components_of(
-    pipeline: LlamaGenPipeline, kept: KeptBetweenBatches, rows: int = 1, place: Place = ONLY
-) -> LlamaGenComponents:
+def components_of(pipeline: LlamaGenPipeline, kept: Reuse, rows: int = 1, place: Place = ONLY) -> LlamaGenComponents:
     components = LlamaGenComponents(
         pipeline.transformer, pipeline.vqvae, pipeline.drafter, pipeline.draft_model, pipeline.device, kept
     )
@@ -27,7 +26,7 @@ def components_of(
 
 @torch.no_grad()
 def test_the_cache_of_the_last_batch_is_used_again_where_it_fits(drafting_pipeline: LlamaGenPipeline) -> None:
-    kept = KeptBetweenBatches()
+    kept = Reuse()
     first = components_of(drafting_pipeline, kept)
     assert components_of(drafting_pipeline, kept).target.kv_cache is first.target.kv_cache
     larger = components_of(drafting_pipeline, kept, rows=2)
@@ -40,7 +39,7 @@ def test_the_cache_of_the_last_batch_is_used_again_where_it_fits(drafting_pipeli
 def test_so_is_that_of_what_drafts_unless_its_rows_join_a_batch_that_uses_it(
     drafting_pipeline: LlamaGenPipeline, draft: str
 ) -> None:
-    kept, arguments = KeptBetweenBatches(), (None, 4) if draft == "draft_head" else (None,)
+    kept, arguments = Reuse(), (None, 4) if draft == "draft_head" else (None,)
     first, second, joining = (
         getattr(components_of(drafting_pipeline, kept, place=place), f"load_{draft}")(*arguments).network.kv_cache
         for place in (ONLY, ONLY, Place(joins=True))
@@ -52,7 +51,7 @@ def test_so_is_that_of_what_drafts_unless_its_rows_join_a_batch_that_uses_it(
 def test_what_is_found_or_loaded_once_is_kept(drafting_pipeline: LlamaGenPipeline, tmp_path: Path) -> None:
     drafting_pipeline.drafter.save_pretrained(tmp_path / "drafter")
     drafting_pipeline.draft_model.save_pretrained(tmp_path / "smaller" / "transformer")
-    kept = KeptBetweenBatches()
+    kept = Reuse()
     components = components_of(drafting_pipeline, kept)
     head = components.load_draft_head(str(tmp_path / "drafter"), 4)
     assert components.load_draft_head(str(tmp_path / "drafter"), 4).network.drafter is head.network.drafter
@@ -66,7 +65,7 @@ def test_what_is_found_or_loaded_once_is_kept(drafting_pipeline: LlamaGenPipelin
 
 @torch.no_grad()
 def test_what_is_timed_leaves_target_and_drafters_as_they_are(drafting_pipeline: LlamaGenPipeline) -> None:
-    components = components_of(drafting_pipeline, KeptBetweenBatches(), rows=2)
+    components = components_of(drafting_pipeline, Reuse(), rows=2)
     target, head, smaller = components.target, components.load_draft_head(None, 8), components.load_draft_model(None)
     for draft in (head, smaller):
         before = draft.network.kv_cache.lengths.clone()
@@ -79,7 +78,7 @@ def test_what_is_timed_leaves_target_and_drafters_as_they_are(drafting_pipeline:
 
 
 def test_only_a_drafter_asks_for_prompts_in_full_length(drafting_pipeline: LlamaGenPipeline) -> None:
-    components = components_of(drafting_pipeline, KeptBetweenBatches())
+    components = components_of(drafting_pipeline, Reuse())
     assert not components.wants_full_prompt(resolve_method("eagle"))
     components.drafter = type(drafting_pipeline.drafter)(
         dim=16, num_attention_heads=2, intermediate_size=20, vocab_size=24, grid_size=4, attend_to_padding=True

@@ -12,8 +12,9 @@ from specdecode.draft_size import AdaptiveDraftSize, DraftSize, FixedDraftSize
 from vargen.base.resources import cache_folder
 from vargen.models.llamagen.target import LlamaGenTarget
 from vargen.pipelines.components.draft_sizes import MeasuredDraftSizes
-from vargen.pipelines.components.llamagen import KeptBetweenBatches, LlamaGenComponents
+from vargen.pipelines.components.llamagen import LlamaGenComponents
 from vargen.pipelines.llamagen import LlamaGenPipeline
+from vargen.pipelines.reuse import Reuse
 
 SIZES = [DraftSize(3, 2), DraftSize(12, 3)]
 Ask = Callable[..., Any]
@@ -24,7 +25,7 @@ def ask(tiny_pipeline: LlamaGenPipeline, tmp_path: Path, monkeypatch: pytest.Mon
     """Asks some memory for a sizer, with the tiny model as what is measured; `ask.probed` counts measurements."""
     monkeypatch.setenv("VARGEN_CACHE", str(tmp_path / "cache"))
     embeds, mask = tiny_pipeline.encode_prompt(["a red cube", "two cones"])
-    kept = KeptBetweenBatches()
+    kept = Reuse()
     components = LlamaGenComponents(tiny_pipeline.transformer, None, None, None, embeds.device, kept)
     target: LlamaGenTarget = components.start({"caption_embeds": embeds}, mask, 3.0, 12)
 

@@ -1,0 +1,210 @@
+"""The arguments that the call of every family takes: their documentation, their checks, and what they become.
+
+Belongs here: arguments that do not depend on a model. Does not belong here: prompts as tokens, which every family reads
+its own way, and drawing (`vargen.pipelines.base`).
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from diffusers.pipelines.pipeline_utils import DiffusionPipeline
+from torch import Tensor
+
+from specdecode.roles import DecodeState
+from specdecode.sampling import RandomStreams, SamplingConfig
+from vargen.base import bounds
+from vargen.base.errors import UserError
+from vargen.methods.base import ImageMethodConfig
+
+OUTPUT_TYPES = ("pil", "np", "pt", "latent")
+CALLBACK_TENSORS = ("tokens", "lengths")
+"""The fields of `specdecode.roles.DecodeState` that `callback_on_step_end` can ask for."""
+
+StepCallback = Callable[[Any, int, Tensor, dict[str, Tensor]], Any]
+
+_SHARED = {
+    "prompt": "what to draw, one sentence or several.",
+    "height": "in pixels; may be given, but only as what the model makes.",
+    "width": "likewise.",
+    "guidance_scale": "classifier-free guidance; off at values <= 1, at half the cost.",
+    "temperature": "divides the logits; 0 always takes the most probable token.",
+    "top_k": "keep this many of the most probable tokens; 0 keeps all.",
+    "top_p": "then keep the most probable tokens that together exceed this probability; 1 keeps all.",
+    "num_images_per_prompt": "pictures for every prompt; they follow each other in the output.",
+    "generator": "one for each picture: the same seed then gives the same picture whatever else is in the batch (but "
+    "rounding in another batch size may decide between two tokens that are about as likely). A single generator for "
+    "several pictures gives each a stream of its own, in order. One number for each picture is drawn from a generator.",
+    "method": "how to decode: a name that `vargen methods` lists, a preset, or settings. With a trained drafter they "
+    'name its folder. "jacobi" draws the pictures of plain decoding, "ar", in fewer forward passes.',
+    "output_type": '"pil", "np", "pt", or "latent" for the codes.',
+    "return_dict": "return an output object instead of a tuple.",
+    "callback_on_step_end": "called as `callback(pipeline, step, lengths, tensors)` after every forward pass of the "
+    "target. A step is such a pass, not a token; step 0 is the prefill, which gives the first token. `lengths` [B] has "
+    "the number of tokens of each picture. The callback must not change them; what it returns is ignored.",
+    "callback_on_step_end_tensor_inputs": 'which of "tokens" (int64 [B, N], valid up to `lengths`) and "lengths" the '
+    "callback gets in `tensors`. Reading their values makes a GPU wait.",
+}
+_SAMPLING = ("guidance_scale", "temperature", "top_k", "top_p")
+_END = """Returns:
+    `AutoregressivePipelineOutput`, or the tuple (images, tokens, trace).
+
+Raises:
+    UserError: an argument cannot be used with this model; the message names it and says what can be used."""
+
+
+def documented(function: Callable[..., Any], example: str = "") -> str:
+    """The whole docstring of a family's call, whose own describes only the arguments that no other family has.
+
+    Args:
+        function: the call.
+        example: a section "Examples", before "Returns".
+    """
+    head, *rest = re.split(r"\n\n(?=Args:|Returns:|Raises:)", inspect.cleandoc(function.__doc__ or ""))
+    described = {}
+    if rest and rest[0].startswith("Args:"):
+        for entry in re.split(r"\n    (?=[\w*])", rest.pop(0))[1:]:
+            described |= dict.fromkeys(entry.partition(":")[0].strip("*").split(", "), entry)
+    parameters = inspect.signature(function).parameters
+    for name in [name for name in parameters if name in _SHARED and name not in described]:
+        none = " None: the model's own setting." * (name in _SAMPLING and parameters[name].default is None)
+        described[name] = textwrap.fill(f"{name}: {_SHARED[name]}{none}", 108, subsequent_indent=" " * 8)
+    entries = dict.fromkeys(described[name] for name in parameters if name in described)
+    arguments = "\n    ".join(["Args:", *entries])
+    return "\n\n".join([head, arguments, *([inspect.cleandoc(example)] if example else ()), *(rest or [_END])])
+
+
+class PromptWarning(UserWarning):
+    """The model will not read every word of a prompt."""
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """The callback that is called after every forward pass of the target, and the tensors it gets.
+
+    Args:
+        callback: called as `callback(pipeline, step, lengths, tensors)`; None: there is none. It must not change them;
+            what it returns is ignored.
+        tensor_inputs: which of `CALLBACK_TENSORS` it gets; a callback of diffusers' `PipelineCallback` names its own.
+
+    Raises:
+        UserError: a name that is none of `CALLBACK_TENSORS`.
+    """
+
+    callback: StepCallback | None = None
+    tensor_inputs: Sequence[str] = ("tokens",)
+
+    def __post_init__(self) -> None:
+        if self.callback is not None and hasattr(self.callback, "tensor_inputs"):
+            object.__setattr__(self, "tensor_inputs", self.callback.tensor_inputs)
+        unknown = [name for name in self.tensor_inputs if name not in CALLBACK_TENSORS]
+        if unknown:
+            raise UserError(f"callback_on_step_end_tensor_inputs must be among {list(CALLBACK_TENSORS)}, got {unknown}")
+
+    def send(
+        self,
+        pipeline: DiffusionPipeline,
+        step: int,
+        state: DecodeState,
+        pictures: Sequence[int | None] | None = None,
+    ) -> None:
+        """Call the callback; in a stream it also gets the number of the picture in each row, as "pictures"."""
+        if self.callback is not None:
+            tensors: dict[str, Any] = {name: getattr(state, name) for name in self.tensor_inputs}
+            if pictures is not None:
+                tensors["pictures"] = pictures
+            self.callback(pipeline, step, state.lengths, tensors)
+
+
+@dataclass(frozen=True)
+class DrawSettings:
+    """The arguments that every family's call takes beside prompts and sizes, under their names.
+
+    Raises:
+        UserError: a number of pictures or an output type that cannot be.
+    """
+
+    guidance_scale: float | None
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    num_images_per_prompt: int
+    generator: torch.Generator | Sequence[torch.Generator] | None
+    method: str | ImageMethodConfig
+    output_type: str
+    report: StepReport
+
+    def __post_init__(self) -> None:
+        check_count_and_type(self.num_images_per_prompt, self.output_type)
+
+
+def check_count_and_type(num_images_per_prompt: int, output_type: str = "latent") -> None:
+    """Refuse less than one picture and an unknown type. Raises UserError."""
+    bounds.check_number("num_images_per_prompt", num_images_per_prompt, 1, bounds.MAX_BATCH_SIZE)
+    if output_type not in OUTPUT_TYPES:
+        raise UserError(f"output_type must be one of {', '.join(OUTPUT_TYPES)}, got {output_type!r}")
+
+
+def check_size(image_size: int, height: int | None, width: int | None) -> None:
+    """Refuse another size than the only one a model makes. Raises UserError."""
+    for name, size in (("height", height), ("width", width)):
+        if size is not None and size != image_size:
+            raise UserError(f"{name} must be {image_size}, the only size this model makes, got {size}")
+
+
+def check_prompts(prompt: str | Sequence[str] | None) -> list[str]:
+    """One or several prompts as a list. Raises UserError for none, an empty one, or one that is not text."""
+    prompts = [prompt] if isinstance(prompt, str) else list(prompt or ())
+    if not prompts:
+        raise UserError("prompt must hold at least one prompt, got an empty list")
+    for index, text in enumerate(prompts):
+        if not isinstance(text, str):
+            raise UserError(f"prompt must be a string or a list of strings, got {type(text).__name__}")
+        if not text.strip():
+            which = "prompt" if isinstance(prompt, str) else f"prompt {index + 1}"
+            raise UserError(f"{which} is empty; describe the picture in words")
+    return prompts
+
+
+def check_sampling(temperature: float, top_k: int, top_p: float, guidance_scale: float) -> SamplingConfig:
+    """How tokens are drawn. Raises UserError for a setting out of range; guidance is checked too."""
+    bounds.check_sampling(temperature, top_k, top_p, guidance_scale)
+    return SamplingConfig(temperature, top_k, top_p)
+
+
+def random_streams(
+    generator: torch.Generator | Sequence[torch.Generator] | None, batch_size: int, device: torch.device
+) -> RandomStreams:
+    """One stream for each picture. A single generator gives each picture its own stream, in order.
+
+    Raises:
+        UserError: a list of another length than there are pictures.
+    """
+    if generator is None or isinstance(generator, torch.Generator):
+        return RandomStreams.from_generators([generator] * batch_size, device)
+    generators = list(generator) if isinstance(generator, Iterable) else [generator]
+    if wrong := [each for each in generators if not isinstance(each, torch.Generator | None)]:
+        raise UserError(
+            f"generator must hold torch.Generator objects, got {wrong[0]!r}; manual_seed makes one of a seed"
+        )
+    if len(generators) != batch_size:
+        raise UserError(f"generator must be one per picture, {batch_size} here, or a single one; got {len(generators)}")
+    return RandomStreams.from_generators(generators, device)
+
+
+@contextmanager
+def refusals() -> Iterator[None]:
+    """Turn ValueErrors of the core about a model or its arguments into UserErrors."""
+    try:
+        yield
+    except UserError:
+        raise
+    except ValueError as error:
+        raise UserError(str(error)) from error

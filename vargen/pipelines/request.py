@@ -1,0 +1,67 @@
+"""The pictures that one call or one stream draws: what a family hands to the steps that all families share.
+
+Belongs here: the request, and the error for logits that are not finite. Does not belong here: how a request is made
+from a user's arguments (a family's file), and how it is drawn (`base.py`, `streaming.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from specdecode.finite import NotFiniteError as LogitsError
+from specdecode.roles import Target
+from specdecode.sampling import RandomStreams, SamplingConfig
+from vargen.base.errors import NotFiniteError
+from vargen.methods.base import Method
+from vargen.pipelines.arguments import StepReport
+from vargen.pipelines.components.base import Place
+
+
+@dataclass(frozen=True)
+class PictureRequest:
+    """Pictures to draw, all arguments checked.
+
+    Args:
+        start: starts a batch: encodes the prompts of the pictures of these numbers, and gives the target and the other
+            players before the prefill.
+        images: makes pictures of tokens int64 [B, num_tokens], as `output_type` asks.
+        num_tokens: tokens of each picture.
+        longest_prompt: gives the number of tokens of the longest prompt. A stream asks once, before it begins.
+        sampling: how tokens are drawn.
+        streams: one random stream for each picture.
+        report: the callback after every forward pass of the target.
+        offloaded: the model comes to its device only when it is called, so a stream draws fixed batches.
+    """
+
+    start: Callable[[range, Place], tuple[Target, Method]]
+    images: Callable[[Tensor], Any]
+    num_tokens: int
+    longest_prompt: Callable[[], int]
+    sampling: SamplingConfig
+    streams: RandomStreams
+    report: StepReport
+    offloaded: bool = False
+
+    @property
+    def count(self) -> int:
+        """The number of pictures."""
+        return self.streams.batch_size
+
+
+@contextmanager
+def finite_logits(first: int, of_what: str) -> Iterator[None]:
+    """Turn the core's error about logits into a user's, which counts pictures from `first`."""
+    try:
+        yield
+    except LogitsError as error:
+        picture = first + error.row
+        raise NotFiniteError(
+            picture,
+            f"picture {picture + 1} {of_what}: the model's logits are not finite at step {error.step}: numbers too "
+            f"large for its precision or for guidance_scale; give dtype float32 or a smaller scale",
+        ) from error

@@ -1,0 +1,128 @@
+"""What a pipeline keeps from one batch for the next, and how its forward passes are computed.
+
+Belongs here: memory, loaded models and measured costs that the next batch uses again; no picture depends on them. Does
+not belong here: a cache of keys and values itself (`vargen.models.kept_caches`), and who asks for compiled or quantized
+layers (`compilation.py`, `quantization.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from specdecode.kernels.quantized import quantization_of
+from specdecode.sampling import RandomStreams
+from vargen.base.errors import UserError
+from vargen.models.kept_caches import KeptCaches
+from vargen.models.offloading import has_hooks
+from vargen.models.quantization import quantize_layers
+from vargen.pipelines.arguments import refusals
+from vargen.pipelines.components.draft_sizes import MeasuredDraftSizes
+
+if TYPE_CHECKING:
+    from specdecode.compilation import PassCompiler
+    from specdecode.targets.transformers import TransformersTarget
+
+
+@dataclass
+class BatchMemory:
+    """The memory that the last batch wrote to and the next one writes to again; of one batch at a time.
+
+    Args:
+        caches: keys and values of targets and of networks that draft.
+        target, draft_model: of the last batch, where forward passes are compiled: the next ones take over the addresses
+            of their caches.
+    """
+
+    caches: KeptCaches = field(default_factory=KeptCaches)
+    target: Any = None
+    draft_model: Any = None
+
+
+@dataclass
+class Reuse:
+    """What a pipeline keeps from one batch for the next. No picture depends on it.
+
+    Args:
+        memory: of the last batch.
+        models: draft heads and draft models that methods named, by folder.
+        neighbours: the nearest codes [V, k] of each code, by k.
+        draft_sizes: measured costs, and what each draft size turned out to be worth.
+        compiler: compiles forward passes; None: they run eagerly.
+        draft_quantization: of the layers of networks that draft, see `QuantizablePipeline`; None: as they are.
+    """
+
+    memory: BatchMemory = field(default_factory=BatchMemory)
+    models: dict[str, Any] = field(default_factory=dict)
+    neighbours: dict[int, Tensor] = field(default_factory=dict)
+    draft_sizes: MeasuredDraftSizes = field(default_factory=MeasuredDraftSizes)
+    compiler: PassCompiler | None = None
+    draft_quantization: str | None = None
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Within the block the memory belongs to the batch that has just begun.
+
+        A batch that begins meanwhile, between two pictures of a stream or in a callback, gets other memory.
+        """
+        own, self.memory = self.memory, BatchMemory()
+        try:
+            yield
+        finally:
+            self.memory = own
+
+    def compile(self, target: Any, **arguments: Any) -> None:
+        """Compile the forward passes of a target, where the pipeline's are; `arguments` are for its `compile`.
+
+        Raises:
+            UserError: a draft is wider than a bucket, or accelerate's hooks move parts of the model.
+        """
+        if self.compiler is None:
+            return
+        parts = (getattr(target, name, None) for name in ("transformer", "model", "drafter"))
+        if any(isinstance(part, nn.Module) and has_hooks(part) for part in parts):
+            raise UserError(
+                "compile: parts of this model come to their device only as they are called (enable_model_cpu_offload, "
+                "or a device_map of several devices), which compiled passes cannot; leave one of the two out"
+            )
+        with refusals():
+            target.compile(self.compiler, **arguments)
+
+    def compile_in_place(self, target: TransformersTarget, role: str) -> None:
+        """As `compile`, on the cache of the last batch where it fits: captured graphs write to fixed addresses.
+
+        Args:
+            role: of the target, "target" or "draft_model".
+        """
+        if self.compiler is None:
+            return
+        last = getattr(self.memory, role)
+        self.compile(target, kv_cache=None if last is None else last.kv_cache)
+        setattr(self.memory, role, target)
+
+    def compile_draws(self, streams: RandomStreams) -> None:
+        """Let compiled code make random numbers, where the pipeline's forward passes are compiled."""
+        streams.compile(None if self.compiler is None else self.compiler.function)
+
+    def quantize_drafts(self, *layers: nn.Module) -> None:
+        """Quantize linear layers of a network that drafts, where the pipeline's are to be."""
+        if self.draft_quantization is not None:
+            for each in layers:
+                quantize_layers(each, self.draft_quantization)
+
+    def computed_by(self, layers: nn.Module) -> dict[str, Any]:
+        """How forward passes are computed, which measured seconds depend on; empty where nothing was asked for.
+
+        Args:
+            layers: the target's.
+        """
+        asked = {
+            "compiled": None if self.compiler is None else f"{self.compiler.backend}-{self.compiler.bucket}",
+            "quantization": quantization_of(layers),
+            "draft_quantization": self.draft_quantization,
+        }
+        return {name: value for name, value in asked.items() if value is not None}

@@ -54,6 +54,7 @@ class LlamaGenDrafter(ModelMixin, ConfigMixin):
             from its distribution, when training ended; for choosing draft sizes. None where nobody measured them. No
             weight depends on them.
         condition_rotary: what rotary embedding does to pairs of the condition, as the target has it.
+        position_scale: factor on rows and columns of rotary embedding, as the target has it.
         feature_layers: after which of the target's layers it reads hidden states, rising, the last layer at the end;
             None: the final states alone, and there is nothing to fuse.
 
@@ -78,6 +79,7 @@ class LlamaGenDrafter(ModelMixin, ConfigMixin):
         acceptance_rate: float | None = None,
         sampled_acceptance_rate: float | None = None,
         condition_rotary: str = "zero",
+        position_scale: float = 1.0,
         feature_layers: list[int] | None = None,
     ) -> None:
         super().__init__()
@@ -104,7 +106,7 @@ class LlamaGenDrafter(ModelMixin, ConfigMixin):
         self.attn = LlamaGenAttention(dim, num_attention_heads, num_attention_heads, layer_index=0, dropout=0.0)
         self.norm2 = LlamaGenRMSNorm(dim, norm_eps)
         self.ff = LlamaGenFeedForward(dim, intermediate_size, dropout=0.0)
-        self.rotary_rows = RotaryTable(grid_size, self.head_dim, rope_base, condition_rotary)
+        self.rotary_rows = RotaryTable(grid_size, self.head_dim, rope_base, condition_rotary, position_scale)
         self.fast_pass = FastPass(
             self,
             [(None, self.attn, self.norm2, self.ff)],

@@ -79,7 +79,12 @@ def default_intermediate_size(dim: int, multiple_of: int = 256) -> int:
 
 
 def build_rotary_table(
-    grid_size: int, head_dim: int, base: float = 10000.0, device: Any = None, condition_rotary: str = "zero"
+    grid_size: int,
+    head_dim: int,
+    base: float = 10000.0,
+    device: Any = None,
+    condition_rotary: str = "zero",
+    position_scale: float = 1.0,
 ) -> Tensor:
     """Two-dimensional rotary table for a square grid of tokens in raster order (LlamaGen `precompute_freqs_cis_2d`).
 
@@ -90,6 +95,7 @@ def build_rotary_table(
         head_dim: channels of one head, a multiple of 4.
         base: rotary base.
         condition_rotary: one of `CONDITION_ROTARY`.
+        position_scale: factor on rows and columns.
 
     Returns:
         fp32 `[grid_size ** 2 + 1, head_dim // 2, 2]`, cosine and sine. The last row, found at index -1, belongs to
@@ -99,7 +105,7 @@ def build_rotary_table(
     half = head_dim // 2
     exponents = torch.arange(0, half, 2, dtype=torch.float32, device=device)[: half // 2] / half
     frequencies = 1.0 / base**exponents  # [head_dim // 4]
-    side = torch.arange(grid_size, dtype=torch.float32, device=device)
+    side = position_scale * torch.arange(grid_size, dtype=torch.float32, device=device)
     angles = torch.outer(side, frequencies)  # [grid, head_dim // 4]
     by_row = angles[:, None].expand(grid_size, grid_size, -1)
     by_column = angles[None, :].expand(grid_size, grid_size, -1)
@@ -116,14 +122,22 @@ class RotaryTable:
     A plain attribute of a model, not a buffer, so that `.to(torch.bfloat16)` cannot round it.
 
     Args:
-        grid_size, head_dim, base, condition_rotary: as for `build_rotary_table`.
+        grid_size, head_dim, base, condition_rotary, position_scale: as for `build_rotary_table`.
     """
 
-    def __init__(self, grid_size: int, head_dim: int, base: float, condition_rotary: str = "zero") -> None:
+    def __init__(
+        self,
+        grid_size: int,
+        head_dim: int,
+        base: float,
+        condition_rotary: str = "zero",
+        position_scale: float = 1.0,
+    ) -> None:
         self.grid_size = grid_size
         self.head_dim = head_dim
         self.base = base
         self.condition_rotary = condition_rotary
+        self.position_scale = position_scale
         self._table: Tensor | None = None
 
     def __call__(self, positions: Tensor) -> Tensor:
@@ -140,7 +154,7 @@ class RotaryTable:
         if self._table is None or self._table.device != device:
             with torch.inference_mode(False):
                 self._table = build_rotary_table(
-                    self.grid_size, self.head_dim, self.base, device, self.condition_rotary
+                    self.grid_size, self.head_dim, self.base, device, self.condition_rotary, self.position_scale
                 )
         return self._table
 
@@ -363,6 +377,9 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin):
         rope_base: base of the rotary frequencies.
         condition_rotary: "zero" for official weights: image tokens see the mean of the condition's values, each
             condition token as much as any other. "identity": they attend to condition tokens by content.
+        position_scale: factor on rows and columns before they turn queries and keys; 1 for official weights. A model
+            that goes on from one with a smaller grid takes the ratio of the two sides, such as 0.5 for 32 after 16.
+            An object is then as large to it as before (position interpolation, Chen et al. 2023, arXiv 2306.15595).
         token_dropout, residual_dropout, ffn_dropout: training only, on embeddings, attention and feed-forward outputs.
 
     Raises:
@@ -394,6 +411,7 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin):
         norm_eps: float = 1e-5,
         rope_base: float = 10000.0,
         condition_rotary: str = "zero",
+        position_scale: float = 1.0,
         token_dropout: float = 0.1,
         residual_dropout: float = 0.1,
         ffn_dropout: float = 0.1,
@@ -411,6 +429,7 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin):
             ("num_attention_heads", num_attention_heads),
             ("vocab_size", vocab_size),
             ("grid_size", grid_size),
+            ("position_scale", position_scale),
         ):
             if size <= 0:
                 raise ValueError(f"{name} must be positive, got {size}.")
@@ -461,7 +480,7 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin):
         self.norm_out = LlamaGenRMSNorm(dim, norm_eps)
         self.lm_head = nn.Linear(dim, vocab_size, bias=False)
 
-        self.rotary_rows = RotaryTable(grid_size, self.head_dim, rope_base, condition_rotary)
+        self.rotary_rows = RotaryTable(grid_size, self.head_dim, rope_base, condition_rotary, position_scale)
         self.fast_pass = FastPass(
             self,
             [(block.norm1, block.attn, block.norm2, block.ff) for block in self.transformer_blocks],

@@ -61,14 +61,14 @@ class JudgeRanker:
         image_size: of the pictures to come.
 
     Raises:
-        UserError: the shipped recogniser reads pictures of another size.
+        UserError: the pictures are smaller than those that the shipped recogniser reads.
     """
 
     def __init__(self, image_size: int) -> None:
         self.judge = load_judge(None, "cpu")
-        if self.judge.config.image_size != image_size:
+        if image_size < self.judge.config.image_size:
             raise UserError(
-                f"ranker: the judge reads pictures of {self.judge.config.image_size} pixels, the model makes "
+                f"ranker: the judge reads pictures of {self.judge.config.image_size} pixels or more, the model makes "
                 f"{image_size}; use clip"
             )
 

@@ -81,6 +81,7 @@ class TransformerConfig:
         condition_length: the most text tokens that a prompt may have.
         condition_rotary: "identity" lets image tokens attend to words by content; "zero" shows them the words' mean, as
             in official weights.
+        position_scale: factor on rows and columns; 0.5 for a grid of twice the side that `initial_weights` have.
     """
 
     dim: int = 192
@@ -89,9 +90,10 @@ class TransformerConfig:
     intermediate_size: int = 512
     condition_length: int = 120
     condition_rotary: str = "identity"
+    position_scale: float = 1.0
 
     def __post_init__(self) -> None:
-        names = ("dim", "num_layers", "num_attention_heads", "intermediate_size", "condition_length")
+        names = ("dim", "num_layers", "num_attention_heads", "intermediate_size", "condition_length", "position_scale")
         check_positive(self, *names, prefix="model.")
         check(
             self.condition_rotary in CONDITION_ROTARY,
@@ -227,6 +229,7 @@ class TransformerTask:
             caption_dim=self.text_encoder.config.d_model,
             condition_length=shape.condition_length,
             condition_rotary=shape.condition_rotary,
+            position_scale=shape.position_scale,
             class_dropout_prob=config.null_caption_probability,
             **dict.fromkeys(("token_dropout", "residual_dropout", "ffn_dropout"), 0.0),  # scenes never repeat
         )

@@ -49,6 +49,7 @@ class EagleHead(ModelMixin, ConfigMixin):
             drawn from its distribution, when training ended; for choosing draft sizes. None if not measured. No weight
             depends on them.
         condition_rotary: what rotary embedding does to pairs of the condition, as in the target.
+        position_scale: factor on rows and columns of rotary embedding, as in the target.
         feature_layers: numbers of the target's layers after which it reads hidden states, rising, the last layer at
             the end. None: it reads the final states alone, and has nothing to fuse.
 
@@ -73,6 +74,7 @@ class EagleHead(ModelMixin, ConfigMixin):
         acceptance_rate: float | None = None,
         sampled_acceptance_rate: float | None = None,
         condition_rotary: str = "zero",
+        position_scale: float = 1.0,
         feature_layers: list[int] | None = None,
     ) -> None:
         super().__init__()
@@ -91,7 +93,7 @@ class EagleHead(ModelMixin, ConfigMixin):
         self.attn = Attention(dim, num_attention_heads, num_attention_heads, layer_index=0, dropout=0.0)
         self.norm2 = RMSNorm(dim, norm_eps)
         self.ff = FeedForward(dim, intermediate_size, dropout=0.0)
-        self.rotary_rows = RotaryTable(grid_size, self.head_dim, rope_base, condition_rotary)
+        self.rotary_rows = RotaryTable(grid_size, self.head_dim, rope_base, condition_rotary, position_scale)
         self.fast_pass = FastPass(
             self,
             [(None, self.attn, self.norm2, self.ff)],

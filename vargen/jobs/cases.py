@@ -101,11 +101,16 @@ def prompt_cases(
 
 
 def fitting_judge(model: ModelDescription, judge: Callable[[], Judge]) -> Judge | None:
-    """What reads the pictures of a model; None for a model of another world, or of pictures of another size."""
+    """What reads the pictures of a model; None for a model of another world, or of pictures too small to read."""
     if not model.draws_scenes:
         return None
     reader = judge()
-    return reader if reader.image_size == model.image_size else None
+    return reader if can_read(reader, model.image_size) else None
+
+
+def can_read(judge: Judge, image_size: int) -> bool:
+    """Whether a judge reads pictures of this side: its own, or a larger one, which it resizes to its own."""
+    return image_size >= judge.image_size
 
 
 class Judge(Protocol):
@@ -114,7 +119,7 @@ class Judge(Protocol):
     Attributes:
         kinds: what is judged. "prompt" is right where everything that a prompt says is; "object_count", which not every
             judge has, is what a prompt leaves open. All others are what prompts claim.
-        image_size: side of the pictures it was made for, in pixels.
+        image_size: side of the pictures it was made for, in pixels. Larger ones are resized to it.
     """
 
     @property

@@ -35,7 +35,7 @@ from vargen.base.prompts import gather_prompts, read_column
 from vargen.base.resources import shipped_clip
 from vargen.base.world import missing_world
 from vargen.jobs.benchmark import call_pipeline, record_of_picture, stream_pipeline
-from vargen.jobs.cases import BenchmarkCase, ReferencePictures, World, told_cases, written_cases
+from vargen.jobs.cases import BenchmarkCase, ReferencePictures, World, can_read, told_cases, written_cases
 from vargen.jobs.options import EvaluateConfig
 from vargen.jobs.quality import (
     MEASURE_BATCH,
@@ -261,10 +261,10 @@ def _networks(
     if clip is None and protocol.captions == "scenes":
         clip = shipped_clip()
     judge = _needed(world, protocol).judge() if protocol.judge else None
-    if judge is not None and model is not None and judge.image_size != model.image_size:
+    if judge is not None and model is not None and not can_read(judge, model.image_size):
         raise UserError(
-            f"preset: the judge of {protocol.name} reads pictures of {judge.image_size} pixels, this model makes "
-            f"{model.image_size}; use prompts, or another preset without a judge"
+            f"preset: the judge of {protocol.name} reads pictures of {judge.image_size} pixels or more, this model "
+            f"makes {model.image_size}; use prompts, or another preset without a judge"
         )
     return load_networks(
         protocol,

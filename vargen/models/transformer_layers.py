@@ -34,7 +34,12 @@ AttentionFunction = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
 
 
 def build_rotary_table(
-    grid_size: int, head_dim: int, base: float = 10000.0, device: Any = None, condition_rotary: str = "zero"
+    grid_size: int,
+    head_dim: int,
+    base: float = 10000.0,
+    device: Any = None,
+    condition_rotary: str = "zero",
+    position_scale: float = 1.0,
 ) -> Tensor:
     """Two-dimensional rotary table for a square grid of tokens in raster order (LlamaGen `precompute_freqs_cis_2d`).
 
@@ -45,6 +50,7 @@ def build_rotary_table(
         head_dim: channels of one head, a multiple of 4.
         base: rotary base.
         condition_rotary: one of `CONDITION_ROTARY`.
+        position_scale: factor on rows and columns.
 
     Returns:
         fp32 `[grid_size ** 2 + 1, head_dim // 2, 2]`, cosine and sine. The last row, found at index -1, belongs to
@@ -54,7 +60,7 @@ def build_rotary_table(
     half = head_dim // 2
     exponents = torch.arange(0, half, 2, dtype=torch.float32, device=device)[: half // 2] / half
     frequencies = 1.0 / base**exponents  # [head_dim // 4]
-    side = torch.arange(grid_size, dtype=torch.float32, device=device)
+    side = position_scale * torch.arange(grid_size, dtype=torch.float32, device=device)
     angles = torch.outer(side, frequencies)  # [grid, head_dim // 4]
     by_row = angles[:, None].expand(grid_size, grid_size, -1)
     by_column = angles[None, :].expand(grid_size, grid_size, -1)
@@ -71,12 +77,19 @@ class RotaryTable:
     It is a plain attribute of a model, not a buffer, so that `.to(torch.bfloat16)` cannot round it.
 
     Args:
-        grid_size, head_dim, base, condition_rotary: as for `build_rotary_table`.
+        grid_size, head_dim, base, condition_rotary, position_scale: as for `build_rotary_table`.
     """
 
-    def __init__(self, grid_size: int, head_dim: int, base: float, condition_rotary: str = "zero") -> None:
+    def __init__(
+        self,
+        grid_size: int,
+        head_dim: int,
+        base: float,
+        condition_rotary: str = "zero",
+        position_scale: float = 1.0,
+    ) -> None:
         self.grid_size, self.head_dim = grid_size, head_dim
-        self.base, self.condition_rotary = base, condition_rotary
+        self.base, self.condition_rotary, self.position_scale = base, condition_rotary, position_scale
         self._table: Tensor | None = None
 
     def __call__(self, positions: Tensor) -> Tensor:
@@ -93,7 +106,7 @@ class RotaryTable:
         if self._table is None or self._table.device != device:
             with torch.inference_mode(False):
                 self._table = build_rotary_table(
-                    self.grid_size, self.head_dim, self.base, device, self.condition_rotary
+                    self.grid_size, self.head_dim, self.base, device, self.condition_rotary, self.position_scale
                 )
         return self._table
 

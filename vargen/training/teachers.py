@@ -104,6 +104,7 @@ class LlamaGenTeacher:
             grid_size=target.grid_size,
             rope_base=target.rope_base,
             condition_rotary=target.condition_rotary,
+            position_scale=target.position_scale,
             feature_layers=list(feature_layers) or None,
         )
         return _initialised(drafter, self.transformer.token_embedding.weight)

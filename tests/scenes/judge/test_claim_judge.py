@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
+import pytest
 from PIL import Image, ImageFilter
 
 from scenes.captions.picture_captions import compose_caption
-from scenes.judge.claim_judge import JudgeRanker
+from scenes.judge.claim_judge import ClaimJudge, JudgeRanker
 from scenes.rendering.renderer import SceneRenderer
 from scenes.rendering.scene import sample_scene
+from vargen.base.errors import UserError
 from vargen.base.resources import shipped_clip
 from vargen.drawing.sheet import to_pil
+from vargen.jobs.cases import fitting_judge
 from vargen.jobs.ranking import ClipScorer, best
 
 SCENES = [sample_scene(seed, "heldout") for seed in range(3_000_000_100, 3_000_000_112)]
@@ -22,6 +27,25 @@ def test_rankers_find_the_picture_that_a_sentence_is_about() -> None:
         ranker.check(PROMPTS)
         chosen = [best(ranker.score(IMAGES, [prompt] * len(IMAGES))) for prompt in PROMPTS]
         assert sum(place == number for number, place in enumerate(chosen)) >= 9, (type(ranker).__name__, chosen)
+
+
+def test_larger_pictures_are_read_at_the_size_of_the_judge() -> None:
+    larger = to_pil(SceneRenderer(256)(SCENES[:4]).images)
+    for prompt in PROMPTS[:4]:
+        pairs = zip(
+            JudgeRanker(256).score(larger, [prompt] * 4), JudgeRanker(128).score(IMAGES[:4], [prompt] * 4), strict=True
+        )
+        assert all(at_256 == pytest.approx(at_128, abs=0.2) for at_256, at_128 in pairs)
+    with pytest.raises(UserError, match="the judge reads pictures of 128 pixels or more, the model makes 64"):
+        JudgeRanker(64)
+
+
+def test_a_model_of_the_scene_world_has_a_judge_unless_its_pictures_are_too_small() -> None:
+    sides = {
+        side: fitting_judge(SimpleNamespace(draws_scenes=True, image_size=side), ClaimJudge) is not None  # type: ignore[arg-type]
+        for side in (64, 128, 256)
+    }
+    assert sides == {64: False, 128: True, 256: True}
 
 
 def test_company_that_nobody_asked_for_costs_something() -> None:

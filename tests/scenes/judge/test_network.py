@@ -151,11 +151,12 @@ def test_wrong_shapes_are_named(arguments: dict) -> None:
         SceneJudge(**arguments)
 
 
-def test_the_shipped_judge_reads_heldout_renders() -> None:
+@pytest.mark.parametrize("side", [128, 256])
+def test_the_shipped_judge_reads_heldout_renders(side: int) -> None:
     if not (WEIGHTS / JUDGE_NAME / "config.json").is_file():
         pytest.skip("no judge among the shipped weights")
     scenes = [sample_scene(seed, "heldout") for seed in range(3_000_000_000, 3_000_000_100)]
-    readings = read_images(load_judge(), SceneRenderer()(scenes).images)
+    readings = read_images(load_judge(), SceneRenderer(side)(scenes).images)
     tally = Tally.of(judge_claims(r, claims_from_scene(s)) for r, s in zip(readings, scenes, strict=True))
     for kind in (*ATTRIBUTE_VALUES, *SETTING_VALUES, "count", "relation"):
         assert tally.share(kind).accuracy >= 0.95, kind

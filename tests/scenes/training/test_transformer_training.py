@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from cheap_training import CheapScenes
 from diffusers.models.autoencoders.vq_model import VQModel
 
 from scenes.captions.text_tokenizer import build_tokenizer
@@ -264,6 +265,32 @@ def test_a_run_starts_from_the_weights_of_a_pipeline(transformer_config, cheap_s
     larger = replace(again, output_dir=str(tmp_path / "larger"), model=replace(first.model, num_layers=3))
     with pytest.raises(UserError, match="initial_weights"):
         train_transformer(larger, cheap_scenes)
+
+
+def test_a_run_starts_from_the_weights_of_a_smaller_grid(transformer_config, cheap_scenes, tmp_path: Path) -> None:
+    train_transformer(replace(transformer_config, steps=2), cheap_scenes)
+    folder = Path(transformer_config.output_dir) / "export"
+    before = LlamaGenTransformer.from_pretrained(folder / "transformer")
+    larger = replace(
+        transformer_config,
+        output_dir=str(tmp_path / "larger"),
+        image_size=2 * transformer_config.image_size,
+        initial_weights=str(folder),
+        model=replace(transformer_config.model, position_scale=0.5),
+    )
+    task = TransformerTask(larger, CheapScenes(size=larger.image_size), CPU)
+    side = before.config.grid_size
+    assert task.transformer.config.grid_size == 2 * side and task.heldout.codes.shape[1] == 4 * side**2
+    weights = task.transformer.state_dict()
+    assert all(
+        torch.equal(value, weights[name].bfloat16().to(value.dtype)) for name, value in before.state_dict().items()
+    )
+    rows = task.transformer.rotary_rows.table(CPU)[:-1].unflatten(0, (2 * side, 2 * side))
+    assert torch.equal(rows[::2, ::2].flatten(0, 1), before.rotary_rows.table(CPU)[:-1])
+
+    train_transformer(larger, CheapScenes(size=larger.image_size))
+    with pytest.raises(UserError, match=r"another model\.position_scale"):
+        train_transformer(replace(larger, model=transformer_config.model), CheapScenes(size=larger.image_size))
 
 
 @pytest.mark.usefixtures("without_pictures")

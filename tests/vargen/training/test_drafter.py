@@ -209,6 +209,7 @@ def test_a_drafter_has_the_rotary_rows_of_its_target(
         drafter = build_task(config, pipeline).drafter
         assert drafter.config.condition_rotary == condition_rotary
         assert drafter.rotary_rows(torch.tensor([[-1]])).any() == (condition_rotary == "identity")
+        assert drafter.config.position_scale == pipeline.transformer.config.position_scale
 
 
 def build_task(config: DrafterTrainingConfig, pipeline: LlamaGenPipeline) -> PictureDrafterTask:

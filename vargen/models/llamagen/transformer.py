@@ -140,6 +140,9 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin):
         rope_base: base of the rotary frequencies.
         condition_rotary: "zero" for official weights: image tokens see the mean of the condition's values, each
             condition token as much as any other. "identity": they attend to condition tokens by content.
+        position_scale: factor on rows and columns before they turn queries and keys; 1 for official weights. A model
+            that goes on from one with a smaller grid takes the ratio of the two sides, such as 0.5 for 32 after 16.
+            An object is then as large to it as before (position interpolation, Chen et al. 2023, arXiv 2306.15595).
         token_dropout, residual_dropout, ffn_dropout: training only, on embeddings, attention and feed-forward outputs.
 
     Raises:
@@ -171,6 +174,7 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin):
         norm_eps: float = 1e-5,
         rope_base: float = 10000.0,
         condition_rotary: str = "zero",
+        position_scale: float = 1.0,
         token_dropout: float = 0.1,
         residual_dropout: float = 0.1,
         ffn_dropout: float = 0.1,
@@ -223,7 +227,7 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin):
         self.norm_out = RMSNorm(dim, norm_eps)
         self.lm_head = nn.Linear(dim, vocab_size, bias=False)
 
-        self.rotary_rows = RotaryTable(grid_size, self.head_dim, rope_base, condition_rotary)
+        self.rotary_rows = RotaryTable(grid_size, self.head_dim, rope_base, condition_rotary, position_scale)
         self.fast_pass = FastPass(
             self,
             [(block.norm1, block.attn, block.norm2, block.ff) for block in self.transformer_blocks],

@@ -143,6 +143,16 @@ def test_rotary_table_follows_the_device_and_serves_training_after_inference() -
     assert torch.equal(copy.deepcopy(model).rotary_rows(torch.tensor([[3]])), model.rotary_rows(torch.tensor([[3]])))
 
 
+def test_scaled_positions_lie_between_those_of_a_smaller_grid() -> None:
+    plain, scaled = make_model(grid_size=4), make_model(grid_size=8, position_scale=0.5)
+    rows = scaled.rotary_rows.table(torch.device("cpu"))
+    places = torch.arange(64).view(8, 8)[::2, ::2].flatten()
+    assert torch.equal(rows[places], plain.rotary_rows.table(torch.device("cpu"))[:-1])
+    assert not rows[-1].any()
+    with pytest.raises(ValueError, match="position_scale must be positive"):
+        make_model(position_scale=0.0)
+
+
 # Rotary positions -----------------------------------------------------------------------------------------------------
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specdecode.checks import check_counts
 from specdecode.finite import FiniteWatch
 from specdecode.loop import DecodeResult, stop_tokens
 from specdecode.parallel.channel import DraftChannel, DraftRequest, Window
@@ -82,9 +83,7 @@ def decode_parallel(
             "target and streams must hold one row, since rows that disagree with their drafts at different times would "
             f"wait for each other; got {target.batch_size} and {streams.batch_size}"
         )
-    for name, value in (("max_new_tokens", max_new_tokens), ("draft_length", draft_length)):
-        if value < 1:
-            raise ValueError(f"{name} must be >= 1, got {value}")
+    check_counts(max_new_tokens=max_new_tokens, draft_length=draft_length)
     stops = stop_tokens(stop_token, target.vocab_size, target.device)
     trace = DecodeTrace(1, target.device) if trace is None else trace
     if trace.batch_size != 1:

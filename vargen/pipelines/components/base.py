@@ -21,9 +21,9 @@ from specdecode.drafters.draft_model import DraftModel
 from specdecode.drafters.eagle import DraftHead
 from specdecode.kernels.quantized import quantization_of
 from specdecode.kv_cache import StaticKVCache
-from specdecode.neighbours import nearest_neighbours
 from specdecode.roles import Target
 from specdecode.sampling import RandomStreams
+from specdecode.verifiers.neighbours import nearest_neighbours
 from vargen.base.errors import UserError
 from vargen.base.reading import reading
 from vargen.methods.base import LoadedDrafter

@@ -7,7 +7,14 @@ who choose the players themselves, and `README.md` says what a player must promi
 from typing import TYPE_CHECKING, Any
 
 from specdecode.continuous import FinishedRow, decode_queue
-from specdecode.draft_size import AdaptiveDraftSize, DraftSize, DraftSizer, FixedDraftSize, StepCosts
+from specdecode.draft_size import (
+    AdaptiveDraftSize,
+    DraftSize,
+    DraftSizer,
+    FixedDraftSize,
+    StepCosts,
+    measure_step_costs,
+)
 from specdecode.drafters import (
     BranchingJacobiDrafter,
     DraftModelDrafter,
@@ -41,7 +48,6 @@ from specdecode.roles import (
     Verifier,
 )
 from specdecode.sampling import RandomStreams, SamplingConfig, Tag, apply_guidance, logits_to_probabilities
-from specdecode.step_costs import measure_step_costs
 from specdecode.trace import DecodeTrace, StepRecord
 from specdecode.tree import TokenTree
 from specdecode.verifiers import (

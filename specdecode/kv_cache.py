@@ -250,10 +250,6 @@ class StaticKVCache:
             mine, theirs = (torch.zeros_like(c.lengths) if c.starts is None else c.starts for c in (self, other))
             self.starts = mine.index_copy(0, rows, theirs)
 
-    def rollback(self, lengths: Tensor) -> None:
-        """Return to earlier lengths `[B]`; tokens from there on are forgotten."""
-        self.lengths.copy_(lengths)
-
 
 def _check_room(num_bytes: int, sizes: Mapping[str, int], device: torch.device | str | None) -> None:
     """Refuse what the whole memory of a device could not hold: a CPU's system would begin to kill instead."""

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from specdecode import ragged
+from specdecode.checks import check_counts
 from specdecode.finite import FiniteWatch
 from specdecode.roles import DecodeState, Draft, Drafter, Target, TargetOutput, Verdict, Verifier, replace_rows
 from specdecode.sampling import RandomStreams, SamplingConfig, Tag, draw_tokens
@@ -101,8 +102,7 @@ class DecodeRun:
         profile: bool = False,
     ) -> None:
         batch_size, device = target.batch_size, target.device
-        if max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens must be >= 1, got {max_new_tokens}")
+        check_counts(max_new_tokens=max_new_tokens)
         if streams.batch_size != batch_size:
             raise ValueError(f"streams must hold one stream per row: {streams.batch_size} streams, {batch_size} rows")
         self.stops = stop_tokens(stop_token, target.vocab_size, device)

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from specdecode import ragged
+from specdecode.checks import check_counts
 from specdecode.draft_size import DraftSize, DraftSizer
 from specdecode.drafters.tree_growth import DraftHeadOutput, dynamic_tree, expected_accepted, static_tree
 from specdecode.drafters.tree_plan import TreePlan
@@ -130,8 +131,8 @@ class EagleDrafter:
             raise ValueError(f'children must be "top" or "sampled", got {children!r}')
         if children == "sampled" and isinstance(shape, DynamicTree):
             raise ValueError('children="sampled" needs a tree of fixed shape: a dynamic one prefers likely tokens')
-        if depth_behind_skip is not None and depth_behind_skip < 1:
-            raise ValueError(f"depth_behind_skip must be at least 1, got {depth_behind_skip}")
+        if depth_behind_skip is not None:
+            check_counts(depth_behind_skip=depth_behind_skip)
         self.head = head
         self.shape = shape
         self.sizer = sizer

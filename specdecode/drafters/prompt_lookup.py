@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specdecode import ragged
+from specdecode.checks import check_counts
 from specdecode.draft_size import DraftSize, DraftSizer
 from specdecode.roles import DecodeState, Draft, Drafter, TargetOutput, Verdict
 from specdecode.tree import TokenTree
@@ -40,8 +41,7 @@ class PromptLookupDrafter(Drafter):
     def __init__(
         self, prompt: Tensor, sizer: DraftSizer, attention_mask: Tensor | None = None, max_ngram_size: int = 3
     ) -> None:
-        if max_ngram_size < 1:
-            raise ValueError(f"max_ngram_size must be at least 1, got {max_ngram_size}")
+        check_counts(max_ngram_size=max_ngram_size)
         if attention_mask is not None and attention_mask.shape != prompt.shape:
             raise ValueError(
                 f"attention_mask must have the prompt's shape {list(prompt.shape)}, got {list(attention_mask.shape)}"

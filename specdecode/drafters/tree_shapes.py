@@ -14,6 +14,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from specdecode.checks import check_counts
+
 PUBLISHED_TREES = {
     # LANTERN++ (arXiv 2502.06352), its default and its alternatives.
     "naive_extend_57": "5 / 4 3 3 2 1 / 4 3 3 2 2 1 0 1 / 4 3 2 1 2 1 0 1 / 3 2 0 0 2 1 0 1",
@@ -89,9 +91,7 @@ class StaticTree:
         Raises:
             ValueError: a number below 1.
         """
-        for name, value in (("count", count), ("draft_length", draft_length)):
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+        check_counts(count=count, draft_length=draft_length)
         parents = (-1, *(max(0, node - count) for node in range(1, count * draft_length + 1)))
         return cls(parents, (0, *range(count), *(0,) * (count * (draft_length - 1))))
 
@@ -146,5 +146,4 @@ class DynamicTree:
     top_k: int = 10
 
     def __post_init__(self) -> None:
-        if self.top_k < 1:
-            raise ValueError(f"top_k must be at least 1, got {self.top_k}")
+        check_counts(top_k=self.top_k)

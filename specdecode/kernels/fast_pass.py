@@ -9,7 +9,7 @@ The kernels read the modules' weights where they lie, so nothing is copied. If a
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -101,16 +101,14 @@ class FastPass:
         kv_cache: StaticKVCache,
         head: nn.Module | None = None,
         is_prompt: bool = False,
-        guidance_scale: float | None = None,
-        logits_to_keep: int = 0,
-        kept_layers: Collection[int] = (),
-        side_by_side: bool = False,
+        **options: Any,
     ) -> tuple[Tensor, Tensor | None] | None:
         """As `decoder_pass`; None where the modules must be called one by one.
 
         Args:
             head: The output head, if logits are wanted.
             is_prompt: Whether to check the modules again.
+            options: The keyword arguments of `decoder_pass`.
         """
         if not fits_pass(kv_cache.dtype, kv_cache.keys[0], self.geometry):
             return None
@@ -133,16 +131,7 @@ class FastPass:
         alike = (given, weights.embedding, matrix if matrix.is_floating_point() else None, weights.head)
         if any(tensor is not None and tensor.dtype != kv_cache.dtype for tensor in alike):
             return None
-        return decoder_pass(
-            weights,
-            new,
-            kv_cache.keys,
-            kv_cache.values,
-            guidance_scale=guidance_scale,
-            logits_to_keep=logits_to_keep,
-            kept_layers=kept_layers,
-            side_by_side=side_by_side,
-        )
+        return decoder_pass(weights, new, kv_cache.keys, kv_cache.values, **options)
 
 
 def visible(attention_mask: Tensor | None, num_sequences: int) -> Tensor | None:

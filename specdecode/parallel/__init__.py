@@ -1,9 +1,8 @@
-"""Parallel decoding: the drafter goes on drafting while the target judges what it drafted before.
+"""Parallel decoding: the drafter drafts on while the target judges what was drafted before.
 
-The same roles as in `specdecode.loop`, in another order, for one row: `rounds.py` is the bookkeeping, `channel.py`
-what the two sides say to each other, `loop.py` the target's side, `drafter.py` the drafter's. A channel carries the
-messages: `one_process.py` in turn or between two threads, `two_processes.py` between processes. `draft_length.py`
-measures how long a window should be, `simulation.py` reckons what overlapping is worth.
+It has the roles of `specdecode.loop` in another order, for one row. Read `rounds.py` (the bookkeeping), `channel.py`
+(the messages), `loop.py` (the target's side), `drafter.py` (the drafter's side), `one_process.py` and
+`two_processes.py` (how messages travel), then `draft_length.py` (the best length of a window).
 
 Source: ParallelVLM (arXiv 2603.19610), whose decoding is PEARL's (arXiv 2408.11850).
 """
@@ -14,7 +13,7 @@ from specdecode.parallel.drafter import WindowDrafter
 from specdecode.parallel.loop import ParallelResult, decode_parallel
 from specdecode.parallel.one_process import InTurnChannel, ThreadChannel
 from specdecode.parallel.rounds import DraftOrder, Round, Rounds, RoundSeconds, RunAccount
-from specdecode.parallel.two_processes import DrafterError, DraftProcess, GroupLink, RemoteDrafter, serve_drafts
+from specdecode.parallel.two_processes import DrafterError, DraftProcess, RemoteDrafter, serve_drafts
 
 __all__ = [
     "DraftChannel",
@@ -24,7 +23,6 @@ __all__ = [
     "DraftRequest",
     "DraftSource",
     "DrafterError",
-    "GroupLink",
     "InTurnChannel",
     "ParallelResult",
     "RemoteDrafter",

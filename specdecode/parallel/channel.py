@@ -1,10 +1,10 @@
-"""What the target's side and the drafter's side of parallel decoding say to each other.
+"""The messages between the target's side and the drafter's side of parallel decoding.
 
-Belongs here: the messages and the protocol of whoever carries them. Does not belong here: how they travel
-(`one_process.py`, `two_processes.py`), and what is done about them (`loop.py`, `drafter.py`).
+Belongs here: messages, and the protocol of a channel. Does not belong here: how messages travel (`one_process.py`,
+`two_processes.py`), and how the two sides react (`loop.py`, `drafter.py`).
 
-The drafter hears which tokens stand and how many to draft, and answers with token numbers; no distribution travels.
-It never decides anything: what is accepted depends on what it answers, not on when.
+The drafter is told which tokens stand and how many to draft, and answers with token numbers. No token depends on when
+it answers.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class DraftRequest:
     """A new row begins.
 
     Args:
-        prompt: What the `DraftSource` makes a model of; for another process, something small that can be pickled.
+        prompt: For the `DraftSource`; between processes something small that can be pickled.
         vocab_size: The target's V.
         sampling: How the target draws.
-        stream_key: Of the row's random stream.
+        stream_key: The key of the row's random stream.
     """
 
     prompt: Any
@@ -39,40 +39,40 @@ class DraftRequest:
 
 @dataclass(frozen=True)
 class Window:
-    """Drafted tokens in order, and how long the drafter was busy with them."""
+    """Draft tokens in order, and the seconds that drafting took."""
 
     tokens: list[int]
     seconds: float
 
 
 class DraftSource(Protocol):
-    """Makes the drafter's model of a request, on the drafter's side."""
+    """Makes the drafter's model for a request, on the drafter's side."""
 
     def __call__(self, prompt: Any, hint: Callable[[], Tensor | None]) -> DraftModel:
         """A model of one row before its prefill.
 
         Args:
             prompt: `DraftRequest.prompt`.
-            hint: Waits for what the target found out early in its prefill, e.g. the numbers of the visual tokens worth
-                keeping: int64; None if the target gives none. Whatever needs no hint is best done before.
+            hint: Waits for int64 numbers that the target knows early in its prefill, such as which tokens of the prompt
+                to keep; None if the target gives none. Do first what needs no hint.
         """
         ...
 
 
 class DraftChannel(Protocol):
-    """Carries messages to a drafter and back. One window is under way at a time."""
+    """Carries messages to a drafter and back, one window at a time."""
 
     def begin(self, request: DraftRequest, count: int) -> None:
         """Start a row: make the model, feed the prompt, draft `count` >= 1 tokens. Returns at once.
 
-        Whatever is left of an earlier row is dropped.
+        What is left of an earlier row is dropped.
         """
         ...
 
     def hint(self, numbers: Tensor) -> None:
         """Hand the drafter [k] int64 numbers, once at most, after `begin` and before the first `collect`.
 
-        Returns at once: the numbers may still be on their way to being computed on the device.
+        Returns at once, even if the device has not computed the numbers yet.
         """
         ...
 
@@ -85,5 +85,5 @@ class DraftChannel(Protocol):
         ...
 
     def close(self) -> None:
-        """End what works for the drafter, if anything does; nothing is asked of the channel afterwards."""
+        """End the drafter's thread or process, if there is one. The channel cannot be used afterwards."""
         ...

@@ -1,9 +1,9 @@
-"""How long a window should be: as many tokens as are drafted during one pass of the target.
+"""The best length of a window: as many tokens as are drafted during one forward pass of the target.
 
-Belongs here: measuring both sides. Does not belong here: anything a token could depend on.
+Belongs here: measuring both sides. Does not belong here: anything that a token could depend on.
 
-Source: ParallelVLM (arXiv 2603.19610), window = T_p / T_q, both measured on the machine, the drafter's with its pruned
-prompt. With a shorter window the drafter idles, with a longer one the target waits.
+Source: ParallelVLM (arXiv 2603.19610): window = T_p / T_q, both measured on the machine. With a shorter window the
+drafter idles, with a longer one the target waits.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _WINDOW = 4
 
 @dataclass(frozen=True)
 class DraftLength:
-    """A draft length and what it was reckoned from: seconds of one pass of the target and of one drafted token."""
+    """A draft length, and the seconds it follows from: of one pass of the target and of one draft token."""
 
     tokens: int
     target_seconds: float
@@ -35,7 +35,7 @@ class DraftLength:
 
 
 def draft_length_of(target_seconds: float, draft_seconds: float) -> int:
-    """Tokens drafted during one pass of the target: rounded, at least one.
+    """Tokens drafted during one pass of the target, rounded, at least one.
 
     Raises:
         ValueError: a time that is not positive.
@@ -47,15 +47,15 @@ def draft_length_of(target_seconds: float, draft_seconds: float) -> int:
 
 @torch.no_grad()
 def measure_draft_length(target: Target, drafter: DraftChannel, *, prompt: Any = None, repeats: int = 5) -> DraftLength:
-    """Time both sides, warm and one after the other, behind a prompt. Medians.
+    """Time both sides one after the other, after a warm-up; medians count.
 
-    A pass of the target is timed with one token: where weights and cache dominate, a few more cost the same.
+    A pass of the target is timed with one token, since a few more cost about the same.
 
     Args:
-        target: before its prefill, with room for one token; it can be used anew afterwards.
-        drafter: the channel that will be used; its model needs room for five tokens.
-        prompt: for the drafter's `DraftSource`.
-        repeats: passes of the target and windows of the drafter that are timed, after one that is not.
+        target: Before its prefill, with room for one token. It can be used again afterwards.
+        drafter: The channel that will be used. Its model needs room for five tokens.
+        prompt: For the drafter's `DraftSource`.
+        repeats: How many passes and windows are timed.
     """
     greedy = SamplingConfig(temperature=0)
     drafter.begin(DraftRequest(prompt, target.vocab_size, greedy, 0), 1)

@@ -1,13 +1,12 @@
-"""Parallel decoding, the drafter's side: keep a smaller model in step with what stands, and draft windows.
+"""Parallel decoding, the drafter's side: keep a draft model in step with the decided tokens, and draft windows.
 
 Belongs here: the model's sequence, what is taken back and what is fed. Does not belong here: how orders arrive, and
 whether a token is right.
 
-Guesses are drawn from the drafter's distribution with the *target's* random number of their position (greedy decoding:
-the likeliest token). Elsewhere that would be a fault, because an acceptance test needs a number of its own; here the
-token that stands is always the target's own draw, so a guess cannot bias it, and the shared number makes both models
-choose alike wherever their distributions are alike. It is an exponential race with common noise: a guess is accepted
-with a probability of at least (1 - d) / (1 + d) at a total variation distance of d between the two distributions.
+Guesses are drawn from the draft model's distribution with the *target's* random number of their position (greedy: the
+likeliest token). This is safe because the emitted token is always the target's own draw. The shared number makes both
+models choose the same token where their distributions are alike: at a total variation distance of d a guess is accepted
+with a probability of at least (1 - d) / (1 + d).
 """
 
 from __future__ import annotations
@@ -34,17 +33,17 @@ class WindowDrafter:
 
     def __init__(self, source: DraftSource) -> None:
         self._source = source
-        self._tokens: list[int] = []  # that stand, and those drafted behind them
+        self._tokens: list[int] = []  # decided ones, then draft tokens
         self._num_fed = 0
 
     @torch.no_grad()
     def begin(self, request: DraftRequest, count: int, hint: Callable[[], Tensor | None]) -> Window:
-        """Make the model of a request, feed it the prompt, and draft the startup tokens.
+        """Make the model for a request, feed the prompt, and draft the first tokens.
 
         Args:
             request: The row.
             count: Tokens to draft, >= 1.
-            hint: See `DraftSource`. Waiting for it is not counted as being busy.
+            hint: See `DraftSource`. Waiting for it is not counted in the window's seconds.
 
         Raises:
             ValueError: The model has another vocabulary than the target, or more than one row.
@@ -75,12 +74,12 @@ class WindowDrafter:
 
     @torch.no_grad()
     def draft(self, order: DraftOrder) -> Window:
-        """Bring the sequence in line with what stands, and draft behind it."""
+        """Correct the sequence as ordered, and draft behind it."""
         began = time.perf_counter()
         del self._tokens[order.kept :]
         if order.token is not None:
             self._tokens.append(order.token)
-        # The newest token is always fed (again), since its logits are those of the first guess.
+        # The newest token is always fed, perhaps again, since the first guess needs its logits.
         surplus = self._num_fed - (len(self._tokens) - 1)
         if surplus > 0:
             self._model.rewind(torch.tensor([surplus], device=self._model.device))

@@ -1,11 +1,11 @@
-"""Parallel decoding, the target's side: feed, judge, tell the drafter, for one row.
+"""Parallel decoding, the target's side: feed, judge, order the next window, for one row.
 
-Belongs here: the order in which target and channel are asked, the one place where tokens are accepted, and the clock.
-Does not belong here: the bookkeeping (`rounds.py`), how messages travel, and how the drafter drafts.
+Belongs here: the order of calls to target and channel, the acceptance of tokens, and the clock. Does not belong here:
+the bookkeeping (`rounds.py`), how messages travel, and how the drafter drafts.
 
 Exactness. The token at each output position is drawn from the target with the random number of that position, as in
-plain decoding; a drafted token is accepted if it is the one drawn. So tokens equal those of `specdecode.loop.decode`
-without a drafter at any temperature, whatever is drafted, however long the windows are and whoever is faster.
+plain decoding; a draft token is accepted if it is the one drawn. So the tokens are those of plain decoding, whatever is
+drafted, however long windows are, and whichever side is faster.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specdecode.checks import check_counts
 from specdecode.finite import FiniteWatch
 from specdecode.loop import DecodeResult, stop_tokens
 from specdecode.parallel.channel import DraftChannel, DraftRequest, Window
@@ -31,10 +32,10 @@ _NOTHING = Window([], 0.0)
 
 @dataclass
 class ParallelResult(DecodeResult):
-    """What `specdecode.loop.decode` gives back, and the account of the overlap.
+    """The result of decoding, with an account of the overlap.
 
     Args:
-        account: Rounds, runs between rejections, and who was busy or waited how long.
+        account: Rounds, runs between rejections, and seconds.
     """
 
     account: RunAccount
@@ -56,8 +57,8 @@ def decode_parallel(
 ) -> ParallelResult:
     """Decode one row while a drafter works ahead.
 
-    In `trace` a step's drafted tokens are those judged in it, and the first token counts as the target's own, so its
-    numbers compare with other methods'.
+    In `trace` the draft tokens of a step are those judged in it, and the first token counts as the target's own, so
+    that its numbers compare with those of other methods.
 
     Args:
         target: The model, before its prefill, of batch size 1. It needs room for max_new_tokens - 1 tokens.
@@ -70,21 +71,19 @@ def decode_parallel(
         prompt: For the drafter's `DraftSource`.
         stop_token: The row ends after this token, or any of these.
         on_step: Called as `on_step(step, state)` after every round; step 0 is the prefill. It must not change `state`.
-            The drafter is at work meanwhile.
+            The drafter works meanwhile.
         trace: Where to record; None: a new one. Phases "prefill" and "decode" are timed.
 
     Raises:
         ValueError: More than one row, a number out of range, or a trace of another batch size.
-        NotFiniteError: logits were no numbers; found when all is decoded.
+        NotFiniteError: Logits were not finite; found when all is decoded.
     """
     if target.batch_size != 1 or streams.batch_size != 1:
         raise ValueError(
             "target and streams must hold one row, since rows that disagree with their drafts at different times would "
             f"wait for each other; got {target.batch_size} and {streams.batch_size}"
         )
-    for name, value in (("max_new_tokens", max_new_tokens), ("draft_length", draft_length)):
-        if value < 1:
-            raise ValueError(f"{name} must be >= 1, got {value}")
+    check_counts(max_new_tokens=max_new_tokens, draft_length=draft_length)
     stops = stop_tokens(stop_token, target.vocab_size, target.device)
     trace = DecodeTrace(1, target.device) if trace is None else trace
     if trace.batch_size != 1:
@@ -122,11 +121,7 @@ def decode_parallel(
 
 
 class _Row:
-    """A row under way, and the drafter that works ahead of it.
-
-    Rounds follow each other without a gap: the drafter hears of a round's end at once, and the target's part of the
-    next one begins.
-    """
+    """The row that is being decoded. The drafter gets its next order as soon as a round is settled."""
 
     def __init__(self, drafter: DraftChannel, rounds: Rounds, state: DecodeState) -> None:
         self.rounds = rounds
@@ -136,7 +131,7 @@ class _Row:
         self.watch = FiniteWatch(1, state.tokens.device)
 
     def begin(self, request: DraftRequest) -> None:
-        """Let the drafter begin; the first round is the target's prefill."""
+        """Let the drafter begin. The first round is the target's prefill."""
         self._began, self._drafting = time.perf_counter(), True
         self._drafter.begin(request, self.rounds.order.count)
 
@@ -164,7 +159,7 @@ class _Row:
 
 
 def chain_layout(tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """Depths [1, n], which are the node numbers as well, and mask [1, n, n] of a chain of tokens [1, n]."""
+    """Depths [1, n] and mask [1, n, n] of a chain of tokens [1, n]."""
     count = tokens.shape[1]
     mask = torch.ones(1, count, count, dtype=torch.bool, device=tokens.device).tril()
     return torch.arange(count, device=tokens.device)[None], mask

@@ -1,7 +1,6 @@
-"""Channels to a drafter in the same process.
+"""Channels to a drafter in the same process: in turn, or in another thread.
 
-Belongs here: carrying messages without a copy, in turn or to another thread. Does not belong here: what the messages
-mean.
+Belongs here: carrying messages without a copy. Does not belong here: what they mean (`channel.py`).
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ from specdecode.parallel.rounds import DraftOrder
 
 
 class InTurnChannel:
-    """No overlap at all: a window is drafted when it is collected. What every other channel must agree with.
+    """No overlap: a window is drafted when it is collected. Every other channel must give the same tokens.
 
     Args:
-        source: Makes the drafter's model of a request.
+        source: Makes the drafter's model for a request.
     """
 
     def __init__(self, source: DraftSource) -> None:
@@ -48,17 +47,17 @@ class InTurnChannel:
         return self._work()
 
     def close(self) -> None:
-        """See `DraftChannel`; nothing works here on its own."""
+        """See `DraftChannel`; there is no thread to end."""
 
 
 class ThreadChannel(AbstractContextManager):
     """The drafter works in a thread of its own, on a GPU in a stream of its own.
 
-    On one device both sides share its bandwidth, so what is gained depends on how much of it either leaves idle.
+    On one device both sides share the bandwidth, so the gain depends on how much of it one side leaves idle.
 
     Args:
         source: Makes the drafter's model of a request. It is called in the thread.
-        device: Of the drafter's model. On a GPU, all of the caller's work on it is waited for when a row begins.
+        device: Of the drafter's model. On a GPU, `begin` waits for all of the caller's work there.
     """
 
     def __init__(self, source: DraftSource, device: torch.device | str = "cpu") -> None:
@@ -97,12 +96,12 @@ class ThreadChannel(AbstractContextManager):
         return self._window.result()
 
     def close(self) -> None:
-        """End the thread, once it has finished what it is at."""
+        """End the thread after its current work."""
         self._no_more_hints()
         self._thread.shutdown(cancel_futures=True)
 
     def _no_more_hints(self) -> None:
-        """A drafter that still waits for one would wait forever."""
+        """A drafter that still waits for a hint would wait forever."""
         if not self._hint.done():
             self._hint.set_result(None)
 
@@ -111,7 +110,7 @@ class ThreadChannel(AbstractContextManager):
 
 
 class _Numbers:
-    """A tensor on its way from the caller's stream to another one."""
+    """A tensor that travels from the caller's stream to another one."""
 
     def __init__(self, numbers: Tensor) -> None:
         self._numbers = numbers

@@ -1,18 +1,17 @@
-"""Who is ahead of whom: the bookkeeping of parallel decoding for one row, in plain integers.
+"""The bookkeeping of parallel decoding for one row, in plain integers.
 
 Belongs here: which tokens the target is fed, which are drafted meanwhile, what stays, and what is counted. Does not
 belong here: models, random numbers, clocks, processes.
 
-In a round the target is fed the newest decided token and the tokens drafted behind it, while the drafter drafts the
-next window behind those. Each token fed gives one row, and each row judges the token after it: those that were fed, and
-the first of the new window. So there is never a row without a token to judge, and no bonus token.
+In a round the target is fed the newest decided token and the draft tokens behind it, while the drafter drafts the next
+window. Each token fed gives a distribution, which judges the token after it: the draft tokens that were fed, and the
+first token of the new window. So there is no bonus token.
 
-* All of them right: the first of the new window is decided, the rest of it is what the target is fed next.
-* The first wrong one is replaced by the target's own token; what was drafted behind it is dropped on both sides.
+* If all are right, the first token of the new window is decided, and the target is fed the others next.
+* The first wrong one is replaced by the target's own token, and both sides drop what was drafted behind it.
 
-PEARL calls a round in which nothing drafted is fed "pre-verify" (its one row judges the first drafted token early) and
-any other "post-verify". Both follow from the rule above. The first round is the prefill: nothing is fed but the prompt,
-and its last row judges the first of the startup tokens.
+The first round is the prefill: it judges the first draft token. PEARL calls rounds in which no draft token is fed
+"pre-verify" and the others "post-verify"; both follow from this rule.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ from typing import Any
 
 @dataclass(frozen=True)
 class DraftOrder:
-    """What the drafter is told.
+    """An order to the drafter.
 
     Args:
-        kept: Decoded and drafted tokens that stand; it forgets what it has behind them.
-        token: Comes next, the target's own in place of a wrong one; None: what stands is all.
+        kept: How many of its tokens stand; it forgets those behind them.
+        token: The target's own token, which comes next in place of a wrong one; None: none was wrong.
         count: Tokens to draft behind that, >= 1.
     """
 
@@ -44,9 +43,9 @@ class Round:
     Args:
         fed: Tokens the target was fed; 0 in the prefill.
         drafted: Tokens drafted meanwhile.
-        judged: Drafted tokens that were judged.
+        judged: Draft tokens that were judged.
         accepted: Those of them that stayed.
-        emitted: Tokens decided, the target's own in place of a wrong one included.
+        emitted: Tokens decided, with the target's own in place of a wrong one.
     """
 
     fed: int
@@ -57,12 +56,12 @@ class Round:
 
     @property
     def rejected(self) -> bool:
-        """Whether a drafted token was replaced."""
+        """Whether a draft token was replaced."""
         return self.emitted > self.accepted
 
 
 class Rounds:
-    """One row on its way from nothing to its end.
+    """One row, from its beginning to its end.
 
     Args:
         max_new_tokens: Tokens of a complete row, >= 1.
@@ -70,9 +69,9 @@ class Rounds:
         stop_tokens: The row ends after any of these.
 
     Attributes:
-        tokens: Decided.
-        pending: Drafted behind them and not judged; at most `draft_length` - 1.
-        finished: Nothing is left to decide.
+        tokens: Decided tokens.
+        pending: Draft tokens behind them that are not judged yet, at most `draft_length` - 1.
+        finished: Whether the row has ended.
     """
 
     def __init__(self, max_new_tokens: int, draft_length: int, stop_tokens: Collection[int] = ()) -> None:
@@ -86,14 +85,14 @@ class Rounds:
 
     @property
     def fed(self) -> list[int]:
-        """What the target is fed in this round. A row's last token is never fed."""
+        """The tokens the target is fed in this round. A row's last token is never fed."""
         if not self.tokens:
             return []
         return [self.tokens[-1], *self.pending][: self.max_new_tokens - len(self.tokens)]
 
     @property
     def order(self) -> DraftOrder:
-        """What is drafted in this round. Its count is 0 once drafts reach the end of the row."""
+        """The drafter's order for this round. Its count is 0 once drafts reach the end of the row."""
         stand = len(self.tokens) + len(self.pending)
         count = min(self.draft_length, self.max_new_tokens - stand)
         if self._corrected:
@@ -101,11 +100,11 @@ class Rounds:
         return DraftOrder(stand, None, count)
 
     def settle(self, chosen: Sequence[int], window: Sequence[int]) -> Round:
-        """The round is over.
+        """End the round.
 
         Args:
             chosen: The target's own token after each token fed; in the prefill, the one after the prompt.
-            window: What was drafted meanwhile.
+            window: The tokens drafted meanwhile.
         """
         fed, candidates = len(self.fed), [*self.pending, *window]
         judged = candidates[: len(chosen)]
@@ -123,12 +122,12 @@ class Rounds:
 
 @dataclass(frozen=True)
 class RoundSeconds:
-    """Where the time of a round went. The round takes `target + waiting`.
+    """The seconds of a round, which takes `target + waiting`.
 
     Args:
         target: The target was busy.
-        drafter: The drafter was busy, at the same time.
-        waiting: The target was done and waited for the drafter.
+        drafter: The drafter was busy at the same time.
+        waiting: The target waited for the drafter.
     """
 
     target: float
@@ -142,8 +141,7 @@ class RunAccount:
 
     Args:
         draft_length: Tokens of a window.
-        rounds: What happened.
-        seconds: How long it took, round by round.
+        rounds, seconds: One of each per round.
     """
 
     draft_length: int
@@ -152,11 +150,11 @@ class RunAccount:
 
     @property
     def run_lengths(self) -> list[int]:
-        """Drafted tokens accepted in a row, from one rejection to the next; the end of the row ends the last run.
+        """Draft tokens accepted from one rejection to the next, or to the end of the row.
 
-        PEARL and ParallelVLM call their mean M, "mean accepted length". It does not stop at a window, so it may exceed
-        `draft_length`, and is not comparable with the accepted length of a step (`DecodeTrace.mean_accepted_length`).
-        (PEARL's release leaves out the run that the end of the row ends.)
+        PEARL and ParallelVLM call their mean M, "mean accepted length". A run does not stop at a window: M may exceed
+        `draft_length`, and does not compare with the accepted length of a step (`DecodeTrace.mean_accepted_length`).
+        PEARL's release leaves out the last run.
         """
         runs = [0]
         for each in self.rounds:
@@ -167,44 +165,42 @@ class RunAccount:
 
     @property
     def mean_run_length(self) -> float:
-        """Of `run_lengths`."""
+        """The mean of `run_lengths`."""
         return sum(self.run_lengths) / len(self.run_lengths)
 
     @property
     def drafted(self) -> int:
-        """Tokens drafted, those dropped unjudged included."""
+        """Tokens drafted, with those that were dropped unjudged."""
         return sum(each.drafted for each in self.rounds)
 
     @property
     def target_seconds(self) -> float:
-        """The target was busy."""
+        """Seconds in which the target was busy."""
         return sum(each.target for each in self.seconds)
 
     @property
     def drafter_seconds(self) -> float:
-        """The drafter was busy."""
+        """Seconds in which the drafter was busy."""
         return sum(each.drafter for each in self.seconds)
 
     @property
     def waiting_seconds(self) -> float:
-        """The target waited for the drafter."""
+        """Seconds in which the target waited for the drafter."""
         return sum(each.waiting for each in self.seconds)
 
     @property
     def total_seconds(self) -> float:
-        """From the first to the last round."""
+        """Seconds of all rounds."""
         return self.target_seconds + self.waiting_seconds
 
     def to_dict(self) -> dict[str, Any]:
         """Everything above but the single rounds, ready for JSON."""
+        names = ("run_lengths", "mean_run_length", "drafted", *(f"{part}_seconds" for part in _PARTS))
         return {
             "draft_length": self.draft_length,
             "rounds": len(self.rounds),
-            "run_lengths": self.run_lengths,
-            "mean_run_length": self.mean_run_length,
-            "drafted": self.drafted,
-            "target_seconds": self.target_seconds,
-            "drafter_seconds": self.drafter_seconds,
-            "waiting_seconds": self.waiting_seconds,
-            "total_seconds": self.total_seconds,
+            **{name: getattr(self, name) for name in names},
         }
+
+
+_PARTS = ("target", "drafter", "waiting", "total")

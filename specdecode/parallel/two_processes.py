@@ -1,18 +1,10 @@
-"""Channels to a drafter in another process.
+"""A drafter in another process of this machine, reached through a pipe.
 
-Belongs here: what travels, the links it travels by, the worker's loop, and the ends of processes. Does not belong here:
-what the messages mean (`channel.py`), and anything that draws or judges tokens.
+Belongs here: what travels, the worker's loop, and the ends of processes. Does not belong here: the meaning of messages
+(`channel.py`), and anything that draws or judges tokens.
 
-Two ways to get there:
-
-* `DraftProcess(build)` starts a worker on this machine and talks to it through a pipe.
-* Under torchrun, or in any process group with a CPU backend (gloo), the drafter's rank calls
-  `serve_drafts(GroupLink(group, peer=0), build)` and the target's `RemoteDrafter(GroupLink(group, peer=1))`. Only token
-  numbers travel, so gloo serves models on GPUs as well.
-
-The worker makes its own model (`build` is called there) and hears token numbers. Prompts travel as pickled bytes, once
-per row; all else is one message of a few hundred bytes each way per round. Every order has a number, which its answer
-repeats: an answer nobody waits for any more, because the target's side failed meanwhile, is told from the right one.
+The worker makes its own model (`build` is called there), and only token numbers travel. Every order has a number, which
+its answer repeats: so an answer to an earlier order, left over after an error, is told from the right one.
 """
 
 from __future__ import annotations
@@ -25,10 +17,8 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from datetime import timedelta
-from enum import IntEnum
 from multiprocessing.connection import Connection, wait
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.multiprocessing
@@ -38,10 +28,6 @@ from specdecode.parallel.channel import DraftRequest, DraftSource, Window
 from specdecode.parallel.drafter import WindowDrafter
 from specdecode.parallel.rounds import DraftOrder
 
-MOST_TOKENS = 250
-"""Of a window; messages have a fixed size."""
-
-_NO_TOKEN = -1
 _SECONDS_TO_STOP = 5.0
 
 
@@ -50,58 +36,43 @@ class DrafterError(RuntimeError):
 
 
 class LinkClosed(Exception):
-    """Nobody is at the other end, or nothing came in time."""
-
-
-class Kind(IntEnum):
-    """Of a message."""
-
-    BEGIN = 0
-    HINT = 1
-    ORDER = 2
-    STOP = 3
-    WINDOW = 4
-    FAILURE = 5
+    """The other end is closed, or nothing came in time."""
 
 
 @dataclass(frozen=True)
-class Message:
-    """What travels.
+class Begin:
+    """A row begins: the pickled `DraftRequest`, and how many tokens to draft."""
 
-    Args:
-        kind: Which message of `DraftChannel`, or which answer.
-        number: Of the order, counted from 1.
-        values: At most MOST_TOKENS + 1 integers. BEGIN: count. HINT: 1 if there is one. ORDER: kept, token or -1,
-            count. WINDOW: nanoseconds, then the tokens.
-        payload: BEGIN: the pickled request. HINT: int64 numbers. FAILURE: the reason.
-    """
-
-    kind: Kind
-    number: int
-    values: tuple[int, ...] = ()
-    payload: bytes = b""
+    request: bytes
+    count: int
 
 
-class Link(Protocol):
-    """A way to one other process."""
+@dataclass(frozen=True)
+class Hint:
+    """The numbers of `DraftChannel.hint`; None: there are none. One follows every `Begin`."""
 
-    def send(self, message: Message) -> None:
-        """Raises LinkClosed."""
-        ...
+    numbers: list[int] | None
 
-    def receive(self) -> Message:
-        """The next message. Raises LinkClosed."""
-        ...
+
+@dataclass(frozen=True)
+class Failure:
+    """An order could not be followed, for this reason."""
+
+    reason: str
+
+
+Content = Begin | Hint | DraftOrder | Window | Failure | None
+"""Of a message; None tells the worker to stop."""
 
 
 class PipeLink:
-    """A pipe between two processes of one machine.
+    """A pipe between two processes, or two threads.
 
     Args:
-        connection: This process's end.
+        connection: This side's end.
         timeout: Seconds to wait for a message; None: no limit.
-        sentinel: Of the process at the other end, where known: its death is then noticed even if somebody else holds
-            its end open.
+        sentinel: Of the process at the other end, where known. Its death is then noticed even if another process
+            holds its end open.
     """
 
     def __init__(self, connection: Connection, timeout: float | None = None, sentinel: int | None = None) -> None:
@@ -109,89 +80,36 @@ class PipeLink:
         self.timeout = timeout
         self._sources: list[Any] = [connection] if sentinel is None else [connection, sentinel]
 
-    def send(self, message: Message) -> None:
-        """See `Link`."""
+    def send(self, number: int, content: Content) -> None:
+        """Send a message of an order. Raises LinkClosed."""
         try:
-            self.connection.send(message)
+            self.connection.send((number, content))
         except OSError as error:
             raise LinkClosed(str(error)) from error
 
-    def receive(self) -> Message:
-        """See `Link`."""
+    def receive(self) -> tuple[int, Content]:
+        """The next message: the number of its order, and the content. Raises LinkClosed."""
         ready = wait(self._sources, self.timeout)
         if not ready:
             raise LinkClosed(f"no answer within {self.timeout:g} seconds")
         try:
-            # A process that has answered and died is heard first.
-            if self.connection in ready:
-                message: Message = self.connection.recv()
+            if self.connection in ready:  # first: a process may have answered before it died
+                message: tuple[int, Content] = self.connection.recv()
                 return message
         except (EOFError, OSError) as error:
             raise LinkClosed(str(error)) from error
         raise LinkClosed("the process ended")
 
 
-class GroupLink:
-    """Point-to-point messages of a `torch.distributed` process group, of one fixed shape (and a payload where one is).
+def serve_drafts(link: PipeLink, build: Callable[[], DraftSource]) -> None:
+    """The worker's loop: answer orders until told to stop, or until the link closes.
 
-    Args:
-        group: With a CPU backend, e.g. `torch.distributed.group.WORLD` after `init_process_group("gloo")`.
-        peer: Rank of the other process in it.
-        timeout: Seconds to wait for a message, and for one to be taken; None: no limit.
-    """
-
-    def __init__(self, group: Any, peer: int, timeout: float | None = None) -> None:
-        self.group = group
-        self.peer = peer
-        self._limit = timedelta(days=365) if timeout is None else timedelta(seconds=timeout)
-        self._under_way: list[tuple[Any, Tensor]] = []
-
-    def send(self, message: Message) -> None:
-        """See `Link`."""
-        fixed = torch.zeros(4 + 1 + MOST_TOKENS, dtype=torch.int64)
-        head = (message.kind, message.number, len(message.values), len(message.payload), *message.values)
-        fixed[: len(head)] = torch.tensor(head)
-        parts = [fixed]
-        if message.payload:
-            parts.append(torch.frombuffer(bytearray(message.payload), dtype=torch.uint8))
-        try:
-            # A message has gone once the other side asks for it, and both may send at once: so only the one before
-            # is waited for.
-            self._wait_for_last(self._limit)
-            self._under_way = [(self.group.send([part], self.peer, 0), part) for part in parts]
-            if message.kind == Kind.STOP:
-                self._wait_for_last(timedelta(seconds=_SECONDS_TO_STOP))
-        except RuntimeError as error:
-            raise LinkClosed(_first_line(error)) from error
-
-    def _wait_for_last(self, limit: timedelta) -> None:
-        for work, _ in self._under_way:
-            work.wait(limit)
-        self._under_way = []
-
-    def receive(self) -> Message:
-        """See `Link`."""
-        fixed = torch.zeros(4 + 1 + MOST_TOKENS, dtype=torch.int64)
-        try:
-            self.group.recv([fixed], self.peer, 0).wait(self._limit)
-            kind, number, num_values, num_bytes, *values = fixed.tolist()
-            payload = torch.zeros(num_bytes, dtype=torch.uint8)
-            if num_bytes:
-                self.group.recv([payload], self.peer, 0).wait(self._limit)
-        except RuntimeError as error:
-            raise LinkClosed(_first_line(error)) from error
-        return Message(Kind(kind), number, tuple(values[:num_values]), payload.numpy().tobytes())
-
-
-def serve_drafts(link: Link, build: Callable[[], DraftSource]) -> None:
-    """The drafter's process: answer orders until told to stop, or until nobody is left to draft for.
-
-    What `build` or an order raises is the answer to the order, its traceback goes to standard error, and the next order
-    is awaited.
+    An exception of `build` or of an order becomes the answer, its traceback goes to standard error, and the loop goes
+    on.
 
     Args:
         link: To the target's process.
-        build: Makes what makes models of requests; called once.
+        build: Makes the source of models; called once.
     """
     drafter, broken = None, None
     try:
@@ -200,49 +118,48 @@ def serve_drafts(link: Link, build: Callable[[], DraftSource]) -> None:
         broken = error
     try:
         while True:
-            message = link.receive()
-            if message.kind == Kind.STOP:
+            number, content = link.receive()
+            if content is None:
                 return
-            if message.kind == Kind.HINT:
-                continue  # of a source that asked for none
+            if isinstance(content, Hint):
+                continue  # for a source that did not ask for it
+            answer: Window | Failure
             try:
                 if drafter is None:
                     raise broken or RuntimeError("there is no drafter")
-                window = _draft(drafter, message, link)
-                answer = Message(Kind.WINDOW, message.number, (round(1e9 * window.seconds), *window.tokens))
+                answer = _draft(drafter, content, link)
             except LinkClosed:
                 raise
             except Exception as error:
                 traceback.print_exception(error)
-                reason = traceback.format_exception_only(error)[-1].strip()
-                answer = Message(Kind.FAILURE, message.number, payload=reason.encode())
-            link.send(answer)
+                answer = Failure(traceback.format_exception_only(error)[-1].strip())
+            link.send(number, answer)
     except LinkClosed:
         return
 
 
-def _draft(drafter: WindowDrafter, message: Message, link: Link) -> Window:
-    if message.kind == Kind.ORDER:
-        kept, token, count = message.values
-        return drafter.draft(DraftOrder(kept, None if token == _NO_TOKEN else token, count))
+def _draft(drafter: WindowDrafter, content: Content, link: PipeLink) -> Window:
+    if isinstance(content, DraftOrder):
+        return drafter.draft(content)
+    assert isinstance(content, Begin)
 
     @functools.cache
     def hint() -> Tensor | None:
-        # Behind every BEGIN there comes one, before anything else.
-        answer = link.receive()
-        return torch.frombuffer(bytearray(answer.payload), dtype=torch.int64) if answer.values[0] else None
+        _, answer = link.receive()
+        assert isinstance(answer, Hint)
+        return None if answer.numbers is None else torch.tensor(answer.numbers, dtype=torch.int64)
 
-    return drafter.begin(pickle.loads(message.payload), message.values[0], hint)
+    return drafter.begin(pickle.loads(content.request), content.count, hint)
 
 
 class RemoteDrafter(AbstractContextManager):
-    """The target's end of a link.
+    """`DraftChannel` over a link.
 
     Args:
-        link: To a process that runs `serve_drafts`. Its timeout must leave the worker the time to make its model.
+        link: To a worker that runs `serve_drafts`. Its timeout must leave the worker the time to make its model.
     """
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: PipeLink) -> None:
         self._link = link
         self._number = 0
         self._awaits_hint = False
@@ -250,13 +167,13 @@ class RemoteDrafter(AbstractContextManager):
         self._sender = ThreadPoolExecutor(1, "hint")
 
     def begin(self, request: DraftRequest, count: int) -> None:
-        """See `DraftChannel`. Raises DrafterError, and ValueError for a window that is too long."""
+        """See `DraftChannel`. Raises DrafterError."""
         self._no_more_hints()
-        self._order(Kind.BEGIN, (count,), count, pickle.dumps(request))
+        self._order(Begin(pickle.dumps(request), count))
         self._awaits_hint = True
 
     def hint(self, numbers: Tensor) -> None:
-        """See `DraftChannel`. The copy to the host and the message are made by another thread."""
+        """See `DraftChannel`. Another thread copies the numbers to the host and sends them."""
         on_host = numbers.detach().to("cpu", torch.int64, non_blocking=True)
         copied = None
         if numbers.is_cuda:
@@ -266,65 +183,62 @@ class RemoteDrafter(AbstractContextManager):
         def send() -> None:
             if copied is not None:
                 copied.synchronize()
-            self._send(Message(Kind.HINT, self._number, (1,), on_host.numpy().tobytes()))
+            self._send(Hint(on_host.tolist()))
 
         self._awaits_hint = False
         self._hint = self._sender.submit(send)
 
     def order(self, order: DraftOrder) -> None:
-        """See `DraftChannel`. Raises DrafterError, and ValueError for a window that is too long."""
-        token = _NO_TOKEN if order.token is None else order.token
-        self._order(Kind.ORDER, (order.kept, token, order.count), order.count)
+        """See `DraftChannel`. Raises DrafterError."""
+        self._order(order)
 
     def collect(self) -> Window:
         """See `DraftChannel`. Raises DrafterError with the worker's reason."""
         self._no_more_hints()
-        answer = self._receive()
-        while answer.number != self._number:
-            answer = self._receive()
-        if answer.kind == Kind.FAILURE:
-            raise DrafterError(f"the drafter failed: {answer.payload.decode()}")
-        nanoseconds, *tokens = answer.values
-        return Window(tokens, 1e-9 * nanoseconds)
+        number, answer = self._receive()
+        while number != self._number:
+            number, answer = self._receive()
+        if isinstance(answer, Failure):
+            raise DrafterError(f"the drafter failed: {answer.reason}")
+        assert isinstance(answer, Window)
+        return answer
 
     def close(self) -> None:
         """Tell the worker to stop."""
         try:
             self._no_more_hints()
-            self._link.send(Message(Kind.STOP, self._number))
+            self._link.send(self._number, None)
         except (LinkClosed, DrafterError):
             pass  # it has stopped
         self._sender.shutdown()
 
-    def _order(self, kind: Kind, values: tuple[int, ...], count: int, payload: bytes = b"") -> None:
-        if count > MOST_TOKENS:
-            raise ValueError(f"draft_length must be at most {MOST_TOKENS} between processes, got {count}")
+    def _order(self, content: Begin | DraftOrder) -> None:
         self._number += 1
-        self._send(Message(kind, self._number, values, payload))
+        self._send(content)
 
     def _no_more_hints(self) -> None:
-        """A worker that still waits for one would wait forever."""
+        """A worker that still waits for a hint would wait forever."""
         if self._awaits_hint:
             self._awaits_hint = False
-            self._send(Message(Kind.HINT, self._number, (0,)))
+            self._send(Hint(None))
         if self._hint is not None:
             sent, self._hint = self._hint, None
             sent.result()
 
-    def _send(self, message: Message) -> None:
+    def _send(self, content: Content) -> None:
         try:
-            self._link.send(message)
+            self._link.send(self._number, content)
         except LinkClosed as error:
             raise DrafterError(self._why(error)) from None
 
-    def _receive(self) -> Message:
+    def _receive(self) -> tuple[int, Content]:
         try:
             return self._link.receive()
         except LinkClosed as error:
             raise DrafterError(self._why(error)) from None
 
     def _why(self, error: LinkClosed) -> str:
-        """What to say when the link has closed."""
+        """The message of an error after the link has closed."""
         return f"the drafter's process cannot be reached: {error}"
 
     def __exit__(self, *error: object) -> None:
@@ -332,15 +246,15 @@ class RemoteDrafter(AbstractContextManager):
 
 
 class DraftProcess(RemoteDrafter):
-    """A drafter in a process of its own on this machine; use it in a `with` statement.
+    """A drafter in a process of its own; use it in a `with` statement.
 
-    It is started anew ("spawn"), so a script that uses it needs `if __name__ == "__main__":`. It ends with this object,
-    with this process, or when this process dies. One process serves any number of rows, one after another.
+    The process is started anew ("spawn"), so a script that uses it needs `if __name__ == "__main__":`. It ends with
+    this object, or when this process ends or dies. It serves any number of rows, one after another.
 
     Args:
         build: Picklable, called in the new process.
         num_threads: Of torch there; on a CPU both sides together should not have more than there are cores.
-        timeout: Seconds to wait for a window; the first one also takes as long as the process needs to begin.
+        timeout: Seconds to wait for a window; the first one includes the start of the process.
     """
 
     def __init__(self, build: Callable[[], DraftSource], *, num_threads: int = 1, timeout: float = 600.0) -> None:
@@ -355,12 +269,12 @@ class DraftProcess(RemoteDrafter):
 
     @property
     def pid(self) -> int:
-        """Number of the process."""
+        """The number of the process."""
         assert self._process.pid is not None
         return self._process.pid
 
     def close(self) -> None:
-        """End the process; by force if it does not listen."""
+        """End the process, by force if it does not react."""
         super().close()
         self._process.join(_SECONDS_TO_STOP)
         if self._process.is_alive():
@@ -378,11 +292,7 @@ class DraftProcess(RemoteDrafter):
 
 
 def _work(connection: Connection, build: Callable[[], DraftSource], num_threads: int) -> None:
-    """What the process of `DraftProcess` does."""
+    """The main function of `DraftProcess`'s worker."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the parent ends this process
     torch.set_num_threads(num_threads)
     serve_drafts(PipeLink(connection), build)
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]

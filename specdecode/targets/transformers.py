@@ -26,6 +26,7 @@ from torch import Tensor
 from transformers import Cache
 
 from specdecode import ragged
+from specdecode.checks import check_counts
 from specdecode.kv_cache import StaticKVCache
 from specdecode.roles import TargetOutput
 from specdecode.targets.arguments import cache_name, takes
@@ -104,9 +105,7 @@ class TransformersTarget:
             raise ValueError("give the prompts as input_ids or as inputs_embeds, one of them")
         if (decoder is None) != (output_head is None):
             raise ValueError("decoder and output_head belong together; give both or none")
-        for name, count in (("max_new_tokens", max_new_tokens), ("max_draft_nodes", max_draft_nodes)):
-            if count < 1:
-                raise ValueError(f"{name} must be at least 1, got {count}")
+        check_counts(max_new_tokens=max_new_tokens, max_draft_nodes=max_draft_nodes)
         num_rows, length = prompt.shape[:2]
         if num_rows % self.rows_per_sequence:
             raise ValueError(f"prompts must come in {self.rows_per_sequence} rows a sequence, got {num_rows} rows")

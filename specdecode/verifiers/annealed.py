@@ -32,10 +32,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from specdecode.checks import check_chain, check_number
 from specdecode.roles import DecodeState, Draft, TargetOutput, Verdict
 from specdecode.sampling import Tag, sample
 from specdecode.tree import TokenTree
-from specdecode.verifiers.arguments import check_chain, check_number
 from specdecode.verifiers.exact import (
     ExactVerifier,
     chain_by_token,

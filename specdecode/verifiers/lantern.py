@@ -1,35 +1,29 @@
-"""LANTERN: a drafted token is also accepted where the target prefers one that looks like it.
+"""LANTERN: a draft token is also accepted where the target prefers a token that looks like it.
 
-Belongs here: relaxed acceptance by moving probability from look-alike tokens to drafted ones, within a budget.
-Does not belong here: how neighbours are found (`specdecode.neighbours`), what moves where children were drawn at random
-(`lantern_drawn`), and the rule of the released code, which is another one (`lantern_release`).
+Belongs here: relaxed acceptance by moving probability from look-alike tokens to draft tokens, within a budget.
+Does not belong here: the table of neighbours (`neighbours.py`), children drawn at random (`lantern_drawn.py`),
+and the different rule of the released code (`lantern_release.py`).
 
-The idea (LANTERN, arXiv 2410.03355; LANTERN++, arXiv 2502.06352): tokens are interchangeable with those of nearby
-codes, so at a node with target distribution p each child x may take over the probability of its nearest neighbours, the
-nearest first, as far as the budget goes.
+The idea (LANTERN, arXiv 2410.03355; LANTERN++, arXiv 2502.06352): tokens with nearby codes are interchangeable. So at a
+node with target distribution p, a child x may take over the probability of its nearest neighbours, nearest first, as
+far as the budget allows.
 
-Children drawn at random from known distributions are tested against those: `lantern_drawn` says how, and what comes
-out. What follows is for all others.
+The rule here takes one draw per node. Draw y from p with the random number of plain decoding. If y is a child, descend
+to it; if a child has taken y over, descend to that child; else emit y and stop. The emitted distribution is p with the
+taken probability moved, and its total variation from p is the probability moved.
 
-The one-draw form. Draw y from p with the very number plain decoding uses. If y is a child, descend to it; if a child x
-has taken y over, descend to x; else emit y and stop. The emitted distribution is p with the taken probability moved,
-whose total variation from p is the mass moved. Rules that keep this true and fast:
+* Each child, in draft order, takes the longest prefix of its neighbours whose cumulative probability fits its bound.
+  Additive: what earlier children have left of delta, so all children of a node move at most delta together.
+  Multiplicative: (multiplier - 1) p(x), so no token becomes more than `multiplier` times as probable.
+* Children are never moved, and count as 0 in a prefix. A token that two children reach goes to the first, but counts in
+  both prefixes. This may waste budget and never exceeds it, and one cumulative sum serves all children of a node.
+* Nothing is renormalised between siblings, since there is one draw and not a sequence of tests.
 
-* Each child, in draft order, takes the longest prefix of its neighbours whose cumulative mass fits its bound: additive,
-  what earlier children have left of delta, so that all children of a node together move at most delta;
-  multiplicative, (multiplier - 1) p(x), so that no token becomes more than `multiplier` times as probable.
-* Children are never moved, and weigh nothing in a prefix. A token that two children reach goes to the first; it weighs
-  in both prefixes, which may waste budget and never exceeds it. In return every child's prefix comes out of one
-  cumulative sum over all of them, and only single numbers pass from one child to the next.
-* Nothing is renormalised between siblings: there is one draw, not a sequence of tests.
+The bound holds for every set of children, and so for random ones too, as long as they do not depend on the random
+numbers of this draw (`roles.Drafter` demands that).
 
-The bound holds for every set of children, and a mixture of distributions within delta of p is within delta of p. (It
-needs children that do not depend on the numbers of this draw, as `roles.Drafter` demands.)
-
-Greedy decoding, however children were chosen: p is the filtered softmax at temperature 1, the masses are moved in the
-same way, and the most probable token afterwards is chosen.
-
-A child can be accepted although the filters (top-k, top-p) removed it, on the mass of neighbours they kept.
+Greedy decoding: p is the filtered softmax at temperature 1, probability is moved in the same way, and the most probable
+token afterwards is chosen. A child can be accepted although top-k or top-p removed it, if its neighbours were kept.
 """
 
 from __future__ import annotations
@@ -42,13 +36,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specdecode import ragged
+from specdecode.checks import check_number, check_vocabulary
 from specdecode.roles import DecodeState, Draft, TargetOutput, Verdict
 from specdecode.sampling import Tag, logits_to_probabilities, sample
 from specdecode.tree import TokenTree
-from specdecode.verifiers.arguments import check_number, check_vocabulary
 from specdecode.verifiers.exact import ExactVerifier, multi_round_walk, walk_by_token
 from specdecode.verifiers.lantern_drawn import NeighbourSums, relaxed_target
 from specdecode.verifiers.lantern_release import release_greedy_walk, release_walk
+from specdecode.verifiers.neighbours import checked_table
 
 MODES = ("exact_at_zero", "release")
 
@@ -60,10 +55,9 @@ class LanternVerifier:
     its being greater than 1; here they have two names.
 
     Args:
-        neighbours: [V, k] of any integer type: the k nearest tokens of each, nearest first, without itself (see
-            `specdecode.neighbours.nearest_neighbours`). k = 0 relaxes nothing. In mode "release" the last column is
-            only ever zeroed and never merged, as the released code zeroes one neighbour more than it merges: its k is
-            then one less than the table's.
+        neighbours: [V, k] of any integer type: the k nearest other tokens of each, nearest first (see
+            `nearest_neighbours`). k = 0 relaxes nothing. In mode "release" the last column is zeroed and never merged,
+            since the released code zeroes one neighbour more than it merges.
         delta: LANTERN's additive budget in [0, 1]: how much probability may be moved at a node, which bounds the total
             variation between the emitted and the target's distribution there.
         multiplier: LANTERN++'s multiplicative bound, its lambda, >= 1: the neighbours taken by a child x may have
@@ -93,7 +87,7 @@ class LanternVerifier:
         self.delta = None if delta is None else check_number("delta", delta, 0, 1)
         self.multiplier = None if multiplier is None else check_number("multiplier", multiplier, 1)
         self.mode = mode
-        self.neighbours = _checked_table(neighbours)
+        self.neighbours = checked_table(neighbours)
         self._sums: NeighbourSums | None = None
         if mode == "release" and self.neighbours.shape[1] == 0:
             raise ValueError('neighbours must have a column at least in mode "release", where the last is only zeroed')
@@ -193,21 +187,6 @@ class LanternVerifier:
             return verdict
         # Levels that nobody reached were not asked about.
         return replace(verdict, relaxed=F.pad(torch.stack(replaced, dim=1), (0, tree.max_depth - len(replaced))))
-
-
-def _checked_table(neighbours: Tensor) -> Tensor:
-    """The table as int64."""
-    if neighbours.ndim != 2 or neighbours.is_floating_point() or neighbours.dtype == torch.bool:
-        raise ValueError(
-            f"neighbours must be integers of shape [tokens, k], got {neighbours.dtype} of {list(neighbours.shape)}"
-        )
-    table = neighbours.long()
-    own = torch.arange(table.shape[0], device=table.device)[:, None]
-    if bool(((table < 0) | (table >= table.shape[0])).any()):
-        raise ValueError(f"neighbours must hold tokens in [0, {table.shape[0]}), the number of its rows")
-    if bool((table == own).any()):
-        raise ValueError("neighbours must not name a token as its own neighbour; see specdecode.neighbours")
-    return table
 
 
 def _child_tokens(tree: TokenTree, node: Tensor) -> tuple[Tensor, Tensor]:

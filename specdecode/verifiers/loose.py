@@ -21,10 +21,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from specdecode.checks import check_counts, check_number
 from specdecode.roles import DecodeState, Draft, TargetOutput, Verdict
 from specdecode.sampling import Tag, draw_tokens
 from specdecode.tree import TokenTree
-from specdecode.verifiers.arguments import check_number
 from specdecode.verifiers.exact import chain_length
 
 
@@ -86,8 +86,7 @@ class LooseVerifier:
     ) -> None:
         if relevance_from not in ("token", "prediction"):
             raise ValueError(f'relevance_from must be "token" or "prediction", got {relevance_from!r}')
-        if num_nearest < 1:
-            raise ValueError(f"num_nearest must be at least 1, got {num_nearest}")
+        check_counts(num_nearest=num_nearest)
         self.reference = reference
         self.loose_ratio = check_number("loose_ratio", loose_ratio, 0, 1)
         self.num_nearest = num_nearest

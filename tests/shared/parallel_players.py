@@ -58,15 +58,3 @@ def build() -> Callable[..., MarkovTarget]:
 
 def build_badly() -> Callable[..., MarkovTarget]:
     raise OSError("no weights here")
-
-
-def serve_in_group(file: str) -> None:
-    """The drafter's rank, as a script under torchrun would have it."""
-    import torch.distributed as dist
-
-    from specdecode.parallel import GroupLink, serve_drafts
-
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{file}", rank=1, world_size=2)
-    serve_drafts(GroupLink(dist.group.WORLD, peer=0), build)
-    dist.destroy_process_group()

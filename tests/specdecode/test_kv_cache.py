@@ -96,7 +96,7 @@ def test_any_history_is_seen_rightly(seed: int, batch_size: int, num_steps: int)
                 rows[row] += identities[row, : counts[row]].tolist()
         else:  # go back
             lengths = torch.tensor([draw(0, len(row)) for row in rows])
-            cache.rollback(lengths)
+            cache.advance(lengths - cache.lengths)
             rows = [row[:length] for row, length in zip(rows, lengths.tolist(), strict=True)]
         assert cache.lengths.tolist() == list(map(len, rows))
 
@@ -120,7 +120,7 @@ def test_lengths_keep_their_memory() -> None:
     address = cache.lengths.data_ptr()
     cache.advance(torch.tensor([1, 2]))
     cache.keep(torch.zeros(2, 1, dtype=torch.long), torch.ones(2, dtype=torch.long))
-    cache.rollback(torch.tensor([0, 1]))
+    cache.advance(torch.tensor([-2, -2]))
     cache.reset()
     assert cache.lengths.data_ptr() == address
 

@@ -17,12 +17,12 @@ from torch import Tensor
 
 import specdecode.verifiers.lantern as lantern
 from specdecode.loop import decode
-from specdecode.neighbours import nearest_neighbours
 from specdecode.roles import DecodeState, Draft, TargetOutput, Verdict
 from specdecode.sampling import RandomStreams, SamplingConfig, Tag, draw_tokens, logits_to_probabilities
 from specdecode.trace import TokenOrigin
 from specdecode.tree import TokenTree
 from specdecode.verifiers import ExactVerifier, LanternVerifier
+from specdecode.verifiers.neighbours import nearest_neighbours
 
 VOCAB_SIZE = 12
 SAMPLING = SamplingConfig(temperature=0.9)

@@ -15,12 +15,12 @@ from torch import Tensor
 
 import specdecode.verifiers.exact as exact
 from specdecode.loop import decode
-from specdecode.neighbours import nearest_neighbours
 from specdecode.roles import DecodeState, Draft, TargetOutput, Verdict
 from specdecode.sampling import RandomStreams, SamplingConfig, Tag, logits_to_probabilities
 from specdecode.tree import TokenTree
 from specdecode.verifiers import ExactVerifier, LanternVerifier
 from specdecode.verifiers.lantern_drawn import NeighbourSums, relaxed_target
+from specdecode.verifiers.neighbours import nearest_neighbours
 
 VOCAB = 12
 NEIGHBOURS = nearest_neighbours(torch.randn(VOCAB, 2, generator=torch.Generator().manual_seed(8)), 5)

@@ -268,7 +268,7 @@ def test_an_interrupt_leaves_the_loop() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"max_new_tokens": 0}, "^max_new_tokens must be >= 1"),
+        ({"max_new_tokens": 0}, "^max_new_tokens must be at least 1"),
         ({"streams": RandomStreams.from_seeds([1])}, "^streams must hold one stream per row"),
         ({"stop_token": 13}, r"^stop_token must lie in \[0, 13\)"),
         ({"trace": DecodeTrace(3)}, "^trace must be of the target's batch size 2"),

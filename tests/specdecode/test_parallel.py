@@ -431,8 +431,8 @@ def test_guesses_with_the_targets_numbers_agree_as_often_as_they_must() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"max_new_tokens": 0}, "max_new_tokens must be >= 1"),
-        ({"draft_length": 0}, "draft_length must be >= 1"),
+        ({"max_new_tokens": 0}, "max_new_tokens must be at least 1"),
+        ({"draft_length": 0}, "draft_length must be at least 1"),
         ({"stop_token": VOCAB}, "stop_token must lie in"),
         ({"streams": RandomStreams.from_seeds([1, 2])}, "must hold one row"),
         ({"target": MarkovTarget(TABLE, PROMPT.expand(2, 2), 5)}, "must hold one row"),

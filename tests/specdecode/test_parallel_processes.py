@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import pickle
 import signal
 import sys
 import threading
@@ -19,8 +18,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing
 from synthetic import MarkovTarget
 from torch import Tensor
 
@@ -29,15 +26,13 @@ from specdecode.parallel import (
     DraftChannel,
     DrafterError,
     DraftProcess,
-    DraftRequest,
-    GroupLink,
     InTurnChannel,
     ParallelResult,
     RemoteDrafter,
     decode_parallel,
     serve_drafts,
 )
-from specdecode.parallel.two_processes import MOST_TOKENS, Kind, Message, PipeLink
+from specdecode.parallel.two_processes import PipeLink
 from specdecode.roles import TargetOutput
 from specdecode.sampling import RandomStreams, SamplingConfig
 
@@ -159,11 +154,6 @@ def test_a_drafter_that_does_not_answer_is_given_up() -> None:
             parallel(channel)
 
 
-def test_windows_that_do_not_fit_a_message_are_refused() -> None:
-    with served() as channel, pytest.raises(ValueError, match=f"draft_length must be at most {MOST_TOKENS}"):
-        channel.begin(DraftRequest(None, players.VOCAB, SAMPLINGS[0], 0), MOST_TOKENS + 1)
-
-
 def is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
@@ -192,30 +182,3 @@ def test_a_process_that_does_not_listen_is_ended(monkeypatch: pytest.MonkeyPatch
         pid = channel.pid
         os.kill(pid, signal.SIGSTOP)
     assert not is_alive(pid) and not multiprocessing.active_children()
-
-
-def test_ranks_of_a_process_group_can_do_it(tmp_path: Path) -> None:
-    file = tmp_path / "rendezvous"
-    drafter = torch.multiprocessing.get_context("spawn").Process(
-        target=players.serve_in_group, args=(str(file),), daemon=True
-    )
-    drafter.start()
-    dist.init_process_group("gloo", init_method=f"file://{file}", rank=0, world_size=2)
-    try:
-        channel = RemoteDrafter(GroupLink(dist.group.WORLD, peer=1, timeout=200))
-        for sampling in SAMPLINGS:
-            check(parallel(channel, sampling, target=target_of(channel.hint), prompt="needs a hint"), sampling)
-        with pytest.raises(DrafterError, match="no such video"):
-            parallel(channel, prompt="missing")
-        with pytest.raises(DrafterError, match=r"cannot be reached: .*(closed|reset) by peer"):
-            parallel(channel, prompt="dies")
-        channel.close()
-    finally:
-        dist.destroy_process_group()
-        drafter.kill()
-        drafter.join()
-
-
-def test_messages_are_small() -> None:
-    window = Message(Kind.WINDOW, 1, (10**9, *range(9)))
-    assert len(pickle.dumps(window)) < 300

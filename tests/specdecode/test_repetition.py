@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import RepetitionPenaltyLogitsProcessor
 
-from specdecode.repetition import RepetitionPenalty
+from specdecode.targets.repetition import RepetitionPenalty
 from specdecode.tree import TokenTree
 
 

@@ -1,8 +1,8 @@
 """How a model's own generation config wants tokens drawn, and the refusal of what cannot be honoured.
 
 Belongs here: from `generation_config.json` and what a caller asks for to settings of sampling, as transformers'
-`generate` merges the two. Does not belong here: drawing (`specdecode.sampling`, `specdecode.repetition`), when an
-answer ends, and how long it may be.
+`generate` merges the two. Does not belong here: drawing (`specdecode.sampling`,
+`specdecode.targets.repetition`), when an answer ends, and how long it may be.
 """
 
 from __future__ import annotations

@@ -21,9 +21,9 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.hooks import RemovableHandle
 
-from specdecode.repetition import RepetitionPenalty
 from specdecode.roles import TargetOutput
 from specdecode.targets.arguments import cache_among
+from specdecode.targets.repetition import RepetitionPenalty
 from specdecode.targets.transformers import TransformersTarget
 from vargen.models.video_llms.architectures.catalogue import architecture_of
 from vargen.models.video_llms.attention import watch_attention
@@ -74,7 +74,7 @@ class VideoTarget(TransformersTarget):
         on_layer: called while a prompt is fed with the hidden states [T, dim] after so many decoder layers, as soon as
             they are there. It must not wait for the device.
         max_new_tokens, max_draft_nodes, vocab_size: see `TransformersTarget`.
-        repetition_penalty: of transformers' `generate`; see `specdecode.repetition`. Logits have it already.
+        repetition_penalty: of transformers' `generate`; see `specdecode.targets.repetition`. Logits have it already.
 
     Attributes:
         forward_passes: of the model.

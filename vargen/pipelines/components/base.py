@@ -19,8 +19,8 @@ from torch import Tensor
 from specdecode.draft_size import DraftSize, DraftSizer, FixedDraftSize
 from specdecode.drafters.draft_model import DraftModel
 from specdecode.drafters.eagle import DraftHead
-from specdecode.neighbours import nearest_neighbours
 from specdecode.roles import Target
+from specdecode.verifiers.neighbours import nearest_neighbours
 from vargen.base.errors import UserError
 from vargen.base.reading import reading
 from vargen.methods.base import LoadedDrafter

@@ -1,7 +1,7 @@
 """Draft sizes chosen by measured seconds: what steps cost on this machine, and what earlier batches taught.
 
 Belongs here: the memory that a pipeline keeps of both, and the file behind the costs. Does not belong here: the clock
-(`specdecode.step_costs`), the choice (`specdecode.draft_size`), and how a model of some kind is made to stand where
+(`specdecode.draft_size`), the choice (`specdecode.draft_size`), and how a model of some kind is made to stand where
 costs are typical: whoever asks brings that along.
 
 Costs depend on the machine, torch, the model's geometry and precision and the rows of a batch, never on weights or
@@ -18,9 +18,15 @@ from typing import Any
 import torch
 
 from metrics.provenance import describe_hardware
-from specdecode.draft_size import AdaptiveDraftSize, DraftSize, DraftSizer, FixedDraftSize, StepCosts
+from specdecode.draft_size import (
+    AdaptiveDraftSize,
+    DraftSize,
+    DraftSizer,
+    FixedDraftSize,
+    StepCosts,
+    measure_step_costs,
+)
 from specdecode.roles import Target
-from specdecode.step_costs import measure_step_costs
 from vargen.base.resources import cache_folder
 from vargen.runs.files import write_atomic
 from vargen.runs.identity import digest

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-import specdecode.neighbours as neighbours
-from specdecode.neighbours import nearest_neighbours
+import specdecode.verifiers.neighbours as neighbours
+from specdecode.verifiers.neighbours import nearest_neighbours
 
 
 def slow_neighbours(vectors: Tensor, num_neighbours: int) -> list[list[int]]:

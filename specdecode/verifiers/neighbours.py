@@ -56,3 +56,18 @@ def nearest_neighbours(vectors: Tensor, num_neighbours: int) -> Tensor:
         nearest = keys.topk(num_neighbours, dim=1, largest=False, sorted=True).values
         blocks.append(nearest & 0xFFFFFFFF)
     return torch.cat(blocks)
+
+
+def checked_table(neighbours: Tensor) -> Tensor:
+    """A table of neighbours as int64 [V, k]. Raises ValueError where it is not one."""
+    if neighbours.ndim != 2 or neighbours.is_floating_point() or neighbours.dtype == torch.bool:
+        raise ValueError(
+            f"neighbours must be integers of shape [tokens, k], got {neighbours.dtype} of {list(neighbours.shape)}"
+        )
+    table = neighbours.long()
+    own = torch.arange(table.shape[0], device=table.device)[:, None]
+    if bool(((table < 0) | (table >= table.shape[0])).any()):
+        raise ValueError(f"neighbours must hold tokens in [0, {table.shape[0]}), the number of its rows")
+    if bool((table == own).any()):
+        raise ValueError("neighbours must not name a token as its own neighbour; see `nearest_neighbours`")
+    return table

@@ -1,6 +1,6 @@
-"""What the relaxed verifiers check alike: their arguments when they are made, and the drafts they are given.
+"""Checks of arguments that several modules share. Every message names the argument and the remedy.
 
-Belongs here: checks that name the argument and the remedy. Does not belong here: any rule of acceptance.
+Belongs here: numbers, tables and drafts. Does not belong here: checks that one module alone makes.
 """
 
 from __future__ import annotations
@@ -23,6 +23,13 @@ def check_number(name: str, value: object, lowest: float, highest: float = math.
         return float(value)  # type: ignore[arg-type]
     bounds = f">= {lowest:g}" if math.isinf(highest) else f"in [{lowest:g}, {highest:g}]"
     raise ValueError(f"{name} must be a finite number {bounds}, got {value!r}")
+
+
+def check_counts(least: int = 1, **counts: int) -> None:
+    """Raises ValueError for the first argument below `least`, by its name."""
+    for name, count in counts.items():
+        if count < least:
+            raise ValueError(f"{name} must be at least {least}, got {count}")
 
 
 def check_vocabulary(name: str, table: Tensor, logits: Tensor) -> None:

@@ -33,7 +33,7 @@ def test_which_windows_there_are() -> None:
 
 @pytest.mark.parametrize("given", [[], [[0, 0.0]], [[4, 5.0]], [[4, -0.1]], [4, 1.2], "many", [["a", "b"]]])
 def test_what_are_no_windows_is_refused(given: Any) -> None:
-    with pytest.raises(UserError, match=r"jacobi\.accepted_by_window must be pairs of a window"):
+    with pytest.raises(UserError, match=r"jacobi\.accepted_by_window must be one or more pairs of a window"):
         resolve_method("jacobi", {"accepted_by_window": given})
 
 

@@ -48,7 +48,7 @@ class Pruning:
         return {"capture_attention": True} if self.by == "attention" else {"capture_layers": (0, self.layer)}
 
 
-@dataclass
+@dataclass(kw_only=True)
 class VideoMethod(Method):
     """The players of one decoding run.
 
@@ -58,7 +58,7 @@ class VideoMethod(Method):
             the drafter has no network of its own.
     """
 
-    target: Target | None = None
+    target: Target
     network: Any = None
 
 

@@ -84,7 +84,6 @@ def decode(method: VideoMethod | OwnLoop, generation: Generation) -> Decoded:
     if not isinstance(method, VideoMethod):
         return method.decode(generation)
     target, network = method.target, method.network
-    assert target is not None
     result = loop.decode(
         target,
         drafter=method.drafter,

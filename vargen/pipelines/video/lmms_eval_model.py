@@ -3,8 +3,8 @@
     python -m lmms_eval --model vargen_video --tasks video_dc499 --batch_size 1 --log_samples --output_path out \\
         --model_args pretrained=Qwen/Qwen2.5-VL-32B-Instruct,draft_model=Qwen/Qwen2.5-VL-7B-Instruct,method=lvspec
 
-Belongs here: lmms-eval's words for requests, settings and figures. Does not belong here: decoding (`answering.py`).
-Importing this module needs lmms-eval; `lmms_eval_plugin.py`, which tells it of this module, does not.
+Belongs here: translating lmms-eval's requests, settings and figures. Does not belong here: decoding (`answering.py`).
+Importing this module needs lmms-eval; importing `lmms_eval_plugin.py`, which registers it, does not.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from vargen.pipelines.video.answering import Answer, VideoAnswerer
 from vargen.pipelines.video.options import VideoOptions
 
 FIGURES = ("target_passes", "mean_accepted_length", "mean_accepted_length_with_bonus", "tokens_per_pass")
-"""Of `metrics.speculation.summarise`, beside the tokens and seconds that lmms-eval asks every model for."""
+"""Figures of `metrics.speculation.summarise` that are reported beside lmms-eval's own tokens and seconds."""
 _OF_THE_METHOD = "method_options."
 
 
@@ -40,17 +40,17 @@ class VargenVideo(lmms):
     Args:
         pretrained: folder of the target, its name on the hub, or a shipped name; None: the shipped one.
         method: decoding method.
-        num_frames: frames of a video; of a shorter one, all. None with `fps`; else 32.
-        fps: frames of a second instead.
+        num_frames: frames of a video, or all of a shorter one. By default 32, or None with `fps`.
+        fps: frames of each second, instead of `num_frames`.
         batch_size: 1.
         **options: settings of the method, as on the command line `method_options.loose_ratio=0.5`; and further fields
             of `vargen.pipelines.video.options.VideoOptions`, such as draft_model, revision, device, dtype, device_map,
-            quantization, attn_implementation, max_pixels, max_new_tokens (where a task does not say) and seed, to which
-            a request's own number is added. Of several processes on "auto", each takes its own GPU. Two devices of a
-            device_map are parted by ";", since lmms-eval parts arguments at commas.
+            quantization, attn_implementation, max_pixels, max_new_tokens (if the task sets none) and seed, to which a
+            request's own number is added. Of several processes on "auto", each takes its own GPU. Separate two devices
+            of a device_map by ";", since lmms-eval separates arguments by commas.
 
     Raises:
-        UserError: what cannot be used.
+        UserError: an option that cannot be used.
         TypeError: an unknown argument.
     """
 
@@ -85,11 +85,11 @@ class VargenVideo(lmms):
 
     @property
     def batch_size(self) -> int:
-        """Requests at a time."""
+        """Requests at a time: 1."""
         return 1
 
     def generate_until(self, requests: Sequence[Any]) -> list[Any]:
-        """A `GenerationResult` for each request; the figures of all go to lmms-eval's log and results."""
+        """A `GenerationResult` for each request; figures over all requests go to lmms-eval's log and results."""
         answers: list[Answer] = []
         results = []
         for number, request in enumerate(tqdm(requests, disable=self.rank != 0, desc="Model Responding")):
@@ -100,10 +100,8 @@ class VargenVideo(lmms):
             results.append(GenerationResult(answer.text, TokenCounts(answer.prompt_tokens, len(answer.token_ids))))
             self.cache_hook.add_partial("generate_until", (context, settings), answer.text)
         if answers:
-            seconds, tokens = (
-                sum(answer.seconds for answer in answers),
-                sum(len(answer.token_ids) for answer in answers),
-            )
+            seconds = sum(answer.seconds for answer in answers)
+            tokens = sum(len(answer.token_ids) for answer in answers)
             figures = summarise([answer.record for answer in answers])
             log_metrics(
                 total_elapsed_time=seconds,
@@ -114,16 +112,16 @@ class VargenVideo(lmms):
         return results
 
     def _asked(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """What `VideoAnswerer.answer` is told: of a task's settings what they say, else of the model's arguments.
+        """Arguments of `VideoAnswerer.answer`: the task's settings, else the model's arguments.
 
-        Where neither speaks of temperature, nothing is drawn, as with other models of lmms-eval.
+        If neither sets a temperature, decoding is greedy, as with other models of lmms-eval.
         """
-        told = {**self.options.generation, **decoding_settings(settings)}
-        return {**told, "temperature": told["temperature"] or 0.0}
+        asked = {**self.options.generation, **decoding_settings(settings)}
+        return {**asked, "temperature": asked["temperature"] or 0.0}
 
     def _answer(self, video: str, question: str, settings: dict[str, Any], number: int) -> Answer:
         if self.answerer is None:
-            raise UserError("the model has been cleaned up by lmms-eval; make a new one")
+            raise UserError("lmms-eval has released this model; make a new one")
         processor, num_frames = self.answerer.processor, self.options.num_frames
         if num_frames is not None:
             step = frame_limits(processor)["temporal_patch_size"]
@@ -141,7 +139,7 @@ class VargenVideo(lmms):
         raise NotImplementedError("vargen_video answers one question about a video; choose tasks of one round")
 
     def clean(self) -> None:
-        """Give the memory back; lmms-eval calls it before judging."""
+        """Free the memory; lmms-eval calls this before judging."""
         if self.answerer is not None:
             self.answerer.close()
         self.answerer = None
@@ -152,7 +150,7 @@ def read_messages(messages: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
     """The path of the video and the question of a chat request: its texts, one a line.
 
     Raises:
-        UserError: not exactly one video file, a part of one, something else to look at or hear, or a finished answer.
+        UserError: not exactly one video file, a part of one, other media, or a finished answer.
     """
     texts: list[str] = []
     media: list[Mapping[str, Any]] = []
@@ -175,21 +173,21 @@ def read_messages(messages: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
 
 
 def decoding_settings(generation_kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """What lmms-eval's settings of a task say that `VideoAnswerer.answer` knows, by its names.
+    """A task's settings as arguments of `VideoAnswerer.answer`.
 
-    Stop strings ("until") do not count, as with its other chat models: an answer ends with the end-of-text token.
+    Stop strings ("until") are ignored, as by lmms-eval's other chat models: an answer ends with the end-of-text token.
 
     Raises:
         UserError: beam search is asked for.
     """
     if (generation_kwargs.get("num_beams") or 1) != 1:
         raise UserError("num_beams: beams cannot be decoded speculatively; give --gen_kwargs num_beams=1")
-    told: dict[str, Any] = {}
+    asked: dict[str, Any] = {}
     if not generation_kwargs.get("do_sample", True):
-        told["temperature"] = 0.0
+        asked["temperature"] = 0.0
     elif generation_kwargs.get("temperature") is not None:
-        told["temperature"] = float(generation_kwargs["temperature"])
+        asked["temperature"] = float(generation_kwargs["temperature"])
     for name in ("max_new_tokens", "top_k", "top_p", "repetition_penalty"):
         if generation_kwargs.get(name) is not None:
-            told[name] = generation_kwargs[name]
-    return told
+            asked[name] = generation_kwargs[name]
+    return asked

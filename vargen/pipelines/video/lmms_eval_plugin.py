@@ -1,7 +1,7 @@
 """lmms-eval finds `--model vargen_video` here.
 
-Belongs here: the answer to lmms-eval's entry point `lmms_eval.models`, and nothing that needs a model: it is imported
-whenever lmms-eval starts. The model itself is in `lmms_eval_model.py`. lmms-eval is not a dependency of this project.
+Belongs here: lmms-eval's entry point `lmms_eval.models`. It is imported whenever lmms-eval starts, so nothing here
+needs a model; that is `lmms_eval_model.py`. lmms-eval is not a dependency of this project.
 """
 
 from __future__ import annotations

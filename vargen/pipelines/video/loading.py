@@ -1,7 +1,7 @@
-"""Finding and loading Video-LLMs: shipped, in a folder, or on the hub; now or when somebody asks.
+"""Finding and loading Video-LLMs: shipped, in a folder, or on the hub; at once or later.
 
-Belongs here: from options to a model and its processor, with one line for everything that can go wrong. Does not belong
-here: options themselves (`options.py`), what a model is asked (`answering.py`).
+Belongs here: from options to a model and its processor, with a one-line error for everything that can go wrong. Does
+not belong here: the options (`options.py`), and answering (`answering.py`).
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class VideoModelFolder:
     """A Video-LLM that has not been loaded.
 
     Args:
-        folder: of its files.
-        name: on the hub, else that of the folder.
-        architecture: of it.
+        folder: where its files lie.
+        name: its name on the hub, else the folder's.
+        architecture: its architecture.
         argument: which argument named it on the hub; None: it is a folder, and all files are there.
     """
 
@@ -56,7 +56,7 @@ class VideoModelFolder:
             raise UserError(f"model: {self.folder} cannot be loaded ({reason_of(error)}); copy it again") from error
 
     def fetch_weights(self) -> None:
-        """Of a model on the hub, gigabytes: those of the commit that `folder` holds. Raises UserError as `fetch`."""
+        """Fetch the weights of a model on the hub, of the commit that `folder` holds. Raises UserError as `fetch`."""
         if self.argument is not None:
             fetch(self.name, self.folder.name, WEIGHTS, self.argument)
 
@@ -64,15 +64,15 @@ class VideoModelFolder:
 def open_video_model(
     model: str | os.PathLike[str] | None = None, revision: str | None = None, argument: str = "model"
 ) -> VideoModelFolder:
-    """A Video-LLM; of one on the hub the small files are fetched, so that much can be refused before gigabytes are.
+    """Find a Video-LLM. Of one on the hub only the small files are fetched, so that errors come before gigabytes.
 
     Args:
         model: a shipped name (None: the default), a folder, or a name on the hub.
-        revision: of the hub; None for the main one.
+        revision: branch, tag or commit on the hub; None for the main one.
         argument: which argument named it.
 
     Raises:
-        UserError: no such model, no way to it, another architecture, or a revision of what has none.
+        UserError: no such model, no network, an unknown architecture, or a revision of a folder.
     """
     name = None if model is None else os.fspath(model)
     if name is not None and is_hub_name(name) and name not in shipped_video_models():
@@ -92,7 +92,7 @@ def load_processor(model: str | os.PathLike[str] | VideoModelFolder | None) -> A
     """The processor that lies beside a model's weights.
 
     Raises:
-        UserError: no such model, or no processor of videos there, or one without a layout of conversations.
+        UserError: no such model, or a processor that is missing, knows no videos or has no chat template.
     """
     folder = model.folder if isinstance(model, VideoModelFolder) else open_video_model(model).folder
     try:
@@ -100,14 +100,14 @@ def load_processor(model: str | os.PathLike[str] | VideoModelFolder | None) -> A
     except Exception as error:  # tokenizers raise no more special kind
         raise UserError(f"model: {folder} has no processor that loads ({reason_of(error)}); copy it again") from error
     for name, what in (("video_processor", "settings of videos"), ("chat_template", "chat template")):
-        if getattr(processor, name, None) is None:  # of a tokenizer alone the library makes a processor, too
+        if getattr(processor, name, None) is None:  # the library makes a processor from a tokenizer alone, too
             raise UserError(f"model: {folder} has no processor that loads (it has no {what}); copy it again")
     return processor
 
 
 @dataclass
 class LazyModel:
-    """A Video-LLM that is loaded when somebody asks for it; until then it can travel to another process.
+    """A Video-LLM that is loaded on demand; until then it can travel to another process.
 
     Args:
         found: where it lies.
@@ -125,7 +125,7 @@ class LazyModel:
 
     @property
     def device(self) -> torch.device:
-        """Where it is, or will begin."""
+        """Where it is, or will be loaded."""
         if self._loaded is not None:
             return self._loaded.device
         place = self.options.device_map
@@ -143,10 +143,10 @@ class LazyModel:
 
 
 def load_video_model(found: VideoModelFolder, options: ModelOptions) -> Any:
-    """The model where options want it.
+    """Load a model as options say.
 
     Raises:
-        UserError: a device is absent, files are damaged or missing, or its layers come to lie on several devices.
+        UserError: a device is absent, files are damaged or missing, or its layers lie on several devices.
     """
     arguments, device, dtype = loading_arguments(options)
     if options.quantization in OWN_QUANTIZATION:

@@ -1,7 +1,7 @@
-"""Which Video-LLM, how it is loaded, what it is shown of a video and how it answers: what every command is told.
+"""Which Video-LLM, how it is loaded, what it is shown of a video and how it answers: options that commands share.
 
 Belongs here: the options that several commands and the lmms-eval plugin share, and the checks that need no model.
-Nothing here imports torch or opens a file. Finding and loading the models is `vargen.pipelines.video.loading`.
+Does not belong here: finding and loading models (`loading.py`). Importing this imports no torch and opens no file.
 """
 
 from __future__ import annotations
@@ -24,24 +24,25 @@ from vargen.models.options import ModelOptions
 
 @dataclass(frozen=True)
 class VideoOptions(ModelOptions):
-    """A Video-LLM, the smaller one that drafts for it, and what both are asked.
+    """A Video-LLM, its draft model, and how both answer.
 
     Args:
         model: folder of a Video-LLM with its processor; or a name on the hub, such as Qwen/Qwen2.5-VL-7B-Instruct; or
-            the name of a shipped one; null for the shipped default, which knows only this project's own little world.
-        draft_model: likewise, the smaller one of a pair; null for the one shipped with the default model.
+            the name of a shipped one; null for the shipped default, which knows only this project's own small world.
+        draft_model: a smaller model of the same family, named likewise; null for the default model's own draft model.
         draft_revision: branch, tag or commit of a draft model on the hub; null for its main one.
         device_map: where transformers puts the parts of the models, such as "auto" or "cuda:0", instead of `device`; or
             one device each for target and drafter, such as "cuda:0,cuda:1".
         num_frames: frames to look at, evenly spread; null for what the model's processor does by itself.
-        fps: frames to look at of each second, instead of `num_frames`.
-        max_pixels: of a frame, at most; null for the processor's own limit. For models that keep the shape of frames.
-        max_new_tokens: of an answer, at most.
+        fps: frames to look at in each second, instead of `num_frames`.
+        max_pixels: pixels of a frame, at most; null for the processor's own limit. For models that keep the shape of
+            frames.
+        max_new_tokens: tokens of an answer, at most.
         temperature: 0 always takes the likeliest token; null for the model's own generation config, which may not draw.
-        top_k: of sampling, 0 for no limit; null for the model's own.
-        top_p: of sampling; null for the model's own.
+        top_k: choose among so many of the likeliest tokens, 0 for no limit; null for the model's own.
+        top_p: choose among the likeliest tokens that together have this probability; null for the model's own.
         repetition_penalty: 1 does nothing; null for the model's own.
-        seed: of the first answer.
+        seed: the first answer's.
     """
 
     draft_model: str | None = None
@@ -72,11 +73,11 @@ class VideoOptions(ModelOptions):
         if self.repetition_penalty is not None:
             check_number("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
         if self.compile:
-            raise UserError("compile is not there for Video-LLMs, whose passes are never compiled; leave it out")
+            raise UserError("compile cannot be used with Video-LLMs; leave it out")
         if self.num_frames is not None and self.fps is not None:
             raise UserError("num_frames and fps cannot both be given; leave out one of them")
         if self.draft_revision is not None and self.draft_model is None:
-            raise UserError("draft_revision needs draft_model: it says which one of the hub's; leave it out")
+            raise UserError("draft_revision needs draft_model, whose revision it is; give both or leave it out")
         if self.device_map is not None and len(self._places) > 2:
             raise UserError(
                 f'device_map must be one word, or one device each for target and drafter, such as "cuda:0,cuda:1", got '
@@ -95,7 +96,7 @@ class VideoOptions(ModelOptions):
 
     @property
     def of_draft_model(self) -> ModelOptions:
-        """How the drafter is loaded."""
+        """How the draft model is loaded."""
         own = replace(
             self.of_target,
             model=self.draft_model,
@@ -107,11 +108,11 @@ class VideoOptions(ModelOptions):
 
     @property
     def paired(self) -> bool:
-        """Whether there is a smaller model: the one that is named, or the one shipped with the default model."""
+        """Whether there is a draft model: the one that is named, or the one shipped with the default model."""
         return self.draft_model is not None or self.model is None
 
     @property
     def generation(self) -> dict[str, Any]:
-        """What `VideoAnswerer.answer` is told beside frames, question, method and seed."""
+        """Arguments of `VideoAnswerer.answer` beside frames, question, method and seed."""
         names = ("max_new_tokens", "temperature", "top_k", "top_p", "repetition_penalty")
         return {name: getattr(self, name) for name in names}

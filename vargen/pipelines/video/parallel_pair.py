@@ -55,7 +55,7 @@ class DraftPrompt:
 
 
 class ParallelPair:
-    """The drafter's side, for any number of answers. It starts with the first, and anew after a failure.
+    """The drafter's side, for any number of answers. It starts with the first answer, and again after a failure.
 
     Args:
         drafter: the model that drafts; for "processes" it need not be loaded.
@@ -70,7 +70,7 @@ class ParallelPair:
 
     @property
     def channel(self) -> DraftChannel:
-        """The way to it.
+        """The connection to it.
 
         Raises:
             UserError: the model has no folder to be loaded from by another process.
@@ -100,7 +100,7 @@ class ParallelPair:
 
     @contextmanager
     def a_core_left(self) -> Iterator[None]:
-        """On a CPU, leave a core to the other side: threads that wait for one halve the speed of both."""
+        """On a CPU, leave a core to the other side: waiting for one halves the speed of both."""
         threads = torch.get_num_threads()
         if self.drafter.device.type != "cpu" or self.workers == "in_turn" or threads == 1:
             yield

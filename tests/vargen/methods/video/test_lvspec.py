@@ -21,7 +21,7 @@ def loose_answer(
 ) -> DecodeResult:
     config = LVSpecConfig(drafter="self", draft_length=6, keep_ratio=0.2, loose_ratio=ratio, branches=branches)
     players = config.build(VideoLLMComponents(model, [inputs], max_new_tokens=30))
-    assert isinstance(players, VideoMethod) and players.target is not None
+    assert isinstance(players, VideoMethod)
     return decode(
         players.target,
         max_new_tokens=30,

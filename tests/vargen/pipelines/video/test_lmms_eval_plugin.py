@@ -312,7 +312,7 @@ def test_it_gives_its_memory_back(model: Callable[..., Any], video: Path) -> Non
     answerer = made.answerer
     made.clean()
     assert answerer.closed and made.answerer is None
-    with pytest.raises(UserError, match="cleaned up"):
+    with pytest.raises(UserError, match="has released"):
         ask(made, video, ["what?"])
     for kind in (made.loglikelihood, made.generate_until_multi_round):
         with pytest.raises(NotImplementedError, match="vargen_video"):

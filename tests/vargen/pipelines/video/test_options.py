@@ -70,7 +70,7 @@ def test_target_and_drafter_have_places_of_their_own(
         ({"attn_implementation": "flash_attention_2"}, "attn_implementation"),
         ({"quantization": "int3"}, "quantization"),
         ({"dtype": "int8"}, "dtype"),
-        ({"compile": True}, "compile is not there for Video-LLMs"),
+        ({"compile": True}, "compile cannot be used with Video-LLMs"),
     ],
 )
 def test_wrong_options_are_refused_by_name(given: dict[str, Any], named: str) -> None:

@@ -122,7 +122,7 @@ def test_a_full_disk_and_an_interrupt_stay_what_they_are(monkeypatch: pytest.Mon
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: raise_(raised.pop(0)))
     with pytest.raises(OSError, match="No space left"):
         find_files(NAME)
-    with pytest.raises(KeyboardInterrupt, match="not fetched whole yet; the same command goes on"):
+    with pytest.raises(KeyboardInterrupt, match="not fetched whole yet; the same command continues the download"):
         find_files(NAME)
 
 

@@ -110,13 +110,13 @@ def test_what_does_not_fit_is_refused_by_name(pipeline: JanusPipeline, head: str
         ("draft-model", "draft_model: Janus came without one; name a smaller Janus"),
         (
             resolve_method("eagle", {"drafter": str(tmp_path / "none")}),
-            "is not a folder; name one that holds a Lla",
+            "is not a folder; name one that holds a EagleHead",
         ),
     ):
         with pytest.raises(UserError, match=message):
             draw(pipeline, method)
     other = pipeline_of(janus_models.make(codes=41))
-    with pytest.raises(UserError, match=r"another model: 40 image tokens \(vocab_size\), this model has 41"):
+    with pytest.raises(UserError, match=r"another model: 40 image tokens, this model has 41"):
         draw(other, resolve_method("eagle", {"drafter": head, **TREE}))
     janus_models.make(codes=41).save_pretrained(tmp_path / "codes")
     janus_models.make(seed=5).save_pretrained(tmp_path / "book")

@@ -146,9 +146,12 @@ def test_the_command_writes_rows_that_say_what_they_were_weighted_by(
     import weighted_bench
 
     of_size = WeightNetworks.of_size
-    monkeypatch.setattr(
-        WeightNetworks, "of_size", lambda size, small, dtype: of_size(size, small, torch.float32, GEOMETRIES)
-    )
+
+    def tiny(size: str, small: Any, dtype: torch.dtype) -> WeightNetworks:
+        own = {name: {**sizes, "vocab_size": small.config.vocab_size} for name, sizes in GEOMETRIES.items()}
+        return of_size(size, small, torch.float32, own)
+
+    monkeypatch.setattr(WeightNetworks, "of_size", tiny)
     rows = tmp_path / "rows.json"
     arguments = ["--weighted_by", "L", "--methods", "jacobi", "--prompts", "1", "--warm_up", "0", "--json", str(rows)]
     monkeypatch.setattr("sys.argv", ["weighted_bench.py", *arguments, "--dtype", "float32", "--device", "cpu"])

@@ -1,1 +1,1 @@
-"""From prompts to pictures, one file a family of models, each a `DiffusionPipeline`."""
+"""From prompts to pictures: a file for each family of models, each a `DiffusionPipeline`."""

@@ -68,7 +68,7 @@ def documented(function: Callable[..., Any], example: str = "") -> str:
         example: a section "Examples", before "Returns".
     """
     head, *rest = re.split(r"\n\n(?=Args:|Returns:|Raises:)", inspect.cleandoc(function.__doc__ or ""))
-    described = {}
+    described: dict[str, str] = {}
     if rest and rest[0].startswith("Args:"):
         for entry in re.split(r"\n    (?=[\w*])", rest.pop(0))[1:]:
             described |= dict.fromkeys(entry.partition(":")[0].strip("*").split(", "), entry)

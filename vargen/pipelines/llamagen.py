@@ -48,10 +48,8 @@ from vargen.pipelines.components.base import Place
 from vargen.pipelines.components.llamagen import LlamaGenComponents, check_draft_model
 from vargen.pipelines.request import PictureRequest
 
-_USUAL_SETTINGS = {
-    "text": (7.5, 1000),
-    "class": (4.0, 2000),
-}  # guidance_scale and top_k of sample_t2i.py, sample_c2i.py
+_USUAL_SETTINGS = {"text": (7.5, 1000), "class": (4.0, 2000)}
+"""guidance_scale and top_k of LlamaGen's sample_t2i.py and sample_c2i.py."""
 
 EXAMPLE_DOC_STRING = """
     Examples:
@@ -340,8 +338,7 @@ class LlamaGenPipeline(StreamingPipeline):
             return tokens
         if self.vqvae.dtype != torch.float32:
             self.vqvae.to(dtype=torch.float32)  # `pipeline.to(bfloat16)` reaches it too
-        pictures = [decode_codes(self.vqvae, codes) for codes in tokens.reshape(-1, 1, grid * grid)]
-        pixels = torch.cat(pictures)
+        pixels = torch.cat([decode_codes(self.vqvae, codes) for codes in tokens.reshape(-1, 1, grid * grid)])
         check_pixels(pixels)
         return self.image_processor.postprocess(pixels, output_type=output_type)
 
@@ -391,8 +388,9 @@ class LlamaGenPipeline(StreamingPipeline):
             """The arguments of `LlamaGenTransformer.embed_condition`, and the mask [B, T] of prompts."""
             if labels is not None:
                 return {"class_labels": labels[part].to(device).long().repeat_interleave(copies)}, None
-            text, *given = (None if each is None else each[part] for each in (prompts, *embeds))
-            features, mask = self.encode_prompt(text, copies, *given, max_sequence_length, device, trim=trim)
+            text = None if prompts is None else prompts[part]
+            own, own_mask = (None if each is None else each[part] for each in embeds)
+            features, mask = self.encode_prompt(text, copies, own, own_mask, max_sequence_length, device, trim)
             return {"caption_embeds": features}, mask
 
         def longest_condition() -> int:

@@ -1,7 +1,7 @@
-"""Loading a pipeline for a command: from what a user asked for to a pipeline of any family, quietly.
+"""Loading a pipeline for a command: from a user's options to a pipeline of any family, quietly.
 
-Belongs here: what every command that makes pictures does first, and how each family is loaded. Library users call a
-pipeline's `from_pretrained`. A family's pipeline is imported when one of its models is loaded, and no other's.
+Belongs here: what every command that draws pictures does first, and how each family is loaded. Does not belong here:
+`from_pretrained` of a pipeline, which users of the library call. Only the family of the loaded model is imported.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ _PIPELINES = {
     "glm_image": "GlmImagePriorPipeline",
     "emu3": "Emu3Pipeline",
 }
-"""By family, a class of `vargen.pipelines.FAMILY`. It takes a folder, `dtype`, and those of transformers' `device_map`,
-`quantization_config` and `attn_implementation` that its `ModelDescription.loading` names."""
+"""By family, a class of `vargen.pipelines.FAMILY`. Its `from_pretrained` takes a folder, `dtype`, and those of
+`device_map`, `quantization_config` and `attn_implementation` that `ModelDescription.loading` names."""
 
 
 def pipeline_class(family: str) -> Any:
-    """The pipeline of a family that `vargen.models.description` knows."""
+    """The pipeline class of a family, by its name in `ModelDescription.family`."""
     return getattr(importlib.import_module(f"vargen.pipelines.{family}"), _PIPELINES[family])
 
 
 def place_and_precision(device: str, dtype: str) -> tuple[str, str]:
-    """What "auto" stands for: a GPU in bfloat16 where there is one, else the CPU in float32.
+    """Device and precision with "auto" resolved: a GPU in bfloat16 where there is one, else the CPU in float32.
 
     Raises:
         UserError: a GPU is asked for and absent.
@@ -63,7 +63,7 @@ def place_and_precision(device: str, dtype: str) -> tuple[str, str]:
         raise UserError(f"device {device!r} is not available on this machine; use --device cpu")
     try:
         place = torch.device(device)
-        torch.empty(1, device=place).cpu()  # nothing comes back from "meta", and not every word is a device
+        torch.empty(1, device=place).cpu()  # fails on "meta", and on words that are no device
     except (RuntimeError, NotImplementedError, ImportError, AssertionError) as error:
         raise UserError(f"device {device!r} cannot be used ({reason_of(error)}); use --device cpu") from error
     if dtype == "auto":
@@ -74,7 +74,7 @@ def place_and_precision(device: str, dtype: str) -> tuple[str, str]:
 def loading_arguments(
     options: ModelOptions, quantized: Mapping[str, str] | None = None
 ) -> tuple[dict[str, Any], str, str]:
-    """What `from_pretrained` is told of options, the name of the device, and that of the precision.
+    """Arguments for `from_pretrained`, the name of the device, and the name of the precision.
 
     Args:
         options: how to load a model.
@@ -91,7 +91,7 @@ def loading_arguments(
     if options.attn_implementation is not None:
         arguments["attn_implementation"] = options.attn_implementation
     if (quantization := options.library_quantization) is not None:
-        # What is quantized on its way cannot be moved afterwards.
+        # A model that is quantized while it loads cannot be moved afterwards.
         if quantized:
             parts = {name: importlib.import_module(library) for name, library in quantized.items()}
             arguments["quantization_config"] = pipeline_quantization(quantization, parts)
@@ -105,20 +105,20 @@ def loading_arguments(
 def load_pipeline(
     model: ModelDescription, options: ModelOptions, quiet: bool = False
 ) -> tuple[ImagePipeline, str, str]:
-    """A pipeline where options want it, the name of that device, and the name of the transformer's precision.
+    """A pipeline on the device of the options, the name of that device, and the name of the transformer's precision.
 
     Args:
         model: of `vargen.models.description.open_model(options)`.
         options: how to load it.
-        quiet: say nothing of passes that are compiled.
+        quiet: print nothing about compiled passes.
 
     Raises:
-        UserError: a device is absent, a file is damaged, the family cannot be loaded so, or there is no compiler.
+        UserError: a device is absent, a file is damaged, an option does not fit the family, or there is no compiler.
     """
     arguments, device, dtype = loading_arguments(options, model.quantized)
     if options.compile:
         check_compiler(torch.device(device))  # before anything is loaded
-        logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # it misses CUDA on every CPU
+        logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # it warns of missing CUDA
     asked = {DECODER: options.quantization, DRAFTS: options.draft_quantization}
     own = {part: str(each) for part, each in asked.items() if each in OWN_QUANTIZATION}
     for quantization in own.values():
@@ -143,13 +143,13 @@ def load_pipeline(
 
 
 def _tell(name: str, width: int, seconds: float) -> None:
-    """One line on standard error, above a bar where there is one."""
+    """Print a line to standard error, above a progress bar where there is one."""
     tqdm.write(f"compiling passes of the {name} over {width} token{'s' * (width > 1)}: {seconds:.0f} s", sys.stderr)
 
 
 @contextmanager
 def _device_errors(device: str) -> Iterator[None]:
-    """What a device cannot do, in one line."""
+    """Turn errors about a device into one line."""
     try:
         yield
     except RuntimeError as error:

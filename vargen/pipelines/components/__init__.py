@@ -1,1 +1,1 @@
-"""What each family of models offers methods, one file a family: plays `vargen.methods.base.Components`."""
+"""What each family of models offers methods, a file for each; plays `vargen.methods.base.Components`."""

@@ -1,11 +1,11 @@
 """Draft sizes chosen by measured seconds: what steps cost on this machine, and what earlier batches taught.
 
 Belongs here: the memory that a pipeline keeps of both, and the file behind the costs. Does not belong here: the clock
-(`specdecode.draft_size`), the choice (`specdecode.draft_size`), and how a model of some kind is made to stand where
-costs are typical: whoever asks brings that along.
+(`specdecode.draft_size`), the choice (there, too), and a target in the middle of a picture, on which costs are measured
+(the caller makes it).
 
-Costs depend on the machine, torch, the model's geometry and precision and the rows of a batch, never on weights or
-prompts; these make the key. A file that is damaged or cannot be written only means that costs are measured again.
+Costs depend on the machine, torch, the model's geometry and precision and the rows of a batch, but not on weights or
+prompts. These make the key. Where a file is damaged or cannot be written, costs are measured again.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ class MeasuredDraftSizes:
         expected: float | Sequence[float],
         compiled: bool = False,
     ) -> DraftSizer:
-        """What chooses among sizes; see `vargen.methods.base.Components.draft_sizer`.
+        """A sizer that chooses among sizes; see `vargen.methods.base.Components.draft_sizer`.
 
         Args:
             geometry: all that costs depend on beside the machine, such as the model's sizes and the rows of a batch.
             probe: gives a target of this geometry in the middle of a picture, with room for so many nodes.
-            compiled: whether its passes are compiled, each width by itself, which takes longer than the best of several
-                sizes gains: then it is the middle one.
+            compiled: whether its forward passes are compiled. The size is then the middle one, because compiling each
+                width takes longer than the best size gains.
         """
         if len(sizes) == 1 or compiled:
             return FixedDraftSize(sizes[len(sizes) // 2])
@@ -64,14 +64,16 @@ class MeasuredDraftSizes:
         key = (identity, tuple(sizes), lengths)
         if key not in self._learned:
             costs = self._step_costs(identity, lambda: measure_step_costs(probe(nodes[-1]), nodes, draft_step))
-            rate = min(max(expected, 0.05), 0.95) if isinstance(expected, float) else 0.5  # of no use beside lengths
+            rate = (
+                min(max(expected, 0.05), 0.95) if isinstance(expected, float) else 0.5
+            )  # not used where lengths are given
             self._learned[key] = AdaptiveDraftSize(sizes, costs, prior_rate=rate, expected_lengths=lengths)
-        # What one picture taught serves the next: no picture depends on it, and each would pay for learning it again.
+        # The next picture uses what this one taught. No picture depends on it, and learning again costs time.
         self._learned[key].start()
         return self._learned[key]
 
     def _step_costs(self, identity: str, measure: Callable[[], StepCosts]) -> StepCosts:
-        """From memory, from the file, or measured now (a second or two)."""
+        """Costs from memory, from the file, or measured now (a second or two)."""
         if identity not in self._costs:
             path = cache_folder() / "step_costs" / f"{identity}.json"
             costs = _read(path)
@@ -83,7 +85,7 @@ class MeasuredDraftSizes:
 
 
 def _timed_nodes(sizes: Sequence[DraftSize]) -> tuple[int, ...]:
-    """Numbers of tokens whose passes are timed: those of the sizes; of many sizes, powers of two."""
+    """Numbers of tokens whose passes are timed: those of the sizes, or powers of two where there are many sizes."""
     own = {1, *(size.total_tokens for size in sizes)}
     most = max(own)
     return tuple(sorted(own)) if len(own) <= len(_POWERS) else (*(each for each in _POWERS if each < most), most)
@@ -93,14 +95,8 @@ _POWERS = (1, 2, 4, 8, 16, 32, 64)
 
 
 def _identity(geometry: Mapping[str, Any]) -> str:
-    hardware = describe_hardware()
-    parts = {
-        "processor": hardware["processor"],
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        **geometry,
-    }
-    return digest(parts, 24)
+    machine = {"processor": describe_hardware()["processor"], "threads": torch.get_num_threads()}
+    return digest({**machine, "torch": torch.__version__, **geometry}, 24)
 
 
 def _read(path: Path) -> StepCosts | None:
@@ -121,4 +117,4 @@ def _write(path: Path, costs: StepCosts) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, json.dumps(vars(costs)) + "\n")
     except OSError:
-        pass  # an unwritable place costs a second at every start, nothing more
+        pass  # where nothing can be written, every start measures anew

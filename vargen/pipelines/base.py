@@ -59,8 +59,9 @@ class AutoregressivePipelineOutput(BaseOutput):
     trace: DecodeTrace
 
 
-CallResult = AutoregressivePipelineOutput | tuple[Any, Tensor, DecodeTrace]
-"""What a call returns: the tuple where `return_dict` is False."""
+CallResult = Any
+"""What a call returns: `AutoregressivePipelineOutput`, or images, tokens and trace where `return_dict` is False. No
+type says which of the two, so that a type checker lets users read `output.images`."""
 
 
 class PicturePipeline(CompilablePipeline, QuantizablePipeline, DiffusionPipeline):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from vargen.base.bounds import MAX_BATCH_SIZE, check_numbers
 from vargen.base.errors import UserError
-from vargen.commands.options import build_parser, fill, parse
+from vargen.commands.arguments import build_parser, fill, parse
 from vargen.runs.files import own_folder, write_json_atomic
 
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 
 from vargen.base.bounds import MAX_FRAMES, MAX_PICTURES, MAX_PIXELS, MAX_SEED, check_numbers
 from vargen.base.resources import VIDEO_CAPTIONS, VIDEO_FRAMES
-from vargen.commands.options import build_parser, fill, parse
+from vargen.commands.arguments import build_parser, fill, parse
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from typing import Any
 from metrics.tables import format_table
 from vargen.base.bounds import MAX_BATCH_SIZE, MAX_PICTURES, MAX_WARM_UP, check_numbers
 from vargen.base.errors import UserError
-from vargen.commands.options import COMPARED_SPLITS, build_parser, check_place, fill, parse
+from vargen.commands.arguments import COMPARED_SPLITS, build_parser, check_place, fill, parse
 from vargen.jobs.cases import BenchmarkCase, fitting_judge, prompt_cases
 from vargen.jobs.options import SamplingOptions
 from vargen.methods.base import MethodConfig

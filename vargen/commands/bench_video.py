@@ -20,7 +20,7 @@ from vargen.base.bounds import (
 from vargen.base.errors import UserError
 from vargen.base.resources import VIDEO_CAPTIONS, VIDEO_FRAMES, VIDEO_SIDE
 from vargen.commands.caption import DEFAULT_QUESTION
-from vargen.commands.options import COMPARED_SPLITS, build_parser, check_place, fill, parse
+from vargen.commands.arguments import COMPARED_SPLITS, build_parser, check_place, fill, parse
 from vargen.methods.catalogue import read_method_list
 from vargen.methods.video.base import VideoMethodConfig
 from vargen.methods.video.catalogue import resolve_video_method

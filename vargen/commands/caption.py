@@ -12,7 +12,7 @@ from typing import Any
 from vargen.base.bounds import check_text
 from vargen.base.errors import UserError
 from vargen.base.resources import find_trained_drafters
-from vargen.commands.options import build_parser, check_place, fill, parse
+from vargen.commands.arguments import build_parser, check_place, fill, parse
 from vargen.methods.catalogue import read_options
 from vargen.methods.video.catalogue import VIDEO_METHODS, default_method, resolve_video_method
 from vargen.pipelines.video.options import VideoOptions

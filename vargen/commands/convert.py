@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from vargen.base.bounds import MAX_PIXELS, check_numbers
 from vargen.base.errors import UserError
-from vargen.commands.options import build_parser, fill, parse
+from vargen.commands.arguments import build_parser, fill, parse
 from vargen.runs.files import own_folder
 
 DTYPES = ("float32", "bfloat16", "float16")

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from vargen.commands.options import build_parser, fill, parse
+from vargen.commands.arguments import build_parser, fill, parse
 from vargen.jobs.options import EvaluateConfig, load_protocol
 from vargen.models.description import open_model
 from vargen.runs.files import write_atomic, write_json_atomic

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from vargen.commands.options import build_parser, fill, parse
+from vargen.commands.arguments import build_parser, fill, parse
 from vargen.jobs.generation import GenerateConfig, RunTotals, generate
 from vargen.jobs.ranking import Ranker
 

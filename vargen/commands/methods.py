@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from vargen.commands.options import build_parser, parse
+from vargen.commands.arguments import build_parser, parse
 from vargen.methods.catalogue import METHODS, find_presets, resolve_method
 from vargen.methods.video.catalogue import VIDEO_METHODS
 

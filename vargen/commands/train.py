@@ -12,7 +12,7 @@ from jsonargparse import DefaultHelpFormatter
 
 from vargen.base.errors import UserError
 from vargen.base.resources import find_config
-from vargen.commands.options import parse
+from vargen.commands.arguments import parse
 from vargen.runs.files import own_folder
 
 TRAINERS = {

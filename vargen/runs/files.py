@@ -83,6 +83,13 @@ def check_replaceable(path: str | os.PathLike[str], argument: str = "output", fo
         raise UserError(f"{argument}: {path} is {found}; name a {'folder' if folder else 'file'}")
 
 
+def check_file_place(path: str | os.PathLike[str], argument: str) -> None:
+    """Refuse a file that could not be written at the end of a long run. Raises UserError."""
+    check_replaceable(path, argument)
+    if not Path(path).absolute().parent.is_dir():
+        raise UserError(f"{argument}: there is no folder {Path(path).absolute().parent}; make it first")
+
+
 @contextmanager
 def _naming(path: Path, temporary: Path | None = None) -> Iterator[None]:
     """Let errors of the system name the file that is written, also where they name none, or its temporary one."""

@@ -9,7 +9,7 @@ import pytest
 from vargen.base import resources
 from vargen.base.errors import UserError
 from vargen.base.resources import configs_folder, find_config, find_model, shipped_models
-from vargen.commands.options import parse
+from vargen.commands.arguments import parse
 from vargen.commands.train import TRAINERS, load_trainer
 from vargen.training.config import build_parser
 

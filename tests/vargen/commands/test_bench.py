@@ -17,7 +17,7 @@ from scenes.judge.reading import Reading
 from vargen.base.errors import UserError
 from vargen.cli import main
 from vargen.commands.bench import BenchConfig
-from vargen.commands.options import build_parser, fill, parse
+from vargen.commands.arguments import build_parser, fill, parse
 from vargen.jobs import benchmark
 from vargen.jobs.benchmark import build_rows, run_benchmark
 from vargen.jobs.cases import BenchmarkCase

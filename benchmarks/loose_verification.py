@@ -29,13 +29,14 @@ from metrics.bootstrap import mean_interval
 from metrics.provenance import provenance, write_result
 from scenes.captions.languages import LANGUAGES, language_of
 from scenes.cases import scene_video_cases
+from scenes.shipped import VIDEO_CAPTIONS, VIDEO_FRAMES, VIDEO_SIDE
 from specdecode.loop import decode
 from specdecode.roles import TargetOutput
 from specdecode.sampling import RandomStreams, SamplingConfig
 from specdecode.trace import TokenOrigin
 from specdecode.verifiers.loose import LooseVerifier
 from specdecode.verifiers.windowed import WindowedVerifier
-from vargen.base.resources import VIDEO_CAPTIONS, VIDEO_FRAMES, VIDEO_SIDE, find_video_model
+from vargen.base.resources import find_video_model
 from vargen.jobs.cases import VideoCase
 from vargen.methods.video.lvspec import LVSpecConfig
 from vargen.models.model_folder import weights_fingerprint

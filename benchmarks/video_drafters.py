@@ -32,9 +32,9 @@ from metrics.bootstrap import percentile_interval
 from metrics.provenance import provenance, write_result
 from scenes.captions.languages import find_language, language_of
 from scenes.cases import scene_video_cases
+from scenes.shipped import VIDEO_CAPTIONS, VIDEO_FRAMES, VIDEO_SIDE
 from specdecode.loop import decode
 from specdecode.sampling import RandomStreams, SamplingConfig
-from vargen.base.resources import VIDEO_CAPTIONS, VIDEO_FRAMES, VIDEO_SIDE
 from vargen.drafters.video_draft_head import VideoDraftHead
 from vargen.drafters.video_head_folder import load_video_head, new_video_head
 from vargen.jobs.cases import VideoCase

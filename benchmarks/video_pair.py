@@ -42,8 +42,9 @@ from scenes.judge.pair import (
     run_lengths,
     shows_object,
 )
+from scenes.shipped import VIDEO_CAPTIONS, VIDEO_FRAMES, VIDEO_SIDE
 from specdecode.parallel.loop import chain_layout
-from vargen.base.resources import VIDEO_CAPTIONS, VIDEO_FRAMES, VIDEO_SIDE, find_video_model
+from vargen.base.resources import find_video_model
 from vargen.jobs.cases import VideoCase
 from vargen.models.model_folder import weights_fingerprint
 from vargen.models.video_llms.frames import CAPTION_PROMPTS, processor_inputs

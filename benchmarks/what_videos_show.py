@@ -31,7 +31,8 @@ from scenes.captions.languages import LANGUAGES, language_of
 from scenes.captions.video_captions import VideoCaption
 from scenes.cases import scene_video_cases
 from scenes.rendering.video import VideoScene
-from vargen.base.resources import VIDEO_CAPTIONS, VIDEO_FRAMES, VIDEO_SIDE, find_video_model
+from scenes.shipped import VIDEO_CAPTIONS, VIDEO_FRAMES, VIDEO_SIDE
+from vargen.base.resources import find_video_model
 from vargen.models.video_llms.frames import CAPTION_PROMPTS, VideoFrames, processor_inputs
 from vargen.pipelines.video.answering import VideoAnswerer
 from vargen.training.video_answers import generate_batch

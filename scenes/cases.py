@@ -13,14 +13,13 @@ import torch
 from torch import Tensor
 
 from scenes.captions.caption_parser import CaptionError, parse_caption
-from scenes.captions.captions import Caption, compose_caption
+from scenes.captions.captions import Caption, Claims, compose_caption
 from scenes.captions.languages import find_language
 from scenes.rendering.renderer import SceneRenderer
 from scenes.rendering.scene import Scene, sample_scene
 from scenes.seeds import PROMPT_SEED, REFERENCE_SEED, VIDEO_SEED
+from scenes.shipped import VIDEO_CAPTIONS
 from vargen.base.errors import UserError
-from vargen.base.prompts import gather_prompts
-from vargen.base.resources import VIDEO_CAPTIONS
 from vargen.jobs.cases import BenchmarkCase, VideoCase
 from vargen.models.video_llms.frames import VideoFrames
 from vargen.runs.identity import digest
@@ -77,24 +76,12 @@ def scene_cases(count: int, seed: int = 0, split: str = "heldout") -> list[Bench
     ]
 
 
-def file_cases(path: str) -> list[BenchmarkCase]:
-    """The prompts of a file as `vargen.base.prompts` reads it, with what they claim where they speak of scenes.
-
-    Raises:
-        UserError: the file cannot be read.
-    """
-    return written_cases(gather_prompts([], path))
-
-
-def written_cases(prompts: Sequence[str]) -> list[BenchmarkCase]:
-    """Anybody's prompts, with what they claim where they speak of scenes."""
-    cases = []
-    for prompt in prompts:
-        try:
-            cases.append(BenchmarkCase(prompt, claims=parse_caption(prompt)))
-        except CaptionError:
-            cases.append(BenchmarkCase(prompt))  # made and timed, but nobody can judge it
-    return cases
+def claims_of(prompt: str) -> Claims | None:
+    """What a user's prompt claims about a scene; None where it describes no scene, so that it cannot be judged."""
+    try:
+        return parse_caption(prompt)
+    except CaptionError:
+        return None
 
 
 def scene_video_cases(

@@ -22,8 +22,8 @@ from scenes.captions.captions import compose_caption
 from scenes.captions.languages import Language, find_language
 from scenes.rendering.renderer import SceneRenderer
 from scenes.rendering.scene import SPLITS, Scene, object_boxes, sample_scene
+from scenes.shipped import VIDEO_CAPTIONS, VIDEO_FRAMES, VIDEO_SIDE
 from vargen.base.errors import UserError
-from vargen.base.resources import VIDEO_CAPTIONS, VIDEO_FRAMES, VIDEO_SIDE
 from vargen.drawing.sheet import contact_sheet, to_pil
 from vargen.runs.files import check_replaceable, own_folder, read_jsonl, save_image_atomic, write_atomic
 

@@ -1,8 +1,8 @@
 """The `vargen` command: which subcommand is meant, and how errors look.
 
-What each subcommand does is in `vargen.commands`, one module each, imported only when it is asked for: `--help` must
-answer before torch could be loaded. Bad input ends with one line, `vargen: error: ...`, and exit code 2; an interrupt
-with 130.
+What each subcommand does is in a module of its own in `vargen.commands`, or in one that another package brings. It is
+imported only when it is called, so `--help` answers without importing torch. Bad input ends with one line,
+`vargen: error: ...`, and exit code 2; an interrupt ends with 130.
 """
 
 from __future__ import annotations
@@ -17,21 +17,23 @@ from collections.abc import Sequence
 
 from vargen.base.bounds import check_argument
 from vargen.base.errors import UserError
+from vargen.base.world import COMMANDS, Command, listed
 
-COMMANDS = {
-    "generate": "make pictures from prompts",
-    "caption": "answer a question about a video",
-    "scenes": "write rendered scenes with captions and their truth",
-    "judge": "score a folder of generated pictures against its prompts",
-    "bench": "compare decoding methods: speed, target passes, correctness",
-    "evaluate": "score pictures by a protocol: FID, CLIP score, precision, recall, correctness",
-    "tune": "search a method's settings for speed within a budget of quality",
-    "train": "train any of the shipped models",
-    "convert": "turn published LlamaGen and LANTERN weights into model folders",
-    "methods": "list the decoding methods",
-    "demo": "open a page to play with in a browser",
+OWN_COMMANDS = {
+    name: Command(order, summary, f"vargen.commands.{name}")
+    for order, name, summary in (
+        (10, "generate", "make pictures from prompts"),
+        (20, "caption", "answer a question about a video"),
+        (50, "bench", "compare decoding methods: speed, target passes, correctness"),
+        (60, "evaluate", "score pictures by a protocol: FID, CLIP score, precision, recall, correctness"),
+        (70, "tune", "search a method's settings for speed within a budget of quality"),
+        (80, "train", "train any of the shipped models"),
+        (90, "convert", "turn published LlamaGen and LANTERN weights into model folders"),
+        (100, "methods", "list the decoding methods"),
+        (110, "demo", "open a page to play with in a browser"),
+    )
 }
-"""Every subcommand and what it is for; `vargen.commands.NAME.run(arguments)` does it."""
+"""vargen's own subcommands; a world adds its own (`vargen.base.world`)."""
 
 _NO_MEMORY = re.compile("out of memory|not enough memory|can't allocate memory|Invalid buffer size", re.IGNORECASE)
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
@@ -89,14 +91,16 @@ def _dispatch(arguments: list[str]) -> int:
 
         print(f"vargen {__version__}")
         return 0
-    if command not in COMMANDS:
-        raise UserError(f"{command!r} is not a command; choose one of: {', '.join(COMMANDS)}")
-    return importlib.import_module(f"vargen.commands.{command}").run(arguments[1:])
+    commands = listed(OWN_COMMANDS, COMMANDS)
+    if command not in commands:
+        raise UserError(f"{command!r} is not a command; choose one of: {', '.join(commands)}")
+    return importlib.import_module(commands[command].module).run(arguments[1:])
 
 
 def _usage() -> str:
-    width = max(map(len, COMMANDS))
-    lines = [f"  {name:<{width}}  {summary}" for name, summary in COMMANDS.items()]
+    commands = listed(OWN_COMMANDS, COMMANDS)
+    width = max(map(len, commands))
+    lines = [f"  {name:<{width}}  {command.summary}" for name, command in commands.items()]
     return "\n".join(
         (
             "usage: vargen COMMAND [options]",

@@ -6,8 +6,8 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
+from scenes.shipped import VIDEO_CAPTIONS, VIDEO_FRAMES
 from vargen.base.bounds import MAX_FRAMES, MAX_PICTURES, MAX_PIXELS, MAX_SEED, check_numbers
-from vargen.base.resources import VIDEO_CAPTIONS, VIDEO_FRAMES
 from vargen.commands.arguments import build_parser, fill, parse
 
 

@@ -24,8 +24,8 @@ from torch import Tensor, nn
 
 from scenes.judge.reading import JudgedObject, Reading
 from scenes.rendering.scene import COLOURS, GROUNDS, MATERIALS, SHAPES, SIZES, SKIES
+from scenes.shipped import WEIGHTS
 from vargen.base.errors import UserError
-from vargen.base.resources import weights_folder
 from vargen.models.finite import check_weights
 from vargen.models.model_folder import check_component_folder
 
@@ -166,7 +166,7 @@ def load_judge(folder: str | PathLike[str] | None = None, device: str | torch.de
     Raises:
         UserError: if there is none.
     """
-    place = weights_folder() / JUDGE_NAME if folder is None else Path(folder)
+    place = WEIGHTS / JUDGE_NAME if folder is None else Path(folder)
     if not (place / "config.json").is_file():
         raise UserError(f"judge: {place} holds none; train it with `vargen train judge` and name its export folder")
     check_component_folder(place, SceneJudge)

@@ -15,12 +15,11 @@ from torch import Tensor
 
 from scenes.captions.caption_parser import CaptionError, parse_caption
 from scenes.captions.languages import language_of
-from scenes.cases import RenderedReference, file_cases, scene_cases
 from scenes.judge.judge import SceneJudge, load_judge, read_images
 from scenes.judge.verdict import KINDS, Check, judge_claims
 from scenes.rendering.video import VideoScene
 from vargen.base.errors import UserError
-from vargen.jobs.cases import BenchmarkCase, World
+from vargen.jobs.cases import BenchmarkCase
 
 
 class ClaimJudge:
@@ -97,7 +96,3 @@ def judge_answer(video: VideoScene, text: str) -> dict[str, float]:
     """How right a description of a video is, as `vargen.jobs.cases.VideoJudge` asks for."""
     language = language_of(video)
     return {kind: language.accuracy(video, text, kind) for kind in ("all", *language.claim_kinds)}
-
-
-SCENE_WORLD = World(scene_cases, file_cases, RenderedReference, ClaimJudge)
-"""This world as jobs ask for one."""

@@ -7,7 +7,6 @@ up. Kills at any moment: the tests of the commands.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import signal
@@ -22,9 +21,9 @@ import torch
 from hostile import arguments_of, check_refused
 from PIL import Image
 
-from scenes.judge import judging
+from scenes.world import SceneWorld
 from vargen.cli import main
-from vargen.commands.train import TRAINERS
+from vargen.commands.train import recipes
 from vargen.jobs import tuning
 from vargen.runs.files import own_file, own_folder
 
@@ -41,7 +40,7 @@ class _Reader:
 
 @pytest.fixture(autouse=True)
 def _judged(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judging, "SCENE_WORLD", dataclasses.replace(judging.SCENE_WORLD, judge=_Reader))
+    monkeypatch.setattr(SceneWorld, "judge", lambda _: _Reader())
     monkeypatch.setattr(tuning, "_PATIENCE", 2)
 
 
@@ -197,7 +196,7 @@ def test_ten_kills_and_one_before_every_rename_lose_and_leave_nothing(
         "convert lantern-drafter --drafter a --output {work}/out",
         "judge {work}/out",
         "bench --methods ar --model {model} --prompts 1 --judge false --quiet --images {work}/out",
-        *(f"train {name} --output_dir {{work}}/out" for name in TRAINERS),
+        *(f"train {name} --output_dir {{work}}/out" for name in recipes()),
     ],
 )
 def test_a_second_process_on_a_folder_ends_at_once(

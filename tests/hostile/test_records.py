@@ -220,17 +220,15 @@ def test_a_damaged_search(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    import dataclasses
-
-    import scenes.judge.judging as judging
     import vargen.commands.tune  # noqa: F401
+    from scenes.world import SceneWorld
 
     class Reader:
         """Reads pictures of the tiny model's size, and is never asked to."""
 
         image_size = 8
 
-    monkeypatch.setattr(judging, "SCENE_WORLD", dataclasses.replace(judging.SCENE_WORLD, judge=Reader))
+    monkeypatch.setattr(SceneWorld, "judge", lambda _: Reader())
     (tmp_path / "t").mkdir()
     (tmp_path / "t" / name).write_bytes(content)
     command = arguments_of(TUNE, {"work": tmp_path, "model": tiny_model_folder})

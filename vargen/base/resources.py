@@ -1,7 +1,7 @@
 """Where shipped weights and configurations lie, in a checkout and in an installed wheel.
 
 A checkout keeps `configs/` at the repository's root; the wheel carries the same files at `vargen/configs/`. Weights
-lie inside the package in both. Nothing here opens a file's contents, and nothing here imports torch.
+belong to a world (`vargen.base.world`). Nothing here opens a file's contents, and nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -10,23 +10,18 @@ import os
 from pathlib import Path
 
 from vargen.base.errors import UserError
-
-DEFAULT_MODEL = "scenes-128"
-"""The model `vargen generate` loads when none is named."""
+from vargen.base.world import find_world, require_world
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 
 
 def cache_folder() -> Path:
-    """What can be made again: `$VARGEN_CACHE`, else `vargen` in the user's cache directory."""
+    """The folder for what can be made again: `$VARGEN_CACHE`, else `vargen` in the user's cache directory."""
+    # `specdecode.kernels.build` has the same lines: the core imports nothing of vargen, an installer loads that file by
+    # its path before there is anything but the standard library, and importing it from here would import torch.
     if folder := os.environ.get("VARGEN_CACHE"):
         return Path(folder)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vargen"
-
-
-def weights_folder() -> Path:
-    """The folder of shipped weights, one folder per model. It need not exist in a checkout that has none yet."""
-    return _PACKAGE.parent / "scenes" / "weights"
 
 
 def configs_folder() -> Path:
@@ -46,8 +41,8 @@ def configs_folder() -> Path:
 
 
 def shipped_clip() -> Path:
-    """The folder of the CLIP that came with vargen, which knows the scene world only."""
-    return weights_folder() / "clip"
+    """The folder of the world's CLIP model, for pictures of that world only. Raises UserError without a world."""
+    return require_world("clip", "name the folder of a CLIP model").clip
 
 
 def find_config(name: str) -> Path:
@@ -65,29 +60,23 @@ def find_config(name: str) -> Path:
 
 
 def shipped_models() -> list[str]:
-    """Names of the shipped pipelines."""
-    return sorted(index.parent.name for index in weights_folder().glob("*/model_index.json"))
-
-
-DEFAULT_VIDEO_MODEL = "video-llm"
-"""The Video-LLM `vargen caption` loads when none is named; the one that drafts for it is called so and "-draft"."""
-VIDEO_FRAMES, VIDEO_SIDE, VIDEO_CAPTIONS = 32, 96, "written"
-"""Frames of the videos that it knows, their side in pixels, how they are told: `scenes.captions.languages`."""
+    """Names of the shipped picture models; none without a world."""
+    return _shipped("*/model_index.json")
 
 
 def shipped_video_models() -> list[str]:
-    """Names of the shipped Video-LLMs."""
-    return sorted(config.parent.name for config in weights_folder().glob("video-llm*/config.json"))
+    """Names of the shipped Video-LLMs; none without a world."""
+    world = find_world()
+    return [] if world is None else _shipped(f"{world.video_model}*/config.json")
 
 
 def find_video_model(model: str | os.PathLike[str] | None = None) -> Path:
     """The folder of a Video-LLM: a shipped one by name (None: the default), or any folder of transformers' layout.
 
     Raises:
-        UserError: no such folder, or one without a `config.json`.
+        UserError: no such folder, or one without a `config.json`, or None without a world.
     """
-    name = DEFAULT_VIDEO_MODEL if model is None else os.fspath(model)
-    folder = weights_folder() / name if model is None or name in shipped_video_models() else Path(name).expanduser()
+    folder = _model_folder(model, "video_model", shipped_video_models())
     if (folder / "config.json").is_file():
         return folder
     shipped = ", ".join(shipped_video_models()) or "(none shipped)"
@@ -105,20 +94,18 @@ def find_model(model: str | os.PathLike[str] | None = None) -> Path:
     """The folder of a pipeline: a shipped one by name (None: the default), or any folder with a `model_index.json`.
 
     Raises:
-        UserError: no such model, or the folder holds no pipeline.
+        UserError: no such model, the folder holds no pipeline, or None without a world.
     """
     return _find_model(model, ("model_index.json",))
 
 
 def find_model_of_any_family(model: str | os.PathLike[str] | None = None) -> Path:
-    """The same, where a folder in the layout of transformers, with a `config.json`, will do as well."""
+    """As `find_model`; a folder in the layout of transformers, with a `config.json`, is accepted as well."""
     return _find_model(model, ("model_index.json", "config.json"))
 
 
 def _find_model(model: str | os.PathLike[str] | None, files: tuple[str, ...]) -> Path:
-    name = DEFAULT_MODEL if model is None else os.fspath(model)
-    shipped = weights_folder() / name
-    folder = shipped if model is None or name in shipped_models() else Path(name).expanduser()
+    folder = _model_folder(model, "model", shipped_models())
     if any((folder / file).is_file() for file in files):
         return folder
     shipped_names = ", ".join(shipped_models()) or "(none shipped)"
@@ -126,3 +113,16 @@ def _find_model(model: str | os.PathLike[str] | None, files: tuple[str, ...]) ->
     if not folder.exists():
         raise UserError(f"model: {folder} does not exist; {remedy}")
     raise UserError(f"model: {folder} has no {' or '.join(files)}; {remedy}")
+
+
+def _model_folder(model: str | os.PathLike[str] | None, default: str, shipped: list[str]) -> Path:
+    """The folder that a name stands for; `default` is the world's attribute that names a model for None."""
+    if model is not None and os.fspath(model) not in shipped:
+        return Path(model).expanduser()
+    world = require_world("model", "name a folder or a model on the hub with --model")
+    return world.weights / (getattr(world, default) if model is None else os.fspath(model))
+
+
+def _shipped(pattern: str) -> list[str]:
+    world = find_world()
+    return [] if world is None else sorted(path.parent.name for path in world.weights.glob(pattern))

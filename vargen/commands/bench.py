@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import partial
 from glob import escape
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,9 @@ from typing import Any
 from metrics.tables import format_table
 from vargen.base.bounds import MAX_BATCH_SIZE, MAX_PICTURES, MAX_WARM_UP, check_numbers
 from vargen.base.errors import UserError
+from vargen.base.world import find_world
 from vargen.commands.arguments import COMPARED_SPLITS, build_parser, check_place, fill, parse
-from vargen.jobs.cases import BenchmarkCase, fitting_judge, prompt_cases
+from vargen.jobs.cases import BenchmarkCase, World, fitting_judge, prompt_cases
 from vargen.jobs.options import SamplingOptions
 from vargen.methods.base import MethodConfig
 from vargen.methods.catalogue import UNTRAINED, options_by_method, read_method_list, resolve_method
@@ -163,13 +163,13 @@ def run(arguments: Sequence[str]) -> int:
     model = open_model(config)
     methods = config.contenders(model.resolve_method, model.usual_methods)
 
-    from scenes.judge.judging import ClaimJudge
     from vargen.jobs.benchmark import benchmark_model
 
-    cases = _cases(config, model)
+    world = find_world()
+    cases = _cases(config, model, world)
     judge = None
     if config.judge and any(case.claims is not None for case in cases):
-        judge = fitting_judge(model, ClaimJudge)
+        judge = fitting_judge(model, world.judge)
     images = None if config.images is None else Path(config.images)
     with (
         own_calls(config.json) as calls,
@@ -240,14 +240,11 @@ def _say_what_is_missing(config: BenchConfig) -> None:
         print(f"vargen: the judge knows vargen's own scenes alone, so nothing was judged; {clip}", file=sys.stderr)
 
 
-def _cases(config: BenchConfig, model: ModelDescription) -> list[BenchmarkCase]:
-    from scenes.cases import file_cases, scene_cases
-
+def _cases(config: BenchConfig, model: ModelDescription, world: World | None) -> list[BenchmarkCase]:
     if model.num_classes is not None:
         if not config.class_labels:
             raise UserError("class_labels must be given: the model is class-conditional")
         return [BenchmarkCase(class_label=label) for label in config.class_labels]
     if config.class_labels:
         raise UserError("class_labels cannot be used: the model is text-conditional; give prompts")
-    compose = partial(scene_cases, config.prompts, config.seed, config.split)
-    return prompt_cases(model, config.prompts_file, file_cases, compose)
+    return prompt_cases(model, world, config.prompts_file, config.prompts, config.seed, config.split)

@@ -18,7 +18,7 @@ from vargen.base.bounds import (
     check_text,
 )
 from vargen.base.errors import UserError
-from vargen.base.resources import VIDEO_CAPTIONS, VIDEO_FRAMES, VIDEO_SIDE
+from vargen.base.world import find_world, missing_world
 from vargen.commands.caption import DEFAULT_QUESTION
 from vargen.commands.arguments import COMPARED_SPLITS, build_parser, check_place, fill, parse
 from vargen.methods.catalogue import read_method_list
@@ -45,8 +45,9 @@ class BenchVideoConfig(VideoOptions):
             .jsonl file with a "video" and a "question" in each row; null for `question`.
         split: "heldout" for combinations that training never showed, "all" for any.
         question: asked about each.
-        image_size: side of the rendered frames in pixels.
-        captions: which rendered videos: "written" for stories told as people write, or "plain" for shorter ones.
+        image_size: side of the rendered frames in pixels; null for that of the shipped model's videos.
+        captions: which rendered videos: "written" for stories told as people write, or "plain" for shorter ones; null
+            for those of the shipped model.
         warm_up: answers of each method that do not count, before the first that does.
         json: file for the rows; "-" prints them to standard output, and nothing else. What has been measured is kept
             beside it in FILE.calls.jsonl until the end, and the same command goes on from there.
@@ -58,8 +59,8 @@ class BenchVideoConfig(VideoOptions):
     questions: str | None = None
     split: str = "heldout"
     question: str = DEFAULT_QUESTION
-    image_size: int = VIDEO_SIDE
-    captions: str = VIDEO_CAPTIONS
+    image_size: int | None = None
+    captions: str | None = None
     warm_up: int = 1
     json: str | None = None
 
@@ -109,27 +110,28 @@ def run(arguments: Sequence[str]) -> int:
     config = fill(BenchVideoConfig, values)
     contenders = config.contenders()
 
-    from scenes.cases import scene_video_cases
-    from scenes.judge.judging import judge_answer
     from vargen.jobs.clips import ask_about, describe_clips
     from vargen.jobs.video_benchmark import benchmark_video_model
     from vargen.models.video_llms.frames import frame_sampler
 
+    world = find_world()
+    if isinstance(config.videos, int):
+        if world is None:
+            raise missing_world("videos", "name a folder of videos")
+        num_frames, image_size = config.num_frames or world.video_frames, config.image_size or world.video_side
+        captions = config.captions or world.video_captions
+
     def cases(processor: Any) -> Any:
         if isinstance(config.videos, int):
-            return scene_video_cases(
-                config.videos, config.split, num_frames, config.image_size, config.seed, config.captions
-            )
+            return world.video_cases(config.videos, config.split, num_frames, image_size, config.seed, captions)
         choose = frame_sampler(processor, config.num_frames, config.fps)
         return ask_about(config.videos, config.questions, config.question, choose, config.fps)
 
     def described(clips: Any) -> dict[str, Any]:
         if isinstance(config.videos, int):
-            told = {} if config.captions == VIDEO_CAPTIONS else {"captions": config.captions}
-            return {"split": config.split, "frames": [num_frames, config.image_size], **told}
+            told = {} if captions == world.video_captions else {"captions": captions}
+            return {"split": config.split, "frames": [num_frames, image_size], **told}
         return {"clips": describe_clips(clips), "frames": [config.num_frames, config.fps]}
-
-    num_frames = VIDEO_FRAMES if config.num_frames is None else config.num_frames
 
     with own_calls(config.json) as calls:
         rows = benchmark_video_model(
@@ -138,7 +140,7 @@ def run(arguments: Sequence[str]) -> int:
             cases,
             config.question,
             described=described,
-            judge=judge_answer,
+            judge=None if world is None else world.judge_answer,
             warm_up=config.warm_up,
             calls=calls,
             quiet=values.quiet,

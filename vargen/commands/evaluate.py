@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from vargen.base.world import find_world
 from vargen.commands.arguments import build_parser, fill, parse
 from vargen.jobs.options import EvaluateConfig, load_protocol
 from vargen.models.description import open_model
@@ -36,10 +37,9 @@ def run(arguments: Sequence[str]) -> int:
     protocol = load_protocol(config.preset or usual)
     methods = {} if model is None else config.methods(model.resolve_method)
 
-    from scenes.judge.judging import SCENE_WORLD
     from vargen.jobs.evaluation import evaluate_quality
 
-    rows = evaluate_quality(config, protocol, model, methods, SCENE_WORLD, values.quiet)
+    rows = evaluate_quality(config, protocol, model, methods, find_world(), values.quiet)
     if rows:  # none but on the main process
         _report(config, rows, values.json)
     return 0

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from vargen.base.world import require_world
 from vargen.commands.arguments import build_parser, fill, parse
 from vargen.jobs.generation import GenerateConfig, RunTotals, generate
 from vargen.jobs.ranking import Ranker
@@ -34,9 +35,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _judge_ranker(image_size: int) -> Ranker:
-    from scenes.judge.judging import JudgeRanker
-
-    return JudgeRanker(image_size)
+    return require_world("ranker", "use clip").ranker(image_size)
 
 
 def _report(output: Path, totals: RunTotals, as_json: bool) -> None:

@@ -5,46 +5,34 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from jsonargparse import DefaultHelpFormatter
 
 from vargen.base.errors import UserError
 from vargen.base.resources import find_config
+from vargen.base.world import RECIPES, Recipe, find_world, listed, missing_world, require_world
 from vargen.commands.arguments import parse
 from vargen.runs.files import own_folder
 
-TRAINERS = {
-    "tokenizer": ("TokenizerTrainingConfig", "train_tokenizer", "the VQ model that turns pictures into tokens"),
-    "text-encoder": (
-        "TextEncoderTrainingConfig",
-        "train_text_encoder",
-        "the T5 encoder of captions, before the transformer",
+OWN_RECIPES = {
+    "drafter": Recipe(
+        60,
+        "an EAGLE drafter for a transformer, on its own pictures",
+        "vargen.training.drafter",
+        "DrafterTrainingConfig",
+        "train_drafter",
     ),
-    "data": ("CodeStoreConfig", "write_codes", "nothing, but write a store of codes on which transformers train"),
-    "transformer": (
-        "TransformerTrainingConfig",
-        "train_transformer",
-        "the text-to-image transformer over those tokens",
-    ),
-    "decoder": (
-        "DecoderTrainingConfig",
-        "train_decoder",
-        "the tokenizer's decoder, on codes as the transformer draws them",
-    ),
-    "drafter": ("DrafterTrainingConfig", "train_drafter", "an EAGLE drafter for a transformer, on its own pictures"),
-    "judge": ("JudgeTrainingConfig", "train_judge", "the recogniser that scores pictures"),
-    "video-llm": ("VideoLLMTrainingConfig", "train_video_llm", "a small Video-LLM, or a smaller one to draft for it"),
-    "video-drafter": (
+    "video-drafter": Recipe(
+        90,
+        "a one-layer drafter for a Video-LLM: EAGLE, MSD, ViSpec, Sparrow or FLASH",
+        "vargen.training.video_drafter",
         "VideoDrafterTrainingConfig",
         "train_video_drafter",
-        "a one-layer drafter for a Video-LLM: EAGLE, MSD, ViSpec, Sparrow or FLASH",
     ),
-    "clip": ("ClipTrainingConfig", "train_clip", "the CLIP that scores how well pictures and captions agree"),
 }
-"""What can be trained: names of the configuration and the function in the module of that
-name (see `load_trainer`), dashes as underscores."""
+"""What vargen itself trains, for any model and on any data; a world adds its own recipes (`vargen.base.world`)."""
 
 _INSIDE = ("samples", "export", "generated", "answers")
 """Folders of a run."""
@@ -56,25 +44,26 @@ def run(arguments: Sequence[str]) -> int:
     if name in ("-h", "--help"):
         print(_usage())
         return 0
-    if name not in TRAINERS:
-        raise UserError(f"{name!r} cannot be trained; choose one of: {', '.join(TRAINERS)}")
+    known = recipes()
+    if name not in known:
+        raise UserError(f"{name!r} cannot be trained; choose one of: {', '.join(known)}")
     rest = list(arguments[1:])
     if not any(argument == "--config" or argument.startswith("--config=") for argument in rest):
         rest = ["--config", str(find_config(f"train/{name}")), *rest]
 
     from vargen.training.config import build_parser
 
-    config_type, train = load_trainer(name)
+    config_type, train = load_trainer(known[name])
     parser = build_parser(
         config_type,
-        f"Train {TRAINERS[name][-1]}. Without --config, configs/train/{name}.yaml. A run that was stopped goes on from "
-        "its last checkpoint when the same command is given again.",
+        f"Train {known[name].summary}. Without --config, configs/train/{name}.yaml. The same command again continues a "
+        "run that was stopped from its last checkpoint.",
     )
     parser.prog, parser.exit_on_error, parser.formatter_class = f"vargen train {name}", False, DefaultHelpFormatter
     values = parser.instantiate_classes(parse(parser, rest))
     config = config_type(**{field.name: getattr(values, field.name) for field in fields(config_type)})
     with own_folder(config.output_dir, _INSIDE, "output_dir"):
-        result: Any = train(config, *_data(name, config))
+        result: Any = _DATA[name](train, config) if name in _DATA else train(config)
     if signal_number := getattr(result, "stopped_by", None):  # not of a store of codes
         print(f"vargen: interrupted at step {result.step}; the same command goes on", file=sys.stderr)
         return 128 + signal_number
@@ -82,34 +71,45 @@ def run(arguments: Sequence[str]) -> int:
     return 0
 
 
-def load_trainer(name: str) -> tuple[type[Any], Callable[..., object]]:
-    """The configuration of what `TRAINERS` calls `name`, and the function that trains by one."""
-    # Drafters train on any model and any data; everything else on the project's own world.
-    package = "vargen.training" if name.endswith("drafter") else "scenes.training"
-    module_name = "code_store" if name == "data" else name.replace("-", "_")
-    module = importlib.import_module(f"{package}.{module_name}")
-    config_name, function_name, _ = TRAINERS[name]
-    return getattr(module, config_name), getattr(module, function_name)
+def recipes() -> dict[str, Recipe]:
+    """Everything that can be trained, by name, in the order of `vargen train --help`."""
+    return listed(OWN_RECIPES, RECIPES)
 
 
-def _data(name: str, config: Any) -> tuple[Any, ...]:
-    """What of this world a trainer is given that knows none."""
-    from scenes.cases import scene_prompts
-    from scenes.seeds import DRAFTER_SEED, HELDOUT_SEED
-    from scenes.training.code_store import stored_pictures
-    from scenes.training.video_data import RenderedVideoSource
+def load_trainer(recipe: Recipe) -> tuple[type[Any], Callable[..., object]]:
+    """The dataclass of a recipe's settings, and the function that trains by one."""
+    module = importlib.import_module(recipe.module)
+    return getattr(module, recipe.config), getattr(module, recipe.train)
+
+
+def _train_drafter(train: Callable[..., object], config: Any) -> object:
+    """Give the trainer what the world composes, where the config names no files."""
+    world = find_world()
+    if world is None and not config.prompts:
+        raise missing_world("prompts", "name a file of prompts")
+    return train(config, None, None) if world is None else train(config, world.training_prompts, world.stored_pictures)
+
+
+def _train_video_drafter(train: Callable[..., object], config: Any) -> object:
+    """Give the trainer questions about the user's videos, or about videos that the world renders."""
+    if isinstance(config.videos, str):
+        return train(config, _about_own_videos(config))
     from vargen.training.run import prepare
+    from vargen.training.video_drafter import rendered_questions
 
-    if name == "drafter":
-        return (lambda seed, count: scene_prompts(DRAFTER_SEED + seed, count)), stored_pictures
-    if name == "video-drafter":
-        if isinstance(config.videos, str):
-            return (_about_own_videos(config),)
-        from vargen.training.video_drafter import rendered_questions
+    world = require_world("videos", "name a folder of videos")
+    config = replace(
+        config,
+        num_frames=config.num_frames or world.video_frames,
+        image_size=config.image_size or world.video_side,
+        captions=config.captions or world.video_captions,
+    )
+    source, seeds = world.training_videos(config.num_frames, config.image_size, config.captions, prepare(config))
+    return train(config, rendered_questions(config, source, seeds))
 
-        source = RenderedVideoSource(config.image_size, config.rendered_frames, prepare(config), config.captions)
-        return (rendered_questions(config, source, {"train": DRAFTER_SEED, "heldout": HELDOUT_SEED}),)
-    return ()
+
+_DATA = {"drafter": _train_drafter, "video-drafter": _train_video_drafter}
+"""How data reaches the recipes that take it from outside."""
 
 
 def _about_own_videos(config: Any) -> Callable[[Any], Any]:
@@ -143,5 +143,5 @@ def _about_own_videos(config: Any) -> Callable[[Any], Any]:
 
 
 def _usage() -> str:
-    lines = [f"  {name:<13}  {summary}" for name, (_, _, summary) in TRAINERS.items()]
+    lines = [f"  {name:<13}  {recipe.summary}" for name, recipe in recipes().items()]
     return "\n".join(("usage: vargen train NAME [--config FILE.yaml] [--FIELD VALUE ...]", "", *lines))

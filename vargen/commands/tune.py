@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from metrics.tables import markdown_table
+from vargen.base.world import find_world
 from vargen.commands.arguments import build_parser, fill, parse
 from vargen.jobs.tuning import TuneConfig, tune
 from vargen.methods.catalogue import resolve_method
@@ -25,9 +26,7 @@ def run(arguments: Sequence[str]) -> int:
     values = parse(parser, arguments)
     config = fill(TuneConfig, values)
 
-    from scenes.judge.judging import SCENE_WORLD
-
-    record = tune(config, SCENE_WORLD, values.quiet, lambda record: _report(Path(config.output), record))
+    record = tune(config, find_world(), values.quiet, lambda record: _report(Path(config.output), record))
     return 1 if record["best"] is None else 0
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vargen.base.errors import UserError
+from vargen.base.world import find_world
 from vargen.demo import markup
 from vargen.demo.models import Models
 from vargen.demo.requests import QUIET, Requests, begin, read_seed
@@ -134,11 +135,9 @@ def compare(
 
 
 def _prepare(models: Models, model: str, names: Sequence[str], own: str, count: int, seed: float | None) -> Comparing:
-    from scenes.cases import scene_cases, written_cases
-    from scenes.judge.judging import ClaimJudge
-    from vargen.jobs.cases import BenchmarkCase, fitting_judge
+    from vargen.jobs.cases import BenchmarkCase, fitting_judge, written_cases
 
-    description = models.description(model)
+    description, world = models.description(model), find_world()
     if not 1 <= len(names) <= MAX_METHODS:
         raise UserError(f"methods: choose 1 to {MAX_METHODS}")
     first = read_seed(seed, MAX_PROMPTS)
@@ -146,15 +145,15 @@ def _prepare(models: Models, model: str, names: Sequence[str], own: str, count: 
     if description.num_classes is not None:
         cases = [BenchmarkCase(class_label=number % description.num_classes) for number in range(count)]
     elif prompts:
-        cases = written_cases(prompts)
-    elif description.draws_scenes:
-        cases = scene_cases(min(max(count, 1), MAX_PROMPTS))
+        cases = written_cases(prompts, world)
+    elif description.draws_scenes and world is not None:
+        cases = world.sample_cases(min(max(count, 1), MAX_PROMPTS))
     else:
         raise UserError(f"prompts: write your own, one a line; {model} does not draw this project's world")
     pipeline: Any = models.pipeline(model)
     methods = {name: pipeline.resolve_method(name) for name in ["ar", *names]}
     can_be_judged = any(case.claims is not None for case in cases)
-    judge = fitting_judge(description, ClaimJudge) if can_be_judged else None
+    judge = fitting_judge(description, world.judge) if can_be_judged else None
     return Comparing(pipeline, methods, cases, first, judge)
 
 

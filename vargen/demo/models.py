@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vargen.base.errors import UserError
-from vargen.base.resources import DEFAULT_MODEL, find_trained_drafters, find_video_model, shipped_models
+from vargen.base.resources import find_trained_drafters, find_video_model, shipped_models
+from vargen.base.world import find_world
 from vargen.methods.base import ImageMethodConfig, MethodConfig
 from vargen.methods.catalogue import METHODS, find_presets
 from vargen.methods.video.assisted import AssistedConfig
@@ -54,7 +55,8 @@ class Models:
         video_draft_model: str | None = None,
     ) -> None:
         self._options = ModelOptions() if options is None else options
-        shipped = sorted(shipped_models(), key=lambda name: name != DEFAULT_MODEL)
+        world = find_world()
+        shipped = sorted(shipped_models(), key=lambda name: name != world.model)
         own = [self._options] if self._options.model is not None else []
         plain = ModelOptions(device=self._options.device, dtype=self._options.dtype)
         self._loading: dict[str, tuple[ModelDescription, ModelOptions]] = {}
@@ -84,7 +86,8 @@ class Models:
 
     def draws_scenes(self, name: str) -> bool:
         """Whether a model draws the project's own world, so that examples of it make sense."""
-        return name == DEFAULT_MODEL and name in shipped_models()
+        world = find_world()
+        return world is not None and name == world.model and name in shipped_models()
 
     def methods(self, name: str) -> dict[str, ImageMethodConfig]:
         """Methods and presets by name that the model has the weights for, plain decoding left out."""

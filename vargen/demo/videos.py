@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vargen.base.errors import UserError
-from vargen.base.resources import VIDEO_FRAMES, VIDEO_SIDE
+from vargen.base.world import require_world
 from vargen.demo import markup
 from vargen.demo.models import Models
 from vargen.demo.requests import QUIET, Requests, begin, read_seed
@@ -55,9 +55,8 @@ class Clip:
 @lru_cache(maxsize=16)
 def world_case(seed: int) -> Any:
     """A clip of the world that training never showed, with its truth."""
-    from scenes.cases import scene_video_cases
-
-    return scene_video_cases(1, "heldout", VIDEO_FRAMES, VIDEO_SIDE, seed=seed)[0]
+    world = require_world("clip", "upload a video")
+    return world.video_cases(1, "heldout", world.video_frames, world.video_side, seed, world.video_captions)[0]
 
 
 def read_clip(clip: Clip, num_frames: int, processor: Any) -> VideoFrames:
@@ -187,9 +186,8 @@ def _correctness(clip: Clip, question: str, answer: Answer) -> float | None:
     """The share of true claims in the description of a rendered example; None for any other answer."""
     if clip.path is not None or question.strip() != DESCRIBE:
         return None
-    from scenes.judge.judging import judge_answer
-
-    return judge_answer(world_case(clip.seed or 0).truth, answer.text)["all"]
+    truth = world_case(clip.seed or 0).truth
+    return require_world("clip", "upload a video").judge_answer(truth, answer.text)["all"]
 
 
 def account_of(answer: Answer, correctness: float | None) -> str:

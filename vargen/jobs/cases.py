@@ -1,7 +1,7 @@
 """What jobs work on, and what they ask of a world that knows what prompts mean: cases, references, a judge.
 
-Belongs here: data that passes between a job and such a world, and the protocols of the world's side. Does not belong
-here: any world. `vargen.commands` hands this project's own to the jobs.
+Belongs here: data that passes between a job and a world, and the protocols of the world's side. Does not belong here:
+any world, and finding the installed one (`vargen.base.world`); `vargen.commands` hands it to the jobs.
 """
 
 from __future__ import annotations
@@ -11,12 +11,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from vargen.base.errors import UserError
+from vargen.base.prompts import gather_prompts
+from vargen.base.world import ShippedModels, missing_world
 
 if TYPE_CHECKING:
+    from diffusers.models.autoencoders.vq_model import VQModel
     from torch import Tensor
 
+    from vargen.jobs.ranking import Ranker
     from vargen.models.description import ModelDescription
     from vargen.models.video_llms.frames import VideoFrames
+    from vargen.training.video_source import VideoSource
 
 
 @dataclass(frozen=True)
@@ -26,7 +31,7 @@ class BenchmarkCase:
     Args:
         prompt: for a text-conditional model.
         class_label: for a class-conditional one.
-        claims: what the prompt says, in whatever form the judge takes it; None where nobody can say.
+        claims: what the prompt says, in the form that the judge takes; None where it cannot be judged.
         object_count: how many objects the picture ought to show though the prompt does not say so, for the judge.
     """
 
@@ -47,7 +52,7 @@ class VideoCase:
 
     Args:
         frames: to look at.
-        truth: to judge by, in whatever form the judge takes it; None where nobody can.
+        truth: to judge by, in the form that the judge takes; None where an answer cannot be judged.
         question: asked about it; None: what is asked about all.
     """
 
@@ -59,31 +64,40 @@ class VideoCase:
         """Its turn is over. Nothing to do: the frames were there before."""
 
 
+def written_cases(prompts: Sequence[str], world: World | None) -> list[BenchmarkCase]:
+    """Prompts that users wrote, with what they claim where the world can read them."""
+    return [BenchmarkCase(prompt, claims=None if world is None else world.claims(prompt)) for prompt in prompts]
+
+
 def prompt_cases(
     model: ModelDescription,
+    world: World | None,
     prompts_file: str | None,
-    read: Callable[[str], list[BenchmarkCase]],
-    compose: Callable[[], list[BenchmarkCase]],
+    count: int,
+    seed: int,
+    split: str = "heldout",
 ) -> list[BenchmarkCase]:
-    """What a comparison draws: the prompts of a file, or composed ones for a model of the world they speak of.
+    """What a comparison draws: the prompts of a file, or prompts that the world composes for a model that draws it.
 
     Args:
         model: which model draws.
-        prompts_file: of the user's; None: there is none.
-        read: gives the prompts of a file.
-        compose: gives prompts of a world.
+        world: composes prompts, and reads those of a file.
+        prompts_file: named by the user; None: there is none.
+        count, seed, split: which prompts are composed, as for `World.sample_cases`.
 
     Raises:
-        UserError: no file, and the model is of another world.
+        UserError: the file cannot be read; or there is none, and no world or one that the model does not draw.
     """
     if prompts_file is not None:
-        return read(prompts_file)
+        return written_cases(gather_prompts([], prompts_file), world)
     if not model.draws_scenes:
         raise UserError(
-            f"prompts_file must name prompts: composed ones speak of the scenes that vargen's own models draw, and "
+            f"prompts_file must name prompts: composed ones describe the scenes that vargen's own models draw, and "
             f"this one is of the family {model.family}"
         )
-    return compose()
+    if world is None:
+        raise missing_world("prompts_file", "name a file of prompts")
+    return world.sample_cases(count, seed, split)
 
 
 def fitting_judge(model: ModelDescription, judge: Callable[[], Judge]) -> Judge | None:
@@ -134,18 +148,49 @@ class ReferencePictures(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class World:
-    """What an evaluation is given by whoever knows what prompts mean.
+class World(ShippedModels, Protocol):
+    """What jobs and trainers ask of the package that knows what prompts and videos mean."""
 
-    Args:
-        sample_cases: so many prompts and what they claim, by count and seed.
-        read_cases: the prompts of a file, with what they claim where that can be told.
-        reference: so many pictures of so many pixels a side.
-        judge: reads pictures of this world; called where a protocol asks for it.
-    """
+    def sample_cases(self, count: int, seed: int = 0, split: str = "heldout") -> list[BenchmarkCase]:
+        """So many prompts with what they claim; of "heldout" things that training never showed, or of "all"."""
+        ...
 
-    sample_cases: Callable[[int, int], list[BenchmarkCase]]
-    read_cases: Callable[[str], list[BenchmarkCase]]
-    reference: Callable[[int, int], ReferencePictures]
-    judge: Callable[[], Judge]
+    def claims(self, prompt: str) -> Any:
+        """What a prompt claims, in the form that the judge takes; None where the prompt cannot be judged."""
+        ...
+
+    def reference(self, count: int, side: int) -> ReferencePictures:
+        """So many pictures of so many pixels a side."""
+        ...
+
+    def judge(self) -> Judge:
+        """Reads pictures of this world."""
+        ...
+
+    def ranker(self, image_size: int) -> Ranker:
+        """Ranks candidates of so many pixels a side. Raises UserError for a size that it cannot read."""
+        ...
+
+    def video_cases(
+        self, count: int, split: str, num_frames: int, image_size: int, seed: int, captions: str
+    ) -> Sequence[VideoCase]:
+        """So many videos with their truth. Raises UserError for unknown captions or too few frames for them."""
+        ...
+
+    def judge_answer(self, truth: Any, text: str) -> Mapping[str, float]:
+        """Plays `VideoJudge`."""
+        ...
+
+    def training_prompts(self, seed: int, count: int) -> list[str]:
+        """So many prompts that a drafter learns from."""
+        ...
+
+    def stored_pictures(self, folder: str, count: int, vqvae: VQModel) -> tuple[Sequence[str], Tensor]:
+        """Captions and codes int64 `[K, N]` of at most so many pictures of a store. Raises UserError for another."""
+        ...
+
+    def training_videos(
+        self, num_frames: int, image_size: int, captions: str, device: Any
+    ) -> tuple[VideoSource, Mapping[str, int]]:
+        """Videos that a drafter learns from, and the first seed of "train" and "heldout"."""
+        ...

@@ -31,10 +31,11 @@ from metrics.provenance import provenance
 from metrics.quality import Reference
 from metrics.speculation import CallRecord, summarise
 from vargen.base.errors import UserError
-from vargen.base.prompts import read_column
+from vargen.base.prompts import gather_prompts, read_column
 from vargen.base.resources import shipped_clip
+from vargen.base.world import missing_world
 from vargen.jobs.benchmark import call_pipeline, record_of_picture, stream_pipeline
-from vargen.jobs.cases import BenchmarkCase, ReferencePictures, World, told_cases
+from vargen.jobs.cases import BenchmarkCase, ReferencePictures, World, told_cases, written_cases
 from vargen.jobs.options import EvaluateConfig
 from vargen.jobs.quality import (
     MEASURE_BATCH,
@@ -93,7 +94,7 @@ def evaluate_quality(
     protocol: Protocol,
     model: ModelDescription | None,
     methods: Mapping[str, MethodConfig],
-    world: World,
+    world: World | None,
     quiet: bool = False,
 ) -> list[dict[str, Any]]:
     """One row a method, on the main process; none on the others.
@@ -103,7 +104,7 @@ def evaluate_quality(
         protocol: how.
         model: what draws, of `vargen.models.description.open_model(config)`; None: given pictures.
         methods: by label; of given pictures there are none.
-        world: what the protocol's captions, references and claims come from.
+        world: what composed captions, rendered references and the judge come from; None where none is installed.
         quiet: show no progress.
 
     Raises:
@@ -125,7 +126,7 @@ def _evaluate(
     protocol: Protocol,
     model: ModelDescription | None,
     methods: Mapping[str, MethodConfig],
-    world: World,
+    world: World | None,
     processes: Processes,
     quiet: bool,
 ) -> list[dict[str, Any]]:
@@ -149,8 +150,9 @@ def _evaluate(
     elif given is None and path is not None:
         reference, notes = _stored_reference(run, path)
     else:
-        rendered = world.reference(protocol.reference_count or 0, protocol.resolution or side)
-        reference, notes = _measured_reference(run, given or rendered), []
+        count, resolution = protocol.reference_count or 0, protocol.resolution or side
+        shown = given or _needed(world, protocol).reference(count, resolution)
+        reference, notes = _measured_reference(run, shown), []
     if not processes.is_main:
         return []
 
@@ -191,7 +193,7 @@ def _evaluate(
 
 
 def _cases(
-    config: EvaluateConfig, protocol: Protocol, model: ModelDescription | None, world: World
+    config: EvaluateConfig, protocol: Protocol, model: ModelDescription | None, world: World | None
 ) -> list[BenchmarkCase]:
     """What each picture shows. Raises UserError where the protocol asks for others."""
     count = config.count or protocol.count
@@ -203,13 +205,14 @@ def _cases(
                 f"preset: {protocol.name} asks for vargen's own scenes, which a model of the family {model.family} "
                 f"does not draw; use prompts, or another preset for captions of a file"
             )
-        cases = world.sample_cases(count or (len(_open_given(config)) if config.images else 2000), config.seed)
+        count = count or (len(_open_given(config)) if config.images else 2000)
+        cases = _needed(world, protocol).sample_cases(count, config.seed)
     elif protocol.captions == "class_labels":
         cases = _class_cases(config, count, 1000 if model is None else model.num_classes or 1000)
     else:
         if config.captions_file is None:
             raise UserError(f"captions_file: {protocol.name} needs captions; name a .txt, .csv, .tsv or .jsonl file")
-        cases = world.read_cases(config.captions_file)
+        cases = written_cases(gather_prompts([], config.captions_file), world)
         if count is not None and len(cases) < count:
             raise UserError(f"captions_file: {config.captions_file} holds {len(cases):,} captions, {count:,} are asked")
         cases = cases[:count]
@@ -232,6 +235,13 @@ def _cases(
     return cases
 
 
+def _needed(world: World | None, protocol: Protocol) -> World:
+    """The world, for a protocol that asks for its captions, pictures or judge."""
+    if world is None:
+        raise missing_world(f"preset {protocol.name}", "use another preset, such as prompts")
+    return world
+
+
 def _class_cases(config: EvaluateConfig, count: int | None, num_classes: int) -> list[BenchmarkCase]:
     """Random labels, as the published protocol draws them (not so many of each class)."""
     count = count or 2000
@@ -245,12 +255,12 @@ def _networks(
     protocol: Protocol,
     model: ModelDescription | None,
     processes: Processes,
-    world: World,
+    world: World | None,
 ) -> Networks:
     clip = None if config.clip is None else Path(config.clip)
     if clip is None and protocol.captions == "scenes":
         clip = shipped_clip()
-    judge = world.judge() if protocol.judge else None
+    judge = _needed(world, protocol).judge() if protocol.judge else None
     if judge is not None and model is not None and judge.image_size != model.image_size:
         raise UserError(
             f"preset: the judge of {protocol.name} reads pictures of {judge.image_size} pixels, this model makes "

@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -300,12 +299,14 @@ class TuneConfig(ModelOptions):
             raise UserError('tune needs Optuna, which is not installed; run pip install "vargen[tune]"')
 
 
-def tune(config: TuneConfig, world: World, quiet: bool, report: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+def tune(
+    config: TuneConfig, world: World | None, quiet: bool, report: Callable[[dict[str, Any]], None]
+) -> dict[str, Any]:
     """Search until the time is spent, and write the front and the best settings.
 
     Args:
         config: what to tune, and where.
-        world: gives prompts, and judges the pictures.
+        world: gives prompts, and judges the pictures; None where none is installed.
         quiet: show no progress.
         report: told what is written to pareto.json, also where the search is interrupted.
 
@@ -322,7 +323,9 @@ def tune(config: TuneConfig, world: World, quiet: bool, report: Callable[[dict[s
     return record
 
 
-def _tune(config: TuneConfig, world: World, quiet: bool, report: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+def _tune(
+    config: TuneConfig, world: World | None, quiet: bool, report: Callable[[dict[str, Any]], None]
+) -> dict[str, Any]:
     from vargen.pipelines.loading import load_pipeline
 
     model = open_model(config)
@@ -330,8 +333,7 @@ def _tune(config: TuneConfig, world: World, quiet: bool, report: Callable[[dict[
         raise UserError("model: a class-conditional one has no prompts to judge; name a text-conditional model")
     if config.save_to_model and (not model.keeps_methods or is_hub_name(config.model)):
         raise UserError("save_to_model cannot be used: only the folder of a LlamaGen keeps settings of methods")
-    compose = partial(world.sample_cases, config.prompts, config.seed)
-    cases = prompt_cases(model, config.prompts_file, world.read_cases, compose)[: config.prompts]
+    cases = prompt_cases(model, world, config.prompts_file, config.prompts, config.seed)[: config.prompts]
     config, judge = _with_quality(config, model, world)
     clip = None if config.clip is None else ClipScorer(Path(config.clip))
     pipeline, _, dtype = load_pipeline(model, config, quiet)
@@ -378,13 +380,13 @@ def _tune(config: TuneConfig, world: World, quiet: bool, report: Callable[[dict[
     return _write_front(folder, study, evaluation, config)
 
 
-def _with_quality(config: TuneConfig, model: ModelDescription, world: World) -> tuple[TuneConfig, Judge | None]:
+def _with_quality(config: TuneConfig, model: ModelDescription, world: World | None) -> tuple[TuneConfig, Judge | None]:
     """The same with quality and its allowed loss settled, and the judge where quality is the judge's.
 
     Raises:
         UserError: nothing can say how good this model's pictures are.
     """
-    judge = None if config.quality == "clip_score" else fitting_judge(model, world.judge)
+    judge = None if config.quality == "clip_score" or world is None else fitting_judge(model, world.judge)
     quality = config.quality or ("clip_score" if judge is None else "judge_accuracy")
     if judge is None and quality == "judge_accuracy":
         raise UserError("quality: the judge reads pictures of vargen's own scenes alone; use clip_score for this model")

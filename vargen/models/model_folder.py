@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import torch
 
 _LIBRARIES = ("diffusers", "transformers")
-_OUR_MODELS = "vargen.models."
+_OUR_MODELS = ("vargen.models.", "vargen.drafters.")
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 MAX_LAYERS = 1_000
 """Of a model that a folder may describe."""

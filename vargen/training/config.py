@@ -48,7 +48,7 @@ def check_fraction(config: object, *names: str, prefix: str = "") -> None:
 def check_sizes(config: object) -> None:
     """Raise a `UserError` for what no machine has or holds: threads, pixels along a side, samples of a batch."""
     for name, most in (("num_threads", MAX_THREADS), ("image_size", MAX_PIXELS), ("batch_size", MAX_BATCH_SIZE)):
-        value = getattr(config, name, 0)
+        value = getattr(config, name, None) or 0
         check(value <= most, name, value, f"must be at most {most:,}")
 
 

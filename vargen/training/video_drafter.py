@@ -32,7 +32,6 @@ from specdecode.loop import decode
 from specdecode.roles import Drafter
 from specdecode.sampling import RandomStreams, SamplingConfig
 from vargen.base.errors import UserError
-from vargen.base.resources import VIDEO_CAPTIONS, VIDEO_FRAMES, VIDEO_SIDE
 from vargen.drafters.video_draft_head import VideoDraftHead
 from vargen.drafters.video_head import KINDS, VISUAL_INPUTS, TargetStates, VideoHead
 from vargen.drafters.video_head_folder import new_video_head, save_video_head
@@ -80,14 +79,14 @@ class VideoDrafterTrainingConfig(RunConfig):
             is kept apart for evaluation.
         questions: about a folder's videos: a .txt file, each line of which is asked about every video, or a .csv or
             .jsonl file with a "video" and a "question" in each row; null asks for descriptions.
-        num_frames: frames of a video; null for 32 of rendered ones, and of others for what the target's processor
-            does by itself.
+        num_frames: frames of a video; null for as many as the world's own have, and of others for what the target's
+            processor does by itself.
         fps: of a folder's videos: frames of each second, instead of `num_frames`.
         max_pixels: of a folder's videos: of a frame, at most; null for the processor's own limit.
         training_frames: frames of it that the target is shown for the answers to learn from; null for all. 1 or 2
             train on stills, where the architecture reads so few. Evaluation shows all of them.
-        image_size: side of the rendered frames in pixels.
-        captions: which rendered videos: "written" for stories told as people write, or "plain" for shorter ones.
+        image_size: side of the rendered frames in pixels; null for the side that the world's own videos have.
+        captions: which rendered videos, by a name that the world knows; null for its own.
         answers: folder of the target's answers, which several runs can share; empty for output_dir/answers.
         generation_batch_size: answers made at once, of videos and questions of one size.
         max_answer_tokens: most tokens of an answer.
@@ -119,8 +118,8 @@ class VideoDrafterTrainingConfig(RunConfig):
     fps: float | None = None
     max_pixels: int | None = None
     training_frames: int | None = None
-    image_size: int = VIDEO_SIDE
-    captions: str = VIDEO_CAPTIONS
+    image_size: int | None = None
+    captions: str | None = None
     answers: str = ""
     generation_batch_size: int = 32
     max_answer_tokens: int = 220
@@ -147,7 +146,7 @@ class VideoDrafterTrainingConfig(RunConfig):
             check(value is None or value >= least, name, value, f"must be at least {least}, or null for the kind's own")
         if self.blind_share is not None:
             check_fraction(self, "blind_share")
-        frames, most = self.training_frames, self.num_frames if isinstance(self.videos, str) else self.rendered_frames
+        frames, most = self.training_frames, self.num_frames
         check(
             frames is None or 1 <= frames <= (most or frames),
             "training_frames",
@@ -168,9 +167,7 @@ class VideoDrafterTrainingConfig(RunConfig):
             if getattr(self, name) is not None:
                 check_positive(self, name)
         if isinstance(self.videos, str):
-            check(
-                self.captions == VIDEO_CAPTIONS, "captions", self.captions, "belongs to rendered videos; leave it out"
-            )
+            check(self.captions is None, "captions", self.captions, "belongs to rendered videos; leave it out")
             both = self.num_frames is not None and self.fps is not None
             check(not both, "fps", self.fps, "and num_frames cannot both be given; leave out one of them")
             return
@@ -178,13 +175,8 @@ class VideoDrafterTrainingConfig(RunConfig):
         for name in ("questions", "fps", "max_pixels"):
             value = getattr(self, name)
             check(value is None, name, value, "belongs to a folder of videos; name one with videos, or leave it out")
-        frames = self.rendered_frames
-        check(frames >= 4, "num_frames", frames, "must be at least 4: something has to happen")
-
-    @property
-    def rendered_frames(self) -> int:
-        """Of a rendered video."""
-        return VIDEO_FRAMES if self.num_frames is None else self.num_frames
+        frames = self.num_frames
+        check(frames is None or frames >= 4, "num_frames", frames, "must be at least 4: something has to happen")
 
     def architecture(self) -> dict[str, Any]:
         return {"kind": self.kind, **{name: getattr(self, name) for name in _DRAFTER_FIELDS}}
@@ -395,10 +387,11 @@ def rendered_questions(
     """What `train_video_drafter` asks about videos that are numbered by seeds.
 
     Args:
+        config: num_frames, image_size and captions are those of the source.
         source: where videos come from.
         first_seeds: of the videos to learn from, "train", and of those kept apart, "heldout".
     """
-    settings: dict[str, Any] = {"frames": [config.rendered_frames, config.image_size]}
+    settings: dict[str, Any] = {"frames": [config.num_frames, config.image_size]}
     if config.captions != "plain":
         settings["captions"] = config.captions
 

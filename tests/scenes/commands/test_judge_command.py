@@ -11,13 +11,13 @@ from scenes.captions.captions import compose_caption
 from scenes.judge.judge import JUDGE_NAME
 from scenes.rendering.renderer import SceneRenderer
 from scenes.rendering.scene import sample_scene
-from vargen.base.resources import weights_folder
+from scenes.shipped import WEIGHTS
 from vargen.cli import main
 from vargen.drawing.sheet import to_pil
 from vargen.runs.files import append_jsonl
 
 needs_judge = pytest.mark.skipif(
-    not (weights_folder() / JUDGE_NAME / "config.json").is_file(), reason="no shipped judge in this checkout"
+    not (WEIGHTS / JUDGE_NAME / "config.json").is_file(), reason="no shipped judge in this checkout"
 )
 COUNT = 24
 

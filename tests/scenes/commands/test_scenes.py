@@ -15,8 +15,8 @@ from scenes.captions.languages import find_language
 from scenes.dataset import write_scenes, write_videos
 from scenes.rendering.scene import Scene, is_heldout_combination, is_heldout_object
 from scenes.rendering.video import render_video
+from scenes.shipped import VIDEO_CAPTIONS, VIDEO_FRAMES
 from vargen.base.errors import UserError
-from vargen.base.resources import VIDEO_CAPTIONS, VIDEO_FRAMES
 from vargen.cli import main
 from vargen.models.video_llms.frames import read_video
 

@@ -21,9 +21,9 @@ from scenes.judge.reading import JudgedObject, reading_from_scene
 from scenes.judge.verdict import Tally, claims_from_scene, judge_claims
 from scenes.rendering.renderer import SceneRenderer
 from scenes.rendering.scene import sample_scene
+from scenes.shipped import WEIGHTS
 from scenes.training.judge import build_targets
 from vargen.base.errors import UserError
-from vargen.base.resources import weights_folder
 
 SMALL = (4, 6, 6, 8)
 GRID = 32
@@ -151,7 +151,7 @@ def test_wrong_shapes_are_named(arguments: dict) -> None:
 
 
 def test_the_shipped_judge_reads_heldout_renders() -> None:
-    if not (weights_folder() / JUDGE_NAME / "config.json").is_file():
+    if not (WEIGHTS / JUDGE_NAME / "config.json").is_file():
         pytest.skip("no judge among the shipped weights")
     scenes = [sample_scene(seed, "heldout") for seed in range(3_000_000_000, 3_000_000_100)]
     readings = read_images(load_judge(), SceneRenderer()(scenes).images)

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from vargen.cli import main
-from vargen.commands.train import TRAINERS
+from vargen.commands.train import recipes
 from vargen.runs.files import own_folder, read_jsonl
 
 
 def test_it_says_what_can_be_trained(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train"]) == 0
     out = capsys.readouterr().out
-    assert all(name in out for name in TRAINERS)
+    assert all(name in out for name in recipes())
 
 
 def judge_arguments(output: Path) -> list[str]:

@@ -9,8 +9,8 @@ import pytest
 from scenes.captions.languages import language_of
 from scenes.cases import scene_video_cases
 from scenes.judge.pair import pruning_scores, shows_object
+from scenes.shipped import VIDEO_FRAMES, VIDEO_SIDE
 from specdecode.kernels.quantized import quantization_of
-from vargen.base.resources import VIDEO_FRAMES, VIDEO_SIDE
 from vargen.jobs.cases import VideoCase
 from vargen.models.video_llms.frames import processor_inputs
 from vargen.models.video_llms.pruning import token_budget

@@ -1,0 +1,90 @@
+"""This world as vargen asks for one: the object behind the entry point of `vargen.worlds`.
+
+Belongs here: which function of this package answers which question of `vargen.jobs.cases.World`. Does not belong here:
+any answer. What needs torch is imported when it is called, because `vargen --help` imports this module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from scenes.shipped import MODEL, VIDEO_CAPTIONS, VIDEO_FRAMES, VIDEO_MODEL, VIDEO_SIDE, WEIGHTS
+
+if TYPE_CHECKING:
+    from diffusers.models.autoencoders.vq_model import VQModel
+    from torch import Tensor
+
+    from vargen.jobs.cases import BenchmarkCase, Judge, ReferencePictures, VideoCase, World
+    from vargen.jobs.ranking import Ranker
+    from vargen.training.video_source import VideoSource
+
+
+class SceneWorld:
+    """Plays `vargen.base.world.ShippedModels` and `vargen.jobs.cases.World`; they say what each name means."""
+
+    weights = WEIGHTS
+    model = MODEL
+    video_model = VIDEO_MODEL
+    clip = WEIGHTS / "clip"
+    video_frames, video_side, video_captions = VIDEO_FRAMES, VIDEO_SIDE, VIDEO_CAPTIONS
+
+    def sample_cases(self, count: int, seed: int = 0, split: str = "heldout") -> list[BenchmarkCase]:
+        from scenes.cases import scene_cases
+
+        return scene_cases(count, seed, split)
+
+    def claims(self, prompt: str) -> Any:
+        from scenes.cases import claims_of
+
+        return claims_of(prompt)
+
+    def reference(self, count: int, side: int) -> ReferencePictures:
+        from scenes.cases import RenderedReference
+
+        return RenderedReference(count, side)
+
+    def judge(self) -> Judge:
+        from scenes.judge.judging import ClaimJudge
+
+        return ClaimJudge()
+
+    def ranker(self, image_size: int) -> Ranker:
+        from scenes.judge.judging import JudgeRanker
+
+        return JudgeRanker(image_size)
+
+    def video_cases(
+        self, count: int, split: str, num_frames: int, image_size: int, seed: int = 0, captions: str = VIDEO_CAPTIONS
+    ) -> Sequence[VideoCase]:
+        from scenes.cases import scene_video_cases
+
+        return scene_video_cases(count, split, num_frames, image_size, seed, captions)
+
+    def judge_answer(self, truth: Any, text: str) -> Mapping[str, float]:
+        from scenes.judge.judging import judge_answer
+
+        return judge_answer(truth, text)
+
+    def training_prompts(self, seed: int, count: int) -> list[str]:
+        from scenes.cases import scene_prompts
+        from scenes.seeds import DRAFTER_SEED
+
+        return scene_prompts(DRAFTER_SEED + seed, count)
+
+    def stored_pictures(self, folder: str, count: int, vqvae: VQModel) -> tuple[Sequence[str], Tensor]:
+        from scenes.training.code_store import stored_pictures
+
+        return stored_pictures(folder, count, vqvae)
+
+    def training_videos(
+        self, num_frames: int, image_size: int, captions: str, device: Any
+    ) -> tuple[VideoSource, Mapping[str, int]]:
+        from scenes.seeds import DRAFTER_SEED, HELDOUT_SEED
+        from scenes.training.video_data import RenderedVideoSource
+
+        source = RenderedVideoSource(image_size, num_frames, device, captions)
+        return source, {"train": DRAFTER_SEED, "heldout": HELDOUT_SEED}
+
+
+SCENES: World = SceneWorld()

@@ -1,0 +1,129 @@
+"""vargen without a world: real models work, and where a world is needed one line names the remedy.
+
+Commands run in a process of their own in which importing `scenes` fails, as it does where the package is not there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from video_pairs import qwen_pair  # noqa: F401  # a fixture
+
+_PROGRAM = """
+import contextlib, importlib.metadata, io, json, sys
+
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "scenes":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Block())
+commands, forget = json.loads(sys.argv[1])
+if forget:
+    importlib.metadata.entry_points = lambda **_: importlib.metadata.EntryPoints(())
+from vargen.cli import main
+
+results = []
+for command in commands:
+    out, error = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
+        code = main(command)
+    results.append((code, out.getvalue(), error.getvalue()))
+assert not [name for name in sys.modules if name.partition(".")[0] == "scenes"]
+print(json.dumps(results))
+"""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a command ended with."""
+
+    code: int
+    out: str
+    error: str
+
+    def check_worked(self) -> None:
+        assert self.code == 0, self.error
+
+    def check_line(self, *expected: str) -> None:
+        assert self.code == 2 and self.error.startswith("vargen: error: ") and self.error.count("\n") == 1, self.error
+        for part in expected:
+            assert part in self.error
+
+
+def run_blocked(*commands: list[str | Path], forget: bool = False) -> list[Result]:
+    """Commands without `scenes`; `forget` takes the entry points away too."""
+    argument = json.dumps([[list(map(str, command)) for command in commands], forget])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    program = [sys.executable, "-c", _PROGRAM, argument]
+    done = subprocess.run(program, capture_output=True, text=True, env=environment, timeout=280)
+    assert done.returncode == 0, done.stderr
+    return [Result(*each) for each in json.loads(done.stdout)]
+
+
+@pytest.mark.parametrize("forget", [False, True], ids=["broken entry point", "no entry point"])
+def test_what_needs_the_world_ends_in_one_line(tmp_path: Path, forget: bool) -> None:
+    shown, generated, unknown, trainable, judge = run_blocked(
+        ["--help"],
+        ["generate", "a red cube", "--output", tmp_path / "out"],
+        ["scenes"],
+        ["train", "--help"],
+        ["train", "judge"],
+        forget=forget,
+    )
+    shown.check_worked()
+    assert "generate" in shown.out and "\n  scenes" not in shown.out
+    generated.check_line("model: no world is installed", "--model", "reinstall vargen")
+    assert ("No module named 'scenes'" in generated.error) is not forget
+    unknown.check_line("'scenes' is not a command")
+    assert "drafter" in trainable.out and "tokenizer" not in trainable.out
+    judge.check_line("'judge' cannot be trained; choose one of: drafter, video-drafter")
+
+
+def test_models_of_ones_own_work(
+    tiny_model_folder: Path,
+    qwen_pair: Path,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("a red cube\na blue cone\n")
+    protocol = "{name: mine, captions: file, reference: none, judge: false, extractor: clip, count: 2, resolution: 8}"
+    (tmp_path / "mine.yaml").write_text(protocol)
+    frames = tmp_path / "frames"
+    frames.mkdir()
+    for number in range(4):
+        Image.new("RGB", (32, 32), (60 * number, 0, 0)).save(frames / f"{number}.png")
+    bench = ["bench", "--model", tiny_model_folder, "--methods", "ar,jacobi", "--warm_up", "0", "--quiet"]
+    evaluate = ["evaluate", "--model", tiny_model_folder, "--quiet", "--output", tmp_path / "scores"]
+    file = ["--preset", tmp_path / "mine.yaml", "--captions_file", prompts, "--bootstrap", "0"]
+    caption = ["caption", frames, "what happens?", "--num_frames", "4", "--max_new_tokens", "4", "--method", "ar"]
+
+    drawn, compared, composed, scored, scenes, described, shipped, converted, trained = run_blocked(
+        ["generate", "a red cube", "--model", tiny_model_folder, "--output", tmp_path / "out", "--quiet"],
+        [*bench, "--prompts_file", prompts, "--json", tmp_path / "bench.json"],
+        bench,
+        [*evaluate, *file],
+        evaluate,
+        [*caption, "--model", qwen_pair / "target"],
+        caption,
+        ["convert"],
+        ["train", "drafter", "--output_dir", tmp_path / "drafter"],
+    )
+    drawn.check_worked()
+    assert (tmp_path / "out" / "images" / "000000.png").is_file()
+    compared.check_worked()
+    assert [row["method"] for row in json.loads((tmp_path / "bench.json").read_text())] == ["ar", "jacobi"]
+    composed.check_line("prompts_file: no world is installed", "name a file of prompts")
+    scored.check_worked()
+    scenes.check_line("preset scenes: no world is installed", "use another preset")
+    described.check_worked()
+    shipped.check_line("model: no world is installed", "name a folder")
+    converted.check_worked()
+    trained.check_line("prompts: no world is installed", "name a file of prompts")

@@ -23,7 +23,7 @@ from PIL import Image
 
 from scenes.world import SceneWorld
 from vargen.cli import main
-from vargen.commands.train import recipes
+from vargen.jobs.training import recipes
 from vargen.jobs import tuning
 from vargen.runs.files import own_file, own_folder
 

@@ -50,7 +50,7 @@ _LIKE_TRUTHS = ("on", "off", "0", "1", "y", "n", "t", "f")
 _REFUSED_VALUE = re.compile(r'Parser key "(?P<name>[^"]+)":.*Got value: (?P<value>.*)', re.DOTALL)
 
 
-class _HelpFormatter(DefaultHelpFormatter):
+class HelpFormatter(DefaultHelpFormatter):
     """The explanation, then the default, wrapped to a readable width."""
 
     def __init__(self, prog: str) -> None:
@@ -60,7 +60,15 @@ class _HelpFormatter(DefaultHelpFormatter):
     def _get_help_string(self, action: Action) -> str:
         shown = action.option_strings and action.nargs != 0 and action.default not in (None, SUPPRESS, {}, [])
         default = str(action.default).lower() if isinstance(action.default, bool) else action.default
-        return f"{action.help or ''}{f' (default: {default})' if shown else ''}"
+        return f"{(action.help or '').rstrip('.')}{f' (default: {default})' if shown else ''}"
+
+    def _format_action_invocation(self, action: Action) -> str:
+        names = [
+            each for each in action.option_strings if not each.endswith("+")
+        ]  # jsonargparse appends to lists by it
+        if not names or action.nargs == 0 or (action.metavar and not hasattr(action, "_typehint")):
+            return super()._format_action_invocation(action)
+        return f"{', '.join(names)} {_kind(_type_of(action), action.dest.rsplit('.')[-1])}"
 
 
 def build_parser(command: str, description: str, options: type[Any] | None = None, epilog: str = "") -> ArgumentParser:
@@ -71,7 +79,7 @@ def build_parser(command: str, description: str, options: type[Any] | None = Non
         description=description,
         epilog=epilog,
         exit_on_error=False,
-        formatter_class=_HelpFormatter,
+        formatter_class=HelpFormatter,
     )
     if options is not None:
         _add_options(parser, options)
@@ -82,8 +90,7 @@ def build_parser(command: str, description: str, options: type[Any] | None = Non
             help="YAML file with any of these options, or the name of a shipped one; options after it override it",
         )
         parser._optionals.title = "About these options"
-        parser._action_groups.remove(parser._optionals)
-        parser._action_groups.append(parser._optionals)
+        parser._action_groups = sorted(parser._action_groups, key=lambda group: group is parser._optionals)
     return parser
 
 
@@ -119,7 +126,6 @@ def _add_options(parser: ArgumentParser, options: type[Any]) -> None:
                 required=_required(field),
                 default=None if _required(field) else _default(field),
                 help=texts[field.name],
-                metavar=_kind(types[field.name], field.name),
             )
 
 
@@ -129,7 +135,7 @@ def _help_texts(options: type[Any]) -> dict[str, str]:
     for kind in reversed(options.__mro__):
         described = inspect.cleandoc(kind.__doc__ or "").partition("Args:\n")[2]
         for each in re.finditer(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", described, re.MULTILINE):
-            texts[each[1]] = " ".join(each[2].split()).rstrip(".")
+            texts[each[1]] = " ".join(each[2].split())
     return texts
 
 
@@ -139,6 +145,10 @@ def _required(field: Field[Any]) -> bool:
 
 def _default(field: Field[Any]) -> Any:
     return field.default if field.default_factory is MISSING else field.default_factory()
+
+
+def _type_of(action: Action) -> Any:
+    return getattr(action, "_typehint", None) or action.type or str
 
 
 def _kind(kind: Any, name: str = "") -> str:
@@ -187,7 +197,7 @@ def _reason(parser: ArgumentParser, message: str) -> str:
     if refused := _REFUSED_VALUE.search(message):
         name = refused["name"]
         typed = next((action for action in parser._actions if action.dest == name), None)
-        kind = _kind(getattr(typed, "_typehint", None) or getattr(typed, "type", None) or str, name.split(".")[-1])
+        kind = _kind(str if typed is None else _type_of(typed), name.split(".")[-1])
         words = {"NUMBER": "a number", "true|false": "true or false", "TEXT": "text", "SETTINGS": "settings by name"}
         return f"{name} must be {words.get(kind, kind)}, got {' '.join(refused['value'].split())!r}"
     unknown = re.search(r"unrecognized arguments: (?P<flag>--[^\s=]+)", message)

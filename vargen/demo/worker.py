@@ -63,7 +63,7 @@ class LocalWorker:
 
 
 class WorkerProcess:
-    """Computes in another process, which starts at once. It is started again after its end, and never outlives this one.
+    """Computes in another process, which starts at once, and again after its end. It never outlives this one.
 
     Args:
         folder: for its sockets.

@@ -300,23 +300,3 @@ def own_folder(folder: str | os.PathLike[str], inside: Iterable[str] = (), argum
         for place in made:
             with contextlib.suppress(OSError):  # something was kept
                 place.rmdir()
-
-
-@contextmanager
-def own_file(path: Path, argument: str = "output") -> Iterator[None]:
-    """Make the file `path` where it is missing and keep other runs out of it; still empty, it is removed at the end.
-
-    Raises:
-        UserError: another run is writing to it, or it is no regular file.
-    """
-    check_replaceable(path, argument)
-    remove_leftovers(path.parent)
-    path.touch()
-    with _locked(path) as held:
-        if held is False or not path.exists():  # locked just before its last owner removed it
-            raise UserError(f"{argument}: another run is writing to {path}; wait for it or name another")
-        try:
-            yield
-        finally:
-            if path.exists() and not path.stat().st_size:
-                path.unlink()

@@ -23,7 +23,8 @@ from vargen.base.errors import UserError
 from vargen.base.reading import read_json
 from vargen.runs.files import (
     append_jsonl,
-    own_file,
+    check_replaceable,
+    own_folder,
     read_jsonl,
     save_image_atomic,
     write_atomic,
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 RECORD_CHUNK = "vargen"
-_ANOTHER_FILE = "delete it or name another file"
 _ANOTHER_FOLDER = "choose another --output or delete that one"
 
 
@@ -57,13 +57,13 @@ class Records:
         self._begun = bool(lines)
         if path is not None and lines:
             earlier = lines[0].get("settings")
-            check_identity(path, earlier, settings, holds="calls of a run", argument="json", remedy=_ANOTHER_FILE)
+            check_identity(path, earlier, settings, holds="calls of a run", remedy=_ANOTHER_FOLDER)
         for line in lines[1:]:
             try:
                 CallRecord(**line["call"])
                 self.calls[line["method"], line["batch"]] = line
             except (KeyError, TypeError) as error:
-                raise UserError(f"json: {path} holds a line that is no call ({error}); {_ANOTHER_FILE}") from error
+                raise UserError(f"output: {path} holds a line that is no call ({error}); {_ANOTHER_FOLDER}") from error
 
     def __contains__(self, key: tuple[str, int]) -> bool:
         return key in self.calls
@@ -88,18 +88,24 @@ class Records:
 
 
 @contextmanager
-def own_calls(json_file: str | None) -> Iterator[Path | None]:
-    """The file beside `json_file` in which the calls of a comparison are kept until its rows are written: no other run
-    writes to it, and it is gone when the block ends well. None where there is no file of rows.
+def own_calls(folder: str | None, inside: Sequence[str] = ()) -> Iterator[Path | None]:
+    """The file in `folder` that keeps the calls of a comparison until its results are written. No other run writes to
+    the folder meanwhile, and the file is gone when the block ends well. None where there is no folder.
+
+    Args:
+        folder: where the results go.
+        inside: folders in it to which the run writes as well.
 
     Raises:
-        UserError: another run is writing there.
+        UserError: another run is writing there, or something in the way is no regular file.
     """
-    if json_file in (None, "-"):
+    if folder is None:
         yield None
         return
-    path = Path(f"{json_file}.calls.jsonl")
-    with own_file(path, "json"):
+    with own_folder(folder, inside):
+        path = Path(folder) / "calls.jsonl"
+        for name in (path.name, "results.json", "plot.png"):
+            check_replaceable(Path(folder) / name)
         yield path
         path.unlink(missing_ok=True)
 

@@ -10,7 +10,7 @@ from vargen.base import resources
 from vargen.base.errors import UserError
 from vargen.base.resources import configs_folder, find_config, find_model, shipped_models
 from vargen.commands.arguments import parse
-from vargen.commands.train import load_trainer, recipes
+from vargen.jobs.training import load_trainer, recipes
 from vargen.training.config import build_parser
 
 

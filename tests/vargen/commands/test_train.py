@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from vargen.cli import main
-from vargen.commands.train import recipes
+from vargen.jobs.training import recipes
 from vargen.runs.files import own_folder, read_jsonl
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import torch
 
-from scenes.judge.judging import JudgeRanker
 from vargen import LlamaGenPipeline
 from vargen.base.resources import find_model
 from vargen.drawing.sheet import contact_sheet

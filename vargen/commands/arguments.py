@@ -63,9 +63,7 @@ class HelpFormatter(DefaultHelpFormatter):
         return f"{(action.help or '').rstrip('.')}{f' (default: {default})' if shown else ''}"
 
     def _format_action_invocation(self, action: Action) -> str:
-        names = [
-            each for each in action.option_strings if not each.endswith("+")
-        ]  # jsonargparse appends to lists by it
+        names = [each for each in action.option_strings if not each.endswith("+")]  # --x+ appends to a list
         if not names or action.nargs == 0 or (action.metavar and not hasattr(action, "_typehint")):
             return super()._format_action_invocation(action)
         return f"{', '.join(names)} {_kind(_type_of(action), action.dest.rsplit('.')[-1])}"

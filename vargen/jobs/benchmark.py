@@ -7,6 +7,7 @@ figures (`metrics.speculation`), judging (a `Judge`), printing. Importing this i
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +27,7 @@ from vargen.methods.base import MethodConfig
 from vargen.methods.catalogue import UNTRAINED, read_method_list, resolve_method
 from vargen.models.description import ModelDescription, open_model
 from vargen.models.model_folder import weights_fingerprint
-from vargen.runs.files import save_image_atomic, write_atomic, write_json_atomic
+from vargen.runs.files import save_image_atomic, write_atomic
 from vargen.runs.progress import Progress, progress
 from vargen.runs.records import Records, own_calls
 
@@ -184,7 +185,7 @@ def _write(folder: Path, rows: list[dict[str, Any]]) -> None:
     """Write results.json, and plot.png where pictures were judged and matplotlib is installed."""
     from metrics.plots import plot_tradeoff
 
-    write_json_atomic(folder / "results.json", rows)
+    write_atomic(folder / "results.json", json.dumps(rows, indent=1) + "\n")
     title = f"{rows[0]['model']}, batch {rows[0]['batch_size']}, {rows[0]['images']} prompts"
     if any(row["judge_accuracy"] is not None for row in rows):
         try:

@@ -12,6 +12,7 @@ plain decoding's.
 
 from __future__ import annotations
 
+import json
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -38,7 +39,7 @@ from vargen.methods.video.base import VideoMethodConfig
 from vargen.methods.video.catalogue import resolve_video_method
 from vargen.models.model_folder import weights_fingerprint
 from vargen.pipelines.video.options import VideoOptions
-from vargen.runs.files import write_json_atomic
+from vargen.runs.files import write_atomic
 from vargen.runs.progress import Progress, progress
 from vargen.runs.records import Records, own_calls
 
@@ -182,7 +183,7 @@ def benchmark_videos(config: BenchVideoConfig, world: World | None, quiet: bool 
         }
         rows = [{**row, **more} for row in rows]
         if calls is not None:
-            write_json_atomic(calls.parent / "results.json", rows)
+            write_atomic(calls.parent / "results.json", json.dumps(rows, indent=1) + "\n")
     return rows
 
 

@@ -36,7 +36,7 @@ def call_pipeline(
     seed: int,
     **arguments: Any,
 ) -> tuple[AutoregressivePipelineOutput, CallRecord]:
-    """One call for cases of consecutive seeds, and what it cost; `arguments` go to the pipeline."""
+    """One call for cases of consecutive seeds, and its cost; `arguments` go to the pipeline."""
     generators = [torch.Generator().manual_seed(seed + row) for row in range(len(cases))]
     device = pipeline.device
     if device.type == "cuda":
@@ -57,7 +57,7 @@ def stream_pipeline(
     batch_size: int,
     **arguments: Any,
 ) -> PictureStream:
-    """A stream of one picture a case, in continuous batches; `arguments` go to the pipeline."""
+    """A stream of one picture for each case, in continuous batches; `arguments` go to the pipeline."""
     return open_stream(
         pipeline,
         True,
@@ -70,12 +70,12 @@ def stream_pipeline(
 
 
 def record_of_picture(picture: FinishedPicture, device: torch.device) -> CallRecord:
-    """What a picture of a stream cost; its seconds are its share of the batch."""
+    """The cost of a picture of a stream. Its seconds are its share of the batch's."""
     return CallRecord.from_trace(picture.trace.to_dict(), picture.seconds, _peak_memory(device))
 
 
 def _condition(cases: Sequence[BenchmarkCase]) -> dict[str, Any]:
-    """The argument of a pipeline that says what these cases show."""
+    """The prompts or class labels of the cases, as an argument of a pipeline."""
     if cases[0].class_label is None:
         return {"prompt": [case.prompt for case in cases]}
     return {"class_labels": [case.class_label for case in cases]}

@@ -81,7 +81,7 @@ class Evaluation:
 def make_pictures(
     run: Evaluation, methods: Mapping[str, MethodConfig], model: ModelDescription
 ) -> tuple[dict[str, PictureBatches], int]:
-    """Every method's folder with all its pictures, and their side."""
+    """Make the missing pictures of every method. Returns the folders by label, and the side of a picture."""
     options, processes = run.options, run.processes
     place = options.device if options.device_map is not None else str(processes.device)
     pipeline, device, dtype = load_pipeline(model, replace(options, device=place), run.quiet)
@@ -97,7 +97,7 @@ def make_pictures(
     jobs = {}
     for label, method in methods.items():
         described = method.to_dict()
-        # A drafter that was trained anew makes no other pictures of what draws without one.
+        # A newly trained drafter does not change the pictures of methods without one.
         weights = weights_fingerprint(model.folder, apart_from=None if "drafter" in described else "drafter")
         settings = {"method": described, "weights": weights, **shared}
         jobs[label] = PictureBatches(run.output / label, settings, len(run.cases), run.batch_size)
@@ -123,7 +123,7 @@ def _make_share(
     shown: Progress,
     pixels_from_tokens: bool,
 ) -> None:
-    """This process's batches of one method: tokens, then their pictures; both at once where tokens make no pixels."""
+    """Make this process's batches of one method: tokens, then pictures, or both at once where tokens make no pixels."""
     sampling = {name: shared[name] for name in run.options.sampling}
 
     def call(indices: range, output_type: str) -> tuple[AutoregressivePipelineOutput, CallRecord]:
@@ -169,7 +169,7 @@ def _make_share(
 
 
 class MadePictures:
-    """Pictures of a job, for measuring."""
+    """Pictures that were made here, for measuring."""
 
     def __init__(self, job: PictureBatches) -> None:
         self.job = job
@@ -219,7 +219,7 @@ def open_given(images: str) -> ImageFolder | ImageArray:
 
 
 def measure_pictures(run: Evaluation, label: str, source: MadePictures | GivenPictures) -> dict[str, Tensor]:
-    """Everything read off one method's pictures, in their order."""
+    """All features of one method's pictures, in their order."""
     protocol, networks = run.protocol, run.networks
     how = [protocol.to_dict(), networks.identity(), told_cases(run.cases), networks.judge is not None]
     store = source.store(digest(how), MEASURE_BATCH)
@@ -245,7 +245,7 @@ def stored_reference(run: Evaluation, path: Path) -> tuple[Reference, list[str]]
 
 
 def measured_reference(run: Evaluation, pictures: ReferencePictures) -> Reference:
-    """The reference of pictures; its statistics are kept beside the scores."""
+    """The reference of pictures. Its statistics are written beside the scores."""
     protocol, networks, processes = run.protocol, run.networks, run.processes
     with run.progress(-(-len(pictures) // MEASURE_BATCH), "batches of the reference") as shown:
         features = reference_features(pictures, protocol, networks, run.share, processes.wait, processes.device, shown)

@@ -309,7 +309,7 @@ def _needed(world: World | None, protocol: Protocol) -> World:
 
 
 def _class_cases(config: EvaluateConfig, count: int | None, num_classes: int) -> list[BenchmarkCase]:
-    """Random labels, as the published protocol draws them (not so many of each class)."""
+    """Random labels, as the published protocol draws them (not the same number of each class)."""
     import torch
 
     generator = torch.Generator().manual_seed(config.seed)

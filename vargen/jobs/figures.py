@@ -25,7 +25,7 @@ from vargen.jobs.cases import BenchmarkCase, Judge
 def score(
     protocol: Protocol, measured: dict[str, Tensor], reference: Reference | None, kinds: Sequence[str], draws: int
 ) -> dict[str, Any]:
-    """Figures of one set of pictures from what `measure` read off them; `kinds` are those of the judge.
+    """Figures of one set of pictures from its features; `kinds` are those of the judge.
 
     Raises:
         UserError: too few pictures.
@@ -43,8 +43,8 @@ def score(
 def judge_scores(verdicts: Tensor, kinds: Sequence[str], draws: int) -> dict[str, Any]:
     """`judge_accuracy` (share of claims), `judge_prompts` (share of prompts) and `judge` (share by kind).
 
-    Claims of one picture stand or fall together, so the intervals draw pictures, not claims. Where all claims or none
-    are right, every draw says the same; the interval is then Wilson's over the pictures with claims.
+    The intervals draw pictures, not claims, since claims about one picture depend on each other. Where all claims or
+    none are right, every draw gives the same, and the interval is Wilson's over the pictures with claims.
     """
 
     def share_of(chosen: Sequence[str]) -> dict[str, Any] | None:
@@ -69,8 +69,8 @@ def judge_scores(verdicts: Tensor, kinds: Sequence[str], draws: int) -> dict[str
 def against_plain(
     measured: dict[str, Tensor], plain: dict[str, Tensor], protocol: Protocol, kinds: Sequence[str], draws: int
 ) -> dict[str, Any]:
-    """How much more a method's pictures have than plain decoding's of the same captions: `judge_accuracy` (share of
-    claims) and `clip_score`. Captions are drawn in pairs, so how hard they are cancels out of the interval."""
+    """Differences of `judge_accuracy` (share of claims) and `clip_score` to plain decoding's pictures of the same
+    captions. Captions are drawn in pairs, so their difficulty cancels out of the interval."""
     differences: dict[str, Any] = {}
     if "verdicts" in measured:
         ours, theirs = (_Shares(each["verdicts"], kinds, _claimed(kinds)) for each in (measured, plain))
@@ -92,12 +92,12 @@ def against_plain(
 
 
 def count_claims(judge: Judge, pictures: Tensor, cases: Sequence[BenchmarkCase]) -> dict[str, list[int]]:
-    """By kind, how many claims all pictures together bear out, and how many were made."""
+    """By kind, the number of right claims in all pictures, and the number of all claims."""
     return dict(zip(judge.kinds, judge(pictures, cases).sum(0).tolist(), strict=True))
 
 
 def judge_figures(claims: Sequence[Mapping[str, Sequence[int]]]) -> dict[str, Any]:
-    """Of what `count_claims` gave, the share of right claims with its 95 % interval, and the shares by kind.
+    """The share of right claims with its 95 % interval, and the shares by kind, from results of `count_claims`.
 
     All are None where nothing was judged.
     """
@@ -117,7 +117,7 @@ def judge_figures(claims: Sequence[Mapping[str, Sequence[int]]]) -> dict[str, An
 
 
 def clip_figures(scores: Sequence[Sequence[float]]) -> dict[str, Any]:
-    """The mean CLIP score of the pictures of all calls with its 95 % interval; both None where nothing was scored."""
+    """The mean CLIP score of all calls' pictures with its 95 % interval; both are None where nothing was scored."""
     values = [score for each in scores for score in each]
     if not values:
         return {"clip_score": None, "clip_score_interval": None}
@@ -126,17 +126,17 @@ def clip_figures(scores: Sequence[Sequence[float]]) -> dict[str, Any]:
 
 
 def _claimed(kinds: Iterable[str]) -> list[str]:
-    """The kinds of claims that prompts make."""
+    """The kinds that prompts claim."""
     return [kind for kind in kinds if kind not in ("object_count", "prompt")]
 
 
 class _Shares:
-    """The share of claims of some kinds that the pictures chosen bear out.
+    """The share of right claims of some kinds in chosen pictures.
 
     Args:
         verdicts: `[N, 2 * kinds]`, as `measure` gives them.
         kinds: of the judge.
-        chosen: those that count.
+        chosen: the kinds that count.
     """
 
     def __init__(self, verdicts: Tensor, kinds: Sequence[str], chosen: Sequence[str]) -> None:

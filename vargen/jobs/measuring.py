@@ -1,8 +1,7 @@
-"""From pictures on disk to the figures of a protocol, in shares that any number of processes can take.
+"""From pictures on disk to features, in shares that any number of processes can take.
 
 Belongs here: loading the protocol's networks, measuring batches of pictures, the reference and its cache, and gathering
-what all processes measured. Does not belong here: the figures' formulas (`metrics`), making pictures, and options
-(`vargen.commands.evaluate`).
+the features of all processes. Does not belong here: figures (`vargen.jobs.figures`), and making pictures.
 """
 
 from __future__ import annotations
@@ -39,18 +38,18 @@ MEASURE_BATCH = 64
 
 @dataclass(frozen=True)
 class Networks:
-    """What reads the pictures.
+    """The networks that read pictures.
 
     Args:
         extractors: by the names that protocols use.
-        judge: reads claims; None where they are not judged.
+        judge: reads claims; None where the protocol does not judge.
     """
 
     extractors: dict[str, FeatureExtractor]
     judge: Judge | None
 
     def identity(self) -> dict[str, str]:
-        """What a result records, and what a cache depends on."""
+        """Digests of the extractors, for results and caches."""
         return {name: extractor.identity for name, extractor in self.extractors.items()}
 
 
@@ -66,7 +65,7 @@ def load_networks(
     """Every network the protocol needs.
 
     Raises:
-        UserError: a file that is needed is not named, missing or of another layout.
+        UserError: a needed file is not named, missing or of another layout.
     """
 
     def load(name: str) -> FeatureExtractor:
@@ -74,7 +73,7 @@ def load_networks(
             if clip is None:
                 raise UserError(f"clip: {protocol.name} needs a CLIP model; name the folder of one")
             refuse_pickled(clip, "clip")
-            transformers_logging.disable_progress_bar()  # a job has a bar of its own, or none
+            transformers_logging.disable_progress_bar()  # the job has a bar of its own
             return CLIPFeatures(clip, device)
         if name == "vgg16":
             if vgg_weights is None:
@@ -91,11 +90,11 @@ def load_networks(
 def measure(
     pictures: Sequence[Tensor], cases: Sequence[BenchmarkCase], protocol: Protocol, networks: Networks
 ) -> Arrays:
-    """What is read off pictures uint8 `[3, H, W]` and their captions.
+    """Features of pictures uint8 `[3, H, W]` and their captions.
 
     Returns:
         `features_NAME` fp32 `[B, D]` by extractor; `text` fp32 `[B, D]` where CLIP score is made; `verdicts` int16
-        `[B, 2 * kinds]`, claims borne out and claims made by kind, where pictures are judged.
+        `[B, 2 * kinds]`, right claims and all claims by kind, where pictures are judged.
     """
     side = protocol.resolution or pictures[0].shape[-1]
     resized = resize(pictures, protocol.resizer, side)
@@ -111,9 +110,9 @@ def measure(
 
 
 def gather(store: BatchStore, share: Share, num_items: int, device: torch.device) -> dict[str, Tensor]:
-    """All arrays of a store in the order of the pictures, on the CPU; every process reads its share and gets all."""
+    """All arrays of a store in the order of the pictures, on the CPU. Every process reads its share and gets all."""
     own = [(store.batches[batch], store.read(batch)[0]) for batch in share.of(range(len(store.batches)))]
-    # Every process asks for the same arrays in the same order, also one that has no batch of its own.
+    # Every process gathers the same arrays in the same order, also one without a batch of its own.
     names = sorted(store.read(0)[0])
     width = {name: store.read(0)[0][name].shape[1] for name in names}
     gathered = {}
@@ -133,10 +132,10 @@ def gather(store: BatchStore, share: Share, num_items: int, device: torch.device
 
 
 def open_reference(protocol: Protocol, path: Path | None) -> ImageFolder | ImageArray | None:
-    """Given pictures of the reference; None where they are rendered, there are none, or `path` holds statistics.
+    """Given pictures of the reference; None where they are rendered, not needed, or `path` holds statistics.
 
     Raises:
-        UserError: none is named where one is needed, one where none is, or it cannot be read.
+        UserError: `path` is missing, not needed, or cannot be read.
     """
     if protocol.reference != "given":
         if path is not None:
@@ -164,9 +163,9 @@ def reference_features(
     device: torch.device,
     shown: Progress,
 ) -> dict[str, Tensor]:
-    """Features of the reference by extractor, `[N, D]`, from the cache or measured now and cached.
+    """Features of the reference by extractor, `[N, D]`, from the cache, or measured now and cached.
 
-    The cache goes by content: pictures, resizing and networks; a changed picture is another reference.
+    The key of the cache is the content: pictures, resizing and networks. A changed picture is another reference.
     """
     wanted = [name for name in dict.fromkeys((protocol.extractor, protocol.manifold_extractor)) if name is not None]
     identity = [pictures.digest(), protocol.resizer, protocol.resolution]
@@ -187,10 +186,10 @@ def reference_features(
 
 
 def stored_statistics(path: Path, protocol: Protocol, networks: Networks) -> tuple[GaussianStatistics, list[str]]:
-    """Statistics from a file, and warnings about what the file does not say.
+    """Statistics from a file, and warnings about what the file leaves open.
 
     Raises:
-        UserError: the file says that it was made with another network or resizing.
+        UserError: the file was made with another network or resizing.
     """
     try:
         statistics = GaussianStatistics.load(path)
@@ -212,7 +211,7 @@ def stored_statistics(path: Path, protocol: Protocol, networks: Networks) -> tup
 
 
 def made_with(protocol: Protocol, networks: Networks) -> dict[str, Any]:
-    """What statistics depend on beside the pictures."""
+    """Everything beside the pictures that decides statistics."""
     return {
         "resizer": protocol.resizer,
         "resolution": protocol.resolution,

@@ -87,8 +87,8 @@ class TuneConfig(ModelOptions):
         clip: folder of the CLIP model that scores.
         num_prompts: number of held-out prompts that every trial draws. With 64, chance moves judge accuracy by about
             three points.
-        prompts_file: file of prompts to use instead, of which `num_prompts` at most are drawn. A model that does not
-            draw the project's own scenes needs one.
+        prompts_file: file of prompts to use instead, `num_prompts` of them at most. A model that does not draw the
+            project's own scenes needs one.
         batch_size: number of pictures per call, as many as `vargen generate` makes at once. Other batch sizes have
             other best settings.
         seed: seed of the search and of the pictures.

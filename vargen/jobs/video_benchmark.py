@@ -208,7 +208,7 @@ def _given(config: BenchVideoConfig, processor: Any) -> tuple[Sequence[Clip], di
 
 
 def _named_weights(methods: Mapping[str, VideoMethodConfig]) -> dict[str, str]:
-    """What lies in the folders that methods name, by folder."""
+    """Fingerprints of the folders that methods name, by folder."""
     folders = {getattr(method, option) for method in methods.values() for option in method.weights}
     return {folder: weights_fingerprint(Path(folder)) for folder in sorted(folders - {None})}
 
@@ -230,20 +230,20 @@ def run_video_benchmark(
 
     Args:
         answerer: the models.
-        methods: methods by label; plain decoding among them, or ratios are None.
-        cases: the videos; the answer about case i is drawn with the seed `seed + i`.
-        question: asked about each that has none of its own.
+        methods: by label; without plain decoding among them ratios are None.
+        cases: the videos; the answer about case i has the seed `seed + i`.
+        question: asked about each video without a question of its own.
         warm_up: answers of each method before the first that counts.
-        judge: rates the answers; None: nobody does.
-        records: where answers are kept, and those that are there already; None: in memory.
+        judge: rates the answers; None for no judging.
+        records: keeps the answers, and holds those of a stopped run; None keeps them in memory.
         shown: counts answers.
         **generation: further arguments of `VideoAnswerer.answer`.
 
     Returns:
-        One row a method, as `build_video_rows`.
+        One row for each method, as `build_video_rows`.
 
     Raises:
-        UserError: a method that needs what is not there.
+        UserError: a method whose drafter is missing.
     """
     records = Records(None, {}) if records is None else records
     latest = [0]
@@ -278,7 +278,7 @@ def _kept(answer: Answer, case: VideoCase | Clip, judge: VideoJudge | None) -> d
 def build_video_rows(
     methods: Mapping[str, VideoMethodConfig], records: Records, num_cases: int
 ) -> list[dict[str, Any]]:
-    """One JSON-ready row a method."""
+    """One JSON-ready row for each method."""
     plain = next((label for label, method in methods.items() if method.name == "ar"), None)
     kept = {label: [records.calls[label, number] for number in range(num_cases)] for label in methods}
     from metrics.provenance import provenance
@@ -345,7 +345,7 @@ def _figures(answers: Sequence[dict[str, Any]], plain: Sequence[dict[str, Any]] 
 
 
 def _without_places(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings for a record that is read elsewhere: of a folder on this machine its last two names."""
+    """Settings for a record. A folder of this machine is shortened to its last two names."""
     return {
         name: "/".join(Path(value).parts[-2:]) if isinstance(value, str) and Path(value).is_absolute() else value
         for name, value in settings.items()
@@ -353,8 +353,8 @@ def _without_places(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _drafting(answers: Sequence[dict[str, Any]], calls: Sequence[CallRecord]) -> dict[str, Any]:
-    """What drafting took, where that is known: forwards of the drafter and their operations, prompts left out of the
-    former and not of the latter; FLASH's accepted length, which is per such forward; seconds of a step's draft."""
+    """The cost of drafting, where it is known: forward passes of the drafter without the prompt's, FLASH's accepted
+    length per such pass, operations with the prompt's, and seconds of a step's draft."""
     figures: dict[str, Any] = dict.fromkeys(
         ("drafting_passes", "accepted_per_drafting_pass", "draft_flops_per_answer", "draft_seconds_per_step")
     )

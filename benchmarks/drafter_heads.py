@@ -89,7 +89,7 @@ def main() -> None:
     base = from_mapping(
         DrafterTrainingConfig,
         {
-            "output_dir": str(arguments.output),
+            "output": str(arguments.output),
             "images": arguments.images,
             "batch_size": arguments.batch_size,
             "steps": arguments.steps,
@@ -101,7 +101,7 @@ def main() -> None:
     )
     tasks, optimizers, averages = {}, {}, {}
     for name, head in HEADS.items():
-        torch.manual_seed(base.base_seed)
+        torch.manual_seed(base.seed)
         config = replace(base, **head)
         task = tasks[name] = DrafterTask(config, teacher, prompts, codes, *stored)
         if arguments.start == "shipped":  # of which what fuses the depths is no part: it begins with the last alone
@@ -114,7 +114,7 @@ def main() -> None:
     shipped.drafter = pipeline.drafter.eval()
     figures: dict[str, dict[str, float]] = {"shipped": shipped.evaluate()}
     print("shipped", figures["shipped"], flush=True)
-    torch.manual_seed(base.base_seed)
+    torch.manual_seed(base.seed)
     seconds = dict.fromkeys(HEADS, 0.0)
     step, begun, progress = 0, time.monotonic(), 0.0
     while progress < 1:

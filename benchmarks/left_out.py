@@ -46,7 +46,7 @@ WEIGHTS = "--vqvae scenes/weights/scenes-128/vqvae --frozen_text_encoder scenes/
 def commands(runs: str, codes: str) -> list[str]:
     """That train all of them, one after the other."""
     return [
-        f"vargen train transformer --output_dir {runs}/{name} {WEIGHTS} --codes {codes} {COMMON} {option}".strip()
+        f"vargen train transformer --output {runs}/{name} {WEIGHTS} --codes {codes} {COMMON} {option}".strip()
         for name, option in LEFT_OUT.items()
     ]
 

@@ -16,7 +16,7 @@ def test_runs_differ_in_what_is_left_out() -> None:
     configs = {name: asdict(configuration_of(line)) for name, line in zip(left_out.LEFT_OUT, lines, strict=True)}
     whole = configs.pop("nothing")
     for name, config in configs.items():
-        assert config.pop("output_dir") == f"runs/{name}"
+        assert config.pop("output") == f"runs/{name}"
         assert len([field for field, value in config.items() if value != whole[field]]) == 1, name
     assert whole["grounding_weight"] > 0 and whole["model"]["condition_rotary"] == "identity"
 

@@ -140,7 +140,7 @@ COMMANDS: dict[str, tuple[str, Callable[[Path], object]]] = {
         tuned,
     ),
     "train": (
-        "train judge --output_dir {work}/out --steps 2 --batch_size 2 --evaluation_size 2 --warmup_steps 1 "
+        "train judge --output {work}/out --steps 2 --batch_size 2 --evaluation_size 2 --warmup_steps 1 "
         "--image_size 32 --log_every 1 --max_seconds null --num_threads 1 --autocast false --checkpoint_seconds 0.001",
         trained,
     ),
@@ -197,7 +197,7 @@ def test_ten_kills_and_one_before_every_rename_lose_and_leave_nothing(
         "judge {work}/out",
         "bench --methods ar --model {model} --num_prompts 1 --judge false --quiet --output {work}/out",
         "bench --task video --methods ar --quiet --output {work}/out",
-        *(f"train {name} --output_dir {{work}}/out" for name in recipes()),
+        *(f"train {name} --output {{work}}/out" for name in recipes()),
     ],
 )
 def test_a_second_process_on_a_folder_ends_at_once(

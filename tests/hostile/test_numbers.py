@@ -15,7 +15,7 @@ TUNE = "tune --output {work}/out --quiet "
 CAPTION = "caption {work} "
 SCENES = "scenes --output {work}/out --quiet "
 CONVERT = "convert llamagen --transformer a.pt --vqvae b.pt --output {work}/out "
-TRAIN = "train judge --output_dir {work}/out "
+TRAIN = "train judge --output {work}/out "
 
 
 def of(name: str, command: str, option: str, expected: str) -> Case:
@@ -135,7 +135,7 @@ CASES = [
     of("train", TRAIN, "--batch_size=-1", "batch_size: -1 must be above zero"),
     of("train", TRAIN, "--weight_decay nan", "weight_decay must be a number"),
     of("train", TRAIN, "--gradient_clip inf", "gradient_clip must be a number"),
-    of("train", TRAIN, f"--base_seed {2**64}", "base_seed"),
+    of("train", TRAIN, f"--seed {2**64}", "seed"),
     of("train", TRAIN, "--num_threads 1000000", "num_threads"),
     of("train", TRAIN, "--max_seconds nan", "max_seconds must be a number"),
     of("train", TRAIN, "--ema_decay 1", "ema_decay: 1.0 must be at least 0 and below 1"),

@@ -17,7 +17,7 @@ BENCH = "bench --methods ar --model {model} --num_prompts 1 --warm_up 0 --quiet 
 EVALUATE = "evaluate --model {model} --num_prompts 2 --quiet --output {work}/out"
 SCENES = "scenes --num_scenes 1 --quiet --output {work}/out"
 TUNE = "tune --method eagle --model {model} --quiet --output {work}/out"
-TRAIN = "train judge --output_dir {work}/out --batch_size 2 --steps 1 --evaluation_size 2 --image_size 32"
+TRAIN = "train judge --output {work}/out --batch_size 2 --steps 1 --evaluation_size 2 --image_size 32"
 CONVERT = "convert llamagen --transformer a.pt --vqvae b.pt --image_size 256 --output {work}/out"
 WRITERS = {
     "generate": GENERATE,

@@ -334,7 +334,7 @@ def test_a_checkpoint_that_is_none(
     (tmp_path / "run").mkdir()
     damage(tmp_path / "run" / "checkpoint.pt")
     sizes = ["--batch_size", "2", "--steps", "1", "--evaluation_size", "2", "--image_size", "32"]
-    command = ["train", "judge", "--output_dir", str(tmp_path / "run"), *sizes]
+    command = ["train", "judge", "--output", str(tmp_path / "run"), *sizes]
     check_refused(command, "checkpoint.pt", capsys, tmp_path)
     assert not os.path.exists("/tmp/vargen-bomb")
 
@@ -343,7 +343,7 @@ def test_a_full_disk_at_a_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixtu
     """One line, nothing half-written, and the same command goes on from the last whole one."""
     sizes = ["--batch_size", "2", "--evaluation_size", "2", "--image_size", "32", "--num_threads", "1"]
     often = ["--checkpoint_seconds", "0.001", "--sample_every", "1000", "--evaluate_every", "1000", "--log_every", "1"]
-    command = ["train", "judge", "--output_dir", str(tmp_path / "run"), *sizes, *often, "--steps"]
+    command = ["train", "judge", "--output", str(tmp_path / "run"), *sizes, *often, "--steps"]
     assert main([*command, "1"]) == 0
     whole = (tmp_path / "run" / "checkpoint.pt").read_bytes()
     capsys.readouterr()

@@ -68,7 +68,7 @@ def repeated_tiny_scenes() -> CheapScenes:
 @pytest.fixture
 def tokenizer_config(tmp_path: Path) -> TokenizerTrainingConfig:
     return TokenizerTrainingConfig(
-        output_dir=str(tmp_path / "tokenizer"),
+        output=str(tmp_path / "tokenizer"),
         batch_size=4,
         steps=6,
         warmup_steps=2,
@@ -91,7 +91,7 @@ def transformer_config(tmp_path: Path, tokenizer_config) -> TransformerTrainingC
     codebook.copy_(torch.nn.functional.normalize(torch.randn_like(codebook), dim=1))
     exported_copy(vqvae).save_pretrained(tmp_path / "vqvae")
     return TransformerTrainingConfig(
-        output_dir=str(tmp_path / "transformer"),
+        output=str(tmp_path / "transformer"),
         vqvae=str(tmp_path / "vqvae"),
         batch_size=4,
         steps=6,

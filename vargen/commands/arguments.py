@@ -41,7 +41,7 @@ _GROUPS = {
 }
 """Groups of the help text, in their order, after the group of the task itself. Every other option is of the task."""
 
-_FOLDERS = ("output", "clip", "text_encoder", "drafter", "output_dir")
+_FOLDERS = ("output", "clip", "text_encoder", "drafter", "judge_model")
 _FILES = ("picture", "vgg_weights", "inception_weights", "config", "transformer", "vqvae")
 _TRUTHS = ("true", "false", "yes", "no", "null")
 """What may follow a switch."""

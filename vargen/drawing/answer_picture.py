@@ -62,7 +62,7 @@ def draw_answer(
 ) -> Image.Image:
     """The frames of a video above the words of an answer.
 
-    The colour of the bar under a token says how it was decided. A greener background means a token that is more relevant
+    The colour of the bar under a token says how it was decided. A greener background means a token more relevant
     to the video: white for the least relevant of this answer, full green for the most.
 
     Args:

@@ -47,7 +47,7 @@ def train(name: str, config: Any) -> Any:
         What the recipe's trainer returns.
     """
     _, trainer = load_trainer(recipes()[name])
-    with own_folder(config.output_dir, _INSIDE, "output_dir"):
+    with own_folder(config.output, _INSIDE):
         return _DATA[name](trainer, config) if name in _DATA else trainer(config)
 
 
@@ -65,8 +65,8 @@ def load_trainer(recipe: Recipe) -> tuple[type[Any], Callable[..., object]]:
 def _train_drafter(train: Callable[..., object], config: Any) -> object:
     """Give the trainer prompts and pictures of the world, for a config that names no files."""
     world = find_world()
-    if world is None and not config.prompts:
-        raise missing_world("prompts", "name a file of prompts")
+    if world is None and not config.prompts_file:
+        raise missing_world("prompts_file", "name a file of prompts")
     return train(config, None, None) if world is None else train(config, world.training_prompts, world.stored_pictures)
 
 

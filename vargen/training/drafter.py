@@ -50,7 +50,7 @@ class DrafterTrainingConfig(RunConfig):
         revision: of a model on the hub; empty for its main one.
         dtype: precision of the target: float32, bfloat16 or float16; "auto" is bfloat16 on a GPU, float32 on a CPU.
         quantization: of the target, by a library, as `vargen generate` takes it; null for none.
-        prompts: file of prompts to draw, as `vargen generate` reads them; empty for captions of the project's own
+        prompts_file: file of prompts to draw, as `vargen generate` reads them; empty for captions of the project's own
             scenes, which only models of them draw.
         images: pictures that the target makes to learn from; with a file of prompts, at most so many of them.
         codes: folder of a store that `vargen train data` wrote with the model's own tokenizer, whose pictures are
@@ -78,7 +78,7 @@ class DrafterTrainingConfig(RunConfig):
     revision: str = ""
     dtype: str = "float32"
     quantization: str | None = None
-    prompts: str = ""
+    prompts_file: str = ""
     images: int = 2048
     codes: str = ""
     stored_images: int = 20_000
@@ -203,7 +203,7 @@ class DrafterTask:
 
     def loss(self, step: int, progress: float) -> tuple[Tensor, dict[str, Tensor]]:
         config = self.config
-        generator = torch.Generator().manual_seed(config.base_seed + step)
+        generator = torch.Generator().manual_seed(config.seed + step)
         rows = torch.randint(len(self.codes), (config.batch_size,), generator=generator)
         codes = self.codes[rows.to(self.device)]
         states, mask, length = self._states([self.prompts[row] for row in rows.tolist()], codes)
@@ -346,19 +346,19 @@ def train_drafter(
     )
     model = open_model(options)
     pipeline, _, _ = load_pipeline(model, options)
-    if config.prompts:
-        prompts = gather_prompts((), config.prompts)[: config.images]
+    if config.prompts_file:
+        prompts = gather_prompts((), config.prompts_file)[: config.images]
     elif model.draws_scenes:
-        prompts = sample_prompts(config.base_seed, config.images)
+        prompts = sample_prompts(config.seed, config.images)
     else:
         raise UserError(
-            f"prompts must name a file: a model of the family {model.family} does not draw vargen's own scenes, which "
-            f"composed prompts speak of"
+            f"prompts_file must name a file: a model of the family {model.family} does not draw vargen's own scenes, "
+            f"which composed prompts describe"
         )
     check(
         len(prompts) > config.evaluation_size,
-        "prompts",
-        config.prompts,
+        "prompts_file",
+        config.prompts_file,
         f"must hold more than evaluation_size ({config.evaluation_size}) prompts",
     )
     teacher = teacher_of(pipeline)  # what cannot teach is said before pictures are made
@@ -369,9 +369,9 @@ def train_drafter(
     codes = generate_codes(
         pipeline,
         prompts,
-        Path(config.output_dir) / "generated",
-        settings={"weights": fingerprint, "prompts_file": config.prompts, **options.identity, **sampling},
-        seed=config.base_seed,
+        Path(config.output) / "generated",
+        settings={"weights": fingerprint, "prompts_file": config.prompts_file, **options.identity, **sampling},
+        seed=config.seed,
         batch_size=config.generation_batch_size,
     ).to(device)
     stored: tuple[Sequence[str], Tensor | None] = ((), None)

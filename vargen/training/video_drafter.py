@@ -87,7 +87,7 @@ class VideoDrafterTrainingConfig(RunConfig):
             train on stills, where the architecture reads so few. Evaluation shows all of them.
         image_size: side of the rendered frames in pixels; null for the side that the world's own videos have.
         captions: which rendered videos, by a name that the world knows; null for its own.
-        answers: folder of the target's answers, which several runs can share; empty for output_dir/answers.
+        answers: folder of the target's answers, which several runs can share; empty for output/answers.
         generation_batch_size: answers made at once, of videos and questions of one size.
         max_answer_tokens: most tokens of an answer.
         token_loss_weight: alpha, weight of the soft cross-entropy.
@@ -285,7 +285,7 @@ class VideoDrafterTask:
 
     def loss(self, step: int, progress: float) -> tuple[Tensor, dict[str, Tensor]]:
         config = self.config
-        generator = torch.Generator().manual_seed(config.base_seed + step)
+        generator = torch.Generator().manual_seed(config.seed + step)
         numbers = torch.randint(len(self.training.answers), (config.batch_size,), generator=generator).tolist()
         losses = []  # [2] of each part of the batch
         for states, learned in self.training.batches(numbers):
@@ -397,7 +397,7 @@ def rendered_questions(
 
     def ask(answerer: VideoAnswerer) -> tuple[Asked, Asked]:
         size, processor = config.generation_batch_size, answerer.processor
-        first = first_seeds["train"] + config.base_seed
+        first = first_seeds["train"] + config.seed
         train = VideoQuestions(processor, source, first, "train", size, config.training_frames, settings)
         heldout = VideoQuestions(processor, source, first_seeds["heldout"], "heldout", size, settings=settings)
         assert isinstance(config.videos, int)
@@ -430,7 +430,7 @@ def train_video_drafter(
     model = answerer.model
     network = config.new_video_head(model)  # what does not fit is said before answers are made
     fingerprint = weights_fingerprint(found.folder)
-    kept = Path(config.answers or Path(config.output_dir) / "answers")
+    kept = Path(config.answers or Path(config.output) / "answers")
     readers = []
     folder = StatesFolder(Path(config.states), {"target": fingerprint}) if config.states else None
     for questions, count in ask(answerer):

@@ -18,7 +18,7 @@ REPOSITORY = Path(__file__).parents[3]
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("output_dir", ""),
+        ("output", ""),
         ("batch_size", 0),
         ("steps", -1),
         ("max_seconds", 0.0),
@@ -35,12 +35,12 @@ REPOSITORY = Path(__file__).parents[3]
 )
 def test_a_bad_value_is_an_error_that_names_the_field(name: str, value: Any) -> None:
     with pytest.raises(UserError, match=f"^{name}: "):
-        from_mapping(RunConfig, {"output_dir": "runs/x", name: value})
+        from_mapping(RunConfig, {"output": "runs/x", name: value})
 
 
 def test_an_unknown_field_is_named() -> None:
     with pytest.raises(UserError, match=r"^learning_rte: "):
-        from_mapping(RunConfig, {"output_dir": "runs/x", "learning_rte": 1.0})
+        from_mapping(RunConfig, {"output": "runs/x", "learning_rte": 1.0})
 
 
 def test_nested_fields_are_named_with_their_path() -> None:
@@ -49,9 +49,9 @@ def test_nested_fields_are_named_with_their_path() -> None:
     with pytest.raises(UserError, match=r"^model\.num_attention_heads: "):
         TransformerConfig(dim=192, num_attention_heads=5)
     with pytest.raises(UserError, match=r"^image_size: "):
-        TokenizerTrainingConfig(output_dir="runs/x", image_size=100)
+        TokenizerTrainingConfig(output="runs/x", image_size=100)
     with pytest.raises(UserError, match=r"^vqvae: "):
-        TransformerTrainingConfig(output_dir="runs/x", vqvae="")
+        TransformerTrainingConfig(output="runs/x", vqvae="")
 
 
 @pytest.mark.parametrize(
@@ -64,13 +64,13 @@ def test_the_shipped_file_is_read_and_flags_override_it(config_type: type[RunCon
     (config,) = received
     assert type(config) is config_type
     assert config.batch_size == 3 and config.max_seconds is None
-    assert config.output_dir == f"runs/{name}" and config.evaluation_size == 64
+    assert config.output == f"runs/{name}" and config.evaluation_size == 64
     assert from_mapping(config_type, asdict(config)) == config
 
 
 def test_a_dotted_flag_reaches_a_nested_field() -> None:
     received: list[TokenizerTrainingConfig] = []
-    flags = ["--output_dir", "x", "--model.norm_num_groups", "8", "--model.block_out_channels", "[8,16]"]
+    flags = ["--output", "x", "--model.norm_num_groups", "8", "--model.block_out_channels", "[8,16]"]
     main(TokenizerTrainingConfig, received.append, flags)
     assert received[0].model == VQModelConfig(block_out_channels=(8, 16), norm_num_groups=8)
 
@@ -88,14 +88,14 @@ def test_bad_flags_end_with_code_two_and_name_the_field(
     arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as stop:
-        main(TokenizerTrainingConfig, lambda config: None, ["--output_dir", "x", *arguments])
+        main(TokenizerTrainingConfig, lambda config: None, ["--output", "x", *arguments])
     assert stop.value.code == 2
     assert named in capsys.readouterr().err
 
 
 def test_an_unknown_key_in_a_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "bad.yaml"
-    file.write_text("output_dir: x\nlearning_rte: 1.0\n")
+    file.write_text("output: x\nlearning_rte: 1.0\n")
     with pytest.raises(SystemExit) as stop:
         main(TokenizerTrainingConfig, lambda config: None, ["--config", str(file)])
     assert stop.value.code == 2

@@ -90,7 +90,8 @@ def _script(name: str, *arguments: str) -> tuple[str, ...]:
 
 
 def _bench(record: str, *arguments: str) -> Step:
-    return Step(("-m", "vargen.cli", "bench", "--json", str(RESULTS / f"{record}.json"), *arguments), timed=True)
+    command = ("-m", "vargen.cli", "bench", "--output", str(WORK / record), *arguments)
+    return Step(command, timed=True, copies=(WORK / record / "results.json", RESULTS / f"{record}.json"))
 
 
 def _weighted(record: str, *arguments: str) -> Step:
@@ -100,7 +101,7 @@ def _weighted(record: str, *arguments: str) -> Step:
 
 def _evaluation(record: str, count: int, methods: str) -> Step:
     folder = WORK / record
-    arguments = ("--preset", "scenes", "--dtype", "bfloat16", "--batch_size", "50", "--count", str(count))
+    arguments = ("--preset", "scenes", "--dtype", "bfloat16", "--batch_size", "50", "--num_prompts", str(count))
     command = ("-m", "vargen.cli", "evaluate", *arguments, "--method", methods, "--output", str(folder))
     return Step(command, copies=(folder / "scores.json", RESULTS / f"{record}.json"))
 
@@ -125,7 +126,7 @@ STEPS: dict[str, Step] = {
     "plain_decoding": Step(_script("plain_decoding"), timed=True, reads_drafter=False),
     "plain_decoding_batch_8": Step(_script("plain_decoding", "--batch_size", "8"), timed=True, reads_drafter=False),
     "overhead": Step(_script("speculation_overhead"), timed=True),
-    "bench_picks": _bench("bench_picks", "--methods", PICKS, "--prompts", "24"),
+    "bench_picks": _bench("bench_picks", "--methods", PICKS, "--num_prompts", "24"),
     "bench_weighted": _weighted("bench_weighted"),
     "bench_weighted_int8": _weighted("bench_weighted_int8", *IN_INT8),
     "bench_batch_8": _bench("bench_batch_8", "--methods", PICKS, "--batch_size", "8"),

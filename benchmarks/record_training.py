@@ -52,7 +52,7 @@ def summarise(log: Path) -> dict[str, Any]:
 
 def _settings(start: dict[str, Any]) -> dict[str, Any]:
     """What a run was started with. Folders say nothing elsewhere."""
-    folders = ("output_dir", "vqvae", "codes", "initial_weights", "frozen_text_encoder", "answers")
+    folders = ("output", "vqvae", "codes", "initial_weights", "frozen_text_encoder", "answers")
     return {
         name: value
         for name, value in start.items()
@@ -62,7 +62,7 @@ def _settings(start: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", type=Path, help="output_dir of the run")
+    parser.add_argument("run", type=Path, help="output of the run")
     parser.add_argument("--name", required=True)
     parser.add_argument("--remark", default="", help="anything the log cannot know, such as what else the machine did")
     arguments = parser.parse_args()

@@ -415,7 +415,7 @@ def main() -> int:
     pipeline.set_progress_bar_config(disable=True)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        scenes = (f"--output={folder / 'scenes'}", f"--count={len(VIDEOS)}", "--split=heldout", "--seed=0")
+        scenes = (f"--output={folder / 'scenes'}", f"--num_scenes={len(VIDEOS)}", "--split=heldout", "--seed=0")
         command("scenes", "--videos", "--quiet", *scenes)
         videos = sorted(folder.glob("scenes/videos/*.mp4"))
         makers: dict[str, Callable[[Case], Case]] = {

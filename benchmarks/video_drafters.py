@@ -99,7 +99,7 @@ def commands(model: str | None, folder: str) -> list[str]:
     for name, options in trained().items():
         length = "-short" if options.startswith(SHORT) else ""
         shared = f"--answers {folder}/answers{length} --states {folder}/states{length}"
-        result.append(f"vargen train video-drafter {of_model}{options} --output_dir {folder}/{name} {shared}")
+        result.append(f"vargen train video-drafter {of_model}{options} --output {folder}/{name} {shared}")
     return result
 
 

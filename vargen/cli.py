@@ -1,4 +1,4 @@
-"""The `vargen` command: which subcommand is meant, and how errors look.
+"""The `vargen` command: its subcommands, and how errors look.
 
 What each subcommand does is in a module of its own in `vargen.commands`, or in one that another package brings. It is
 imported only when it is called, so `--help` answers without importing torch. Bad input ends with one line,
@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Sequence
 
 from vargen.base.bounds import check_argument
-from vargen.base.errors import UserError
+from vargen.base.errors import UserError, did_you_mean
 from vargen.base.world import COMMANDS, Command, listed
 
 OWN_COMMANDS = {
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"vargen: interrupted{f'; {interrupt}' if str(interrupt) else ''}", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        # The reader of our output has gone (`vargen methods | head -1`). Python would complain again at exit.
+        # The reader of the output has ended (`vargen methods | head -1`). Python would complain again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
@@ -72,11 +72,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if error.errno is None:
             raise
         return _fail(f"{(error.strerror or type(error).__name__).lower()}{where}; name another file or folder")
-    except (MemoryError, RuntimeError) as error:  # RuntimeError is how torch says it
+    except (MemoryError, RuntimeError) as error:  # torch raises RuntimeError
         if isinstance(error, RuntimeError) and not _NO_MEMORY.search(str(error)):
             raise
         reason = str(error).split("\n")[0] or "there is not enough memory"
-        return _fail(f"{reason}; give a smaller batch_size, fewer drafted tokens or a smaller model")
+        return _fail(f"{reason}; give a smaller batch_size, fewer draft tokens or a smaller model")
     finally:
         warnings.showwarning = showwarning
 
@@ -93,7 +93,8 @@ def _dispatch(arguments: list[str]) -> int:
         return 0
     commands = listed(OWN_COMMANDS, COMMANDS)
     if command not in commands:
-        raise UserError(f"{command!r} is not a command; choose one of: {', '.join(commands)}")
+        one_of = f"choose one of: {', '.join(commands)}{did_you_mean(command, commands)}"
+        raise UserError(f"{command!r} is not a command; {one_of}")
     return importlib.import_module(commands[command].module).run(arguments[1:])
 
 
@@ -116,13 +117,13 @@ def _usage() -> str:
 
 
 def _fail(message: str) -> int:
-    """Print the one line that an error gets."""
+    """Print an error in one line."""
     print(f"vargen: error: {' '.join(message.split())}", file=sys.stderr)
     return 2
 
 
 def _show_warning(message: Warning | str, category: type[Warning], *args: object, **kwargs: object) -> None:
-    """A warning in one line; those about code, which a user of the command cannot change, are left out."""
+    """Print a warning in one line. Warnings about code are left out, since a user of the command cannot act on them."""
     if issubclass(category, DeprecationWarning | PendingDeprecationWarning | FutureWarning):
         return
     print(f"vargen: warning: {' '.join(str(message).split())}", file=sys.stderr)

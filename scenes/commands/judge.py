@@ -10,21 +10,21 @@ from pathlib import Path
 
 from vargen.base.bounds import MAX_BATCH_SIZE, check_numbers
 from vargen.base.errors import UserError
-from vargen.commands.options import build_parser, fill, parse
+from vargen.commands.arguments import build_parser, fill, parse
 from vargen.runs.files import own_folder, write_json_atomic
 
 
 @dataclass(frozen=True)
 class JudgeConfig:
-    """How to judge.
+    """What to judge.
 
     Args:
-        judge: folder of a judge; the shipped one by default.
-        batch_size: pictures read at a time.
-        device: where to read, "cpu" or "cuda".
+        judge_model: folder of a judge; null for the shipped one.
+        batch_size: number of pictures that are read at once.
+        device: device that reads, "cpu" or "cuda".
     """
 
-    judge: str | None = None
+    judge_model: str | None = None
     batch_size: int = 32
     device: str = "cpu"
 
@@ -59,7 +59,7 @@ def run(arguments: Sequence[str]) -> int:
     if config.device != "cpu" and not torch.cuda.is_available():
         raise UserError(f"device: {config.device!r} is not available here; use cpu")
     with own_folder(folder, argument="folder"):
-        result, tally = judge_folder(load_judge(config.judge, config.device), folder, config.batch_size)
+        result, tally = judge_folder(load_judge(config.judge_model, config.device), folder, config.batch_size)
         write_json_atomic(folder / "judge.json", result)
     summary = {name: value for name, value in result.items() if name != "verdicts"}
     unreadable = summary["unreadable_prompts"]

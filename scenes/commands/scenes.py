@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 
 from scenes.shipped import VIDEO_CAPTIONS, VIDEO_FRAMES
 from vargen.base.bounds import MAX_FRAMES, MAX_PICTURES, MAX_PIXELS, MAX_SEED, check_numbers
-from vargen.commands.options import build_parser, fill, parse
+from vargen.commands.arguments import add_switches, build_parser, fill, parse
 
 
 @dataclass(frozen=True)
@@ -16,10 +16,10 @@ class ScenesConfig:
     """What to render.
 
     Args:
-        output: folder to write images/ or videos/, captions.txt, metadata.jsonl and contact_sheet.png to.
-        count: how many scenes.
+        output: folder for images/ or videos/, captions.txt, metadata.jsonl and contact_sheet.png.
+        num_scenes: number of scenes.
         split: "train", "heldout" (combinations that training never shows) or "all".
-        seed: seed of the first scene; scene i has the seed `seed + i`.
+        seed: seed of the first scene; scene i has `seed + i`.
         image_size: side of the pictures in pixels, a multiple of 8; null for 128, and 96 of videos.
         detail: strength of grass, sand, wood grain and clouds; 0 is smooth.
         num_frames: of a video: 8 or more, or 4 or more with plain captions.
@@ -28,7 +28,7 @@ class ScenesConfig:
     """
 
     output: str = "scenes"
-    count: int = 16
+    num_scenes: int = 16
     split: str = "all"
     seed: int = 0
     image_size: int | None = None
@@ -38,8 +38,10 @@ class ScenesConfig:
     captions: str = VIDEO_CAPTIONS
 
     def __post_init__(self) -> None:
-        check_numbers(self, {"count": (1, MAX_PICTURES), "image_size": (8, MAX_PIXELS), "num_frames": (4, MAX_FRAMES)})
-        check_numbers(self, {"seed": (0, MAX_SEED - self.count), "detail": (0.0, 100.0)})
+        check_numbers(
+            self, {"num_scenes": (1, MAX_PICTURES), "image_size": (8, MAX_PIXELS), "num_frames": (4, MAX_FRAMES)}
+        )
+        check_numbers(self, {"seed": (0, MAX_SEED - self.num_scenes), "detail": (0.0, 100.0)})
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -50,14 +52,14 @@ def run(arguments: Sequence[str]) -> int:
         action="store_true",
         help="mp4 files of scenes in which something happens, with questions and answers",
     )
-    parser.add_argument("--json", action="store_true", help="print a JSON summary and nothing else")
-    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    add_switches(parser, json="print a JSON summary and nothing else")
     values = parse(parser, arguments)
     config = fill(ScenesConfig, values)
 
     from scenes.dataset import write_scenes, write_videos
 
     settings = asdict(config)
+    settings["count"] = settings.pop("num_scenes")
     if settings["image_size"] is None:
         del settings["image_size"]
     if values.videos:
@@ -67,8 +69,8 @@ def run(arguments: Sequence[str]) -> int:
             del settings[name]
         folder = write_scenes(**settings, progress=not values.quiet)
     if values.json:
-        print(json.dumps({"output": str(folder), "count": config.count, "split": config.split}))
+        print(json.dumps({"output": str(folder), "count": config.num_scenes, "split": config.split}))
     else:
         things = "videos" if values.videos else "scenes"
-        print(f"{config.count} {things} ({config.split}) in {folder}; look at {folder / 'contact_sheet.png'}")
+        print(f"{config.num_scenes} {things} ({config.split}) in {folder}; look at {folder / 'contact_sheet.png'}")
     return 0

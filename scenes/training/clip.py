@@ -172,7 +172,7 @@ class ClipTask:
 
     def loss(self, step: int, progress: float) -> tuple[Tensor, dict[str, Tensor]]:
         config = self.config
-        batch = self.source(config.base_seed + step * config.batch_size, config.batch_size, config.split)
+        batch = self.source(config.seed + step * config.batch_size, config.batch_size, config.split)
         texts, negatives = self._captions(batch.scenes)
         count = len(texts)
         output = self.run_clip(pixel_values=batch.images.to(self.device), **self._tokens([*texts, *negatives]))

@@ -39,7 +39,7 @@ class CodeStoreConfig:
     """Settings of `vargen train data`.
 
     Args:
-        output_dir: folder of the store.
+        output: folder of the store.
         vqvae: folder of the trained tokenizer (a tokenizer run's `export`, or `vqvae` of a pipeline).
         pictures: how many; a finished store grows when more are asked for.
         shard_size: pictures per file; what is lost when the process is killed.
@@ -53,7 +53,7 @@ class CodeStoreConfig:
         num_threads: of torch on the CPU; 0 for torch's choice.
     """
 
-    output_dir: str = "runs/codes"
+    output: str = "runs/codes"
     vqvae: str = ""
     pictures: int = 200_000
     shard_size: int = 2048
@@ -94,7 +94,7 @@ def write_codes(config: CodeStoreConfig, source: SceneSource | None = None) -> s
         What the store holds now, in words.
 
     Raises:
-        UserError: for a field that does not fit, or a store in `output_dir` that was made otherwise.
+        UserError: for a field that does not fit, or a store in `output` that was made otherwise.
     """
     device = torch.device(config.device)
     if config.num_threads:
@@ -105,10 +105,10 @@ def write_codes(config: CodeStoreConfig, source: SceneSource | None = None) -> s
         source = RenderedSceneSource(config.image_size, device, config.detail, config.object_count_weights)
     rendered = RenderedCodes(source, encoder, grid_size)
 
-    folder = Path(config.output_dir)
+    folder = Path(config.output)
     folder.mkdir(parents=True, exist_ok=True)
     identity = _identity(config, weights_fingerprint(vqvae), grid_size**2)
-    check_identity_file(folder / _DESCRIPTION, identity, holds="codes", argument="output_dir")
+    check_identity_file(folder / _DESCRIPTION, identity, holds="codes", argument="output")
     write_json_atomic(folder / _DESCRIPTION, identity)
     for shard in tqdm(range(-(-config.pictures // config.shard_size)), unit="shard", disable=None):
         path = _shard_path(folder, shard)

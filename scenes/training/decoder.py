@@ -131,8 +131,8 @@ class DecoderTask:
 
     def loss(self, step: int, progress: float) -> tuple[Tensor, dict[str, Tensor]]:
         config = self.config
-        generator = torch.Generator().manual_seed(config.base_seed + step)
-        batch = self.source(config.base_seed + step * config.batch_size, config.batch_size, "train")
+        generator = torch.Generator().manual_seed(config.seed + step)
+        batch = self.source(config.seed + step * config.batch_size, config.batch_size, "train")
         codes, replaced = self._replaced(batch, self._encode(batch.images), generator)
         pictures = self.decode(codes)
         weights = object_weights(batch.object_mask, config.object_weight) * self._counts(batch, replaced)

@@ -320,12 +320,12 @@ class JudgeTask:
     def _batch(self, step: int) -> tuple[Tensor, list[Scene]]:
         """The pictures `[B, 3, H, W]` in [0, 1] of a step, and their scenes; a function of the step alone."""
         config = self.config
-        generator = _generator(config.base_seed + step)
+        generator = _generator(config.seed + step)
         drawn = round(config.batch_size * config.reconstruction_share) if self.bank else 0
         pictures: list[Tensor] = []
         scenes: list[Scene] = []
         if drawn < config.batch_size:
-            batch = self.source(config.base_seed + step * config.batch_size, config.batch_size - drawn, config.split)
+            batch = self.source(config.seed + step * config.batch_size, config.batch_size - drawn, config.split)
             pictures.append(self.degrade(batch.images * 0.5 + 0.5, generator))
             scenes += batch.scenes
         if self.bank and drawn:

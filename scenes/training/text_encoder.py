@@ -170,7 +170,7 @@ class TextEncoderTask:
 
     def loss(self, step: int, progress: float) -> tuple[Tensor, dict[str, Tensor]]:
         config = self.config
-        first = CAPTION_SEED + config.base_seed + step * config.batch_size
+        first = CAPTION_SEED + config.seed + step * config.batch_size
         seeds = range(first, first + config.batch_size)
         scenes = _scenes(seeds, "train")
         share = config.complete_caption_share

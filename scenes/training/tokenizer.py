@@ -212,7 +212,7 @@ class TokenizerTask:
 
     def loss(self, step: int, progress: float) -> tuple[Tensor, dict[str, Tensor]]:
         config = self.config
-        batch = self.source(config.base_seed + step * config.batch_size, config.batch_size, "train")
+        batch = self.source(config.seed + step * config.batch_size, config.batch_size, "train")
         images = batch.images.contiguous(memory_format=torch.channels_last)
         latents = self.vqvae.quant_conv(self.encode(images))
         quantized = self.quantizer(latents, learn=True, replace_dead=progress < _REPLACE_DEAD_UNTIL)

@@ -261,7 +261,7 @@ class TransformerTask:
         config = self.config
         before, _ = load_vqvae(str(Path(config.initial_weights) / "vqvae"), config.image_size, self.device)
         if weights_fingerprint(before) != weights_fingerprint(self.vqvae):
-            batches = range(config.base_seed, config.base_seed + _TRANSLATED, config.batch_size)
+            batches = range(config.seed, config.seed + _TRANSLATED, config.batch_size)
             images = (source(seed, config.batch_size, "train").images for seed in batches)
             translate(self.transformer, code_shares(before, self.vqvae, images))
 
@@ -314,7 +314,7 @@ class TransformerTask:
 
     def loss(self, step: int, progress: float) -> tuple[Tensor, dict[str, Tensor]]:
         config = self.config
-        batch = self.codes(config.base_seed + step * config.batch_size, config.batch_size)
+        batch = self.codes(config.seed + step * config.batch_size, config.batch_size)
         codes, places = batch.codes.to(self.device), batch.places.to(self.device)
         drop = self._null_rows(step)
         pairs = zip(batch.scenes, batch.caption_seeds, strict=True)
@@ -348,7 +348,7 @@ class TransformerTask:
 
     def _null_rows(self, step: int) -> Tensor:
         """Rows of the batch of `step` that see the null caption, bool [B]."""
-        generator = torch.Generator().manual_seed(self.config.base_seed + step)
+        generator = torch.Generator().manual_seed(self.config.seed + step)
         rows = torch.rand(self.config.batch_size, generator=generator) < self.config.null_caption_probability
         return rows.to(self.device)
 
@@ -357,7 +357,7 @@ class TransformerTask:
         config = self.config
         if not config.replaced_rows:
             return codes
-        generator = torch.Generator().manual_seed(_REPLACED_STREAM + config.base_seed + step)
+        generator = torch.Generator().manual_seed(_REPLACED_STREAM + config.seed + step)
         others = codes.flatten()[torch.randperm(codes.numel(), generator=generator).to(self.device)].view_as(codes)
         chosen = torch.rand(len(codes), 1, generator=generator) < config.replaced_rows
         shares = torch.rand(len(codes), 1, generator=generator) * config.replaced_tokens
@@ -368,7 +368,7 @@ class TransformerTask:
         """Codes [B, N] in which some objects, of `_owners`, are made of tokens of any objects of their colour."""
         if not self.config.mistaken_objects:
             return batch.codes
-        generator = torch.Generator().manual_seed(_MISTAKEN_STREAM + self.config.base_seed + step)
+        generator = torch.Generator().manual_seed(_MISTAKEN_STREAM + self.config.seed + step)
         codes = batch.codes
         colours = told_by_owner(
             owners, [[1 + COLOURS.index(item.colour) for item in each.objects] for each in batch.scenes]

@@ -188,8 +188,8 @@ class VideoLLMTask:
 
     def loss(self, step: int, progress: float) -> tuple[Tensor, dict[str, Tensor]]:
         config = self.config
-        seed = config.base_seed + step * config.batch_size
-        draw = random.Random(f"view-{config.base_seed}-{step}")
+        seed = config.seed + step * config.batch_size
+        draw = random.Random(f"view-{config.seed}-{step}")
         num_frames = self._frame_count(draw, progress)
         batch = self._source(num_frames)(seed, config.batch_size, config.split)
         conversations = self._about(num_frames)
@@ -262,7 +262,7 @@ class VideoLLMTask:
             view = view.stretched(factor)
         if share == 1:
             return view, None
-        generator = torch.Generator().manual_seed(self.config.base_seed + step)
+        generator = torch.Generator().manual_seed(self.config.seed + step)
         kept = choose_visual(how, share, shows_object.cpu(), generator).to(self.device)
         return view.with_kept(kept), kept
 

@@ -23,9 +23,9 @@ from PIL import Image
 
 from scenes.world import SceneWorld
 from vargen.cli import main
-from vargen.commands.train import recipes
 from vargen.jobs import tuning
-from vargen.runs.files import own_file, own_folder
+from vargen.jobs.training import recipes
+from vargen.runs.files import own_folder
 
 
 class _Reader:
@@ -102,8 +102,8 @@ def evaluated(work: Path) -> object:
 
 
 def benched(work: Path) -> object:
-    rows = json.loads((work / "b.json").read_text())
-    return pixels(work / "i"), [(row["method"], row["tokens"], row["target_passes"]) for row in rows]
+    rows = json.loads((work / "out" / "results.json").read_text())
+    return pixels(work / "out" / "images"), [(row["method"], row["tokens"], row["target_passes"]) for row in rows]
 
 
 def tuned(work: Path) -> object:
@@ -125,22 +125,22 @@ COMMANDS: dict[str, tuple[str, Callable[[Path], object]]] = {
         generated,
     ),
     "evaluate": (
-        "evaluate --model {model} --preset {work}/p.yaml --captions_file {work}/c.txt --reference {work}/ref --quiet "
+        "evaluate --model {model} --preset {work}/p.yaml --prompts_file {work}/c.txt --reference {work}/ref --quiet "
         "--output {work}/out --batch_size 2 --bootstrap 0 --clip {clip}",
         evaluated,
     ),
     "bench": (
-        "bench --methods ar --model {model} --prompts 2 --warm_up 0 --judge false --quiet --images {work}/i "
-        "--json {work}/b.json",
+        "bench --methods ar --model {model} --num_prompts 2 --warm_up 0 --judge false --quiet --save_images "
+        "--output {work}/out",
         benched,
     ),
     "tune": (
         "tune --method sjd --fixed.window 2 --fixed.initial_guess random --fixed.branches 2 --fixed.branch_depth 1 "
-        "--speed pass_reduction --prompts 2 --batch_size 2 --model {model} --quiet --output {work}/out",
+        "--speed pass_reduction --num_prompts 2 --batch_size 2 --model {model} --quiet --output {work}/out",
         tuned,
     ),
     "train": (
-        "train judge --output_dir {work}/out --steps 2 --batch_size 2 --evaluation_size 2 --warmup_steps 1 "
+        "train judge --output {work}/out --steps 2 --batch_size 2 --evaluation_size 2 --warmup_steps 1 "
         "--image_size 32 --log_every 1 --max_seconds null --num_threads 1 --autocast false --checkpoint_seconds 0.001",
         trained,
     ),
@@ -191,12 +191,13 @@ def test_ten_kills_and_one_before_every_rename_lose_and_leave_nothing(
     "command",
     [
         *(COMMANDS[name][0] for name in ("generate", "evaluate", "tune")),
-        "scenes --count 1 --quiet --output {work}/out",
+        "scenes --num_scenes 1 --quiet --output {work}/out",
         "convert llamagen --transformer a.pt --vqvae b.pt --image_size 256 --output {work}/out",
         "convert lantern-drafter --drafter a --output {work}/out",
         "judge {work}/out",
-        "bench --methods ar --model {model} --prompts 1 --judge false --quiet --images {work}/out",
-        *(f"train {name} --output_dir {{work}}/out" for name in recipes()),
+        "bench --methods ar --model {model} --num_prompts 1 --judge false --quiet --output {work}/out",
+        "bench --task video --methods ar --quiet --output {work}/out",
+        *(f"train {name} --output {{work}}/out" for name in recipes()),
     ],
 )
 def test_a_second_process_on_a_folder_ends_at_once(
@@ -208,15 +209,3 @@ def test_a_second_process_on_a_folder_ends_at_once(
     places = {"work": tmp_path, "model": _saved_tiny_pipelines["text"], "clip": "none"}
     with own_folder(tmp_path / "out"):
         check_refused(arguments_of(command, places), "another run is writing to", capsys, tmp_path)
-
-
-@pytest.mark.parametrize("task", ["image", "video"])
-def test_a_second_comparison_on_a_file_ends_at_once(
-    task: str, tmp_path: Path, _saved_tiny_pipelines: dict[str, Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    model = f" --model {_saved_tiny_pipelines['text']}" if task == "image" else ""
-    command = f"bench --task {task} --methods ar{model} --quiet --json {{work}}/b.json"
-    calls = tmp_path / "b.json.calls.jsonl"
-    with own_file(calls):
-        calls.write_text("\n")
-        check_refused(arguments_of(command, {"work": tmp_path}), "another run is writing to", capsys, tmp_path)

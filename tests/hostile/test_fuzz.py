@@ -17,12 +17,12 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from vargen.cli import main
-from vargen.commands.bench import BenchConfig
-from vargen.commands.bench_video import BenchVideoConfig
-from vargen.commands.caption import CaptionConfig
+from vargen.jobs.benchmark import BenchConfig
+from vargen.jobs.captioning import CaptionConfig
+from vargen.jobs.evaluation import EvaluateConfig
 from vargen.jobs.generation import GenerateConfig
-from vargen.jobs.options import EvaluateConfig
 from vargen.jobs.tuning import TuneConfig
+from vargen.jobs.video_benchmark import BenchVideoConfig
 from vargen.methods.catalogue import methods_for
 
 plain = st.one_of(

@@ -222,7 +222,7 @@ CAPTION = "caption {work}/frames.gif --num_frames 4 --max_new_tokens 1 "
 LOADERS = {  # a shipped folder, and a command that reads one of its kind
     "scenes-128/text_encoder": "generate x --model {model} --output {work}/out",
     "scenes-128/drafter": "generate x --method eagle --method_options.drafter {of} --output {work}/out",
-    "judge": "judge {work} --judge {of}",
+    "judge": "judge {work} --judge_model {of}",
     "clip": "generate x --model {model} --num_candidates 2 --ranker clip --clip {of} --output {work}/out",
     "video-llm": CAPTION + "--model {of}",
     "video-llm-draft": CAPTION + "--method sd --draft_model {of}",

@@ -13,14 +13,15 @@ from hostile import Case, arguments_of, check_refused, each
 from vargen.cli import main
 
 GENERATE = "generate 'a red cube' --model {model} --quiet --output {work}/out"
-BENCH = "bench --methods ar --model {model} --prompts 1 --warm_up 0 --quiet --judge false --json {work}/b.json"
-EVALUATE = "evaluate --model {model} --count 2 --quiet --output {work}/out"
-SCENES = "scenes --count 1 --quiet --output {work}/out"
+BENCH = "bench --methods ar --model {model} --num_prompts 1 --warm_up 0 --quiet --judge false --output {work}/out"
+EVALUATE = "evaluate --model {model} --num_prompts 2 --quiet --output {work}/out"
+SCENES = "scenes --num_scenes 1 --quiet --output {work}/out"
 TUNE = "tune --method eagle --model {model} --quiet --output {work}/out"
-TRAIN = "train judge --output_dir {work}/out --batch_size 2 --steps 1 --evaluation_size 2 --image_size 32"
+TRAIN = "train judge --output {work}/out --batch_size 2 --steps 1 --evaluation_size 2 --image_size 32"
 CONVERT = "convert llamagen --transformer a.pt --vqvae b.pt --image_size 256 --output {work}/out"
 WRITERS = {
     "generate": GENERATE,
+    "bench": BENCH,
     "evaluate": EVALUATE,
     "scenes": SCENES,
     "tune": TUNE,
@@ -83,22 +84,20 @@ CASES = [
     Case("train: samples is a link", TRAIN, "is a link", link("out/samples", "elsewhere")),
     Case("train: export is a link", TRAIN, "is a link", link("out/export", "elsewhere")),
     Case("train: a checkpoint that is a folder", TRAIN, "checkpoint.pt", folder("out/checkpoint.pt")),
-    Case("bench: a link", BENCH, "b.json is a link", link("b.json", "elsewhere/b")),
-    Case("bench: a folder", BENCH, "b.json is a folder", folder("b.json")),
-    Case("bench: a pipe", BENCH, "is a device or a pipe", lambda work: os.mkfifo(work / "b.json")),
-    Case("bench: no such folder", BENCH.replace("{work}", "{work}/none"), "there is no folder"),
-    Case("bench: calls that are a link", BENCH, "is a link", link("b.json.calls.jsonl", "elsewhere/c")),
-    Case("bench: calls that are a folder", BENCH, "is a folder", folder("b.json.calls.jsonl")),
-    Case("bench: images is a file", BENCH + " --images {work}/i", "is a file", file("i")),
-    Case("bench: images of a method is a link", BENCH + " --images {work}/i", "is a link", link("i/ar", "elsewhere")),
-    Case("bench: a plot that is a device", BENCH + " --plot /dev/full", "is a device or a pipe"),
+    Case("bench: results that are a link", BENCH, "results.json is a link", link("out/results.json", "elsewhere/b")),
+    Case("bench: results that are a folder", BENCH, "results.json is a folder", folder("out/results.json")),
+    Case("bench: a plot that is a pipe", BENCH, "a device or a pipe", begun(lambda w: os.mkfifo(w / "out/plot.png"))),
+    Case("bench: calls that are a link", BENCH, "is a link", link("out/calls.jsonl", "elsewhere/c")),
+    Case("bench: calls that are a folder", BENCH, "is a folder", folder("out/calls.jsonl")),
+    Case("bench: images is a file", BENCH + " --save_images", "is a file", begun(file("out/images"))),
+    Case("bench: images of a method is a link", BENCH + " --save_images", "a link", link("out/images/ar", "elsewhere")),
     Case("caption: a picture that is a device", "caption {work} --picture /dev/full", "is a device or a pipe"),
     Case("caption: a picture that is a link", "caption {work} --picture {work}/p.png", "is a link", link("p.png", "x")),
     Case("caption: a picture that is a folder", "caption {work} --picture {work}/p.png", "a folder", folder("p.png")),
     Case("judge: nothing there", "judge {work}", "has no result.jsonl"),
     Case("judge: a file", "judge {work}/f", "has no result.jsonl", file("f")),
-    Case("judge: no such judge", "judge {work} --judge {work}/none", "holds none", file("result.jsonl", "")),
-    Case("judge: a judge that is a file", "judge {work} --judge {work}/result.jsonl", "none", file("result.jsonl")),
+    Case("judge: no such judge", "judge {work} --judge_model {work}/none", "holds none", file("result.jsonl", "")),
+    Case("judge: its model is a file", "judge {work} --judge_model {work}/result.jsonl", "none", file("result.jsonl")),
 ]  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from vargen.cli import main
 DEEP = "[" * 50_000
 GENERATE = "generate 'a red cube' 'a blue cone' --model {model} --quiet --output {work}/run"
 JUDGE = "judge {work}/run"
-BENCH = "bench --methods ar --model {model} --prompts 2 --warm_up 0 --quiet --json {work}/b.json"
+BENCH = "bench --methods ar --model {model} --num_prompts 2 --warm_up 0 --quiet --output {work}/b"
 
 
 def write(name: str, content: bytes | str) -> Callable[[Path], object]:
@@ -120,7 +120,8 @@ def test_calls_of_a_comparison_that_are_none(
     _saved_tiny_pipelines: dict[str, Path],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    (tmp_path / "b.json.calls.jsonl").write_text(content)
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "calls.jsonl").write_text(content)
     command = arguments_of(BENCH, {"work": tmp_path, "model": _saved_tiny_pipelines["text"]})
     check_refused(command, expected, capsys, tmp_path)
 
@@ -148,7 +149,7 @@ def test_a_picture_that_is_torn_is_made_again(
     assert contents(finished_run / "images").keys() == whole.keys()
 
 
-EVALUATE = "evaluate --model {model} --preset {work}/p.yaml --captions_file {work}/c.txt --reference {work}/ref "
+EVALUATE = "evaluate --model {model} --preset {work}/p.yaml --prompts_file {work}/c.txt --reference {work}/ref "
 EVALUATE += "--output {work}/e --quiet --batch_size 2 --bootstrap 0"
 
 
@@ -247,14 +248,15 @@ def test_a_damaged_search(
 def test_a_damaged_study(damage: Callable[[Path], object], tmp_path: Path) -> None:
     pytest.importorskip("optuna", reason="tuning needs the tune extra")
     from vargen.base.errors import UserError
-    from vargen.jobs.tuning import TuneConfig, _open_study
+    from vargen.jobs.search_space import starting_points
+    from vargen.jobs.study import open_study
     from vargen.methods.catalogue import resolve_method
 
-    path, config = tmp_path / "study.db", TuneConfig(method="sjd", output=str(tmp_path))
-    assert len(_open_study(path, config, resolve_method).trials) > 1
+    path, starts = tmp_path / "study.db", starting_points("sjd", {}, resolve_method)
+    assert len(open_study(path, starts, 0).trials) > 1
     damage(path)
     with pytest.raises(UserError, match=r"study\.db"):
-        _open_study(path, config, resolve_method)
+        open_study(path, starts, 0)
 
 
 def test_a_study_that_lost_a_table_or_rows(tmp_path: Path) -> None:
@@ -263,11 +265,12 @@ def test_a_study_that_lost_a_table_or_rows(tmp_path: Path) -> None:
     import optuna
 
     from vargen.base.errors import UserError
-    from vargen.jobs.tuning import TuneConfig, _open_study
+    from vargen.jobs.search_space import starting_points
+    from vargen.jobs.study import open_study
     from vargen.methods.catalogue import resolve_method
 
-    path, config = tmp_path / "study.db", TuneConfig(method="sjd", output=str(tmp_path))
-    study = _open_study(path, config, resolve_method)
+    path, starts = tmp_path / "study.db", starting_points("sjd", {}, resolve_method)
+    study = open_study(path, starts, 0)
     trial = study.ask()
     trial.set_user_attr("settings", {"name": "sjd"})
     trial.set_user_attr("survival", [0.5])
@@ -285,13 +288,13 @@ def test_a_study_that_lost_a_table_or_rows(tmp_path: Path) -> None:
             connection.execute(damage)
         lacks = f"it lacks {damage.split()[-1]}" if damage.startswith("drop") else ""
         with pytest.raises(UserError, match=rf"output: \S+study\.db cannot be read \({lacks}.*; delete it or choose"):
-            _open_study(path, config, resolve_method)
+            open_study(path, starts, 0)
     path.write_bytes(whole)
-    assert len(_open_study(path, config, resolve_method).get_trials(states=[optuna.trial.TrialState.COMPLETE])) == 1
+    assert len(open_study(path, starts, 0).get_trials(states=[optuna.trial.TrialState.COMPLETE])) == 1
     path.unlink()
     with sqlite3.connect(path) as connection:  # a kill while the tables were being made
         connection.execute("create table studies (study_id integer primary key, study_name varchar(512) unique)")
-    assert len(_open_study(path, config, resolve_method).trials) > 1
+    assert len(open_study(path, starts, 0).trials) > 1
 
 
 def _checkpoint(content: bytes | object) -> Callable[[Path], None]:
@@ -331,7 +334,7 @@ def test_a_checkpoint_that_is_none(
     (tmp_path / "run").mkdir()
     damage(tmp_path / "run" / "checkpoint.pt")
     sizes = ["--batch_size", "2", "--steps", "1", "--evaluation_size", "2", "--image_size", "32"]
-    command = ["train", "judge", "--output_dir", str(tmp_path / "run"), *sizes]
+    command = ["train", "judge", "--output", str(tmp_path / "run"), *sizes]
     check_refused(command, "checkpoint.pt", capsys, tmp_path)
     assert not os.path.exists("/tmp/vargen-bomb")
 
@@ -340,7 +343,7 @@ def test_a_full_disk_at_a_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixtu
     """One line, nothing half-written, and the same command goes on from the last whole one."""
     sizes = ["--batch_size", "2", "--evaluation_size", "2", "--image_size", "32", "--num_threads", "1"]
     often = ["--checkpoint_seconds", "0.001", "--sample_every", "1000", "--evaluate_every", "1000", "--log_every", "1"]
-    command = ["train", "judge", "--output_dir", str(tmp_path / "run"), *sizes, *often, "--steps"]
+    command = ["train", "judge", "--output", str(tmp_path / "run"), *sizes, *often, "--steps"]
     assert main([*command, "1"]) == 0
     whole = (tmp_path / "run" / "checkpoint.pt").read_bytes()
     capsys.readouterr()

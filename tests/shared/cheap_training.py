@@ -69,7 +69,7 @@ def repeated_tiny_scenes() -> CheapScenes:
 @pytest.fixture
 def tokenizer_config(tmp_path: Path) -> TokenizerTrainingConfig:
     return TokenizerTrainingConfig(
-        output_dir=str(tmp_path / "tokenizer"),
+        output=str(tmp_path / "tokenizer"),
         batch_size=4,
         steps=6,
         warmup_steps=2,
@@ -94,7 +94,7 @@ def transformer_config(tmp_path: Path, tokenizer_config) -> TransformerTrainingC
     text_encoder = build_text_encoder(TextEncoderConfig(16, 8, 24, 1, 2), build_tokenizer())
     text_encoder.save_pretrained(tmp_path / "text" / "text_encoder")
     return TransformerTrainingConfig(
-        output_dir=str(tmp_path / "transformer"),
+        output=str(tmp_path / "transformer"),
         vqvae=str(tmp_path / "vqvae"),
         batch_size=4,
         steps=6,

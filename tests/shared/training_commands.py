@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 from vargen.base.resources import find_config
-from vargen.commands.train import load_trainer, recipes
+from vargen.jobs.training import load_trainer, recipes
 from vargen.training.config import build_parser
 
 

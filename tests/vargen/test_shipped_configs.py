@@ -10,10 +10,10 @@ import pytest
 import yaml
 
 from vargen.base.resources import configs_folder
-from vargen.commands.bench import BenchConfig
-from vargen.commands.options import build_parser, fill, parse
+from vargen.commands.arguments import build_parser, fill, parse
+from vargen.jobs.benchmark import BenchConfig
 from vargen.jobs.generation import GenerateConfig
-from vargen.jobs.tuning import settings_of
+from vargen.jobs.search_space import settings_of
 from vargen.methods.catalogue import find_presets, resolve_method
 
 

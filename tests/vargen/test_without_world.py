@@ -115,7 +115,7 @@ def test_models_of_ones_own_work(
         [*caption, "--model", qwen_pair / "target"],
         caption,
         ["convert"],
-        ["train", "drafter", "--output_dir", tmp_path / "drafter"],
+        ["train", "drafter", "--output", tmp_path / "drafter"],
     )
     drawn.check_worked()
     assert (tmp_path / "out" / "images" / "000000.png").is_file()

@@ -1,5 +1,8 @@
 """The errors that a user can do something about. Nothing else belongs here, so that everything can import it."""
 
+import difflib
+from collections.abc import Iterable
+
 
 class UserError(ValueError):
     """Bad input: one line that names the argument and the remedy. The command line prints it and exits with code 2."""
@@ -15,3 +18,9 @@ class NotFiniteError(UserError):
     def __init__(self, row: int, message: str) -> None:
         super().__init__(message)
         self.row = row
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """What an error about a mistyped name adds: the closest known name, or nothing."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""

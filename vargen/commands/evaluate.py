@@ -1,7 +1,4 @@
-"""`vargen evaluate`: quality by a named protocol, of pictures made now or given, in one resumable command.
-
-What is done in which order, and how a stopped run goes on, is in `vargen.jobs.evaluation`.
-"""
+"""`vargen evaluate`: quality by a named protocol, of pictures made now or given, in one resumable command."""
 
 from __future__ import annotations
 
@@ -12,34 +9,25 @@ from pathlib import Path
 from typing import Any
 
 from vargen.base.world import find_world
-from vargen.commands.options import build_parser, fill, parse
-from vargen.jobs.options import EvaluateConfig, load_protocol
-from vargen.models.description import open_model
+from vargen.commands.arguments import add_switches, build_parser, fill, parse
+from vargen.jobs.evaluation import EvaluateConfig, evaluate
 from vargen.runs.files import write_atomic, write_json_atomic
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Make what is missing, measure it, write the scores."""
+    """Make the missing pictures, measure them, and write the scores."""
     parser = build_parser(
         "evaluate",
         "Make pictures by one or several methods, or take those of a folder, and score them by a named protocol. "
         "Under `accelerate launch` or `torchrun` all processes share the work.",
         EvaluateConfig,
-        epilog="What each figure means is in docs/evaluation.md. A stopped run is continued by the same command, with "
-        "any number of processes.",
+        epilog="docs/evaluation.md says what each figure means. The same command continues a stopped run, with any "
+        "number of processes.",
     )
-    parser.add_argument("--json", action="store_true", help="print the scores to standard output, nothing else")
-    parser.add_argument("--quiet", action="store_true", help="show no progress")
+    add_switches(parser, json="print the scores as JSON instead of the table")
     values = parse(parser, arguments)
     config = fill(EvaluateConfig, values)
-    model = None if config.images is not None else open_model(config)
-    usual = "scenes" if model is None or model.draws_scenes else "prompts"
-    protocol = load_protocol(config.preset or usual)
-    methods = {} if model is None else config.methods(model.resolve_method)
-
-    from vargen.jobs.evaluation import evaluate_quality
-
-    rows = evaluate_quality(config, protocol, model, methods, find_world(), values.quiet)
+    rows = evaluate(config, find_world(), values.quiet)
     if rows:  # none but on the main process
         _report(config, rows, values.json)
     return 0
@@ -51,7 +39,7 @@ def _report(config: EvaluateConfig, rows: list[dict[str, Any]], as_json: bool) -
     from metrics.tables import latex_quality, markdown_quality
 
     folder = Path(config.output)
-    _say_what_is_replaced(folder / "scores.json", rows)
+    _warn_of_lost_rows(folder / "scores.json", rows)
     write_json_atomic(folder / "scores.json", rows)
     extractor = rows[0]["protocol"]["extractor"]
     table = markdown_quality(rows, extractor)
@@ -64,8 +52,8 @@ def _report(config: EvaluateConfig, rows: list[dict[str, Any]], as_json: bool) -
     print(json.dumps(rows) if as_json else f"{table}\n\nwritten to {folder / 'scores.json'}")
 
 
-def _say_what_is_replaced(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Name the methods that an earlier command's scores have and this one's do not."""
+def _warn_of_lost_rows(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Name the methods of an earlier command that this one's scores leave out."""
     try:
         earlier = [row["method"] for row in json.loads(path.read_bytes())]
     except (OSError, ValueError, TypeError, KeyError):

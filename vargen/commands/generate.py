@@ -7,24 +7,24 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vargen.base.world import require_world
-from vargen.commands.options import build_parser, fill, parse
+from vargen.commands.arguments import add_switches, build_parser, fill, parse
 from vargen.jobs.generation import GenerateConfig, RunTotals, generate
 from vargen.jobs.ranking import Ranker
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Make the pictures that are not there yet, and say what that cost."""
+    """Make the missing pictures, and print their cost."""
     parser = build_parser(
         "generate",
-        "Make pictures from prompts. An interrupted run is continued by the same command.",
+        "Make pictures from prompts. The same command continues a stopped run.",
         GenerateConfig,
         epilog="Under `accelerate launch` or `torchrun` all processes share the pictures. Without --model, the shipped "
-        "model draws one to three spheres, cubes, cylinders and cones on grass, sand or wood; it names the words of a "
-        "prompt that it does not know.",
+        "model draws one to three spheres, cubes, cylinders and cones on grass, sand or wood. It warns of the words of "
+        "a prompt that it does not know.",
     )
-    parser.add_argument("prompts", nargs="*", type=str, help="what to draw, one quoted sentence each")
-    parser.add_argument("--json", action="store_true", help="print a JSON summary to standard output, nothing else")
-    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    parser.usage = "vargen generate [options] PROMPT [PROMPT ...]"
+    parser.add_argument("prompts", nargs="*", type=str, help="prompts, one quoted sentence each")
+    add_switches(parser, json="print a JSON summary instead of a sentence")
     values = parse(parser, arguments)
     config = fill(GenerateConfig, values)
 

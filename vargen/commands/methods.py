@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from vargen.commands.options import build_parser, parse
+from vargen.commands.arguments import build_parser, parse
 from vargen.methods.base import TASKS
 from vargen.methods.catalogue import find_presets, methods_for, resolve_method
 

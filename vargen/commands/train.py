@@ -2,40 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import fields
 
-from jsonargparse import DefaultHelpFormatter
-
-from vargen.base.errors import UserError
+from vargen.base.errors import UserError, did_you_mean
 from vargen.base.resources import find_config
-from vargen.base.world import RECIPES, Recipe, find_world, listed, missing_world, require_world
-from vargen.commands.options import parse
-from vargen.runs.files import own_folder
-
-OWN_RECIPES = {
-    "drafter": Recipe(
-        60,
-        "an EAGLE drafter for a transformer, on its own pictures",
-        "vargen.training.drafter",
-        "DrafterTrainingConfig",
-        "train_drafter",
-    ),
-    "video-drafter": Recipe(
-        90,
-        "a one-layer drafter for a Video-LLM: EAGLE, MSD, ViSpec, Sparrow or FLASH",
-        "vargen.training.video_drafter",
-        "VideoDrafterTrainingConfig",
-        "train_video_drafter",
-    ),
-}
-"""What vargen itself trains, for any model and on any data; a world adds its own recipes (`vargen.base.world`)."""
-
-_INSIDE = ("samples", "export", "generated", "answers")
-"""Folders of a run."""
+from vargen.commands.arguments import HelpFormatter, parse
+from vargen.jobs.training import load_trainer, recipes, train
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -46,100 +20,29 @@ def run(arguments: Sequence[str]) -> int:
         return 0
     known = recipes()
     if name not in known:
-        raise UserError(f"{name!r} cannot be trained; choose one of: {', '.join(known)}")
+        one_of = f"choose one of: {', '.join(known)}{did_you_mean(name, known)}"
+        raise UserError(f"{name!r} cannot be trained; {one_of}")
     rest = list(arguments[1:])
     if not any(argument == "--config" or argument.startswith("--config=") for argument in rest):
         rest = ["--config", str(find_config(f"train/{name}")), *rest]
 
     from vargen.training.config import build_parser
 
-    config_type, train = load_trainer(known[name])
+    config_type, _ = load_trainer(known[name])
     parser = build_parser(
         config_type,
-        f"Train {known[name].summary}. Without --config, configs/train/{name}.yaml. The same command again continues a "
-        "run that was stopped from its last checkpoint.",
+        f"Train {known[name].summary}. Without --config, configs/train/{name}.yaml. The same command continues a "
+        "stopped run from its last checkpoint.",
     )
-    parser.prog, parser.exit_on_error, parser.formatter_class = f"vargen train {name}", False, DefaultHelpFormatter
+    parser.prog, parser.usage = f"vargen train {name}", f"vargen train {name} [options]"
+    parser.exit_on_error, parser.formatter_class = False, HelpFormatter
     values = parser.instantiate_classes(parse(parser, rest))
-    config = config_type(**{field.name: getattr(values, field.name) for field in fields(config_type)})
-    with own_folder(config.output_dir, _INSIDE, "output_dir"):
-        result: Any = _DATA[name](train, config) if name in _DATA else train(config)
-    if signal_number := getattr(result, "stopped_by", None):  # not of a store of codes
+    result = train(name, config_type(**{field.name: getattr(values, field.name) for field in fields(config_type)}))
+    if signal_number := getattr(result, "stopped_by", None):  # a store of codes has none
         print(f"vargen: interrupted at step {result.step}; the same command goes on", file=sys.stderr)
         return 128 + signal_number
     print(f"training of the {name} is over: {result}")
     return 0
-
-
-def recipes() -> dict[str, Recipe]:
-    """Everything that can be trained, by name, in the order of `vargen train --help`."""
-    return listed(OWN_RECIPES, RECIPES)
-
-
-def load_trainer(recipe: Recipe) -> tuple[type[Any], Callable[..., object]]:
-    """The dataclass of a recipe's settings, and the function that trains by one."""
-    module = importlib.import_module(recipe.module)
-    return getattr(module, recipe.config), getattr(module, recipe.train)
-
-
-def _train_drafter(train: Callable[..., object], config: Any) -> object:
-    """Give the trainer what the world composes, where the config names no files."""
-    world = find_world()
-    if world is None and not config.prompts:
-        raise missing_world("prompts", "name a file of prompts")
-    return train(config, None, None) if world is None else train(config, world.training_prompts, world.stored_pictures)
-
-
-def _train_video_drafter(train: Callable[..., object], config: Any) -> object:
-    """Give the trainer questions about the user's videos, or about videos that the world renders."""
-    if isinstance(config.videos, str):
-        return train(config, _about_own_videos(config))
-    from vargen.training.run import prepare
-    from vargen.training.video_drafter import rendered_questions
-
-    world = require_world("videos", "name a folder of videos")
-    config = replace(
-        config,
-        num_frames=config.num_frames or world.video_frames,
-        image_size=config.image_size or world.video_side,
-        captions=config.captions or world.video_captions,
-    )
-    source, seeds = world.training_videos(config.num_frames, config.image_size, config.captions, prepare(config))
-    return train(config, rendered_questions(config, source, seeds))
-
-
-_DATA = {"drafter": _train_drafter, "video-drafter": _train_video_drafter}
-"""How data reaches the recipes that take it from outside."""
-
-
-def _about_own_videos(config: Any) -> Callable[[Any], Any]:
-    """What `train_video_drafter` asks about the videos of a folder."""
-    from vargen.jobs.clips import ask_about, describe_clips, set_apart
-    from vargen.models.video_llms.frames import CAPTION_PROMPTS, frame_sampler
-    from vargen.runs.identity import digest
-    from vargen.training.video_questions import ClipQuestions
-
-    def ask(answerer: Any) -> Any:
-        asked = []
-        for split, most, frames in (
-            ("train", None, config.training_frames or config.num_frames),
-            ("heldout", config.evaluation_size, config.num_frames),
-        ):
-            choose = frame_sampler(answerer.processor, frames, None if frames else config.fps)
-            usual = CAPTION_PROMPTS if config.questions is None else CAPTION_PROMPTS[:1]
-            clips = [
-                clip for each in usual for clip in ask_about(config.videos, config.questions, each, choose, config.fps)
-            ]
-            chosen = set_apart(clips)[split == "heldout"][:most]
-            shown = {"frames": [frames, config.fps], "max_pixels": config.max_pixels}
-            described = {"clips": digest(describe_clips(chosen)), **shown}
-            size = config.generation_batch_size
-            processor, architecture = answerer.processor, answerer.architecture
-            questions = ClipQuestions(processor, architecture, chosen, described, split, size, config.max_pixels)
-            asked.append((questions, len(chosen)))
-        return asked
-
-    return ask
 
 
 def _usage() -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from metrics.tables import markdown_table
 from vargen.base.world import find_world
-from vargen.commands.options import build_parser, fill, parse
+from vargen.commands.arguments import build_parser, fill, parse
 from vargen.jobs.tuning import TuneConfig, tune
 from vargen.methods.catalogue import resolve_method
 

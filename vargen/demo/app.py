@@ -1,6 +1,6 @@
-"""The page as a whole: its tabs, its looks, and the server behind it.
+"""The page as a whole: its settings, its tabs, its looks, and the server behind it.
 
-Belongs here: what all tabs share. Does not belong here: any tab, arguments (`vargen.commands.demo`).
+Belongs here: what all tabs share. Does not belong here: any tab.
 """
 
 from __future__ import annotations
@@ -15,18 +15,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vargen.base.bounds import check_number
 from vargen.base.errors import UserError
 from vargen.demo import compare, pictures, videos
 from vargen.demo.models import Models
 from vargen.demo.requests import Requests
 from vargen.demo.tickets import Tickets
 from vargen.demo.worker import LocalWorker, Worker, WorkerProcess
+from vargen.models.options import ModelOptions
 
 MAX_WAITING = 16
-"""Requests; more are refused."""
+"""Requests that may wait; more are refused."""
 
 _ONE_AT_A_TIME: dict[str, Any] = {"concurrency_id": "model", "concurrency_limit": 1}
-"""Everything that computes: two at once would only slow each other down, and their seconds would mean nothing."""
+"""Options of everything that computes. Two computations at once would slow each other down and falsify seconds."""
 
 _FONT = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "sans-serif")
 _HEADER = """
@@ -36,13 +38,38 @@ _HEADER = """
 
 
 @dataclass(frozen=True)
+class DemoConfig(ModelOptions):
+    """What to show, and to whom.
+
+    Args:
+        model: folder, hub name or shipped name of a picture model that is offered before the shipped ones.
+        video_model: folder of a Qwen2.5-VL or LLaVA-OneVision model; null for the shipped one.
+        video_draft_model: folder of its draft model; null for the one shipped with the shipped model.
+        host: address of the page. 127.0.0.1 is for this machine alone, 0.0.0.0 for everybody on the network.
+        port: number of its port; null for the first free one from 7860.
+        share: also open a public address at gradio.live, for everybody who knows it.
+    """
+
+    video_model: str | None = None
+    video_draft_model: str | None = None
+    host: str = "127.0.0.1"
+    port: int | None = None
+    share: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.port is not None:
+            check_number("port", self.port, 1, 65_535)
+
+
+@dataclass(frozen=True)
 class Served:
-    """A page that is there.
+    """A page that is open.
 
     Args:
         blocks: Gradio's.
-        url: here.
-        share_url: for others; None where nobody asked for one.
+        url: on this machine.
+        share_url: for others; None for a page that is not shared.
     """
 
     blocks: Any
@@ -50,12 +77,12 @@ class Served:
     share_url: str | None
 
     def close(self) -> None:
-        """Take it away."""
+        """Close the page."""
         self.blocks.close(verbose=False)
 
 
 def check_gradio() -> None:
-    """Raises UserError where it is not installed."""
+    """Raises UserError where Gradio is not installed."""
     if importlib.util.find_spec("gradio") is None:
         raise UserError('vargen demo needs Gradio; run: pip install "vargen[demo]"')
 
@@ -64,8 +91,8 @@ def build_page(models: Models, worker: Worker, folder: Path) -> Any:
     """All tabs, as Gradio's Blocks.
 
     Args:
-        models: what they offer.
-        worker: who computes.
+        models: the models that they offer.
+        worker: computes.
         folder: for files that are downloaded.
     """
     gr = importlib.import_module("gradio")
@@ -90,14 +117,12 @@ def serve(
     share: bool = False,
     worker: Worker | None = None,
 ) -> Served:
-    """Put the page on a port, and go on.
+    """Open the page on a port, and return.
 
     Args:
         models, folder: as for `build_page`.
-        host: who may reach it; "0.0.0.0" for everybody on the network.
-        port: None: the first free one from 7860.
-        share: also by a public address of gradio.live, which lets anybody in who knows it.
-        worker: who computes; None: this process.
+        host, port, share: as in `DemoConfig`.
+        worker: computes; None for this process.
 
     Raises:
         UserError: Gradio is not installed, or the port or host cannot be used.
@@ -129,7 +154,7 @@ def serve(
 
 
 def _theme(gr: Any) -> Any:
-    """Quiet, with fonts that every machine has."""
+    """A quiet theme with fonts that every machine has."""
     sizes = gr.themes.sizes
     return gr.themes.Base(
         primary_hue="blue",
@@ -141,31 +166,28 @@ def _theme(gr: Any) -> Any:
     ).set(body_text_color_subdued="*neutral_500")  # Gradio's own is too pale to read on white
 
 
-def run_until_interrupted(host: str, port: int | None, share: bool, *models: Any) -> None:
-    """Serve the page until Ctrl+C, and say where it is. A process of its own loads the first model meanwhile.
-
-    Args:
-        host, port, share: as for `serve`.
-        models: arguments of `Models`.
+def run_until_interrupted(config: DemoConfig) -> None:
+    """Serve the page until Ctrl+C, and print its address. Another process loads the first model meanwhile.
 
     Raises:
         UserError: as `Models` and `serve`.
     """
     check_gradio()
+    models = (config, config.video_model, config.video_draft_model)
     offered = Models(*models)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # after cleaning up, as after Ctrl+C
     with tempfile.TemporaryDirectory(prefix="vargen_demo_") as folder:
         worker = WorkerProcess(Path(folder), *models)
         try:
-            # Importing Gradio makes a million objects that stay; looking for garbage among them, again and again, would
-            # take a third of the start.
+            # Importing Gradio makes a million objects that stay. Collecting garbage among them takes a third of the
+            # start.
             gc.disable()
-            served = serve(offered, Path(folder), host, port, share, worker)
+            served = serve(offered, Path(folder), config.host, config.port, config.share, worker)
             gc.freeze()
             gc.enable()
             print(f"vargen demo: {served.url} (Ctrl+C ends it)", flush=True)
             if served.share_url is not None:
-                print(f"vargen demo: anybody may come by {served.share_url}", flush=True)
+                print(f"vargen demo: {served.share_url} is open to everybody who knows it", flush=True)
             try:
                 served.blocks.block_thread()
             finally:

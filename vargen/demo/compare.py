@@ -1,6 +1,6 @@
 """Compare: several methods on the same prompts, by the code of `vargen bench`.
 
-Belongs here: what is on the tab, and what happens when somebody compares. Does not belong here: measuring
+Belongs here: what is on the tab, and what happens when a visitor compares. Does not belong here: measuring
 (`vargen.jobs.benchmark`), tables and plots (`metrics`), markup.
 """
 
@@ -18,9 +18,9 @@ from vargen.base.errors import UserError
 from vargen.base.world import find_world
 from vargen.demo import markup
 from vargen.demo.models import Models
-from vargen.demo.requests import QUIET, Requests, read_seed
+from vargen.demo.requests import QUIET, Requests, begin, read_seed
 from vargen.demo.tickets import Tickets
-from vargen.demo.work import Stopped, Work, failure
+from vargen.demo.work import Work
 
 if TYPE_CHECKING:
     from vargen.jobs.cases import BenchmarkCase, Judge
@@ -32,14 +32,16 @@ MAX_PROMPTS = 32
 MAX_CHARACTERS = 500
 """Of a prompt."""
 
+_TICKED = ("jacobi", "likeness-quality")
+"""Methods that are compared unless the visitor chooses others."""
+
 
 class Comparing(Work):
-    """One comparison, and how far it has come. It counts calls, as `vargen.runs.progress` does for a terminal.
+    """One comparison and its progress. It counts calls, as `vargen.runs.progress` does for a terminal.
 
     Attributes:
         done, total: calls.
         rows: of `vargen.jobs.benchmark.run_benchmark`, at the end.
-        error: why there are none.
     """
 
     def __init__(
@@ -54,24 +56,23 @@ class Comparing(Work):
         self.done, self.total = 0, len(methods) * len(cases)
         self._calls, self._all_calls = 0, len(methods) * (len(cases) + 1)  # the first of each is warm-up
         self.rows: list[dict[str, Any]] | None = None
-        self.error: str | None = None
         self._began = 0.0
         self._call = (pipeline, methods, cases, seed, judge)
 
     def run(self) -> Iterator[Comparing]:
-        """Compare; itself, again and again."""
-        return self.watch([self._compare], lambda: self)
+        """Compare, and yield itself whenever there is news."""
+        return self.watch([lambda: self.attempt(self._compare)], lambda: self)
 
     @property
     def seconds_left(self) -> float | None:
-        """By what the calls so far took, warm-up included; None before the first is over."""
+        """Estimated from the calls so far, warm-up included; None before the first is over."""
         over = self._calls - 1 if self.done < self.total else self._all_calls
         if over < 1:
             return None
         return (time.perf_counter() - self._began) / over * (self._all_calls - over)
 
     def update(self) -> None:
-        """Another call is over."""
+        """Count a call."""
         self.done += 1
         self.tell()
 
@@ -83,28 +84,23 @@ class Comparing(Work):
         from vargen.jobs.benchmark import run_benchmark
 
         pipeline, methods, cases, seed, judge = self._call
-        try:
-            self._began = time.perf_counter()
-            self.rows = run_benchmark(
-                pipeline,
-                methods,
-                cases,
-                seed=seed,
-                judge=judge,
-                shown=self,  # type: ignore[arg-type]  # only counts
-                callback_on_step_end=self._step,
-            )
-        except Stopped:
-            pass
-        except Exception as error:  # whatever it is, it is shown in the place of the table
-            self.error = failure(error)
+        self._began = time.perf_counter()
+        self.rows = run_benchmark(
+            pipeline,
+            methods,
+            cases,
+            seed=seed,
+            judge=judge,
+            shown=self,  # type: ignore[arg-type]  # only counts
+            callback_on_step_end=self._step,
+        )
 
 
 def read_prompts(text: str) -> list[str]:
     """A visitor's own prompts, one a line. Raises UserError for too many or too long ones."""
     prompts = [line.strip() for line in text.splitlines() if line.strip()]
     if len(prompts) > MAX_PROMPTS:
-        raise UserError(f"prompts: {len(prompts)} are too many; at most {MAX_PROMPTS} are compared on here")
+        raise UserError(f"prompts: {len(prompts)} are too many; this page compares on {MAX_PROMPTS} at most")
     if any(len(prompt) > MAX_CHARACTERS for prompt in prompts):
         raise UserError(f"prompts: one has more than {MAX_CHARACTERS} characters; shorten it")
     return prompts
@@ -113,23 +109,18 @@ def read_prompts(text: str) -> list[str]:
 def compare(
     models: Models, tickets: Tickets, ticket: str, model: str, names: Sequence[str], *asked: Any
 ) -> Iterator[tuple[str, list[dict[str, Any]] | None]]:
-    """Compare: HTML of how far it is, again and again; with the last one the rows, as `vargen bench --json` has them.
+    """Compare. Yields the HTML of the progress, with None; last the rows, as `vargen bench --json` prints them.
 
     Args:
         ticket: of this request.
         model: by name.
-        names: methods; plain decoding is added.
-        asked: own prompts, one a line; how many of the world's otherwise; seed.
+        names: of methods; plain decoding is added.
+        asked: own prompts, one a line; the number of example prompts otherwise; seed.
     """
     own, count, seed = asked
-    tickets.admit(ticket)
-    try:
-        comparing = _prepare(models, model, names, own, int(count), seed)
-    except Exception as error:
-        yield markup.notice(failure(error), "error"), None
-        return
-    if not tickets.begin(ticket, comparing):
-        yield markup.notice("Stopped before it began."), None
+    comparing = begin(tickets, ticket, lambda: _prepare(models, model, names, own, int(count), seed))
+    if isinstance(comparing, str):
+        yield comparing, None
         return
     for _ in comparing.run():
         what = "pictures" if comparing.done else "pictures, warming up"
@@ -171,7 +162,7 @@ def _dtype(comparing: Comparing) -> str:
 
 
 def plot(rows: Sequence[Mapping[str, Any]]) -> Any | None:
-    """What `vargen bench --plot` draws, as a picture; None where nothing was judged, since there is no quality then."""
+    """The plot of `vargen bench`, as a picture; None where nothing was judged, since there is no quality then."""
     from PIL import Image
 
     from metrics.plots import plot_tradeoff
@@ -184,35 +175,35 @@ def plot(rows: Sequence[Mapping[str, Any]]) -> Any | None:
 
 
 def write_rows(rows: Sequence[Mapping[str, Any]], folder: Path) -> str:
-    """A file of the rows, as `vargen bench --json` writes it; its path."""
-    path = Path(tempfile.mkdtemp(dir=folder)) / "vargen_bench.json"
+    """The path of a new file with the rows, as `vargen bench` writes results.json."""
+    path = Path(tempfile.mkdtemp(dir=folder)) / "results.json"
     path.write_text(json.dumps(rows, indent=1) + "\n")
     return str(path)
 
 
 def build(requests: Requests, models: Models, folder: Path) -> None:
-    """What is on the tab.
+    """Build the tab.
 
     Args:
-        requests: how what is asked for is compared.
+        requests: computes what visitors ask for.
         folder: for files that are downloaded.
     """
     from metrics.tables import format_table
 
     gr = requests.gr
     first = models.default
-    offered = list(models.methods(first))
+    offered = models.methods(first)
     with gr.Row(equal_height=False):
         with gr.Column(scale=4, min_width=320, elem_classes="controls"):
             names = gr.CheckboxGroup(
-                offered,
-                value=[name for name in ("scd", "likeness-quality") if name in offered],
+                markup.choices(offered),
+                value=[name for name in _TICKED if name in offered],
                 label="Methods, beside plain decoding",
                 elem_id="methods",
             )
-            count = gr.Slider(1, MAX_PROMPTS, 4, step=1, label="Prompts of the world", elem_id="prompts")
+            count = gr.Slider(1, MAX_PROMPTS, 4, step=1, label="Number of example prompts", elem_id="prompts")
             own = gr.Textbox(
-                label="Or your own, one a line",
+                label="Or your own prompts, one a line",
                 lines=3,
                 max_lines=8,
                 placeholder="a large green cone on grass",
@@ -227,7 +218,7 @@ def build(requests: Requests, models: Models, folder: Path) -> None:
         with gr.Column(scale=8, min_width=340):
             nothing = markup.empty(
                 "The comparison appears here",
-                "Every method draws every prompt with the same seeds, in turns, as `vargen bench` has them.",
+                "Every method draws every prompt with the same seeds, in turns.",
             )
             shown = gr.HTML(nothing, elem_id="comparison")
             with gr.Column(visible=False, elem_id="compared") as compared:
@@ -238,8 +229,8 @@ def build(requests: Requests, models: Models, folder: Path) -> None:
                 download = gr.DownloadButton("Download as JSON", size="sm", elem_id="download")
 
     def choose_model(model: str) -> Any:
-        offered = list(models.methods(model))
-        return gr.update(choices=offered, value=[name for name in ("scd", "likeness-quality") if name in offered])
+        offered = models.methods(model)
+        return gr.update(choices=markup.choices(offered), value=[name for name in _TICKED if name in offered])
 
     def reported(rows: Sequence[Mapping[str, Any]]) -> tuple[Any, ...]:
         drawn = plot(rows)

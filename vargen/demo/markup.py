@@ -1,5 +1,5 @@
-"""The page's own HTML: pictures being drawn with their counts, accounts, notices. Everything that came from a visitor
-or a model is escaped.
+"""The page's own HTML: pictures with their counts while they are drawn, accounts, notices. Every text that came from a
+visitor or a model is escaped.
 
 Belongs here: markup. Does not belong here: its looks (`page.css`), Gradio.
 """
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def notice(text: str, kind: str = "note") -> str:
-    """One line in its place: a "note", or an "error"."""
+    """One line: a "note", or an "error"."""
     return f'<p class="notice {kind}" role="{"alert" if kind == "error" else "status"}">{html.escape(text)}</p>'
 
 
@@ -33,8 +33,13 @@ def _exactness(config: MethodConfig) -> str:
     return "<em>exact</em>" if config.exact else '<em class="relaxed">relaxed</em>'
 
 
+def choices(methods: Mapping[str, MethodConfig]) -> list[tuple[str, str]]:
+    """Methods for a list: each name with the mark exact or relaxed, and the name itself as the value."""
+    return [(f"{name} ({'exact' if config.exact else 'relaxed'})", name) for name, config in methods.items()]
+
+
 def empty(title: str, text: str) -> str:
-    """What stands where nothing is yet."""
+    """A card where a result will be."""
     return f'<div class="empty"><b>{html.escape(title)}</b><p>{html.escape(text)}</p></div>'
 
 
@@ -42,9 +47,9 @@ def stage(lanes: Sequence[Lane], num_tokens: int, below: str = "") -> str:
     """Methods side by side.
 
     Args:
-        lanes: as they are now.
-        num_tokens: of a picture.
-        below: what is said under them.
+        lanes: their state now.
+        num_tokens: tokens of a picture.
+        below: HTML under the pictures.
     """
     return f'<div class="lanes">{"".join(_lane(lane, num_tokens) for lane in lanes)}</div>{below}'
 
@@ -95,7 +100,7 @@ def account(figures: Mapping[str, str]) -> str:
 
 
 def progress(done: int, total: int, seconds_left: float | None, what: str) -> str:
-    """How far work has come."""
+    """A bar and a line for the progress of work."""
     left = "" if seconds_left is None else f", about {clock(seconds_left)} left"
     return (
         f'<div class="progress" role="status"><div class="bar"><i style="width:{100 * done / total:.1f}%"></i></div>'
@@ -109,7 +114,7 @@ def clock(seconds: float) -> str:
 
 
 def moving(frames: Sequence[Image.Image], seconds_a_frame: float, description: str) -> str:
-    """Pictures one after the other, again and again."""
+    """Pictures one after the other, repeated."""
     buffer = io.BytesIO()
     frames[0].save(
         buffer, "WEBP", save_all=True, append_images=frames[1:], duration=round(1000 * seconds_a_frame), loop=0
@@ -118,14 +123,14 @@ def moving(frames: Sequence[Image.Image], seconds_a_frame: float, description: s
 
 
 def scroll_to(element: str) -> str:
-    """JavaScript: on a phone, where controls stand above it, bring an element of this id into view."""
+    """JavaScript: on a phone, bring the element of this id into view, since the controls stand above it."""
     return (
         f"() => window.innerWidth < 700 && document.getElementById('{element}').scrollIntoView({{behavior: 'smooth'}})"
     )
 
 
 def press(button: str) -> str:
-    """JavaScript: as if the button of this id were pressed, which does nothing while it is disabled."""
+    """JavaScript: press the button of this id. It does nothing while the button is disabled."""
     return f"() => document.getElementById('{button}').click()"
 
 

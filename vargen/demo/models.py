@@ -1,7 +1,7 @@
-"""The models that a page offers, loaded when they are first asked for.
+"""The models that a page offers. Each is loaded when a visitor first uses it.
 
 Belongs here: which models and which of their methods there are, and keeping them. Does not belong here: loading
-(`vargen.pipelines`). Importing this imports no torch: a page is there at once.
+(`vargen.pipelines`). Importing this imports no torch, so that the page opens at once.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ if TYPE_CHECKING:
     from vargen.pipelines.loading import ImagePipeline
     from vargen.pipelines.video.answering import VideoAnswerer
 
-_FIRST = ("scd", "eagle-chain", "likeness-quality", "likeness-balanced", "likeness-fast")
-"""Methods that README recommends; they are offered before the others."""
+_FIRST = ("jacobi", "scd", "eagle-chain", "likeness-quality", "likeness-balanced", "likeness-fast")
+"""Methods that are offered before the others. The first is the default: it draws plain decoding's very picture."""
 
 _SHOWN = ("llamagen", "janus")
-"""Families whose tokens are those of a square grid, and make pixels by themselves at any time."""
+"""Families whose tokens form a square grid and can be decoded to pixels at any time."""
 
 _FOLDERS = {"drafter": "drafter", "draft_model": "draft_model"}
-"""Where in a model's folder the weights lie that a method's setting names."""
+"""Where in a model's folder the weights of a method's setting lie."""
 
 
 class Models:
-    """Models by the names the page shows. Of each kind the last one that was asked for stays loaded.
+    """Models by the names that the page shows. Of each kind, the last one that was used stays loaded.
 
     Args:
-        options: the model that is offered first, and how each is loaded; the shipped ones are offered beside it.
+        options: the model that is offered first, and how each is loaded. The shipped ones are offered beside it.
         video_model, video_draft_model: as `VideoAnswerer.from_pretrained` takes them.
 
     Raises:
@@ -75,12 +75,12 @@ class Models:
 
     @property
     def names(self) -> list[str]:
-        """Of the models that draw."""
+        """Names of the picture models."""
         return list(self._loading)
 
     @property
     def default(self) -> str:
-        """The name of the model that is drawn with first."""
+        """Name of the picture model that is offered first."""
         return self.names[0]
 
     def draws_scenes(self, name: str) -> bool:
@@ -96,7 +96,7 @@ class Models:
         return {each: config for each, config in configs.items() if _has_weights(config, description.folder)}
 
     def video_methods(self) -> dict[str, VideoMethodConfig]:
-        """Methods for videos by name that there are drafters for. transformers' own assisted generation is left out:
+        """Methods for videos by name whose drafters are there. transformers' own assisted generation is left out, since
         it is one call that can be neither watched nor stopped."""
         trained = find_trained_drafters(self.video_folder)
         return {
@@ -106,7 +106,7 @@ class Models:
         }
 
     def description(self, name: str) -> ModelDescription:
-        """What a model says of itself."""
+        """The description in a model's folder."""
         return self._loading[name][0]
 
     def pipeline(self, name: str) -> ImagePipeline:
@@ -133,7 +133,7 @@ class Models:
             return self._answerer
 
     def close(self) -> None:
-        """End what methods have started for several answers."""
+        """End the processes that methods keep between answers."""
         if self._answerer is not None:
             self._answerer.close()
 

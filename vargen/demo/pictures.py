@@ -1,6 +1,6 @@
 """Pictures: plain decoding and a method draw the same prompt side by side.
 
-Belongs here: what is on the tab, and what happens when somebody draws. Does not belong here: drawing side by side
+Belongs here: what is on the tab, and what happens when a visitor draws. Does not belong here: drawing side by side
 (`race.py`), markup.
 """
 
@@ -13,15 +13,14 @@ from typing import TYPE_CHECKING, Any
 from vargen.base.errors import UserError
 from vargen.demo import markup
 from vargen.demo.models import Models
-from vargen.demo.requests import QUIET, WAITS, Requests, read_seed
+from vargen.demo.requests import QUIET, WAITS, Requests, begin, read_seed
 from vargen.demo.settings import read_settings, write_settings
 from vargen.demo.tickets import Tickets
-from vargen.demo.work import failure
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from vargen.demo.race import Commission, Lane
+    from vargen.demo.race import Commission, Lane, Race
 
 MAX_PICTURES = 4
 MAX_PROMPT = 2000
@@ -36,34 +35,39 @@ EXAMPLES = (
     ("a purple cylinder on sand", 6),
     ("a large cyan sphere on grass under a cloudy sky", 0),
 )
-"""Prompts with seeds of which plain decoding and `scd` draw what is asked for: the judge says so, and people."""
+"""Prompts with seeds. Plain decoding, and so `jacobi`, draws what they ask for: the judge says so, and people do."""
+
+_ALIKE = 0.5
+"""Least share of equal tokens of two pictures that one slider shows. With fewer they are two different scenes."""
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """What is kept of a finished race for a closer look.
+    """Pictures of a finished race for a closer look.
 
     Attributes:
         plain, chosen: pictures by the two methods.
         traces: drawings of how the chosen method's pictures came about.
+        alike: by picture, whether the two methods drew nearly, but not exactly, the same.
     """
 
     plain: list[Image]
     chosen: list[Image]
     traces: list[Image]
+    alike: list[bool]
 
 
 def read_commission(
     models: Models, model: str, prompt: str, seed: float | None, guidance: float | None, count: float
 ) -> Commission:
-    """What a visitor asks for. Raises UserError naming what cannot be drawn."""
+    """The pictures that a visitor asks for. Raises UserError naming what cannot be drawn."""
     from vargen.demo.race import Commission
 
     prompt, num_classes = prompt.strip(), models.description(model).num_classes
     if not prompt:
         raise UserError("Write what is to be drawn, or choose an example.")
     if len(prompt) > MAX_PROMPT:
-        raise UserError(f"prompt: {len(prompt):,} characters are too many; at most {MAX_PROMPT:,} are taken here")
+        raise UserError(f"prompt: {len(prompt):,} characters are too many; write {MAX_PROMPT:,} at most")
     if num_classes is not None and not (prompt.isdecimal() and int(prompt) < num_classes):
         raise UserError(f"prompt: this model draws classes; write a number between 0 and {num_classes - 1}")
     if not 1 <= count <= MAX_PICTURES:
@@ -76,7 +80,7 @@ def read_commission(
 def draw(
     models: Models, tickets: Tickets, ticket: str, model: str, method: str, settings: str, *asked: Any
 ) -> Iterator[tuple[str, Drawn | None]]:
-    """Draw what is asked for: the stage's HTML again and again; with the last one what is kept of it, if it ended well.
+    """Draw. Yields the HTML of the stage, with None; with the last one the pictures for a closer look, if all is well.
 
     Args:
         ticket: of this request.
@@ -84,8 +88,8 @@ def draw(
         settings: of the method, as text.
         asked: prompt, seed, guidance and number of pictures.
     """
-    tickets.admit(ticket)
-    try:
+
+    def prepare() -> Race:
         commission = read_commission(models, model, *asked)
         if method not in models.methods(model):
             raise UserError(f"method {method!r} does not fit {model}; choose another")
@@ -93,16 +97,15 @@ def draw(
         pipeline = models.pipeline(model)
         from vargen.demo.race import Race
 
-        chosen = pipeline.resolve_method(config)
-        race = Race(pipeline, commission, {PLAIN: pipeline.resolve_method("ar"), method: chosen})
-    except Exception as error:
-        yield markup.waiting_stage((PLAIN, method), markup.notice(failure(error), "error")), None
+        plain, chosen = pipeline.resolve_method("ar"), pipeline.resolve_method(config)
+        return Race(pipeline, commission, {PLAIN: plain, method: chosen})
+
+    race = begin(tickets, ticket, prepare)
+    if isinstance(race, str):
+        yield markup.waiting_stage((PLAIN, method), race), None
         return
     num_tokens = models.description(model).num_tokens
-    if not tickets.begin(ticket, race):
-        yield markup.waiting_stage((PLAIN, method), markup.notice("Stopped before it began.")), None
-        return
-    notes = _notes(pipeline, commission.prompt)
+    notes = _notes(models.pipeline(model), race.commission.prompt)
     lanes: list[Lane] = []
     for lanes in race.run():
         yield markup.stage(lanes, num_tokens, notes), None
@@ -117,17 +120,18 @@ def _notes(pipeline: Any, prompt: str | int) -> str:
     return "".join(markup.notice(f"Note: {problem}") for problem in problems)
 
 
-def _keep(race: Any, lanes: list[Lane]) -> Drawn:
+def _keep(race: Race, lanes: list[Lane]) -> Drawn:
     from vargen.drawing.trace_image import draw_trace
 
     plain, chosen = lanes
-    assert chosen.trace is not None
+    assert chosen.trace is not None and plain.tokens is not None and chosen.tokens is not None
     traces = [draw_trace(image, chosen.trace, row, (race.grid_size,) * 2) for row, image in enumerate(chosen.images)]
-    return Drawn(plain.images, chosen.images, traces)
+    equal = plain.tokens.eq(chosen.tokens).float().mean(1).tolist()
+    return Drawn(plain.images, chosen.images, traces, [_ALIKE <= share < 1 for share in equal])
 
 
 def verdict(plain: Lane, chosen: Lane) -> str:
-    """What was saved, and at what price, as HTML."""
+    """HTML that says what the method saved, and at what price."""
     assert plain.trace is not None and chosen.trace is not None and plain.tokens is not None
     fewer, faster = plain.passes / chosen.passes, plain.seconds / chosen.seconds
     pace = f"{faster:.1f} times faster" if faster >= 1 else f"{1 / faster:.1f} times slower"
@@ -143,7 +147,7 @@ def _price(plain: Lane, chosen: Lane) -> str:
     if plain.tokens.equal(chosen.tokens):
         return "Token for token the same picture."
     if chosen.method.exact:
-        return "Another picture for the same seed, from exactly the same distribution."
+        return "It is another picture for the same seed, from exactly the same distribution."
     tokens = chosen.trace.tokens
     shares = [
         f"{100 * count / tokens:.0f} % of the tokens {what}"
@@ -153,15 +157,11 @@ def _price(plain: Lane, chosen: Lane) -> str:
         )
         if count
     ]
-    return f"Relaxed: {' and '.join(shares) or 'no token made use of it'}."
+    return f"Relaxed: {' and '.join(shares) or 'no token was relaxed'}."
 
 
 def build(requests: Requests, models: Models) -> None:
-    """The tab.
-
-    Args:
-        requests: how what is asked for is drawn.
-    """
+    """Build the tab; `requests` draws what visitors ask for."""
     gr = requests.gr
     first = models.default
     methods = models.methods(first)
@@ -183,11 +183,13 @@ def build(requests: Requests, models: Models) -> None:
                 elem_id="examples",
                 visible=models.draws_scenes(first),
             )
-            method = gr.Dropdown(list(methods), value=method_name, label="Method", elem_id="method", filterable=False)
+            method = gr.Dropdown(
+                markup.choices(methods), value=method_name, label="Method", elem_id="method", filterable=False
+            )
             hint = gr.HTML(markup.method_hint(methods[method_name]))
             with gr.Row(elem_classes="tight"):
-                seed = gr.Number(EXAMPLES[0][1], label="Seed", precision=0, min_width=90, elem_id="seed")
-                count = gr.Slider(1, MAX_PICTURES, 1, step=1, label="Pictures", min_width=150, elem_id="count")
+                seed = gr.Number(EXAMPLES[0][1], label="Seed", precision=0, min_width=120, elem_id="seed")
+                count = gr.Slider(1, MAX_PICTURES, 1, step=1, label="Pictures", min_width=220, elem_id="count")
             with gr.Accordion("More", open=False, elem_id="more"):
                 model = gr.Dropdown(models.names, value=first, label="Model", filterable=False)
                 guidance = gr.Number(models.description(first).guidance_scale, label="Guidance")
@@ -203,9 +205,8 @@ def build(requests: Requests, models: Models) -> None:
             shown = gr.HTML(_opening(method_name), elem_id="stage")
             with gr.Column(visible=False, elem_id="closer") as closer:
                 which = gr.Radio(["1"], value="1", label="Picture", visible=False, elem_id="which")
-                gr.HTML("<h3>Drag to compare: plain decoding on the left, the method on the right</h3>")
                 slider = gr.ImageSlider(
-                    show_label=False,
+                    label="Drag to compare: plain decoding on the left, the method on the right",
                     interactive=False,
                     buttons=["fullscreen"],
                     elem_id="slider",
@@ -221,7 +222,7 @@ def build(requests: Requests, models: Models) -> None:
         description, offered = models.description(model), models.methods(model)
         name = next(iter(offered))
         return (
-            gr.update(choices=list(offered), value=name),
+            gr.update(choices=markup.choices(offered), value=name),
             gr.update(value=description.guidance_scale),
             gr.update(**_prompt(models, model)),
             gr.update(visible=models.draws_scenes(model)),
@@ -244,7 +245,8 @@ def build(requests: Requests, models: Models) -> None:
         if kept is None:
             return gr.skip(), gr.skip()
         row = int(which) - 1
-        return (_enlarged(kept.plain[row]), _enlarged(kept.chosen[row])), kept.traces[row]
+        pair = (_enlarged(kept.plain[row]), _enlarged(kept.chosen[row]))
+        return gr.update(value=pair, visible=kept.alike[row]), kept.traces[row]
 
     model.change(choose_model, model, [method, guidance, prompt, examples], queue=False, **QUIET)
     gr.on(
@@ -287,7 +289,7 @@ def _opening(method: str) -> str:
 
 
 def _enlarged(image: Image) -> Image:
-    """Small pictures fill the slider; how pixels are enlarged is a matter of taste, not of the model."""
+    """The picture at the size of the slider."""
     from PIL import Image as Pillow
 
     factor = max(1, 512 // image.width)

@@ -1,6 +1,6 @@
-"""The same prompt drawn by several methods side by side, in turns, with what each has done so far.
+"""The same prompt drawn by several methods side by side, in turns, with the progress of each.
 
-Belongs here: what is drawn and seen of it. Does not belong here: how a picture is drawn (`vargen.pipelines`), taking
+Belongs here: the drawing and its previews. Does not belong here: how a picture is drawn (`vargen.pipelines`), taking
 turns (`work.py`), a page.
 """
 
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
     from vargen.pipelines.loading import ImagePipeline
 
 PREVIEWS = 5
-"""How often a picture is shown while it is drawn."""
+"""Number of times that a picture is shown while it is drawn."""
 
 
 @dataclass(frozen=True)
 class Commission:
-    """What is to be drawn.
+    """The pictures to draw.
 
     Args:
-        prompt: a sentence; of a class-conditional model, a class label.
+        prompt: a sentence, or the class label for a class-conditional model.
         seeds: of the pictures, one each.
-        guidance_scale: None: the model's own.
+        guidance_scale: None for the model's own.
     """
 
     prompt: str | int
@@ -43,7 +43,7 @@ class Commission:
     guidance_scale: float | None = None
 
     def arguments(self) -> dict[str, Any]:
-        """Of a pipeline's call."""
+        """Arguments of a pipeline's call."""
         condition = {"class_labels": self.prompt} if isinstance(self.prompt, int) else {"prompt": self.prompt}
         return {
             **condition,
@@ -55,16 +55,16 @@ class Commission:
 
 @dataclass
 class Lane:
-    """One method, and how far it has come.
+    """One method and its progress.
 
     Attributes:
-        passes: of the target, over all pictures at once.
-        lengths: tokens decided of each picture.
-        seconds: of its own work; previews, and the time that others had, are left out.
-        images: of each picture; transparent where nothing is decided.
+        passes: forward passes of the target, over all pictures at once.
+        lengths: decided tokens of each picture.
+        seconds: of its own work. Previews and the turns of others are left out.
+        images: the pictures, transparent where no token is decided.
         tokens: of the finished pictures, int64 [B, grid * grid]; None before.
         trace: of the finished pictures; None before.
-        error: why there are none.
+        error: why there are no pictures.
     """
 
     label: str
@@ -84,11 +84,11 @@ class Lane:
 
 
 class Race(Work):
-    """Several methods that draw the same. The picture of a seed is what its method draws of it alone.
+    """Several methods that draw the same prompt. Each draws the pictures that it would draw alone.
 
     Args:
-        pipeline: the model; what one batch leaves in it for the next is not touched.
-        commission: what is drawn.
+        pipeline: the model. What one batch leaves in it for the next is not touched.
+        commission: the pictures to draw.
         methods: by label.
     """
 
@@ -98,12 +98,12 @@ class Race(Work):
         super().__init__()
         self.lanes = [Lane(label, method) for label, method in methods.items()]
         self.grid_size = pipeline.grid_size
-        self._commission = commission
+        self.commission = commission
         self._pipelines = [beside(pipeline) for _ in self.lanes]
         self._turns = Turns(len(self.lanes), self)
 
     def run(self) -> Iterator[list[Lane]]:
-        """Draw; the lanes as they are, again and again, and at the end."""
+        """Draw, and yield the lanes whenever there is news, and at the end."""
         return self.watch([partial(self._draw, number) for number in range(len(self.lanes))], self._look)
 
     def _look(self) -> list[Lane]:
@@ -116,7 +116,7 @@ class Race(Work):
         try:
             self._turns.take(number)
             output = pipeline(
-                **self._commission.arguments(),
+                **self.commission.arguments(),
                 method=lane.method,
                 callback_on_step_end=partial(self._step, number),
                 callback_on_step_end_tensor_inputs=("tokens", "lengths"),
@@ -125,7 +125,7 @@ class Race(Work):
             lane.passes, lane.lengths = output.trace.target_passes, output.trace.row_tokens
         except Stopped:
             pass
-        except Exception as error:  # whatever it is, it is shown in the place of the picture
+        except Exception as error:  # the page shows it where the picture would be
             lane.error = failure(error)
         finally:
             self._turns.leave(number)
@@ -133,7 +133,7 @@ class Race(Work):
     def _step(self, number: int, pipeline: Any, step: int, lengths: Tensor, tensors: Mapping[str, Tensor]) -> None:
         lane = self.lanes[number]
         if lengths.is_cuda:
-            torch.cuda.synchronize(lengths.device)  # what has been asked of the device is this one's work
+            torch.cuda.synchronize(lengths.device)  # work that was queued on the device is this lane's
         with self._turns.uncounted(number):
             lane.passes = step + 1
             decided = lengths.tolist()

@@ -1,4 +1,4 @@
-"""A button that has something computed, and the one that stops it: the same on every tab.
+"""A button that starts a computation, and the one that stops it: the same on every tab.
 
 Belongs here: what happens between the click and the end, and what every tab asks for. Does not belong here: what is
 computed, and what a tab shows of it.
@@ -8,25 +8,43 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from vargen.base.errors import UserError
 from vargen.demo import markup
 from vargen.demo.tickets import Tickets
+from vargen.demo.work import Work, failure
 from vargen.demo.worker import Function, Worker
 
+AnyWork = TypeVar("AnyWork", bound=Work)
+
 QUIET: dict[str, Any] = {"show_progress": "hidden"}
-"""Options of every event: what is computed says itself how far it is."""
+"""Options of every event. A computation shows its own progress."""
 
 WAITS = markup.notice("Waiting for the model …")
 _FULL = markup.notice("Too many are waiting; try again in a moment.", "error")
 
 MAX_SEED = 2**53 - 1
-"""The largest whole number that a browser hands on as it was written."""
+"""The largest whole number that a browser passes on exactly."""
+
+
+def begin(tickets: Tickets, ticket: str, prepare: Callable[[], AnyWork]) -> AnyWork | str:
+    """The work of a request, begun; or the notice that is shown instead.
+
+    Args:
+        tickets, ticket: of the request.
+        prepare: gives the work, or raises what is wrong with the request.
+    """
+    tickets.admit(ticket)
+    try:
+        work = prepare()
+    except Exception as error:
+        return markup.notice(failure(error), "error")
+    return work if tickets.begin(ticket, work) else markup.notice("Stopped before it began.")
 
 
 def read_seed(seed: float | None, count: int = 1) -> int:
-    """The first of `count` seeds, one after the other. Raises UserError for what is none."""
+    """The first of `count` consecutive seeds. Raises UserError for anything but a whole number in range."""
     if seed is None or not 0 <= seed <= MAX_SEED - (count - 1) or seed != int(seed):
         raise UserError(f"seed: write a whole number from 0 to {MAX_SEED - (count - 1):,}")
     return int(seed)
@@ -34,11 +52,11 @@ def read_seed(seed: float | None, count: int = 1) -> int:
 
 @dataclass(frozen=True)
 class Requests:
-    """How what is asked for on a page is computed, one request at a time.
+    """How a page computes what its visitors ask for, one request at a time.
 
     Args:
         gr: the module `gradio`.
-        worker: who computes.
+        worker: computes.
         tickets: of the page.
         options: of events that compute.
     """
@@ -59,16 +77,16 @@ class Requests:
         open_results: Callable[[Any], Sequence[Any]],
         waiting: Callable[..., str] = lambda *_: WAITS,
     ) -> None:
-        """Compute when one button is pressed, and stop when the other is.
+        """Compute when the one button is pressed, and stop when the other is.
 
         Args:
             start, stop: the buttons.
             function: see `vargen.demo.worker`; it yields what is shown, and its result or None.
-            asked: components, whose values are its arguments.
-            shown: the component in whose place everything is said.
-            results: components of the result; the first is hidden until there is one.
-            open_results: what those components become, of a result.
-            waiting: what is shown before the model is free, of the same arguments.
+            asked: components whose values are the function's arguments.
+            shown: the component that shows progress, results and errors.
+            results: components of the result. The first is hidden until there is a result.
+            open_results: gives the new values of these components from a result.
+            waiting: gives what is shown until the model is free, from the same arguments.
         """
         gr, tickets = self.gr, self.tickets
         ticket = gr.State("")
@@ -77,7 +95,7 @@ class Requests:
         def running(runs: bool) -> tuple[Any, Any]:
             return gr.update(interactive=not runs), gr.update(interactive=runs)
 
-        def begin(*values: Any) -> tuple[Any, ...]:
+        def issue(*values: Any) -> tuple[Any, ...]:
             return tickets.issue(), waiting(*values), gr.update(visible=False), *running(True)
 
         def go_on(ticket: str, *values: Any) -> Iterator[tuple[Any, ...]]:
@@ -91,7 +109,7 @@ class Requests:
             return gr.skip() if tickets.end(ticket) else _FULL, *running(False)
 
         at_once: dict[str, Any] = {"queue": False, **QUIET}
-        start.click(begin, [*asked], [ticket, shown, results[0], start, stop], **at_once).then(
+        start.click(issue, [*asked], [ticket, shown, results[0], start, stop], **at_once).then(
             go_on, [ticket, *asked], [shown, *results], **QUIET, **self.options
         ).then(end, ticket, [shown, start, stop], **at_once)
         start.click(None, js=markup.scroll_to(shown.elem_id))

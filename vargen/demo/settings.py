@@ -1,6 +1,6 @@
-"""A method's settings as text that people change: one `name: value` a line, as in a preset.
+"""A method's settings as text that people edit: one `name: value` a line, as in a preset.
 
-Settings that name a folder are left out: who uses a page has no business with the files of the machine behind it.
+Settings that name a folder are left out: visitors of a page must not reach files of the machine behind it.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ AnyConfig = TypeVar("AnyConfig", bound=MethodConfig)
 
 
 def write_settings(config: MethodConfig) -> str:
-    """Every setting that may be changed, one a line; nothing where there is none."""
+    """Every setting that may be changed, one a line; empty where there is none."""
     shown = {name: value for name, value in config.to_dict().items() if name not in ("name", *config.weights)}
     return "".join(f"{name}: {_written(value)}\n" for name, value in shown.items())
 
 
 def _written(value: Any) -> str:
-    """JSON, which is YAML too; words as they are where that says the same."""
+    """The value as JSON, which is also YAML; a plain word without quotes where YAML reads it back."""
     return value if isinstance(value, str) and yaml.safe_load(value) == value else json.dumps(value)
 
 
 def read_settings(config: AnyConfig, text: str) -> AnyConfig:
-    """The method with what a text says; what it does not mention stays as it is.
+    """The method with the settings of a text. Settings that the text leaves out keep their values.
 
     Raises:
-        UserError: no settings, an unknown one, one of a folder, or a value out of range.
+        UserError: the text is no list of settings, or names an unknown one, a folder, or a value out of range.
     """
     try:
         given: Any = yaml.safe_load(text)

@@ -1,4 +1,4 @@
-"""Which work belongs to which visitor, so that a stop finds it, even while it still waits for its turn."""
+"""Which work belongs to which visitor, so that a stop finds it, also while it waits for its turn."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from typing import Protocol
 
 _MOST = 1000
-"""Tickets that are remembered; those of visitors who left are never handed back."""
+"""Tickets that are remembered. Visitors who left never return theirs."""
 
 
 class Stoppable(Protocol):
-    """Work, wherever it is done."""
+    """Work in this process or in another."""
 
     def stop(self) -> None:
-        """Have it end soon; may be called more than once."""
+        """End it soon. May be called more than once."""
         ...
 
 
@@ -27,33 +27,33 @@ class _Ticket:
 
 
 class Tickets:
-    """One a request, from the click to the end."""
+    """One ticket for each request, from the click to the end."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._tickets: dict[str, _Ticket] = {}
 
     def issue(self) -> str:
-        """A new one."""
+        """A new ticket."""
         name = uuid.uuid4().hex
         with self._lock:
             self._get(name)
         return name
 
     def admit(self, name: str) -> None:
-        """It has come through the queue."""
+        """Note that the request has come through the queue."""
         with self._lock:
             self._get(name).admitted = True
 
     def begin(self, name: str, work: Stoppable) -> bool:
-        """Its work begins; False if it was stopped before."""
+        """Begin its work. False if it was stopped before."""
         with self._lock:
             ticket = self._get(name)
             ticket.work = work
             return not ticket.stopped
 
     def stop(self, name: str) -> None:
-        """Stop its work, now or when it would begin."""
+        """Stop its work now, or when it would begin."""
         with self._lock:
             ticket = self._get(name)
             ticket.stopped = True
@@ -61,13 +61,13 @@ class Tickets:
             ticket.work.stop()
 
     def end(self, name: str) -> bool:
-        """Hand it back; False if it never came through the queue, which is so where that was full."""
+        """Return the ticket. False if the request never came through the queue, because that was full."""
         with self._lock:
             ticket = self._tickets.pop(name, None)
         return ticket is not None and ticket.admitted
 
     def _get(self, name: str) -> _Ticket:
-        """A ticket of this name, a new one where there is none: another process may have issued it."""
+        """The ticket of this name. Where there is none, a new one: another process may have issued it."""
         ticket = self._tickets.setdefault(name, _Ticket())
         while len(self._tickets) > _MOST:
             del self._tickets[next(iter(self._tickets))]

@@ -1,7 +1,7 @@
-"""What may be uploaded, and how much of it: a file is looked at before anything in it is decoded.
+"""Limits of uploads. A file is checked before anything in it is decoded.
 
-Belongs here: limits and refusals. Does not belong here: reading frames
-(`vargen.models.video_llms.frames`). Importing this imports no torch: the page's server is told its limits before.
+Belongs here: limits and refusals. Does not belong here: reading frames (`vargen.models.video_llms.frames`). Importing
+this imports no torch, since the page's server needs the limits at its start.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ MAX_BYTES = 32 * 2**20
 MAX_SECONDS = 120.0
 MAX_PACKETS = 120 * 60
 MAX_PIXELS = 4096 * 2304
-"""Of a frame."""
+"""Pixels of a frame."""
 
 KINDS = "mp4, mov, webm, mkv, avi or gif"
 SUFFIXES = (".mp4", ".mov", ".m4v", ".webm", ".mkv", ".avi", ".gif")
 
 
 def read_upload(path: str, num_frames: int, limits: dict[str, int]) -> VideoFrames:
-    """Frames of an uploaded video, evenly spread; all of them where there are fewer than asked for.
+    """Frames of an uploaded video, evenly spread; all frames where the video has fewer than `num_frames`.
 
     Args:
         path: of the file.
-        num_frames: how many are wanted.
+        num_frames: number of frames.
         limits: of the model's processor, as `vargen.models.video_llms.frames.frame_limits` gives them.
 
     Raises:
-        UserError: no video, a damaged one, or one beyond the limits. It names the file as the visitor knows it.
+        UserError: no video, a damaged one, or one beyond the limits. The message has the visitor's name of the file.
     """
     from vargen.models.video_llms.frames import read_video
 
@@ -48,31 +48,31 @@ def read_upload(path: str, num_frames: int, limits: dict[str, int]) -> VideoFram
 
 
 def _check(file: Path) -> int:
-    """Frames, at most. Raises UserError."""
+    """The greatest possible number of frames. Raises UserError for a file beyond the limits."""
     from vargen.models.video_llms.frames import measure_video
 
     size = file.stat().st_size
     if size > MAX_BYTES:
-        raise UserError(f"video: {file.name} has {size / 2**20:.0f} MB; at most {MAX_BYTES // 2**20} MB are taken here")
+        raise UserError(f"video: {file.name} has {size / 2**20:.0f} MB; at most {MAX_BYTES // 2**20} MB are allowed")
     with file.open("rb") as opened:
         if not _is_video(opened.read(16)):
             # FFmpeg also reads play lists, which name other files; they never reach it.
-            raise UserError(f"video: {file.name} is none; give an {KINDS} file")
+            raise UserError(f"video: {file.name} is no video; give an {KINDS} file")
     measures = measure_video(file)
     if measures.seconds > MAX_SECONDS or measures.num_packets > MAX_PACKETS:
         raise UserError(
             f"video: {file.name} lasts {measures.seconds:.0f} s and has {measures.num_packets:,} frames; at most "
-            f"{MAX_SECONDS:.0f} s and {MAX_PACKETS:,} frames are taken here"
+            f"{MAX_SECONDS:.0f} s and {MAX_PACKETS:,} frames are allowed"
         )
     if measures.width * measures.height > MAX_PIXELS:
         raise UserError(
-            f"video: {file.name} has {measures.width} x {measures.height} pixels; at most 4096 x 2304 are taken here"
+            f"video: {file.name} has {measures.width} x {measures.height} pixels; at most 4096 x 2304 are allowed"
         )
     return measures.num_packets
 
 
 def _is_video(head: bytes) -> bool:
-    """By the first bytes, which also say what a file with another ending is."""
+    """Whether the first bytes are those of a video, whatever the file's name ends in."""
     return (
         head[4:8] == b"ftyp"  # mp4, mov
         or head.startswith((b"\x1aE\xdf\xa3", b"GIF87a", b"GIF89a"))  # webm, mkv; gif

@@ -1,6 +1,6 @@
 """Videos: a clip, a question, a method; the answer comes word by word.
 
-Belongs here: what is on the tab, and what happens when somebody asks. Does not belong here: answering
+Belongs here: what is on the tab, and what happens when a visitor asks. Does not belong here: answering
 (`vargen.pipelines.video.answering`), limits of uploads (`uploads.py`), markup.
 """
 
@@ -16,10 +16,10 @@ from vargen.base.errors import UserError
 from vargen.base.world import require_world
 from vargen.demo import markup
 from vargen.demo.models import Models
-from vargen.demo.requests import QUIET, Requests, read_seed
+from vargen.demo.requests import QUIET, Requests, begin, read_seed
 from vargen.demo.settings import read_settings, write_settings
 from vargen.demo.tickets import Tickets
-from vargen.demo.work import Stopped, Work, failure
+from vargen.demo.work import Work, failure
 
 if TYPE_CHECKING:
     from specdecode.trace import TokenOrigin
@@ -41,10 +41,10 @@ MOST_TOKENS = 512
 
 @dataclass(frozen=True)
 class Clip:
-    """What is asked about.
+    """The video of a question.
 
     Attributes:
-        seed: of a clip of this project's world; None for an upload.
+        seed: of a rendered example; None for an upload.
         path: of an upload.
     """
 
@@ -70,7 +70,7 @@ def read_clip(clip: Clip, num_frames: int, processor: Any) -> VideoFrames:
 
 
 def show_clip(models: Models, _tickets: Tickets, _ticket: str, clip: Clip, num_frames: int) -> Iterator[str]:
-    """What the model will look at, moving, as HTML, or why it cannot; once."""
+    """The frames that the model will look at, moving, as HTML; or why there are none. Yields once."""
     from vargen.drawing.sheet import to_pil
 
     try:
@@ -79,7 +79,7 @@ def show_clip(models: Models, _tickets: Tickets, _ticket: str, clip: Clip, num_f
     except Exception as error:
         yield markup.notice(failure(error), "error")
         return
-    name = f"clip {clip.seed} of the world" if clip.path is None else Path(clip.path).name
+    name = f"example {1 + (clip.seed or 0)}, a rendered video" if clip.path is None else Path(clip.path).name
     pictures = to_pil(frames.frames.float() / 255)
     for picture in pictures:
         picture.thumbnail((480, 480))
@@ -89,12 +89,12 @@ def show_clip(models: Models, _tickets: Tickets, _ticket: str, clip: Clip, num_f
 
 
 class Asking(Work):
-    """One question, and what has been said so far.
+    """One question and its answer so far.
 
     Attributes:
         tokens, origins: so far.
-        answer: the whole, at the end.
-        error: why there is none.
+        passes: forward passes of the target so far.
+        answer: the whole answer, at the end.
     """
 
     def __init__(self, answerer: VideoAnswerer, frames: VideoFrames, question: str, **arguments: Any) -> None:
@@ -103,21 +103,15 @@ class Asking(Work):
         self.origins: list[TokenOrigin] = []
         self.passes = 0
         self.answer: Answer | None = None
-        self.error: str | None = None
         self._call = (answerer, frames, question, arguments)
 
     def run(self) -> Iterator[Asking]:
-        """Answer; itself, again and again."""
-        return self.watch([self._answer], lambda: self)
+        """Answer, and yield itself whenever there is news."""
+        return self.watch([lambda: self.attempt(self._answer)], lambda: self)
 
     def _answer(self) -> None:
         answerer, frames, question, arguments = self._call
-        try:
-            self.answer = answerer.answer(frames, question, on_tokens=self._hear, **arguments)
-        except Stopped:
-            pass
-        except Exception as error:  # whatever it is, it is shown in the place of the answer
-            self.error = failure(error)
+        self.answer = answerer.answer(frames, question, on_tokens=self._hear, **arguments)
 
     def _hear(self, tokens: list[str], origins: list[TokenOrigin]) -> None:
         self.tokens, self.origins = tokens, origins
@@ -129,7 +123,7 @@ class Asking(Work):
 def ask(
     models: Models, tickets: Tickets, ticket: str, clip: Clip, method: str, settings: str, *asked: Any
 ) -> Iterator[tuple[str, str]]:
-    """Answer: the HTML of the answer and of its account, again and again.
+    """Answer. Yields the HTML of the answer and of its account.
 
     Args:
         ticket: of this request.
@@ -140,32 +134,23 @@ def ask(
     from vargen.drawing.answer_html import answer_html
 
     question, num_frames, most, temperature, seed = asked
-    tickets.admit(ticket)
-    try:
+
+    def prepare() -> Asking:
         config = _config(models, method, settings)
         if len(question) > MAX_QUESTION:
-            raise UserError(f"question: at most {MAX_QUESTION:,} characters are taken here, got {len(question):,}")
+            raise UserError(f"question: {len(question):,} characters are too many; write {MAX_QUESTION:,} at most")
         if not 1 <= most <= MOST_TOKENS:
-            raise UserError(f"tokens: 1 to {MOST_TOKENS} can be asked for")
-        seed = read_seed(seed)
+            raise UserError(f"tokens: choose 1 to {MOST_TOKENS}")
+        sampling = {"max_new_tokens": int(most), "temperature": float(temperature), "seed": read_seed(seed)}
         answerer = models.answerer()
         frames = read_clip(clip, int(num_frames), answerer.processor)
-    except Exception as error:
-        yield markup.notice(failure(error), "error"), ""
+        return Asking(answerer, frames, question, method=config, **sampling)
+
+    asking = begin(tickets, ticket, prepare)
+    if isinstance(asking, str):
+        yield asking, ""
         return
-    asking = Asking(
-        answerer,
-        frames,
-        question,
-        method=config,
-        max_new_tokens=int(most),
-        temperature=float(temperature),
-        seed=seed,
-    )
-    if not tickets.begin(ticket, asking):
-        yield markup.notice("Stopped before it began."), ""
-        return
-    notes = _notes(answerer.processor.tokenizer, question)
+    notes = _notes(models.answerer().processor.tokenizer, question)
     yield markup.notice("Looking at the video …") + notes, ""
     for _ in asking.run():
         if asking.tokens and asking.error is None:
@@ -198,7 +183,7 @@ def _so_far(asking: Asking) -> str:
 
 
 def _correctness(clip: Clip, question: str, answer: Answer) -> float | None:
-    """How right a description of a clip of the world is, 0 to 1."""
+    """The share of true claims in the description of a rendered example; None for any other answer."""
     if clip.path is not None or question.strip() != DESCRIBE:
         return None
     truth = world_case(clip.seed or 0).truth
@@ -206,30 +191,30 @@ def _correctness(clip: Clip, question: str, answer: Answer) -> float | None:
 
 
 def account_of(answer: Answer, correctness: float | None) -> str:
-    """What an answer cost, and what was saved."""
+    """HTML that says what an answer cost."""
     trace = answer.trace
     figures = {
         "tokens": f"{len(answer.token_ids):,}",
         "target passes": f"{trace.target_passes:,}",
         "plain decoding takes": f"{len(answer.token_ids):,}",
-        "tokens a pass": f"{trace.tokens_per_pass:.2f}",
-        "drafted, accepted a step": f"{trace.mean_accepted_length:.2f}",
+        "tokens per pass": f"{trace.tokens_per_pass:.2f}",
+        "draft tokens accepted per step": f"{trace.mean_accepted_length:.2f}",
         "seconds": f"{answer.seconds:.2f}",
-        "of which decoding": f"{trace.phase_seconds.get('decode', 0.0):.2f}",
+        "seconds of decoding alone": f"{trace.phase_seconds.get('decode', 0.0):.2f}",
         "tokens of the video": f"{answer.visual_tokens:,}",
         "method": f"{answer.method.name}, {'exact' if answer.method.exact else 'relaxed'}",
     }
     if correctness is not None:
-        figures["right, by the clip's truth"] = f"{100 * correctness:.0f} %"
+        figures["true claims, by the clip's truth"] = f"{100 * correctness:.0f} %"
     return markup.account(figures)
 
 
 def build(requests: Requests, models: Models, tab: Any) -> None:
-    """What is on the tab.
+    """Build the tab.
 
     Args:
-        requests: how what is asked for is answered.
-        tab: where it is built; its clip is rendered when somebody looks at it.
+        requests: answers what visitors ask.
+        tab: where it is built. Its clip is rendered when a visitor opens it.
     """
     gr = requests.gr
     methods = models.video_methods()
@@ -260,7 +245,9 @@ def build(requests: Requests, models: Models, tab: Any) -> None:
                 label="Questions",
                 elem_id="questions",
             )
-            method = gr.Dropdown(list(methods), value=first, label="Method", elem_id="video-method", filterable=False)
+            method = gr.Dropdown(
+                markup.choices(methods), value=first, label="Method", elem_id="video-method", filterable=False
+            )
             hint = gr.HTML(markup.method_hint(methods[first]))
             with gr.Accordion("More", open=False):
                 with gr.Row(elem_classes="tight"):
@@ -277,12 +264,9 @@ def build(requests: Requests, models: Models, tab: Any) -> None:
                     elem_classes="code",
                 )
         with gr.Column(scale=8, min_width=340):
-            nothing = markup.empty("The answer appears here", "Its words are underlined by how each was decided.")
-            with gr.Row(equal_height=False):
-                with gr.Column(scale=5, min_width=320):
-                    answer = gr.HTML(nothing, elem_id="answer")
-                with gr.Column(scale=3, min_width=230):
-                    account = gr.HTML(elem_id="account")
+            nothing = markup.empty("The answer appears here", "The colour under a word says how it was decided.")
+            answer = gr.HTML(nothing, elem_id="answer")
+            account = gr.HTML(elem_id="account")
 
     def turn_to(clip: Clip, num_frames: float) -> str:
         try:

@@ -20,51 +20,64 @@ _BETWEEN_LOOKS = 0.1
 
 
 class Stopped(Exception):
-    """Nobody waits for this work any longer."""
+    """The visitor has stopped this work."""
 
 
 def failure(error: Exception) -> str:
-    """What is shown in the place of what was asked for: the one line of an error that its visitor can do something
-    about; of any other, what kind it is too."""
+    """The line that is shown instead of a result. It names the kind of an error that the visitor cannot mend."""
     return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
 
 
 class Work:
-    """Threads that somebody watches. Whoever stops watching stops them."""
+    """Threads that a page watches. They stop when the page stops watching.
+
+    Attributes:
+        error: why there is no result; None where nothing went wrong.
+    """
 
     def __init__(self) -> None:
+        self.error: str | None = None
         self._condition = threading.Condition()
         self._stopped = False
         self._news = 0
 
     def stop(self) -> None:
-        """Have every thread end at its next `check`; may be called before there is one, and more than once."""
+        """End every thread at its next `check`. May be called before there is one, and more than once."""
         with self._condition:
             self._stopped = True
             self._condition.notify_all()
 
     @property
     def stopped(self) -> bool:
-        """Whether somebody has."""
+        """Whether `stop` was called."""
         return self._stopped
 
+    def attempt(self, task: Callable[[], None]) -> None:
+        """Do a task. A stop ends it, and any other error is kept in `error`."""
+        try:
+            task()
+        except Stopped:
+            pass
+        except Exception as error:  # the page shows it where the result would be
+            self.error = failure(error)
+
     def check(self) -> None:
-        """To be called between two steps. Raises Stopped."""
+        """Call this between two steps. Raises Stopped."""
         if self._stopped:
             raise Stopped
 
     def tell(self) -> None:
-        """There is something new to look at."""
+        """Say that there is something new to look at."""
         with self._condition:
             self._news += 1
             self._condition.notify_all()
 
     def watch(self, tasks: Sequence[Callable[[], None]], look: Callable[[], Snapshot]) -> Iterator[Snapshot]:
-        """Do the tasks, each in a thread of its own, and look whenever there is news, and once after the end.
+        """Do each task in a thread of its own. Look whenever there is news, and once after the end.
 
         Args:
-            tasks: must not raise, and must `check` often.
-            look: what is seen now.
+            tasks: must not raise, and must call `check` often.
+            look: gives what is seen now.
         """
         threads = [threading.Thread(target=self._do, args=(task,), daemon=True) for task in tasks]
         for thread in threads:
@@ -93,12 +106,12 @@ class Work:
 class Turns:
     """Several threads that work one at a time, so that each has all cores and its seconds are its own.
 
-    The turn goes to whoever has worked least, in slices of time, as if both ran at once. Threads of numerical
-    libraries go on spinning for a moment when a thread waits, so a turn lasts longer than a step.
+    The turn goes to the thread that has worked least, in slices of time, as if all ran at once. Threads of numerical
+    libraries spin for a moment when a thread waits, so a turn lasts longer than a step.
 
     Args:
-        count: of threads; they are known by their numbers.
-        slice_seconds: how long a turn lasts at least.
+        count: number of threads, which are known by their numbers.
+        slice_seconds: least duration of a turn.
     """
 
     def __init__(self, count: int, work: Work, slice_seconds: float = 0.05) -> None:
@@ -119,7 +132,7 @@ class Turns:
         self._wait(number)
 
     def offer(self, number: int) -> None:
-        """Between two steps: let another go on, if the slice is over and one has worked less. Raises Stopped."""
+        """Let another thread go on, if the slice is over and it has worked less. Raises Stopped."""
         self._work.check()
         now = self._book(number)
         if now - self._turn_began >= self._slice_seconds:
@@ -129,7 +142,7 @@ class Turns:
             self._wait(number)
 
     def leave(self, number: int) -> None:
-        """There is nothing left to do."""
+        """End this thread's part."""
         if self._turn == number:
             self._book(number)
         with self._condition:
@@ -140,7 +153,7 @@ class Turns:
 
     @contextmanager
     def uncounted(self, number: int) -> Iterator[None]:
-        """What is done inside is nobody's work, such as showing how far it has come."""
+        """The seconds inside belong to no thread, such as those for showing progress."""
         self._book(number)
         yield
         self._began[number] = time.perf_counter()

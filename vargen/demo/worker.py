@@ -1,10 +1,10 @@
-"""Where what computes is computed: in the page's own process, or in one of its own that starts beside it.
+"""The process that computes: the page's own, or another one that starts beside it.
 
-The second is what `vargen demo` does: torch and a model take as long to load as Gradio does, so both load at once, and
-no computing ever makes the page wait. What is computed is a function of the tabs, `function(models, tickets, ticket,
-*arguments)`, a generator; what it yields comes back one by one, as it is asked for.
+`vargen demo` uses another one. Torch and a model take as long to load as Gradio does, so both load at once, and no
+computation makes the page wait. A computation is a generator function of a tab, `function(models, tickets, ticket,
+*arguments)`. Its values come back one by one, when the page takes the next.
 
-Belongs here: who computes, and what happens when one of the two processes ends. Does not belong here: what is computed.
+Belongs here: the two processes, and what happens when one of them ends. Does not belong here: any computation.
 Importing this imports neither torch nor Gradio.
 """
 
@@ -32,31 +32,27 @@ from vargen.demo.work import failure
 Function = Callable[..., Iterator[Any]]
 
 _PATIENCE = 60.0
-"""Seconds for a process to come up, before anything large is imported in it."""
+"""Seconds that a process may take to start, before it imports anything large."""
 
 
 class Worker(Protocol):
-    """Who computes what is asked for on a page."""
+    """Computes what the visitors of a page ask for."""
 
     def stream(self, tickets: Tickets, ticket: str, function: Function, *arguments: Any) -> Iterator[Any]:
-        """What `function(models, tickets, ticket, *arguments)` yields; whoever closes this ends it.
+        """The values that `function(models, tickets, ticket, *arguments)` yields. Closing this iterator ends it.
 
         Args:
             tickets: the page's.
             ticket: of the request; "" for one that cannot be stopped.
 
         Raises:
-            UserError: who computed it is no more; that is said in the place of what was asked for.
+            UserError: the process that computed it has ended. The page shows this instead of a result.
         """
         ...
 
 
 class LocalWorker:
-    """This process.
-
-    Args:
-        models: what it computes with.
-    """
+    """Computes in this process, with these models."""
 
     def __init__(self, models: Models) -> None:
         self._models = models
@@ -67,11 +63,11 @@ class LocalWorker:
 
 
 class WorkerProcess:
-    """A process of its own, started at once, and again when it is needed after its end. It never outlives this one.
+    """Computes in another process, which starts at once, and again after its end. It never outlives this one.
 
     Args:
-        folder: for the sockets it is talked to by.
-        models: arguments of `Models`, which it makes for itself.
+        folder: for its sockets.
+        models: arguments of `Models`, which the process makes for itself.
     """
 
     def __init__(self, folder: Path, *models: Any) -> None:
@@ -102,7 +98,7 @@ class WorkerProcess:
                 raise UserError(value)
 
     def stop(self, ticket: str) -> None:
-        """Stop what it computes for a request, now or when it would begin."""
+        """Stop the computation of a request, now or when it would begin."""
         with suppress(EOFError, OSError, UserError):
             _, connection = self._connect()
             with connection:
@@ -110,7 +106,7 @@ class WorkerProcess:
                 connection.recv()
 
     def close(self) -> None:
-        """End it."""
+        """End the process."""
         with self._lock:
             assert self._process.stdin is not None
             self._process.stdin.close()  # which tells it
@@ -122,7 +118,7 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """Identifier of the process."""
         return self._process.pid
 
     def _address(self) -> str:
@@ -133,7 +129,7 @@ class WorkerProcess:
         program = f"from vargen.demo.worker import main; main({self._address()!r})"
         process = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE)
         assert process.stdin is not None
-        with suppress(OSError):  # whoever connects will see that it has ended
+        with suppress(OSError):  # `_connect` will see that it has ended
             pickle.dump(self._models, process.stdin)
             process.stdin.flush()
         return process
@@ -159,7 +155,7 @@ class WorkerProcess:
 
 
 class _RemoteWork:
-    """What another process computes for a request, as far as stopping it goes."""
+    """Work of another process, which can only be stopped from here."""
 
     def __init__(self, worker: WorkerProcess, ticket: str) -> None:
         self._stop = lambda: worker.stop(ticket)
@@ -175,7 +171,7 @@ def _stop(_models: Models, tickets: Tickets, _ticket: str, which: str) -> Iterat
 
 
 class _Server:
-    """The other end: in the process that computes."""
+    """The other end, in the process that computes."""
 
     def __init__(self, models: Models) -> None:
         self._tickets = Tickets()
@@ -183,9 +179,9 @@ class _Server:
         self._loaded = threading.Event()
 
     def load(self) -> None:
-        """Load what will be asked for first; what is wrong with it is said when it is asked for.
+        """Load the first model. An error shows when a visitor uses the model.
 
-        Nothing else is done meanwhile: the libraries' lazy imports are not made for two threads.
+        Nothing else runs meanwhile: the libraries' lazy imports are not made for two threads.
         """
         try:
             with suppress(UserError):
@@ -194,16 +190,16 @@ class _Server:
                 import vargen.models.video_llms.frames  # noqa: F401
         finally:
             self._loaded.set()
-        gc.freeze()  # what is there now stays to the end
+        gc.freeze()  # these objects stay to the end
         gc.enable()
 
     def listen(self, listener: Listener) -> None:
-        """Do what is asked for, in a thread a request."""
+        """Answer every request in a thread of its own."""
         while True:
             threading.Thread(target=self._answer, args=(listener.accept(),), daemon=True).start()
 
     def _answer(self, connection: Connection) -> None:
-        with connection, suppress(EOFError, OSError):  # who asked has left
+        with connection, suppress(EOFError, OSError):  # the visitor has left
             function, ticket, arguments = connection.recv()
             if function is not _stop:
                 self._loaded.wait()
@@ -221,19 +217,19 @@ class _Server:
                 value = next(results)
             except StopIteration:
                 return None
-            except Exception as error:  # the page says it in the place of what was asked for
+            except Exception as error:  # the page shows it instead of a result
                 return failure(error)
             connection.send((True, value))
             connection.recv()
 
 
 def main(address: str) -> None:
-    """What the process does, until the one that started it ends, or closes its standard input.
+    """Serve requests until the process that started this one ends or closes the standard input.
 
     Args:
         address: of the socket to listen at.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C is the page's business
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the page handles Ctrl+C
     gc.disable()  # importing makes millions of objects that stay
     models = Models(*pickle.load(sys.stdin.buffer))
     server = _Server(models)
@@ -244,4 +240,4 @@ def main(address: str) -> None:
     try:
         models.close()
     finally:
-        os._exit(0)  # whatever is being computed, nobody waits for it
+        os._exit(0)  # nobody waits for any computation now

@@ -1,4 +1,4 @@
-"""The words of an answer as HTML, coloured by how each token was decided; for pages that show it while it comes.
+"""The words of an answer as HTML, coloured by how each token was decided, for pages that show it while it appears.
 
 Belongs here: markup of tokens and its legend. Does not belong here: the finished answer as a picture
 (`answer_picture.py`).
@@ -19,10 +19,10 @@ def answer_html(tokens: Sequence[str], origins: Sequence[TokenOrigin]) -> str:
 
     Args:
         tokens: the texts of the answer's tokens, as `vargen.drawing.answer_picture.draw_answer` takes them.
-        origins: one a token.
+        origins: one for each token.
 
     Raises:
-        ValueError: another number of origins than tokens.
+        ValueError: the numbers of origins and tokens differ.
     """
     if len(origins) != len(tokens):
         raise ValueError(f"origins: {len(origins)} given for {len(tokens)} tokens; give one each")
@@ -39,7 +39,7 @@ def answer_html(tokens: Sequence[str], origins: Sequence[TokenOrigin]) -> str:
 
 
 def colour(origin: TokenOrigin) -> str:
-    """As CSS writes it."""
+    """The colour of an origin in CSS."""
     return "rgb({}, {}, {})".format(*ORIGIN_COLOURS[origin])
 
 

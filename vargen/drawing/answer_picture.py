@@ -1,5 +1,5 @@
-"""A picture of an answer about a video: its frames, its words, how each was decided, and how much each is about what
-is seen.
+"""A picture of an answer about a video: its frames, its words, how each was decided, and how much each depends on the
+video.
 
 Belongs here: drawing. Does not belong here: measuring relevance (`answering.py`), recording origins
 (`specdecode.trace`), the trace of a generated picture (`vargen.drawing.trace_image`).
@@ -20,10 +20,10 @@ from vargen.drawing.trace_image import ORIGIN_COLOURS
 from vargen.drawing.trace_image import ORIGIN_LABELS as PICTURE_LABELS
 
 ORIGIN_LABELS = {**PICTURE_LABELS, TokenOrigin.TARGET: "the target's own"}
-"""Colours are those of `vargen.drawing.trace_image`, and so are words, but that the likeliest token is not drawn."""
+"""Labels of `vargen.drawing.trace_image`, but for greedy decoding, which draws no token."""
 
 MAX_FRAMES = 16
-"""Frames that are shown; of more, some, evenly spread."""
+"""Largest number of frames that are shown. Of a longer video they are evenly spread."""
 
 _WIDTH = 1080
 _MARGIN = 28
@@ -62,19 +62,19 @@ def draw_answer(
 ) -> Image.Image:
     """The frames of a video above the words of an answer.
 
-    A bar under each token has the colour of how it was decided. Its background is the greener, the more relevant it is
-    to what is seen: white for the least relevant of this answer, full for the most.
+    The colour of the bar under a token says how it was decided. A greener background means a token more relevant
+    to the video: white for the least relevant of this answer, full green for the most.
 
     Args:
         frames: [F, 3, H, W], float in [0, 1], F at least 1.
         tokens: the texts of the answer's tokens; a space at the start of a token begins a word. Where no token has one,
             every token is a word.
-        origins: one a token.
-        relevance: one a token, of any scale, nan where it is not known; None: no backgrounds.
+        origins: one for each token.
+        relevance: one for each token, on any scale, nan where it is unknown; None for no backgrounds.
         title: of the picture, such as the question, the method and its figures; line breaks are kept.
 
     Raises:
-        ValueError: another number of origins or relevances than tokens.
+        ValueError: the number of origins or relevances differs from that of tokens.
     """
     if len(origins) != len(tokens):
         raise ValueError(f"origins: {len(origins)} given for {len(tokens)} tokens; give one each")
@@ -156,7 +156,7 @@ def _flow(tokens: Sequence[str], font: _Font) -> list[_Box]:
     left, line = 0, 0
     for word in _words(texts):
         shown = [texts[number].strip() or ("\\n" if "\n" in texts[number] else "") for number in word]
-        # Only the ends of a word are padded, so that its tokens look like one.
+        # Only the ends of a word are padded, so that its tokens join.
         before = [_PADDING if number == word[0] else 0 for number in word]
         after = [_PADDING if number == word[-1] else 0 for number in word]
         widths = [

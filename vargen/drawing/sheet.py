@@ -1,4 +1,4 @@
-"""Pictures on a sheet, each with its caption; and what drawings share: pixels of tensors, lines of text.
+"""Pictures on a sheet, each with its caption, and helpers that drawings share: pixels of tensors, lines of text.
 
 Belongs here: layout. Does not belong here: what a picture means, and files.
 """
@@ -19,13 +19,12 @@ def contact_sheet(images: Sequence[Image.Image], captions: Sequence[str], column
     """A white sheet of pictures, each with its caption below it.
 
     Args:
-        images: the pictures; they are drawn at their own size, each centred in its cell; what is transparent stays
-            white.
-        captions: one a picture, wrapped to the width of the cells; line breaks are kept, empty ones take no room.
-        columns: pictures a row; by default the sheet is about as wide as it is high, at most 8.
+        images: the pictures at their own size, each centred in its cell. Transparent parts stay white.
+        captions: one for each picture, wrapped to the width of the cells. Line breaks are kept.
+        columns: pictures in a row; None for a sheet about as wide as it is high, with 8 at most.
 
     Raises:
-        ValueError: without images, or for another number of captions than of images.
+        ValueError: no images, or another number of captions.
     """
     if not images:
         raise ValueError("images: a contact sheet needs at least one")

@@ -1,4 +1,4 @@
-"""A picture of how a picture was made: the token grid coloured by where each token came from, and the steps in time.
+"""How a picture was made: the token grid coloured by the origin of each token, and the passes in time.
 
 Belongs here: drawing from a `DecodeTrace`. Does not belong here: recording, and any figure over several pictures.
 """
@@ -17,7 +17,7 @@ ORIGIN_COLOURS = {
     TokenOrigin.RELAXED: (253, 174, 97),
     TokenOrigin.UNVERIFIED: (202, 40, 60),
 }
-"""Grey, blue, orange, red: told apart by people with colour-blindness too."""
+"""Grey, blue, orange, red, which colour-blind people can tell apart."""
 ORIGIN_LABELS = {
     TokenOrigin.TARGET: "drawn by the target",
     TokenOrigin.ACCEPTED: "drafted, verified",
@@ -37,15 +37,15 @@ def draw_trace(
 ) -> Image.Image:
     """The picture, its token grid, and a timeline of its steps.
 
-    The timeline has one bar per target pass, prefill included: as high as the tokens it added, in their colours from
-    the bottom up; tokens taken unverified before a pass stand below the pass's own.
+    The timeline has one bar for each target pass, prefill included. Its height is the number of tokens that the pass
+    added, in their colours. Tokens that were taken unverified before the pass stand below its own.
 
     Args:
         image: the picture, of any size; it is drawn in the shape of the grid.
         trace: of the call that made it.
         row: which picture of the call.
         grid: tokens down and across.
-        beside_grid: places of tokens that are none of the grid's; they stand in the timeline alone.
+        beside_grid: places of tokens outside the grid, which stand in the timeline alone.
 
     Raises:
         ValueError: the row has another number of tokens than the grid.

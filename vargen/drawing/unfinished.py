@@ -1,7 +1,6 @@
-"""A picture that is still being drawn: what is decided of it, and nothing where nothing is.
+"""A picture that is still being drawn: its decided part, and nothing elsewhere.
 
-Belongs here: what of a token grid can be shown before its end. Does not belong here: the pixels of tokens, which are a
-model's.
+Belongs here: showing a token grid before its end. Does not belong here: the pixels of tokens, which a model decodes.
 """
 
 from __future__ import annotations
@@ -12,11 +11,11 @@ from torch import Tensor
 
 
 def continue_downwards(tokens: Tensor, lengths: Tensor, grid_size: int) -> Tensor:
-    """Tokens of a whole grid, so that an image tokenizer can decode it: below the last that is decided of a column,
-    that one goes on. Where nothing is decided in a column, the first token of all does.
+    """Tokens of a whole grid, so that an image tokenizer can decode it. The last decided token of a column fills the
+    places below it. In a column without one, the first token of the picture does.
 
     Args:
-        tokens: int64 [B, grid_size ** 2] in raster order, of which the first `lengths` mean something.
+        tokens: int64 [B, grid_size ** 2] in raster order; the first `lengths` are decided.
         lengths: int64 [B], 1 to grid_size ** 2.
         grid_size: tokens a side.
 
@@ -32,7 +31,7 @@ def continue_downwards(tokens: Tensor, lengths: Tensor, grid_size: int) -> Tenso
 
 
 def hide_undecided(image: Image.Image, num_decided: int, grid_size: int) -> Image.Image:
-    """The picture, transparent where its tokens are not decided.
+    """The picture, transparent where no token is decided.
 
     Args:
         image: of the whole grid, such as that of `continue_downwards`.

@@ -1,118 +1,202 @@
 """Decoding methods side by side on pictures: the same prompts and seeds.
 
-Belongs here: what is kept of each call, and rows out of what was kept. Does not belong here: who works when
-(`vargen.jobs.comparison`), the definitions of the figures (`metrics.speculation`), judging (a `Judge`), options and
-printing (`vargen.commands.bench`).
+Belongs here: the settings of such a comparison, what is kept of each call, and the rows of results. Does not belong
+here: the order in which methods work (`vargen.jobs.comparison`), a call (`vargen.jobs.calls`), the definitions of the
+figures (`metrics.speculation`), judging (a `Judge`), printing. Importing this imports no torch.
 """
 
 from __future__ import annotations
 
+import json
 import sys
-import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from glob import escape
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from metrics.provenance import provenance
 from metrics.speculation import CallRecord, summarise
+from vargen.base.bounds import MAX_BATCH_SIZE, MAX_PICTURES, MAX_WARM_UP, check_numbers
 from vargen.base.errors import UserError
-from vargen.drawing.sheet import to_pil
-from vargen.jobs.cases import BenchmarkCase, Judge, told_cases
+from vargen.jobs.cases import BenchmarkCase, Judge, World, check_split, fitting_judge, prompt_cases, told_cases
 from vargen.jobs.comparison import compare, describe_run
-from vargen.jobs.quality import clip_figures, count_claims, judge_figures
 from vargen.jobs.ranking import ClipScorer
-from vargen.methods.base import MethodConfig
-from vargen.models.description import ModelDescription
+from vargen.jobs.sampling import SamplingOptions
+from vargen.methods.base import ImageMethodConfig
+from vargen.methods.catalogue import UNTRAINED, read_method_list, resolve_method
+from vargen.models.description import ModelDescription, open_model
 from vargen.models.model_folder import weights_fingerprint
-from vargen.models.options import ModelOptions
-from vargen.pipelines.compilation import COMPILED
-from vargen.pipelines.loading import load_pipeline
-from vargen.pipelines.streaming import FinishedPicture, PictureStream, open_stream
-from vargen.runs.files import save_image_atomic
+from vargen.runs.files import save_image_atomic, write_atomic
 from vargen.runs.progress import Progress, progress
-from vargen.runs.records import Records
-
-try:
-    import resource
-except ImportError:  # Windows
-    resource = None  # type: ignore[assignment]
+from vargen.runs.records import Records, own_calls
 
 if TYPE_CHECKING:
-    from vargen.pipelines.base import AutoregressivePipelineOutput
+    import torch
+
     from vargen.pipelines.loading import ImagePipeline
 
+_BATCHES_AT_ONCE = 4
+"""Batches whose pictures one call draws in continuous batches."""
 
-def benchmark_model(
-    model: ModelDescription,
-    methods: Mapping[str, MethodConfig],
-    cases: Sequence[BenchmarkCase],
-    options: ModelOptions,
-    *,
-    judge: Judge | None = None,
-    clip: Path | None = None,
-    batch_size: int = 1,
-    continuous_batches: bool = False,
-    seed: int = 0,
-    warm_up: int = 1,
-    calls: Path | None = None,
-    images: Path | None = None,
-    quiet: bool = False,
-    **generation: Any,
-) -> list[dict[str, Any]]:
-    """`run_benchmark` with a model from disk, going on where a run of the same calls was stopped.
+
+@dataclass(frozen=True)
+class BenchConfig(SamplingOptions):
+    """What to compare.
 
     Args:
-        model: of `vargen.models.description.open_model(options)`.
-        methods, cases, judge, batch_size, continuous_batches, seed, warm_up, images, **generation: as for
-            `run_benchmark`.
-        options: how to load it.
-        clip: folder of the CLIP model that scores; None: there are no CLIP scores.
-        calls: file that keeps calls until somebody removes it; None: in memory.
+        methods: names of methods or presets, or YAML files of settings, separated by commas. Plain decoding, "ar", is
+            added where it is missing, since every ratio divides by it. null for ar,jacobi,scd,vvs-jacobi, and with a
+            trained drafter eagle-chain,likeness-quality, too.
+        method_options: settings that differ from the defaults, by method, such as `--method_options.eagle.depth 3`.
+        num_prompts: number of prompts. They describe scenes that training never showed.
+        prompts_file: file of prompts to use instead: .txt (one a line), .csv or .tsv (with a column "prompt"), .jsonl.
+            A model that does not draw the project's own scenes needs one.
+        split: which prompts are composed, "heldout" for combinations that training never showed, "all" for any.
+        class_labels: classes to draw instead of prompts, for a class-conditional model.
+        batch_size: number of pictures that are drawn at once.
+        continuous_batches: give a finished picture's place in the batch to the next one at once, where the family of
+            models can. A picture's passes and seconds are then its own. false lets a batch wait for its slowest.
+        warm_up: number of calls of each method that do not count, before the first that does.
+        judge: read the pictures and compare them with their prompts, where the model draws the project's own scenes.
+        clip: folder of a CLIP model of transformers that scores pictures against their prompts; null for no scores.
+        output: folder for results.json, plot.png (judge accuracy against speed-up) and images/. Measured calls are kept
+            in it until the end, and the same command continues a stopped run. null writes nothing.
+        save_images: write the pictures to images/METHOD/000000.png in the output folder.
+    """
+
+    methods: str | None = None
+    method_options: dict[str, Any] = field(default_factory=dict)
+    num_prompts: int = 64
+    prompts_file: str | None = None
+    split: str = "heldout"
+    class_labels: list[int] = field(default_factory=list)
+    batch_size: int = 1
+    continuous_batches: bool = False
+    warm_up: int = 1
+    judge: bool = True
+    clip: str | None = None
+    output: str | None = None
+    save_images: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_numbers(
+            self, {"num_prompts": (1, MAX_PICTURES), "batch_size": (1, MAX_BATCH_SIZE), "warm_up": (0, MAX_WARM_UP)}
+        )
+        check_split(self.split)
+        if self.save_images and self.output is None:
+            raise UserError("save_images needs output, the folder for the pictures; name one")
+
+    def contenders(
+        self,
+        resolve: Callable[[str, Mapping[str, Any] | None], ImageMethodConfig] = resolve_method,
+        usual: str = UNTRAINED,
+    ) -> dict[str, ImageMethodConfig]:
+        """The methods by label, plain decoding first.
+
+        Args:
+            resolve: knows the names, such as a model's `resolve_method`.
+            usual: methods that are compared where none are named.
+
+        Raises:
+            UserError: an unknown method, or options for one that is not compared.
+        """
+        names = usual if self.methods is None else self.methods
+        return {"ar": resolve_method("ar"), **read_method_list(names, self.method_options, "methods", resolve)}
+
+
+def benchmark(config: BenchConfig, world: World | None, quiet: bool = False) -> list[dict[str, Any]]:
+    """Compare methods with a model from disk, continue a stopped run of the same calls, and write the results.
+
+    Args:
+        config: the comparison.
+        world: composes prompts, and judges the pictures; None where none is installed.
         quiet: show no progress.
 
     Returns:
-        One row a method, as `build_rows`, with what it was run with.
+        One row for each method, as `build_rows`, with the settings that it was run with.
+
+    Raises:
+        UserError: methods or prompts that do not fit the model, or a folder of another run.
     """
-    scorer = None if clip is None else ClipScorer(clip)
-    pipeline, _, dtype = load_pipeline(model, options, quiet)
-    shared = {"batch_size": batch_size, "continuous_batches": continuous_batches, "seed": seed, **generation}
-    settings = describe_run(
-        methods,
-        weights_fingerprint(model.folder),
-        cases=told_cases(cases),
-        dtype=dtype,
-        device=str(pipeline.device),
-        judged=judge is not None,
-        **({} if scorer is None else {"clip": scorer.identity}),
-        **options.identity,
-        **shared,
-    )
-    records = Records(calls, settings)
-    with progress(len(_calls(len(cases), batch_size, continuous_batches)) * len(methods), "calls", quiet) as shown:
-        rows = run_benchmark(
-            pipeline,
+    model = open_model(config)
+    methods = config.contenders(model.resolve_method, model.usual_methods)
+    cases = _cases(config, model, world)
+    judge = None
+    if config.judge and world is not None and any(case.claims is not None for case in cases):
+        judge = fitting_judge(model, world.judge)
+
+    from vargen.pipelines.loading import load_pipeline
+
+    inside = ["images", *(f"images/{escape(label)}" for label in methods)]
+    with own_calls(config.output, inside) as calls:
+        scorer = None if config.clip is None else ClipScorer(Path(config.clip))
+        pipeline, _, dtype = load_pipeline(model, config, quiet)
+        shared = {
+            **{name: getattr(config, name) for name in ("batch_size", "continuous_batches", "seed")},
+            **model.sampling(**config.sampling),
+        }
+        settings = describe_run(
             methods,
-            cases,
-            warm_up=warm_up,
-            judge=judge,
-            clip=scorer,
-            records=records,
-            images=images,
-            shown=shown,
+            weights_fingerprint(model.folder),
+            cases=told_cases(cases),
+            dtype=dtype,
+            device=str(pipeline.device),
+            judged=judge is not None,
+            **({} if scorer is None else {"clip": scorer.identity}),
+            **config.identity,
             **shared,
         )
-    told = {"batch_size": batch_size, "dtype": dtype, "model": model.name, **options.identity}
-    if continuous_batches:
-        told["continuous_batches"] = True
-    return [{**row, **told} for row in rows]
+        num_calls = len(_calls(len(cases), config.batch_size, config.continuous_batches))
+        with progress(num_calls * len(methods), "calls", quiet) as shown:
+            rows = run_benchmark(
+                pipeline,
+                methods,
+                cases,
+                warm_up=config.warm_up,
+                judge=judge,
+                clip=scorer,
+                records=Records(calls, settings),
+                images=calls.parent / "images" if calls is not None and config.save_images else None,
+                shown=shown,
+                **shared,
+            )
+        more = {"batch_size": config.batch_size, "dtype": dtype, "model": model.name, **config.identity}
+        if config.continuous_batches:
+            more["continuous_batches"] = True
+        rows = [{**row, **more} for row in rows]
+        if calls is not None:
+            _write(calls.parent, rows)
+    return rows
+
+
+def _cases(config: BenchConfig, model: ModelDescription, world: World | None) -> list[BenchmarkCase]:
+    if model.num_classes is not None:
+        if not config.class_labels:
+            raise UserError("class_labels must be given: the model is class-conditional")
+        return [BenchmarkCase(class_label=label) for label in config.class_labels]
+    if config.class_labels:
+        raise UserError("class_labels cannot be used: the model is text-conditional; give prompts")
+    return prompt_cases(model, world, config.prompts_file, config.num_prompts, config.seed, config.split)
+
+
+def _write(folder: Path, rows: list[dict[str, Any]]) -> None:
+    """Write results.json, and plot.png where pictures were judged and matplotlib is installed."""
+    from metrics.plots import plot_tradeoff
+
+    write_atomic(folder / "results.json", json.dumps(rows, indent=1) + "\n")
+    title = f"{rows[0]['model']}, batch {rows[0]['batch_size']}, {rows[0]['images']} prompts"
+    if any(row["judge_accuracy"] is not None for row in rows):
+        try:
+            write_atomic(folder / "plot.png", plot_tradeoff(rows, title=title))
+        except ModuleNotFoundError:
+            print('vargen: warning: no plot, since matplotlib is missing; pip install "vargen[eval]"', file=sys.stderr)
 
 
 def run_benchmark(
     pipeline: ImagePipeline,
-    methods: Mapping[str, MethodConfig],
+    methods: Mapping[str, ImageMethodConfig],
     cases: Sequence[BenchmarkCase],
     *,
     batch_size: int = 1,
@@ -126,31 +210,36 @@ def run_benchmark(
     shown: Progress | None = None,
     **generation: Any,
 ) -> list[dict[str, Any]]:
-    """Make every picture with every method, and say what that cost.
+    """Make every picture with every method, and measure the cost.
 
     Args:
         pipeline: the model.
         methods: by label; without plain decoding among them ratios are None.
-        cases: what to make; the picture of case i is made with the seed `seed + i`.
-        batch_size: pictures drawn at once.
-        continuous_batches: a call draws four batches' pictures, each taking the place of one that is finished, where
-            the family can; a picture's passes and seconds are then its own, and none waits for the slowest beside it.
-            False: a call draws one batch.
-        warm_up: calls of each method before the first that counts, over the first call's cases.
-        judge: reads the pictures; None: nobody does. Its time is not counted.
+        cases: what to draw; the picture of case i has the seed `seed + i`.
+        batch_size: number of pictures that are drawn at once.
+        continuous_batches: a call draws four batches' pictures, each taking the place of a finished one, where the
+            family can; a picture's passes and seconds are then its own. False: a call draws one batch.
+        warm_up: number of calls of each method before the first that counts, over the first call's cases.
+        judge: reads the pictures; None for no judging. Its time is not counted.
         clip: scores them against their prompts, likewise.
-        records: where calls are kept, and those that are there already; None: in memory.
-        images: folder that gets the pictures, LABEL/000000.png; None: they are not kept. Calls among the records
-            whose pictures are not there are made again.
+        records: keeps the calls, and holds those of a stopped run; None keeps them in memory.
+        images: folder for the pictures, LABEL/000000.png; None keeps none. A recorded call whose pictures are missing
+            is made again.
         shown: counts calls.
         **generation: further arguments of the pipeline's call.
 
     Returns:
-        One row a method, as `build_rows`.
+        One row for each method, as `build_rows`.
 
     Raises:
         UserError: a method that does not fit the model, or pictures of another run in `images`.
     """
+    import torch
+
+    from vargen.drawing.sheet import to_pil
+    from vargen.jobs.calls import call_pipeline, record_of_picture, stream_pipeline
+    from vargen.jobs.figures import count_claims
+
     records = Records(None, {}) if records is None else records
     batches = _calls(len(cases), batch_size, continuous_batches)
     if images is not None:
@@ -159,17 +248,25 @@ def run_benchmark(
             if not all(_picture_path(images / label, index).is_file() for index in batch):
                 records.forget(label, number)  # kept by a run without pictures
 
-    def call(method: MethodConfig, number: int) -> tuple[torch.Tensor, CallRecord]:
+    def call(method: ImageMethodConfig, number: int) -> tuple[torch.Tensor, CallRecord]:
+        """Pictures [B, 3, H, W] in [0, 1] of consecutive seeds, and their cost."""
         batch = batches[number]
-        chosen, first_seed = [cases[i] for i in batch], seed + batch[0]
-        if continuous_batches:
-            return _call_continuous(pipeline, method, chosen, first_seed, batch_size, generation)
-        return _call(pipeline, method, chosen, first_seed, generation)
+        chosen = [cases[i] for i in batch]
+        if not continuous_batches:
+            output, record = call_pipeline(pipeline, method, chosen, seed + batch[0], output_type="pt", **generation)
+            return torch.as_tensor(output.images).float(), record
+        seeds = [seed + i for i in batch]
+        stream = stream_pipeline(pipeline, method, chosen, seeds, batch_size, output_type="pt", **generation)
+        finished = sorted(stream, key=lambda picture: picture.index)
+        record = CallRecord.of_pictures([record_of_picture(picture, pipeline.device) for picture in finished])
+        return torch.stack([torch.as_tensor(picture.image).float() for picture in finished]), record
 
     def keep(label: str, number: int, made: tuple[torch.Tensor, CallRecord]) -> dict[str, Any]:
         pictures, record = made
         if images is not None:
-            _save(pictures, images / label, batches[number][0])
+            (images / label).mkdir(parents=True, exist_ok=True)
+            for index, picture in zip(batches[number], to_pil(pictures), strict=True):
+                save_image_atomic(picture, _picture_path(images / label, index))
         chosen = [cases[i] for i in batches[number]]
         kept: dict[str, Any] = {"call": record.to_dict()}
         kept["claims"] = {} if judge is None else count_claims(judge, pictures, chosen)
@@ -182,17 +279,17 @@ def run_benchmark(
     return build_rows(methods, records, len(batches))
 
 
-_BATCHES_AT_ONCE = 4
-
-
 def _calls(count: int, batch_size: int, continuous_batches: bool) -> list[range]:
     """The cases of every call, by number."""
     size = batch_size * (_BATCHES_AT_ONCE if continuous_batches else 1)
     return [range(first, min(first + size, count)) for first in range(0, count, size)]
 
 
-def build_rows(methods: Mapping[str, MethodConfig], records: Records, num_batches: int) -> list[dict[str, Any]]:
-    """One JSON-ready row a method: the figures of `metrics.speculation.summarise`, the judge's, and their origin."""
+def build_rows(methods: Mapping[str, ImageMethodConfig], records: Records, num_batches: int) -> list[dict[str, Any]]:
+    """One JSON-ready row for each method: its cost (`metrics.speculation.summarise`), quality, settings and origin."""
+    from metrics.provenance import provenance
+    from vargen.jobs.figures import clip_figures, judge_figures
+
     calls = {label: records.call_records(label) for label in methods}
     plain = next((label for label, method in methods.items() if method.name == "ar"), None)
     origin = provenance()
@@ -210,101 +307,6 @@ def build_rows(methods: Mapping[str, MethodConfig], records: Records, num_batche
     ]
 
 
-def call_pipeline(
-    pipeline: ImagePipeline,
-    method: MethodConfig,
-    cases: Sequence[BenchmarkCase],
-    seed: int,
-    **arguments: Any,
-) -> tuple[AutoregressivePipelineOutput, CallRecord]:
-    """One call for cases of consecutive seeds, and what it cost; `arguments` go to the pipeline."""
-    generators = [torch.Generator().manual_seed(seed + row) for row in range(len(cases))]
-    device = pipeline.device
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-    began = time.perf_counter()
-    output = pipeline(**_condition(cases), generator=generators, method=method, **arguments)
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    seconds = time.perf_counter() - began - output.trace.phase_seconds.get(COMPILED, 0.0)
-    return output, CallRecord.from_trace(output.trace.to_dict(), seconds, _peak_memory(device))
-
-
-def stream_pipeline(
-    pipeline: ImagePipeline,
-    method: MethodConfig,
-    cases: Sequence[BenchmarkCase],
-    seeds: Sequence[int],
-    batch_size: int,
-    **arguments: Any,
-) -> PictureStream:
-    """A stream of one picture a case, in continuous batches; `arguments` go to the pipeline."""
-    return open_stream(
-        pipeline,
-        True,
-        **_condition(cases),
-        generator=[torch.Generator().manual_seed(seed) for seed in seeds],
-        batch_size=batch_size,
-        method=method,
-        **arguments,
-    )
-
-
-def record_of_picture(picture: FinishedPicture, device: torch.device) -> CallRecord:
-    """What a picture of a stream cost; its seconds are its share of the batch."""
-    return CallRecord.from_trace(picture.trace.to_dict(), picture.seconds, _peak_memory(device))
-
-
-def _condition(cases: Sequence[BenchmarkCase]) -> dict[str, Any]:
-    """The argument of a pipeline that says what these cases show."""
-    if cases[0].class_label is None:
-        return {"prompt": [case.prompt for case in cases]}
-    return {"class_labels": [case.class_label for case in cases]}
-
-
-def _peak_memory(device: torch.device) -> int | None:
-    """Bytes: of the device since it was last reset, or of this process since it began; None where neither is known."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    if resource is None or device.type != "cpu":
-        return None
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-
-
-def _call(
-    pipeline: ImagePipeline,
-    method: MethodConfig,
-    cases: Sequence[BenchmarkCase],
-    seed: int,
-    generation: dict[str, Any],
-) -> tuple[torch.Tensor, CallRecord]:
-    """Pictures [B, 3, H, W] in [0, 1] of consecutive seeds, and what they cost."""
-    output, record = call_pipeline(pipeline, method, cases, seed, output_type="pt", **generation)
-    return torch.as_tensor(output.images).float(), record
-
-
-def _call_continuous(
-    pipeline: ImagePipeline,
-    method: MethodConfig,
-    cases: Sequence[BenchmarkCase],
-    seed: int,
-    batch_size: int,
-    generation: dict[str, Any],
-) -> tuple[torch.Tensor, CallRecord]:
-    """As `_call`, of pictures that take each other's places."""
-    seeds = range(seed, seed + len(cases))
-    stream = stream_pipeline(pipeline, method, cases, seeds, batch_size, output_type="pt", **generation)
-    finished = sorted(stream, key=lambda picture: picture.index)
-    record = CallRecord.of_pictures([record_of_picture(picture, pipeline.device) for picture in finished])
-    return torch.stack([torch.as_tensor(picture.image).float() for picture in finished]), record
-
-
-def _save(pictures: torch.Tensor, folder: Path, first: int) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    for number, picture in enumerate(to_pil(pictures)):
-        save_image_atomic(picture, _picture_path(folder, first + number))
-
-
 def _picture_path(folder: Path, index: int) -> Path:
     return folder / f"{index:06d}.png"
 
@@ -314,4 +316,4 @@ def _check_own_pictures(images: Path, labels: Iterable[str], count: int) -> None
     for folder in (images / label for label in labels):
         own = {_picture_path(folder, index) for index in range(count)}
         if others := sorted(set(folder.glob("*.png")) - own):
-            raise UserError(f"images: {others[0]} is not of this run; name another folder or delete it")
+            raise UserError(f"output: {others[0]} is not of this run; name another folder or delete it")

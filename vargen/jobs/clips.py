@@ -1,7 +1,7 @@
-"""A user's own videos, and what is asked about them.
+"""A user's own videos, and the questions about them.
 
-Belongs here: the videos of a folder, files of questions, and reading a clip when its turn comes. Does not belong here:
-decoding files (`vargen.models.video_llms.frames`), and what becomes of the answers.
+Belongs here: the videos of a folder, files of questions, and reading a clip when it is needed. Does not belong here:
+decoding files (`vargen.models.video_llms.frames`), and the answers.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from vargen.base.prompts import read_prompts, split_lines
 from vargen.models.video_llms.frames import VideoFrames, take_frames
 
 VIDEO_SUFFIXES = (".mp4", ".mkv", ".webm", ".mov", ".avi", ".m4v", ".gif", ".mpg", ".mpeg", ".ts", ".flv", ".wmv")
-"""What counts as a video in a folder; a folder of pictures in it is one, too."""
+"""Suffixes of videos in a folder. A folder of pictures in it is a video, too."""
 
 
 @dataclass
 class Clip:
-    """A question about a video of the user's, whose truth nobody knows.
+    """A question about a user's video, whose truth is unknown.
 
     Args:
         path: of the video.
         question: asked about it.
-        choose: which frames are taken; see `vargen.models.video_llms.frames.frame_sampler`.
+        choose: chooses frames; see `vargen.models.video_llms.frames.frame_sampler`.
         frames_per_second: of pictures in a folder.
     """
 
@@ -42,11 +42,11 @@ class Clip:
 
     @cached_property
     def frames(self) -> VideoFrames:
-        """Read when they are asked for first. Raises UserError as `take_frames` does."""
+        """The frames, read at the first use. Raises UserError as `take_frames` does."""
         return take_frames(self.path, self.choose, self.frames_per_second)
 
     def forget(self) -> None:
-        """Give the memory of the frames back."""
+        """Free the memory of the frames."""
         self.__dict__.pop("frames", None)
 
 
@@ -58,7 +58,7 @@ def find_videos(folder: str | Path, argument: str = "videos") -> list[Path]:
     """
     place = Path(folder).expanduser()
     if not place.is_dir():
-        raise UserError(f"{argument}: {place} is no folder; name one that holds videos")
+        raise UserError(f"{argument}: {place} is not a folder; name one that holds videos")
     found = sorted(path for path in place.iterdir() if path.suffix.lower() in VIDEO_SUFFIXES or path.is_dir())
     if not found:
         raise UserError(f"{argument}: {place} holds no videos ({', '.join(VIDEO_SUFFIXES)}); name another folder")
@@ -76,12 +76,12 @@ def ask_about(
 
     Args:
         folder: of the videos.
-        questions: a .txt file, each line of which is asked about every video; or .csv or .jsonl with a "video" of the
-            folder and a "question" in each row, which may have several lines; None: `usual` is asked about all.
+        questions: a .txt file, whose lines are all asked about every video; or a .csv or .jsonl file with a "video" of
+            the folder and a "question" in each row; None asks `usual` about all.
         choose, frames_per_second: of each clip.
 
     Raises:
-        UserError: no folder, no videos, or a file that does not say so.
+        UserError: no folder, no videos, or a file without questions.
     """
     videos = find_videos(folder)
     if questions is None:
@@ -100,20 +100,16 @@ def ask_about(
 
 
 def set_apart(clips: Sequence[Clip]) -> tuple[list[Clip], list[Clip]]:
-    """Clips to learn from, and those of every tenth video to judge by.
-
-    Raises:
-        UserError: all are of one video.
-    """
+    """Clips to train on, and those of every tenth video to evaluate on. Raises UserError for a single video."""
     names = sorted({clip.path for clip in clips})
     if len(names) < 2:
-        raise UserError("videos: a tenth of them, one at least, is kept apart to judge by; give two or more")
+        raise UserError("videos: a tenth of them, one at least, is kept for evaluation; give two or more")
     apart = set(names[::10])
     return [clip for clip in clips if clip.path not in apart], [clip for clip in clips if clip.path in apart]
 
 
 def describe_clips(clips: Sequence[Clip]) -> list[list[Any]]:
-    """What makes the same clips: names, sizes and questions."""
+    """The identity of clips: names, sizes and questions."""
     return [[clip.path.name, clip.path.stat().st_size, clip.question] for clip in clips]
 
 

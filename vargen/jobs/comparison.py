@@ -1,8 +1,8 @@
-"""Methods side by side in one process, whatever they make: who works when, and what identifies such a run.
+"""Methods side by side in one process: the order of their calls, and the identity of such a run.
 
-For every piece of work all methods do it before the next one begins, in an order that rotates, so that a machine that
-warms up or slows down does so for all of them. What is kept of a call is one line of JSON, written when the call is
-over; a run that was killed goes on behind the last line.
+All methods do a piece of work before the next piece begins, in an order that rotates. A machine that warms up or slows
+down then does so for all of them. Each call is recorded as one line of JSON when it ends, and the same command
+continues a killed run after the last line.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ def compare(
     records: Records,
     shown: Progress | None = None,
 ) -> None:
-    """Have every method do every piece of work that is not among the records, and record it.
+    """Do every piece of work with every method, but for those among the records, and record it.
 
     Args:
         methods: by label.
-        count: pieces of work.
+        count: number of pieces.
         call: does a piece, by number, with a method.
-        keep: what is recorded of what a label's method made of a piece, ready for JSON.
+        keep: gives the record of a result, ready for JSON, from label, number and result.
         warm_up: calls of each method before the first that counts, all with the first piece.
         records: of this run.
         shown: counts calls.

@@ -1,7 +1,8 @@
-"""The runs behind `vargen convert llamagen` and `vargen convert folder`: to folders that the pipeline loads.
+"""Published weights, and folders of the last version, to folders that `vargen generate` takes.
 
-Belongs here: checks that official files fit each other, and writing folders. Does not belong here: what official files
-look like (`vargen.models.llamagen.convert`), and old names (`vargen.models.model_folder`).
+Belongs here: the settings of a conversion, which files belong together, and writing the folder. Does not belong here:
+what published files look like (`vargen.models.llamagen.convert`, `vargen.drafters.convert_draft_head`). Importing this
+imports no torch.
 """
 
 from __future__ import annotations
@@ -11,150 +12,215 @@ import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import torch
-
+from vargen.base.bounds import MAX_PIXELS, check_numbers
 from vargen.base.errors import UserError
-from vargen.models.llamagen.convert import (
-    infer_transformer_config,
-    load_text_encoder,
-    load_transformer,
-    load_vq_model,
-    published_size,
-    read_checkpoint,
-)
-from vargen.models.llamagen.vq import downsampling_factor
-from vargen.models.model_folder import (
-    RENAMED_CLASSES,
-    RENAMED_COMPONENTS,
-    check_new_folder,
-    index_text,
-    read_json,
-    renamed_index,
-)
-from vargen.pipelines.llamagen import LlamaGenPipeline
-from vargen.runs.files import atomic_folder
+from vargen.models.options import DTYPES
+from vargen.runs.files import atomic_folder, own_folder
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
-class LlamaGenConversion:
-    """What was converted.
-
-    Attributes:
-        output: the folder written.
-        size: the published name, such as "XL"; None for other geometry.
-        condition_type: "class" or "text".
-        grid_size: side of the token grid.
-        num_parameters: of the transformer.
-    """
-
-    output: Path
-    size: str | None
-    condition_type: str
-    grid_size: int
-    num_parameters: int
-
-
-def convert_llamagen(
-    transformer: str | os.PathLike[str],
-    vqvae: str | os.PathLike[str],
-    text_encoder: str | os.PathLike[str] | None = None,
-    output: str | os.PathLike[str] | None = None,
-    *,
-    image_size: int | None = None,
-    num_attention_heads: int | None = None,
-    dtype: torch.dtype | None = None,
-    overwrite: bool = False,
-) -> LlamaGenConversion:
-    """Convert official files and write a folder for `LlamaGenPipeline.from_pretrained`.
+class ConvertConfig:
+    """What to convert.
 
     Args:
-        transformer: a transformer's .pt file, as released (`c2i_*.pt`, `t2i_*.pt`) or as the trainers save it.
-        vqvae: the tokenizer's file that was released with it.
-        text_encoder: a transformers folder with google/flan-t5-xl and its tokenizer. Needed for text, refused
-            for classes.
-        output: the folder to write; it appears only when all went well.
-        image_size: pixels of a side. No file holds it: 256 for `*_256.pt`, 384 for `*_384.pt`, 512 for `*_512.pt`.
-        num_attention_heads: needed only for a geometry that was never published; no file holds it either.
-        dtype: precision in which the transformer is stored; None keeps the file's. The tokenizer always keeps its own.
-        overwrite: replace a folder that exists.
-
-    Raises:
-        UserError (a ValueError): an argument is missing, a file is missing, truncated or of the wrong kind, or the
-            parts do not belong together.
+        transformer: official transformer file, such as t2i_XL_stage1_256.pt.
+        vqvae: official tokenizer file that was released with it, such as vq_ds16_t2i.pt.
+        image_size: side of a picture in pixels, which no file holds: 256 for *_256.pt, 384 for *_384.pt, 512 for
+            *_512.pt.
+        text_encoder: folder with google/flan-t5-xl and its tokenizer, for text-conditional files only.
+        num_attention_heads: number of heads, needed only for a geometry that was never published.
+        dtype: precision in which the transformer is stored, float32, bfloat16 or float16; null keeps the file's.
+        output: folder to write. It appears only when all went well.
+        overwrite: replace the folder if it exists.
     """
-    if output is None:
-        raise UserError("output must be given: the folder to write the converted pipeline to.")
-    output = Path(output)
-    check_new_folder(output, overwrite)
-    if image_size is None:
-        raise UserError(
-            "image_size must be given, no file holds it: 256 for files named *_256.pt, 384 for *_384.pt, 512 for "
-            "*_512.pt."
-        )
 
-    tokenizer_model = load_vq_model(read_checkpoint(vqvae, "vqvae"), vqvae)
-    factor = downsampling_factor(tokenizer_model)
-    if image_size <= 0 or image_size % factor:
-        raise UserError(f"image_size must be a positive multiple of {factor}, a token's side, got {image_size}.")
+    transformer: str
+    vqvae: str
+    output: str
+    image_size: int
+    text_encoder: str | None = None
+    num_attention_heads: int | None = None
+    dtype: str | None = None
+    overwrite: bool = False
 
-    official = read_checkpoint(transformer, "transformer")
-    config = infer_transformer_config(official, num_attention_heads)
-    config["grid_size"] = image_size // factor
-    num_codes = tokenizer_model.config["num_vq_embeddings"]
-    if config["vocab_size"] != num_codes:
-        raise UserError(
-            f"vqvae must hold the tokenizer of transformer: it has {num_codes} codes, the transformer "
-            f"{config['vocab_size']}."
-        )
-    model = load_transformer(official, config, transformer)
-    if dtype is not None:
-        torch.nn.Module.to(model, dtype)  # diffusers' own warns of modules to be kept in float32; there are none
-    tokenizer, encoder = load_text_encoder(text_encoder, config)
-    pipeline = LlamaGenPipeline(transformer=model, vqvae=tokenizer_model, text_encoder=encoder, tokenizer=tokenizer)
-    with atomic_folder(output) as folder:
-        pipeline.save_pretrained(folder, safe_serialization=True)
-    return LlamaGenConversion(
-        output=output,
-        size=published_size(config["dim"], config["num_layers"]),
-        condition_type=config["condition_type"],
-        grid_size=config["grid_size"],
-        num_parameters=sum(parameter.numel() for parameter in model.parameters()),
-    )
+    def __post_init__(self) -> None:
+        check_numbers(self, {"image_size": (16, MAX_PIXELS), "num_attention_heads": (1, 1_024)})
+        _check_dtype(self.dtype)
 
 
-def convert_folder(
-    source: str | os.PathLike[str], output: str | os.PathLike[str], *, overwrite: bool = False
-) -> dict[str, str]:
-    """Copy a model folder of an earlier version under the names of this one.
+@dataclass(frozen=True)
+class ConvertDrafterConfig:
+    """What to convert.
 
     Args:
-        source: a folder with a `model_index.json`.
-        output: the folder to write; it appears only when all went well.
-        overwrite: replace a folder that exists.
+        drafter: folder of a published LANTERN drafter, such as jadohu/llamagen_drafter.
+        dtype: precision in which it is stored, float32, bfloat16 or float16; null keeps the file's.
+        output: folder to write. It appears only when all went well.
+        overwrite: replace the folder if it exists.
+    """
+
+    drafter: str
+    output: str
+    dtype: str | None = None
+    overwrite: bool = False
+
+    def __post_init__(self) -> None:
+        _check_dtype(self.dtype)
+
+
+@dataclass(frozen=True)
+class ConvertFolderConfig:
+    """What to convert.
+
+    Args:
+        output: folder to write. It appears only when all went well.
+        overwrite: replace the folder if it exists.
+    """
+
+    output: str
+    overwrite: bool = False
+
+
+def _check_dtype(dtype: str | None) -> None:
+    if dtype not in (None, *DTYPES[1:]):  # but "auto"
+        raise UserError(f"dtype must be one of {', '.join(DTYPES[1:])}, got {dtype!r}")
+
+
+def _torch_dtype(dtype: str | None) -> torch.dtype | None:
+    import torch
+
+    return None if dtype is None else getattr(torch, dtype)
+
+
+def convert_llamagen(config: ConvertConfig) -> dict[str, Any]:
+    """Convert official files, and write a folder for `LlamaGenPipeline.from_pretrained`.
 
     Returns:
-        What was renamed, old names to new ones; empty if nothing had to be.
+        The folder, the published size, such as "XL" (None for another geometry), the condition ("class" or "text"), the
+        side of the token grid, and the number of parameters of the transformer.
+
+    Raises:
+        UserError: a file is missing, truncated or of the wrong kind, or the parts do not belong together.
+    """
+    with own_folder(config.output):
+        return _convert_llamagen(config)
+
+
+def _convert_llamagen(config: ConvertConfig) -> dict[str, Any]:
+    import torch
+
+    from vargen.models.llamagen.convert import (
+        infer_transformer_config,
+        load_text_encoder,
+        load_transformer,
+        load_vq_model,
+        published_size,
+        read_checkpoint,
+    )
+    from vargen.models.llamagen.vq import downsampling_factor
+    from vargen.models.model_folder import check_new_folder
+    from vargen.pipelines.llamagen import LlamaGenPipeline
+
+    output = Path(config.output)
+    check_new_folder(output, config.overwrite)
+    vqvae = load_vq_model(read_checkpoint(config.vqvae, "vqvae"), config.vqvae)
+    factor = downsampling_factor(vqvae)
+    if config.image_size % factor:
+        raise UserError(f"image_size must be a positive multiple of {factor}, a token's side, got {config.image_size}.")
+
+    official = read_checkpoint(config.transformer, "transformer")
+    geometry = infer_transformer_config(official, config.num_attention_heads)
+    geometry["grid_size"] = config.image_size // factor
+    num_codes = vqvae.config["num_vq_embeddings"]
+    if geometry["vocab_size"] != num_codes:
+        raise UserError(
+            f"vqvae must hold the tokenizer of transformer: it has {num_codes} codes, the transformer "
+            f"{geometry['vocab_size']}."
+        )
+    transformer = load_transformer(official, geometry, config.transformer)
+    if (dtype := _torch_dtype(config.dtype)) is not None:
+        torch.nn.Module.to(transformer, dtype)  # diffusers' own warns of modules to be kept in float32; there are none
+    tokenizer, encoder = load_text_encoder(config.text_encoder, geometry)
+    pipeline = LlamaGenPipeline(transformer=transformer, vqvae=vqvae, text_encoder=encoder, tokenizer=tokenizer)
+    with atomic_folder(output) as folder:
+        pipeline.save_pretrained(folder, safe_serialization=True)
+    return {
+        "output": str(output),
+        "size": published_size(geometry["dim"], geometry["num_layers"]),
+        "condition_type": geometry["condition_type"],
+        "grid_size": geometry["grid_size"],
+        "num_parameters": sum(parameter.numel() for parameter in transformer.parameters()),
+    }
+
+
+def convert_drafter(config: ConvertDrafterConfig) -> dict[str, Any]:
+    """Convert a published LANTERN drafter, and write a folder for `--method_options.drafter FOLDER`.
+
+    Returns:
+        The folder, the side of the token grid, and the number of parameters.
+
+    Raises:
+        UserError: a file is missing, truncated or of the wrong kind.
+    """
+    from vargen.drafters.convert_draft_head import convert_lantern_drafter
+
+    with own_folder(config.output):
+        drafter = convert_lantern_drafter(
+            config.drafter, config.output, dtype=_torch_dtype(config.dtype), overwrite=config.overwrite
+        )
+    return {
+        "output": config.output,
+        "grid_size": drafter.config.grid_size,
+        "num_parameters": sum(parameter.numel() for parameter in drafter.parameters()),
+    }
+
+
+def convert_folder(config: ConvertFolderConfig, folder: str | os.PathLike[str]) -> dict[str, Any]:
+    """Copy a model folder of the last version under the names of this one.
+
+    Args:
+        folder: holds a `model_index.json`.
+
+    Returns:
+        The folder that was written, and what was renamed, old names to new ones; empty if nothing had to be.
 
     Raises:
         UserError: there is no such folder, or `output` exists or lies inside it.
     """
-    source, output = Path(source), Path(output)
-    check_new_folder(output, overwrite)
+    from vargen.models.model_folder import (
+        RENAMED_CLASSES,
+        RENAMED_COMPONENTS,
+        check_new_folder,
+        index_text,
+        read_json,
+        renamed_index,
+    )
+
+    source, output = Path(folder), Path(config.output)
+    check_new_folder(output, config.overwrite)
     if source.resolve() in (output.resolve(), *output.resolve().parents):
         raise UserError(f"output must lie outside {source}, got {output}; choose another path")
     index = read_json(source / "model_index.json")
     renamed = renamed_index(index)
-    with atomic_folder(output) as folder:
-        shutil.copytree(source, folder, dirs_exist_ok=True)
+    with own_folder(output), atomic_folder(output) as made:
+        shutil.copytree(source, made, dirs_exist_ok=True)
         for old, new in RENAMED_COMPONENTS.items():
-            if (folder / old).is_dir():
-                (folder / old).rename(folder / new)
+            if (made / old).is_dir():
+                (made / old).rename(made / new)
         for name, value in renamed.items():
-            config = folder / name / "config.json"
-            if isinstance(value, list) and config.is_file() and "_class_name" in (content := read_json(config)):
-                config.write_text(index_text(content | {"_class_name": value[1]}))
-        (folder / "model_index.json").write_text(index_text(renamed))
+            config_file = made / name / "config.json"
+            if (
+                isinstance(value, list)
+                and config_file.is_file()
+                and "_class_name" in (content := read_json(config_file))
+            ):
+                config_file.write_text(index_text(content | {"_class_name": value[1]}))
+        (made / "model_index.json").write_text(index_text(renamed))
     changed = {old: new for old, new in RENAMED_COMPONENTS.items() if old in index}
     changed |= {old: new for (_, old), (_, new) in RENAMED_CLASSES.items() if old in json.dumps(index)}
-    return changed
+    return {"output": str(output), "renamed": changed}

@@ -1,115 +1,152 @@
-"""The run behind `vargen evaluate`: make, measure, score, each in shares that any number of processes take.
+"""Quality of pictures by a named protocol: make them or take given ones, measure them, score them.
 
 The order of work: refuse what can be refused; make the pictures of every method; measure them and the reference; score.
-Every step is cut into batches that one process makes whole (`vargen.runs.batches`), so that a run can be killed at any
-moment and begun again, under any number of processes, and ends in the same scores.
+Every step is cut into batches, and one process makes a batch whole (`vargen.runs.batches`). A run can be killed at any
+moment and continued by any number of processes, and ends in the same scores.
 
-Belongs here: the order of work and what a run's folder holds. Does not belong here: options and reports
-(`vargen.commands.evaluate`), measuring and the reference (`vargen.jobs.quality`), files (`vargen.runs.batches`).
+Belongs here: settings, the order of work, and what each picture shows. Does not belong here: the steps
+(`vargen.jobs.evaluated_pictures`), reports (`vargen.commands.evaluate`). Importing this imports no torch.
 """
 
 from __future__ import annotations
 
 import sys
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
-from torch import Tensor
-
-from metrics.errors import DataError
-from metrics.frechet import GaussianStatistics
-from metrics.images import ImageArray, ImageFolder, open_images, read_image, unreadable
-from metrics.protocol import Protocol
-from metrics.provenance import provenance
-from metrics.quality import Reference
-from metrics.speculation import CallRecord, summarise
+from vargen.base.bounds import MAX_BATCH_SIZE, MAX_PICTURES, check_numbers
 from vargen.base.errors import UserError
 from vargen.base.prompts import gather_prompts, read_column
-from vargen.base.resources import shipped_clip
+from vargen.base.reading import read_yaml
+from vargen.base.resources import find_config, shipped_clip
 from vargen.base.world import missing_world
-from vargen.jobs.benchmark import call_pipeline, record_of_picture, stream_pipeline
-from vargen.jobs.cases import BenchmarkCase, ReferencePictures, World, can_read, told_cases, written_cases
-from vargen.jobs.options import EvaluateConfig
-from vargen.jobs.quality import (
-    MEASURE_BATCH,
-    Networks,
-    against_plain,
-    gather,
-    load_networks,
-    measure,
-    open_reference,
-    reference_features,
-    save_statistics,
-    score,
-    stored_statistics,
-)
-from vargen.methods.base import MethodConfig
-from vargen.models.description import ModelDescription
-from vargen.models.model_folder import weights_fingerprint
-from vargen.pipelines.arguments import PromptWarning
-from vargen.pipelines.loading import load_pipeline
-from vargen.runs.batches import BatchStore, PictureBatches, Share
+from vargen.jobs.cases import BenchmarkCase, World, can_read, written_cases
+from vargen.jobs.sampling import SamplingOptions
+from vargen.methods.base import ImageMethodConfig
+from vargen.methods.catalogue import read_method_list
+from vargen.models.description import ModelDescription, open_model
 from vargen.runs.files import own_folder
-from vargen.runs.identity import digest
-from vargen.runs.processes import Processes
-from vargen.runs.progress import Progress, progress
 
 if TYPE_CHECKING:
-    from vargen.pipelines.base import AutoregressivePipelineOutput
-    from vargen.pipelines.loading import ImagePipeline
+    from metrics.protocol import Protocol
+    from metrics.quality import Reference
+    from vargen.jobs.measuring import Networks
+    from vargen.runs.batches import PictureBatches
+    from vargen.runs.processes import Processes
 
-GIVEN = "given"
-"""The label of pictures that were not made here."""
+_USUAL_COUNT = 2000
+"""Pictures where neither the user nor the protocol says how many."""
 
 
 @dataclass(frozen=True)
-class _Run:
-    """What every step of one evaluation needs."""
-
-    config: EvaluateConfig
-    protocol: Protocol
-    cases: Sequence[BenchmarkCase]
-    networks: Networks
-    processes: Processes
-    quiet: bool
-
-    @property
-    def share(self) -> Share:
-        return Share(self.processes.rank, self.processes.count)
-
-    def progress(self, batches: int, unit: str) -> AbstractContextManager[Progress]:
-        """Counts this process's share of so many batches."""
-        return progress(len(self.share.of(range(batches))), unit, self.quiet)
-
-
-def evaluate_quality(
-    config: EvaluateConfig,
-    protocol: Protocol,
-    model: ModelDescription | None,
-    methods: Mapping[str, MethodConfig],
-    world: World | None,
-    quiet: bool = False,
-) -> list[dict[str, Any]]:
-    """One row a method, on the main process; none on the others.
+class EvaluateConfig(SamplingOptions):
+    """What to evaluate.
 
     Args:
-        config: what to evaluate, and where.
-        protocol: how.
-        model: what draws, of `vargen.models.description.open_model(config)`; None: given pictures.
-        methods: by label; of given pictures there are none.
-        world: what composed captions, rendered references and the judge come from; None where none is installed.
-        quiet: show no progress.
+        preset: name of a shipped protocol (scenes, prompts, coco2014-30k, coco2017-5k-longest, imagenet-50k) or a YAML
+            file with the same fields; null for scenes, or for prompts with a model that does not draw the project's own
+            scenes.
+        num_prompts: number of pictures, one for each prompt or class; null for the protocol's, or 2000 where it has
+            none.
+        prompts_file: file of captions, one for each picture: .txt, .csv, .tsv or .jsonl. They have the order of the
+            given pictures.
+        given_images: folder or .npz file of pictures to evaluate, instead of making any.
+        method: decoding method or preset. Several, separated by commas, are evaluated one after the other.
+        method_options: settings that differ from the defaults, by method, such as `--method_options.eagle.depth 3`.
+        reference: folder of pictures, or .npz file of pictures (arr_0) or statistics (mu, sigma), for a protocol that
+            does not render its own.
+        clip: folder of a CLIP model; null for the one that comes with vargen (scenes only).
+        inception_weights: file of torch-fidelity's Inception weights; null lets torch-fidelity download them.
+        vgg_weights: file of torchvision's VGG16 weights, for a protocol that uses them.
+        batch_size: number of pictures per call. A stopped run is continued with the same one, since costs are recorded
+            by call.
+        continuous_batches: give a finished picture's place in the batch to the next one at once, where the family of
+            models can. It changes no picture. A stopped run is continued with the same setting.
+        bootstrap: number of draws for the 95 % intervals; 0 for none.
+        output: folder for the pictures, their features, scores.json, table.md, table.tex and plot.png. The same command
+            continues a stopped run.
+    """
+
+    preset: str | None = None
+    num_prompts: int | None = None
+    prompts_file: str | None = None
+    given_images: str | None = None
+    method: str = "jacobi"
+    method_options: dict[str, Any] = field(default_factory=dict)
+    reference: str | None = None
+    clip: str | None = None
+    inception_weights: str | None = None
+    vgg_weights: str | None = None
+    batch_size: int = 32
+    continuous_batches: bool = True
+    bootstrap: int = 200
+    output: str = "evaluation"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_numbers(
+            self, {"batch_size": (1, MAX_BATCH_SIZE), "bootstrap": (0, 100_000), "num_prompts": (2, MAX_PICTURES)}
+        )
+        if Path(self.output).is_file():
+            raise UserError(f"output: {self.output} is a file; name a folder")
+
+    def methods(
+        self, resolve: Callable[[str, Mapping[str, Any] | None], ImageMethodConfig]
+    ) -> dict[str, ImageMethodConfig]:
+        """The methods by label. Raises UserError for an unknown one, or for options of one that is not evaluated."""
+        return read_method_list(self.method, self.method_options, "method", resolve)
+
+
+def load_protocol(preset: str) -> Protocol:
+    """A shipped protocol by name, or the protocol of a YAML file.
 
     Raises:
-        UserError: data that does not fit the protocol, a network that is missing, a folder of other pictures.
+        UserError: there is none, or a field is unknown or wrong.
     """
+    from metrics.errors import DataError
+    from metrics.protocol import Protocol
+
+    given = preset.endswith((".yaml", ".yml"))
+    path = Path(preset) if given else find_config(f"evaluate/{preset}")
+    try:
+        content = read_yaml(path, argument="preset")
+    except FileNotFoundError:
+        raise UserError(f"preset: {path} does not exist") from None
+    if not isinstance(content, dict):
+        raise UserError(f"preset: {path} must hold the fields of a protocol")
+    try:
+        return Protocol.from_dict({"name": path.stem, **content})
+    except (DataError, TypeError) as error:
+        raise UserError(f"preset: {path}: {error}") from error
+
+
+def evaluate(config: EvaluateConfig, world: World | None, quiet: bool = False) -> list[dict[str, Any]]:
+    """Make the missing pictures, measure, and score.
+
+    Args:
+        config: the evaluation.
+        world: gives composed captions, rendered references and the judge; None where none is installed.
+        quiet: show no progress.
+
+    Returns:
+        One row for each method, on the main process; none on the others.
+
+    Raises:
+        UserError: data that does not fit the protocol, a network that is missing, or a folder of other pictures.
+    """
+    model = None if config.given_images is not None else open_model(config)
+    usual = "scenes" if model is None or model.draws_scenes else "prompts"
+    protocol = load_protocol(config.preset or usual)
+    methods = {} if model is None else config.methods(model.resolve_method)
+
+    from vargen.jobs.evaluated_pictures import GIVEN
+    from vargen.runs.batches import PictureBatches
+    from vargen.runs.processes import Processes
+
     inside = [f"{escape(label)}{rest}" for label in (methods or (GIVEN,)) for rest in PictureBatches.INSIDE]
     processes = Processes.start(config.device)
     try:
@@ -125,34 +162,60 @@ def _evaluate(
     config: EvaluateConfig,
     protocol: Protocol,
     model: ModelDescription | None,
-    methods: Mapping[str, MethodConfig],
+    methods: Mapping[str, ImageMethodConfig],
     world: World | None,
     processes: Processes,
     quiet: bool,
 ) -> list[dict[str, Any]]:
+    from metrics.provenance import provenance
+    from metrics.speculation import CallRecord, summarise
+    from vargen.jobs.evaluated_pictures import (
+        GIVEN,
+        Evaluation,
+        GivenPictures,
+        MadePictures,
+        make_pictures,
+        measure_pictures,
+        measured_reference,
+        stored_reference,
+    )
+    from vargen.jobs.figures import against_plain, score
+    from vargen.jobs.measuring import open_reference
+
     cases = _cases(config, protocol, model, world)
-    run = _Run(config, protocol, cases, _networks(config, protocol, model, processes, world), processes, quiet)
+    run = Evaluation(
+        config,
+        Path(config.output),
+        config.batch_size,
+        config.continuous_batches,
+        protocol,
+        cases,
+        _networks(config, protocol, model, processes, world),
+        processes,
+        quiet,
+    )
     path = None if config.reference is None else Path(config.reference)
     given = open_reference(protocol, path)  # before anything is made, so that a wrong one costs nothing
 
     jobs: dict[str, PictureBatches] = {}
     if model is None:
-        pictures = _GivenPictures(config, cases)
-        sources: dict[str, _MadePictures | _GivenPictures] = {GIVEN: pictures}
+        assert config.given_images is not None
+        pictures = GivenPictures(config.given_images, run.output, len(cases))
+        sources: dict[str, MadePictures | GivenPictures] = {GIVEN: pictures}
         side = pictures.side
     else:
-        jobs, side = _make_pictures(run, methods, model)
-        sources = {label: _MadePictures(job) for label, job in jobs.items()}
-    measured = {label: _measure(run, label, source) for label, source in sources.items()}
+        jobs, side = make_pictures(run, methods, model)
+        sources = {label: MadePictures(job) for label, job in jobs.items()}
+    measured = {label: measure_pictures(run, label, source) for label, source in sources.items()}
     reference: Reference | None
     if protocol.reference == "none":
         reference, notes = None, ["no reference: Frechet distance, precision and recall are left out"]
     elif given is None and path is not None:
-        reference, notes = _stored_reference(run, path)
+        reference, notes = stored_reference(run, path)
     else:
         count, resolution = protocol.reference_count or 0, protocol.resolution or side
         shown = given or _needed(world, protocol).reference(count, resolution)
-        reference, notes = _measured_reference(run, shown), []
+        reference, notes = measured_reference(run, shown), []
     if not processes.is_main:
         return []
 
@@ -163,8 +226,8 @@ def _evaluate(
         notes += protocol.warnings(len(cases), dimensions, reference.statistics.count)
     if model is None and protocol.captions == "scenes":
         notes.append(
-            f"images: picture i is taken to show caption i of those that {protocol.name} composes with seed "
-            f"{config.seed}; for pictures of other captions name a preset that reads a --captions_file"
+            f"given_images: picture i is taken to show caption i of those that {protocol.name} composes with seed "
+            f"{config.seed}; for pictures of other captions name a preset that reads a --prompts_file"
         )
     calls = {label: [CallRecord(**record) for record in job.call_records()] for label, job in jobs.items()}
     kinds = () if run.networks.judge is None else run.networks.judge.kinds
@@ -196,31 +259,36 @@ def _cases(
     config: EvaluateConfig, protocol: Protocol, model: ModelDescription | None, world: World | None
 ) -> list[BenchmarkCase]:
     """What each picture shows. Raises UserError where the protocol asks for others."""
-    count = config.count or protocol.count
+    from metrics.errors import DataError
+
+    count = config.num_prompts or protocol.count
     if protocol.captions == "scenes":
-        if config.captions_file is not None:
-            raise UserError(f"captions_file: {protocol.name} composes its own captions; use another preset for a file")
+        if config.prompts_file is not None:
+            raise UserError(f"prompts_file: {protocol.name} composes its own captions; use another preset for a file")
         if model is not None and not model.draws_scenes:
             raise UserError(
                 f"preset: {protocol.name} asks for vargen's own scenes, which a model of the family {model.family} "
                 f"does not draw; use prompts, or another preset for captions of a file"
             )
-        count = count or (len(_open_given(config)) if config.images else 2000)
-        cases = _needed(world, protocol).sample_cases(count, config.seed)
+        if count is None and config.given_images is not None:
+            from vargen.jobs.evaluated_pictures import open_given
+
+            count = len(open_given(config.given_images))
+        cases = _needed(world, protocol).sample_cases(count or _USUAL_COUNT, config.seed)
     elif protocol.captions == "class_labels":
         cases = _class_cases(config, count, 1000 if model is None else model.num_classes or 1000)
     else:
-        if config.captions_file is None:
-            raise UserError(f"captions_file: {protocol.name} needs captions; name a .txt, .csv, .tsv or .jsonl file")
-        cases = written_cases(gather_prompts([], config.captions_file), world)
+        if config.prompts_file is None:
+            raise UserError(f"prompts_file: {protocol.name} needs captions; name a .txt, .csv, .tsv or .jsonl file")
+        cases = written_cases(gather_prompts([], config.prompts_file), world)
         if count is not None and len(cases) < count:
-            raise UserError(f"captions_file: {config.captions_file} holds {len(cases):,} captions, {count:,} are asked")
+            raise UserError(f"prompts_file: {config.prompts_file} holds {len(cases):,} captions, {count:,} are asked")
         cases = cases[:count]
     try:
         protocol.check_count(len(cases))
         if protocol.captions == "file":
-            assert config.captions_file is not None
-            groups = read_column(config.captions_file, ("image_id", "id", "file_name"))
+            assert config.prompts_file is not None
+            groups = read_column(config.prompts_file, ("image_id", "id", "file_name"))
             groups = None if groups is None else groups[: len(cases)]
             protocol.check_captions([case.prompt or "" for case in cases], groups)
     except DataError as error:
@@ -231,7 +299,7 @@ def _cases(
             kind = "class labels" if by_class else "text"
             raise UserError(f"preset: the model is conditioned on {kind}, which {protocol.name} does not give")
     if len(cases) < 2:
-        raise UserError("count: one picture has no spread; give 2 or more")
+        raise UserError("num_prompts: one picture has no spread; give 2 or more")
     return cases
 
 
@@ -243,10 +311,11 @@ def _needed(world: World | None, protocol: Protocol) -> World:
 
 
 def _class_cases(config: EvaluateConfig, count: int | None, num_classes: int) -> list[BenchmarkCase]:
-    """Random labels, as the published protocol draws them (not so many of each class)."""
-    count = count or 2000
+    """Random labels, as the published protocol draws them (not the same number of each class)."""
+    import torch
+
     generator = torch.Generator().manual_seed(config.seed)
-    labels = torch.randint(num_classes, (count,), generator=generator).tolist()
+    labels = torch.randint(num_classes, (count or _USUAL_COUNT,), generator=generator).tolist()
     return [BenchmarkCase(class_label=label) for label in labels]
 
 
@@ -257,6 +326,8 @@ def _networks(
     processes: Processes,
     world: World | None,
 ) -> Networks:
+    from vargen.jobs.measuring import load_networks
+
     clip = None if config.clip is None else Path(config.clip)
     if clip is None and protocol.captions == "scenes":
         clip = shipped_clip()
@@ -274,183 +345,3 @@ def _networks(
         vgg_weights=None if config.vgg_weights is None else Path(config.vgg_weights),
         judge=judge,
     )
-
-
-def _make_pictures(
-    run: _Run, methods: Mapping[str, MethodConfig], model: ModelDescription
-) -> tuple[dict[str, PictureBatches], int]:
-    """Every method's folder with all its pictures, and their side."""
-    config, processes = run.config, run.processes
-    place = config.device if config.device_map is not None else str(processes.device)
-    pipeline, device, dtype = load_pipeline(model, replace(config, device=place), run.quiet)
-    shared = {
-        **config.identity,
-        "seed": config.seed,
-        "dtype": dtype,
-        "device": device.split(":")[0],
-        "continuous_batches": config.continuous_batches,
-        **model.sampling(**config.sampling),
-        "captions": told_cases(run.cases),
-    }
-    jobs = {}
-    for label, method in methods.items():
-        described = method.to_dict()
-        # A drafter that was trained anew makes no other pictures of what draws without one.
-        weights = weights_fingerprint(model.folder, apart_from=None if "drafter" in described else "drafter")
-        settings = {"method": described, "weights": weights, **shared}
-        jobs[label] = PictureBatches(Path(config.output) / label, settings, len(run.cases), config.batch_size)
-    for job in jobs.values():
-        job.check_identity()
-    processes.wait()
-
-    batches = sum(len(job.tokens.batches) for job in jobs.values())
-    with run.progress(batches, "batches of pictures") as shown, warnings.catch_warnings():
-        warnings.simplefilter("ignore", PromptWarning)
-        for label, job in jobs.items():
-            _make_share(run, job, methods[label], pipeline, shared, shown, model.pixels_from_tokens)
-    processes.wait()
-    return jobs, model.image_size
-
-
-def _make_share(
-    run: _Run,
-    job: PictureBatches,
-    method: MethodConfig,
-    pipeline: ImagePipeline,
-    shared: Mapping[str, Any],
-    shown: Progress,
-    pixels_from_tokens: bool,
-) -> None:
-    """This process's batches of one method: tokens, then their pictures; both at once where tokens make no pixels."""
-    sampling = {name: shared[name] for name in run.config.sampling}
-
-    def call(indices: range, output_type: str) -> tuple[AutoregressivePipelineOutput, CallRecord]:
-        chosen = [run.cases[index] for index in indices]
-        return call_pipeline(pipeline, method, chosen, shared["seed"] + indices[0], output_type=output_type, **sampling)
-
-    def make(indices: range) -> tuple[dict[str, Any], dict[str, Any]]:
-        output, record = call(indices, "latent")
-        codes = torch.as_tensor(output.images)  # [B, rows, columns]
-        return {"tokens": codes.cpu().numpy().astype(np.int32)}, record.to_dict()
-
-    def make_pictures(indices: range) -> tuple[dict[str, Any], dict[str, Any]]:
-        output, record = call(indices, "pil")
-        assert isinstance(output.images, list)
-        job.keep_pictures(indices, output.images)
-        return {"tokens": output.tokens.cpu().numpy().astype(np.int32)}, record.to_dict()
-
-    def decode(tokens: Any) -> Any:
-        return pipeline.decode_tokens(torch.from_numpy(tokens).long()[None].to(pipeline.device))[0]
-
-    def make_all(indices: Sequence[int]) -> Iterator[tuple[int, tuple[np.ndarray, CallRecord]]]:
-        chosen, seeds = [run.cases[index] for index in indices], [shared["seed"] + index for index in indices]
-        size = run.config.batch_size
-        for picture in stream_pipeline(pipeline, method, chosen, seeds, size, output_type="latent", **sampling):
-            tokens = torch.as_tensor(picture.image).cpu().numpy().astype(np.int32)
-            yield indices[picture.index], (tokens, record_of_picture(picture, pipeline.device))
-
-    def bind(pictures: Sequence[tuple[np.ndarray, CallRecord]]) -> tuple[dict[str, Any], dict[str, Any]]:
-        tokens, records = zip(*pictures, strict=True)
-        return {"tokens": np.stack(tokens)}, CallRecord.of_pictures(records).to_dict()
-
-    own = run.share.of(range(len(job.tokens.batches)))
-    if not pixels_from_tokens:
-        job.forget_without_pictures(own)
-        job.tokens.work(run.share, make_pictures, shown)
-        return
-    if run.config.continuous_batches and hasattr(pipeline, "stream"):
-        job.tokens.collect(run.share, make_all, bind, shown)
-    else:
-        job.tokens.work(run.share, make, shown)
-    for batch in own:
-        job.save_pictures(batch, decode)
-
-
-class _MadePictures:
-    """Pictures of a job, for measuring."""
-
-    def __init__(self, job: PictureBatches) -> None:
-        self.job = job
-
-    def read(self, indices: Sequence[int]) -> list[Tensor]:
-        return [read_image(self.job.image_path(index)) for index in indices]
-
-    def store(self, key: str, batch_size: int) -> BatchStore:
-        return BatchStore(self.job.path / "measured" / key, self.job.count, batch_size)
-
-
-class _GivenPictures:
-    """Pictures that were made elsewhere, for measuring.
-
-    Raises:
-        UserError: another number than there are captions, or files that cannot be read, all of them counted.
-    """
-
-    def __init__(self, config: EvaluateConfig, cases: Sequence[BenchmarkCase]) -> None:
-        self.pictures = _open_given(config)
-        self.output = Path(config.output)
-        if isinstance(self.pictures, ImageFolder):
-            broken = unreadable(self.pictures.files)
-            if broken:
-                names = ", ".join(str(path) for path in broken[:3]) + (", ..." if len(broken) > 3 else "")
-                raise UserError(f"images: {len(broken)} of {len(self.pictures)} files cannot be read: {names}")
-        if len(self.pictures) != len(cases):
-            raise UserError(
-                f"images: {config.images} holds {len(self.pictures):,} pictures, but there are {len(cases):,} captions"
-            )
-        self.digest = self.pictures.digest()
-        self.side = int(self.pictures.read([0])[0].shape[-1])
-
-    def read(self, indices: Sequence[int]) -> list[Tensor]:
-        return self.pictures.read(indices)
-
-    def store(self, key: str, batch_size: int) -> BatchStore:
-        return BatchStore(self.output / GIVEN / "measured" / digest([key, self.digest]), len(self.pictures), batch_size)
-
-
-def _open_given(config: EvaluateConfig) -> ImageFolder | ImageArray:
-    assert config.images is not None
-    try:
-        return open_images(Path(config.images))
-    except DataError as error:
-        raise UserError(f"images: {error}") from error
-
-
-def _measure(run: _Run, label: str, source: _MadePictures | _GivenPictures) -> dict[str, Tensor]:
-    """Everything read off one method's pictures, in their order."""
-    protocol, networks = run.protocol, run.networks
-    how = [protocol.to_dict(), networks.identity(), told_cases(run.cases), networks.judge is not None]
-    store = source.store(digest(how), MEASURE_BATCH)
-
-    def make(indices: range) -> tuple[dict[str, Any], dict[str, Any]]:
-        try:
-            return measure(source.read(indices), [run.cases[index] for index in indices], protocol, networks), {}
-        except DataError as error:
-            raise UserError(f"{label}: {error}") from error
-
-    with run.progress(len(store.batches), f"batches of {label} measured") as shown:
-        store.work(run.share, make, shown)
-    run.processes.wait()
-    return gather(store, run.share, len(run.cases), run.processes.device)
-
-
-def _stored_reference(run: _Run, path: Path) -> tuple[Reference, list[str]]:
-    """The reference of a file of statistics, and warnings about it."""
-    statistics, notes = stored_statistics(path, run.protocol, run.networks)
-    if run.protocol.manifold_extractor is not None:
-        notes.append("reference: statistics hold no features; precision and recall are left out")
-    return Reference(statistics, None), notes
-
-
-def _measured_reference(run: _Run, pictures: ReferencePictures) -> Reference:
-    """The reference of pictures; its statistics are kept beside the scores."""
-    protocol, networks, processes = run.protocol, run.networks, run.processes
-    with run.progress(-(-len(pictures) // MEASURE_BATCH), "batches of the reference") as shown:
-        features = reference_features(pictures, protocol, networks, run.share, processes.wait, processes.device, shown)
-    try:
-        statistics = GaussianStatistics.of(features[protocol.extractor])
-    except DataError as error:
-        raise UserError(f"reference: {error}") from error
-    if processes.is_main:
-        save_statistics(Path(run.config.output) / "reference.npz", statistics, protocol, networks)
-    return Reference(statistics, None if protocol.manifold_extractor is None else features[protocol.manifold_extractor])

@@ -1,11 +1,11 @@
 """The run behind `vargen generate`: pictures from prompts into a folder, resumable.
 
-The order of things is deliberate. Everything that can be refused is refused before torch is imported, and nothing stays
-in the folder before there is a picture, so that a failed start leaves it as it was. Picture i is made with the seed
-`seed + i` by a generator of its own: it does not depend on the batch size, nor on where a run was interrupted. Of
-several candidates the first has that seed, too; and which of several processes makes it is of no account.
+Everything that can be refused is refused before torch is imported. Nothing stays in the folder before there is a
+picture, so a failed start leaves it as it was. Picture i has the seed `seed + i` and a generator of its own. It depends
+neither on the batch size, nor on the process that makes it, nor on where a run was interrupted. The first of several
+candidates has that seed, too.
 
-Belongs here: what is made in which order, and what identifies a run. Does not belong here: flags and printing
+Belongs here: settings, the order of work, and what identifies a run. Does not belong here: printing
 (`vargen.commands.generate`), files (`vargen.runs.records`), choosing among candidates (`vargen.jobs.ranking`).
 """
 
@@ -25,8 +25,8 @@ from vargen.base.bounds import MAX_BATCH_SIZE, MAX_PICTURES, MAX_SEED, check_num
 from vargen.base.errors import NotFiniteError, UserError
 from vargen.base.prompts import gather_prompts
 from vargen.base.resources import shipped_clip
-from vargen.jobs.options import SamplingOptions
 from vargen.jobs.ranking import RANKERS, ClipScorer, Ranker, best, candidate_seed
+from vargen.jobs.sampling import SamplingOptions
 from vargen.methods.catalogue import resolve_method
 from vargen.models.description import ModelDescription, open_model
 from vargen.models.model_folder import weights_fingerprint
@@ -46,36 +46,36 @@ MAX_CANDIDATES = 10_000
 
 @dataclass(frozen=True)
 class GenerateConfig(SamplingOptions):
-    """How to make pictures.
+    """What to draw.
 
     Args:
-        output: folder for images/000000.png, ..., result.jsonl and config.json. A folder of the same run is continued:
-            finished pictures stay.
-        prompts_file: more prompts: a .txt (one a line), .csv, .tsv (with a column "prompt") or .jsonl file; "-" reads
-            lines from standard input.
-        class_labels: for a class-conditional model, instead of prompts, such as "[207, 360]".
-        height: of pictures in pixels, with `width`, where a family draws several sizes (Emu3 multiples of 8, GLM-Image
-            of 32); null for the model's usual one.
-        width: of pictures in pixels, with `height`.
-        ratio: of width and height instead of them, such as "16:9": about as many pixels as the usual picture has.
-        num_images_per_prompt: pictures for every prompt.
-        num_candidates: make so many of each picture, the first with its seed, and keep the best; 1 keeps what comes.
-        ranker: what says which is best: "judge", a recogniser of the shipped model's scenes, or "clip".
-        clip: folder of the CLIP model that ranks; null for the one that came with vargen (scenes only).
-        method: decoding method; `vargen methods` lists them. "jacobi" makes the pictures of plain decoding, "ar", in
-            fewer passes.
-        method_options: settings of the method that differ from its defaults, such as
-            `--method_options.total_tokens 30`; `vargen methods --json` shows them all.
-        batch_size: pictures made at once. It changes speed and memory, not the pictures.
+        prompts_file: file of more prompts: .txt (one a line), .csv or .tsv (with a column "prompt"), or .jsonl; "-"
+            reads lines from standard input.
+        class_labels: classes to draw instead of prompts, such as "[207, 360]", for a class-conditional model.
+        height: height of the pictures in pixels, together with `width`, for a family that draws several sizes (Emu3
+            multiples of 8, GLM-Image of 32); null for the model's usual size.
+        width: width of the pictures in pixels, together with `height`.
+        ratio: ratio of width to height instead of both, such as "16:9". The picture has about as many pixels as usual.
+        num_images_per_prompt: number of pictures for every prompt.
+        num_candidates: number of candidates for each picture, of which the best is kept. The first has the picture's
+            seed. 1 keeps the first.
+        ranker: chooses the best candidate: "judge" reads scenes of the shipped model, "clip" scores any picture.
+        clip: folder of the CLIP model that ranks; null for the one that comes with vargen (scenes only).
+        method: decoding method or preset; `vargen methods` lists them. "jacobi" draws the very pictures of plain
+            decoding ("ar") in fewer passes.
+        method_options: settings that differ from the method's defaults, such as `--method_options.total_tokens 30`;
+            `vargen methods --json` shows them all.
+        batch_size: number of pictures that are drawn at once. It changes speed and memory, not the pictures.
         continuous_batches: give a finished picture's place in the batch to the next prompt at once, where the family
             of models can. It changes speed, not the pictures.
-        trace_image: beside each picture, also write traces/000000.png: where each of its tokens came from, and the
-            passes in time. Pictures that are there without are made again, the same.
-        dtype: precision of the transformer: float32, bfloat16 or float16. "auto" is what a continued run was begun
-            with, else bfloat16 on a GPU and float32 on a CPU. The image decoder always works in float32.
+        output: folder for images/000000.png and so on, result.jsonl and config.json. The same command continues a
+            stopped run; finished pictures stay.
+        trace_image: also write traces/000000.png for each picture. It shows where each token came from, and the passes
+            in time. Pictures without one are drawn again, the same.
+        dtype: precision of the transformer: float32, bfloat16 or float16. "auto" is that of the run that is continued,
+            else bfloat16 on a GPU and float32 on a CPU. The image decoder always works in float32.
     """
 
-    output: str = "out"
     prompts_file: str | None = None
     class_labels: list[int] = field(default_factory=list)
     height: int | None = None
@@ -90,6 +90,7 @@ class GenerateConfig(SamplingOptions):
     batch_size: int = 8
     dtype: str = "auto"
     continuous_batches: bool = True
+    output: str = "out"
     trace_image: bool = False
 
     def __post_init__(self) -> None:
@@ -98,8 +99,8 @@ class GenerateConfig(SamplingOptions):
         check_numbers(self, {"num_candidates": (1, math.inf), "num_images_per_prompt": (1, math.inf)})  # more below
         if self.num_candidates > MAX_CANDIDATES:
             raise UserError(
-                f"num_candidates must be at most {MAX_CANDIDATES:,}, got {self.num_candidates:,}: all are kept in "
-                "memory until the best is chosen"
+                f"num_candidates must be at most {MAX_CANDIDATES:,}, got {self.num_candidates:,}: memory holds all "
+                "until the best is chosen"
             )
         if self.ranker not in RANKERS:
             raise UserError(f"ranker must be one of {', '.join(RANKERS)}, got {self.ranker!r}")
@@ -108,13 +109,13 @@ class GenerateConfig(SamplingOptions):
 
 @dataclass
 class RunTotals:
-    """How many pictures a run has, and what the new ones cost.
+    """The number of a run's pictures, and the cost of the new ones.
 
     Args:
-        images: in the folder at the end.
-        new_images: made by this run, of all its processes.
-        tokens: image tokens, all new pictures together.
-        forward_passes: passes of the transformer over a batch, prefills included, also of rows that join one.
+        images: pictures in the folder at the end.
+        new_images: pictures that this run made, in all its processes.
+        tokens: image tokens of all new pictures.
+        forward_passes: passes of the transformer over a batch. Prefills count, also those of rows that join a batch.
         seconds: by phase: load, encode_prompt, prefill, decode, decode_images, and save.
     """
 
@@ -132,7 +133,7 @@ class RunTotals:
 
     @classmethod
     def of_processes(cls, shares: Sequence[RunTotals]) -> RunTotals:
-        """What all made together, in the seconds of the slowest in each phase."""
+        """The sum of all processes, with the seconds of the slowest in each phase."""
         together = cls(
             new_images=sum(share.new_images for share in shares),
             tokens=sum(share.tokens for share in shares),
@@ -143,7 +144,7 @@ class RunTotals:
         return together
 
     def add_seconds(self, phase: str, seconds: float) -> None:
-        """Add to a phase."""
+        """Add seconds to a phase."""
         self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
 
 
@@ -153,23 +154,24 @@ def generate(
     judge_ranker: Callable[[int], Ranker],
     quiet: bool = False,
 ) -> RunTotals | None:
-    """Make the pictures that are not there yet.
+    """Make the missing pictures.
 
     Args:
-        config: what to make, how, and where.
+        config: what to draw, how, and where.
         prompts: beside those of the config's file.
-        judge_ranker: what chooses among candidates by what they show, for pictures of so many pixels a side; called
+        judge_ranker: gives what ranks candidates by their content, from the side of a picture in pixels. It is called
             only where the config asks for it.
         quiet: show no progress.
 
     Returns:
-        What was made; of several processes that share the run the main one says what all made, the others nothing.
+        The number and cost of the pictures. Where several processes share the run, the main one returns those of all,
+        and the others return None.
 
     Raises:
-        UserError: what cannot be made, or a folder of other pictures. Nothing has been written then.
-        KeyboardInterrupt: with a message that says how far the run came.
+        UserError: pictures that cannot be made, or a folder of another run. Nothing has been written then.
+        KeyboardInterrupt: with a message that says how many pictures are finished.
     """
-    shared = int(os.environ.get("WORLD_SIZE", 1)) > 1  # as torchrun and accelerate tell those that they start
+    shared = int(os.environ.get("WORLD_SIZE", 1)) > 1  # torchrun and accelerate set it
     if shared and config.prompts_file == "-":
         raise UserError("prompts_file: standard input cannot be read by several processes; name a file")
     model = open_model(config).sized(config.height, config.width, config.ratio)
@@ -190,10 +192,10 @@ def generate(
 
 
 def _share(run: _Run) -> RunTotals | None:
-    """This process's share of a run; on the main process what all made of theirs.
+    """Make this process's share of a run. The main process returns the totals of all.
 
-    What each makes is settled before anybody has made anything. A picture carries its record, so `result.jsonl` is
-    written by one process alone, when all are through.
+    The shares are settled before any picture is made. A picture carries its record, so one process alone writes
+    `result.jsonl`, when all have finished.
     """
     from vargen.runs.processes import Processes
 
@@ -202,13 +204,13 @@ def _share(run: _Run) -> RunTotals | None:
         run = replace(run, device=str(processes.device))
     try:
         with own_folder(run.config.output, PictureFolder.INSIDE) if processes.is_main else nullcontext():
-            processes.wait()  # until the folder is there, and clear of what a kill left
+            processes.wait()  # until the folder is there, and cleared of what a kill left
             results, settings = _open_folder(run)
             missing = results.missing[processes.rank :: processes.count]
-            processes.wait()  # until everybody has looked
+            processes.wait()  # until every process has looked
             totals = RunTotals(seconds={"load": 0.0})
             with warnings.catch_warnings():
-                if not processes.is_main:  # what there is to say is said once
+                if not processes.is_main:  # warnings are printed once
                     warnings.simplefilter("ignore")
                     run = replace(run, quiet=True)
                 if missing:
@@ -226,7 +228,7 @@ def _share(run: _Run) -> RunTotals | None:
 
 @dataclass(frozen=True)
 class _Run:
-    """What every step of one run needs."""
+    """What every step of a run needs."""
 
     config: GenerateConfig
     requests: Sequence[ImageRequest]
@@ -237,7 +239,7 @@ class _Run:
 
 
 def _open_folder(run: _Run) -> tuple[PictureFolder, dict[str, Any]]:
-    """The pictures that are there, and what decides those to come.
+    """The finished pictures, and the settings that decide the others.
 
     Raises:
         UserError: the folder is of another run.
@@ -260,7 +262,7 @@ def _fill(
     missing: Sequence[ImageRequest],
     keep: Callable[..., None],
 ) -> RunTotals:
-    """Make pictures that are missing, and `keep` each as soon as it is finished."""
+    """Load the model, make missing pictures, and `keep` each as soon as it is finished."""
     from vargen.pipelines.loading import load_pipeline
 
     totals = RunTotals(new_images=len(missing))
@@ -282,7 +284,7 @@ def _fill(
 
 
 def _read_conditions(config: GenerateConfig, prompts: Sequence[str], model: ModelDescription) -> list[str] | list[int]:
-    """Prompts or class labels, whichever the model takes. Raises UserError where there are none, or the others."""
+    """The prompts or class labels of the run. Raises UserError where there are none, or those of another model."""
     if model.num_classes is not None:
         if prompts or config.prompts_file is not None:
             raise UserError("prompts cannot be used: the model is class-conditional; give --class_labels")
@@ -304,7 +306,7 @@ def _build_requests(config: GenerateConfig, conditions: list[str] | list[int], i
     """Every picture of the run.
 
     Raises:
-        UserError: more than a run can hold, with what they would take, or no room for their seeds.
+        UserError: more pictures than a run can hold, or no room for their seeds.
     """
     count = len(conditions) * config.num_images_per_prompt
     if count > MAX_PICTURES:
@@ -325,7 +327,7 @@ def _build_requests(config: GenerateConfig, conditions: list[str] | list[int], i
 
 
 def _settings(config: GenerateConfig, requests: Sequence[ImageRequest], model: ModelDescription) -> dict[str, Any]:
-    """Everything that decides the pictures, with the model's defaults filled in: what a continued run must share."""
+    """Everything that decides the pictures, with the model's defaults filled in. A continued run must share it."""
     first_of_each = requests[:: config.num_images_per_prompt]
     conditions: dict[str, Any] = (
         {"prompts": [request.text for request in first_of_each]}
@@ -347,7 +349,7 @@ def _settings(config: GenerateConfig, requests: Sequence[ImageRequest], model: M
 
 
 def _ranking(config: GenerateConfig) -> dict[str, Any]:
-    """How the best of several candidates is chosen; nothing where there is one."""
+    """The settings that choose the best of several candidates; empty where there is one."""
     if config.num_candidates == 1:
         return {}
     return {"num_candidates": config.num_candidates, "ranker": config.ranker, "clip": config.clip}
@@ -359,7 +361,7 @@ def _load_ranker(
     image_size: int,
     judge_ranker: Callable[[int], Ranker],
 ) -> Ranker | None:
-    """What chooses among candidates; None where there is nothing to choose.
+    """What ranks candidates; None where there is only one.
 
     Raises:
         UserError: it cannot score these pictures or prompts.
@@ -388,7 +390,7 @@ def _warn_about_prompts(pipeline: ImagePipeline, requests: Sequence[ImageRequest
 def _describe_run(
     settings: dict[str, Any], config: GenerateConfig, model: ModelDescription, device: str
 ) -> dict[str, Any]:
-    """What config.json holds."""
+    """The content of config.json."""
     import diffusers
     import torch
     import transformers
@@ -423,14 +425,14 @@ def _generate(
         warnings.catch_warnings(),
     ):
         count = _TokenCount(shown)
-        warnings.simplefilter("ignore", PromptWarning)  # said once, for all prompts
+        warnings.simplefilter("ignore", PromptWarning)  # printed once, for all prompts
         at_once = max(1, _MOST_IN_A_STREAM // candidates)
         for first in range(0, len(missing), at_once):
             _generate_some(pipeline, run, missing[first : first + at_once], settings, totals, ranker, keep, count)
 
 
 _MOST_IN_A_STREAM = 4096
-"""Pictures whose prompts and seeds are laid out at once; that rows idle at the end of so many is of no account."""
+"""Pictures of one stream. Rows idle at its end, which costs little after this number."""
 
 
 def _generate_some(
@@ -467,7 +469,7 @@ def _generate_some(
         method=model.resolve_method(config.method, config.method_options),
         callback_on_step_end=count.step,
     )
-    # By request, those of its candidates that are finished, by number.
+    # The finished candidates of each request, by number.
     made: dict[int, dict[int, FinishedPicture]] = {request.index: {} for request in requests}
     try:
         for picture in stream:
@@ -496,7 +498,7 @@ def _generate_some(
 def _choose(
     request: ImageRequest, candidates: Sequence[FinishedPicture], run: _Run, ranker: Ranker | None
 ) -> tuple[Image, dict[str, Any], Image | None]:
-    """A picture, or the best of its candidates; what completes its record; how it came about, if that is asked for."""
+    """The best candidate, the rest of its record, and its trace image, if the config asks for one."""
     from vargen.drawing.trace_image import draw_trace
 
     chosen, ranked = candidates[0], {}
@@ -524,7 +526,7 @@ def _choose(
 
 
 class _TokenCount:
-    """Progress in tokens, which reads the device only a few times a second."""
+    """Progress in tokens. It reads the device only a few times a second."""
 
     def __init__(self, shown: Progress) -> None:
         self.shown = shown
@@ -532,7 +534,7 @@ class _TokenCount:
         self.read_at = 0.0
 
     def finished(self, tokens: int) -> None:
-        """A picture of so many tokens is finished, and no row is of it any more."""
+        """Count a finished picture of this number of tokens. Its row belongs to another picture now."""
         self.before += tokens
         self._show(self.before)
 

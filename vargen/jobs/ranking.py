@@ -1,10 +1,10 @@
-"""The best of several pictures of one prompt, by something that reads pictures.
+"""The best of several pictures of one prompt.
 
 Belongs here: scores, and which picture has the highest. Does not belong here: making candidates
-(`vargen.jobs.generation`), and judging a method: pictures that were chosen by a reader flatter every figure by it.
+(`vargen.jobs.generation`), and judging a method: a score flatters pictures that the same score has chosen.
 
 Ramesh et al. 2021 ("Zero-shot text-to-image generation", arXiv 2102.12092) draw 512 candidates a caption and keep the
-one that CLIP likes best. Seeds of candidates are far apart, so that each can be made again alone by its own.
+one with the highest CLIP score. Seeds of candidates are far apart, so that each can be drawn again alone by its own.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 RANKERS = ("judge", "clip")
-_STRIDE = 2_654_435_761  # odd, near 2^32 / golden ratio: of a seed torch's CPU generator reads the lower 32 bits alone
+_STRIDE = 2_654_435_761  # odd, near 2^32 / golden ratio; torch's CPU generator reads the lower 32 bits of a seed
 _SEEDS = 2**63
 
 
 def candidate_seed(seed: int, candidate: int) -> int:
-    """The seed of a candidate; candidate 0 has the picture's own."""
+    """The seed of a candidate. Candidate 0 has the picture's own."""
     return (seed + candidate * _STRIDE) % _SEEDS
 
 
 class Ranker(Protocol):
-    """Scores pictures against prompts; the higher the better."""
+    """Scores pictures against prompts; higher is better."""
 
     def check(self, prompts: Sequence[str]) -> None:
         """Raises UserError for a prompt that cannot be scored."""
         ...
 
     def score(self, images: Sequence[Image], prompts: Sequence[str]) -> list[float]:
-        """One score a picture."""
+        """One score for each picture."""
         ...
 
 
 class ClipScorer:
-    """CLIP score of picture and prompt, 100 times the cosine: a `Ranker`, and what comparisons measure pictures by.
+    """CLIP score of picture and prompt, 100 times the cosine. It is a `Ranker`, and a measure in comparisons.
 
     Args:
         folder: a transformers `CLIPModel` with tokenizer and image processor.
@@ -63,11 +63,11 @@ class ClipScorer:
             raise UserError(f"clip: {error}") from error
 
     def check(self, prompts: Sequence[str]) -> None:
-        """Any words will do."""
+        """Accepts every prompt."""
 
     @property
     def identity(self) -> str:
-        """Of the network."""
+        """Digest of the network."""
         return self.features.identity
 
     def score(self, images: Sequence[Image], prompts: Sequence[str]) -> list[float]:
@@ -78,12 +78,12 @@ class ClipScorer:
         return self.score_pixels(torch.stack(pixels), prompts)
 
     def score_pixels(self, pixels: Tensor, prompts: Sequence[str]) -> list[float]:
-        """One score a picture of uint8 `[B, 3, H, W]`."""
+        """One score for each picture of uint8 `[B, 3, H, W]`."""
         from metrics.clip_score import clip_scores
 
         return clip_scores(self.features(pixels), self.features.encode_text(list(prompts))).tolist()
 
 
 def best(scores: Sequence[float]) -> int:
-    """The place of the highest score, the first of equal ones."""
-    return max(range(len(scores)), key=lambda place: (scores[place], -place))
+    """The number of the picture with the highest score, the first of equal ones."""
+    return max(range(len(scores)), key=lambda number: (scores[number], -number))

@@ -1,116 +1,218 @@
-"""Methods side by side on the same videos, and what each cost and said.
+"""Decoding methods side by side on videos: the same questions and seeds.
 
-Belongs here: what is kept of each answer, rows out of what was kept. Does not belong here: who works when
-(`vargen.jobs.comparison`), an answer (`vargen.pipelines.video.answering`), definitions that pictures share
-(`metrics.speculation`), options and printing.
+Belongs here: the settings of such a comparison, what is kept of each answer, and the rows of results. Does not belong
+here: the order in which methods work (`vargen.jobs.comparison`), an answer (`vargen.pipelines.video.answering`), the
+definitions that pictures share (`metrics.speculation`), printing. Importing this imports no torch.
 
-*Agreement* is the share of tokens, of the longer of two answers, at whose place plain decoding's says the same.
-Speed-ups divide plain decoding's seconds per token by the method's, medians over answers: of decoding alone, both
-prefills left out, and from end to end, with processor and vision towers. *Retention* is the method's caption accuracy
-over plain decoding's.
+*Agreement* is the share of tokens that equal plain decoding's at the same place, of the longer of the two answers.
+Speed-ups divide plain decoding's seconds per token by the method's, as medians over answers: of decoding alone, without
+both prefills, and from end to end, with processor and vision towers. *Retention* is the method's caption accuracy over
+plain decoding's.
 """
 
 from __future__ import annotations
 
+import json
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from metrics.bootstrap import mean_interval
-from metrics.provenance import provenance
 from metrics.speculation import CallRecord, percentile, summarise
-from vargen.jobs.cases import VideoCase, VideoJudge
-from vargen.jobs.clips import Clip
+from vargen.base.bounds import (
+    MAX_FRAMES,
+    MAX_PICTURES,
+    MAX_PIXELS,
+    MAX_WARM_UP,
+    check_number,
+    check_numbers,
+    check_text,
+)
+from vargen.base.errors import UserError
+from vargen.base.world import missing_world
+from vargen.jobs.captioning import DEFAULT_QUESTION
+from vargen.jobs.cases import VideoCase, VideoJudge, World, check_split
 from vargen.jobs.comparison import compare, describe_run
+from vargen.methods.catalogue import read_method_list, resolve_method
 from vargen.methods.video.base import VideoMethodConfig
 from vargen.models.model_folder import weights_fingerprint
-from vargen.models.video_llms.generation_settings import generation_settings
-from vargen.pipelines.loading import place_and_precision
-from vargen.pipelines.video.answering import Answer, VideoAnswerer
-from vargen.pipelines.video.loading import load_processor, open_video_model
 from vargen.pipelines.video.options import VideoOptions
+from vargen.runs.files import write_atomic
 from vargen.runs.progress import Progress, progress
-from vargen.runs.records import Records
+from vargen.runs.records import Records, own_calls
+
+if TYPE_CHECKING:
+    from vargen.jobs.clips import Clip
+    from vargen.pipelines.video.answering import Answer, VideoAnswerer
 
 
-def benchmark_video_model(
-    options: VideoOptions,
-    methods: Mapping[str, VideoMethodConfig],
-    cases: Callable[[Any], Sequence[VideoCase | Clip]],
-    question: str,
-    *,
-    described: Callable[[Sequence[Any]], Mapping[str, Any]],
-    judge: VideoJudge | None = None,
-    warm_up: int = 1,
-    calls: Path | None = None,
-    quiet: bool = False,
-) -> list[dict[str, Any]]:
-    """`run_video_benchmark` with models from disk, going on where a run of the same answers was stopped.
+@dataclass(frozen=True)
+class BenchVideoConfig(VideoOptions):
+    """What to compare.
 
     Args:
-        options: the models, and how they answer.
-        methods, question, judge, warm_up: as for `run_video_benchmark`.
-        cases: gives the videos, of the processor that reads them.
-        described: what says which cases these are.
-        calls: file that keeps answers until somebody removes it; None: in memory.
+        methods: names of methods, or LABEL=NAME for one of several settings of it, separated by commas. Plain
+            decoding, "ar", is added where it is missing, since every ratio divides by it. null for std; a model with a
+            draft model adds sd, specvlm, fly, lvspec and parallelvlm, the shipped model assisted, sparrow and flash.
+        method_options: settings that differ from the defaults, by label, such as
+            `--method_options.lvspec.loose_ratio 0.5`.
+        num_videos: number of rendered videos. They show things that training never showed.
+        videos: folder of videos to ask about instead. Their answers are compared with plain decoding's and not judged.
+        questions: questions about a folder's videos. Every line of a .txt file is asked about every video. Each row of
+            a .csv or .jsonl file has a "video" and a "question". null asks `question` about all.
+        split: which videos are rendered, "heldout" for combinations that training never showed, "all" for any.
+        question: question about each video.
+        image_size: side of the rendered frames in pixels; null for that of the shipped model's videos.
+        captions: which videos are rendered, "written" for stories as people tell them, "plain" for shorter ones; null
+            for those of the shipped model.
+        warm_up: number of answers of each method that do not count, before the first that does.
+        output: folder for results.json. Measured answers are kept in it until the end, and the same command continues a
+            stopped run. null writes nothing.
+    """
+
+    methods: str | None = None
+    method_options: dict[str, Any] = field(default_factory=dict)
+    num_videos: int = 100
+    videos: str | None = None
+    questions: str | None = None
+    split: str = "heldout"
+    question: str = DEFAULT_QUESTION
+    image_size: int | None = None
+    captions: str | None = None
+    warm_up: int = 1
+    output: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_numbers(
+            self, {"num_videos": (1, MAX_PICTURES), "image_size": (8, MAX_PIXELS), "warm_up": (0, MAX_WARM_UP)}
+        )
+        if self.videos is None:
+            if self.num_frames is not None:
+                check_number("num_frames", self.num_frames, 4, MAX_FRAMES)
+            for name in ("questions", "fps"):
+                if getattr(self, name) is not None:
+                    raise UserError(f"{name} belongs to a folder of videos; name one with videos, or leave it out")
+        check_text("question", self.question)
+        check_split(self.split)
+
+    def contenders(self) -> dict[str, VideoMethodConfig]:
+        """The methods by label, plain decoding first.
+
+        Raises:
+            UserError: an unknown method, or options for one that is not compared.
+        """
+        there = ["std"]
+        if self.paired:
+            there = ["sd", "specvlm", "std", "fly", "lvspec", "parallelvlm"]
+        if self.model is None:  # transformers refuses many published pairs, whose matrices are padded differently
+            there += ["assisted", "sparrow", "flash"]
+        named = ",".join(there) if self.methods is None else self.methods
+
+        def resolve(name: str, options: Mapping[str, Any] | None = None) -> VideoMethodConfig:
+            return resolve_method(name, options, task="video")
+
+        return {"ar": resolve("ar"), **read_method_list(named, self.method_options, "methods", resolve)}
+
+
+def benchmark_videos(config: BenchVideoConfig, world: World | None, quiet: bool = False) -> list[dict[str, Any]]:
+    """Compare methods with models from disk, continue a stopped run of the same answers, and write the results.
+
+    Args:
+        config: the comparison.
+        world: renders videos, and judges answers about them; None where none is installed.
         quiet: show no progress.
 
     Returns:
-        One row a method, as `build_video_rows`, with what it was run with.
+        One row for each method, as `build_video_rows`, with the settings that it was run with.
+
+    Raises:
+        UserError: methods or videos that do not fit the model, or a folder of another run.
     """
-    device, dtype = place_and_precision(options.device, options.dtype)
-    found, generation = open_video_model(options.model, options.revision), options.generation
-    processor = load_processor(found)
-    videos = cases(processor)
-    with VideoAnswerer.from_options(options, found, processor, methods.values()) as answerer:
-        settings = describe_run(
-            methods,
-            weights_fingerprint(found.folder),
-            drafters={kind: weights_fingerprint(path) for kind, path in sorted(answerer.drafters.items())},
-            named=_named_weights(methods),
-            draft_model=None
-            if answerer.draft_model is None
-            else weights_fingerprint(answerer.draft_model.found.folder),
-            videos=len(videos),
-            question=question,
-            device=options.device_map or device,
-            dtype=dtype,
-            max_pixels=options.max_pixels,
-            seed=options.seed,
-            **options.identity,
-            **described(videos),
-            **generation,
-        )
-        records = Records(calls, settings)
-        with progress(len(videos) * len(methods), "answers", quiet) as shown:
-            rows = run_video_benchmark(
-                answerer,
+    methods, rendered = config.contenders(), config.videos is None
+    if rendered and world is None:
+        raise missing_world("videos", "name a folder of videos")
+
+    from vargen.models.video_llms.generation_settings import generation_settings
+    from vargen.pipelines.loading import place_and_precision
+    from vargen.pipelines.video.answering import VideoAnswerer
+    from vargen.pipelines.video.loading import load_processor, open_video_model
+
+    with own_calls(config.output) as calls:
+        device, dtype = place_and_precision(config.device, config.dtype)
+        found, generation = open_video_model(config.model, config.revision), config.generation
+        processor = load_processor(found)
+        videos, described = _rendered(config, world) if world and rendered else _given(config, processor)
+        with VideoAnswerer.from_options(config, found, processor, methods.values()) as answerer:
+            draft = answerer.draft_model
+            settings = describe_run(
                 methods,
-                videos,
-                question,
-                seed=options.seed,
-                warm_up=warm_up,
-                judge=judge,
-                records=records,
-                shown=shown,
+                weights_fingerprint(found.folder),
+                drafters={kind: weights_fingerprint(path) for kind, path in sorted(answerer.drafters.items())},
+                named=_named_weights(methods),
+                draft_model=None if draft is None else weights_fingerprint(draft.found.folder),
+                videos=len(videos),
+                question=config.question,
+                device=config.device_map or device,
+                dtype=dtype,
+                max_pixels=config.max_pixels,
+                seed=config.seed,
+                **config.identity,
+                **described,
                 **generation,
             )
-        drawn = generation_settings(answerer.model.generation_config, **_of_sampling(generation)).sampling
-    more = {"dtype": dtype, "model": found.name, "temperature": drawn.temperature}
-    return [{**row, **more} for row in rows]
+            with progress(len(videos) * len(methods), "answers", quiet) as shown:
+                rows = run_video_benchmark(
+                    answerer,
+                    methods,
+                    videos,
+                    config.question,
+                    seed=config.seed,
+                    warm_up=config.warm_up,
+                    judge=None if world is None else world.judge_answer,
+                    records=Records(calls, settings),
+                    shown=shown,
+                    **generation,
+                )
+            sampling = {name: value for name, value in generation.items() if name != "max_new_tokens"}
+            drawn = generation_settings(answerer.model.generation_config, **sampling).sampling
+        more = {
+            "dtype": dtype,
+            "model": found.name,
+            "temperature": drawn.temperature,
+            "split": config.split if rendered else None,
+        }
+        rows = [{**row, **more} for row in rows]
+        if calls is not None:
+            write_atomic(calls.parent / "results.json", json.dumps(rows, indent=1) + "\n")
+    return rows
+
+
+def _rendered(config: BenchVideoConfig, world: World) -> tuple[Sequence[VideoCase], dict[str, Any]]:
+    """Videos of the world, and what identifies them."""
+    num_frames, side = config.num_frames or world.video_frames, config.image_size or world.video_side
+    captions = config.captions or world.video_captions
+    cases = world.video_cases(config.num_videos, config.split, num_frames, side, config.seed, captions)
+    named = {} if captions == world.video_captions else {"captions": captions}
+    return cases, {"split": config.split, "frames": [num_frames, side], **named}
+
+
+def _given(config: BenchVideoConfig, processor: Any) -> tuple[Sequence[Clip], dict[str, Any]]:
+    """Clips of the user's folder, and what identifies them."""
+    from vargen.jobs.clips import ask_about, describe_clips
+    from vargen.models.video_llms.frames import frame_sampler
+
+    assert config.videos is not None
+    choose = frame_sampler(processor, config.num_frames, config.fps)
+    clips = ask_about(config.videos, config.questions, config.question, choose, config.fps)
+    return clips, {"clips": describe_clips(clips), "frames": [config.num_frames, config.fps]}
 
 
 def _named_weights(methods: Mapping[str, VideoMethodConfig]) -> dict[str, str]:
-    """What lies in the folders that methods name, by folder."""
+    """Fingerprints of the folders that methods name, by folder."""
     folders = {getattr(method, option) for method in methods.values() for option in method.weights}
     return {folder: weights_fingerprint(Path(folder)) for folder in sorted(folders - {None})}
-
-
-def _of_sampling(generation: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in generation.items() if name != "max_new_tokens"}
 
 
 def run_video_benchmark(
@@ -130,20 +232,20 @@ def run_video_benchmark(
 
     Args:
         answerer: the models.
-        methods: methods by label; plain decoding among them, or ratios are None.
-        cases: the videos; the answer about case i is drawn with the seed `seed + i`.
-        question: asked about each that has none of its own.
+        methods: by label; without plain decoding among them ratios are None.
+        cases: the videos; the answer about case i has the seed `seed + i`.
+        question: asked about each video without a question of its own.
         warm_up: answers of each method before the first that counts.
-        judge: rates the answers; None: nobody does.
-        records: where answers are kept, and those that are there already; None: in memory.
+        judge: rates the answers; None for no judging.
+        records: keeps the answers, and holds those of a stopped run; None keeps them in memory.
         shown: counts answers.
         **generation: further arguments of `VideoAnswerer.answer`.
 
     Returns:
-        One row a method, as `build_video_rows`.
+        One row for each method, as `build_video_rows`.
 
     Raises:
-        UserError: a method that needs what is not there.
+        UserError: a method whose drafter is missing.
     """
     records = Records(None, {}) if records is None else records
     latest = [0]
@@ -178,9 +280,11 @@ def _kept(answer: Answer, case: VideoCase | Clip, judge: VideoJudge | None) -> d
 def build_video_rows(
     methods: Mapping[str, VideoMethodConfig], records: Records, num_cases: int
 ) -> list[dict[str, Any]]:
-    """One JSON-ready row a method."""
+    """One JSON-ready row for each method."""
     plain = next((label for label, method in methods.items() if method.name == "ar"), None)
     kept = {label: [records.calls[label, number] for number in range(num_cases)] for label in methods}
+    from metrics.provenance import provenance
+
     origin = provenance()
     return [
         {
@@ -226,6 +330,10 @@ def _figures(answers: Sequence[dict[str, Any]], plain: Sequence[dict[str, Any]] 
         summary["agreement"] = alike / max(1, sum(max(map(len, pair)) for pair in pairs))
     judged = [answer["accuracies"] for answer in answers]
     if judged and judged[0] is not None:
+        import torch
+
+        from metrics.bootstrap import mean_interval
+
         accuracies = torch.tensor([each["all"] for each in judged], dtype=torch.float64)
         summary["caption_accuracy"] = float(accuracies.mean())
         summary["caption_accuracy_interval"] = mean_interval(accuracies)
@@ -239,7 +347,7 @@ def _figures(answers: Sequence[dict[str, Any]], plain: Sequence[dict[str, Any]] 
 
 
 def _without_places(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings for a record that is read elsewhere: of a folder on this machine its last two names."""
+    """Settings for a record. A folder of this machine is shortened to its last two names."""
     return {
         name: "/".join(Path(value).parts[-2:]) if isinstance(value, str) and Path(value).is_absolute() else value
         for name, value in settings.items()
@@ -247,8 +355,8 @@ def _without_places(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _drafting(answers: Sequence[dict[str, Any]], calls: Sequence[CallRecord]) -> dict[str, Any]:
-    """What drafting took, where that is known: forwards of the drafter and their operations, prompts left out of the
-    former and not of the latter; FLASH's accepted length, which is per such forward; seconds of a step's draft."""
+    """The cost of drafting, where it is known: forward passes of the drafter without the prompt's, FLASH's accepted
+    length per such pass, operations with the prompt's, and seconds of a step's draft."""
     figures: dict[str, Any] = dict.fromkeys(
         ("drafting_passes", "accepted_per_drafting_pass", "draft_flops_per_answer", "draft_seconds_per_step")
     )

@@ -8,15 +8,14 @@ built.
 
 from __future__ import annotations
 
-import difflib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, Self, TypeVar
 
 from vargen.base.bounds import MAX_DRAFT
-from vargen.base.errors import UserError
+from vargen.base.errors import UserError, did_you_mean
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -102,12 +101,6 @@ class MethodConfig:
     def _one_of(self, field: str, values: Sequence[str]) -> None:
         if getattr(self, field) not in values:
             raise UserError(f"{self.name}.{field} must be one of {', '.join(values)}, got {getattr(self, field)!r}")
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """What an error about a mistyped name adds: the closest known name, or nothing."""
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def configure(config: type[AnyConfig], options: Mapping[str, Any], own: Mapping[str, Any] | None = None) -> AnyConfig:

@@ -10,11 +10,11 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar, overload
 
-from vargen.base.errors import UserError
+from vargen.base.errors import UserError, did_you_mean
 from vargen.base.reading import parse_yaml, read_yaml, reading
 from vargen.base.resources import configs_folder
 from vargen.methods.autoregressive import AutoregressiveConfig
-from vargen.methods.base import TASKS, ImageMethodConfig, MethodConfig, Task, configure, did_you_mean
+from vargen.methods.base import TASKS, ImageMethodConfig, MethodConfig, Task, configure
 from vargen.methods.coolsd import CoolSDConfig
 from vargen.methods.draft_model import DraftModelConfig
 from vargen.methods.eagle import EagleConfig

@@ -1,15 +1,15 @@
-"""Work cut into batches, each kept whole or not at all, and the folder of an evaluation, which is made of them:
+"""Work in batches, each kept whole or not at all, and the folder of one method in an evaluation:
 
     FOLDER/config.json          what decides the pictures
-    FOLDER/batches/000000.npz   the tokens of a batch, and what making it cost
+    FOLDER/batches/000000.npz   the tokens of a batch, and their cost
     FOLDER/images/000000.png    its pictures, decoded from these tokens
-    FOLDER/measured/KEY/000000.npz   what was read off them (KEY stands for how)
+    FOLDER/measured/KEY/000000.npz   features of the pictures (KEY stands for how they were measured)
 
-Batches are cut by number alone, so any number of processes makes the same ones, each its share; a batch that a kill
-interrupted is made again from nothing, one that is there is never made again. Pictures are decoded one by one from
-stored tokens, so a lost or half-written PNG comes back bit by bit the same; its batch is made again where tokens alone
-make no pixels. Belongs here: files. Does not belong here: which pictures, and what they are good for
-(`vargen.commands.evaluate`).
+Batches are cut by number alone, so any number of processes makes the same batches, each its share. A batch that a kill
+interrupted is made again, and a finished one never. Pictures are decoded one by one from stored tokens, so a lost or
+half-written PNG comes back bit by bit the same. Where tokens alone make no pixels, its batch is made again.
+
+Belongs here: files. Does not belong here: which pictures are made (`vargen.jobs.evaluation`).
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class Share:
-    """Which part of the work is this process's: batch b is, if `b % processes == rank`."""
+    """The batches of one process: batch b belongs to the process of rank `b % processes`."""
 
     rank: int = 0
     processes: int = 1
 
     def of(self, batches: Sequence[int]) -> list[int]:
-        """The batches that are this process's."""
+        """The batches of this process."""
         return [batch for batch in batches if batch % self.processes == self.rank]
 
 
@@ -52,10 +52,10 @@ class BatchStore:
     """Arrays by number of batch, one `.npz` file each, whole or absent.
 
     Args:
-        folder: where they lie.
-        count: items altogether.
-        batch_size: items in a batch, but for the last.
-        before_writing: called before anything is written, every time.
+        folder: of the files.
+        count: number of all items.
+        batch_size: items in a batch; the last one may have fewer.
+        before_writing: is called before every write.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class BatchStore:
         return self.folder / f"{batch:06d}.npz"
 
     def missing(self) -> list[int]:
-        """Numbers of the batches that are not there."""
+        """Numbers of the missing batches."""
         return [batch for batch in range(len(self.batches)) if not self.path(batch).is_file()]
 
     def write(self, batch: int, arrays: Mapping[str, np.ndarray], record: Mapping[str, Any] | None = None) -> None:
@@ -97,8 +97,7 @@ class BatchStore:
         return arrays, record
 
     def work(self, share: Share, make: Callable[[range], tuple[Arrays, dict[str, Any]]], shown: Progress) -> None:
-        """Make this process's missing batches, each from the numbers of its items; `shown` counts every batch of its
-        share."""
+        """Make this process's missing batches, each from the numbers of its items. `shown` counts all of its share."""
         for batch in self._missing(share, shown):
             self.write(batch, *make(self.batches[batch]))
             shown.update()
@@ -110,12 +109,12 @@ class BatchStore:
         bind: Callable[[Sequence[Item]], tuple[Arrays, dict[str, Any]]],
         shown: Progress,
     ) -> None:
-        """As `work`, from items that are made in any order: a batch is kept as soon as its last item is there.
+        """As `work`, for items that are made in any order. A batch is kept when its last item is there.
 
         Args:
             share: this process's.
-            make: gives every one of these items, with its number.
-            bind: arrays and record of a batch, from its items in order.
+            make: yields all items of these numbers, each with its number.
+            bind: gives arrays and record of a batch from its items in order.
             shown: counts every batch of the share.
         """
         wanted = {index: batch for batch in self._missing(share, shown) for index in self.batches[batch]}
@@ -132,7 +131,7 @@ class BatchStore:
                 shown.update()
 
     def _missing(self, share: Share, shown: Progress) -> list[int]:
-        """This process's batches that are not there; those that are, are counted."""
+        """This process's missing batches. The finished ones are counted."""
         missing = share.of(self.missing())
         shown.skip(len(share.of(range(len(self.batches)))) - len(missing))
         return missing
@@ -144,12 +143,12 @@ class PictureBatches:
     Args:
         path: the folder.
         settings: everything that decides the pictures.
-        count: how many.
-        batch_size: made at once.
+        count: number of pictures.
+        batch_size: pictures that are made at once.
     """
 
     INSIDE = ("", "/batches", "/images", "/measured", "/measured/*")
-    """The folders of one, by pattern, for `vargen.runs.files.own_folder`."""
+    """Patterns of the folders in it, for `vargen.runs.files.own_folder`."""
 
     def __init__(self, path: Path, settings: Mapping[str, Any], count: int, batch_size: int) -> None:
         self.path = path
@@ -158,12 +157,12 @@ class PictureBatches:
         self.tokens = BatchStore(path / "batches", count, batch_size, self._begin)
 
     def check_identity(self) -> None:
-        """Refuse a folder that holds other pictures. Raises UserError naming what differs."""
+        """Raises UserError for a folder of other pictures. It names the difference."""
         check_identity_file(self.path / "config.json", self.settings, holds="pictures")
 
     def _begin(self) -> None:
-        """Say in config.json what the folder is for, unless it is said already."""
-        if not (self.path / "config.json").exists():  # not before: a start that fails must leave nothing
+        """Write config.json, unless it is there."""
+        if not (self.path / "config.json").exists():  # not before a batch is made: a failed start leaves nothing
             self.path.mkdir(parents=True, exist_ok=True)
             write_json_atomic(self.path / "config.json", self.settings)
 
@@ -171,10 +170,10 @@ class PictureBatches:
         return self.path / "images" / f"{index:06d}.png"
 
     def save_pictures(self, batch: int, decode: Callable[[np.ndarray], Image]) -> None:
-        """Write those pictures of a batch that are missing or not whole.
+        """Write the pictures of a batch that are missing or not whole.
 
         Args:
-            decode: a picture from its tokens int32 `[N]`.
+            decode: gives a picture from its tokens int32 `[N]`.
         """
         broken = self._broken(batch)
         if broken:
@@ -184,13 +183,13 @@ class PictureBatches:
                 save_image_atomic(decode(tokens[index - first]), self.image_path(index))
 
     def keep_pictures(self, indices: range, pictures: Sequence[Image]) -> None:
-        """Write the pictures of a batch that tokens alone do not make again, before its tokens are kept."""
+        """Write the pictures of a batch before its tokens, for a model whose tokens alone do not make the pixels."""
         (self.path / "images").mkdir(parents=True, exist_ok=True)
         for index, picture in zip(indices, pictures, strict=True):
             save_image_atomic(picture, self.image_path(index))
 
     def forget_without_pictures(self, batches: Sequence[int]) -> None:
-        """Remove the tokens of batches of which a picture is missing or not whole, so that both are made again."""
+        """Remove the tokens of batches with a missing or damaged picture, so that both are made again."""
         for batch in batches:
             if self._broken(batch):
                 self.tokens.path(batch).unlink(missing_ok=True)
@@ -202,5 +201,5 @@ class PictureBatches:
         return [index for index in self.tokens.batches[batch] if unreadable([self.image_path(index)])]
 
     def call_records(self) -> list[dict[str, Any]]:
-        """What each batch cost, in order."""
+        """The cost of each batch, in order."""
         return [self.tokens.read(batch)[1] for batch in range(len(self.tokens.batches))]

@@ -1,10 +1,12 @@
 """Files that are either whole or absent, and folders that one run at a time writes to.
 
-Every file this project writes goes through a temporary file beside its target and one `os.replace`, so a kill, a full
-disk or an exception leaves the old content or the new, never half of either. Temporary files are created exclusively,
-under names that nobody can guess, and are locked as long as their writer lives: what no living process holds, the next
-run clears away. Nothing is written to or in place of a link, a device or a pipe. Nothing here knows what the files
-mean, and nothing here imports torch: the command line uses this before it knows whether it will need a model.
+Every file goes through a temporary file beside its target and one `os.replace`. A kill, a full disk or an exception
+leaves the old content or the new, never half of either. Temporary files are created exclusively under random names, and
+are locked as long as their writer lives. The next run removes those that no living process holds. Nothing replaces or
+writes to a link, a device or a pipe.
+
+Belongs here: writing, locking, leftovers. Does not belong here: what the files mean. Nothing here imports torch, since
+the command line uses this before it needs a model.
 """
 
 from __future__ import annotations
@@ -39,16 +41,16 @@ _REPLACED = re.compile(rf"\.(?P<name>.+)\.[0-9a-f]{{16}}\.replaced{re.escape(TEM
 
 
 def _temporary_name(kind: str = "") -> str:
-    """A hidden name for something beside its target: `os.replace` is atomic within one file system."""
+    """A hidden name beside the target, since `os.replace` is atomic within one file system."""
     return f".{secrets.token_hex(8)}{kind}{TEMPORARY_SUFFIX}"
 
 
 @contextmanager
 def _locked(path: Path) -> Iterator[bool | None]:
-    """Hold a lock on a file or folder that is there while the block lasts; a kill ends it, too.
+    """Hold a lock on an existing file or folder while the block lasts. A kill ends it, too.
 
     Yields:
-        False where another process holds it, None where there are no locks (Windows, some network file systems).
+        False where another process holds it; None without locks (Windows, some network file systems).
     """
     if fcntl is None:
         yield None
@@ -68,11 +70,7 @@ def _locked(path: Path) -> Iterator[bool | None]:
 
 
 def check_replaceable(path: str | os.PathLike[str], argument: str = "output", folder: bool = False) -> None:
-    """Refuse to write where there is something else than a regular file, or than a folder if that is to be written.
-
-    Raises:
-        UserError: there is a link, a device, a pipe, ...
-    """
+    """Raises UserError where something else than a regular file, or than a folder for `folder`, is in the way."""
     try:
         mode = os.lstat(path).st_mode
     except (FileNotFoundError, NotADirectoryError):
@@ -83,9 +81,16 @@ def check_replaceable(path: str | os.PathLike[str], argument: str = "output", fo
         raise UserError(f"{argument}: {path} is {found}; name a {'folder' if folder else 'file'}")
 
 
+def check_file_place(path: str | os.PathLike[str], argument: str) -> None:
+    """Refuse a file that could not be written at the end of a long run. Raises UserError."""
+    check_replaceable(path, argument)
+    if not Path(path).absolute().parent.is_dir():
+        raise UserError(f"{argument}: there is no folder {Path(path).absolute().parent}; make it first")
+
+
 @contextmanager
 def _naming(path: Path, temporary: Path | None = None) -> Iterator[None]:
-    """Let errors of the system name the file that is written, also where they name none, or its temporary one."""
+    """Let errors of the system name the target, where they name nothing or the temporary file."""
     try:
         yield
     except OSError as error:
@@ -145,7 +150,7 @@ def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def _open_to_others(folder: Path) -> None:
-    """Give files to whom the umask gives the folder: libraries that write weights keep them to their owner."""
+    """Give files the readers of the folder, since some libraries write weights for their owner alone."""
     readers = folder.stat().st_mode & 0o666
     for file in folder.rglob("*"):
         if file.is_file():
@@ -172,8 +177,8 @@ def save_image_atomic(image: Image, path: str | os.PathLike[str], *, pnginfo: Pn
 def append_jsonl(path: str | os.PathLike[str], record: dict[str, Any]) -> None:
     """Append `record` as one line of JSON, in one write.
 
-    A last line without its newline is what a killed or refused write left behind; it is cut off first, so that a file
-    written only through this function always parses. If the write itself fails, the file is cut back to what it was.
+    A last line without its newline is left from a killed or refused write. It is cut off first, so that a file which
+    only this function writes always parses. If the write fails, the file is cut back to its old length.
     """
     line = json.dumps(record, ensure_ascii=False).encode("utf-8") + b"\n"
     check_replaceable(path)
@@ -228,11 +233,7 @@ def read_jsonl(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 
 def inside(folder: Path, name: object) -> Path:
-    """The place that a record calls `name`, in the folder it belongs to.
-
-    Raises:
-        UserError: it is no name, or one that leads out of the folder.
-    """
+    """The path of `name` in the folder of a record. Raises UserError for a name that leads out of the folder."""
     if isinstance(name, str) and "\0" not in name and (folder / name).resolve().is_relative_to(folder.resolve()):
         return folder / name
     raise UserError(f"{folder}: {name!r} is not the name of something in it; repair or delete the record")
@@ -241,7 +242,7 @@ def inside(folder: Path, name: object) -> Path:
 def remove_leftovers(folder: Path) -> None:
     """Delete what killed writers left in `folder`, and bring back a folder that one was about to replace.
 
-    What a living process still writes is left alone, so this may be called at any time.
+    Files of living writers stay, so this may be called at any time.
     """
     for leftover in folder.glob(f".*{TEMPORARY_SUFFIX}"):
         with contextlib.suppress(OSError), _locked(leftover) as held:  # OSError: gone meanwhile, or a link, never ours
@@ -259,13 +260,13 @@ def remove_leftovers(folder: Path) -> None:
 def own_folder(folder: str | os.PathLike[str], inside: Iterable[str] = (), argument: str = "output") -> Iterator[None]:
     """Make `folder` where it is missing, clear it of what killed writers left, and keep other runs out of it.
 
-    The lock ends with the process, however that ends; where there are no locks nobody is kept out. Folders that were
-    made here and are still empty at the end are removed, so that a start that fails leaves nothing.
+    The lock ends with the process, however that ends. Folders that were made here and are empty at the end are removed,
+    so that a failed start leaves nothing.
 
     Args:
         folder: where a run writes.
-        inside: folders in it to which the run writes as well, by pattern, such as "*/images".
-        argument: which argument named the folder.
+        inside: patterns of folders in it to which the run writes as well, such as "*/images".
+        argument: the argument that named the folder.
 
     Raises:
         UserError: another run is writing there, it cannot be written, a file is in the way, or a link is `inside`.
@@ -293,23 +294,3 @@ def own_folder(folder: str | os.PathLike[str], inside: Iterable[str] = (), argum
         for place in made:
             with contextlib.suppress(OSError):  # something was kept
                 place.rmdir()
-
-
-@contextmanager
-def own_file(path: Path, argument: str = "output") -> Iterator[None]:
-    """Make the file `path` where it is missing and keep other runs out of it; still empty, it is removed at the end.
-
-    Raises:
-        UserError: another run is writing to it, or it is no regular file.
-    """
-    check_replaceable(path, argument)
-    remove_leftovers(path.parent)
-    path.touch()
-    with _locked(path) as held:
-        if held is False or not path.exists():  # locked just before its last owner removed it
-            raise UserError(f"{argument}: another run is writing to {path}; wait for it or name another")
-        try:
-            yield
-        finally:
-            if path.exists() and not path.stat().st_size:
-                path.unlink()

@@ -1,16 +1,17 @@
-"""What makes two runs the same run, for everything that goes on where an earlier run stopped.
+"""The identity of a run: whether a command may continue what an earlier one began.
 
-An identity is a mapping from names to plain values: everything that decides what a run makes. It is written beside the
-results, and whatever takes them up compares its own with it.
+An identity maps names to plain values. It holds everything that decides the results of a run, and is written beside
+them. A command that continues the run compares its own identity with it.
 
-In it: the weights by fingerprint, the method with every setting resolved, prompts, seeds, sampling, precision; the
-batch size where costs are recorded by batch; and `machine()` where seconds are measured.
-Left out: where results go and where a model lies, since folders move; budgets of time, steps and loss of quality,
-which a run that goes on may be given more of; what changes speed alone, such as generate's batch size; the amount of
-memory, which a machine reports differently from one start to the next; and versions of libraries where nothing is
-timed: they are recorded, but an update must not cost a long run its results.
+It holds the weights by fingerprint, the method with every setting resolved, prompts, seeds, sampling and precision. It
+holds the batch size where costs are recorded by batch, and `machine()` where seconds are measured.
 
-Belongs here: comparing, and a digest. Does not belong here: what is in the identity of which run; its maker knows.
+It leaves out the places of results and models, since folders move; budgets of time, steps and quality, which a
+continued run may raise; and settings that change speed alone. It leaves out the amount of memory, which a machine
+reports differently at each start. It leaves out versions of libraries where nothing is timed: an update must not cost
+a long run its results.
+
+Belongs here: comparing, and a digest. Does not belong here: the identity of a particular run.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ _LONGEST_SHOWN = 60
 
 
 def digest(value: Any, digits: int = 12) -> str:
-    """Hexadecimal digits that stand for plain values, whatever the order of names in mappings."""
+    """Hexadecimal digits for plain values. The order of names in mappings does not matter."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:digits]
 
 
 def machine() -> dict[str, Any]:
-    """What measured seconds depend on beside the run."""
+    """The hardware and the version of torch, on which measured seconds depend."""
     import torch
 
     from metrics.provenance import describe_hardware
@@ -52,18 +53,18 @@ def check_identity(
     argument: str = "output",
     remedy: str = "choose another folder or delete it",
 ) -> None:
-    """Refuse to go on with what another run made.
+    """Refuse to continue the results of another run.
 
     Args:
         place: where the earlier identity was found.
         earlier: the earlier identity, as JSON gave it back.
         now: this run's.
-        holds: what lies there, in the plural or with its article, such as "pictures".
-        argument: which argument named the place.
-        remedy: what to do about it.
+        holds: the results that lie there, such as "pictures" or "a run".
+        argument: the argument that named the place.
+        remedy: what the user can do.
 
     Raises:
-        UserError: the identities differ. The message has the first name that does and both values.
+        UserError: the identities differ. The message has the first differing name and both values.
     """
     if not isinstance(earlier, Mapping):
         raise UserError(f"{argument}: {place} does not say what it holds; {remedy}")
@@ -72,7 +73,7 @@ def check_identity(
 
 
 def check_identity_file(path: Path, now: Mapping[str, Any], *, holds: str, argument: str = "output") -> None:
-    """`check_identity` with the identity in a JSON file, for the folder it lies in; none there is no difference."""
+    """`check_identity` with the identity in a JSON file, for its folder. A missing file is no difference."""
     try:
         earlier = read_json(path, "choose another folder or delete it", argument)
     except FileNotFoundError:

@@ -1,7 +1,6 @@
-"""The processes of one job: how many there are, which one this is, and waiting for the others.
+"""The processes of one job: their number, the rank of this one, and waiting for the others.
 
-A job is one process unless `accelerate launch` or `torchrun` started several; accelerate finds that out. Belongs here:
-nothing about what the job does.
+A job is one process unless `accelerate launch` or `torchrun` started several. Nothing here knows what the job does.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from vargen.base.errors import UserError
 T = TypeVar("T")
 
 _PATIENCE = datetime.timedelta(days=7)
-"""How long processes wait for each other; torch's half hour is shorter than a large job's differences."""
+"""How long processes wait for each other. In a large job they differ by more than torch's half hour."""
 
 
 @dataclass(frozen=True)
@@ -25,9 +24,9 @@ class Processes:
     """All processes of a job, seen from one of them.
 
     Args:
-        rank: this one's number.
-        count: how many there are.
-        device: where this one computes.
+        rank: number of this process.
+        count: number of processes.
+        device: where this process computes.
     """
 
     rank: int
@@ -58,20 +57,20 @@ class Processes:
 
     @property
     def is_main(self) -> bool:
-        """Whether this is the process that writes what there is only one of."""
+        """Whether this process writes the files that exist once."""
         return self.rank == 0
 
     def wait(self) -> None:
-        """Until every process has come here."""
+        """Wait until every process has come here."""
         self._state.wait_for_everyone()
 
     def gather(self, value: T) -> list[T]:
-        """What every process gives, by rank: small things that can be pickled. All have to come here."""
+        """The values of all processes by rank; small ones that can be pickled. Every process must call this."""
         from accelerate.utils import gather_object
 
         return list(gather_object([value]))
 
     def leave(self) -> None:
-        """Part from the others at the end of the job."""
+        """Leave the group at the end of the job."""
         if self.count > 1:
             self._state.destroy_process_group()

@@ -1,6 +1,6 @@
-"""Progress of long work: a bar with the time left on a terminal, a quiet line now and then in a log, or nothing.
+"""Progress of long work: a bar with the time left on a terminal, a line now and then in a log, or nothing.
 
-How work is divided is the caller's business; here a number of units is counted up to a total. The counting is tqdm's.
+It counts units up to a total, by tqdm. The caller divides the work.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ SECONDS_BETWEEN_LINES = 30.0
 
 
 class Progress(tqdm):
-    """What `progress` gives: `update(n)` counts, `n` is how many, `disable` says that nobody looks."""
+    """A counter: `update(n)` counts, `n` is the count, `disable` is true where nothing is shown."""
 
     def skip(self, units: int = 1) -> None:
-        """Count units that an earlier run has left: they say nothing of how long the others will take."""
+        """Count units of an earlier run, which do not enter the estimate of the time left."""
         if not self.disable:
             self.n += units
             self.initial += units
@@ -32,11 +32,11 @@ class _LogLines(Progress):
 
 
 def progress(total: int, unit: str, quiet: bool = False) -> Progress:
-    """Show on standard error how far work has come, while a `with` block lasts.
+    """Show progress on standard error while a `with` block lasts.
 
     Args:
         total: units of the whole work.
-        unit: what is counted, in the plural.
+        unit: name of the units, in the plural.
         quiet: show nothing.
     """
     if quiet or sys.stderr.isatty():

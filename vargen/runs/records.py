@@ -1,11 +1,11 @@
-"""Records of finished work, one JSON line each, in memory or on disk, so that a killed run goes on.
+"""Records of finished work, one JSON line each, in memory or on disk, so that a killed run can be continued.
 
-`Records` keeps the calls of a comparison of methods. `PictureFolder` keeps pictures, in a folder with `images/`,
-`result.jsonl` and `config.json`: a picture is finished when its PNG is, which is written whole or not at all and
-carries its own record as a text chunk named "vargen". `result.jsonl` only gathers these records, so it can always be
-rebuilt from the pictures, and no moment of a kill can lose a line or write one twice. Both refuse to go on with what
-another run made (`vargen.runs.identity`). Belongs here: keeping. Does not belong here: making calls and pictures, and
-figures out of them. Nothing here imports torch.
+`Records` keeps the calls of a comparison of methods. `PictureFolder` keeps pictures in a folder with `images/`,
+`result.jsonl` and `config.json`. A PNG is written whole or not at all, and carries its own record as a text chunk named
+"vargen". `result.jsonl` only gathers these records. It can be rebuilt from the pictures, so no kill can lose a line or
+write one twice. Both refuse to continue another run (`vargen.runs.identity`).
+
+Belongs here: keeping records. Does not belong here: making calls and pictures, and figures. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from vargen.base.errors import UserError
 from vargen.base.reading import read_json
 from vargen.runs.files import (
     append_jsonl,
-    own_file,
+    check_replaceable,
+    own_folder,
     read_jsonl,
     save_image_atomic,
     write_atomic,
@@ -35,16 +36,15 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 RECORD_CHUNK = "vargen"
-_ANOTHER_FILE = "delete it or name another file"
 _ANOTHER_FOLDER = "choose another --output or delete that one"
 
 
 class Records:
-    """The calls of a run, one JSON line each, so that a killed run loses at most the call it was making.
+    """The calls of a run, one JSON line each. A killed run loses at most the call it was making.
 
     Args:
         path: the file; None keeps the records in memory.
-        settings: everything that decides what a call does; the first line of the file.
+        settings: everything that decides the result of a call; the first line of the file.
 
     Raises:
         UserError: the file belongs to a run with other settings.
@@ -57,30 +57,30 @@ class Records:
         self._begun = bool(lines)
         if path is not None and lines:
             earlier = lines[0].get("settings")
-            check_identity(path, earlier, settings, holds="calls of a run", argument="json", remedy=_ANOTHER_FILE)
+            check_identity(path, earlier, settings, holds="calls of a run", remedy=_ANOTHER_FOLDER)
         for line in lines[1:]:
             try:
                 CallRecord(**line["call"])
                 self.calls[line["method"], line["batch"]] = line
             except (KeyError, TypeError) as error:
-                raise UserError(f"json: {path} holds a line that is no call ({error}); {_ANOTHER_FILE}") from error
+                raise UserError(f"output: {path} holds a line that is no call ({error}); {_ANOTHER_FOLDER}") from error
 
     def __contains__(self, key: tuple[str, int]) -> bool:
         return key in self.calls
 
     def call_records(self, label: str) -> list[CallRecord]:
-        """What the calls of one method cost, in the order of the batches."""
+        """The cost of one method's calls, in the order of the batches."""
         calls = sorted((batch, call["call"]) for (method, batch), call in self.calls.items() if method == label)
         return [CallRecord(**call) for _, call in calls]
 
     def forget(self, label: str, batch: int) -> None:
-        """Have a call made again, where there was one; what is then added takes its place."""
+        """Drop a call, so that it is made again."""
         self.calls.pop((label, batch), None)
 
     def add(self, call: dict[str, Any]) -> None:
         """Keep a call."""
         if self.path is not None:
-            if not self._begun:  # not before: a start that fails must leave nothing
+            if not self._begun:  # not before a call is made: a failed start leaves nothing
                 append_jsonl(self.path, {"settings": self._settings})
                 self._begun = True
             append_jsonl(self.path, call)
@@ -88,18 +88,24 @@ class Records:
 
 
 @contextmanager
-def own_calls(json_file: str | None) -> Iterator[Path | None]:
-    """The file beside `json_file` in which the calls of a comparison are kept until its rows are written: no other run
-    writes to it, and it is gone when the block ends well. None where there is no file of rows.
+def own_calls(folder: str | None, inside: Sequence[str] = ()) -> Iterator[Path | None]:
+    """The file in `folder` that keeps the calls of a comparison until its results are written. No other run writes to
+    the folder meanwhile, and the file is gone when the block ends well. None where there is no folder.
+
+    Args:
+        folder: where the results go.
+        inside: folders in it to which the run writes as well.
 
     Raises:
-        UserError: another run is writing there.
+        UserError: another run is writing there, or something in the way is no regular file.
     """
-    if json_file in (None, "-"):
+    if folder is None:
         yield None
         return
-    path = Path(f"{json_file}.calls.jsonl")
-    with own_file(path, "json"):
+    with own_folder(folder, inside):
+        path = Path(folder) / "calls.jsonl"
+        for name in (path.name, "results.json", "plot.png"):
+            check_replaceable(Path(folder) / name)
         yield path
         path.unlink(missing_ok=True)
 
@@ -109,7 +115,7 @@ class ImageRequest:
     """One picture to make.
 
     Args:
-        index: its number, from 0; the PNG is named after it.
+        index: its number from 0, which names the PNG.
         seed: of its own random generator.
         text: the prompt; None for a class-conditional model.
         class_label: the class; None for a text-conditional model.
@@ -122,11 +128,11 @@ class ImageRequest:
 
     @property
     def image_path(self) -> str:
-        """Where the picture lies, relative to the folder."""
+        """Path of the picture, relative to the folder."""
         return f"images/{self.index:06d}.png"
 
     def to_record(self) -> dict[str, Any]:
-        """The part of the record that is known beforehand."""
+        """The part of the record that is known before the picture is made."""
         condition = {"text": self.text} if self.class_label is None else {"class_label": self.class_label}
         return {"index": self.index, **condition, "image_path": self.image_path, "seed": self.seed}
 
@@ -137,10 +143,10 @@ class PictureFolder:
     Args:
         path: the folder, which no other run writes to (`vargen.runs.files.own_folder`).
         requests: every picture of the run, in order of index.
-        traced: whether a picture is finished only where it has a trace image.
+        traced: a picture without a trace image counts as missing.
 
-    Processes that share a run `save` their pictures, and when all are through one of them gathers the records (`scan`,
-    `begin`); a process that is alone adds each line at once (`add`).
+    Processes that share a run `save` their pictures. When all have finished, one of them gathers the records (`scan`,
+    `begin`). A single process adds each line at once (`add`).
     """
 
     INSIDE = ("images", "traces")
@@ -156,14 +162,14 @@ class PictureFolder:
 
     @property
     def missing(self) -> list[ImageRequest]:
-        """The pictures still to be made, in order."""
+        """The missing pictures, in order."""
         return [request for request in self.requests if request.index not in self.records]
 
     def earlier_settings(self) -> dict[str, Any] | None:
-        """The settings of the run this folder was begun by, None for a new folder.
+        """The settings of the run that began this folder; None for a new folder.
 
         Raises:
-            UserError: the folder holds pictures, results or a config.json, but not of such a run.
+            UserError: the folder holds pictures, results or a config.json that are not of such a run.
         """
         config = self.path / "config.json"
         if not config.exists():
@@ -178,14 +184,14 @@ class PictureFolder:
         return settings
 
     def check_identity(self, settings: Mapping[str, Any]) -> None:
-        """Refuse to continue a run with other settings. Raises UserError naming what differs."""
+        """Refuse to continue a run with other settings. Raises UserError naming the difference."""
         if (earlier := self.earlier_settings()) is not None:
             check_identity(self.path, earlier, settings, holds="a run", remedy=_ANOTHER_FOLDER)
 
     def scan(self) -> None:
-        """Find which pictures are finished: whole PNGs with the record of the picture asked for.
+        """Find the finished pictures: whole PNGs with the record of their request.
 
-        A picture whose text chunk was lost, in an optimiser for instance, counts if `result.jsonl` still has its line.
+        A picture whose text chunk was lost, by an optimiser for instance, counts if `result.jsonl` still has its line.
         """
         records = read_jsonl(self.path / "result.jsonl")
         lines = {record["index"]: record for record in records if isinstance(record.get("index"), int)}
@@ -201,8 +207,7 @@ class PictureFolder:
                 self.records[request.index] = record
 
     def begin(self, config: Mapping[str, Any]) -> None:
-        """Bring `result.jsonl` up to date. A new folder's `config.json` will hold `config` as soon as there is a
-        picture, not before: a start that fails must leave nothing."""
+        """Bring `result.jsonl` up to date. `config` is written with the first picture."""
         self._config = config
         self._written_before = max(self.records, default=-1) + 1
         self._write_results()
@@ -210,11 +215,11 @@ class PictureFolder:
     def add(
         self, request: ImageRequest, image: Image, measured: Mapping[str, Any], trace_image: Image | None = None
     ) -> None:
-        """Save a finished picture and add its line; arguments are those of `save`."""
+        """Save a finished picture and add its line, with the arguments of `save`."""
         self.save(request, image, measured, trace_image)
         if request.index < self._written_before:  # a gap in a resumed run
             self._write_results()
-        # Pictures are finished in any order; the lines of those that overtook others wait for these.
+        # Pictures are finished in any order, and their lines are written in order.
         while self._written_before in self.records:
             append_jsonl(self.path / "result.jsonl", self.records[self._written_before])
             self._written_before += 1
@@ -226,9 +231,9 @@ class PictureFolder:
 
         Args:
             request: which picture.
-            image: itself.
-            measured: completes the record.
-            trace_image: how the picture came about, for `traces/`.
+            image: the picture.
+            measured: the rest of the record.
+            trace_image: a drawing for `traces/`; None for none.
         """
         from PIL.PngImagePlugin import PngInfo
 
@@ -236,7 +241,7 @@ class PictureFolder:
             write_json_atomic(self.path / "config.json", self._config)
         for name in self.INSIDE[: 1 if trace_image is None else 2]:
             (self.path / name).mkdir(exist_ok=True)
-        if trace_image is not None:  # before the picture, whose file says that all is done
+        if trace_image is not None:  # before the picture, which marks the end
             save_image_atomic(trace_image, self._trace_path(request))
         record = {**request.to_record(), **measured}
         chunk = PngInfo()
@@ -248,7 +253,7 @@ class PictureFolder:
         return self.path / "traces" / Path(request.image_path).name
 
     def _write_results(self) -> None:
-        """Rebuild `result.jsonl`, in order, if it does not say what the pictures say."""
+        """Rebuild `result.jsonl` in order, if it differs from the records of the pictures."""
         written = [index for index in sorted(self.records) if index < self._written_before]
         content = "".join(json.dumps(self.records[index], ensure_ascii=False) + "\n" for index in written)
         path = self.path / "result.jsonl"
@@ -257,7 +262,7 @@ class PictureFolder:
 
 
 def _read_image_record(path: Path) -> tuple[bool, dict[str, Any] | None]:
-    """Whether a PNG is whole, and the record in it, if any."""
+    """Whether a PNG is whole, and its record, if it has one."""
     from PIL import Image
 
     try:

@@ -62,8 +62,8 @@ class RunConfig:
     """Settings of every training run.
 
     Args:
-        output_dir: folder of the run: checkpoint.pt, log.jsonl, samples/ and, at the end, export/.
-        base_seed: seed of the first sample and of the initial weights.
+        output: folder of the run: checkpoint.pt, log.jsonl, samples/ and, at the end, export/.
+        seed: seed of the first sample and of the initial weights.
         batch_size: samples per step.
         steps: steps of the whole run, unless `max_seconds` ends it earlier.
         max_seconds: seconds of training, those before a resume included, after which the learning rate reaches its end
@@ -90,8 +90,8 @@ class RunConfig:
         evaluation_size: held-out samples used for evaluation.
     """
 
-    output_dir: str
-    base_seed: int = 0
+    output: str
+    seed: int = 0
     batch_size: int = 16
     steps: int = 10_000
     max_seconds: float | None = None
@@ -116,9 +116,9 @@ class RunConfig:
     evaluation_size: int = 64
 
     def __post_init__(self) -> None:
-        check(bool(self.output_dir), "output_dir", self.output_dir, "must name a folder")
+        check(bool(self.output), "output", self.output, "must name a folder")
         check_sizes(self)
-        check(0 <= self.base_seed <= MAX_SEED, "base_seed", self.base_seed, "must lie between 0 and 2**63 - 1")
+        check(0 <= self.seed <= MAX_SEED, "seed", self.seed, "must lie between 0 and 2**63 - 1")
         check_positive(
             self,
             *("batch_size", "steps", "learning_rate", "muon_learning_rate", "checkpoint_seconds"),
@@ -139,7 +139,7 @@ class RunConfig:
     @property
     def goes_on(self) -> bool:
         """Whether the run resumes from a checkpoint. It then needs no initial weights."""
-        return (Path(self.output_dir) / CHECKPOINT_NAME).is_file()
+        return (Path(self.output) / CHECKPOINT_NAME).is_file()
 
     def architecture(self) -> dict[str, Any]:
         """The fields that fix the shape of the weights, by dotted name: a run resumes only with equal ones."""

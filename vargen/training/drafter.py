@@ -49,8 +49,8 @@ class DrafterTrainingConfig(DrafterRunConfig):
     Args:
         dtype: precision of the target: float32, bfloat16 or float16; "auto" is bfloat16 on a GPU, float32 on a CPU.
         quantization: of the target, by a library, as `vargen generate` takes it; null for none.
-        prompts: file of prompts to draw, as `vargen generate` reads them; empty for captions of rendered scenes, which
-            only models trained on scenes draw.
+        prompts_file: file of prompts to draw, as `vargen generate` reads them; empty for captions of rendered scenes,
+            which only models trained on scenes draw.
         images: pictures that the target makes to learn from; with a file of prompts, at most this many of them.
         codes: folder of a store that `vargen train data` wrote with the model's own tokenizer; its pictures are learned
             from as well, and are rendered instead of drawn. Empty for none.
@@ -70,7 +70,7 @@ class DrafterTrainingConfig(DrafterRunConfig):
 
     dtype: str = "float32"
     quantization: str | None = None
-    prompts: str = ""
+    prompts_file: str = ""
     images: int = 2048
     codes: str = ""
     stored_images: int = 20_000
@@ -318,19 +318,19 @@ def train_drafter(
     )
     model = open_model(options)
     pipeline, _, _ = load_pipeline(model, options)
-    if config.prompts:
-        prompts = gather_prompts((), config.prompts)[: config.images]
+    if config.prompts_file:
+        prompts = gather_prompts((), config.prompts_file)[: config.images]
     elif model.draws_scenes:
-        prompts = sample_prompts(config.base_seed, config.images)
+        prompts = sample_prompts(config.seed, config.images)
     else:
         raise UserError(
-            f"prompts must name a file: a model of the family {model.family} does not draw rendered scenes, which the "
-            f"default prompts describe"
+            f"prompts_file must name a file: a model of the family {model.family} does not draw rendered scenes, which "
+            f"the default prompts describe"
         )
     check(
         len(prompts) > config.evaluation_size,
-        "prompts",
-        config.prompts,
+        "prompts_file",
+        config.prompts_file,
         f"must hold more than evaluation_size ({config.evaluation_size}) prompts",
     )
     teacher = teacher_of(pipeline)  # refuses a model that cannot teach, before pictures are made
@@ -341,9 +341,9 @@ def train_drafter(
     codes = generate_codes(
         pipeline,
         prompts,
-        Path(config.output_dir) / "generated",
-        settings={"weights": fingerprint, "prompts_file": config.prompts, **options.identity, **sampling},
-        seed=config.base_seed,
+        Path(config.output) / "generated",
+        settings={"weights": fingerprint, "prompts_file": config.prompts_file, **options.identity, **sampling},
+        seed=config.seed,
         batch_size=config.generation_batch_size,
     ).to(device)
     stored: tuple[Sequence[str], Tensor | None] = ((), None)

@@ -37,7 +37,7 @@ class DrafterTask:
         self.drafter: Any = drafter.train()
         self.module = drafter
         self.extra_modules = nn.ModuleList()
-        self._noise, self._base_seed = config.feature_noise, config.base_seed
+        self._noise, self._base_seed = config.feature_noise, config.seed
 
     def muon_parameters(self) -> Iterable[nn.Parameter]:
         """Every matrix but those of `not_muon`."""

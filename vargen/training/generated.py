@@ -48,10 +48,10 @@ def generate_codes(
         UserError: the folder was made with other settings.
     """
     described = {**settings, "seed": seed, "batch_size": batch_size}
-    check_identity_file(folder / "settings.json", described, holds="pictures", argument="output_dir")
+    check_identity_file(folder / "settings.json", described, holds="pictures", argument="output")
     shards = []
     bar = tqdm(total=len(prompts), unit="image", desc="pictures to learn from", disable=not show_progress or None)
-    with own_folder(folder, argument="output_dir"), bar:
+    with own_folder(folder, argument="output"), bar:
         for start in range(0, len(prompts), batch_size):
             batch = prompts[start : start + batch_size]
             path = folder / f"{start:07d}.safetensors"

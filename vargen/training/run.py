@@ -97,15 +97,15 @@ def prepare(config: RunConfig) -> torch.device:
     """Set threads and the random state, and give the device.
 
     Raises:
-        UserError: the device is not available, or `output_dir` is a file.
+        UserError: the device is not available, or `output` is a file.
     """
     if config.device == "cuda" and not torch.cuda.is_available():
         raise UserError("device: 'cuda' is not available here; set it to 'cpu'")
-    if Path(config.output_dir).exists() and not Path(config.output_dir).is_dir():
-        raise UserError(f"output_dir: {config.output_dir!r} is a file; name a folder")
+    if Path(config.output).exists() and not Path(config.output).is_dir():
+        raise UserError(f"output: {config.output!r} is a file; name a folder")
     if config.num_threads:
         torch.set_num_threads(config.num_threads)
-    torch.manual_seed(config.base_seed)
+    torch.manual_seed(config.seed)
     return torch.device(config.device)
 
 
@@ -122,9 +122,9 @@ def autocast(config: RunConfig) -> AbstractContextManager[Any]:
 
 
 def train(config: RunConfig, task: Task, identity: dict[str, Any] | None = None) -> RunResult:
-    """Train until the steps or the seconds are used up, resuming from `output_dir` if a checkpoint is there.
+    """Train until the steps or the seconds are used up, resuming from `output` if a checkpoint is there.
 
-    At the end the averaged weights are evaluated and exported to `output_dir`/export. A run that is already at its end,
+    At the end the averaged weights are evaluated and exported to `output`/export. A run that is already at its end,
     for instance because `max_seconds` was lowered, does only this, so any run can be exported at any time. SIGTERM and
     Ctrl-C end the run after the current step with a checkpoint; a second Ctrl-C ends it at once.
 
@@ -132,9 +132,9 @@ def train(config: RunConfig, task: Task, identity: dict[str, Any] | None = None)
         identity: values that a checkpoint must share with the run that resumes it, beside `config.architecture()`.
 
     Raises:
-        UserError: the checkpoint in `output_dir` is of another architecture or cannot be read.
+        UserError: the checkpoint in `output` is of another architecture or cannot be read.
     """
-    folder = Path(config.output_dir)
+    folder = Path(config.output)
     folder.mkdir(parents=True, exist_ok=True)
     optimizer = OptimizerGroup(
         config, [*task.module.parameters(), *task.extra_modules.parameters()], task.muon_parameters()
@@ -258,9 +258,9 @@ class _State:
             saved = torch.load(path, map_location=self.config.device, weights_only=True)
             identity = json.loads(saved["architecture"])
         except Exception as error:  # a damaged file can raise anything
-            raise UserError(f"output_dir: {path} cannot be read ({reason_of(error)}); {remedy}") from error
-        remedy_of_another = "change it back or choose another output_dir"
-        check_identity(path, identity, self.identity, holds="a run", argument="output_dir", remedy=remedy_of_another)
+            raise UserError(f"output: {path} cannot be read ({reason_of(error)}); {remedy}") from error
+        remedy_of_another = "change it back or choose another output"
+        check_identity(path, identity, self.identity, holds="a run", argument="output", remedy=remedy_of_another)
         try:
             self.task.module.load_state_dict(saved["module"])
             self.task.extra_modules.load_state_dict(saved["extra_modules"])
@@ -271,7 +271,7 @@ class _State:
             if self.config.device == "cuda" and "cuda" in saved["random_states"]:
                 torch.cuda.set_rng_state(saved["random_states"]["cuda"].cpu())
         except Exception as error:
-            raise UserError(f"output_dir: {path} is of another run ({reason_of(error)}); {remedy}") from error
+            raise UserError(f"output: {path} is of another run ({reason_of(error)}); {remedy}") from error
 
 
 class _Log:
@@ -288,7 +288,7 @@ class _Log:
         self.bar = tqdm(total=self.config.steps, initial=self.state.step, disable=hidden, unit="step", smoothing=0.05)
         event = {"event": "resume" if self.state.step else "start", "step": self.state.step, **self.config.to_dict()}
         append_jsonl(self.path, event)
-        self._say(f"{event['event']} at step {self.state.step}: {self.config.output_dir}")
+        self._say(f"{event['event']} at step {self.state.step}: {self.config.output}")
         return self
 
     def __exit__(self, *_: object) -> None:

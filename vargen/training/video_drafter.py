@@ -84,7 +84,7 @@ class VideoDrafterTrainingConfig(DrafterRunConfig):
             stills, where the architecture reads so few. Evaluation shows all frames.
         image_size: side of the rendered frames in pixels; null for the side of the world's own videos.
         captions: which rendered videos, by a name that the world knows; null for its own.
-        answers: folder of the target's answers, which several runs can share; empty for output_dir/answers.
+        answers: folder of the target's answers, which several runs can share; empty for output/answers.
         max_answer_tokens: the most tokens of an answer.
         states: folder in which the target's hidden states are kept, a MiB for 1,000 tokens of the shipped target. Runs
             that differ only in the head share them, and a resumed run reads them again. Empty keeps them in memory.
@@ -356,7 +356,7 @@ def rendered_questions(
 
     def ask(answerer: VideoAnswerer) -> tuple[Asked, Asked]:
         size, processor = config.generation_batch_size, answerer.processor
-        first = first_seeds["train"] + config.base_seed
+        first = first_seeds["train"] + config.seed
         train = VideoQuestions(processor, source, first, "train", size, config.training_frames, settings)
         heldout = VideoQuestions(processor, source, first_seeds["heldout"], "heldout", size, settings=settings)
         assert isinstance(config.videos, int)
@@ -389,7 +389,7 @@ def train_video_drafter(
     model = answerer.model
     layer = config.new_video_head(model).config.visual_layer  # refuses what does not fit, before answers are made
     fingerprint = weights_fingerprint(found.folder)
-    kept = Path(config.answers or Path(config.output_dir) / "answers")
+    kept = Path(config.answers or Path(config.output) / "answers")
     readers = []
     folder = StatesFolder(Path(config.states), {"target": fingerprint}) if config.states else None
     for questions, count in ask(answerer):

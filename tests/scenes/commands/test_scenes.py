@@ -31,7 +31,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def test_it_writes_pictures_captions_truth_and_a_sheet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "scenes"
-    arguments = ["scenes", "--count", "4", "--split", "heldout", "--image-size", "64", "--seed", "7"]
+    arguments = ["scenes", "--num_scenes", "4", "--split", "heldout", "--image-size", "64", "--seed", "7"]
     assert main([*arguments, "--output", str(folder), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"output": str(folder), "count": 4, "split": "heldout"}
     written = records(folder)
@@ -88,11 +88,11 @@ def test_a_killed_run_has_no_record_of_pictures_that_are_not_there(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--count", "0"], "count must be at least 1, got 0"),
+        (["--num_scenes", "0"], "num_scenes must be at least 1, got 0"),
         (["--seed", "-1"], "seed must be at least 0, got -1"),
         (["--split", "test"], "split: 'test' is not one of"),
         (["--image-size", "60"], "image_size"),
-        (["--count", "many"], "count"),
+        (["--num_scenes", "many"], "count"),
     ],
 )
 def test_bad_arguments_are_one_line_and_leave_nothing(
@@ -124,7 +124,7 @@ def test_it_writes_videos_with_questions_and_truth(
 ) -> None:
     pytest.importorskip("av")
     folder, language = tmp_path / "videos", find_language(captions)
-    arguments = ["scenes", "--videos", "--count", "3", "--split", "heldout", "--seed", "7", *options]
+    arguments = ["scenes", "--videos", "--num_scenes", "3", "--split", "heldout", "--seed", "7", *options]
     assert main([*arguments, "--output", str(folder), "--json", "--image-size", "64"]) == 0
     assert json.loads(capsys.readouterr().out) == {"output": str(folder), "count": 3, "split": "heldout"}
     written = records(folder)
@@ -165,7 +165,7 @@ def test_videos_do_not_depend_on_the_count_and_replace_what_a_run_before_left(tm
     ("arguments", "message"),
     [
         (["--videos", "--image-size", "60"], "image_size"),
-        (["--videos", "--count", "0"], "count must be at least 1, got 0"),
+        (["--videos", "--num_scenes", "0"], "num_scenes must be at least 1, got 0"),
         (["--videos", "--num-frames", "3"], "num_frames must be at least 4, got 3"),
         (["--videos", "--frames-per-second", "0"], "frames_per_second must lie between"),
     ],
@@ -187,7 +187,10 @@ def test_without_pyav_nothing_is_begun(
     assert main(["scenes", "--videos", "--output", str(tmp_path / "scenes"), "--quiet"]) == 2
     assert 'pip install "vargen[video]"' in capsys.readouterr().err
     assert not (tmp_path / "scenes").exists()
-    assert main(["scenes", "--count", "1", "--image-size", "64", "--output", str(tmp_path / "scenes"), "--quiet"]) == 0
+    assert (
+        main(["scenes", "--num_scenes", "1", "--image-size", "64", "--output", str(tmp_path / "scenes"), "--quiet"])
+        == 0
+    )
 
 
 def test_pictures_of_another_command_are_left_alone(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from vargen.runs.files import read_jsonl
 def small_config(folder: Path, **changes: object) -> ClipTrainingConfig:
     tower = TowerConfig(hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2)
     values: dict = {
-        "output_dir": str(folder),
+        "output": str(folder),
         "image_size": 32,
         "patch_size": 8,
         "vision": tower,

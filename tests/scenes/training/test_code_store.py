@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def config(tmp_path: Path, transformer_config) -> CodeStoreConfig:
     return CodeStoreConfig(
-        output_dir=str(tmp_path / "codes"),
+        output=str(tmp_path / "codes"),
         vqvae=transformer_config.vqvae,
         pictures=10,
         shard_size=5,
@@ -40,7 +40,7 @@ def files(folder: str) -> dict[str, bytes]:
 
 def test_what_is_read_is_what_would_be_rendered_and_encoded(config, cheap_scenes) -> None:
     assert write_codes(config, cheap_scenes).startswith("10 pictures")
-    store = StoredCodes(config.output_dir)
+    store = StoredCodes(config.output)
     assert len(store) == 10
     batch = store(3, 4)  # from the end of one shard into the next
     rendered = cheap_scenes(STORE_SEED + 3, 4, "train")
@@ -57,7 +57,7 @@ def test_what_is_read_is_what_would_be_rendered_and_encoded(config, cheap_scenes
 
 
 def test_a_killed_writer_goes_on_and_nothing_is_written_twice(tmp_path: Path, config, cheap_scenes) -> None:
-    write_codes(replace(config, output_dir=str(tmp_path / "whole")), cheap_scenes)
+    write_codes(replace(config, output=str(tmp_path / "whole")), cheap_scenes)
 
     def fails(first_seed: int, count: int, split: str):
         if first_seed == STORE_SEED + 7:  # within the second shard
@@ -66,34 +66,34 @@ def test_a_killed_writer_goes_on_and_nothing_is_written_twice(tmp_path: Path, co
 
     with pytest.raises(KeyboardInterrupt):
         write_codes(config, fails)
-    assert sorted(files(config.output_dir)) == ["codes-000000.safetensors", "store.json"]
-    assert len(StoredCodes(config.output_dir)) == 5, "it can be read before it is finished"
+    assert sorted(files(config.output)) == ["codes-000000.safetensors", "store.json"]
+    assert len(StoredCodes(config.output)) == 5, "it can be read before it is finished"
     cheap_scenes.first_seeds.clear()
     write_codes(config, cheap_scenes)
     assert min(cheap_scenes.first_seeds) == STORE_SEED + 5
-    assert files(config.output_dir) == files(str(tmp_path / "whole"))
+    assert files(config.output) == files(str(tmp_path / "whole"))
 
     cheap_scenes.first_seeds.clear()
     write_codes(replace(config, pictures=15), cheap_scenes)
-    assert min(cheap_scenes.first_seeds) == STORE_SEED + 10 and len(StoredCodes(config.output_dir)) == 15
-    assert load_file(Path(config.output_dir) / "codes-000002.safetensors")["codes"].dtype == torch.uint16
+    assert min(cheap_scenes.first_seeds) == STORE_SEED + 10 and len(StoredCodes(config.output)) == 15
+    assert load_file(Path(config.output) / "codes-000002.safetensors")["codes"].dtype == torch.uint16
 
 
 def test_a_store_is_of_one_making(tmp_path: Path, config, cheap_scenes, monkeypatch) -> None:
     write_codes(config, cheap_scenes)
     for name, value in {"detail": 0.5, "object_count_weights": (1.0, 0.0, 0.0), "shard_size": 4}.items():
-        with pytest.raises(UserError, match=f"^output_dir: .* holds codes with (an)?other {name}"):
+        with pytest.raises(UserError, match=f"^output: .* holds codes with (an)?other {name}"):
             write_codes(replace(config, **{name: value}), cheap_scenes)
     vqvae, _ = load_vqvae(config.vqvae, config.image_size, CPU)
     vqvae.encoder.conv_in.weight.data.mul_(1.1)
     vqvae.save_pretrained(tmp_path / "other")
-    with pytest.raises(UserError, match=r"^output_dir: .*another vqvae"):
+    with pytest.raises(UserError, match=r"^output: .*another vqvae"):
         write_codes(replace(config, vqvae=str(tmp_path / "other")), cheap_scenes)
 
     # Scenes are sampled again at reading, so a sampler that has changed since would describe other pictures.
     monkeypatch.setattr(code_store, "sample_scene", lambda seed, *_: cheap_scenes(seed + 1, 1, "train").scenes[0])
     with pytest.raises(UserError, match="samples other scenes"):
-        StoredCodes(config.output_dir)
+        StoredCodes(config.output)
 
 
 def test_where_no_store_is_the_remedy_is_named(tmp_path: Path, config) -> None:
@@ -112,7 +112,7 @@ def test_a_transformer_learns_from_the_store_and_renders_nothing_but_held_out_sc
     monkeypatch.setattr(TransformerTask, "export", lambda self, folder: None)
     write_codes(config, cheap_scenes)
     cheap_scenes.first_seeds.clear()
-    stored = replace(transformer_config, codes=config.output_dir, grounding_weight=1.0, steps=4)
+    stored = replace(transformer_config, codes=config.output, grounding_weight=1.0, steps=4)
     assert train_transformer(stored, cheap_scenes).finished  # 16 pictures: more than the store has
     assert cheap_scenes.first_seeds == [HELDOUT_SEED]
 
@@ -126,7 +126,7 @@ def test_a_store_of_another_tokenizer_is_refused(tmp_path: Path, config, transfo
     vqvae, _ = load_vqvae(config.vqvae, config.image_size, CPU)
     vqvae.encoder.conv_in.weight.data.mul_(1.1)
     vqvae.save_pretrained(tmp_path / "other")
-    changed = replace(transformer_config, codes=config.output_dir, vqvae=str(tmp_path / "other"))
+    changed = replace(transformer_config, codes=config.output, vqvae=str(tmp_path / "other"))
     with pytest.raises(UserError, match=r"^codes: .*another vqvae"):
         TransformerTask(changed, cheap_scenes, CPU)
 
@@ -134,15 +134,15 @@ def test_a_store_of_another_tokenizer_is_refused(tmp_path: Path, config, transfo
 def test_drafters_get_pictures_with_captions_of_their_scenes(config, cheap_scenes) -> None:
     write_codes(config, cheap_scenes)
     vqvae, _ = load_vqvae(config.vqvae, config.image_size, CPU)
-    prompts, codes = stored_pictures(config.output_dir, 7, vqvae)
-    batch = StoredCodes(config.output_dir)(0, 7)
+    prompts, codes = stored_pictures(config.output, 7, vqvae)
+    batch = StoredCodes(config.output)(0, 7)
     assert torch.equal(codes, batch.codes)
     assert prompts == [compose_caption(scene, number).text for number, scene in enumerate(batch.scenes)]
-    assert len(stored_pictures(config.output_dir, 100, vqvae)[0]) == 10, "as many as there are"
+    assert len(stored_pictures(config.output, 100, vqvae)[0]) == 10, "as many as there are"
     with torch.no_grad():
         next(vqvae.parameters()).add_(1.0)
     with pytest.raises(UserError, match="another tokenizer"):
-        stored_pictures(config.output_dir, 7, vqvae)
+        stored_pictures(config.output, 7, vqvae)
 
 
 def test_token_places_by_coverage() -> None:

@@ -29,7 +29,7 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def config(tmp_path: Path, tiny_model_folder: Path) -> DecoderTrainingConfig:
     return DecoderTrainingConfig(
-        output_dir=str(tmp_path / "decoder"),
+        output=str(tmp_path / "decoder"),
         model=str(tiny_model_folder),
         batch_size=4,
         steps=6,
@@ -118,7 +118,7 @@ def test_only_the_decoder_changes_and_it_gets_better(config: DecoderTrainingConf
     result = train_decoder(config, repeated_tiny_scenes)
     assert result.evaluation["psnr"] > first["psnr"] + 0.3
     assert result.evaluation["psnr_objects_drawn"] > first["psnr_objects_drawn"]
-    after = VQModel.from_pretrained(Path(config.output_dir) / "export")
+    after = VQModel.from_pretrained(Path(config.output) / "export")
     assert after.quantize.embedding.weight.dtype == torch.float32
     changed = set()
     for name, value in before.state_dict().items():
@@ -133,8 +133,8 @@ def test_only_the_decoder_changes_and_it_gets_better(config: DecoderTrainingConf
 
 def test_a_resumed_run_ends_with_the_same_weights(tmp_path: Path, config: DecoderTrainingConfig, tiny_scenes) -> None:
     config = replace(config, adversarial_weight=0.1, adversarial_start=0.3)
-    train_decoder(replace(config, output_dir=str(tmp_path / "a")), tiny_scenes)
-    interrupted = replace(config, output_dir=str(tmp_path / "b"), checkpoint_seconds=1e-9)
+    train_decoder(replace(config, output=str(tmp_path / "a")), tiny_scenes)
+    interrupted = replace(config, output=str(tmp_path / "b"), checkpoint_seconds=1e-9)
 
     def fails(first_seed: int, count: int, split: str):
         if first_seed == 4 * config.batch_size:
@@ -163,13 +163,13 @@ def test_what_a_run_leaves(config: DecoderTrainingConfig, tiny_scenes) -> None:
     assert result.evaluation.keys() == {"psnr", "psnr_objects", "psnr_objects_drawn"}
     assert [sheet.name for sheet in sheets(config)] == ["0000003.png", "0000006.png"]
     assert Image.open(next(sheets(config))).size == (6 * 8, 3 * 8)
-    entries = read_jsonl(Path(config.output_dir) / "log.jsonl")
+    entries = read_jsonl(Path(config.output) / "log.jsonl")
     assert any("l1" in entry for entry in entries)
     assert tiny_scenes.first_seeds[0] == HELDOUT_SEED
 
 
 def sheets(config: DecoderTrainingConfig) -> Iterator[Path]:
-    return iter(sorted((Path(config.output_dir) / "samples").iterdir()))
+    return iter(sorted((Path(config.output) / "samples").iterdir()))
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ CPU = torch.device("cpu")
 
 def small_config(folder: Path, **changes: object) -> JudgeTrainingConfig:
     values: dict = {
-        "output_dir": str(folder),
+        "output": str(folder),
         "image_size": 64,
         "block_out_channels": (8, 16, 16, 16),
         "batch_size": 6,

@@ -27,7 +27,7 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def config(tmp_path: Path) -> TextEncoderTrainingConfig:
     return TextEncoderTrainingConfig(
-        output_dir=str(tmp_path / "text_encoder"),
+        output=str(tmp_path / "text_encoder"),
         batch_size=16,
         length_groups=2,
         steps=6,
@@ -46,7 +46,7 @@ def test_a_resumed_run_ends_with_the_same_weights(config, tmp_path: Path, optimi
     config = replace(config, optimizer=optimizer)
     train_text_encoder(config)
     whole = load_text_encoder(str(tmp_path / "text_encoder" / "export")).state_dict()
-    parts = replace(config, output_dir=str(tmp_path / "parts"), checkpoint_seconds=1e-9)
+    parts = replace(config, output=str(tmp_path / "parts"), checkpoint_seconds=1e-9)
     original = TextEncoderTask.loss
 
     def stop(self: TextEncoderTask, step: int, progress: float):
@@ -100,7 +100,7 @@ def test_the_export_is_what_a_transformer_trains_on(config, tmp_path: Path) -> N
     assert AutoTokenizer.from_pretrained(folder / "tokenizer").decode([1]) == "</s>"
     saved = torch.load(tmp_path / "text_encoder" / "checkpoint.pt", weights_only=True)
     assert all(name.startswith("text_encoder.") for name in saved["module"]), "the reader must not be part of the model"
-    again = replace(config, output_dir=str(tmp_path / "again"), initial_weights=str(folder))
+    again = replace(config, output=str(tmp_path / "again"), initial_weights=str(folder))
     task = TextEncoderTask(again, CPU)
     for name, value in load_text_encoder(str(folder)).state_dict().items():
         assert torch.equal(task.text_encoder.state_dict()[name], value)
@@ -113,7 +113,7 @@ def test_it_learns_whose_colour_is_whose(config) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TextEncoderTask, "loss", lambda self, step, progress: original(self, 0, progress))
         train_text_encoder(config)
-    entries = [entry for entry in read_jsonl(Path(config.output_dir) / "log.jsonl") if "event" not in entry]
+    entries = [entry for entry in read_jsonl(Path(config.output) / "log.jsonl") if "event" not in entry]
     assert entries[0]["words_right"] < 0.5 < 0.9 < entries[-1]["words_right"]
     assert entries[-1]["shapes"] < 0.5 * entries[0]["shapes"]
 
@@ -126,6 +126,6 @@ def test_bad_values_are_named(config, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"initial_weights: .* holds no text_encoder"):
         TextEncoderTask(replace(config, initial_weights=str(tmp_path)), CPU)
     train_text_encoder(replace(config, steps=1))
-    other = replace(config, output_dir=str(tmp_path / "other"), text_encoder=TextEncoderConfig(32, 8, 24, 1, 2))
+    other = replace(config, output=str(tmp_path / "other"), text_encoder=TextEncoderConfig(32, 8, 24, 1, 2))
     with pytest.raises(UserError, match="another shape"):
         TextEncoderTask(replace(other, initial_weights=str(tmp_path / "text_encoder" / "export")), CPU)

@@ -26,7 +26,7 @@ CPU = torch.device("cpu")
 
 def test_the_exported_model_gives_the_codes_and_pictures_of_training(tokenizer_config, cheap_scenes) -> None:
     train_tokenizer(tokenizer_config, cheap_scenes)
-    exported = VQModel.from_pretrained(Path(tokenizer_config.output_dir) / "export")
+    exported = VQModel.from_pretrained(Path(tokenizer_config.output) / "export")
     codebook = exported.quantize.embedding.weight
     torch.testing.assert_close(codebook.norm(dim=1), torch.ones(len(codebook)), atol=1e-6, rtol=0)
 
@@ -47,7 +47,7 @@ def test_weights_are_stored_in_bfloat16_and_the_codebook_exactly(tokenizer_confi
     from safetensors.torch import load_file
 
     train_tokenizer(replace(tokenizer_config, steps=1), cheap_scenes)
-    folder = Path(tokenizer_config.output_dir) / "export"
+    folder = Path(tokenizer_config.output) / "export"
     for name, value in load_file(folder / "diffusion_pytorch_model.safetensors").items():
         assert value.dtype == (torch.float32 if name == "quantize.embedding.weight" else torch.bfloat16)
 
@@ -57,10 +57,10 @@ def test_a_resumed_run_ends_with_the_same_weights(
     tmp_path: Path, tokenizer_config: TokenizerTrainingConfig, cheap_scenes, adversarial_weight: float
 ) -> None:
     config = replace(tokenizer_config, adversarial_weight=adversarial_weight, adversarial_start=0.3)
-    train_tokenizer(replace(config, output_dir=str(tmp_path / "a")), cheap_scenes)
+    train_tokenizer(replace(config, output=str(tmp_path / "a")), cheap_scenes)
 
     calls = len(cheap_scenes.first_seeds)
-    interrupted = replace(config, output_dir=str(tmp_path / "b"), checkpoint_seconds=1e-9)
+    interrupted = replace(config, output=str(tmp_path / "b"), checkpoint_seconds=1e-9)
 
     def fails(first_seed: int, count: int, split: str):
         if first_seed == 4 * config.batch_size:
@@ -81,7 +81,7 @@ def test_a_resumed_run_ends_with_the_same_weights(
 def test_it_learns_one_batch(tokenizer_config, repeated_scenes) -> None:
     config = replace(tokenizer_config, steps=40, log_every=5, evaluate_every=1000, sample_every=1000)
     train_tokenizer(config, repeated_scenes)
-    losses = [entry["loss"] for entry in read_jsonl(Path(config.output_dir) / "log.jsonl") if "event" not in entry]
+    losses = [entry["loss"] for entry in read_jsonl(Path(config.output) / "log.jsonl") if "event" not in entry]
     assert losses[-1] < 0.7 * losses[0]
 
 
@@ -89,7 +89,7 @@ def test_evaluation_and_sample_sheet(tokenizer_config, cheap_scenes) -> None:
     result = train_tokenizer(tokenizer_config, cheap_scenes)
     assert result.evaluation.keys() == {"psnr", "psnr_objects", "perplexity", "used_codes"}
     assert 1 <= result.evaluation["used_codes"] <= 32
-    sheets = sorted((Path(tokenizer_config.output_dir) / "samples").iterdir())
+    sheets = sorted((Path(tokenizer_config.output) / "samples").iterdir())
     assert [sheet.name for sheet in sheets] == ["0000003.png", "0000006.png"]
     assert Image.open(sheets[0]).size == (4 * 16, 2 * 16)
 
@@ -119,7 +119,7 @@ def test_an_export_does_not_say_where_its_tokenizer_was_loaded_from(tmp_path: Pa
 
 
 def test_it_goes_on_from_given_weights(tmp_path: Path, tokenizer_config, cheap_scenes) -> None:
-    first = replace(tokenizer_config, output_dir=str(tmp_path / "first"))
+    first = replace(tokenizer_config, output=str(tmp_path / "first"))
     train_tokenizer(first, cheap_scenes)
     folder = tmp_path / "first" / "export"
     again = replace(tokenizer_config, initial_weights=str(folder))

@@ -38,8 +38,8 @@ def test_a_resumed_run_ends_with_the_same_weights(
     tmp_path: Path, transformer_config, cheap_scenes, optimizer: str
 ) -> None:
     config = replace(transformer_config, optimizer=optimizer)
-    train_transformer(replace(config, output_dir=str(tmp_path / "a")), cheap_scenes)
-    interrupted = replace(config, output_dir=str(tmp_path / "b"), checkpoint_seconds=1e-9)
+    train_transformer(replace(config, output=str(tmp_path / "a")), cheap_scenes)
+    interrupted = replace(config, output=str(tmp_path / "b"), checkpoint_seconds=1e-9)
 
     def fails(first_seed: int, count: int, split: str):
         if first_seed == 3 * config.batch_size:
@@ -60,9 +60,9 @@ def test_it_learns_one_batch_and_leaves_the_null_caption_alone(transformer_confi
     prepare(config)
     initial = TransformerTask(config, repeated_scenes, CPU).module.state_dict()
     train_transformer(config, repeated_scenes)
-    losses = [entry["loss"] for entry in read_jsonl(Path(config.output_dir) / "log.jsonl") if "event" not in entry]
+    losses = [entry["loss"] for entry in read_jsonl(Path(config.output) / "log.jsonl") if "event" not in entry]
     assert losses[-1] < 0.7 * losses[0]
-    saved = torch.load(Path(config.output_dir) / "checkpoint.pt", weights_only=True)["module"]
+    saved = torch.load(Path(config.output) / "checkpoint.pt", weights_only=True)["module"]
     unchanged = {name for name, value in saved.items() if torch.equal(value, initial[name])}
     frozen = {name for name in saved if name.startswith("text_encoder.")}
     assert frozen and unchanged == {"transformer.null_caption_embeds", *frozen}
@@ -220,7 +220,7 @@ def test_export_is_a_pipeline_that_loads(transformer_config, cheap_scenes) -> No
 
     result = train_transformer(replace(transformer_config, steps=2), cheap_scenes)
     assert result.finished
-    folder = Path(transformer_config.output_dir)
+    folder = Path(transformer_config.output)
     assert (folder / "samples" / "0000002.png").exists()
     pipeline = LlamaGenPipeline.from_pretrained(folder / "export")
     saved = torch.load(folder / "checkpoint.pt", weights_only=True)["average"]["values"]
@@ -233,8 +233,8 @@ def test_export_is_a_pipeline_that_loads(transformer_config, cheap_scenes) -> No
 def test_a_run_starts_from_the_weights_of_a_pipeline(transformer_config, cheap_scenes, tmp_path: Path) -> None:
     first = replace(transformer_config, steps=2)
     train_transformer(first, cheap_scenes)
-    folder = Path(first.output_dir) / "export"
-    again = replace(first, output_dir=str(tmp_path / "again"), initial_weights=str(folder), learning_rate=1e-12)
+    folder = Path(first.output) / "export"
+    again = replace(first, output=str(tmp_path / "again"), initial_weights=str(folder), learning_rate=1e-12)
     train_transformer(replace(again, muon_learning_rate=1e-12, weight_decay=0.0, ema_decay=0.0), cheap_scenes)
     before = LlamaGenTransformer.from_pretrained(folder / "transformer").state_dict()
     after = LlamaGenTransformer.from_pretrained(tmp_path / "again" / "export" / "transformer").state_dict()
@@ -245,7 +245,7 @@ def test_a_run_starts_from_the_weights_of_a_pipeline(transformer_config, cheap_s
 
     other = build_text_encoder(TextEncoderConfig(16, 8, 24, 1, 2), build_tokenizer())
     other.save_pretrained(tmp_path / "frozen" / "text_encoder")
-    frozen = replace(again, output_dir=str(tmp_path / "frozen_run"), frozen_text_encoder=str(tmp_path / "frozen"))
+    frozen = replace(again, output=str(tmp_path / "frozen_run"), frozen_text_encoder=str(tmp_path / "frozen"))
     task = TransformerTask(frozen, cheap_scenes, CPU)
     assert torch.equal(task.text_encoder.shared.weight, other.shared.weight), "its weights come from elsewhere"
     assert all(torch.equal(before[name], value) for name, value in task.transformer.bfloat16().state_dict().items())
@@ -254,26 +254,26 @@ def test_a_run_starts_from_the_weights_of_a_pipeline(transformer_config, cheap_s
     codebook = vqvae.quantize.embedding.weight
     codebook.data = codebook.detach().roll(1, 0)  # the same codes, each under the next number
     vqvae.save_pretrained(tmp_path / "renumbered")
-    renumbered = replace(again, output_dir=str(tmp_path / "renumbered_run"), vqvae=str(tmp_path / "renumbered"))
-    images = [cheap_scenes(renumbered.base_seed + seed, 4, "train").images for seed in range(0, 256, 4)]
+    renumbered = replace(again, output=str(tmp_path / "renumbered_run"), vqvae=str(tmp_path / "renumbered"))
+    images = [cheap_scenes(renumbered.seed + seed, 4, "train").images for seed in range(0, 256, 4)]
     spoken = torch.cat([encode_images(vqvae, batch).flatten() for batch in images]).unique()
     task = TransformerTask(renumbered, cheap_scenes, CPU)
     for name in ("token_embedding.weight", "lm_head.weight"):
         rows = task.transformer.state_dict()[name]
         torch.testing.assert_close(rows[spoken], before[name].float().roll(1, 0)[spoken])
 
-    larger = replace(again, output_dir=str(tmp_path / "larger"), model=replace(first.model, num_layers=3))
+    larger = replace(again, output=str(tmp_path / "larger"), model=replace(first.model, num_layers=3))
     with pytest.raises(UserError, match="initial_weights"):
         train_transformer(larger, cheap_scenes)
 
 
 def test_a_run_starts_from_the_weights_of_a_smaller_grid(transformer_config, cheap_scenes, tmp_path: Path) -> None:
     train_transformer(replace(transformer_config, steps=2), cheap_scenes)
-    folder = Path(transformer_config.output_dir) / "export"
+    folder = Path(transformer_config.output) / "export"
     before = LlamaGenTransformer.from_pretrained(folder / "transformer")
     larger = replace(
         transformer_config,
-        output_dir=str(tmp_path / "larger"),
+        output=str(tmp_path / "larger"),
         image_size=2 * transformer_config.image_size,
         initial_weights=str(folder),
         model=replace(transformer_config.model, position_scale=0.5),
@@ -302,7 +302,7 @@ def test_a_smaller_transformer_can_learn_to_read_another_ones_features(
     before = {name: value.clone() for name, value in task.text_encoder.state_dict().items()}
     assert task.transformer.config.caption_dim == task.text_encoder.config.d_model == 12
     train_transformer(config, cheap_scenes)
-    saved = torch.load(Path(config.output_dir) / "checkpoint.pt", weights_only=True)["module"]
+    saved = torch.load(Path(config.output) / "checkpoint.pt", weights_only=True)["module"]
     for name, value in before.items():
         assert torch.equal(saved[f"text_encoder.{name}"], value)
     with pytest.raises(UserError, match="object_count_weights"):

@@ -57,7 +57,7 @@ def model_config(architecture: str = "qwen2_5_vl", **changes: Any) -> VideoLLMCo
 
 def training_config(folder: Path, architecture: str = "qwen2_5_vl", **changes: Any) -> VideoLLMTrainingConfig:
     values: dict[str, Any] = {
-        "output_dir": str(folder),
+        "output": str(folder),
         "batch_size": 2,
         "steps": 4,
         "evaluation_size": 2,
@@ -293,7 +293,7 @@ def test_a_drafter_starts_from_layers_of_its_target(architecture: str, tmp_path:
 )
 def test_bad_settings_are_named(changes: dict[str, Any], named: str) -> None:
     with pytest.raises(UserError, match=named):
-        from_mapping(VideoLLMTrainingConfig, {"output_dir": "x", **changes})
+        from_mapping(VideoLLMTrainingConfig, {"output": "x", **changes})
 
 
 @pytest.mark.parametrize(

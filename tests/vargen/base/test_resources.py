@@ -9,8 +9,8 @@ import pytest
 from vargen.base import resources
 from vargen.base.errors import UserError
 from vargen.base.resources import configs_folder, find_config, find_model, shipped_models
-from vargen.commands.options import parse
-from vargen.commands.train import load_trainer, recipes
+from vargen.commands.arguments import parse
+from vargen.jobs.training import load_trainer, recipes
 from vargen.training.config import build_parser
 
 
@@ -59,7 +59,7 @@ def test_training_configs_fill_their_dataclass(name: str) -> None:
     parser = build_parser(load_trainer(recipes()[name])[0], "")
     parser.exit_on_error = False
     values = parser.instantiate_classes(parse(parser, ["--config", str(find_config(f"train/{name}"))]))
-    assert values.output_dir.startswith("runs/")
+    assert values.output.startswith("runs/")
 
 
 def test_a_fingerprint_is_of_what_decides_and_drafters_come_with_a_model(tmp_path: Path) -> None:

@@ -16,10 +16,9 @@ from scenes.judge.claim_judge import ClaimJudge
 from scenes.judge.picture_reading import Reading
 from vargen.base.errors import UserError
 from vargen.cli import main
-from vargen.commands.bench import BenchConfig
-from vargen.commands.options import build_parser, fill, parse
-from vargen.jobs import benchmark
-from vargen.jobs.benchmark import build_rows, run_benchmark
+from vargen.commands.arguments import build_parser, fill, parse
+from vargen.jobs import calls
+from vargen.jobs.benchmark import BenchConfig, build_rows, run_benchmark
 from vargen.jobs.cases import BenchmarkCase
 from vargen.methods.catalogue import resolve_method
 from vargen.models.description import describe_model
@@ -110,13 +109,13 @@ def test_in_continuous_batches_pictures_are_the_same_and_none_waits_for_another(
 
 def test_methods_take_turns(drafting_pipeline: LlamaGenPipeline, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[tuple[str, str | None]] = []
-    call = benchmark._call
+    call = calls.call_pipeline
 
-    def spy(pipeline: Any, method: Any, cases: Any, seed: int, generation: Any) -> Any:
+    def spy(pipeline: Any, method: Any, cases: Any, seed: int, **generation: Any) -> Any:
         made.append((method.name, cases[0].prompt))
-        return call(pipeline, method, cases, seed, generation)
+        return call(pipeline, method, cases, seed, **generation)
 
-    monkeypatch.setattr(benchmark, "_call", spy)
+    monkeypatch.setattr(calls, "call_pipeline", spy)
     run_benchmark(drafting_pipeline, contenders("ar", "eagle"), CASES[:3], warm_up=1)
     assert [name for name, _ in made] == ["ar", "eagle", "ar", "eagle", "eagle", "ar", "ar", "eagle"]
     assert [prompt for _, prompt in made[2:]] == [case.prompt for case in CASES[:3] for _ in range(2)]
@@ -127,15 +126,15 @@ def test_a_killed_run_goes_on_with_the_calls_it_had(
 ) -> None:
     path, settings = tmp_path / "calls.jsonl", {"seed": 0}
     players = contenders("ar", "eagle")
-    call, left = benchmark._call, [7]
+    call, left = calls.call_pipeline, [7]
 
-    def killed(*arguments: Any) -> Any:
+    def killed(*arguments: Any, **generation: Any) -> Any:
         left[0] -= 1
         if left[0] < 0:
             raise KeyboardInterrupt
-        return call(*arguments)
+        return call(*arguments, **generation)
 
-    monkeypatch.setattr(benchmark, "_call", killed)
+    monkeypatch.setattr(calls, "call_pipeline", killed)
     with pytest.raises(KeyboardInterrupt):
         run_benchmark(drafting_pipeline, players, CASES, warm_up=1, records=Records(path, settings))
     assert len(read_jsonl(path)) == 1 + 5
@@ -146,7 +145,7 @@ def test_a_killed_run_goes_on_with_the_calls_it_had(
     assert [row["images"] for row in rows] == [5, 5]
     assert build_rows(players, Records(path, settings), 5)[1]["target_passes"] == rows[1]["target_passes"]
     with pytest.raises(
-        UserError, match=r"json: .*calls\.jsonl holds calls of a run with another seed \(0, now 1\); delete it"
+        UserError, match=r"output: .*calls\.jsonl holds calls of a run with another seed \(0, now 1\); choose"
     ):
         Records(path, {"seed": 1})
 
@@ -180,7 +179,7 @@ def test_pictures_asked_for_later_are_made_and_others_stay_apart(
     run_benchmark(drafting_pipeline, contenders("ar"), cases, records=resumed, images=pictures)
     assert sorted(path.name for path in (pictures / "ar").iterdir()) == ["000000.png", "000001.png"]
     assert len(Records(tmp_path / "calls.jsonl", {}).call_records("ar")) == 2
-    with pytest.raises(UserError, match=r"^images: .*000001.png is not of this run; name another folder or delete it"):
+    with pytest.raises(UserError, match=r"^output: .*000001.png is not of this run; name another folder or delete it"):
         run_benchmark(drafting_pipeline, contenders("ar"), cases[:1], images=pictures)
 
 
@@ -189,31 +188,30 @@ def test_the_command_prints_a_table_and_writes_a_list(
 ) -> None:
     monkeypatch.setenv("VARGEN_CACHE", str(tmp_path))
     pytest.importorskip("matplotlib", reason="plots need the eval extra")
-    file, plot = tmp_path / "rows.json", tmp_path / "plot.png"
-    arguments = ["bench", "--methods", "sjd,scd", "--method_options.sjd.window", "3", "--prompts", "2"]
+    arguments = ["bench", "--methods", "sjd,scd", "--method_options.sjd.window", "3", "--num_prompts", "2"]
     arguments += ["--model", str(tiny_model_folder), "--quiet"]
-    assert main([*arguments, "--json", str(file), "--plot", str(plot)]) == 0
-    rows = json.loads(file.read_text())
+    assert main([*arguments, "--save_images", "--output", str(tmp_path / "out")]) == 0
+    rows = json.loads((tmp_path / "out" / "results.json").read_text())
     assert [row["method"] for row in rows] == ["ar", "sjd", "scd"]
     assert rows[1]["settings"]["window"] == 3 and rows[2]["settings"]["window"] == 15
     assert all(row["provenance"]["hardware"]["cores"] for row in rows)
-    assert [path.name for path in tmp_path.glob("*.jsonl")] == []
+    made = {str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    assert made == {"results.json", *(f"images/{name}/00000{i}.png" for name in ("ar", "sjd", "scd") for i in (0, 1))}
     out, err = capsys.readouterr()
     assert "| scd" in out and "nothing was judged" in err
-    assert main([*arguments, "--json", "-"]) == 0
+    assert main([*arguments, "--json"]) == 0
     assert [row["method"] for row in json.loads(capsys.readouterr().out)] == ["ar", "sjd", "scd"]
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"prompts": 0}, "prompts must be at least 1"),
+        ({"num_prompts": 0}, "num_prompts must be at least 1"),
         ({"batch_size": 0}, "batch_size must be at least 1"),
         ({"split": "test"}, "split must be one of heldout, all"),
         ({"temperature": -1.0}, "temperature must be at least 0"),
         ({"top_p": 0.0}, "top_p must lie above 0"),
-        ({"json": "/nowhere/at/all.json"}, "there is no folder"),
-        ({"json": "/"}, "is a folder; name a file"),
+        ({"save_images": True}, "save_images needs output"),
     ],
 )
 def test_bad_options_are_named(options: dict[str, Any], message: str) -> None:
@@ -253,24 +251,27 @@ def test_several_options_of_one_method_all_count() -> None:
         parse(build_parser("bench", "", BenchConfig), ["--nothing.eagle.depth", "3"])
 
 
-def test_one_run_at_a_time_writes_to_a_file_of_rows_and_a_failed_one_leaves_nothing(
+def test_one_run_at_a_time_writes_to_a_folder_and_a_failed_one_leaves_nothing(
     tiny_model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rows = tmp_path / "rows.json"
-    arguments = ["bench", "--methods", "ar", "--model", str(tiny_model_folder), "--json", str(rows), "--quiet"]
-    with own_calls(str(rows)):
+    output = str(tmp_path / "out")
+    arguments = ["bench", "--methods", "ar", "--model", str(tiny_model_folder), "--output", output, "--quiet"]
+    with own_calls(output):
         assert main(arguments) == 2
     assert "another run is writing to" in capsys.readouterr().err
-    arguments += ["--images", str(tmp_path / "pictures"), "--class_labels", "[1]"]  # refused when the model is known
+    arguments += ["--save_images", "--class_labels", "[1]"]  # refused when the model is known
     assert main(arguments) == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == [tiny_model_folder.name]
 
 
 @pytest.mark.parametrize("kind", ["link", "pipe"])
-def test_what_is_no_file_is_not_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str) -> None:
-    place = tmp_path / "rows.json"
+@pytest.mark.parametrize("name", ["results.json", "plot.png", "calls.jsonl"])
+def test_what_is_no_file_is_not_replaced(
+    tiny_model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str, name: str
+) -> None:
+    place = tmp_path / "out" / name
+    place.parent.mkdir()
     place.symlink_to(tmp_path / "mine") if kind == "link" else os.mkfifo(place)
-    for option in ("json", "plot"):
-        assert main(["bench", f"--{option}", str(place)]) == 2
-        assert f"{option}: {place} is a " in capsys.readouterr().err
+    assert main(["bench", "--model", str(tiny_model_folder), "--output", str(place.parent)]) == 2
+    assert f"output: {place} is a " in capsys.readouterr().err
     assert place.is_symlink() or place.is_fifo()

@@ -12,7 +12,7 @@ from PIL import Image
 
 from vargen.base.errors import UserError
 from vargen.cli import main
-from vargen.commands.options import build_parser, fill, parse
+from vargen.commands.arguments import build_parser, fill, parse
 from vargen.jobs.generation import GenerateConfig
 from vargen.models.options import ModelOptions
 from vargen.pipelines.compilation import CompilablePipeline

@@ -18,8 +18,8 @@ from process_jobs import ProcessJob
 from metrics.images import ImageFolder
 from vargen.base.errors import UserError
 from vargen.cli import main
-from vargen.jobs import evaluation as quality_evaluation
-from vargen.jobs.options import load_protocol
+from vargen.jobs import evaluated_pictures
+from vargen.jobs.evaluation import load_protocol
 from vargen.pipelines.llamagen import LlamaGenPipeline
 from vargen.runs.batches import BatchStore, Share
 
@@ -47,7 +47,7 @@ def arguments(tmp_path: Path, tiny_model_folder: Path, clip_folder: Path) -> lis
     (tmp_path / "captions.txt").write_text("\n".join(CAPTIONS[i % 3] for i in range(COUNT)))
     write_reference(tmp_path / "reference")
     return [
-        *("evaluate", "--preset", str(tmp_path / "mine.yaml"), "--captions_file", str(tmp_path / "captions.txt")),
+        *("evaluate", "--preset", str(tmp_path / "mine.yaml"), "--prompts_file", str(tmp_path / "captions.txt")),
         *("--model", str(tiny_model_folder), "--clip", str(clip_folder), "--reference", str(tmp_path / "reference")),
         *("--method", "ar,sjd", "--method_options.sjd.window", "3", "--batch_size", "4", "--bootstrap", "10"),
         *("--device", "cpu", "--quiet", "--output", str(tmp_path / "out")),
@@ -110,8 +110,8 @@ def test_a_finished_run_makes_nothing_again(
     def never(*_: Any, **__: Any) -> None:
         raise AssertionError("made or measured again")
 
-    monkeypatch.setattr(quality_evaluation, "call_pipeline", never)
-    monkeypatch.setattr(quality_evaluation, "measure", never)
+    monkeypatch.setattr(evaluated_pictures, "call_pipeline", never)
+    monkeypatch.setattr(evaluated_pictures, "measure", never)
     assert main(arguments) == 0
     assert lasting(tmp_path / "out") == before
 
@@ -137,13 +137,13 @@ def test_one_more_method_leaves_the_others_alone(
     del only_ar[at : at + 2]
     assert main(only_ar) == 0
     made = []
-    call = quality_evaluation.stream_pipeline
+    call = evaluated_pictures.stream_pipeline
 
     def counting(pipeline: Any, method: Any, *rest: Any, **options: Any) -> Any:
         made.append(method.name)
         return call(pipeline, method, *rest, **options)
 
-    monkeypatch.setattr(quality_evaluation, "stream_pipeline", counting)
+    monkeypatch.setattr(evaluated_pictures, "stream_pipeline", counting)
     assert main(arguments) == 0
     assert set(made) == {"sjd"}
     assert "scores.json had" not in capsys.readouterr().err
@@ -158,7 +158,7 @@ def test_a_folder_of_other_pictures_is_refused(arguments: list[str], capsys: pyt
         (["--batch_size", "5"], ["another batch_size"]),
         (["--temperature", "0.5"], ["another temperature"]),
         (["--method_options.sjd.window", "4"], ["another method"]),
-        (["--count", "12"], ["another captions", "another count"]),
+        (["--num_prompts", "12"], ["another captions", "another count"]),
     ):
         capsys.readouterr()
         assert main([*arguments, *changed]) == 2
@@ -169,7 +169,7 @@ def test_a_folder_of_other_pictures_is_refused(arguments: list[str], capsys: pyt
 def test_pictures_of_a_folder_score_as_they_did_when_made(arguments: list[str], tmp_path: Path) -> None:
     assert main(arguments) == 0
     made = lasting(tmp_path / "out")[0][0]
-    given = [*arguments, "--images", str(tmp_path / "out/ar/images"), "--output", str(tmp_path / "given")]
+    given = [*arguments, "--given_images", str(tmp_path / "out/ar/images"), "--output", str(tmp_path / "given")]
     assert main(given) == 0
     row = lasting(tmp_path / "given")[0][0]
     assert row["method"] == "given" and "decoding" not in row
@@ -183,8 +183,8 @@ def test_class_conditional_models_draw_random_labels(
     (tmp_path / "mine.yaml").write_text(
         PRESET.replace("captions: file", "captions: class_labels") + "clip_score: null\n"
     )
-    by_class = [*arguments, "--model", str(tiny_class_model_folder), "--count", "14"]
-    at = by_class.index("--captions_file")
+    by_class = [*arguments, "--model", str(tiny_class_model_folder), "--num_prompts", "14"]
+    at = by_class.index("--prompts_file")
     del by_class[at : at + 2]
     assert main(by_class) == 0
     rows, pictures = lasting(tmp_path / "out")
@@ -205,7 +205,7 @@ def test_given_pictures_that_do_not_fit(
 ) -> None:
     folder = tmp_path / "pictures"
     write_reference(folder, COUNT)
-    given = [*arguments, "--images", str(folder)]
+    given = [*arguments, "--given_images", str(folder)]
     (folder / "3.png").write_bytes(b"no picture")
     (folder / "11.png").write_bytes(b"")
     assert main(given) == 2
@@ -257,7 +257,7 @@ def test_foreign_statistics_are_taken_on_trust_and_said_so(
 
 
 def test_too_few_pictures_are_warned_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*arguments, "--count", "6"]) == 0
+    assert main([*arguments, "--num_prompts", "6"]) == 0
     assert "6 pictures cannot fill 12 feature dimensions" in capsys.readouterr().err
 
 
@@ -265,9 +265,9 @@ def test_too_few_pictures_are_warned_of(arguments: list[str], capsys: pytest.Cap
     ("changed", "message"),
     [
         (["--device", "cuda"], "not available"),
-        (["--count", "200"], "holds 14 captions, 200 are asked"),
-        (["--count", "1"], "count must be at least 2"),
-        (["--captions_file", "missing.txt"], "missing.txt"),
+        (["--num_prompts", "200"], "holds 14 captions, 200 are asked"),
+        (["--num_prompts", "1"], "count must be at least 2"),
+        (["--prompts_file", "missing.txt"], "missing.txt"),
         (["--reference", "missing"], "not a folder of pictures"),
         (["--clip", "missing"], "holds no CLIP"),
         (["--method", "ar,fastest"], "fastest"),
@@ -338,7 +338,7 @@ def test_two_processes_give_the_pictures_and_scores_of_one(arguments: list[str],
 
 
 def test_more_processes_than_batches(arguments: list[str], tmp_path: Path) -> None:
-    few = [*arguments, "--count", "6"]
+    few = [*arguments, "--num_prompts", "6"]
     assert ProcessJob([*few, "--output", str(tmp_path / "alone")], 1).wait() == [0]
     assert ProcessJob([*few, "--output", str(tmp_path / "together")], 3).wait() == [0, 0, 0]
     assert lasting(tmp_path / "together") == lasting(tmp_path / "alone")
@@ -371,7 +371,7 @@ def test_a_new_drafter_leaves_the_pictures_of_methods_without_one(
     arguments: list[str], drafting_pipeline: LlamaGenPipeline, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     drafting_pipeline.save_pretrained(tmp_path / "model")
-    few = [*arguments, "--model", str(tmp_path / "model"), "--count", "4", "--method"]
+    few = [*arguments, "--model", str(tmp_path / "model"), "--num_prompts", "4", "--method"]
     assert main([*few, "sjd,eagle"]) == 0
     config = tmp_path / "model" / "drafter" / "config.json"
     config.write_text(

@@ -48,7 +48,7 @@ def test_evaluate_scores_pictures_and_goes_on(
     (tmp_path / "prompts.txt").write_text("\n".join(glm_image_models.PROMPTS))
     output = tmp_path / "out"
     command = ["evaluate", "--model", str(folder), "--output", str(output), "--method", "jacobi", "--quiet", "--json"]
-    command += ["--captions_file", str(tmp_path / "prompts.txt"), "--bootstrap", "0", "--batch_size", "2"]
+    command += ["--prompts_file", str(tmp_path / "prompts.txt"), "--bootstrap", "0", "--batch_size", "2"]
     command += ["--clip", str(clip_folder)]
     assert main(command) == 0
     (row,) = json.loads(capsys.readouterr().out)

@@ -42,24 +42,24 @@ def test_bench_reports_what_needs_no_judge(
     folder: Path, prompts: str, clip_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = ["bench", "--model", str(folder), "--prompts_file", prompts, "--warm_up", "0", "--quiet"]
-    assert main([*command, "--clip", str(clip_folder), "--json", str(tmp_path / "rows.json")]) == 0
-    rows = json.loads((tmp_path / "rows.json").read_text())
+    assert main([*command, "--clip", str(clip_folder), "--output", str(tmp_path / "rows")]) == 0
+    rows = json.loads((tmp_path / "rows" / "results.json").read_text())
     assert [row["method"] for row in rows] == ["ar", "jacobi", "scd", "vvs-jacobi"]
     for row in rows:
         assert row["judge_accuracy"] is None and row["images"] == 3 and row["seconds_per_image"]["p50"] > 0
         assert 0 <= row["clip_score"] <= 100 and len(row["clip_score_interval"]) == 2
     assert rows[0]["target_passes"] == 3 * 16 and rows[2]["target_passes"] < 3 * 16
     out, err = capsys.readouterr()
-    assert "CLIP score |" in out and "the judge knows vargen's own scenes alone, so nothing was judged" in err
+    assert "CLIP score |" in out and "the judge reads vargen's own scenes alone, so nothing was judged" in err
     assert main(["bench", "--model", str(folder), "--quiet"]) == 2
-    assert "prompts_file must name prompts: composed ones speak of the scenes" in capsys.readouterr().err
+    assert "prompts_file must name prompts: composed ones describe the scenes" in capsys.readouterr().err
 
 
 def test_evaluate_scores_the_prompts_of_a_file(
     folder: Path, prompts: str, clip_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = ["evaluate", "--model", str(folder), "--output", str(tmp_path / "out"), "--method", "ar,scd", "--quiet"]
-    command += ["--captions_file", prompts, "--bootstrap", "5", "--batch_size", "2"]
+    command += ["--prompts_file", prompts, "--bootstrap", "5", "--batch_size", "2"]
     assert main(command) == 2
     assert "clip: prompts needs a CLIP model; name the folder of one" in capsys.readouterr().err
     assert main([*command, "--clip", str(clip_folder), "--json"]) == 0
@@ -70,17 +70,17 @@ def test_evaluate_scores_the_prompts_of_a_file(
     assert fast["decoding"]["pass_reduction"] > 1 and fast["settings"]["guidance_scale"] == 5.0
     assert "no reference: Frechet distance, precision and recall are left out" in err
     assert main([*command, "--preset", "scenes"]) == 2
-    assert "captions_file: scenes composes its own captions" in capsys.readouterr().err
+    assert "prompts_file: scenes composes its own captions" in capsys.readouterr().err
 
 
 def test_tune_holds_clip_score(
     folder: Path, prompts: str, clip_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("optuna", reason="tuning needs the tune extra")
-    command = ["tune", "--model", str(folder), "--method", "gsd", "--prompts_file", prompts, "--prompts", "2"]
+    command = ["tune", "--model", str(folder), "--method", "gsd", "--prompts_file", prompts, "--num_prompts", "2"]
     command += ["--speed", "pass_reduction", "--output", str(tmp_path / "out"), "--quiet"]
     assert main(command) == 2
-    assert "clip must name the folder of a CLIP model: the judge knows vargen's own" in capsys.readouterr().err
+    assert "clip must name the folder of a CLIP model: the judge reads vargen's own" in capsys.readouterr().err
     assert main([*command, "--clip", str(clip_folder), "--save_to_model", "true"]) == 2
     assert "save_to_model cannot be used: only the folder of a LlamaGen keeps settings" in capsys.readouterr().err
     assert main([*command, "--clip", str(clip_folder), "--max_seconds", "3", "--max_quality_loss", "100"]) == 0

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from vargen.cli import main
-from vargen.commands.train import recipes
+from vargen.jobs.training import recipes
 from vargen.runs.files import own_folder, read_jsonl
 
 
@@ -20,7 +20,7 @@ def test_it_says_what_can_be_trained(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def judge_arguments(output: Path) -> list[str]:
-    arguments = ["train", "judge", "--output-dir", str(output), "--steps", "2", "--batch-size", "2"]
+    arguments = ["train", "judge", "--output", str(output), "--steps", "2", "--batch-size", "2"]
     arguments += ["--evaluation-size", "2", "--warmup-steps", "1", "--log-every", "1", "--max-seconds", "null"]
     arguments += ["--num-threads", "1", "--autocast", "false", "--sample-every", "1000", "--evaluate-every", "1000"]
     return arguments

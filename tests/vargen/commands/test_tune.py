@@ -18,16 +18,11 @@ optuna = pytest.importorskip("optuna", reason="tuning needs the tune extra")
 
 from vargen.base.errors import UserError  # noqa: E402
 from vargen.cli import main  # noqa: E402
-from vargen.jobs import benchmark, tuning  # noqa: E402
-from vargen.jobs.tuning import (  # noqa: E402
-    Point,
-    Suggestions,
-    TuneConfig,
-    fastest_within,
-    pareto_front,
-    settings_of,
-    starting_points,
-)
+from vargen.jobs import calls as pipeline_calls  # noqa: E402
+from vargen.jobs import search_space, tuning  # noqa: E402
+from vargen.jobs.search_space import Suggestions, settings_of, starting_points  # noqa: E402
+from vargen.jobs.study import Point, fastest_within, open_study, pareto_front  # noqa: E402
+from vargen.jobs.tuning import TuneConfig  # noqa: E402
 from vargen.methods.base import ImageMethodConfig  # noqa: E402
 from vargen.methods.catalogue import methods_for, resolve_method  # noqa: E402
 from vargen.pipelines.llamagen import LlamaGenPipeline  # noqa: E402
@@ -113,7 +108,7 @@ def test_presets_come_next_in_the_terms_of_the_search_space(tmp_path: Path, monk
     }
     paths = {name: tmp_path / f"{name}.yaml" for name in presets}
     resolved = {name: resolve_method("vvs", options) for name, options in presets.items()}
-    monkeypatch.setattr(tuning, "find_presets", lambda: paths)
+    monkeypatch.setattr(search_space, "find_presets", lambda: paths)
     default, inside, outside = starting_points(
         "vvs", {"truncate": False}, lambda name, options: (resolved.get(name) or resolve_method(name)).resolved(256)
     )
@@ -168,7 +163,7 @@ def measure(study: optuna.Study, trial: optuna.Trial, figure: float) -> None:
 def test_a_study_that_goes_on_does_not_draw_the_same_again(tmp_path: Path) -> None:
     draws = []
     for _ in range(3):
-        study = tuning._open_study(tmp_path / "study.db", TuneConfig(method="gsd"), resolve)
+        study = open_study(tmp_path / "study.db", starting_points("gsd", {}, resolve), 0)
         while (trial := study.ask()).user_attrs.get("start"):
             measure(study, trial, 1.0)
         draws.append(str(resolve_method("gsd").search(Suggestions(trial, {}))))
@@ -178,11 +173,11 @@ def test_a_study_that_goes_on_does_not_draw_the_same_again(tmp_path: Path) -> No
 
 def test_a_starting_point_whose_process_was_killed_is_measured_again(tmp_path: Path) -> None:
     for _ in range(2):  # asked for, never told
-        study = tuning._open_study(tmp_path / "study.db", TuneConfig(method="coolsd"), resolve)
+        study = open_study(tmp_path / "study.db", starting_points("coolsd", {}, resolve), 0)
         assert study.ask().user_attrs["start"] == starting_points("coolsd", {}, resolve)[0].settings
-    study = tuning._open_study(tmp_path / "study.db", TuneConfig(method="coolsd"), resolve)
+    study = open_study(tmp_path / "study.db", starting_points("coolsd", {}, resolve), 0)
     measure(study, study.ask(), 1.0)
-    study = tuning._open_study(tmp_path / "study.db", TuneConfig(method="coolsd"), resolve)
+    study = open_study(tmp_path / "study.db", starting_points("coolsd", {}, resolve), 0)
     assert "start" not in study.ask().user_attrs
 
 
@@ -190,7 +185,7 @@ def test_a_kill_in_the_middle_of_a_write_does_no_harm(tmp_path: Path) -> None:
     """Half a trial in the file, and its journal beside it: what sqlite rolls back."""
     path = tmp_path / "a strange ?name #1 {of} 100%" / "study.db"
     path.parent.mkdir()
-    study = tuning._open_study(path, TuneConfig(method="sjd"), resolve)
+    study = open_study(path, starting_points("sjd", {}, resolve), 0)
     measure(study, study.ask(), 1.0)
     script = (
         "import os, signal, sqlite3, sys\n"
@@ -205,10 +200,10 @@ def test_a_kill_in_the_middle_of_a_write_does_no_harm(tmp_path: Path) -> None:
     )
     assert subprocess.run([sys.executable, "-c", script, str(path)]).returncode == -signal.SIGKILL
     assert sorted(place.name for place in path.parent.iterdir()) == ["study.db", "study.db-journal"]
-    study = tuning._open_study(path, TuneConfig(method="sjd"), resolve)
+    study = open_study(path, starting_points("sjd", {}, resolve), 0)
     assert [trial.values for trial in study.get_trials(states=[optuna.trial.TrialState.COMPLETE])] == [[1.0, 1.0]]
     measure(study, study.ask(), 2.0)
-    again = tuning._open_study(path, TuneConfig(method="sjd"), resolve)
+    again = open_study(path, starting_points("sjd", {}, resolve), 0)
     assert len(again.get_trials(states=[optuna.trial.TrialState.COMPLETE])) == 2
     assert [place.name for place in path.parent.iterdir()] == ["study.db"]
 
@@ -221,7 +216,7 @@ def test_a_study_that_is_none_is_one_line(tmp_path: Path, content: bytes | str) 
     else:
         path.symlink_to(tmp_path / "outside")
     with pytest.raises(UserError, match=r"output: .*study\.db (cannot be read \(|is a link)"):
-        tuning._open_study(path, TuneConfig(method="sjd"), resolve)
+        open_study(path, starting_points("sjd", {}, resolve), 0)
     assert not (tmp_path / "outside").exists()
 
 
@@ -238,7 +233,7 @@ def arguments(tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.Monke
     judge = SimpleNamespace(config=SimpleNamespace(image_size=8))
     monkeypatch.setattr("scenes.judge.claim_judge.load_judge", lambda *arguments: judge)
     output = ["--output", str(tmp_path / "tuning"), "--model", str(tiny_model_folder), "--quiet"]
-    return ["tune", "--method", "sjd", "--prompts", "2", "--speed", "pass_reduction", *output]
+    return ["tune", "--method", "sjd", "--num_prompts", "2", "--speed", "pass_reduction", *output]
 
 
 def limit_trials(monkeypatch: pytest.MonkeyPatch, count: int, end: type[BaseException] | None = None) -> list[Any]:
@@ -374,14 +369,14 @@ def test_a_space_that_is_used_up_ends_the_search_and_the_model_may_keep_what_was
 def test_a_stop_while_plain_decoding_is_measured_keeps_its_calls(
     arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    call = benchmark._call
+    call = pipeline_calls.call_pipeline
 
-    def stopped(pipeline: Any, method: Any, cases: Any, seed: int, generation: Any) -> Any:
+    def stopped(pipeline: Any, method: Any, cases: Any, seed: int, **generation: Any) -> Any:
         if method.name == "ar" and seed == 1:
             raise KeyboardInterrupt
-        return call(pipeline, method, cases, seed, generation)
+        return call(pipeline, method, cases, seed, **generation)
 
-    monkeypatch.setattr(benchmark, "_call", stopped)
+    monkeypatch.setattr(pipeline_calls, "call_pipeline", stopped)
     assert main([*arguments, "--batch_size", "1"]) == 130
     assert "plain decoding's calls so far are kept" in capsys.readouterr().err
     assert len((tmp_path / "tuning" / "plain.jsonl").read_text().splitlines()) == 1 + 1
@@ -434,7 +429,7 @@ def test_without_optuna_the_extra_is_named(
         ({"quality": "judge_accuracy", "max_quality_loss": 2.0}, "max_quality_loss must lie between 0 and 1, got 2"),
         ({"max_quality_loss": float("nan")}, "max_quality_loss must lie between 0 and 100, got nan"),
         ({"max_seconds": 0.0}, "max_seconds must be positive"),
-        ({"prompts": 0}, "prompts must be at least 1"),
+        ({"num_prompts": 0}, "num_prompts must be at least 1"),
     ],
 )
 def test_bad_options_are_named(options: dict[str, Any], message: str) -> None:

@@ -11,16 +11,18 @@ import pytest
 
 from vargen.base.errors import UserError
 from vargen.cli import main
-from vargen.commands.demo import DemoConfig, _switches
+from vargen.commands.arguments import build_parser, fill, parse
 from vargen.demo import app
+from vargen.demo.app import DemoConfig
 from vargen.demo.models import Models
 from vargen.models.options import ModelOptions
 
 
 def test_nobody_else_is_let_in_by_default() -> None:
     assert (DemoConfig().host, DemoConfig().share) == ("127.0.0.1", False)
-    assert _switches(["--share", "--port", "1"]) == ["--share=true", "--port", "1"]
-    assert _switches(["--share", "false"]) == ["--share", "false"]
+    parser = build_parser("demo", "", DemoConfig)
+    assert fill(DemoConfig, parse(parser, ["--share", "--port", "1"])) == DemoConfig(share=True, port=1)
+    assert not fill(DemoConfig, parse(parser, ["--share", "false"])).share
 
 
 @pytest.mark.parametrize(

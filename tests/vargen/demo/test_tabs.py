@@ -49,14 +49,29 @@ def test_both_pictures_their_counts_and_what_was_saved(models: Models) -> None:
     assert page.count("<img") == 4 and len(kept.traces) == 2
     saved = re.search(r"([\d.]+) times fewer passes \((\d+) instead of (\d+)\)", page)
     assert saved and int(saved[3]) == 16 and float(saved[1]) == pytest.approx(16 / int(saved[2]), abs=0.06)
-    assert "exactly the same distribution" in page
+    assert "exactly the same distribution" in page and kept.alike == [False, False]
+
+
+def test_the_default_draws_the_same_picture_which_no_slider_has_to_show(models: Models) -> None:
+    page, kept = draw(models, "a red cube", 3, 2.0, 1, method=next(iter(models.methods(models.default))), settings="")
+    assert "Token for token the same picture" in page and kept.alike == [False]
+
+
+def test_lists_mark_methods_and_cards_hold_no_markdown(models: Models, tmp_path: Path) -> None:
+    pytest.importorskip("gradio", reason='the page needs the extra "demo"')
+    from vargen.demo.app import build_page
+    from vargen.demo.worker import LocalWorker
+
+    page = json.dumps(build_page(models, LocalWorker(models), tmp_path).get_config_file(), default=str)
+    assert "jacobi (exact)" in page and "gsd (relaxed)" in page and "`" not in page
+    assert "of the world" not in page
 
 
 def test_a_model_without_a_drafter_offers_no_method_that_needs_one(models: Models) -> None:
     assert {"scd", "sjd", "gsd"} <= models.methods(models.default).keys()
     assert not any(config.weights for config in models.methods(models.default).values())
     assert {"scd", "eagle-chain", "likeness-fast", "draft-model"} < set(models.methods("scenes-128"))
-    assert next(iter(models.methods("scenes-128"))) == "scd"
+    assert next(iter(models.methods("scenes-128"))) == "jacobi"
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,9 @@ from torchvision.transforms.functional import to_pil_image
 from metrics.speculation import CallRecord
 from vargen.base.errors import UserError
 from vargen.cli import main
-from vargen.commands.bench_video import BenchVideoConfig
 from vargen.jobs.cases import VideoCase
 from vargen.jobs.clips import ask_about
-from vargen.jobs.video_benchmark import build_video_rows, run_video_benchmark
+from vargen.jobs.video_benchmark import BenchVideoConfig, build_video_rows, run_video_benchmark
 from vargen.methods.catalogue import resolve_method
 from vargen.models.video_llms.frames import write_video
 from vargen.runs.records import Records
@@ -105,10 +104,10 @@ def test_a_run_goes_on_where_it_was_killed(
 
 
 def test_the_command(qwen_pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    out = tmp_path / "bench.json"
+    out = tmp_path / "bench"
     base = ["bench", "--task", "video", "--model", str(qwen_pair / "target"), "--draft_model", str(qwen_pair / "draft")]
     base += [
-        "--videos",
+        "--num_videos",
         "1",
         "--num_frames",
         str(FRAMES),
@@ -121,15 +120,15 @@ def test_the_command(qwen_pair: Path, tmp_path: Path, capsys: pytest.CaptureFixt
         "--quiet",
     ]
     loose = ["--methods", "sd,strict=lvspec,fly", "--method_options.strict.loose_ratio", "0"]
-    assert main([*base, *loose, "--json", str(out)]) == 0
+    assert main([*base, *loose, "--output", str(out)]) == 0
     assert "retention" in capsys.readouterr().out
-    rows = {row["method"]: row for row in json.loads(out.read_text())}
+    rows = {row["method"]: row for row in json.loads((out / "results.json").read_text())}
     assert list(rows) == ["ar", "sd", "strict", "fly"]
     assert rows["sd"]["equal_to_plain"] == rows["strict"]["equal_to_plain"] == 1
     assert rows["strict"]["settings"]["loose_ratio"] == 0 and rows["strict"]["provenance"]["hardware"]
-    assert not list(tmp_path.glob("*.calls.jsonl"))
-    for wrong, named in ((["--videos", "0"], "videos"), (["--methods", "std2"], "std2"), (["--split", "x"], "split")):
-        assert main([*base, *wrong]) == 2
+    assert [path.name for path in out.iterdir()] == ["results.json"]
+    for wrong, named in (("--num_videos=0", "num_videos"), ("--methods=std2", "std2"), ("--split=x", "split")):
+        assert main([*base, wrong]) == 2
         assert named in capsys.readouterr().err
     assert main(["bench", "--task", "sound"]) == 2
     assert "task" in capsys.readouterr().err
@@ -164,11 +163,11 @@ def test_ones_own_clips_are_compared_with_plain_decoding(
     questions.write_text("".join(json.dumps(each) + "\n" for each in asked))
     base = ["bench", "--task", "video", "--model", str(qwen_pair / "target"), "--draft_model", str(qwen_pair / "draft")]
     base += ["--videos", str(folder), "--max_new_tokens", "8", "--quiet", "--warm_up", "0", "--num_frames", "4"]
-    arguments = [*base, "--questions", str(questions), "--methods", "sd,lvspec", "--json", str(out)]
+    arguments = [*base, "--questions", str(questions), "--methods", "sd,lvspec", "--output", str(out)]
     assert main(arguments) == 0
     table = capsys.readouterr().out
     assert "agreement" in table and "retention" not in table
-    rows = {row["method"]: row for row in json.loads(out.read_text())}
+    rows = {row["method"]: row for row in json.loads((out / "results.json").read_text())}
     assert rows["sd"]["agreement"] == 1 and rows["sd"]["answers"] == rows["sd"]["equal_to_plain"] == 2
     assert 0 <= rows["lvspec"]["agreement"] <= 1 and rows["ar"]["caption_accuracy"] is None
     assert rows["ar"]["temperature"] == 0

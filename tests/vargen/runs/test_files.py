@@ -22,7 +22,6 @@ from vargen.runs.files import (
     append_jsonl,
     atomic_folder,
     atomic_path,
-    own_file,
     own_folder,
     read_jsonl,
     remove_leftovers,
@@ -177,7 +176,6 @@ def test_what_is_no_file_is_neither_replaced_nor_written_to(obstacle: Path, tmp_
     writers: list[Callable[[], Any]] = [
         lambda: write_atomic(obstacle, "new"),
         lambda: append_jsonl(obstacle, {}),
-        lambda: own_file(obstacle).__enter__(),
     ]
     for write in writers:
         with pytest.raises(UserError, match=r"output: .* is (a link|a folder|a device or a pipe); name a file"):
@@ -251,20 +249,6 @@ def test_files_in_the_way_of_a_folder_are_refused(tmp_path: Path) -> None:
         refused = pytest.raises(UserError, match=r"^output_dir: .*file is a file; name a folder")
         with refused, own_folder(path, argument="output_dir"):
             pass
-
-
-def test_one_run_at_a_time_in_a_file(tmp_path: Path) -> None:
-    path = tmp_path / "calls.jsonl"
-    refused = pytest.raises(UserError, match="another run is writing to")
-    with another_process(lambda: own_file(path)), refused, own_file(path):
-        pass
-    assert not path.exists()
-    with own_file(path):
-        append_jsonl(path, {"a": 1})
-    with own_file(path):
-        assert read_jsonl(path) == [{"a": 1}]
-        path.unlink()
-    assert not path.exists()
 
 
 @given(st.binary(max_size=60), st.binary(max_size=20))

@@ -25,7 +25,7 @@ def read_flags(config_type: type[Any], arguments: list[str]) -> Any:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("output_dir", ""),
+        ("output", ""),
         ("batch_size", 0),
         ("steps", -1),
         ("max_seconds", 0.0),
@@ -42,12 +42,12 @@ def read_flags(config_type: type[Any], arguments: list[str]) -> Any:
 )
 def test_a_bad_value_is_an_error_that_names_the_field(name: str, value: Any) -> None:
     with pytest.raises(UserError, match=f"^{name}: "):
-        from_mapping(RunConfig, {"output_dir": "runs/x", name: value})
+        from_mapping(RunConfig, {"output": "runs/x", name: value})
 
 
 def test_an_unknown_field_is_named() -> None:
     with pytest.raises(UserError, match=r"^learning_rte: "):
-        from_mapping(RunConfig, {"output_dir": "runs/x", "learning_rte": 1.0})
+        from_mapping(RunConfig, {"output": "runs/x", "learning_rte": 1.0})
 
 
 def test_nested_fields_are_named_with_their_path() -> None:
@@ -56,9 +56,9 @@ def test_nested_fields_are_named_with_their_path() -> None:
     with pytest.raises(UserError, match=r"^model\.num_attention_heads: "):
         TransformerConfig(dim=192, num_attention_heads=5)
     with pytest.raises(UserError, match=r"^image_size: "):
-        TokenizerTrainingConfig(output_dir="runs/x", image_size=100)
+        TokenizerTrainingConfig(output="runs/x", image_size=100)
     with pytest.raises(UserError, match=r"^vqvae: "):
-        TransformerTrainingConfig(output_dir="runs/x", vqvae="")
+        TransformerTrainingConfig(output="runs/x", vqvae="")
 
 
 @pytest.mark.parametrize(
@@ -69,12 +69,12 @@ def test_the_shipped_file_is_read_and_flags_override_it(config_type: type[RunCon
     config = read_flags(config_type, ["--config", str(file), "--batch_size", "3", "--max_seconds", "null"])
     assert type(config) is config_type
     assert config.batch_size == 3 and config.max_seconds is None
-    assert config.output_dir == f"runs/{name}" and config.evaluation_size == 64
+    assert config.output == f"runs/{name}" and config.evaluation_size == 64
     assert from_mapping(config_type, asdict(config)) == config
 
 
 def test_a_dotted_flag_reaches_a_nested_field() -> None:
-    flags = ["--output_dir", "x", "--model.norm_num_groups", "8", "--model.block_out_channels", "[8,16]"]
+    flags = ["--output", "x", "--model.norm_num_groups", "8", "--model.block_out_channels", "[8,16]"]
     assert read_flags(TokenizerTrainingConfig, flags).model == VQModelConfig(
         block_out_channels=(8, 16), norm_num_groups=8
     )

@@ -32,7 +32,7 @@ from vargen.training.teachers import target_features, teacher_of
 @pytest.fixture
 def config(tmp_path: Path, tiny_model_folder: Path) -> DrafterTrainingConfig:
     return DrafterTrainingConfig(
-        output_dir=str(tmp_path / "drafter"),
+        output=str(tmp_path / "drafter"),
         model=str(tiny_model_folder),
         images=24,
         generation_batch_size=8,
@@ -53,12 +53,12 @@ def config(tmp_path: Path, tiny_model_folder: Path) -> DrafterTrainingConfig:
 def test_it_learns_and_its_export_drafts_for_the_model(config: DrafterTrainingConfig, tiny_model_folder: Path) -> None:
     result = train_drafter(replace(config, steps=1), scene_prompts)
     untrained = result.evaluation
-    result = train_drafter(replace(config, output_dir=config.output_dir + "-longer"), scene_prompts)
+    result = train_drafter(replace(config, output=config.output + "-longer"), scene_prompts)
     assert result.finished
     assert result.evaluation["guided_loss"] < untrained["guided_loss"] - 0.05
     assert result.evaluation["overlap"] > untrained["overlap"]
     assert 0 <= result.evaluation["accepted_top1"] <= result.evaluation["accepted_top10"] <= 1
-    export = Path(config.output_dir + "-longer") / "export"
+    export = Path(config.output + "-longer") / "export"
     check_component_folder(export, EagleHead)
 
     pipeline = LlamaGenPipeline.from_pretrained(tiny_model_folder)
@@ -78,7 +78,7 @@ def test_generated_pictures_are_kept_and_continue_where_they_stopped(
     pipeline = LlamaGenPipeline.from_pretrained(tiny_model_folder)
     pipeline.set_progress_bar_config(disable=True)
     prompts = scene_prompts(5, 20)
-    folder = Path(config.output_dir) / "generated"
+    folder = Path(config.output) / "generated"
     calls: list[int] = []
     make = LlamaGenPipeline.__call__
 
@@ -112,7 +112,7 @@ def test_a_run_does_not_go_on_under_another_guidance(config: DrafterTrainingConf
 
 def test_a_resumed_run_ends_with_the_same_weights(config: DrafterTrainingConfig, tmp_path: Path) -> None:
     config = replace(config, steps=6)
-    train_drafter(replace(config, output_dir=str(tmp_path / "a")), scene_prompts)
+    train_drafter(replace(config, output=str(tmp_path / "a")), scene_prompts)
     loss = PictureDrafterTask.loss
 
     def interrupted(self: PictureDrafterTask, step: int, progress: float) -> object:
@@ -120,7 +120,7 @@ def test_a_resumed_run_ends_with_the_same_weights(config: DrafterTrainingConfig,
             raise KeyboardInterrupt
         return loss(self, step, progress)
 
-    stopping = replace(config, output_dir=str(tmp_path / "b"), checkpoint_seconds=1e-9)
+    stopping = replace(config, output=str(tmp_path / "b"), checkpoint_seconds=1e-9)
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(PictureDrafterTask, "loss", interrupted)
         train_drafter(stopping, scene_prompts)
@@ -288,7 +288,7 @@ def test_layers_that_are_not_there_are_refused(config: DrafterTrainingConfig, ti
 
 def test_an_export_says_how_often_its_likeliest_token_is_accepted(config: DrafterTrainingConfig) -> None:
     result = train_drafter(replace(config, steps=3), scene_prompts)
-    exported = EagleHead.from_pretrained(Path(config.output_dir) / "export")
+    exported = EagleHead.from_pretrained(Path(config.output) / "export")
 
     def mean(name: str) -> float:
         return round(sum(result.evaluation[name + end] for end in ("", "_2", "_3", "_4")) / 4, 3)
@@ -300,12 +300,12 @@ def test_an_export_says_how_often_its_likeliest_token_is_accepted(config: Drafte
 
 def test_a_run_starts_from_another_drafter(config: DrafterTrainingConfig, tmp_path: Path) -> None:
     first = train_drafter(replace(config, steps=10), scene_prompts)
-    folder = str(Path(config.output_dir) / "export")
-    again = replace(config, output_dir=str(tmp_path / "again"), initial_weights=folder, steps=1, learning_rate=1e-9)
+    folder = str(Path(config.output) / "export")
+    again = replace(config, output=str(tmp_path / "again"), initial_weights=folder, steps=1, learning_rate=1e-9)
     assert train_drafter(again, scene_prompts).evaluation["overlap"] == pytest.approx(
         first.evaluation["overlap"], abs=2e-3
     )
-    other = replace(again, output_dir=str(tmp_path / "other"), intermediate_size=40)
+    other = replace(again, output=str(tmp_path / "other"), intermediate_size=40)
     with pytest.raises(
         UserError, match=r"initial_weights: the drafter in .* has another shape than the target and inter"
     ):

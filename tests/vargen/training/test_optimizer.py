@@ -73,7 +73,7 @@ def test_swapping_twice_restores_everything() -> None:
 @pytest.mark.parametrize("kind", ["adamw", "muon"])
 def test_every_parameter_has_one_optimizer_and_vectors_no_decay(kind: str) -> None:
     module = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2))
-    config = RunConfig(output_dir="x", optimizer=kind, weight_decay=0.1, learning_rate=0.01, muon_learning_rate=0.02)
+    config = RunConfig(output="x", optimizer=kind, weight_decay=0.1, learning_rate=0.01, muon_learning_rate=0.02)
     group = OptimizerGroup(config, module.parameters(), [module[0].weight])
     groups = [group for optimizer in group.optimizers for group in optimizer.param_groups]
     held = [id(parameter) for group in groups for parameter in group["params"]]
@@ -88,7 +88,7 @@ def test_every_parameter_has_one_optimizer_and_vectors_no_decay(kind: str) -> No
 def test_it_minimises(kind: str) -> None:
     torch.manual_seed(0)
     module = nn.Linear(8, 8)
-    config = RunConfig(output_dir="x", optimizer=kind, learning_rate=0.02, muon_learning_rate=0.05, weight_decay=0.0)
+    config = RunConfig(output="x", optimizer=kind, learning_rate=0.02, muon_learning_rate=0.05, weight_decay=0.0)
     group = OptimizerGroup(config, module.parameters(), [module.weight])
     inputs, target = torch.randn(64, 8), torch.randn(8, 8) * 0.3
     losses = []
@@ -103,7 +103,7 @@ def test_it_minimises(kind: str) -> None:
 
 def test_clipping_bounds_the_norm_and_zero_leaves_it() -> None:
     module = nn.Linear(4, 4)
-    group = OptimizerGroup(RunConfig(output_dir="x"), module.parameters(), [])
+    group = OptimizerGroup(RunConfig(output="x"), module.parameters(), [])
     for parameter in module.parameters():
         parameter.grad = torch.ones_like(parameter)
     norm = math.sqrt(sum(parameter.numel() for parameter in module.parameters()))

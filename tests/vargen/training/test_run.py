@@ -54,7 +54,7 @@ class LineTask:
 
 def make_config(folder: Path, **changes: object) -> RunConfig:
     config = RunConfig(
-        output_dir=str(folder),
+        output=str(folder),
         steps=40,
         learning_rate=0.15,
         warmup_steps=3,
@@ -212,10 +212,10 @@ def test_a_damaged_checkpoint_and_a_file_for_a_folder_are_reported(tmp_path: Pat
     garbled = whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :]
     for content in (whole[:100], b"", b"junk", garbled, foreign.getvalue(), harmful.getvalue()):
         checkpoint.write_bytes(content)
-        with pytest.raises(UserError, match=r"^output_dir: .*checkpoint\.pt .*; remove it to start anew"):
+        with pytest.raises(UserError, match=r"^output: .*checkpoint\.pt .*; remove it to start anew"):
             train(make_config(tmp_path / "run"), LineTask())
     assert not (tmp_path / "done").exists()
-    with pytest.raises(UserError, match=r"^output_dir: "):
+    with pytest.raises(UserError, match=r"^output: "):
         prepare(make_config(checkpoint))
 
 

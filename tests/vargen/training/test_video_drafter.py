@@ -106,7 +106,7 @@ def load(folder: Path) -> tuple[Any, Any]:
 
 def training_config(target: Path, folder: Path, **changes: Any) -> VideoDrafterTrainingConfig:
     values: dict[str, Any] = {
-        "output_dir": str(folder),
+        "output": str(folder),
         "model": str(target),
         "videos": 6,
         "num_frames": FRAMES,
@@ -478,7 +478,7 @@ def test_a_resumed_run_ends_with_the_same_weights(qwen_folder: Path, tmp_path: P
             raise KeyboardInterrupt
         return loss(self, step, progress)
 
-    half = replace(config, output_dir=str(tmp_path / "half"), checkpoint_seconds=1e-9)
+    half = replace(config, output=str(tmp_path / "half"), checkpoint_seconds=1e-9)
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(VideoDrafterTask, "loss", interrupted)
         train_on_noise(half)
@@ -593,7 +593,7 @@ def test_the_ablations_of_sparrow_are_settings(qwen_folder: Path, tmp_path: Path
 )
 def test_bad_settings_are_named(changes: dict[str, Any], named: str) -> None:
     with pytest.raises(UserError, match=named):
-        from_mapping(VideoDrafterTrainingConfig, {"output_dir": "x", **changes})
+        from_mapping(VideoDrafterTrainingConfig, {"output": "x", **changes})
 
 
 def test_settings_that_do_not_fit_the_target_are_named(qwen_folder: Path, tmp_path: Path) -> None:
@@ -667,7 +667,7 @@ def test_a_users_own_videos_train_a_drafter(
         for at, frame in enumerate(torch.rand(frames, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(number))):
             to_pil_image(frame).save(pictures / f"{at}.png")
     arguments = ["train", "video-drafter", "--model", str(qwen_folder), "--videos", str(tmp_path / "clips")]
-    arguments += ["--output_dir", str(tmp_path / "run"), "--max_answer_tokens", "6", "--steps", "2"]
+    arguments += ["--output", str(tmp_path / "run"), "--max_answer_tokens", "6", "--steps", "2"]
     arguments += ["--batch_size", "3", "--evaluation_size", "2", "--decoded_videos", "1", "--autocast", "false"]
     assert main(arguments) == 0
     assert "training of the video-drafter is over" in capsys.readouterr().out
@@ -683,5 +683,5 @@ def test_a_users_own_videos_train_a_drafter(
 def test_one_video_is_too_few(qwen_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "clips" / "only").mkdir(parents=True)
     arguments = ["train", "video-drafter", "--model", str(qwen_folder), "--videos", str(tmp_path / "clips")]
-    assert main([*arguments, "--output_dir", str(tmp_path / "run")]) == 2
+    assert main([*arguments, "--output", str(tmp_path / "run")]) == 2
     assert "give two or more" in capsys.readouterr().err

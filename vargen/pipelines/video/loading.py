@@ -6,6 +6,7 @@ not belong here: the options (`options.py`), and answering (`answering.py`).
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -92,8 +93,11 @@ def load_processor(model: str | os.PathLike[str] | VideoModelFolder | None) -> A
     """The processor that lies beside a model's weights.
 
     Raises:
-        UserError: no such model, or a processor that is missing, knows no videos or has no chat template.
+        UserError: no such model, or a processor that is missing, knows no videos or has no chat template; or the extra
+            "video" is not installed.
     """
+    if importlib.util.find_spec("torchvision") is None:  # processors of videos resize frames by it
+        raise UserError('video: processors of videos need torchvision; run: pip install "vargen[video]"')
     folder = model.folder if isinstance(model, VideoModelFolder) else open_video_model(model).folder
     try:
         processor = AutoProcessor.from_pretrained(folder)

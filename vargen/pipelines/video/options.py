@@ -1,4 +1,4 @@
-"""Which Video-LLM, how it is loaded, what it is shown of a video and how it answers: options that commands share.
+"""Which Video-LLM, how it is loaded, which frames it sees, and how it answers.
 
 Belongs here: the options that several commands and the lmms-eval plugin share, and the checks that need no model.
 Does not belong here: finding and loading models (`loading.py`). Importing this imports no torch and opens no file.
@@ -28,21 +28,21 @@ class VideoOptions(ModelOptions):
 
     Args:
         model: folder of a Video-LLM with its processor; or a name on the hub, such as Qwen/Qwen2.5-VL-7B-Instruct; or
-            the name of a shipped one; null for the shipped default, which knows only this project's own small world.
-        draft_model: a smaller model of the same family, named likewise; null for the default model's own draft model.
+            the name of a shipped one; null for the shipped default, which knows only rendered videos of this project.
+        draft_model: draft model of the same kind, named as `model` is; null for the one shipped with the default model.
         draft_revision: branch, tag or commit of a draft model on the hub; null for its main one.
         device_map: where transformers puts the parts of the models, such as "auto" or "cuda:0", instead of `device`; or
             one device each for target and drafter, such as "cuda:0,cuda:1".
-        num_frames: frames to look at, evenly spread; null for what the model's processor does by itself.
-        fps: frames to look at in each second, instead of `num_frames`.
-        max_pixels: pixels of a frame, at most; null for the processor's own limit. For models that keep the shape of
-            frames.
-        max_new_tokens: tokens of an answer, at most.
-        temperature: 0 always takes the likeliest token; null for the model's own generation config, which may not draw.
-        top_k: choose among so many of the likeliest tokens, 0 for no limit; null for the model's own.
+        num_frames: number of frames that the model sees, evenly spread; null for the processor's own choice.
+        fps: number of frames per second that the model sees, instead of `num_frames`.
+        max_pixels: largest number of pixels of a frame; null for the processor's own limit. For models that keep the
+            shape of frames.
+        max_new_tokens: largest number of tokens of an answer.
+        temperature: 0 always takes the likeliest token; null for the model's own generation config.
+        top_k: choose among this number of likeliest tokens only; 0 for all; null for the model's own.
         top_p: choose among the likeliest tokens that together have this probability; null for the model's own.
-        repetition_penalty: 1 does nothing; null for the model's own.
-        seed: the first answer's.
+        repetition_penalty: above 1 makes repeated tokens less likely; 1 is off; null for the model's own.
+        seed: seed of the first answer.
     """
 
     draft_model: str | None = None
@@ -108,7 +108,7 @@ class VideoOptions(ModelOptions):
 
     @property
     def paired(self) -> bool:
-        """Whether there is a draft model: the one that is named, or the one shipped with the default model."""
+        """Whether there is a draft model: a named one, or the one shipped with the default model."""
         return self.draft_model is not None or self.model is None
 
     @property

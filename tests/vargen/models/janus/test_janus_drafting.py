@@ -132,10 +132,10 @@ def test_a_head_is_trained_on_prompts_of_a_file_and_drafts(
     model = janus_models.save(tmp_path / "model")
     words = ["dog", "cat", "red", "rain", "sand", "runs"]
     (tmp_path / "prompts.txt").write_text("\n".join(f"a {one} on {other}" for one in words for other in words))
-    command = ["train", "drafter", "--model", str(model), "--output_dir", str(tmp_path / "run")]
+    command = ["train", "drafter", "--model", str(model), "--output", str(tmp_path / "run")]
     assert main([*command, *SMALL.split()]) == 2
-    assert "prompts must name a file: a model of the family janus does not draw" in capsys.readouterr().err
-    command += ["--prompts", str(tmp_path / "prompts.txt"), *SMALL.split()]
+    assert "prompts_file must name a file: a model of the family janus does not draw" in capsys.readouterr().err
+    command += ["--prompts_file", str(tmp_path / "prompts.txt"), *SMALL.split()]
     assert main([*command, "--max_seconds", "1e-9"]) == 0  # a run that was cut short goes on
     untrained = evaluation(tmp_path)
     assert main(command) == 0

@@ -1,14 +1,13 @@
-"""From pictures on disk to the figures of a protocol, in shares that any number of processes can take.
+"""From pictures on disk to features, in shares that any number of processes can take.
 
 Belongs here: loading the protocol's networks, measuring batches of pictures, the reference and its cache, and gathering
-what all processes measured. Does not belong here: the figures' formulas (`metrics`), making pictures, and options
-(`vargen.commands.evaluate`).
+the features of all processes. Does not belong here: figures (`vargen.jobs.figures`), and making pictures.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,16 +17,12 @@ import torch
 from torch import Tensor
 from transformers.utils import logging as transformers_logging
 
-from metrics.bootstrap import percentile_interval
-from metrics.clip_score import clip_scores
 from metrics.errors import DataError
 from metrics.extractors import INCEPTION_RESIZINGS, CLIPFeatures, FeatureExtractor, InceptionFeatures, VGGFeatures
 from metrics.feature_bank import FeatureBank
 from metrics.frechet import GaussianStatistics
 from metrics.images import ImageArray, ImageFolder, open_images, open_npz, resize
-from metrics.proportion import Proportion
 from metrics.protocol import Protocol
-from metrics.quality import Reference, figure, mean_figure, score_pictures
 from vargen.base.errors import UserError
 from vargen.base.resources import cache_folder
 from vargen.jobs.cases import BenchmarkCase, Judge, ReferencePictures
@@ -43,18 +38,18 @@ MEASURE_BATCH = 64
 
 @dataclass(frozen=True)
 class Networks:
-    """What reads the pictures.
+    """The networks that read pictures.
 
     Args:
         extractors: by the names that protocols use.
-        judge: reads claims; None where they are not judged.
+        judge: reads claims; None where the protocol does not judge.
     """
 
     extractors: dict[str, FeatureExtractor]
     judge: Judge | None
 
     def identity(self) -> dict[str, str]:
-        """What a result records, and what a cache depends on."""
+        """Digests of the extractors, for results and caches."""
         return {name: extractor.identity for name, extractor in self.extractors.items()}
 
 
@@ -70,7 +65,7 @@ def load_networks(
     """Every network the protocol needs.
 
     Raises:
-        UserError: a file that is needed is not named, missing or of another layout.
+        UserError: a needed file is not named, missing or of another layout.
     """
 
     def load(name: str) -> FeatureExtractor:
@@ -78,7 +73,7 @@ def load_networks(
             if clip is None:
                 raise UserError(f"clip: {protocol.name} needs a CLIP model; name the folder of one")
             refuse_pickled(clip, "clip")
-            transformers_logging.disable_progress_bar()  # a job has a bar of its own, or none
+            transformers_logging.disable_progress_bar()  # the job has a bar of its own
             return CLIPFeatures(clip, device)
         if name == "vgg16":
             if vgg_weights is None:
@@ -95,11 +90,11 @@ def load_networks(
 def measure(
     pictures: Sequence[Tensor], cases: Sequence[BenchmarkCase], protocol: Protocol, networks: Networks
 ) -> Arrays:
-    """What is read off pictures uint8 `[3, H, W]` and their captions.
+    """Features of pictures uint8 `[3, H, W]` and their captions.
 
     Returns:
         `features_NAME` fp32 `[B, D]` by extractor; `text` fp32 `[B, D]` where CLIP score is made; `verdicts` int16
-        `[B, 2 * kinds]`, claims borne out and claims made by kind, where pictures are judged.
+        `[B, 2 * kinds]`, right claims and all claims by kind, where pictures are judged.
     """
     side = protocol.resolution or pictures[0].shape[-1]
     resized = resize(pictures, protocol.resizer, side)
@@ -115,9 +110,9 @@ def measure(
 
 
 def gather(store: BatchStore, share: Share, num_items: int, device: torch.device) -> dict[str, Tensor]:
-    """All arrays of a store in the order of the pictures, on the CPU; every process reads its share and gets all."""
+    """All arrays of a store in the order of the pictures, on the CPU. Every process reads its share and gets all."""
     own = [(store.batches[batch], store.read(batch)[0]) for batch in share.of(range(len(store.batches)))]
-    # Every process asks for the same arrays in the same order, also one that has no batch of its own.
+    # Every process gathers the same arrays in the same order, also one without a batch of its own.
     names = sorted(store.read(0)[0])
     width = {name: store.read(0)[0][name].shape[1] for name in names}
     gathered = {}
@@ -137,10 +132,10 @@ def gather(store: BatchStore, share: Share, num_items: int, device: torch.device
 
 
 def open_reference(protocol: Protocol, path: Path | None) -> ImageFolder | ImageArray | None:
-    """Given pictures of the reference; None where they are rendered, there are none, or `path` holds statistics.
+    """Given pictures of the reference; None where they are rendered, not needed, or `path` holds statistics.
 
     Raises:
-        UserError: none is named where one is needed, one where none is, or it cannot be read.
+        UserError: `path` is missing, not needed, or cannot be read.
     """
     if protocol.reference != "given":
         if path is not None:
@@ -168,9 +163,9 @@ def reference_features(
     device: torch.device,
     shown: Progress,
 ) -> dict[str, Tensor]:
-    """Features of the reference by extractor, `[N, D]`, from the cache or measured now and cached.
+    """Features of the reference by extractor, `[N, D]`, from the cache, or measured now and cached.
 
-    The cache goes by content: pictures, resizing and networks; a changed picture is another reference.
+    The key of the cache is the content: pictures, resizing and networks. A changed picture is another reference.
     """
     wanted = [name for name in dict.fromkeys((protocol.extractor, protocol.manifold_extractor)) if name is not None]
     identity = [pictures.digest(), protocol.resizer, protocol.resolution]
@@ -191,10 +186,10 @@ def reference_features(
 
 
 def stored_statistics(path: Path, protocol: Protocol, networks: Networks) -> tuple[GaussianStatistics, list[str]]:
-    """Statistics from a file, and warnings about what the file does not say.
+    """Statistics from a file, and warnings about what the file leaves open.
 
     Raises:
-        UserError: the file says that it was made with another network or resizing.
+        UserError: the file was made with another network or resizing.
     """
     try:
         statistics = GaussianStatistics.load(path)
@@ -216,7 +211,7 @@ def stored_statistics(path: Path, protocol: Protocol, networks: Networks) -> tup
 
 
 def made_with(protocol: Protocol, networks: Networks) -> dict[str, Any]:
-    """What statistics depend on beside the pictures."""
+    """Everything beside the pictures that decides statistics."""
     return {
         "resizer": protocol.resizer,
         "resolution": protocol.resolution,
@@ -230,128 +225,3 @@ def save_statistics(path: Path, statistics: GaussianStatistics, protocol: Protoc
     arrays = {"mu": statistics.mean.numpy(), "sigma": statistics.covariance.numpy(), "made_with": note}
     with atomic_path(path) as temporary, open(temporary, "wb") as file:
         np.savez(file, **{"count": np.array(statistics.count or 0), **arrays})  # type: ignore[arg-type]  # numpy names one keyword
-
-
-def score(
-    protocol: Protocol, measured: dict[str, Tensor], reference: Reference | None, kinds: Sequence[str], draws: int
-) -> dict[str, Any]:
-    """Figures of one set of pictures from what `measure` read off them; `kinds` are those of the judge.
-
-    Raises:
-        UserError: too few pictures.
-    """
-    features = {name: measured[f"features_{name}"] for name in protocol.extractors}
-    try:
-        scores = score_pictures(protocol, features, reference, measured.get("text"), draws)
-    except DataError as error:
-        raise UserError(str(error)) from error
-    if "verdicts" in measured:
-        scores |= judge_scores(measured["verdicts"], kinds, draws)
-    return scores
-
-
-def judge_scores(verdicts: Tensor, kinds: Sequence[str], draws: int) -> dict[str, Any]:
-    """`judge_accuracy` (share of claims), `judge_prompts` (share of prompts) and `judge` (share by kind).
-
-    Claims of one picture stand or fall together, so the intervals draw pictures, not claims. Where all claims or none
-    are right, every draw says the same; the interval is then Wilson's over the pictures with claims.
-    """
-
-    def share_of(chosen: Sequence[str]) -> dict[str, Any] | None:
-        shares = _Shares(verdicts, kinds, chosen)
-        if not shares.made.sum():
-            return None
-        value = shares(torch.arange(len(verdicts)))
-        interval = percentile_interval(len(verdicts), shares, draws)
-        if interval is not None and value in (0.0, 1.0):
-            pictures = int((shares.made > 0).sum())
-            interval = Proportion(pictures if value else 0, pictures).interval()
-        return figure(value, interval)
-
-    by_kind = {kind: share_of([kind]) for kind in kinds}
-    return {
-        "judge_accuracy": share_of(_claimed(kinds)),
-        "judge_prompts": by_kind["prompt"],
-        "judge": {kind: value for kind, value in by_kind.items() if value is not None},
-    }
-
-
-def against_plain(
-    measured: dict[str, Tensor], plain: dict[str, Tensor], protocol: Protocol, kinds: Sequence[str], draws: int
-) -> dict[str, Any]:
-    """How much more a method's pictures have than plain decoding's of the same captions: `judge_accuracy` (share of
-    claims) and `clip_score`. Captions are drawn in pairs, so how hard they are cancels out of the interval."""
-    differences: dict[str, Any] = {}
-    if "verdicts" in measured:
-        ours, theirs = (_Shares(each["verdicts"], kinds, _claimed(kinds)) for each in (measured, plain))
-        count = len(measured["verdicts"])
-
-        def over(chosen: Tensor) -> float:
-            return ours(chosen) - theirs(chosen)
-
-        interval = percentile_interval(count, over, draws)
-        differences["judge_accuracy"] = figure(over(torch.arange(count)), interval)
-    if protocol.clip_score is not None:
-        clip = protocol.clip_score
-        scores = [
-            clip_scores(each["features_clip"], each["text"], clip.scale, clip.clip_at_zero)
-            for each in (measured, plain)
-        ]
-        differences["clip_score"] = mean_figure(scores[0] - scores[1], draws)
-    return differences
-
-
-def count_claims(judge: Judge, pictures: Tensor, cases: Sequence[BenchmarkCase]) -> dict[str, list[int]]:
-    """By kind, how many claims all pictures together bear out, and how many were made."""
-    return dict(zip(judge.kinds, judge(pictures, cases).sum(0).tolist(), strict=True))
-
-
-def judge_figures(claims: Sequence[Mapping[str, Sequence[int]]]) -> dict[str, Any]:
-    """Of what `count_claims` gave, the share of right claims with its 95 % interval, and the shares by kind.
-
-    All are None where nothing was judged.
-    """
-    shares = {
-        kind: Proportion(sum(each[kind][0] for each in claims), sum(each[kind][1] for each in claims))
-        for kind in next(iter(claims), ())
-    }
-    said = [shares[kind] for kind in _claimed(shares)]
-    share = Proportion(sum(each.right for each in said), sum(each.total for each in said))
-    if not share.total:
-        return {"judge_accuracy": None, "judge_accuracy_interval": None, "judge": None}
-    return {
-        "judge_accuracy": share.accuracy,
-        "judge_accuracy_interval": list(share.interval()),
-        "judge": {kind: each.to_dict() for kind, each in shares.items() if each.total},
-    }
-
-
-def clip_figures(scores: Sequence[Sequence[float]]) -> dict[str, Any]:
-    """The mean CLIP score of the pictures of all calls with its 95 % interval; both None where nothing was scored."""
-    values = [score for each in scores for score in each]
-    if not values:
-        return {"clip_score": None, "clip_score_interval": None}
-    measured = mean_figure(torch.tensor(values), 200)
-    return {"clip_score": measured["value"], "clip_score_interval": measured["interval"]}
-
-
-def _claimed(kinds: Iterable[str]) -> list[str]:
-    """The kinds of claims that prompts make."""
-    return [kind for kind in kinds if kind not in ("object_count", "prompt")]
-
-
-class _Shares:
-    """The share of claims of some kinds that the pictures chosen bear out.
-
-    Args:
-        verdicts: `[N, 2 * kinds]`, as `measure` gives them.
-        kinds: of the judge.
-        chosen: those that count.
-    """
-
-    def __init__(self, verdicts: Tensor, kinds: Sequence[str], chosen: Sequence[str]) -> None:
-        places = [kinds.index(kind) for kind in chosen]
-        self.right, self.made = verdicts.double().reshape(len(verdicts), len(kinds), 2)[:, places].sum(1).T
-
-    def __call__(self, chosen: Tensor) -> float:
-        return float(self.right[chosen].sum() / self.made[chosen].sum().clamp_min(1))

@@ -7,7 +7,7 @@ import torch
 
 from metrics.protocol import Protocol
 from scenes.judge.claim_checks import KINDS
-from vargen.jobs.quality import against_plain, judge_scores
+from vargen.jobs.figures import against_plain, judge_scores
 
 COLOUR, PROMPT, COUNT = KINDS.index("colour"), KINDS.index("prompt"), KINDS.index("object_count")
 

@@ -1,7 +1,14 @@
 """The speculative core: tokens, trees, caches, and one decode loop with four roles.
 
-What a token stands for is unknown here. `generate` is one call for a plain language model; everything else is for those
-who choose the players themselves, and `README.md` says what a player must promise.
+Nothing here knows what a token stands for. `generate` is one call for a plain language model. For other models, choose
+the four players yourself; `README.md` says what each must promise. To read the code, in this order:
+
+1. `roles.py`, `tree.py`: the four roles, and the tokens they exchange. `sampling.py`: from logits to tokens.
+2. `loop.py`: propose, judge, keep. `skipping.py`: VVS's skipped steps. `continuous.py`: rows for new requests.
+3. `verifiers/exact.py`, then one file per other rule: `annealed`, `grouped`, `lantern`, `loose`, `windowed`.
+4. `drafters/jacobi.py`, `drafters/draft_model.py`, `drafters/eagle.py`, and their variants. `draft_size.py`: how much.
+5. `kv_cache.py`, `targets/transformers.py`: models. `compilation.py` and `kernels/`: faster forward passes.
+6. `trace.py`, `finite.py`, `ragged.py`, `checks.py`: records and helpers. `parallel/`: ParallelVLM's own loop.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,13 +1,12 @@
-"""Passes as compiled code: one whole graph for every static shape, compiled once and used for every batch of it.
+"""Forward passes as compiled code: one whole graph for every static shape, compiled once and used for all batches.
 
-Belongs here: what every compiled pass needs around it: buckets of attention, inputs of one layout, how many graphs were
-made and what that took. Does not belong here: the passes (targets have them, as a method that takes and
-returns tensors), where compiled code is kept, and what a user is told.
+Belongs here: what every compiled pass needs: buckets of attention, inputs of one layout, counts of graphs and seconds.
+Does not belong here: the passes (methods of targets and draft heads), where compiled code is stored, and messages.
 
-How. A pass is a method of its owner over tensors alone. What differs between batches and steps (lengths, padding,
-places, guidance) is tensors too, so that a graph made for one batch serves all of its shape. How far attention reaches
-is the length of one more tensor, which the compiler is told may vary: so one graph serves every bucket, and on CUDA
-each bucket is captured once. Nothing in a pass may wait for the device.
+A pass is a method over tensors alone. What differs between batches and steps (lengths, padding, positions, guidance) is
+a tensor, too, so that a graph serves all batches of its shape. The length of one more tensor says how far attention
+reaches. The compiler knows that it varies: one graph serves every bucket, and on CUDA each bucket is captured once.
+Nothing in a pass may wait for the device.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from specdecode.kv_cache import StaticKVCache
 
 _MOST_GRAPHS = 256
-"""Of one pass in one process: widths times numbers of rows; torch's own limit of 8 is meant for accidents."""
+"""The most graphs of one pass: widths times numbers of rows. torch's own limit of 8 is meant for accidents."""
 
 
 class PassCompiler:
@@ -33,13 +32,13 @@ class PassCompiler:
 
     Args:
         backend: of `torch.compile`, a name or a function.
-        bucket: attention reads the cache in multiples of so many slots.
-        on_compiled: called as `on_compiled(name, width, seconds)` after a pass was compiled: whose it is, and tokens a
-            row. Seconds are those of the whole first call.
+        bucket: attention reads a multiple of so many slots of the cache.
+        on_compiled: called as `on_compiled(name, width, seconds)` after a pass was compiled: its owner's name, tokens
+            per row, and seconds of the whole first call.
 
     Attributes:
-        num_compiled: graphs so far; it grows when and only when something is compiled.
-        seconds: what compiling took so far.
+        num_compiled: graphs so far; it grows only when something is compiled.
+        seconds: of compiling so far.
 
     Raises:
         ValueError: a bucket of less than two slots.
@@ -60,11 +59,11 @@ class PassCompiler:
         self._reaches: dict[tuple[int, torch.device], Tensor] = {}
 
     def round_up(self, length: int) -> int:
-        """The least whole number of buckets that holds so many slots."""
+        """The length rounded up to whole buckets."""
         return -(-length // self.bucket) * self.bucket
 
     def check_width(self, max_draft_nodes: int) -> None:
-        """Raises ValueError where a draft of so many tokens is wider than a bucket."""
+        """Raises ValueError where a draft is wider than a bucket."""
         if max_draft_nodes > self.bucket:
             raise ValueError(
                 f"compile_bucket must be at least the {max_draft_nodes} tokens of a draft, got {self.bucket}; give a "
@@ -72,7 +71,7 @@ class PassCompiler:
             )
 
     def reach(self, length: int, most: int, device: torch.device) -> Tensor:
-        """[S] int64: the slots that attention reads where `length` are in use, whole buckets of them up to `most`."""
+        """[S] int64: the slots that attention reads if `length` are in use: whole buckets, up to `most`."""
         slots = min(self.round_up(length), most)
         key = slots, device
         if key not in self._reaches:
@@ -93,7 +92,7 @@ class PassCompiler:
         """`method(owner, *tensors, reach)` as compiled code, where `reach` [S] int64 are the slots to attend to.
 
         Args:
-            name: whose pass it is, such as "target", for whoever is told.
+            name: the owner's name for `on_compiled`, such as "target".
             owner: its `self`.
             method: of the owner's class, over tensors alone; it returns tensors or a dataclass of such.
             tensors: [B, n, ...]; the second dimension of the first one is the width.
@@ -112,7 +111,7 @@ class PassCompiler:
                 backend=self.backend,
                 options=self._options(tensors[0].device),
             )
-        # Of one layout, and no two the same: both would be other graphs.
+        # One layout, and no tensor twice: both would make other graphs.
         laid_out = [each.clone(memory_format=torch.contiguous_format) for each in tensors]
         before, began = counters["stats"]["unique_graphs"], time.perf_counter()
         if tensors[0].is_cuda:
@@ -128,22 +127,22 @@ class PassCompiler:
         return copied(output) if tensors[0].is_cuda else output
 
     def function(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A small function of tensors and of constants that can be hashed, as compiled code: a graph for all sizes.
+        """A small function of tensors and hashable constants as compiled code, one graph for all sizes.
 
-        For what happens between passes and is dozens of operations on little. These graphs are not counted.
+        For dozens of small operations between passes. These graphs are not counted.
         """
         if function not in self._compiled:
             self._compiled[function] = torch.compile(function, fullgraph=True, dynamic=True, backend=self.backend)
 
         def run(*given: Any) -> Any:
-            # Whatever the sizes, a size of one is a case of its own.
+            # A size of one is a graph of its own.
             kind = (tuple(n == 1 for n in each.shape) if isinstance(each, Tensor) else each for each in given)
             return self._call(function, (function, *kind), *given)
 
         return run
 
     def _call(self, function: Callable[..., Any], kind: tuple[Any, ...], *given: Any) -> Any:
-        """What is compiled of a function, which may become one graph more where a kind comes up for the first time."""
+        """Call the compiled function; a kind that is new may add one graph."""
         if kind in self._kinds:
             return self._compiled[function](*given)
         self._kinds.add(kind)
@@ -151,12 +150,12 @@ class PassCompiler:
             return self._compiled[function](*given)
 
     def _options(self, device: torch.device) -> dict[str, Any] | None:
-        """Of torch's own compiler: on CUDA graphs are captured, which is its mode "reduce-overhead"."""
+        """Options of torch's own compiler: on CUDA it captures graphs, as in its mode "reduce-overhead"."""
         return {"triton.cudagraphs": True} if self.backend == "inductor" and device.type == "cuda" else None
 
 
 def copied(output: Any) -> Any:
-    """Copies of tensors, and of those that a tuple or a dataclass holds; whatever else there is as it is."""
+    """Copies of tensors, also inside tuples and dataclasses; everything else as it is."""
     if isinstance(output, Tensor):
         return output.clone()
     if isinstance(output, tuple):

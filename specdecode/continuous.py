@@ -1,17 +1,14 @@
-"""Continuous batches: a finished row's place is taken by the next request, so nobody waits for the slowest row.
+"""Continuous batches: the next request takes the row of a finished one, so no request waits for the slowest row.
 
-Belongs here: when rows are looked at, who takes their places, and what each request gave and took. Does not belong
-here: a step of decoding (`loop.py`), how a player gives a row away (`specdecode.roles.RowReplacing`), and what a
-request is.
+Belongs here: when the host looks for finished rows, which requests take them, and each request's tokens and seconds.
+Does not belong here: a step of decoding (`loop.py`), and how a player replaces rows (`roles.RowReplacing`).
 
-How. Requests that come later are first decoded one pass far as a small batch of their own, by players of their own:
-prompts are fed, first tokens drawn, drafters started. That run's rows are then copied over the finished ones, cache and
-all, and go on there. So a row that joins is, to the last number, one that begins a batch; and as rows never depend on
-their neighbours, a request's tokens are those that it gets alone.
+New requests start as a small run of their own, with players of their own: prompts are fed, first tokens drawn, drafters
+started. The rows of that run, cache included, are then copied over the finished rows. So a row that joins is the same
+as one that begins a batch, and since rows do not depend on each other, a request's tokens are those it gets alone.
 
-The host looks for finished rows only when one may have finished: the row that needs the fewest tokens gains no more
-than a draft's depth a step. All rows found finished are refilled at once, by one prefill. When no request is left,
-finished rows idle, and the batch keeps its shape to the end.
+The host looks for finished rows only when one may have finished: a row gains at most a draft's depth plus one per step.
+All finished rows are refilled by one prefill. When no request is left, finished rows idle until the batch ends.
 
 Source: Yu et al. 2022, "Orca: A distributed serving system for transformer-based generative models" (iteration-level
 scheduling).
@@ -36,15 +33,15 @@ from specdecode.trace import DecodeTrace
 
 @dataclass(frozen=True)
 class FinishedRow:
-    """What decoding gives back of one request.
+    """The result of one request.
 
     Args:
         request: its number.
         tokens: [max_new_tokens] int64; after an early end, filled up with the (first) stop token.
         length: decoded tokens, a stop token included.
-        trace: what happened, of one row; passes are those it took part in. Its only phase, "decode", is `seconds`.
-        seconds: the time from its prefill to its end, over the rows of the batch: its share of the machine. What
-            happens to rows once they are given does not count.
+        trace: what happened in its row; passes are those it took part in. Its only phase, "decode", is `seconds`.
+        seconds: the time from its prefill to its end, divided by the rows of the batch. Time in which the caller holds
+            a result does not count.
     """
 
     request: int
@@ -62,8 +59,8 @@ class StartRun(Protocol):
 
         Args:
             requests: their numbers.
-            joins: False for the first, in which all later ones will take places: it needs room for the longest prompt.
-                True for those: they are started, never stepped, and need room for their own prompts alone.
+            joins: False for the first run, whose rows later requests take: it needs room for the longest prompt. True
+                for later runs: they are started, never stepped, and need room for their own prompts alone.
         """
         ...
 
@@ -78,7 +75,7 @@ def decode_queue(
 
     Args:
         start_run: makes runs of the same settings.
-        count: requests.
+        count: number of requests.
         batch_size: rows of a batch; fewer where there are fewer requests.
         on_step: called as `on_step(state, requests)` after the first prefill and every pass, with the request of each
             row, None where a row idles. It must not change `state`; reading a tensor's value there waits for the
@@ -89,7 +86,7 @@ def decode_queue(
 
     Raises:
         ValueError: no request or row; or a player that cannot give a row to another request, by name.
-        NotFiniteError: logits of a request were no numbers; `row` is the request. Those finished before were given.
+        NotFiniteError: logits of a request were not finite; `row` is the request. Those finished before were yielded.
     """
     if count < 1 or batch_size < 1:
         raise ValueError(f"count and batch_size must be at least 1, got {count} and {batch_size}")
@@ -104,7 +101,7 @@ def decode_queue(
     places: list[_Occupied | None] = [_Occupied(request, begun, 0) for request in range(num_rows)]
     following = num_rows
     _report(on_step, run, places)
-    # Tokens that the row which is nearest to its end needs; who has just been started may have stopped already.
+    # Tokens that the row nearest to its end needs. A row that has just started may have stopped already.
     soonest = 0 if run.stops is not None else run.state.max_new_tokens - 1
     while any(places):
         with run.trace.phase("decode"):
@@ -130,7 +127,7 @@ def decode_queue(
 
 
 class _Clock:
-    """Seconds of decoding: it stands still while whoever was given a row does something with it."""
+    """Seconds of decoding; it stands still while the caller holds a result."""
 
     def __init__(self) -> None:
         self._stood_still = 0.0
@@ -146,14 +143,14 @@ class _Clock:
 
 
 def _soonest(state: DecodeState) -> int:
-    """Tokens that the unfinished row which is nearest to its end needs; 0 where all are finished."""
+    """Tokens that the unfinished row nearest to its end needs; 0 where all are finished."""
     missing = torch.where(state.active, state.max_new_tokens - state.lengths, state.max_new_tokens).min()
     return int(missing * state.active.any())
 
 
 @dataclass
 class _Occupied:
-    """Who has a row, since when, and the number of the first step after its prefill."""
+    """The request in a row, when it began, and the number of the first step after its prefill."""
 
     request: int
     begun: float
@@ -168,7 +165,7 @@ def _refill(
     places: list[_Occupied | None],
     begun: float,
 ) -> None:
-    """The next requests take these rows."""
+    """Give these rows to the next requests."""
     joining = start_run(requests, joins=True)
     joining.start()
     run.replace_rows(torch.tensor(rows, device=run.state.lengths.device), joining)
@@ -179,7 +176,7 @@ def _refill(
 def _given(
     run: DecodeRun, places: Sequence[_Occupied | None], finished: Sequence[int], now: float
 ) -> Iterator[FinishedRow]:
-    """The finished rows' requests. Raises NotFiniteError, after all that are well, for one that is not."""
+    """The results of finished rows. Raises NotFiniteError for one that has none, after yielding the others."""
     state, wrong = run.state, run.watch.first_steps()
     failed = None
     for row in finished:

@@ -1,17 +1,15 @@
-"""How much to draft: fixed, or chosen for the most tokens per second.
+"""How much to draft: a fixed size, or the one with the most tokens per second.
 
-Belongs here: the choice among sizes from what passes cost and what has been accepted. Does not belong here: measuring
-costs (`step_costs.py`), and drafting.
+Belongs here: sizes, what the parts of a step cost, and the choice. Does not belong here: drafting, and where measured
+costs are stored.
 
 A step that drafts a tree of n nodes and d levels takes target(n) + d * drafting step + overhead, and adds 1 + E tokens,
-E being the expected accepted length. E is estimated from what happened: by the drafter's own confidence, scaled to what
-was accepted of it, where it has any; by what was measured of every size beforehand, scaled likewise, where that is
-known; else level by level, as the share of drafts that survived each level, with the last known share for levels not
-tried.
+where E is the expected accepted length. E comes from the drafter's own confidence where it has any, else from lengths
+measured for every size, where they are known; both are scaled to what was really accepted. Else E comes level by level
+from the share of drafts that survived each level, and the last known share counts for levels not tried.
 
-Costs are measured alone and beforehand. What a step that drafts really takes is timed along the way, between two looks
-at what was accepted (the host waits for the device there anyway), and drafting of all sizes is reckoned to be dearer or
-cheaper by the same factor.
+Costs are measured beforehand. While decoding, the real seconds of steps that draft are taken between two looks at what
+was accepted (the host waits for the device there anyway), and the costs of all sizes are scaled by the same factor.
 """
 
 from __future__ import annotations
@@ -60,7 +58,7 @@ class DraftSizer(Protocol):
 
     @property
     def largest(self) -> DraftSize:
-        """The most nodes and the most levels of any choice, for which caches must have room."""
+        """The most nodes and levels of any choice; caches must have room for them."""
         ...
 
     def choose(self) -> DraftSize:
@@ -68,14 +66,14 @@ class DraftSizer(Protocol):
         ...
 
     def observe(self, size: DraftSize, accepted: Tensor, active: Tensor, predicted: Tensor | None = None) -> None:
-        """A step is over.
+        """Learn from a step.
 
         Args:
-            size: what was drafted.
-            accepted: [B] int64, drafted tokens accepted.
+            size: of the draft.
+            accepted: [B] int64, draft tokens accepted.
             active: [B] bool, rows that took part.
-            predicted: [C] float, the drafter's own estimate of the accepted length for every candidate of this sizer,
-                a mean over active rows; None where it has none.
+            predicted: [C] float, the drafter's own estimate of the accepted length for every candidate, a mean over
+                active rows; None where it has none.
         """
         ...
 
@@ -101,13 +99,13 @@ class FixedDraftSize:
 
 @dataclass(frozen=True)
 class StepCosts:
-    """What the parts of a step cost, in seconds.
+    """The costs of the parts of a step, in seconds.
 
     Args:
-        nodes: numbers of nodes at which a target pass was timed, rising.
+        nodes: the numbers of nodes for which a target pass was timed, rising.
         target_seconds: of those passes.
         drafting_step_seconds: one level of drafting.
-        overhead_seconds: what a step that drafts costs beside passes: masks, verification, bookkeeping.
+        overhead_seconds: a step's costs beside passes: masks, verification, bookkeeping.
 
     Raises:
         ValueError: the lists do not belong together.
@@ -123,7 +121,7 @@ class StepCosts:
             raise ValueError("nodes must rise, with one time in target_seconds for each")
 
     def target(self, nodes: int) -> float:
-        """Seconds of a target pass: linear between measured points, and on along the last two beyond them."""
+        """Seconds of a target pass, interpolated linearly, and extrapolated beyond the last two points."""
         if len(self.nodes) == 1 or nodes <= self.nodes[0]:
             return self.target_seconds[0]
         right = min(max(1, bisect_left(self.nodes, nodes)), len(self.nodes) - 1)
@@ -141,20 +139,18 @@ class StepCosts:
 
 
 class AdaptiveDraftSize:
-    """The size with the most expected tokens per second, following what is accepted.
+    """The size with the most expected tokens per second, from what is accepted.
 
-    Only for drafts that no token depends on: what is accepted depends on all rows of a batch, and seconds on the
-    machine.
+    Only where no token depends on the size of drafts: the choice depends on all rows of a batch and on the machine.
 
     Args:
         candidates: sizes to choose from. With `NO_DRAFT` among them nothing is drafted where drafting does not pay.
         costs: of this machine and model.
-        prior_rate: how often one drafted token is taken to be accepted before anything is known.
-        expected_lengths: of every candidate, how many drafted tokens were accepted where it was measured; None where it
-            was not. What happens scales them. For drafts of which levels say nothing by themselves: a longer Jacobi
-            window settles its guesses otherwise.
-        interval: steps between two looks at what was accepted; only then the host waits for the device.
-        clock: seconds; None: costs are taken as they are given.
+        prior_rate: the assumed acceptance rate of one draft token before anything is known.
+        expected_lengths: the measured accepted length of every candidate; None: not measured. For drafts whose levels
+            do not predict each other, as with Jacobi windows of different lengths.
+        interval: steps between two looks at what was accepted. Only then the host waits for the device.
+        clock: seconds; None: costs are not scaled.
 
     Raises:
         ValueError: no candidate drafts, `prior_rate` outside (0, 1), or not one expected length for each candidate.
@@ -183,7 +179,7 @@ class AdaptiveDraftSize:
         self.prior_rate = prior_rate
         self.interval = interval
         deepest = self.largest.depth
-        # Decayed counts by level: drafts that came so far, and those that got through.
+        # Decayed counts by level: drafts that reached it, and drafts that passed it.
         self._came = [0.0] * (deepest + 1)
         self._passed = [0.0] * (deepest + 1)
         measured = {} if expected_lengths is None else dict(zip(candidates, expected_lengths, strict=True))
@@ -191,17 +187,17 @@ class AdaptiveDraftSize:
         self._predicted = self._measured
         self._scale = (_PRIOR_WEIGHT, _PRIOR_WEIGHT)  # decayed sums: accepted, and predicted for the size used
         self._pending: list[tuple[DraftSize, Tensor, Tensor, Tensor | None]] = []
-        # What was measured is less likely to be wrong than a guess, and to try drafts that do not pay costs steps.
+        # Measured lengths are more reliable than guesses, and trying drafts that do not pay costs steps.
         self._first_patience = _FIRST_PATIENCE if self._measured is None else _MEASURED_PATIENCE
         self._until_probe = self._patience = self._first_patience
         self._probing = False
         self._clock = clock
-        self._looked: float | None = None  # when drafting began or was last looked at
-        self._dearer = 1.0  # seconds of drafting steps, over those reckoned with
+        self._looked: float | None = None  # the time of the last look, or when drafting began
+        self._dearer = 1.0  # real seconds of drafting steps, divided by their costs
         self._current = self._best()
 
     def start(self) -> None:
-        """A new batch begins; what earlier ones taught is kept, what they left unlearned is not."""
+        """Begin a new batch. What was learned is kept; steps that were not yet read are dropped."""
         self._pending = []
         self._looked = None
 
@@ -213,7 +209,7 @@ class AdaptiveDraftSize:
     def choose(self) -> DraftSize:
         """The size of the next draft."""
         if self._current == NO_DRAFT:
-            # Without drafts nothing is learned, so now and then one is made, ever more rarely as they do not pay.
+            # Without drafts nothing is learned, so now and then one is made, ever more rarely while they do not pay.
             self._until_probe -= 1
             if self._until_probe <= 0:
                 self._probing = True
@@ -234,12 +230,12 @@ class AdaptiveDraftSize:
             self._learn()
 
     def expected_accepted(self, size: DraftSize) -> float:
-        """Drafted tokens expected to be accepted at this size."""
+        """The expected accepted length at this size, without bonus token."""
         if size.depth == 0:
             return 0.0
         if self._predicted is not None and size in self.candidates:
             return self._predicted[self.candidates.index(size)] * self._scale[0] / self._scale[1]
-        # The wider a level, the likelier it holds the right token. A guess, which the first steps correct.
+        # The wider a level, the likelier it contains the right token. A guess, which the first steps correct.
         width = (size.total_tokens - 1) / size.depth
         prior = 1 - (1 - self.prior_rate) ** (width**0.5)
         expected, survival, rate = 0.0, 1.0, prior
@@ -250,7 +246,7 @@ class AdaptiveDraftSize:
         return expected
 
     def tokens_per_second(self, size: DraftSize) -> float:
-        """What a size is expected to achieve, per row."""
+        """The expected tokens per second and row."""
         seconds = self.costs.step(size) * (self._dearer if size.depth > 0 else 1.0)
         return (1 + self.expected_accepted(size)) / seconds
 
@@ -258,7 +254,7 @@ class AdaptiveDraftSize:
         return max((c for c in self.candidates if c.depth > 0 or not drafting), key=self.tokens_per_second)
 
     def _learn(self) -> None:
-        """Read the kept steps, in one go, and choose anew."""
+        """Read all kept steps at once, and choose again."""
         pending, self._pending = self._pending, []
         accepted = torch.stack([step[1] for step in pending]).tolist()
         active = torch.stack([step[2] for step in pending]).tolist()
@@ -302,9 +298,8 @@ def measure_step_costs(
     """Time passes of a target over some numbers of tokens, and one drafting step.
 
     Args:
-        target: as it stands: prefilled, and as long as is typical, since passes over a longer sequence take longer. It
-            is fed and nothing is committed.
-        nodes: rising numbers of tokens, 1 the first; costs of others lie between theirs.
+        target: prefilled, with rows of typical length, since longer rows take longer. Nothing is committed.
+        nodes: rising numbers of tokens, 1 the first; other costs are interpolated.
         draft_step: makes one drafting step; None where drafting costs nothing.
     """
     batch_size, device = target.batch_size, target.device
@@ -322,8 +317,7 @@ def measure_step_costs(
 def _least_seconds(calls: Sequence[Callable[[], object]], device: torch.device) -> list[float]:
     """The least seconds of each call after a warm-up.
 
-    The least, and in turns: what else the machine does at the time must not be cached as a cost, least of all as the
-    cost of one size alone.
+    The least, in turns: other work on the machine must not count as a cost, least of all as the cost of one size.
     """
     times: list[list[float]] = [[] for _ in calls]
     for repeat in range(_REPEATS + 2):
@@ -344,6 +338,6 @@ _PRIOR_WEIGHT = 2.0
 _FIRST_PATIENCE, _MEASURED_PATIENCE, _MOST_PATIENCE = 16, 64, 256
 _REPEATS = 8
 _MOST_SECONDS = 5.0
-"""After which what has been timed once will do: of gigabytes on a CPU a pass takes seconds."""
+"""Timing ends after so long: a pass over gigabytes of weights on a CPU takes seconds."""
 _OVERHEAD_SHARE = 0.15
-"""Masks, verification and bookkeeping, as a share of a one-token pass; the target of the overhead benchmark."""
+"""The assumed cost of masks, verification and bookkeeping, as a share of a one-token pass."""

@@ -1,6 +1,6 @@
-"""Whether a target spoke in numbers: noted on the device at every step, read once when all is decoded.
+"""Whether logits are finite: noted on the device at every step, read once when all is decoded.
 
-Belongs here: the note and the error. Does not belong here: why logits were no numbers, which only the caller can guess.
+Belongs here: the note and the error. Does not belong here: the reason, which only the caller can know.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from torch import Tensor
 
 
 class NotFiniteError(ArithmeticError):
-    """Logits that are no numbers: whatever was drawn from them means nothing.
+    """Logits of a row are NaN or infinite, so tokens drawn from them mean nothing.
 
     Attributes:
-        row: the first such row.
-        step: of its first such pass; 0 is the prefill.
+        row: The first such row.
+        step: The row's first such step; 0 is the prefill.
     """
 
     def __init__(self, row: int, step: int) -> None:
@@ -25,9 +25,9 @@ class NotFiniteError(ArithmeticError):
 
 
 class FiniteWatch:
-    """Notes the first step at which a row's logits were no numbers. Nothing waits for the device before `check`.
+    """Notes the first step at which a row's logits were not finite. Nothing waits for the device before `check`.
 
-    Minus infinity is how a target forbids a token, and is no fault while another token is left.
+    A target forbids a token by minus infinity, which is fine while another token is left.
 
     Args:
         batch_size: rows.
@@ -39,7 +39,7 @@ class FiniteWatch:
         self._first = torch.full((batch_size,), self._never, dtype=torch.int64, device=device)
 
     def look(self, step: int, logits: Tensor, nodes: Tensor) -> None:
-        """Note what is wrong with logits [B, n, V] where `nodes` [B, n] bool says that they mean something."""
+        """Note rows whose logits [B, n, V] are not finite at nodes that count, `nodes` [B, n] bool."""
         largest = logits.amax(-1)  # NaN wins, then +inf; -inf only where nothing is left to draw
         if largest.device.type == "cpu" and np.isfinite(largest.numpy()).all():
             return  # as nearly always
@@ -47,15 +47,15 @@ class FiniteWatch:
         self._first = torch.where(wrong, self._first.clamp(max=step), self._first)
 
     def replace_rows(self, rows: Tensor, other: FiniteWatch) -> None:
-        """What is noted of `rows` [k] is what another watch noted of its k rows."""
+        """Take over another watch's notes of k rows for `rows` [k]."""
         self._first = self._first.index_copy(0, rows, other._first)
 
     def first_steps(self) -> list[int | None]:
-        """Of every row the step at which its logits were no numbers; None: they always were. Waits for the device."""
+        """For every row the first step with logits that were not finite, or None. Waits for the device."""
         return [None if step == self._never else step for step in self._first.tolist()]
 
     def check(self) -> None:
-        """Wait for the device. Raises NotFiniteError for the first row of which anything was noted."""
+        """Wait for the device. Raises NotFiniteError for the first row with a note."""
         for row, step in enumerate(self.first_steps()):
             if step is not None:
                 raise NotFiniteError(row, step)

@@ -29,7 +29,7 @@ _DRAFT_LENGTHS = {"jacobi": 8, "prompt-lookup": 8, "draft-model": 4}
 
 @dataclass
 class GenerateResult:
-    """What `generate` gives back.
+    """The result of `generate`.
 
     Args:
         sequences: [B, T + N] int64, the prompts and the tokens after them; N is that of the longest row, and shorter
@@ -59,8 +59,9 @@ def generate(
     pad_token_id: int | None = None,
     draft_length: int | None = None,
 ) -> GenerateResult:
-    """Go on with a batch of prompts. Every method gives the model's own tokens: exactly those of plain decoding when
-    greedy, and of the same distribution when sampling.
+    """Continue a batch of prompts. Every method is exact: greedy tokens equal those of plain decoding, and sampled
+    tokens
+    have the same distribution.
 
     Of the model's `generation_config` only the tokens that end and pad a row are read, no penalties or processors.
 
@@ -71,7 +72,7 @@ def generate(
         method: "prompt-lookup" copies what followed the newest tokens before; "jacobi" redraws a window of guesses
             until the model agrees with them; "ar" decodes plainly. None: the draft model if there is one, else
             "prompt-lookup".
-        draft_model: a smaller model of the same tokenizer. It may have a few tokens more or fewer.
+        draft_model: a smaller model with the same tokenizer. Its vocabulary may be a few tokens larger or smaller.
         max_new_tokens: of a row, at most.
         temperature, top_k, top_p: see `SamplingConfig`; temperature 0 is greedy.
         generator: one for all rows, or one per row, which makes a row's tokens independent of its batch; None: torch's
@@ -83,7 +84,7 @@ def generate(
     Raises:
         ValueError: an argument that cannot be served, by name.
     """
-    # Not on top: whoever decodes other models need not wait for transformers.
+    # Imported here: `specdecode` must not wait for transformers.
     from specdecode.targets.transformers import TransformersTarget
 
     name = _method(method, draft_model)

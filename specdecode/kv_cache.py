@@ -1,15 +1,15 @@
 """A static key/value cache whose rows have their own lengths.
 
-What belongs here: where keys and values lie, how new ones are written, which of them are kept, and which slots a new
-token may see. What does not: attention itself, what the tokens mean, and how a draft is verified.
+Belongs here: where keys and values lie, how new ones are written and kept, and which slots a new token sees. Does not
+belong here: attention, the meaning of tokens, and verification.
 
-A *slot* is a place in the cache, counted from 0 in every row. Slots below a row's length are committed. A forward over
-`n` new tokens writes them to the slots `length .. length + n - 1`; until they are kept they are only a proposal. A slot
-at or above the length holds rubbish (rejected tokens, padding), and nothing ever clears it: the attention mask alone
+A *slot* is a position in the cache, counted from 0 in every row. Slots below a row's length are committed. A forward
+pass over `n` new tokens writes them to the slots `length .. length + n - 1`, until some of them are kept. A slot at or
+above the length holds old numbers (rejected tokens, padding), and nothing ever clears it: the attention mask alone
 decides what is seen, so rolling back is nothing but lowering a length.
 
-Nothing here reads a tensor back to the host or allocates after construction except for what it returns, so the same
-calls run eagerly, compiled, and inside a CUDA graph; `lengths` is always changed in place.
+After construction nothing here reads a tensor back to the host or allocates more than it returns, so the same calls run
+eagerly, compiled, and inside a CUDA graph. `lengths` is always changed in place.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class StaticKVCache:
 
     Args:
         num_layers, batch_size, num_heads, max_length, head_dim: the sizes; `num_heads` counts key/value heads.
-        device, dtype: where and in what precision keys and values are kept.
+        device, dtype: of keys and values.
 
     Raises:
         ValueError: a size is not positive.
-        MemoryError: the device has not so much memory altogether; nothing was allocated.
+        MemoryError: the device's whole memory is too small; nothing was allocated.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class StaticKVCache:
         return self._rows.dtype
 
     def fits(self, max_length: int, **sizes: object) -> bool:
-        """Whether it can stand in for a new one: as many slots or more, and made with the same other `sizes`."""
+        """Whether it can replace a new cache with at least `max_length` slots and exactly these other `sizes`."""
         return self.max_length >= max_length and all(getattr(self, name) == size for name, size in sizes.items())
 
     def reset(self) -> None:
@@ -128,8 +128,8 @@ class StaticKVCache:
             layer_index: which layer.
             key, value: `[B, H, n, D]`.
             slots: int64 `[B, n]`, distinct within a row, or the same from `flatten_slots`, `[B * n]`.
-            kv_length: return only the first `kv_length` slots (views, nothing is copied). A caller that knows on the
-                host how far its rows can reach saves attention over the empty rest of the buffer.
+            kv_length: return only the first `kv_length` slots (as views), where the host knows that rows reach no
+                further: this saves attention over the empty rest of the buffer.
 
         Returns:
             Keys and values `[B, H, kv_length or S, D]`.
@@ -141,7 +141,7 @@ class StaticKVCache:
         self._key_rows[layer_index].index_copy_(0, slots, key.transpose(1, 2).reshape(-1, width))
         self._value_rows[layer_index].index_copy_(0, slots, value.transpose(1, 2).reshape(-1, width))
         if torch.compiler.is_compiling():
-            # Read through what was written to: of two overlapping inputs a compiler would copy the whole buffer.
+            # Views of the written tensors: a compiler would copy the whole buffer for two overlapping inputs.
             keys, values = (self._in_heads(rows[layer_index]) for rows in (self._key_rows, self._value_rows))
         else:
             keys, values = self.keys[layer_index], self.values[layer_index]
@@ -180,14 +180,14 @@ class StaticKVCache:
         return (committed[:, None] | (is_new[:, None] & among_new))[:, None]
 
     def distances(self, depths: Tensor, kv_length: int | None = None) -> Tensor:
-        """How many places each slot stands before each new token, for attention through windows.
+        """How many positions each slot lies before each new token, for sliding-window attention.
 
         Args:
-            depths: int64 `[B, n]`, the place of each of the tokens in `new_slots(n)`, after the row's committed ones.
+            depths: int64 `[B, n]`, the position of each token in `new_slots(n)`, after the row's committed ones.
             kv_length: as in `attention_mask`.
 
         Returns:
-            int64 `[B, n, kv_length or S]`; negative at tokens further on, and of no meaning where nothing lies.
+            int64 `[B, n, kv_length or S]`; negative at later tokens, and without meaning at empty slots.
         """
         slot_index = self._slot_index if kv_length is None else self._slot_index[:kv_length]
         relative = slot_index - self.lengths[:, None]  # [B, S]: as in `attention_mask`; committed slots stand there
@@ -195,8 +195,8 @@ class StaticKVCache:
         return depths[:, :, None] - places[:, None, :]
 
     def pin(self) -> None:
-        """Compiled passes read and write here from now on. What they take for granted: addresses stay, which captured
-        graphs rely on, and `starts` are there, so that one graph serves rows with and without padding."""
+        """Prepare for compiled passes: addresses stay, which captured graphs rely on, and `starts` exist, so that one
+        graph serves rows with and without padding."""
         if self.starts is None:
             self.starts = torch.zeros_like(self.lengths)
         if not self._is_pinned:
@@ -205,17 +205,17 @@ class StaticKVCache:
             self._is_pinned = True
 
     def advance(self, counts: Tensor | int) -> None:
-        """Commit the first `counts` (`[B]`, or one number) tokens of the last forward, which need no moving."""
+        """Commit the first `counts` (`[B]`, or one number) tokens of the last forward; negative ones are taken back."""
         self.lengths.add_(counts)
 
     def keep(self, node_indices: Tensor, counts: Tensor) -> None:
-        """Commit some of the last forward's tokens, in the order given, and drop the rest.
+        """Commit some tokens of the last forward, in the order given, and drop the others.
 
         Token `node_indices[b, j]` of the last forward (which wrote to `new_slots(n)`) moves to slot `lengths[b] + j`
         in every layer, and `lengths` grows by `counts`.
 
         Args:
-            node_indices: int64 `[B, k]`; a row uses its first `counts[b]` entries, the others may hold anything.
+            node_indices: int64 `[B, k]`, of which row b uses the first `counts[b]`; the others may be anything.
             counts: int64 `[B]`, each at most k.
         """
         num_kept = node_indices.shape[1]
@@ -227,15 +227,15 @@ class StaticKVCache:
         self.lengths.add_(counts)
 
     def replace_rows(self, rows: Tensor, other: StaticKVCache, num_slots: int) -> None:
-        """Rows become those of another cache with the same layers and heads.
+        """Replace rows by those of another cache with the same layers and heads.
 
         Args:
             rows: int64 `[k]`, distinct.
             other: of k rows.
-            num_slots: none of its rows is longer; as many slots are copied.
+            num_slots: how many slots are copied, the length of its longest row.
 
         Raises:
-            ValueError: so many slots do not fit.
+            ValueError: the slots do not fit.
         """
         if num_slots > min(self.max_length, other.max_length):
             raise ValueError(
@@ -252,7 +252,7 @@ class StaticKVCache:
 
 
 def _check_room(num_bytes: int, sizes: Mapping[str, int], device: torch.device | str | None) -> None:
-    """Refuse what the whole memory of a device could not hold: a CPU's system would begin to kill instead."""
+    """Raise MemoryError where the device is too small: on a CPU, the system would kill processes instead."""
     place = torch.device("cpu" if device is None else device)
     if place.type == "cuda":
         memory = torch.cuda.get_device_properties(place).total_memory

@@ -1,7 +1,7 @@
 """Rows of different lengths in one tensor: left-aligned, with a count per row.
 
-Belongs here: putting such blocks behind each other, and picking entries row by row. Does not belong here: what the
-entries are.
+Belongs here: appending and picking entries row by row, and reading numbers where that is cheap. Does not belong here:
+what the entries mean.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def put_rows(values: Tensor, rows: Tensor, others: Tensor) -> Tensor:
 
 
 def columns_needed(mask: Tensor) -> int:
-    """How many columns of bool [B, C] hold everything that is true, where a CPU can tell; else all of them."""
+    """How many first columns of bool [B, C] contain every True; on other devices than a CPU all, without a wait."""
     if mask.device.type != "cpu":
         return mask.shape[1]
     columns = mask.any(0).nonzero()
@@ -66,15 +66,15 @@ def columns_needed(mask: Tensor) -> int:
 
 
 def at_most(counts: Tensor, bound: int) -> int:
-    """The greatest of int64 [B], where a CPU can tell; else what it is known not to exceed."""
+    """The greatest of int64 [B]; on other devices than a CPU its known upper bound, without a wait."""
     return bound if counts.device.type != "cpu" else int(counts.max())
 
 
 def at_least(counts: Tensor, bound: int) -> int:
-    """The least of int64 [B], where a CPU can tell; else what it is known to reach."""
+    """The least of int64 [B]; on other devices than a CPU its known lower bound, without a wait."""
     return bound if counts.device.type != "cpu" else int(counts.min())
 
 
 def surely_none(flags: Tensor) -> bool:
-    """Whether no flag is set, where that can be known without waiting for a device; False elsewhere."""
+    """Whether no flag is set; on other devices than a CPU False, without a wait."""
     return flags.device.type == "cpu" and not bool(flags.any())

@@ -1,26 +1,24 @@
 """The roles of speculative decoding, and what passes between them.
 
-Belongs here: the protocols (who must answer which question, with which shapes) and the plain data they exchange.
-Does not belong here: any implementation, and anything that knows what a token stands for.
+Belongs here: the protocols, with their shapes, and the plain data they exchange. Does not belong here: implementations,
+and anything that knows what a token stands for.
 
-One verified step of `specdecode.loop.decode`:
+A verification step of `specdecode.loop`:
 
     draft = drafter.propose(state)                                  # which tokens may come next?
-    output = target.forward(tokens, mask, depths)                   # what does the large model say about them?
+    output = target.forward(tokens, mask, depths)                   # what does the target say about them?
     verdict = verifier.accept(draft, output, state)                 # which of them stay, and what follows?
     target.commit(nodes, counts)                                    # keep their cache entries
     drafter.observe(draft, output, verdict, state)                  # learn from it
 
-A skipped step comes before a verified one:
+A skipped step (`specdecode.skipping`) comes before a verification step:
 
     selection = schedule.select(draft, state)                       # which tokens are taken unverified?
     drafter.observe_skipped(draft, selection, state)
     draft = drafter.propose(state)                                  # go on drafting behind them
 
-The tokens it took are *pending*: the target has not been fed them. The verified step feeds them as a chain before the
-tree, in the same forward.
-
-The last token of a row is always "drawn but not fed": it is the root of the next draft.
+The tokens it takes are *pending* until the verification step feeds them, as a chain before the tree, in the same
+forward pass. The newest token of a row is always "drawn but not fed": it is the root of the next draft.
 """
 
 from __future__ import annotations
@@ -37,13 +35,13 @@ from specdecode.tree import TokenTree
 
 @dataclass
 class TargetOutput:
-    """What a target says after a forward.
+    """The result of a forward pass of the target.
 
     Args:
         logits: [B, n, V] float32: for each fed token, the raw logits of the token after it. Guidance is already
             applied; temperature and filters are not.
-        hidden_states: [B, n, dim] final hidden states (the input of the output head) of the fed tokens, for drafters
-            that read them; None where the target has none to give. After `prefill`, those of the prompt, n >= 1.
+        hidden_states: [B, n, dim] final hidden states (the input of the output head) of the fed tokens, for draft
+            heads; None where the target has none. After `prefill`, those of the prompt, n >= 1.
     """
 
     logits: Tensor
@@ -53,8 +51,7 @@ class TargetOutput:
         self._drawn_from: tuple[SamplingConfig, Tensor] | None = None
 
     def probabilities(self, sampling: SamplingConfig) -> Tensor:
-        """[B, n, V] float32: the distributions that tokens are drawn from. Computed once for all who ask; not to be
-        written to."""
+        """[B, n, V] float32: the distributions that tokens are drawn from. Computed once; do not write to it."""
         if self._drawn_from is None or self._drawn_from[0] != sampling:
             self._drawn_from = sampling, logits_to_probabilities(self.logits, sampling)
         return self._drawn_from[1]
@@ -68,7 +65,7 @@ class TargetOutput:
 
 @dataclass
 class DecodeState:
-    """Where every row stands. The loop writes it, everyone else reads it.
+    """The state of every row. Only the loop writes it.
 
     Args:
         tokens: [B, max_new_tokens] int64; of row b the first `lengths[b]` entries are decoded.
@@ -93,16 +90,15 @@ class DecodeState:
 
 @dataclass
 class Draft:
-    """What a drafter proposes.
+    """The proposal of a drafter.
 
     Args:
-        tree: The root (each row's newest token) and the drafted tokens after it.
-        probabilities: None where the children of a node are a deterministic choice, e.g. the k most likely tokens:
-            a confidence is then *not* a probability of having been drawn. Where children are drawn at random,
-            [B, n, V] float32: the distribution each node was actually drawn from, given its earlier siblings (without
-            replacement: those zeroed and the rest renormalised). The root's row is not read.
-        confidence: [B, n] float32, how sure the drafter is of the path to each node, as a log-probability, for
-            schedules; None where it does not say. No verifier may read it.
+        tree: The root (each row's newest token) and the draft tokens after it.
+        probabilities: None where the children of a node are a deterministic choice, e.g. the k likeliest tokens. Where
+            they are drawn at random, [B, n, V] float32: the distribution each node was drawn from, given its earlier
+            siblings (without replacement: those zeroed and the rest renormalised). The root's row is not read.
+        confidence: [B, n] float32, the drafter's log-probability of the path to each node, for schedules; None where it
+            gives none. No verifier may read it.
     """
 
     tree: TokenTree
@@ -112,16 +108,16 @@ class Draft:
 
 @dataclass
 class Verdict:
-    """What a verifier decides.
+    """The decision of a verifier.
 
     Args:
         path: [B, max_depth + 1] int64 nodes of the accepted path, the root first; entries after the first
-            `accepted + 1` are some node's index and mean nothing.
-        accepted: [B] int64, drafted tokens accepted (neither the root nor the token below counts).
-        next_tokens: [B] int64, the token after the accepted path, drawn from the target: the bonus token when
-            everything was accepted, else the token that takes the place of the rejected ones.
-        relaxed: [B, max_depth] bool, which tokens of the path below the root the exact rule would not have accepted
-            at their node with the same random number; None: none. For reports, nothing depends on it.
+            `accepted + 1` are valid indices without meaning.
+        accepted: [B] int64, the accepted length without bonus token: draft tokens accepted.
+        next_tokens: [B] int64, the token after the accepted path, drawn from the target: the bonus token if everything
+            was accepted, else the replacement of the rejected token.
+        relaxed: [B, max_depth] bool, which tokens of the path below the root the exact rule would have rejected with
+            the same random number; None: none. For reports only.
     """
 
     path: Tensor
@@ -132,12 +128,12 @@ class Verdict:
 
 @dataclass
 class Selection:
-    """What a schedule decides: drafted tokens that are taken without asking the target.
+    """The decision of a schedule: draft tokens that are taken without verification.
 
     Args:
-        path: [B, k + 1] int64 nodes of the chosen path, the root first, as in `Verdict`; k, at most max_depth, is how
-            many tokens any row may take. The target is fed k nodes for them.
-        counts: [B] int64, drafted tokens taken; 0 in rows that do not skip.
+        path: [B, k + 1] int64 nodes of the chosen path, the root first, as in `Verdict`; k, at most max_depth, is the
+            most tokens that any row takes. The target is fed k nodes for them.
+        counts: [B] int64, tokens taken; 0 in rows that do not skip.
     """
 
     path: Tensor
@@ -145,10 +141,10 @@ class Selection:
 
 
 class Target(Protocol):
-    """The large model: what does it say about these tokens?
+    """The model whose tokens are wanted: what does it say about these tokens?
 
-    It holds one sequence per row: the prompt, then the committed tokens. Guidance, where used, happens inside; a row is
-    one sequence for everyone else.
+    It holds one sequence per row: the prompt, then the committed tokens. Guidance, where used, happens inside; for all
+    other roles a row is one sequence.
     """
 
     @property
@@ -163,7 +159,7 @@ class Target(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Where tokens and logits lie."""
+        """The device of tokens and logits."""
         ...
 
     def prefill(self) -> TargetOutput:
@@ -171,38 +167,37 @@ class Target(Protocol):
         ...
 
     def forward(self, tokens: Tensor, mask: Tensor, depths: Tensor) -> TargetOutput:
-        """Judge new tokens. They become part of the sequence only by `commit`.
+        """Feed new tokens. They become part of the sequence only by `commit`.
 
         Args:
             tokens: [B, n] int64.
             mask: [B, n, n] bool: new token i sees new token j (always itself). It sees the whole committed sequence.
             depths: [B, n] int64: token i stands at sequence position (committed length of its row) + depths[., i].
-                Padding has depth 0 and sees itself alone; the position of a complete row's padding is one past its
-                last fed token, that of its last token.
+                Padding has depth 0 and sees itself alone; in a complete row its position is that of the last token.
         """
         ...
 
     def commit(self, node_indices: Tensor | None, counts: Tensor) -> None:
-        """Append tokens of the last forward to the sequence, and forget the others.
+        """Append tokens of the last forward pass to the sequence, and forget the others.
 
         Args:
             node_indices: [B, k] int64 indices into the last forward's n tokens, in order of position; None: 0 to
-                n - 1. So a chain is kept, whose cache entries lie where they belong: nothing has to move.
+                n - 1, as for a chain, whose cache entries need not move.
             counts: [B] int64 in [0, k]: the first `counts[b]` of row b are kept.
         """
         ...
 
 
 class RowReplacing(Protocol):
-    """A target, drafter or schedule whose rows can go to other requests while its other rows go on.
+    """A target, drafter or schedule that can give rows to other requests while its other rows go on.
 
-    Continuous batches ask for it (`specdecode.continuous`). A player that keeps nothing about rows between two steps
-    has nothing to do; one that cannot leaves the method out and is refused by name.
+    Continuous batches need it (`specdecode.continuous`). In a player that keeps nothing about rows between two steps
+    the method is empty. A player that cannot replace rows leaves it out and is refused by name.
     """
 
     def replace_rows(self, rows: Tensor, other: Any) -> None:
-        """Rows `rows` [k] int64 become those of `other`: a player of the same kind and settings, of k rows, that has
-        just been prefilled (a target) or started. Nothing of what they held before may be seen again."""
+        """Replace rows `rows` [k] int64 by those of `other`: a player of the same kind and settings, with k rows, that
+        has just been prefilled (a target) or started. Nothing of what the rows held before may be seen again."""
         ...
 
 
@@ -213,7 +208,7 @@ def replace_rows(player: object, rows: Tensor, other: object) -> None:
 
 
 def check_can_replace_rows(player: object) -> None:
-    """Raises ValueError for a player that does not play `RowReplacing`, by name; None, which is no player, is fine."""
+    """Raises ValueError, with its name, for a player that is not `RowReplacing`; None is fine."""
     if player is not None and not hasattr(player, "replace_rows"):
         raise ValueError(
             f"{type(player).__name__} cannot give a finished row to another request: it has no replace_rows; decode "
@@ -222,26 +217,26 @@ def check_can_replace_rows(player: object) -> None:
 
 
 class Drafter(Protocol):
-    """The cheap guesser: which tokens come next?
+    """The cheap guesser: which tokens may come next?
 
     Random drafts use `state.streams` under `Tag.DRAFT` (or a tag of their own), never a tag of the verifier.
     """
 
     @property
     def skipping(self) -> SkippingDrafter | None:
-        """This drafter as one that can go on unverified; None where it cannot. Subclasses of `Drafter` inherit None."""
+        """This drafter as one that can skip verification; None (which subclasses inherit) where it cannot."""
         return None
 
     def start(self, prompt: TargetOutput, state: DecodeState) -> None:
-        """A new batch begins: the prompt's output, and the first token of each row in `state`."""
+        """Begin a new batch, with the output of the prompts, and the first token of each row in `state`."""
         ...
 
     def propose(self, state: DecodeState) -> Draft:
-        """Draft a tree below each row's newest token. The loop clips what would lie past the end of a row."""
+        """Draft a tree below each row's newest token. The loop clips what lies past the end of a row."""
         ...
 
     def observe(self, draft: Draft, output: TargetOutput, verdict: Verdict, state: DecodeState) -> None:
-        """A step is over: the draft as it was fed, what the target said, what stayed; `state` includes the new tokens.
+        """Learn from a step: the draft as it was fed, the target's output, the verdict; `state` has the new tokens.
 
         Rows that were finished before the step have accepted nothing.
         """
@@ -249,11 +244,11 @@ class Drafter(Protocol):
 
 
 class Verifier(Protocol):
-    """The judge: which drafted tokens stay?"""
+    """The judge: which draft tokens stay?"""
 
     @property
     def exact(self) -> bool:
-        """Whether the emitted tokens are distributed exactly as in plain decoding (greedy: equal to it)."""
+        """Whether emitted tokens are distributed exactly as in plain decoding (greedy: whether they are the same)."""
         ...
 
     def accept(self, draft: Draft, output: TargetOutput, state: DecodeState) -> Verdict:
@@ -262,17 +257,18 @@ class Verifier(Protocol):
 
 
 class SkippingDrafter(Drafter, Protocol):
-    """A drafter that can go on without hearing what the target says about its tokens."""
+    """A drafter that can draft on behind tokens that the target has not verified."""
 
     def observe_skipped(self, draft: Draft, selection: Selection, state: DecodeState) -> None:
-        """Tokens of the draft were taken unverified; `state` includes them. A new draft will be asked for at once.
+        """Tokens of the draft were taken unverified; `state` has them. `propose` is called next.
 
-        Rows with a count of 0 took nothing: what is drafted for them now is not used, and their draft stands.
+        Rows with a count of 0 took nothing: they keep their draft, and what is proposed for them is not used.
         """
         ...
 
     def observe_pending(self, output: TargetOutput, counts: Tensor, state: DecodeState) -> None:
-        """The target has been fed the pending tokens of the last skip: [B, m, ...], the first `counts[b]` of each row.
+        """The target has been fed the pending tokens: the first `counts[b]` of each row of `output` [B, m or more,
+        ...].
 
         Called before `observe`, which gets the output of the tree's nodes.
         """
@@ -280,16 +276,16 @@ class SkippingDrafter(Drafter, Protocol):
 
 
 class Schedule(Protocol):
-    """Is the target asked at all this time?"""
+    """Which tokens are taken without verification, and when?"""
 
     def start(self, state: DecodeState) -> None:
-        """A new batch begins, with the first token of each row in `state`; what was counted before is forgotten."""
+        """Begin a new batch, with the first token of each row in `state`, and forget what was counted before."""
         ...
 
     def select(self, draft: Draft, state: DecodeState) -> Selection | None:
-        """Which tokens of a draft to take without asking; None where the host knows that no row skips.
+        """Which tokens of a draft to take unverified; None where the host knows that no row skips.
 
-        Asked once before every target pass, so no row can skip twice in a row. The draft is clipped so that a skip
+        Called once before every verification step, so no row skips twice in a row. The draft is clipped so that a skip
         never completes a row.
         """
         ...

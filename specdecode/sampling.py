@@ -1,16 +1,14 @@
-"""From logits to tokens: guidance, temperature, top-k, top-p, and the random numbers that choose.
+"""From logits to tokens: guidance, temperature, top-k, top-p, and random numbers.
 
-Belongs here: the one function that turns raw logits into the distribution a token is drawn from (plain decoding,
-acceptance tests and drafters must all use the same one), and random streams that belong to a row and not to a batch.
-Does not belong here: who proposes tokens, who accepts them, and anything that knows what a token stands for.
+Belongs here: the one function that turns logits into the distribution a token is drawn from (plain decoding, acceptance
+tests and drafters must all use it), and random streams that belong to a row and not to a batch. Does not belong here:
+drafters, verifiers, and anything that knows what a token stands for.
 
-Why counter-based streams. A number is a pure function of (row key, tag, counter, element). So a row draws the same
-numbers alone or beside others; a drafter and a verifier, which use different tags, can never share one; and the noise
-of output position `i` is the same whether a token is reached one by one or at the end of an accepted draft, which
-makes exact speculative sampling reproduce plain sampling draw for draw. Tokens are chosen by an exponential race,
-`argmax(p / e)`, and not by inverting a cumulative sum: with shared noise the winner is stable under small changes of
-`p`, which coupled drafting needs, there is no running sum to lose precision in, and its cost is a few elementwise
-operations.
+A random number is a function of (row key, tag, counter, element) alone. So a row draws the same numbers alone or beside
+others. Drafter and verifier use different tags and never share a number. The noise of output position `i` is the same
+however the position is reached, so exact speculative sampling reproduces plain sampling draw for draw. Tokens are
+chosen by an exponential race, `argmax(p / e)`: with shared noise the winner is stable under small changes of `p`, which
+coupled drafting needs, and no cumulative sum loses precision.
 """
 
 from __future__ import annotations
@@ -30,8 +28,8 @@ class SamplingConfig:
     """How a token is drawn from logits. The order is temperature, top-k, top-p, softmax.
 
     Args:
-        temperature: Divides the logits; 0 means greedy (argmax, no random number is used), else 0.01 to 100, beyond
-            which float32 logits stop being told from each other, or are all alike.
+        temperature: Divides the logits; 0 means greedy (argmax, no random number is used), else 0.01 to 100: beyond
+            that float32 logits overflow or become equal.
         top_k: Keep the `top_k` largest logits and every logit equal to the smallest of them; 0 keeps all.
         top_p: Of what top-k left, keep the most probable tokens up to and including the one at which their cumulative
             probability exceeds `top_p`; 1 keeps all.
@@ -120,7 +118,7 @@ def logits_to_probabilities(logits: Tensor, config: SamplingConfig) -> Tensor:
 def largest(values: Tensor) -> Tensor:
     """[...] int64: where the largest entry of each row of float32 [..., V] stands, the first of equal ones.
 
-    On a CPU numpy's search is asked: it takes a fifth of the time of torch's.
+    On a CPU numpy searches, in a fifth of torch's time.
     """
     if values.device.type != "cpu":
         return values.argmax(-1)
@@ -161,7 +159,7 @@ def draw_tokens(logits: Tensor, config: SamplingConfig, streams: RandomStreams, 
 
 
 class Tag(IntEnum):
-    """What a random number is for. Numbers under different tags are independent."""
+    """The purpose of a random number. Numbers under different tags are independent."""
 
     TARGET = 1  # the token the target would draw at an output position
     DRAFT = 2  # a drafter's guesses
@@ -200,8 +198,7 @@ def _scramble_(value: Tensor) -> Tensor:
 
 
 def _scramble_on_cpu_(value: Tensor) -> Tensor:
-    """The same bits through numpy: it shifts unsigned numbers, and its call costs a third of torch's, which for a few
-    thresholds is all there is to pay."""
+    """The same bits by numpy, whose calls cost a third of torch's."""
     bits = value.numpy().view(np.uint64)
     bits ^= bits >> np.uint64(30)
     bits *= np.uint64(_MULTIPLY_1)
@@ -231,18 +228,16 @@ def _exponential(tag_keys: Tensor, counters: Tensor, elements: Tensor, size: int
 
 
 _REVISITED = (Tag.TARGET, Tag.ACCEPT)
-"""What is asked for position after position, and for many positions twice: by guesses, and at every pass over them."""
+"""Tags whose numbers are read position after position, and often twice."""
 _POSITIONS_AHEAD = 32
-_NUMBERS_AHEAD = 2**18
-"""Over all rows, at most."""
+_NUMBERS_AHEAD = 2**18  # over all rows, at most
 
 
 class RandomStreams:
     """One reproducible stream of random numbers per row of a batch.
 
-    Every number is a function of (row key, tag, counter, element) alone. Bits are the same on every device; the
-    logarithm of `exponential` may differ between devices in its last float64 bit, so a float32 result very rarely
-    differs by one unit in the last place.
+    Bits are the same on every device. The logarithm of `exponential` may differ between devices in its last float64
+    bit, so a float32 result very rarely differs by one unit in the last place.
 
     Args:
         keys: [B] int64, one key per row; rows with equal keys draw equal numbers.
@@ -317,8 +312,8 @@ class RandomStreams:
         return streams
 
     def compile(self, compiled: Callable[[Callable[..., Tensor]], Callable[..., Tensor]] | None) -> None:
-        """From now on numbers on a GPU come from `compiled` forms of the functions that make them, a kernel in place of
-        a dozen; None: as they are. On a CPU they are made ahead as it is."""
+        """Make numbers on a GPU by `compiled` forms of the functions that make them, which are one kernel instead of a
+        dozen; None: eagerly. On a CPU nothing changes."""
         self._compiled = compiled
 
     def _key_of(self, tag: int) -> Tensor:
@@ -330,7 +325,7 @@ class RandomStreams:
         return self._tag_keys[tag]
 
     def _steps(self, size: int) -> Tensor:
-        """[size] int64, what is added for each element of a counter."""
+        """[size] int64, the offset of each element of a counter."""
         if size not in self._elements:
             steps = torch.arange(1, size + 1, dtype=torch.int64, device=self.keys.device)
             self._elements[size] = steps * _signed(_ADVANCE)
@@ -363,7 +358,7 @@ class RandomStreams:
             tag: The purpose, a `Tag` or another integer.
             counters: [B, ...] int64, usually output positions.
             size: Numbers per counter, usually the vocabulary size.
-            revisited: Whether the same counters will be asked for again under this tag, with those behind them.
+            revisited: Whether the same counters, and those behind them, will be read again under this tag.
 
         Returns:
             [B, ..., size] float32, positive and finite.
@@ -373,13 +368,11 @@ class RandomStreams:
     def _drawn(
         self, numbers: Callable[..., Tensor], tag: int, counters: Tensor, size: int | None, revisited: bool
     ) -> Tensor:
-        """Numbers of a tag and of counters; of what is revisited, on a CPU, of the next counters too, which are kept.
-
-        A call costs ten times what the numbers of one position do, and what it reads waits for no device.
-        """
+        """Numbers of a tag and counters. On a CPU, revisited ones are made ahead for the next counters and kept: a call
+        costs ten times as much as the numbers of one position."""
         if not revisited or self.keys.device.type != "cpu" or not counters.numel():
             return self._draw(numbers, tag, counters, size)
-        # In numpy, whose calls cost a third of torch's: some of these are made for a few numbers, several a step.
+        # In numpy, whose calls cost a third of torch's.
         positions = counters.reshape(self.batch_size, -1).numpy()
         key = tag, numbers.__name__, size
         first, kept = self._ahead.get(key, (positions, None))

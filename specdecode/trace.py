@@ -1,13 +1,13 @@
 """What happened during decoding: passes, accepted tokens, seconds.
 
-Belongs here: recording (without waiting for the device) and the definitions of the reported numbers.
-Does not belong here: deciding anything, printing, tables over several runs.
+Belongs here: recording, without waiting for the device, and the definitions of the reported numbers. Does not belong
+here: decisions, printing, and tables over several runs.
 
-Definitions. A *target pass* is one forward of the target over the whole batch, the prefill included; guidance does not
-make it two. A row *takes part* in a pass while it is unfinished. *Tokens* are those of the result: what was accepted
-past the end of a row is neither a token nor accepted. The *accepted length* of a step is the number of drafted tokens
-that stayed; with the bonus, the token drawn from the target after them is counted too. Means are over all rows and
-the steps they took part in, the prefill excluded.
+Definitions. A *target pass* is one forward pass of the target over the whole batch, the prefill included; guidance does
+not make it two. A row *takes part* in a pass while it is unfinished. *Tokens* are those of the result: what was
+accepted past the end of a row does not count. The *accepted length* of a step is the number of draft tokens that
+stayed; with bonus token, the token drawn from the target after them counts too. Means are over all rows and the steps
+they took part in, without the prefill.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class StepRecord:
 
     Args:
         active: [B] bool, rows that took part in the pass.
-        drafted: [B] int64, drafted tokens the target was asked about (clipped at the end of the row).
-        accepted: [B] int64, drafted tokens that stayed.
-        emitted: [B] int64, tokens added to the row by the pass: the accepted ones and the target's own.
+        drafted: [B] int64, draft tokens that were verified (clipped at the end of the row).
+        accepted: [B] int64, draft tokens that stayed.
+        emitted: [B] int64, tokens that the pass added to the row: the accepted ones and the target's own.
         skipped: [B] int64, tokens taken unverified before the pass.
         relaxed: [B, depth] bool, which of the accepted tokens the exact rule would have rejected; None: none.
     """
@@ -45,20 +45,19 @@ class StepRecord:
 
 
 _COUNTS = ("active", "drafted", "accepted", "emitted", "skipped")
-_STEPS_AT_ONCE = 256
-"""Whose counts lie in one piece of memory."""
+_STEPS_AT_ONCE = 256  # whose counts lie in one piece of memory
 
 
 @dataclass
 class _Kept:
-    """A step as it is kept: [5, B] int64 as in `_COUNTS`, and what was relaxed."""
+    """A recorded step: [5, B] int64 in the order of `_COUNTS`, and what was relaxed."""
 
     counts: Tensor
     relaxed: Tensor | None
 
 
 class TokenOrigin(IntEnum):
-    """How a token of the result came about."""
+    """The origin of a token of the result."""
 
     TARGET = 0
     """Drawn from the target: the first token, and the one after the accepted tokens of a pass (the bonus)."""
@@ -67,7 +66,7 @@ class TokenOrigin(IntEnum):
     RELAXED = 2
     """Drafted, verified, and accepted by a relaxed rule alone."""
     UNVERIFIED = 3
-    """Drafted and taken without asking the target."""
+    """Drafted and taken in a skipped step."""
 
 
 class DecodeTrace:
@@ -109,18 +108,19 @@ class DecodeTrace:
         self._first_tokens += 1
 
     def record_step(self, step: StepRecord) -> None:
-        """A verified step: one pass."""
+        """A verification step: one pass."""
         self.target_passes += 1
         self._keep(step)
 
     def record_unverified(self, skipped: Tensor) -> None:
-        """The rows took tokens unverified, [B] int64, and no pass follows, as every row has ended."""
+        """A skipped step took tokens, [B] int64, and no pass follows, since every row has ended."""
         nothing = torch.zeros_like(skipped)
         self._keep(StepRecord(nothing.bool(), nothing, nothing, nothing, skipped))
 
     def _keep(self, step: StepRecord) -> None:
-        """Small tensors that stay, some for every step, would lie between the large ones that come and go, and a
-        process on a CPU would grow by a large one a step. So the counts of many steps lie together."""
+        """The counts of many steps share one tensor. Small tensors that stay, allocated between large ones that come
+        and
+        go, would fragment the memory of a process on a CPU."""
         if not self._room:
             shape = (_STEPS_AT_ONCE, len(_COUNTS), self.batch_size)
             self._room = [*torch.empty(shape, dtype=torch.int64, device=step.active.device)]
@@ -130,18 +130,18 @@ class DecodeTrace:
         self._columns = self._origins = None
 
     def add_passes(self, other: DecodeTrace) -> None:
-        """Rows of another run take the places of rows here: its prefill counts as a pass, its seconds are added."""
+        """Add another run's passes and seconds, when its rows replace rows here."""
         self.target_passes += other.target_passes
         for name, seconds in other.phase_seconds.items():
             self.phase_seconds[name] = self.phase_seconds.get(name, 0.0) + seconds
 
     @property
     def recorded_steps(self) -> int:
-        """How many steps have been recorded, forgotten ones included: the number of the next one."""
+        """How many steps have been recorded, forgotten ones included."""
         return self._num_forgotten + len(self._steps)
 
     def forget_steps(self, before: int) -> None:
-        """Let go of the steps before number `before`, in which nobody is interested any more; passes still count."""
+        """Free the steps before number `before`; their passes still count."""
         dropped = max(before - self._num_forgotten, 0)
         if dropped:
             del self._steps[:dropped]
@@ -149,7 +149,7 @@ class DecodeTrace:
             self._columns = self._origins = None
 
     def since(self, step: int) -> DecodeTrace:
-        """The same rows from step number `step` on, each having begun with a prefill just before. Without seconds."""
+        """The same rows from step number `step` on, as if their prefill came just before. Without seconds."""
         trace = DecodeTrace(self.batch_size, self.device)
         trace._steps = self._steps[max(step - self._num_forgotten, 0) :]
         trace._first_tokens = 1
@@ -157,7 +157,7 @@ class DecodeTrace:
         return trace
 
     def of_row(self, row: int) -> DecodeTrace:
-        """What one row took part in. Its seconds are those of the batch."""
+        """The steps of one row. Its seconds are those of the batch."""
         trace = DecodeTrace(1, self.device)
         trace.phase_seconds, trace._first_tokens = self.phase_seconds, self._first_tokens
         trace.target_passes = self.row_passes[row]
@@ -193,27 +193,27 @@ class DecodeTrace:
 
     @property
     def drafted(self) -> int:
-        """Drafted tokens the target was asked about, over all rows."""
+        """Draft tokens that were verified, over all rows."""
         return int(self._column("drafted").sum())
 
     @property
     def skipped_steps(self) -> int:
-        """Steps, counted per row, that took tokens unverified."""
+        """Skipped steps, counted per row."""
         return int((self._column("skipped") > 0).sum())
 
     @property
     def skipped_tokens(self) -> int:
-        """Tokens taken unverified, over all rows."""
+        """Tokens taken in skipped steps, over all rows."""
         return int(self._column("skipped").sum())
 
     @property
     def relaxed_tokens(self) -> int:
-        """Tokens that a relaxed rule alone accepted, over all rows."""
+        """Tokens that only a relaxed rule accepted, over all rows."""
         return sum(origins.count(TokenOrigin.RELAXED) for origins in self.token_origins)
 
     @property
     def token_origins(self) -> list[list[TokenOrigin]]:
-        """For each row, how each of its tokens came about, in order."""
+        """The origin of each token of each row, in order."""
         if self._origins is not None:
             return self._origins
         rows = [[TokenOrigin.TARGET] * self._first_tokens for _ in range(self.batch_size)]
@@ -229,7 +229,7 @@ class DecodeTrace:
 
     @property
     def steps(self) -> list[dict[str, list[Any]]]:
-        """Of each step, the fields of its `StepRecord` as lists over rows. All are verified but one that ends a run."""
+        """The fields of each step's `StepRecord` as lists over rows."""
         columns = {name: self._column(name).tolist() for name in _COUNTS}
         return [
             {
@@ -241,18 +241,18 @@ class DecodeTrace:
 
     @property
     def accepted_lengths(self) -> list[list[int]]:
-        """For each row, the accepted length of every step it took part in, bonus excluded."""
+        """For each row, the accepted length of every step it took part in, without bonus token."""
         active, accepted = self._column("active").bool(), self._column("accepted")
         return [accepted[active[:, row], row].tolist() for row in range(self.batch_size)]
 
     @property
     def mean_accepted_length(self) -> float:
-        """Drafted tokens that stayed, per row and step; 0 without any step."""
+        """The mean accepted length without bonus token; 0 without any step."""
         return self._per_step("accepted")
 
     @property
     def mean_accepted_length_with_bonus(self) -> float:
-        """Tokens added by a pass, per row and step, skipped ones not counted; 0 without any step."""
+        """The mean accepted length with bonus token; 0 without any step."""
         return self._per_step("emitted")
 
     def _per_step(self, name: str) -> float:

@@ -1,14 +1,13 @@
-"""Token trees: what a drafter proposes and a target judges in one forward.
+"""Token trees: what a drafter proposes and a target judges in one forward pass.
 
-Belongs here: the batched, padded tree of tokens, and what can be read off its shape alone (ancestors, paths, clipping).
-Does not belong here: where drafted tokens come from, what makes one acceptable, and caches.
+Belongs here: the batched, padded tree of tokens, and what follows from its shape (ancestors, paths, clipping). Does not
+belong here: how tokens are drafted, which are accepted, and caches.
 
-Layout. Node 0 is the root: the last token of the row so far, drawn already but not yet fed to the target. Parents
-stand before their children. A node at depth d, if accepted, stands d positions after the root. Padding nodes have
-`valid` False, parent -1, depth 0 and token 0: whatever is computed for them reaches nobody, because nobody has them as
-an ancestor, and their position is one that exists. A finished row is a row of padding, its root included.
-A chain is a tree of width one (`max_children` 1), and then always laid out in order: node i + 1 below node i, and all
-padding at the end. So what is true of a chain is known from its shape, and its cache entries never have to move.
+Layout. Node 0 is the root: the newest token of the row, drawn but not yet fed to the target. Parents stand before their
+children. A node at depth d, if accepted, stands d positions after the root. Padding nodes have `valid` False, parent
+-1, depth 0 and token 0; they are no node's ancestor, so nothing depends on them. A finished row is all padding, its
+root included. A chain is a tree of width one (`max_children` 1), always in order: node i + 1 below node i, padding at
+the end. So its cache entries never have to move.
 """
 
 from __future__ import annotations

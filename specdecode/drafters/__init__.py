@@ -1,4 +1,4 @@
-"""Drafters: which tokens come next? One module per way of guessing."""
+"""Drafters: which tokens may come next? One module per way of guessing."""
 
 from specdecode.drafters.draft_model import DraftModelDrafter
 from specdecode.drafters.draft_model_tree import DraftModelTreeDrafter

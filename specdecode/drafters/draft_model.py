@@ -1,7 +1,7 @@
-"""A smaller model of the same vocabulary as a drafter: it decodes a few tokens ahead, one by one.
+"""A draft model: a smaller whole model with the target's vocabulary, which decodes a few tokens ahead.
 
-Belongs here: keeping the smaller model's sequence in step with the accepted tokens, and drafting chains. Does not
-belong here: what the model is; anything that plays Target and can forget will do. Trees: `draft_model_tree.py`.
+Belongs here: keeping the draft model in step with the accepted tokens, and drafting chains. Does not belong here: the
+model (anything that plays Target and can take tokens back will do), and trees (`draft_model_tree.py`).
 
 Source: Leviathan et al. 2023, "Fast inference from transformers via speculative decoding"; Chen et al. 2023,
 "Accelerating large language model decoding with speculative sampling".
@@ -21,11 +21,11 @@ from specdecode.sampling import Tag, draw_tokens, largest, logits_to_probabiliti
 from specdecode.tree import TokenTree
 
 MOST_WAITING = 8
-"""Tokens that may wait to be fed while nothing is drafted; the model is given at most so many and two more at once."""
+"""The most tokens that wait while nothing is drafted; the model is fed at most so many and two more at once."""
 
 
 class DraftModel(Target, Protocol):
-    """A Target whose last tokens can be taken back."""
+    """A Target that can take its last tokens back."""
 
     def rewind(self, counts: Tensor) -> None:
         """Forget the last `counts[b]` committed tokens of row b; [B] int64."""
@@ -33,9 +33,7 @@ class DraftModel(Target, Protocol):
 
 
 class ModelInStep:
-    """A smaller model whose sequence follows the accepted tokens: what all drafters over such a model share.
-
-    Tokens that were accepted and have not been fed wait; at the next draft they are fed in one go.
+    """A draft model that follows the accepted tokens. Tokens that it has not been fed wait until the next draft.
 
     Args:
         model: with its own prompt and cache, before its prefill; same rows and vocabulary as the target.
@@ -66,12 +64,12 @@ class ModelInStep:
 
     def _feed(self, counts: Tensor) -> Tensor:
         """Feed the waiting tokens as a chain, of which the first `counts[b]` stay. Returns logits [B, V] after the last
-        one that waits."""
+        waiting one."""
         length, device = self._waiting.shape[1], self._waiting.device
         place = torch.arange(length, device=device).expand(self._waiting.shape)
         last = (self._counts - 1).clamp(min=0)
         mask = torch.ones(length, length, dtype=torch.bool, device=device).tril().expand(len(place), -1, -1)
-        # Entries past a row's count stand where its last one does; nobody sees them.
+        # Entries past a row's count repeat the position of its last one; no token sees them.
         output = self.model.forward(self._waiting, mask, torch.minimum(place, last[:, None]))
         self.model.commit(None, counts)
         return output.logits[torch.arange(len(place), device=device), last]
@@ -82,12 +80,12 @@ class ModelInStep:
 
         Args:
             draft, verdict: of the step.
-            kept: [B] int64, how many of the accepted tokens the model has; all but the last one, at least.
+            kept: [B] int64, how many of the accepted tokens the model has been fed: all, or all but the last.
             state: after the step.
 
         Returns:
-            [B, 1 or 2] int64: the last drafted token where the model lacks it, then the newest; and their counts [B],
-            0 in finished rows, whose last token is never fed.
+            [B, 1 or 2] int64: the last draft token if it was not fed, then the newest token; and their counts [B], 0 in
+            finished rows, whose last token is never fed.
         """
         accepted, following = verdict.accepted, verdict.next_tokens[:, None]
         if draft.tree.max_depth > 0:
@@ -99,14 +97,14 @@ class ModelInStep:
 
 
 class DraftModelDrafter(ModelInStep, Drafter):
-    """The Drafter role over a smaller model: chains.
+    """The Drafter role by a draft model: chains.
 
     Args:
-        model: with its own prompt and cache, before its prefill; same rows and vocabulary as the target. It needs room
-            for as many tokens as the target.
-        sizer: the length of the chain is its depth.
-        children: "sampled" from the model's distribution, which is handed to the verifier; "top" for its likeliest
-            token, a deterministic choice.
+        model: with its own prompt and cache, before its prefill; same rows, vocabulary and number of tokens as the
+            target.
+        sizer: its depth is the length of the chain.
+        children: "sampled" from the model's distribution, which the verifier then gets; "top" for its likeliest token,
+            a deterministic choice.
 
     Raises:
         ValueError: an unknown word.
@@ -124,7 +122,7 @@ class DraftModelDrafter(ModelInStep, Drafter):
         """A chain behind each row's newest token."""
         self._size = size = self.sizer.choose()
         tokens = state.last_tokens()[:, None]
-        self._fed = torch.zeros_like(state.lengths)  # drafted tokens that the model has been fed
+        self._fed = torch.zeros_like(state.lengths)  # how many draft tokens the model has been fed
         if size.depth < 1:
             if self._waiting.shape[1] >= MOST_WAITING:
                 self._feed_all_but_last()
@@ -132,7 +130,7 @@ class DraftModelDrafter(ModelInStep, Drafter):
         logits = self._feed(self._counts)  # [B, V]
         drawn_from = [torch.zeros_like(logits)]
         for level in range(1, size.depth + 1):
-            # Drafted token number `level` stands at output position lengths + level - 1.
+            # Draft token number `level` is at output position lengths + level - 1.
             position = state.lengths + level - 1
             if self.children == "top":
                 token = largest(logits)
@@ -142,7 +140,7 @@ class DraftModelDrafter(ModelInStep, Drafter):
             tokens = torch.cat([tokens, token[:, None]], 1)
             if level == size.depth:
                 break
-            # A row's last token is never fed, and past it there is no place.
+            # A row's last token is never fed.
             fed = (state.active & (position < state.max_new_tokens - 1)).long()
             logits = self._feed_one(token, fed)
             self._fed = self._fed + fed
@@ -150,7 +148,7 @@ class DraftModelDrafter(ModelInStep, Drafter):
         return Draft(TokenTree.chain(tokens), probabilities)
 
     def observe(self, draft: Draft, output: TargetOutput, verdict: Verdict, state: DecodeState) -> None:
-        """Take back what was rejected; what the model has not been fed waits."""
+        """Take back rejected tokens; tokens that the model has not been fed wait."""
         kept = torch.minimum(self._fed, verdict.accepted)
         if self._size.depth > 1:
             self.model.rewind(self._fed - kept)

@@ -1,12 +1,11 @@
-"""A smaller model of the same vocabulary that drafts a tree of fixed shape.
+"""A draft model that drafts a tree of a fixed shape.
 
-Belongs here: growing the tree level by level through the model. Does not belong here: keeping the model in step with
-what is accepted (`draft_model.py`), shapes (`tree_shapes.py`).
+Belongs here: growing the tree level by level. Does not belong here: keeping the model in step with accepted tokens
+(`draft_model.py`), and shapes (`tree_shapes.py`).
 
-Children are the model's likeliest tokens, a deterministic choice. Each level is one forward of the model. A forward
-keeps nothing that is not committed, so the nodes above are fed again with each level; they are few, and the model is
-bound by reading its weights. The last forward is left as it is until the target has judged the tree: the accepted
-nodes in it then need not be fed again.
+Children are the model's likeliest tokens, a deterministic choice. Each level is one forward pass. A pass keeps nothing
+that is not committed, so the nodes above are fed again with each level; they are few, and a pass mostly waits for
+weights. The last pass is committed after verification: the accepted nodes in it need not be fed again.
 
 Source: SpecVLM (arXiv 2508.16201), whose release drafts the tree "mc_sim_7b_63" of 25 nodes below the root.
 """
@@ -23,11 +22,11 @@ from specdecode.roles import DecodeState, Draft, Drafter, TargetOutput, Verdict
 
 
 class DraftModelTreeDrafter(ModelInStep, Drafter):
-    """The Drafter role over a smaller model: trees.
+    """The Drafter role by a draft model: trees.
 
     Args:
-        model: with its own prompt and cache, before its prefill; same rows and vocabulary as the target. It needs room
-            for as many tokens as the target, and for the nodes of the tree.
+        model: with its own prompt and cache, before its prefill; same rows and vocabulary as the target, with room for
+            the target's tokens and the nodes of the tree.
         tree: the shape.
 
     Raises:
@@ -65,7 +64,7 @@ class DraftModelTreeDrafter(ModelInStep, Drafter):
         return Draft(plan.tree(torch.cat(tokens, 1), len(plan.levels)))
 
     def observe(self, draft: Draft, output: TargetOutput, verdict: Verdict, state: DecodeState) -> None:
-        """The accepted nodes that the model has been fed stay; what it has not been fed waits."""
+        """Commit the accepted nodes that the model has been fed; the others wait."""
         fed = self._plan.place_fed[verdict.path[:, 1:]]  # [B, depth]
         accepted = torch.arange(fed.shape[1], device=fed.device) < verdict.accepted[:, None]
         kept = (accepted & (fed >= 0)).sum(1)
@@ -79,7 +78,7 @@ class DraftModelTreeDrafter(ModelInStep, Drafter):
         Args:
             tokens: [B, n] int64. mask: [1, n, n] bool. depths: [1, n] int64, 0 for the root's children.
         """
-        # Past the end of a row there is no place; such nodes see only themselves.
+        # Nodes past the end of a row see only themselves.
         room = torch.where(state.active, state.max_new_tokens - 1 - state.lengths, 0)
         stays = depths < room[:, None]  # [B, n]
         itself = torch.eye(mask.shape[1], dtype=torch.bool, device=mask.device)

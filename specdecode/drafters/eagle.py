@@ -1,19 +1,19 @@
-"""EAGLE: drafting with one small layer that continues the target's own features.
+"""EAGLE: a draft head that continues the target's own hidden states.
 
 Belongs here: the bookkeeping of an EAGLE drafter for any network that plays `DraftHead`: what it has been fed, which
 tree is grown, and the feedback to the sizer. Does not belong here: how a tree grows (`tree_growth.py`), the network,
-guidance, positions, and any judgement of what is drafted.
+guidance, positions, and verification.
 
-The network reads pairs: a token, and the target's final hidden state at the token before it. From a pair it guesses
-the hidden state at the token itself, whose output head is the target's own; so the same guess serves as the feature of
-the next pair, and drafting goes on without the target. A tree node's feature is therefore its parent's *guess*; only
-tokens that the target has judged get the target's features (Li et al. 2024, "EAGLE", section 4.1; arXiv 2401.15077).
+The head reads pairs: a token, and the target's final hidden state (the *feature*) at the token before it. From a pair
+it guesses the hidden state at the token itself. The target's output head turns the guess into logits, and the guess is
+also the feature of the next pair, so drafting goes on without the target. A tree node's feature is its parent's
+*guess*; only verified tokens have the target's features (Li et al. 2024, "EAGLE", section 4.1; arXiv 2401.15077).
 
 Shapes. `DynamicTree` is EAGLE-2's (Li et al. 2024, "EAGLE-2", arXiv 2406.16858, section 4): at each level the `top_k`
-nodes of greatest confidence, the product of probabilities on the way from the root, are expanded to `top_k` children
-each, and of all nodes seen the best are judged. A fixed shape (`StaticTree`) drafts the same ranks below every node,
-which LANTERN++ found better where distributions are flat. Children are the likeliest tokens, a deterministic choice,
-or, for fixed shapes, drawn without replacement.
+nodes with the greatest product of probabilities from the root are expanded to `top_k` children each, and the best of
+all nodes are verified. A fixed shape (`StaticTree`) drafts the same ranks below every node, which LANTERN++ found
+better where distributions are flat. Children are the likeliest tokens, a deterministic choice, or, for fixed shapes,
+drawn without replacement.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from specdecode.ragged import take
 from specdecode.roles import DecodeState, Draft, Selection, TargetOutput, Verdict, replace_rows
 from specdecode.tree import TokenTree
 
-_MOST_WAITING = 16  # pairs that may wait while nothing is drafted, before they are fed
+_MOST_WAITING = 16  # the most pairs that wait while nothing is drafted
 
 
 class DraftHead(Protocol):
     """A network over pairs of token and feature, with a cache of one sequence per row.
 
-    The width of a feature, F, is the head's own business: a guided one keeps both halves' features side by side.
+    The head chooses the width F of a feature: with guidance it keeps the features of both halves side by side.
     """
 
     @property
@@ -52,7 +52,7 @@ class DraftHead(Protocol):
         ...
 
     def features(self, output: TargetOutput) -> Tensor:
-        """[B, n, F]: the target's hidden states in the form this head reads."""
+        """[B, n, F]: the target's hidden states in this head's form."""
         ...
 
     def forward(self, tokens: Tensor, features: Tensor, mask: Tensor, depths: Tensor) -> DraftHeadOutput:
@@ -61,9 +61,9 @@ class DraftHead(Protocol):
         Args:
             tokens: [B, q] int64.
             features: [B, q, F].
-            mask: [B or 1, q, n] bool, n >= q: which of the new pairs since the last `advance` each pair sees; these q
-                are the last of the n. Every pair also sees the whole sequence before.
-            depths: [B or 1, q] int64, places after the sequence.
+            mask: [B or 1, q, n] bool, n >= q: which of the n new pairs since the last `advance` each of these q, the
+                last ones, sees. Every pair also sees the whole sequence before.
+            depths: [B or 1, q] int64, positions after the sequence.
         """
         ...
 
@@ -73,25 +73,22 @@ class DraftHead(Protocol):
 
 
 class FeatureReuse(Protocol):
-    """Stands in for the target's features where a step was skipped.
-
-    Positions count a row's tokens from 0.
-    """
+    """Replaces the target's features in skipped steps. Positions count a row's tokens from 0."""
 
     def start(self, feature: Tensor) -> None:
-        """A new batch begins: [B, 1, F], the feature before the first token."""
+        """Begin a new batch with the feature before the first token, [B, 1, F]."""
         ...
 
     def write(self, features: Tensor, first: Tensor, counts: Tensor) -> None:
-        """The target's features [B, k, F] at the `counts[b]` tokens from position `first[b]` on."""
+        """Store the target's features [B, k, F] of the `counts[b]` tokens from position `first[b]` on."""
         ...
 
     def after_verified(self, features: Tensor, first: Tensor, counts: Tensor) -> Tensor:
-        """As `write`, after a verified step; returns the features [B, k, F] to draft from, which usually are these."""
+        """As `write`, after a verification step. Returns the features [B, k, F] to draft from, usually the same."""
         ...
 
     def read(self, first: Tensor, counts: Tensor, width: int) -> Tensor:
-        """[B, width, F]: what to use for the features at the `counts[b]` tokens from `first[b]` on, not known yet."""
+        """[B, width, F]: substitutes for the unknown features of the `counts[b]` tokens from position `first[b]` on."""
         ...
 
 
@@ -100,15 +97,15 @@ class EagleDrafter:
 
     Args:
         head: the network.
-        shape: a dynamic tree, or a fixed one. With a fixed one the sizer only says how many levels of it are drafted.
+        shape: a dynamic tree, or a fixed one, of which the sizer chooses the number of levels.
         sizer: how much to draft.
-        children: "top" for the likeliest tokens; "sampled" for tokens drawn without replacement from the drafter's
-            distribution, which is then handed to the verifier. Fixed shapes only.
-        feature_reuse: what to read where a step was skipped; None: steps cannot be skipped.
-        refresh: Read skipped tokens again, with their own features, once the target has been fed them. Otherwise the
-            head's cache keeps what it made of the stand-ins.
-        depth_behind_skip: The most levels drafted behind tokens that were taken unverified, 1 or more; None for as many
-            as before them. What comes there is certainly judged, and few of the later levels survive that.
+        children: "top" for the likeliest tokens; "sampled" for tokens drawn without replacement from the head's
+            distribution, which the verifier then gets. Fixed shapes only.
+        feature_reuse: the source of features in skipped steps; None: steps cannot be skipped.
+        refresh: feed the head skipped tokens again, with the target's features, once the target has been fed them.
+            Otherwise its cache keeps the entries made from substitutes.
+        depth_behind_skip: the most levels drafted behind a skipped step, 1 or more; None for as many as before it. That
+            draft is verified next, and few of its later levels are accepted.
 
     Raises:
         ValueError: sampled children of a dynamic tree, a tree wider than the vocabulary, or nothing behind a skip.
@@ -144,26 +141,26 @@ class EagleDrafter:
         self._draft_behind_a_skip = False
         self._predicted: Tensor | None = None
         self._plan: TreePlan | None = None
-        # By how many pairs wait: their depths [1, n], and which of them each one sees [1, n, n].
+        # For each number of waiting pairs n: their depths [1, n] and mask [1, n, n].
         self._chains: dict[int, tuple[Tensor, Tensor]] = {}
 
     @staticmethod
     def most_new_pairs(shape: DynamicTree | StaticTree, largest: DraftSize) -> int:
-        """The most pairs a head has to hold beyond its sequence: those that wait, or the expanded nodes of a tree."""
+        """The most pairs a head has to hold beyond its sequence: waiting ones, or the expanded nodes of a tree."""
         if isinstance(shape, DynamicTree):
             expanded = shape.top_k * max(largest.depth - 1, 0)
         else:
             expanded = len(set(shape.parents)) - 2  # neither the root nor its missing parent
-        # After a skip that is read again, its pairs wait before those of the next accepted draft.
+        # With `refresh`, the pairs of a skipped step wait before those of the next accepted draft.
         return max(2 * largest.depth + 1, _MOST_WAITING) + max(expanded, 1)
 
     @property
     def skipping(self) -> EagleDrafter | None:
-        """Itself, where something stands in for the features that a skipped step leaves unmade."""
+        """Itself, if there is a source of features for skipped steps."""
         return None if self.feature_reuse is None else self
 
     def start(self, prompt: TargetOutput, state: DecodeState) -> None:
-        """Feed the prompt; the first token is the first pair that waits."""
+        """Feed the prompt. The first token waits as the first pair."""
         self._features = self.head.start(prompt)  # [B, 1, F]
         self._tokens = state.last_tokens()[:, None]  # [B, 1]
         self._counts = state.active.long()
@@ -174,7 +171,7 @@ class EagleDrafter:
 
     def propose(self, state: DecodeState) -> Draft:
         """A tree below each row's newest token."""
-        if not self._draft_behind_a_skip:  # else the two drafts of a step are of one size, or the second is shallower
+        if not self._draft_behind_a_skip:  # else the second draft has the size of the first, or is shallower
             self._size = self.sizer.choose()
         elif self.depth_behind_skip is not None:
             depth = min(self._size.depth, self.depth_behind_skip)
@@ -199,7 +196,7 @@ class EagleDrafter:
         return static_tree(root, logits, feature, state, self._plan, size.depth, self._guess, sampled)
 
     def observe(self, draft: Draft, output: TargetOutput, verdict: Verdict, state: DecodeState) -> None:
-        """The accepted tokens and the newest one become the pairs that wait, with the target's features."""
+        """The accepted tokens and the newest one become waiting pairs, with the target's features."""
         features = self.head.features(output)  # [B, n, F]
         path = verdict.path  # [B, depth + 1]
         # Pair i: the token after path node i, and the feature at path node i.
@@ -214,7 +211,7 @@ class EagleDrafter:
             # The newest token is not fed yet; the one fed first, the root, stands `counts` before it.
             along = self.feature_reuse.after_verified(along, (state.lengths - 1 - counts).clamp(min=0), counts)
         if self._size.depth < 1:
-            # Nothing was drafted, so the pairs that waited still wait, these behind them.
+            # Nothing was drafted: the new pairs wait behind the old ones.
             before = self._counts
             self._tokens, self._counts = ragged.append(self._tokens, before, following, counts)
             self._features, _ = ragged.append(self._features, before, along, counts)
@@ -226,7 +223,7 @@ class EagleDrafter:
         self.sizer.observe(self._size, verdict.accepted, took_part, self._predicted)
 
     def observe_skipped(self, draft: Draft, selection: Selection, state: DecodeState) -> None:
-        """The taken tokens wait with stand-ins for the features that the target has not made."""
+        """The taken tokens wait with substitutes for the target's features."""
         assert self.feature_reuse is not None
         taken = draft.tree.tokens.gather(1, selection.path[:, 1:])  # [B, depth]
         self._skipped_first = (state.lengths - 1 - selection.counts).clamp(min=0)  # position of the old root
@@ -236,7 +233,7 @@ class EagleDrafter:
         self._draft_behind_a_skip = True
 
     def observe_pending(self, output: TargetOutput, counts: Tensor, state: DecodeState) -> None:
-        """The skipped tokens' own features, at last."""
+        """Store the target's features of the pending tokens."""
         assert self.feature_reuse is not None and self._skipped_tokens is not None
         self._skipped_features = self.head.features(output)[:, : self._skipped_tokens.shape[1]]  # [B, m, F]
         self._skipped_counts = counts
@@ -255,7 +252,7 @@ class EagleDrafter:
         self._skipped_features = None
 
     def _read_again(self, tokens: Tensor, features: Tensor, counts: Tensor) -> None:
-        """The skipped pairs leave the head's sequence and wait again, with their own features, these behind them."""
+        """Take the pairs of the skipped step back; they wait again with the target's features, then these pairs."""
         assert self._skipped_tokens is not None and self._skipped_features is not None
         skipped = self._skipped_counts
         self.head.advance(-skipped)
@@ -263,31 +260,31 @@ class EagleDrafter:
         self._features, _ = ragged.append(self._skipped_features, skipped, features, counts)
 
     def _feed_waiting(self) -> tuple[Tensor, Tensor]:
-        """Feed the pairs that wait. Returns logits [B, V] and the feature [B, F] after the last one."""
+        """Feed the waiting pairs. Returns logits [B, V] and the feature [B, F] after the last one."""
         output = self._feed(self._counts)
         last = (self._counts - 1).clamp(min=0)[:, None]  # [B, 1]
         return take(output.logits, last)[:, 0], take(output.hidden_states, last)[:, 0]
 
     def _feed_all_but_last(self) -> None:
-        """Feed the pairs that wait and keep only the last one waiting: drafting starts from what it says."""
+        """Feed all waiting pairs but the last, whose output drafting starts from."""
         last = (self._counts - 1).clamp(min=0)
         self._feed(last)
         self._tokens, self._features = self._tokens.gather(1, last[:, None]), take(self._features, last[:, None])
         self._counts = self._counts.clamp(max=1)
 
     def _feed(self, counts: Tensor) -> DraftHeadOutput:
-        """Feed the pairs that wait, as a chain; the first `counts[b]` join the sequence."""
+        """Feed the waiting pairs as a chain; the first `counts[b]` join the sequence."""
         num_pairs, device = self._tokens.shape[1], self._tokens.device
         if num_pairs not in self._chains:
             causal = torch.ones(1, num_pairs, num_pairs, dtype=torch.bool, device=device).tril_()
             self._chains[num_pairs] = torch.arange(num_pairs, device=device)[None], causal
         depths, causal = self._chains[num_pairs]
-        # Slots past a row's count hold repetitions, at the place of the last pair; nobody sees them.
+        # Slots past a row's count repeat the position of the last pair; no pair sees them.
         depths = torch.minimum(depths, (self._counts[:, None] - 1).clamp(min=0))
         output = self.head.forward(self._tokens, self._features, causal, depths)
         self.head.advance(counts)
         return output
 
     def _guess(self, depth: int, tokens: Tensor, features: Tensor, mask: Tensor, depths: Tensor) -> DraftHeadOutput:
-        """What follows nodes of a draft, `depth` levels below the root, 1 or more; see `DraftHead.forward`."""
+        """The head's guess after nodes `depth` >= 1 levels below the root; see `DraftHead.forward`."""
         return self.head.forward(tokens, features, mask, depths)

@@ -1,35 +1,32 @@
-"""Speculative Jacobi decoding: a window of guesses, drawn anew from what the target says about the last ones.
+"""Speculative Jacobi decoding: a window of guesses that is redrawn from the target's output at every step.
 
-Belongs here: the window as a chain whose guesses know what they were drawn from. Does not belong here: acceptance,
-which is the exact verifier's rule, and the branches at a window's front (`jacobi_front.py`).
+Belongs here: the window as a chain whose guesses know the distributions they were drawn from. Does not belong here:
+verification, and branches at the front of a window (`jacobi_front.py`).
 
-After a pass, the distribution at the chain's node i is the target's opinion of position i + 1 after the guesses before
-it. Behind the new root these opinions are stale, where a guess before them was rejected, but they are distributions,
-and the next guesses are drawn from them: that is all the drafting there is (SJD: Teng et al., "Accelerating
-auto-regressive text-to-image generation with training-free speculative Jacobi decoding", arXiv 2410.01699). Positions
-of which nothing is known yet are guessed at random.
+After a forward pass, the distribution at node i of the chain is the target's opinion of position i + 1, given the
+guesses before it. Behind a rejected guess these opinions are stale, but they are distributions, and the next guesses
+are
+drawn from them: there is no other drafter (SJD: Teng et al., "Accelerating auto-regressive text-to-image generation
+    with
+training-free speculative Jacobi decoding", arXiv 2410.01699). Positions without an opinion are guessed at random.
 
-Couplings (SCD: arXiv 2510.24211). Independent draws change most guesses at every pass, even where the distribution
-hardly moved, and a changed guess makes all opinions behind it stale. Coupled draws keep a guess where they can:
+Couplings (SCD: arXiv 2510.24211). Independent draws change most guesses at every step, even where the distribution
+hardly changed, and a changed guess makes all opinions behind it stale. Coupled draws keep a guess where they can:
 
-* "gumbel": every position keeps its random numbers, so the same token wins the race unless the distribution moves.
+* "gumbel": every position keeps its random numbers, so the same token wins unless the distribution changes.
 * "maximal": the old guess x stays with probability min(1, p(x) / q(x)), else the new one is drawn from max(p - q, 0).
-* "target": a position's random numbers are those with which plain decoding draws its token. So the guess is the very
-  token, wherever the opinion comes near enough (predictive sampling: Wiggers and Hoogeboom, arXiv 2002.09928), and once
-  everything before it is right, it is right.
+* "target": a position has the random numbers with which plain decoding draws its token. So the guess is that very token
+  wherever the opinion is close enough (predictive sampling: Wiggers and Hoogeboom, arXiv 2002.09928).
 
-Why the first three are lossless. The verifier needs each guess to be distributed as it claims, given the tokens before
-it. Both p and q at a position depend on guesses before it only (causality), and given those, a coupled guess has
-exactly the new distribution, whatever the old guess was; that the two are alike changes neither. The random numbers of
-a position are consumed once: a rejected guess's position is settled by the verifier, with numbers of its own. "target"
-uses the verifier's numbers, so its guesses are no draws: they come without probabilities, and the verifier compares
-tokens. Then a seed's tokens are plain decoding's own.
+Why they are exact. The verifier needs each guess to be distributed as it claims, given the tokens before it. Opinions
+depend on earlier guesses only, and given those, a coupled guess has exactly the new distribution, whatever the old
+guess was. A rejected guess's position is settled by the verifier with numbers of its own. "target" uses the verifier's
+numbers, so its guesses are no draws: they have no probabilities, and the verifier compares tokens.
 
-Survivors. `keep_overlap` leaves a guess behind a rejection as it is, with the distribution that it was drawn from,
-where that and the target's new opinion have so much in common (the sum of the lesser probabilities). Published methods
-(SJD++, arXiv 2512.07503; SJD2, arXiv 2510.08994) keep the *tokens* they are sure of; then what is kept is no draw from
-anything any more. Here only distributions decide, which depend on the guesses before alone, and a survivor remains the
-draw it was.
+Survivors. `keep_overlap` keeps a guess behind a rejection, with the distribution it was drawn from, where that and the
+new opinion overlap enough (the sum of the lesser probabilities). This stays exact, since the decision depends on
+distributions alone. Published methods (SJD++, arXiv 2512.07503; SJD2, arXiv 2510.08994) decide by the *tokens*, and
+what they keep is no draw any more.
 """
 
 from __future__ import annotations
@@ -51,22 +48,19 @@ INITIAL_GUESSES = ("random", "repeat")
 
 
 class JacobiDrafter(Drafter):
-    """The Drafter role without a drafter.
+    """The Drafter role by a Jacobi window, without training.
 
     Args:
         vocab_size: V.
-        sizer: the window is its depth; drafting costs nothing.
-        initial_guess: for positions of which nothing is known: "random", any token alike; "repeat", a draw from the
-            distribution furthest ahead.
+        sizer: its depth is the window.
+        initial_guess: at positions without an opinion: "random", any token; "repeat", a draw from the last opinion.
         coupling: "independent" (SJD), "gumbel" or "maximal" (SCD), "target".
-        keep_overlap: the least overlap, in [0, 1], at which a guess survives with what it was drawn from; None: every
-            guess is drawn from the newest opinion.
-        confident: drafts of drawn guesses say how sure they are: the share of a place's distribution about which the
-            target has not changed its mind since the last pass, multiplied along the window; none where it was not
-            asked about that place twice.
+        keep_overlap: the least overlap, in [0, 1], at which a guess survives; None: every guess is redrawn.
+        confident: give a confidence: the overlap of a position's last two opinions, multiplied along the window; 0
+            where a position has had one opinion only. Not with coupling "target".
 
     Raises:
-        ValueError: an unknown word, an overlap that is none, or one for guesses that are no draws.
+        ValueError: an unknown word, or an overlap out of range or for guesses that are no draws.
     """
 
     def __init__(
@@ -96,14 +90,14 @@ class JacobiDrafter(Drafter):
 
     @property
     def skipping(self) -> SkippingDrafter | None:
-        """Itself: guesses behind guesses that nobody judged are what a window consists of."""
+        """Itself: a window consists of guesses behind unverified guesses."""
         return self
 
     def start(self, prompt: TargetOutput, state: DecodeState) -> None:
-        """Nothing is known but what the prompt says of the first token."""
+        """Begin with the prompt's opinion of the first token."""
         if prompt.logits.shape[-1] != self.vocab_size:
             raise ValueError(f"vocab_size must be the target's {prompt.logits.shape[-1]} tokens, got {self.vocab_size}")
-        # The last chain's nodes: what the target said after each, the tokens, and what those were drawn from.
+        # For each node of the last chain: the opinion after it, its token, and what that was drawn from.
         self._opinions = logits_to_probabilities(prompt.logits[:, -1:], state.sampling)  # [B, n, V]
         self._tokens = state.last_tokens()[:, None]  # [B, n]
         self._drawn_from = torch.zeros_like(self._opinions)  # [B, n, V]
@@ -115,7 +109,7 @@ class JacobiDrafter(Drafter):
     def propose(self, state: DecodeState) -> Draft:
         """A chain of guesses behind each row's newest token."""
         if not self._behind_skip:
-            # Behind a skip the rest of the window stands: the same numbers at the same positions give the same guesses.
+            # Behind a skip the window stays: the same numbers at the same positions give the same guesses.
             self._size = self.sizer.choose()
             self._iteration = self._iteration + 1
         self._behind_skip = False
@@ -125,7 +119,7 @@ class JacobiDrafter(Drafter):
             return Draft(TokenTree.chain(root))
         place = torch.arange(1, window + 1, device=root.device)
         last_node = self._last_node
-        # Guess k stands k positions behind the root; one position earlier stood node `accepted + k` of the last chain.
+        # Guess k is k positions behind the root; one position earlier was node `accepted + k` of the last chain.
         node = self._accepted[:, None] + place  # [B, window]
         wanted = take(self._opinions, node.clamp(max=last_node))  # [B, window, V]; beyond the last node, its own
         if self.initial_guess == "random":
@@ -146,7 +140,7 @@ class JacobiDrafter(Drafter):
         return draft
 
     def observe(self, draft: Draft, output: TargetOutput, verdict: Verdict, state: DecodeState) -> None:
-        """Keep what the target said after every node."""
+        """Keep the target's opinion after every node."""
         self._opinions = output.probabilities(state.sampling)
         self._last_node = self._opinions.shape[1] - 1
         self._tokens = draft.tree.tokens
@@ -158,12 +152,12 @@ class JacobiDrafter(Drafter):
         self.sizer.observe(self._size, verdict.accepted, draft.tree.valid[:, 0])
 
     def observe_skipped(self, draft: Draft, selection: Selection, state: DecodeState) -> None:
-        """The window's first guesses were taken; the others are as far ahead of the new root as they were before."""
+        """The window's first guesses were taken; the others follow the new root."""
         self._accepted = self._accepted + selection.counts
         self._behind_skip = True
 
     def observe_pending(self, output: TargetOutput, counts: Tensor, state: DecodeState) -> None:
-        """Nothing: what the target says after tokens before the root is about tokens that are settled."""
+        """Nothing to learn: pending tokens are settled."""
 
     def replace_rows(self, rows: Tensor, other: JacobiDrafter) -> None:
         """See `specdecode.roles.RowReplacing`."""
@@ -175,28 +169,28 @@ class JacobiDrafter(Drafter):
             setattr(self, name, ragged.put_rows(getattr(self, name), rows, getattr(other, name)))
 
     def _raced(self, root: Tensor, arrival: Tensor) -> Draft:
-        """The chain of the winners of races [B, window, V], the first and greatest entry wins; `root` is [B, 1]."""
+        """The chain of the winners (greatest entries) of races [B, window, V] behind `root` [B, 1]."""
         return Draft(TokenTree.chain(torch.cat([root, largest(arrival)], 1)))
 
     def _drawn(self, tokens: Tensor, drawn_from: Tensor, state: DecodeState) -> Draft:
-        """The chain of drawn tokens [B, window + 1], the root first, and of what each was drawn from, [B, ., V]."""
+        """The chain of drawn tokens [B, window + 1], the root first, with their distributions [B, window + 1, V]."""
         return Draft(TokenTree.chain(tokens), drawn_from)
 
     def _counters(self, positions: Tensor, state: DecodeState) -> Tensor:
-        """Counters of random numbers that are fresh at every pass; positions lie below the stride."""
+        """Counters of random numbers that are new at every step; positions lie below the stride."""
         passes = self._iteration.view(-1, *[1] * (positions.ndim - 1))
         return positions + passes * (state.max_new_tokens + self.sizer.largest.depth + 1)
 
     def _before(self, node: Tensor, last_node: int | Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The last guess at each place [B, window, 1], what it was drawn from, [B, window, V], and whether there was
-        one, [B, window]; arguments as for `_draw`."""
+        """The last guess at each position [B, window, 1], its distribution [B, window, V], and whether there was one,
+        [B, window]; arguments as for `_draw`."""
         before = (node + 1).clamp(max=last_node)
         return self._tokens.gather(1, before)[..., None], take(self._drawn_from, before), node + 1 <= last_node
 
     def _surviving(
         self, tokens: Tensor, wanted: Tensor, node: Tensor, last_node: int | Tensor, least: float
     ) -> tuple[Tensor, Tensor]:
-        """Guesses [B, window] and what they were drawn from, with the last ones where enough overlaps."""
+        """Guesses [B, window] and their distributions; the last guess where the overlap is large enough."""
         old, old_from, there = self._before(node, last_node)
         stays = there & (torch.minimum(wanted, old_from).sum(-1) >= least)
         return torch.where(stays, old[..., 0], tokens), torch.where(stays[..., None], old_from, wanted)
@@ -220,6 +214,6 @@ class JacobiDrafter(Drafter):
         threshold = state.streams.uniform(Tag.COUPLE, counters)
         stays = threshold * old_from.gather(2, old)[..., 0] < wanted.gather(2, old)[..., 0]
         left = (wanted - old_from).clamp(min=0)
-        # Where nothing is left, old and new distribution agree and the old guess stays anyway.
+        # Where nothing is left, the distributions are equal and the old guess stays anyway.
         left = torch.where(there[..., None] & (left.sum(-1, keepdim=True) > 0), left, wanted)
         return torch.where(there & stays, old[..., 0], sample(left, noise))

@@ -1,19 +1,16 @@
-"""A Jacobi window with branches at its front, for the many passes in which only one guess would survive.
+"""A Jacobi window with several guesses at its front, since about half of all steps accept no other guess.
 
-Belongs here: the branches, and the window that is read out of the one that was taken. Does not belong here: how guesses
-are drawn (`jacobi.py`), and acceptance, which is the exact verifier's rule for trees.
+Belongs here: the branches, and reading a chain out of the accepted branch. Does not belong here: how guesses are drawn
+(`jacobi.py`), and verification, which is the exact rule for trees.
 
-Where a guess is rejected, all opinions behind it are about a token that is not there, and the first of them is the
-likeliest to be wrong: about half of all passes add one token. So several tokens are guessed for that place, each
-followed by the guesses of the places behind it, a few deep (SJD-PAC, CVPR 2026, whose tree has 4 branches of 3).
-Whichever branch is taken, its own opinions go on; beyond its end those of the main chain do, which are as stale as they
-were.
+Behind a rejected guess all opinions are about a token that is not there. So several tokens are guessed for the first
+position, each followed by the main chain's next few guesses (SJD-PAC, CVPR 2026, whose tree has 4 branches of 3). The
+opinions of the accepted branch are used next, and beyond its end those of the main chain, which are stale.
 
-Why it is lossless. Drawn branches are draws without replacement: each next one from what its earlier siblings leave of
-the distribution, normalised, which is what it claims, and the verifier tests them in that order. A branch's later
-guesses are the main chain's, drawn at their places with numbers of their own, and independent of what stands before
-them. With the coupling "target" the branches are the runners-up of the race that the target's own token wins, and
-tokens are compared.
+Why it is exact. Branches are draws without replacement: each claims what its earlier siblings leave of the
+distribution, renormalised, and the verifier tests them in that order. The later guesses of a branch are the main
+chain's, drawn with numbers of their own. With coupling "target" the branches are the runners-up of the race that the
+target's own token wins, and tokens are compared.
 """
 
 from __future__ import annotations
@@ -34,11 +31,11 @@ from specdecode.tree import TokenTree
 
 
 class BranchingJacobiDrafter(JacobiDrafter):
-    """A Jacobi window whose first place has several guesses.
+    """A Jacobi window with several guesses at its first position.
 
     Args:
         vocab_size, sizer: as for `JacobiDrafter`; a size has `branch_nodes` more nodes than its window's chain.
-        branches: guesses at the first place, the main chain's included, 2 or more.
+        branches: guesses at the first position, the main chain's included, 2 or more.
         branch_depth: tokens of each branch beside the main chain, at most the window.
         options: of `JacobiDrafter`.
 
@@ -57,11 +54,11 @@ class BranchingJacobiDrafter(JacobiDrafter):
 
     @property
     def skipping(self) -> SkippingDrafter | None:
-        """None: what is taken unverified is taken from a chain."""
+        """None: skipped steps take tokens from chains."""
         return None
 
     def observe(self, draft: Draft, output: TargetOutput, verdict: Verdict, state: DecodeState) -> None:
-        """Read a chain out of the tree: the branch that was taken, and beyond its end the main chain."""
+        """Read a chain out of the tree: the accepted branch, and beyond its end the main chain."""
         if not draft.tree.is_chain:
             _, lines = _layout(self._size.depth, self.branches, self.branch_depth, draft.tree.device)
             first = verdict.path[:, 1]  # the main chain stands first, at nodes 1 to its window
@@ -69,7 +66,7 @@ class BranchingJacobiDrafter(JacobiDrafter):
             beside = torch.where(first > self._size.depth, (first - self._size.depth - 1) // depth + 1, 0)
             line = lines[torch.where(verdict.accepted > 0, beside, 0)]  # [B, window + 1]
             probabilities = None if draft.probabilities is None else take(draft.probabilities, line)
-            # Where a row is clipped its last places are padding, and nobody will ask for them again.
+            # Where a row is clipped its last nodes are padding, which is not read again.
             chain = replace(TokenTree.chain(draft.tree.tokens.gather(1, line)), valid=draft.tree.valid.gather(1, line))
             draft, output = Draft(chain, probabilities), TargetOutput(take(output.logits, line))
         super().observe(draft, output, verdict, state)
@@ -90,7 +87,7 @@ class BranchingJacobiDrafter(JacobiDrafter):
         for rank in range(self.branches - 1):
             token = first[:, rank : rank + 1]
             total = left.sum(-1, keepdim=True)
-            # Where nothing is left the token is a choice, not a draw: it is claimed to be certain, as it is.
+            # Where nothing is left the token is a choice, not a draw, and claims to be certain.
             certain = torch.zeros_like(left).scatter(1, token, 1.0)
             claimed.append(torch.where(total > 0, left / total, certain))
             left = left.scatter(1, token, 0.0)

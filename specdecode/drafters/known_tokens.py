@@ -1,13 +1,12 @@
-"""Places whose token is known before anything is said: it is drafted there, and nowhere else.
+"""Positions whose token is known in advance: it is drafted there, and nowhere else.
 
-Belongs here: correcting what another drafter proposes, so that it stays true to what it claims. Does not belong here:
-which tokens are known, and making the target agree (its logits leave nothing else there).
+Belongs here: correcting another drafter's proposals, and the distributions they claim. Does not belong here: which
+tokens are known, and the target's agreement (its logits exclude all other tokens there).
 
-A sequence may have a form: a mark after every so many tokens. A drafter that does not know it guesses wrong there, and
-everything behind a wrong guess is lost. Why this is lossless: at a known place the token is certain, so it is drawn
-from the distribution that is one there. Elsewhere the mark's share is given to another token, in the draw and in the
-claim alike. That is so in chains; in trees, where a draw says something of its siblings, a mark stays where it was
-drafted, and the target, for which it is impossible, rejects it.
+A sequence may have a form, such as a mark after every so many tokens. A drafter that does not know it guesses wrong
+there, and everything behind a wrong guess is lost. Why this is exact: a known token is certain, so its distribution is
+1 there; elsewhere the probability of marks goes to another token, in the draw and in the claim alike. That holds for
+chains. In trees a mark stays where it was drafted, and the target, for which it is impossible, rejects it.
 """
 
 from __future__ import annotations
@@ -30,15 +29,15 @@ from specdecode.roles import (
 
 
 class KnownTokensDrafter(Drafter):
-    """The Drafter role: another drafter's proposals, with the tokens that are known.
+    """The Drafter role: another drafter's proposals with known tokens.
 
-    Tokens that are known somewhere are drafted nowhere else, if drafts are chains. A verifier that may accept what the
-    target excludes must be given chains.
+    In chains, tokens that are known somewhere are drafted nowhere else. A verifier that may accept what the target
+    excludes must be given chains.
 
     Args:
-        drafter: whose proposals these are; nothing but what is fed reaches it.
-        known: [max_new_tokens] int64, the token that stands at each output position, -1 where that is open.
-        vocab_size: V; some token is known nowhere.
+        drafter: makes the proposals; it observes the corrected ones.
+        known: [max_new_tokens] int64, the token at each output position, -1 where it is open.
+        vocab_size: V; at least one token must not be known anywhere.
 
     Raises:
         ValueError: every token is known somewhere.
@@ -54,7 +53,7 @@ class KnownTokensDrafter(Drafter):
 
     @property
     def skipping(self) -> SkippingDrafter | None:
-        """Itself, where the drafter can go on unverified."""
+        """Itself, if the drafter can skip verification."""
         return None if self.drafter.skipping is None else self
 
     def start(self, prompt: TargetOutput, state: DecodeState) -> None:
@@ -62,7 +61,7 @@ class KnownTokensDrafter(Drafter):
         self.drafter.start(prompt, state)
 
     def propose(self, state: DecodeState) -> Draft:
-        """What the drafter proposes, corrected."""
+        """The drafter's proposal, corrected."""
         draft = self.drafter.propose(state)
         tree = draft.tree
         places = state.lengths[:, None] - 1 + tree.depth  # [B, n]; the loop cuts off what lies past the end

@@ -1,12 +1,10 @@
-"""Prompt lookup: what followed the newest tokens the last time they were said, is drafted again.
+"""Prompt lookup: the tokens that followed the newest tokens at their last occurrence are drafted again.
 
-Belongs here: finding the last few tokens of a row further up in it. Does not belong here: tokens that came from
-elsewhere, and any model.
+Belongs here: finding the last few tokens of a row earlier in the row. Does not belong here: models, and other texts.
 
-The longest suffix of a row, up to `max_ngram_size` tokens, that occurs further up is looked for; of several occurrences
-the latest is taken. The tokens behind it are the draft, a deterministic choice. A draft that runs into the end of the
-row goes on with itself: what has repeated with a period is drafted to go on so. Rows without an occurrence draft
-nothing.
+The longest suffix of a row, up to `max_ngram_size` tokens, that occurs earlier is looked for, and of several
+occurrences the latest counts. The tokens behind it are the draft, a deterministic choice. A draft that reaches the end
+of the row continues with itself, so a period is continued. Rows without an occurrence draft nothing.
 
 Source: Saxena 2023, "Prompt lookup decoding" (github.com/apoorvumang/prompt-lookup-decoding), which is transformers'
 `prompt_lookup_num_tokens`. Both take the earliest occurrence and stop at the end of the row.
@@ -30,9 +28,9 @@ class PromptLookupDrafter(Drafter):
 
     Args:
         prompt: [B, T] int64, padded on the left; T may be 0.
-        sizer: the length of the chain is its depth; drafting costs next to nothing.
+        sizer: its depth is the length of the chain.
         attention_mask: [B, T] bool or int64, 0 at padding; None: nothing is padded.
-        max_ngram_size: tokens of a suffix that is looked for, at most.
+        max_ngram_size: the most tokens of a suffix.
 
     Raises:
         ValueError: `max_ngram_size` < 1, or a mask of another shape than the prompt.
@@ -46,7 +44,7 @@ class PromptLookupDrafter(Drafter):
             raise ValueError(
                 f"attention_mask must have the prompt's shape {list(prompt.shape)}, got {list(attention_mask.shape)}"
             )
-        # No token is negative, and padding lies before all tokens: nothing is found in it.
+        # No token is negative, so nothing is found in padding.
         self.prompt = prompt if attention_mask is None else prompt.masked_fill(attention_mask == 0, -1)
         self.sizer = sizer
         self.max_ngram_size = max_ngram_size
@@ -74,7 +72,7 @@ class PromptLookupDrafter(Drafter):
         return Draft(chain.clip(torch.where(found[:, 0], depth, 0)))
 
     def observe(self, draft: Draft, output: TargetOutput, verdict: Verdict, state: DecodeState) -> None:
-        """The tokens in `state` are all this drafter reads."""
+        """Only the sizer learns."""
         self.sizer.observe(self._size, verdict.accepted, draft.tree.valid[:, 0])
 
     def replace_rows(self, rows: Tensor, other: PromptLookupDrafter) -> None:
@@ -88,7 +86,7 @@ class PromptLookupDrafter(Drafter):
         """Where the suffix that ends at `last` [B, 1] ended before: [B, 1] int64, and whether it did, [B, 1] bool."""
         place = torch.arange(row.shape[1], device=row.device)
         alike = place < last  # [B, S]
-        length = torch.zeros_like(row)  # how many tokens up to each place are those up to `last`
+        length = torch.zeros_like(row)  # how many tokens up to each place equal those up to `last`
         for back in range(self.max_ngram_size):
             token = row.gather(1, (last - back).clamp(min=0))
             alike = alike & (row.roll(back, 1) == token) & (place >= back)

@@ -1,11 +1,10 @@
-"""Semi-autoregressive drafting: the network guesses several tokens ahead at once, and is asked once a round.
+"""Semi-autoregressive drafting: one forward pass of the draft head guesses several tokens ahead.
 
-Belongs here: growing a draft from the guesses of one forward. Does not belong here: the network, what it is fed
-(`eagle.py`) and shapes (`tree_shapes.py`).
+Belongs here: growing a draft from one output. Does not belong here: the network, what it is fed (`eagle.py`), and
+shapes (`tree_shapes.py`).
 
-What waits is fed as by any EAGLE drafter. All levels of the draft then come from that one forward: the guess for a
-place is the same whatever was drafted before it, so every node of a level has the same candidates, and a tree holds the
-likeliest combinations.
+The guess for a position is the same whatever was drafted before it. So every node of a level has the same candidates,
+and a tree contains the likeliest combinations.
 
 Source: FLASH (arXiv 2505.12728, section 3.3 and algorithm 1), which drafts chains.
 """
@@ -23,23 +22,23 @@ from specdecode.drafters.tree_shapes import DynamicTree, StaticTree
 
 
 class SemiAutoregressiveHead(DraftHead, Protocol):
-    """A `DraftHead` whose guessed features [B, q, F] are those of several places, and tell what follows each.
+    """A `DraftHead` whose guessed features [B, q, F] are those of several positions.
 
-    Its `forward` gives the logits of the first place.
+    Its `forward` gives the logits of the first position.
     """
 
     @property
     def draft_length(self) -> int:
-        """K, places guessed at once."""
+        """K, positions guessed at once."""
         ...
 
     def later_logits(self, features: Tensor) -> Tensor:
-        """[B, K - 1, V] float32: logits of the places after the first, by the guessed features [B, F] of one pair."""
+        """[B, K - 1, V] float32: logits of the later positions, from the guessed features [B, F] of a pair."""
         ...
 
 
 class SemiAutoregressiveDrafter(EagleDrafter):
-    """The Drafter role over a `SemiAutoregressiveHead`: one forward of it a round.
+    """The Drafter role over a `SemiAutoregressiveHead`: one forward pass of it per step.
 
     Args:
         head: the network.
@@ -72,6 +71,6 @@ class SemiAutoregressiveDrafter(EagleDrafter):
         return logits, features
 
     def _guess(self, depth: int, tokens: Tensor, features: Tensor, mask: Tensor, depths: Tensor) -> DraftHeadOutput:
-        """What was guessed for the place, whatever the tokens."""
+        """The guess for a position, whatever the tokens."""
         logits = self._later_logits[:, depth - 1, None]  # [B, 1, V]
         return DraftHeadOutput(logits.expand(-1, tokens.shape[1], -1), features)

@@ -1,10 +1,8 @@
-"""Growing a draft tree level by level, below what a network says about its nodes.
+"""Growing a draft tree level by level from the outputs of a network.
 
-Belongs here: a tree of fixed shape, one that follows the network's confidence, what was drawn to make it, and what
-acceptance its confidence promises. Does not belong here: the network, what it has been fed, how much is drafted
-(`eagle.py`), and shapes (`tree_shapes.py`).
-
-Children are the likeliest tokens, a deterministic choice, or, for fixed shapes, drawn without replacement.
+Belongs here: dynamic trees, trees of a fixed shape, the distributions their nodes are drawn from, and the accepted
+length that a network's confidence predicts. Does not belong here: the network and what it has been fed (`eagle.py`),
+and shapes (`tree_shapes.py`).
 """
 
 from __future__ import annotations
@@ -24,16 +22,16 @@ from specdecode.roles import DecodeState, Draft
 from specdecode.sampling import SamplingConfig, Tag, logits_to_probabilities
 from specdecode.tree import TokenTree
 
-_TIE_BREAK = 1e-4  # nats a level: a child's score is below its parent's even where its probability rounds to one
+_TIE_BREAK = 1e-4  # nats per level: a child's score is below its parent's even if its probability rounds to one
 
 
 @dataclass
 class DraftHeadOutput:
-    """What the network guesses at each pair of token and feature.
+    """The output of a network at each pair of token and feature.
 
     Args:
-        logits: [B, q, V] float32 of the token after each pair's; guidance is already applied.
-        hidden_states: [B, q, F] the guessed features, which serve the pairs after.
+        logits: [B, q, V] float32 of the token after the pair; guidance is already applied.
+        hidden_states: [B, q, F] the guessed features, for the next pairs.
     """
 
     logits: Tensor
@@ -41,13 +39,13 @@ class DraftHeadOutput:
 
 
 Guess = Callable[[int, Tensor, Tensor, Tensor, Tensor], DraftHeadOutput]
-"""`guess(depth, tokens, features, mask, depths)`: what follows nodes `depth` levels below the root, 1 or more; the
-other arguments as in `DraftHead.forward`."""
+"""`guess(depth, tokens, features, mask, depths)`: the output at nodes `depth` >= 1 levels below the root; the other
+arguments as in `DraftHead.forward`."""
 
 
 @dataclass
 class GrownTree:
-    """A tree and all nodes seen on the way to it, for those who ask what other sizes would have promised.
+    """A tree and all nodes seen while it grew, from which the accepted length of other sizes is predicted.
 
     Args:
         draft: the best of the nodes, with their confidence.
@@ -70,7 +68,7 @@ def dynamic_tree(
         state: its sampling temperature.
         top_k: nodes expanded per level, and children of each.
         size: levels grown, and nodes kept, the root included.
-        guess: asks the network.
+        guess: calls the network.
     """
     sampling = state.sampling
     batch_size, device, depth = root.shape[0], root.device, size.depth
@@ -106,7 +104,7 @@ def dynamic_tree(
     all_tokens, all_scores, all_parents = torch.cat(tokens, 1), torch.cat(scores, 1), torch.cat(parents, 1)
     all_levels = torch.cat(levels).expand(batch_size, -1)
     num_drafted = min(size.total_tokens - 1, all_tokens.shape[1])
-    # Scores fall along every path, so the best nodes contain their ancestors; sorted, parents come first.
+    # Scores fall along every path, so the best nodes include their ancestors; sorted, parents come first.
     best = all_scores.topk(num_drafted).indices.sort(dim=1).values  # [B, m]
     parent = all_parents.gather(1, best)
     parent = torch.where(parent < 0, 0, torch.searchsorted(best, parent.contiguous()) + 1)
@@ -122,10 +120,11 @@ def dynamic_tree(
 
 
 def expected_accepted(grown: GrownTree, deepest: int, candidates: Sequence[DraftSize], active: Tensor) -> Tensor:
-    """What acceptance the network's own confidence promises: [C] for every candidate size, a mean over active rows.
+    """The accepted length that the network's confidence predicts: [C] for every candidate size, a mean over active
+    rows.
 
-    The sum of the chosen nodes' path probabilities is the expected accepted length, if the network were right about
-    itself. Sizes deeper than this tree go on with the ratio of its last two levels.
+    It is the sum of the chosen nodes' path probabilities. Sizes deeper than this tree continue with the ratio of its
+    last two levels.
 
     Args:
         grown: of `deepest` levels.
@@ -133,7 +132,7 @@ def expected_accepted(grown: GrownTree, deepest: int, candidates: Sequence[Draft
         active: [B] bool.
     """
     confidence, order = grown.scores.exp().sort(dim=1, descending=True)  # [B, R]
-    # Finished rows count for nothing; dividing here makes plain sums over rows means.
+    # Finished rows do not count; dividing here turns sums over rows into means.
     confidence = confidence * active[:, None] / active.sum().clamp(min=1)
     level = grown.levels.gather(1, order)
     sizes = torch.tensor([[c.total_tokens - 1, c.depth] for c in candidates], device=confidence.device)  # [C, 2]
@@ -159,18 +158,18 @@ def static_tree(
     guess: Guess,
     sampled: bool = False,
 ) -> Draft:
-    """The same ranks below every node, down to a depth.
+    """A tree of a fixed shape, down to a depth.
 
     Args:
         root: [B] int64, the newest tokens. logits: [B, V] after them. feature: [B, F] there.
         state: its sampling and random streams.
         plan: the shape. depth: levels of it that are drafted, 1 or more.
-        guess: asks the network.
+        guess: calls the network.
         sampled: children are drawn without replacement instead of the likeliest tokens.
     """
     depth = min(depth, len(plan.levels))
     tokens, drawn_from = [root[:, None]], [torch.zeros_like(logits)[:, None]]
-    # What is known after each node whose children come next.
+    # The output at each node whose children come next.
     inner_logits, inner_features = logits[:, None], feature[:, None]  # [B, i, V], [B, i, F]
     noises = _draw_noise(state, plan, depth, logits.shape[-1]) if sampled else (None,) * depth
     for number, level in enumerate(plan.levels[:depth]):
@@ -192,7 +191,7 @@ def static_tree(
 
 
 def _draw_noise(state: DecodeState, plan: TreePlan, depth: int, vocab_size: int) -> tuple[Tensor | None, ...]:
-    """For each level the noise [B, i, V] of the nodes whose children are drawn; all in one go, it is cheaper."""
+    """For each level the noise [B, i, V] of the nodes whose children are drawn; made at once, which is cheaper."""
     if state.sampling.is_greedy:
         return (None,) * depth
     above = plan.all_above[: sum(plan.num_above[:depth])]
@@ -213,7 +212,7 @@ def _draw_children(logits: Tensor, width: int, sampling: SamplingConfig, noise: 
     if noise is None:
         return likeliest(logits, width), probabilities
     # The first arrivals of the exponential race are a draw without replacement, in order (Gumbel top-k).
-    # Where filters left fewer tokens than are wanted, the rest are guesses; `_without_earlier` knows.
+    # Where filters leave fewer tokens than are wanted, the rest are guesses; see `_without_earlier`.
     return likeliest(probabilities / noise, width), probabilities
 
 
@@ -225,7 +224,7 @@ def _log_probabilities(logits: Tensor, sampling: SamplingConfig) -> Tensor:
 
 
 def _without_earlier(probabilities: Tensor, choices: Tensor, rank: Tensor) -> Tensor:
-    """What each node was drawn from: its earlier siblings zeroed, the rest renormalised.
+    """The distribution each node was drawn from: earlier siblings zeroed, the rest renormalised.
 
     Args:
         probabilities: [B, m, V] of each node's parent. choices: [B, m, width] of each node's parent. rank: [m].

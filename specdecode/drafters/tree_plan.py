@@ -1,9 +1,9 @@
-"""A fixed shape of tree, unrolled for drafting level by level.
+"""A tree of a fixed shape, as tensors for drafting level by level.
 
-Belongs here: which nodes are chosen, fed and seen at each level, as tensors on the device. Does not belong here: which
-shapes there are (`tree_shapes.py`), and who drafts.
+Belongs here: which nodes are chosen, fed and seen at each level. Does not belong here: shapes (`tree_shapes.py`), and
+drafters.
 
-Only nodes with children are fed to whatever drafts, level by level. Those are counted in the order of feeding.
+Only nodes with children are fed to a drafter, level by level; they are counted in the order of feeding.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from specdecode.tree import TokenTree
 
 
 def likeliest(values: Tensor, width: int) -> Tensor:
-    """Indices of the `width` largest of `values` [..., V], largest first; a lone one needs no sorting."""
+    """Indices of the `width` largest of `values` [..., V], largest first."""
     return largest(values)[..., None] if width == 1 else values.topk(width).indices
 
 
@@ -33,8 +33,8 @@ class PlanLevel:
         inner: [j] those of the m nodes that have children themselves.
         inner_parent: [j] their parents, as indices into `above`.
         mask: [1, j, n] which of the nodes fed so far each of them sees. depths: [1, j].
-        only_children: whether each of the m nodes is the one child of the node above in its place; all_inner: whether
-            all of them have children. Of such levels, chains' above all, nothing is looked up.
+        only_children: whether node k is the only child of the kth node above. all_inner: whether all nodes have
+            children. On such levels, as in chains, nothing has to be looked up.
     """
 
     above: Tensor
@@ -49,19 +49,19 @@ class PlanLevel:
     all_inner: bool
 
     def below(self, values: Tensor) -> Tensor:
-        """[B, m, ...] of the nodes' parents, of what there is of the nodes above [B, i, ...]."""
+        """From values of the nodes above [B, i, ...] to those of each node's parent [B, m, ...]."""
         return values if self.only_children else values[:, self.parent]
 
     def chosen(self, choices: Tensor) -> Tensor:
-        """[B, m], the nodes' tokens, of their parents' choices [B, i, width]."""
+        """From the choices of the nodes above [B, i, width] to each node's token [B, m]."""
         return choices[..., 0] if self.only_children else choices[:, self.parent, self.rank]
 
     def of_inner(self, tokens: Tensor) -> Tensor:
-        """[B, j] of the nodes that have children, of all nodes [B, m]."""
+        """From tokens of all nodes [B, m] to those of nodes with children [B, j]."""
         return tokens if self.all_inner else tokens[:, self.inner]
 
     def above_inner(self, values: Tensor) -> Tensor:
-        """[B, j, ...] of the parents of these, of what there is of the nodes above [B, i, ...]."""
+        """From values of the nodes above [B, i, ...] to those of the parents of nodes with children [B, j, ...]."""
         return values if self.only_children and self.all_inner else values[:, self.inner_parent]
 
 

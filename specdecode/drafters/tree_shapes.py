@@ -1,11 +1,11 @@
-"""Shapes of draft trees: which ranks are drafted below which node, fixed or by the drafter's confidence.
+"""Shapes of draft trees: fixed, or chosen by the drafter's confidence.
 
-Belongs here: shapes, by name, from a user's list, or as a chain. Does not belong here: tokens, and how a tree of a
-shape grows (`tree_growth.py`).
+Belongs here: shapes, by name, from a user's list, or as a chain. Does not belong here: tokens, and how a tree grows
+(`tree_growth.py`).
 
 A node is named by the ranks on its way from the root: (0, 2) is the third choice after the first. The published shapes
-are written as numbers of children, level by level: "3 / 2 1" is a root with three children, of which the first has two
-and the second has one. Trailing zeros are left out.
+are written as numbers of children, level by level: "3 / 2 1" is a root with three children, the first of which has two
+children and the second one. Trailing zeros are left out.
 """
 
 from __future__ import annotations

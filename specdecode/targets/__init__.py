@@ -1,2 +1,1 @@
-"""Targets: large models of libraries in the role of `specdecode.roles.Target`. One module per library, imported when it
-is used."""
+"""Targets: models of other libraries in the role of `specdecode.roles.Target`, one module per library."""

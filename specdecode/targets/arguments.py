@@ -1,6 +1,6 @@
-"""What modules of transformers take by name, among it the cache: `cache` since 5.24, `past_key_values` before.
+"""Names of the arguments of transformers' modules. The cache is `cache` since 5.24 and was `past_key_values` before.
 
-Belongs here: names of arguments, for whoever calls a module or watches what one is given. Does not belong here: caches.
+Belongs here: names. Does not belong here: caches.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ def takes(function: Any, argument: str) -> bool:
 
 
 def cache_name(module: Any) -> str:
-    """How a module calls the cache of keys and values."""
+    """A module's name for the cache of keys and values."""
     return "cache" if takes(module, "cache") else "past_key_values"
 
 
 def cache_argument(module: Any, cache: Any) -> dict[str, Any]:
-    """The cache under the name by which a module takes it."""
+    """The cache as a keyword argument of a module."""
     return {cache_name(module): cache}
 
 
 def cache_among(arguments: Mapping[str, Any]) -> Any:
-    """The cache among the keyword arguments of a module; None: there is none."""
+    """The cache among the keyword arguments of a module, or None."""
     return arguments.get("cache", arguments.get("past_key_values"))

@@ -2,10 +2,10 @@
 
 Belongs here: one attention function, under a name of its own in transformers. Does not belong here: models, caches.
 
-transformers' "sdpa" copies every key and value for each of the query heads that share them as soon as there is a mask,
-and drafted tokens always bring one: of a long prompt that is the whole cache, several times, in every layer of every
-pass. Here the queries that share a key/value head stand one behind the other as rows of that head. Without a mask, in
-training, or where the masks would be larger than the copies, it is the library's own function.
+With a mask, transformers' "sdpa" copies every key and value for each of the query heads that share them, and draft
+tokens always need a mask: in every layer of every pass the whole cache is copied several times. Here the queries that
+share a key/value head become rows of that head. Without a mask, in training, or where the mask would be larger than the
+copies, the library's own function runs.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 GROUPED_ATTENTION = "sdpa_grouped"
-"""Its name in transformers."""
+"""The name in transformers."""
 
 
 def use_grouped_attention(model: Any) -> None:
-    """Have a model's text layers attend so, where they attend by "sdpa"; others stay as they are."""
+    """Make a model's text layers use this attention, where they use "sdpa"; others stay as they are."""
     config = model.config.get_text_config()
     if config._attn_implementation == "sdpa":
         config._attn_implementation = GROUPED_ATTENTION
@@ -38,7 +38,7 @@ def grouped_attention(
     scaling: float | None = None,
     **named: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """As transformers calls it.
+    """Attention with the signature of transformers' attention functions.
 
     Args:
         query: [B, H, n, D]. key, value: [B, H_kv, S, D]. attention_mask: [B, 1, n, S] bool or additive.

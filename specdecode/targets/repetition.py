@@ -1,11 +1,10 @@
-"""What has been said already is less likely to be said again: transformers' `repetition_penalty`, along a tree.
+"""transformers' `repetition_penalty` along a tree: tokens that occurred already become less likely.
 
-Belongs here: the rule, and which tokens count as said at each node of a draft. Does not belong here: who draws.
+Belongs here: the rule, and which tokens have occurred at each node of a draft. Does not belong here: drawing.
 
-Source: Keskar et al. 2019 (arXiv 1909.05858, section 4.1) in the form of transformers'
-`RepetitionPenaltyLogitsProcessor`: of every token of the prompt and of what followed a positive logit is divided by the
-penalty, and a negative one multiplied.
-A target that says so itself is judged by any verifier as it is, so exact methods stay exact.
+Source: Keskar et al. 2019 (arXiv 1909.05858, section 4.1), in the form of `RepetitionPenaltyLogitsProcessor`: for every
+token that occurred, a positive logit is divided by the penalty and a negative one multiplied. The target's logits have
+the penalty before any verifier reads them, so exact methods stay exact.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ class RepetitionPenalty:
     """The penalty for a batch of sequences.
 
     Args:
-        penalty: above 0; 1 does nothing, more is against repetition.
-        prompts: [T] int64 of each row.
+        penalty: above 0; 1 does nothing, greater values reduce repetition.
+        prompts: for each row [T] int64.
         vocab_size: V, of the logits.
-        max_tokens: of a row behind its prompt, the longest draft included.
+        max_tokens: the most tokens of a row after its prompt, with the longest draft.
 
     Raises:
         ValueError: a penalty that is not above 0.
@@ -41,15 +40,15 @@ class RepetitionPenalty:
         self._places = torch.arange(max_tokens, device=device)
 
     def of_prompts(self, logits: Tensor) -> Tensor:
-        """[B, n, V] after the prompts, of the same; float32."""
+        """Logits [B, n, V] float32 after the prompts, with the penalty."""
         return self._lowered(logits, self._in_prompt[:, None])
 
     def of_nodes(self, logits: Tensor, tokens: Tensor, mask: Tensor, num_kept: Tensor) -> Tensor:
-        """[B, n, V] float32 of new tokens, as `specdecode.roles.Target.forward` has them.
+        """Logits [B, n, V] float32 of new tokens (see `specdecode.roles.Target.forward`), with the penalty.
 
         Args:
             logits: [B, n, V] after each of them.
-            tokens: [B, n] int64. mask: [B, n, n] bool, which of them stand on the way to each, itself included.
+            tokens: [B, n] int64. mask: [B, n, n] bool, which new tokens lie on the path to each, itself included.
             num_kept: [B] int64, committed tokens of each row.
         """
         batch_size, count, vocab_size = logits.shape
@@ -62,7 +61,7 @@ class RepetitionPenalty:
         return self._lowered(logits, on_the_way.bool() | kept[:, None])
 
     def keep(self, tokens: Tensor, num_kept: Tensor) -> None:
-        """Tokens [B, k] come behind the `num_kept` [B] committed ones; what is not committed is overwritten later."""
+        """Write tokens [B, k] behind the `num_kept` [B] committed ones; those not committed are overwritten later."""
         places = num_kept[:, None] + torch.arange(tokens.shape[1], device=tokens.device)
         last = self._kept.shape[1] - 1
         self._kept.scatter_(1, places.clamp(max=last), tokens.clamp(0, self._in_prompt.shape[1] - 1))

@@ -1,17 +1,16 @@
 """A causal language model of transformers, unmodified, in the roles of Target and of a draft model.
 
-Belongs here: its cache, its masks, its positions, and which architectures cannot be served. Does not belong here: what
-tokens stand for, prompts (`generate.py`), and guidance (a subclass feeds copies of the rows and combines them).
+Belongs here: its cache, masks and positions, and which architectures are refused. Does not belong here: the meaning of
+tokens, prompts (`generate.py`), and guidance (a subclass feeds copies of the rows and combines them).
 
-How. The prompt goes through the model as in its own `generate`: the model makes the mask, from the prompt's padding
-alone. From then on it is handed what it would not make itself, since rows have lengths of their own and tokens stand
-in trees: a four-dimensional additive mask, which transformers passes on as it is, explicit `position_ids`, and a
-`Cache` whose layers write to the slots of one `StaticKVCache` and attend to it. Nothing waits for the device.
+The prompt goes through the model as in its own `generate`: the model makes the mask from the prompt's padding. After
+that, since rows have their own lengths and tokens form trees, the model is given a four-dimensional additive mask
+(which transformers passes on as it is), `position_ids`, and a `Cache` whose layers write to the slots of one
+`StaticKVCache` and attend to it. Nothing waits for the device.
 
-Windows. Where layers attend to the last `sliding_window` tokens only, they get a mask of their own. A window counts
-places in the sequence, and a tree node's place is its depth, not its slot. All keys stay in the cache, so a window
-saves no memory here. An architecture that mixes kinds of layers takes its masks as a dictionary by kind, as `generate`
-gives them with a static cache.
+Layers that attend to the last `sliding_window` tokens only get a mask of their own. The window counts positions in the
+sequence, and the position of a tree node follows from its depth, not its slot. All keys stay in the cache, so a window
+saves no memory here. An architecture that mixes kinds of layers takes a dictionary of masks by kind.
 """
 
 from __future__ import annotations
@@ -36,48 +35,48 @@ if TYPE_CHECKING:
     from specdecode.compilation import PassCompiler
 
 _WINDOWS = {"full_attention": False, "sliding_attention": True}
-"""Kinds of layers that can be served, by transformers' names, and whether they attend through a window."""
+"""The supported kinds of layers, by transformers' names, and whether they attend through a window."""
 
 
 class TransformersTarget:
     """`specdecode.roles.Target` over a batch of prompts; also `specdecode.drafters.draft_model.DraftModel`.
 
-    Where not only token ids go in and logits come out of the model's own forward, it is taken apart: `embed` turns
-    tokens into the decoder's inputs, `decoder` those into hidden states, and `output_head` these into logits.
+    Where a model's own forward does more than turn token ids into logits, its parts are given: `embed` turns tokens
+    into the decoder's inputs, `decoder` those into hidden states, and `output_head` these into logits.
 
     A subclass that feeds several rows for each sequence (guidance: a conditional and a null row) sets
-    `rows_per_sequence` and overrides `combine`; its prompt has all rows of the first kind first. One that feeds its
-    prompts otherwise, row by row or late, overrides `prefill`: `lay_out`, passes, `SlotCache.finish_prompt`.
+    `rows_per_sequence` and overrides `combine`; its prompt has all rows of the first kind first. A subclass that feeds
+    prompts in another way overrides `prefill`: `lay_out`, passes, `SlotCache.finish_prompt`.
 
     Args:
         model: transformers' `...ForCausalLM`, or a model that contains one; in evaluation mode.
         input_ids: [R, T] int64, the prompts, padded on the left; R = B * `rows_per_sequence`.
         attention_mask: [R, T] bool or int64, 0 at padding; None: nothing is padded.
         inputs_embeds: [R, T, dim] instead of `input_ids`.
-        max_new_tokens: tokens of a complete row, of which all but the last are fed.
-        max_draft_nodes: the most tokens `forward` is given at once, roots and pending tokens included.
-        position_ids: [R, T], or [A, R, T] for architectures of several axes: of the prompts. None: places after the
-            padding, counted from 0.
-        positions: from places [R, n] int64 after the prompt, counted from 0, to position ids [R, n] or [A, R, n]. None:
-            onwards from the prompt's tokens.
-        vocab_size: V, of the logits that are compared; None: the model's own. Fewer cut off the last, which are padding
-            in models of one family; more get logits of minus infinity, as if the model never said them.
+        max_new_tokens: tokens of a complete row; all but the last are fed.
+        max_draft_nodes: the most tokens of one `forward`, roots and pending tokens included.
+        position_ids: of the prompts, [R, T], or [A, R, T] for architectures with several axes. None: counted from 0
+            after the padding.
+        positions: maps places [R, n] int64 after the prompt, counted from 0, to position ids [R, n] or [A, R, n]. None:
+            positions continue those of the prompt.
+        vocab_size: V; None: the model's own. A smaller one cuts off the last tokens, which are padding in models of one
+            family; a larger one adds logits of minus infinity.
         decoder: takes `inputs_embeds` or `input_ids`, `attention_mask`, `position_ids`, `past_key_values` and
             `use_cache`, and returns an output with `last_hidden_state`; None: `model` itself does everything.
         output_head: from hidden states [R, n, dim] to logits; given if and only if `decoder` is.
         embed: from tokens [R, n] to embeddings [R, n, dim]; None: the model is given tokens.
-        kv_cache: one to use again, of a target that is done; None: a new one, made in the prefill.
-        longest_prompt: T of the longest prompt that may take a row's place; None: none is longer than these.
+        kv_cache: the cache of a finished target, to be used again; None: a new one, made in the prefill.
+        longest_prompt: T of the longest prompt that may later take a row; None: none is longer than these.
 
     Attributes:
         compiler: compiles `forward`, see `compile`; None: it runs eagerly.
         kv_cache: None before the first prefill if none was given.
-        feature_layers: after which decoder layers `hidden_states` are taken, side by side, as transformers counts them:
-            the last one's is normed. Empty for the final ones alone. Needs a `decoder` that takes
-            `output_hidden_states`. A drafter that reads several depths says so before the prefill.
+        feature_layers: the decoder layers, by transformers' numbers, after which `hidden_states` are taken, side by
+            side; the last one's is normed. Empty for the final states alone. Needs a `decoder` that takes
+            `output_hidden_states`, and must be set before the prefill.
 
     Raises:
-        ValueError: an architecture that cannot be served, by name; or arguments that do not belong together.
+        ValueError: an architecture that is not supported, by name; or arguments that do not belong together.
     """
 
     rows_per_sequence = 1
@@ -164,11 +163,11 @@ class TransformersTarget:
         return self._cache.static
 
     def compile(self, compiler: PassCompiler | None, kv_cache: StaticKVCache | None = None) -> None:
-        """From the next prefill on, `forward` is compiled code.
+        """Compile `forward` from the next prefill on.
 
         Args:
-            compiler: None: it runs eagerly.
-            kv_cache: of an earlier batch, used again where it fits, since captured graphs write to fixed addresses.
+            compiler: None: `forward` runs eagerly.
+            kv_cache: of an earlier batch, used again if it fits, since captured graphs write to fixed addresses.
 
         Raises:
             ValueError: a draft is wider than the compiler's buckets.
@@ -179,7 +178,7 @@ class TransformersTarget:
         self._cache.offered = kv_cache
 
     def lay_out(self, prompt_length: int) -> None:
-        """Empty the cache; prompts of at most so many tokens come next, the last token of each in the same slot."""
+        """Empty the cache for prompts of at most so many tokens, whose last tokens lie in the same slot."""
         self.prompt_length = prompt_length
         self._prompt_lengths = torch.full((self._num_rows,), prompt_length, device=self.device)
         self._max_committed = self.longest_prompt + self.max_new_tokens - 1
@@ -189,7 +188,7 @@ class TransformersTarget:
         self._cache.start_prompt(prompt_length, num_slots)
 
     def finish_prompt(self, starts: Tensor | None) -> None:
-        """The prompts have been fed; slots of row b before `starts[b]`, [R] int64, are empty. None: no such slots."""
+        """End the prompts. Slots of row b before `starts[b]`, [R] int64, are empty; None: no slots are."""
         self._cache.finish_prompt(starts)
         self._most_committed, self._num_new = self.prompt_length, 0
 
@@ -198,11 +197,11 @@ class TransformersTarget:
         """Feed the prompts to an empty cache.
 
         Returns:
-            Logits [B, 1, V] of the first token. Hidden states [B, T, dim] of the prompts, rubbish at padding, where
-            there is a `decoder`; else None.
+            Logits [B, 1, V] of the first token. Where there is a `decoder`, hidden states [B, T, dim] of the prompts,
+            without meaning at padding; else None.
 
         Raises:
-            ValueError: layers whose keys and values cannot lie in one cache, or a `kv_cache` that does not fit.
+            ValueError: layers whose keys and values do not fit one cache, or a `kv_cache` that does not fit.
         """
         self.lay_out(self.prompt_length)
         mask = None if self._attention_mask is None else self._attention_mask.long()
@@ -227,9 +226,9 @@ class TransformersTarget:
 
     @torch.no_grad()
     def hidden_states_of(self, tokens: Tensor) -> Tensor:
-        """[B, T + n, F]: of the prompts and of given tokens [B, n] behind them, in two passes. Needs a `decoder`.
+        """[B, T + n, F]: hidden states of the prompts and of tokens [B, n] behind them. Needs a `decoder`.
 
-        What learns from a finished model reads these. They are those of decoding, `combine` included.
+        For training draft heads: they are the same as in decoding, `combine` included.
         """
         prompt = self.prefill()
         count = tokens.shape[1]
@@ -240,18 +239,18 @@ class TransformersTarget:
         return torch.cat((prompt.hidden_states, behind.hidden_states), 1)
 
     def half_way(self, max_draft_nodes: int) -> TransformersTarget:
-        """The same with a cache of its own, in the middle of rows of nothing; for the clock."""
+        """A copy with a cache of its own, in the middle of its rows, for timing passes."""
         probe = copy.copy(self)
         probe._max_draft_nodes = max_draft_nodes
         probe._cache = SlotCache(type(self.model).__name__, int(self._config.num_hidden_layers), self._num_rows)
         probe.prefill()
         half = (self.max_new_tokens - 1) // 2
-        probe._cache.allocated().advance(half)  # what the slots hold does not matter to the clock
+        probe._cache.allocated().advance(half)  # the content of the slots does not change the time
         probe._most_committed += half
         return probe
 
     def _length_with(self, num_new: int) -> int:
-        """Slots that are in use, with so many new tokens a row."""
+        """Slots in use, with so many new tokens per row."""
         if num_new > self._max_draft_nodes:
             raise ValueError(f"tokens must be at most max_draft_nodes ({self._max_draft_nodes}) per row, got {num_new}")
         self._num_new = num_new
@@ -259,7 +258,7 @@ class TransformersTarget:
         return ragged.at_most(lengths, self._most_committed) + num_new
 
     def _pass(self, tokens: Tensor, mask: Tensor, depths: Tensor, reach: Tensor) -> TargetOutput:
-        """`forward` over tensors alone, for compilers: combined.
+        """`forward` over tensors alone, for compilers.
 
         Args:
             tokens, mask, depths: of `forward`.
@@ -295,8 +294,8 @@ class TransformersTarget:
         """See `specdecode.roles.RowReplacing`.
 
         Raises:
-            ValueError: positions of a caller's own, which belong to the prompts they were given with, or a prompt
-                longer than `longest_prompt`.
+            ValueError: `positions` was given, which belongs to particular prompts; or a prompt is longer than
+                `longest_prompt`.
         """
         if self._given_positions is not None or other._given_positions is not None:
             raise ValueError("rows cannot be given to other prompts where positions are given; decode in fixed batches")
@@ -321,11 +320,11 @@ class TransformersTarget:
         self._cache.allocated().advance(-self._for_all_rows(counts))
 
     def run(self, inputs: dict[str, Tensor], mask: Any, positions: Tensor, last_only: bool = False) -> TargetOutput:
-        """One pass of the model, for subclasses that look into it.
+        """One forward pass of the model.
 
         Args:
             inputs: "input_ids" [R, n] or "inputs_embeds" [R, n, dim].
-            mask: what the model takes for `attention_mask`: of a prompt [R, n] or None, else additive.
+            mask: the model's `attention_mask`: for a prompt [R, n] or None, else additive.
             positions: [R, n] or [A, R, n].
             last_only: logits of the last token only.
 
@@ -348,28 +347,28 @@ class TransformersTarget:
         return TargetOutput(self._fitted(logits), hidden_states)
 
     def logits(self, hidden_states: Tensor) -> Tensor:
-        """[R, n, V] float32 of hidden states [R, n, dim], which may be guesses of such; where there is a `decoder`."""
+        """Logits [R, n, V] float32 of hidden states [R, n, dim], guessed ones too. Needs a `decoder`."""
         assert self.output_head is not None
         return self._fitted(self.output_head(hidden_states))
 
     def _fitted(self, logits: Tensor) -> Tensor:
-        """Of V tokens, float32."""
+        """Logits of V tokens, float32."""
         if missing := self.vocab_size - logits.shape[-1]:
             logits = F.pad(logits, (0, missing), value=-torch.inf)  # a negative number cuts off
         return logits.float()
 
     def combine(self, output: TargetOutput) -> TargetOutput:
-        """From what the model says of all R rows to what the target says of B sequences."""
+        """From the output of R rows to that of B sequences."""
         return output
 
     def _for_all_rows(self, value: Tensor) -> Tensor:
-        """From [B, ...] to [R, ...]: every row of a sequence is fed the same."""
+        """[B, ...] to [R, ...]: every row of a sequence is fed the same."""
         return value if self.rows_per_sequence == 1 else torch.cat([value] * self.rows_per_sequence)
 
     def _masks(
         self, static: StaticKVCache, mask: Tensor, depths: Tensor, kv_length: int | None
     ) -> Tensor | dict[str, Tensor]:
-        """What the layers see: [R, 1, n, S] additive; several by their kind, where there are several kinds."""
+        """The additive mask [R, 1, n, S]; a dictionary by kind of layer, where there are several kinds."""
         visible = static.attention_mask(mask, kv_length)
         masks = {}
         for kind in self._layer_kinds:
@@ -383,20 +382,20 @@ class TransformersTarget:
 
 
 class SlotCache(Cache):
-    """What a model's attention layers write to and read from: slots of a `StaticKVCache`.
+    """transformers' interface to a `StaticKVCache`: attention layers write to its slots and read from them.
 
-    That is allocated at the first write of the first prompt, where the sizes of keys and values can be seen.
+    The cache is allocated at the first write of the first prompt, which shows the sizes of keys and values.
 
     Attributes:
         offered: a cache to use instead of a new one if it fits.
-        row: of which row alone the next pass is a part of the prompt; None: of all rows.
-        first_slots: for every layer the first slot that new tokens read, where some layers hold but the end of what
+        row: the row whose prompt the next pass feeds; None: all rows.
+        first_slots: for every layer the first slot that new tokens read, where some layers hold only the end of what
             others hold; None: 0 for all.
 
     Args:
         name: of the model, for errors.
         num_layers, num_rows: of the cache.
-        static: one to use again; None: a new one.
+        static: a cache to use again; None: a new one.
     """
 
     def __init__(self, name: str, num_layers: int, num_rows: int, static: StaticKVCache | None = None) -> None:
@@ -413,13 +412,13 @@ class SlotCache(Cache):
         self._end = self._num_slots = 0
 
     def allocated(self) -> StaticKVCache:
-        """Where keys and values lie. Raises ValueError before the prefill."""
+        """The cache. Raises ValueError before the prefill."""
         if self.static is None or self._is_prompt:
             raise ValueError("the target must have been prefilled first: its cache is empty")
         return self.static
 
     def start_prompt(self, end: int, num_slots: int) -> None:
-        """Prompts come next, to an empty cache; their last tokens lie before slot `end` of `num_slots` per row."""
+        """Empty the cache for prompts, whose last tokens lie before slot `end` of `num_slots` per row."""
         if self.static is not None:
             self.static.reset()
         self.row = self.first_slots = None
@@ -427,14 +426,14 @@ class SlotCache(Cache):
         self._num_before, self._is_prompt = 0, True
 
     def finish_prompt(self, starts: Tensor | None) -> None:
-        """The prompts have been written; see `TransformersTarget.finish_prompt`."""
+        """See `TransformersTarget.finish_prompt`."""
         self._is_prompt = False
         static = self.allocated()
         static.advance(self._end)
         static.starts = starts
 
     def start_tokens(self, num_new: int, kv_length: int | None, num_fed: int | None = None) -> None:
-        """New tokens come next, and attention reads so many slots.
+        """Prepare for new tokens.
 
         Args:
             num_new: per row, behind the committed ones.
@@ -466,7 +465,7 @@ class SlotCache(Cache):
         return keys[:, :, first:], values[:, :, first:, :width]
 
     def prompt_keys(self, layer: int, length: int) -> Tensor:
-        """[1, H, length, D]: what a layer has written of the prompt of one row."""
+        """[1, H, length, D]: a layer's keys of the prompt of one row."""
         assert self.static is not None
         return self.static.keys[layer][self.row, None, :, self._end - length : self._end]
 
@@ -476,11 +475,11 @@ class SlotCache(Cache):
         return slots if self.row is None else slots.view(-1, length)[self.row]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Slots before this pass; none before a prompt."""
+        """Slots before this pass; 0 before a prompt."""
         return self._num_before
 
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
-        """How many slots attention reads, and the first of them."""
+        """How many slots attention reads, and their first."""
         return self._num_before + query_length, 0
 
     def _check(self, key: Tensor, value: Tensor, layer: int) -> None:
@@ -519,7 +518,7 @@ def _kind(static: StaticKVCache) -> tuple[int, int, int, torch.dtype, torch.devi
 
 
 def _check_model(model: Any, config: Any, decoder: Callable[..., Any] | None) -> None:
-    """Raises ValueError for an architecture whose tokens cannot be judged in trees, with its name and the reason."""
+    """Raises ValueError, with the reason, for an architecture that cannot judge tokens in trees."""
     name, served = type(model).__name__, decoder or model
     reasons = {
         "it is an encoder-decoder": bool(getattr(config, "is_encoder_decoder", False)),
@@ -529,7 +528,7 @@ def _check_model(model: Any, config: Any, decoder: Callable[..., Any] | None) ->
         "its keys and values lie in a dictionary of its own": takes(served, "langs"),  # XLM and Flaubert
         "its attention is in chunks": getattr(config, "attention_chunk_size", None) is not None,
         "its positions are biases by place in the cache (alibi)": bool(getattr(config, "alibi", False)),
-        "its layers hide keys by their order in the cache, where drafted tokens stand in trees": any(
+        "its layers hide keys by their order in the cache, where draft tokens stand in trees": any(
             buffer.dtype == torch.bool and buffer.ndim == 4 for buffer in getattr(served, "buffers", tuple)()
         ),
     }
@@ -548,9 +547,9 @@ def _check_model(model: Any, config: Any, decoder: Callable[..., Any] | None) ->
 
 
 def _check_rotation(model: Any, config: Any, prompt_length: int, end: int) -> None:
-    """Raises ValueError where the frequencies of rotary positions would change while rows of `end` places grow.
+    """Raises ValueError where the frequencies of rotary positions would change before position `end`.
 
-    They are chosen by the greatest position of a pass, which a draft would move.
+    They depend on the greatest position of a pass, which a draft changes.
     """
     given = getattr(config, "rope_parameters", None) or {}
     for parameters in (given, *(value for value in given.values() if isinstance(value, dict))):

@@ -1,4 +1,4 @@
-"""Verifiers: which drafted tokens stay? One module per rule of acceptance."""
+"""Verifiers: which draft tokens stay? One module per rule of acceptance."""
 
 from specdecode.verifiers.annealed import AnnealedVerifier
 from specdecode.verifiers.exact import ExactVerifier

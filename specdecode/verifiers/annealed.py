@@ -1,26 +1,24 @@
 """Cool-SD: a relaxed acceptance ratio that cools along the draft.
 
 Belongs here: the weights of "Annealed relaxation of speculative decoding for faster autoregressive image generation"
-(AAAI 2026, arXiv 2601.09212) and the residual that goes with them. Does not belong here: the walk along the chain
-(`exact.judge_chain`).
+(AAAI 2026, arXiv 2601.09212) and their residual. Does not belong here: the walk along the chain (`exact.judge_chain`).
 
-The rule: drafted token i = 0, 1, ... is accepted with probability f_i(x) = min(1, w_i p(x) / q(x)), and a rejected one
-is replaced by a token from the normalised max(p - q f_i, 0), which the paper proves best. With weights that fall along
-the draft the same number of accepted tokens costs less total variation than with equal ones.
+Draft token i = 0, 1, ... is accepted with probability f_i(x) = min(1, w_i p(x) / q(x)), and a rejected one is replaced
+by a token from the normalised max(p - q f_i, 0), which the paper proves best. With weights that fall along the draft,
+the same accepted length costs less total variation than with equal ones.
 
 The weights are w_i = delta exp(-decay i - mu). The text at hand does not say how the paper sets mu. Our reading: mu
-makes the mean of exp(-decay i - mu) over the draft's positions 1, so that delta is the mean weight and `decay` only
-shifts relaxation to the front. (Where counting starts makes no difference then.)
+makes the mean of exp(-decay i - mu) over the draft 1. So delta is the mean weight, and `decay` only shifts relaxation
+to the front.
 
-Why w_i < 1 does no harm: then q f_i = min(q, w_i p) never exceeds p, so no accepted token has more than its share, the
-residual supplies all that is missing, and the emitted token is distributed exactly as p. Only w_i > 1 lets some token
-have more than p, which no residual can take back. So delta <= 1 with decay 0 is exact (at 1 it is the exact rule
-itself), and with a decay > 0 the front of the draft is relaxed even at delta = 1.
+A weight w_i < 1 keeps the rule exact: q f_i = min(q, w_i p) never exceeds p, so the residual supplies all that is
+missing. Only w_i > 1 gives some token more than p, which no residual can take back. So delta <= 1 with decay 0 is exact
+(1 is the exact rule), and with a decay > 0 the front of the draft is relaxed even at delta = 1.
 
-Deterministic children (`draft.probabilities` None) have q = 1 at themselves: x is accepted with probability
-min(1, w p(x)), else a token is drawn from p without x. Both happen in one draw, from p with the odds of x raised until
-it has min(1, w p(x)), and with the number of plain decoding; at w = 1 the token is that of plain decoding. For w < 1
-nothing is raised: rejecting x only to draw it again would end the draft for nothing.
+Deterministic children (`draft.probabilities` None) have q = 1: x is accepted with probability min(1, w p(x)), else a
+token is drawn from p without x. Both happen in one draw, with plain decoding's random number, from p with the odds of x
+raised until it has min(1, w p(x)). For w < 1 nothing is raised: rejecting x only to draw it again would end the draft
+for nothing.
 """
 
 from __future__ import annotations
@@ -98,7 +96,7 @@ class AnnealedVerifier:
             return _one_draw_chain(draft.tree, target, weights, state)
 
         def given(last: Tensor, drawn_from: Tensor, position: Tensor) -> Tensor:
-            # Behind the last drafted token nothing can be rejected; its weight is not used.
+            # Behind the last draft token nothing can be rejected; its weight is not used.
             weight = weights[position.clamp(max=len(weights) - 1)]
             return torch.minimum(drawn_from, weight[:, None] * last)
 
@@ -106,7 +104,7 @@ class AnnealedVerifier:
         return judge_chain(draft, target, (own, proposed), state, (weights * own, proposed), given)
 
     def _weights(self, length: int, like: Tensor) -> Tensor:
-        """[L]; kept, as on a GPU every new one would have to be copied there."""
+        """[L]; cached, since every new one has to be copied to a GPU."""
         key = (length, like.device)
         if key not in self._tensors:
             self._tensors[key] = torch.tensor(self.weights(length), dtype=like.dtype, device=like.device)

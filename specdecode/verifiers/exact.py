@@ -1,23 +1,20 @@
 """Exact verification: the emitted tokens are those of plain decoding, or have exactly its distribution.
 
-Belongs here: greedy matching, the one-draw walk, and multi-round rejection sampling.
-Does not belong here: any rule that accepts more than the target's own distribution allows.
-
-Which rule is used:
+Belongs here: greedy matching, the one-draw walk, and multi-round rejection sampling. Does not belong here: rules that
+accept more than the target's distribution allows.
 
 * Greedy: descend while the target's most probable token is among the children.
 * Deterministic children (`draft.probabilities is None`): draw one token from the target at the node; if it is a child,
-  descend, else emit it. For distinct children this accepts as often as testing each with probability p(x) and removing
-  the rejected (the rule of the released EAGLE-2 code), but takes one draw per node. The draw for output position i uses
-  the same random number as in plain decoding, so the tokens are even the same, whatever was drafted.
-* Children drawn at random from known distributions: accept child x with probability min(1, p(x) / q(x)); after a
-  rejection go on with p <- normalised max(p - q, 0) (Leviathan et al. 2023, "Fast inference from transformers via
-  speculative decoding"; several children: Miao et al. 2024, "SpecInfer", multi-step speculative sampling).
+  descend, else emit it. This accepts as often as testing each child with probability p(x) (the rule of the released
+  EAGLE-2 code), with one draw per node. The draw for output position i uses the random number of plain decoding, so the
+  tokens are those of plain decoding, whatever was drafted.
+* Children drawn at random: accept child x with probability min(1, p(x) / q(x)); after a rejection continue with
+  p <- normalised max(p - q, 0) (Leviathan et al. 2023, "Fast inference from transformers via speculative decoding";
+  several children: Miao et al. 2024, "SpecInfer", multi-step speculative sampling).
 
 Chains (`tree.max_children` 1) need no walk: what happens at a node does not depend on how it was reached, so all nodes
-are judged at once and the first rejection ends the chain. Same random numbers, same tokens, but a fixed number of
-operations in place of some dozens per level. Verifiers that change only the test or the residual build on
-`judge_chain`.
+are judged at once and the first rejection ends the chain. The tokens are the same, with a fixed number of operations.
+Other verifiers change the test or the residual of `judge_chain`.
 """
 
 from __future__ import annotations
@@ -40,7 +37,7 @@ class ExactVerifier:
     exact = True
 
     def accept(self, draft: Draft, output: TargetOutput, state: DecodeState) -> Verdict:
-        """Choose the rule for this draft and walk the tree; see the module's description.
+        """Judge a draft by the rule for its kind; see the module's description.
 
         Args:
             draft: A tree of n nodes; `probabilities` [B, n, V] where its children were drawn at random.
@@ -59,7 +56,7 @@ class ExactVerifier:
 
 
 def root_only(output: TargetOutput, state: DecodeState) -> Verdict:
-    """Where nothing was drafted there is nothing to accept: `output` of the root alone says what follows."""
+    """The verdict where nothing was drafted: draw the next token after the root."""
     if state.sampling.is_greedy:
         tokens = largest(output.logits)
     else:
@@ -87,8 +84,8 @@ def walk_by_token(tree: TokenTree, token_at: Callable[[Tensor, int], Tensor]) ->
 
     Args:
         tree: The drafted tree.
-        token_at: `token_at(node [B], level) -> [B]`: the token that follows a node. It is asked once per level until
-            all rows are known to have stopped; the answers for rows that have are not used.
+        token_at: `token_at(node [B], level) -> [B]`: the token that follows a node. Called once per level until all
+            rows are known to have stopped; results for stopped rows are not used.
     """
     node = torch.zeros_like(tree.tokens[:, 0])
     descending = torch.ones_like(node, dtype=torch.bool)
@@ -138,7 +135,7 @@ def chain_walk(draft: Draft, output: TargetOutput, state: DecodeState) -> Verdic
 
 
 def chain_length(tree: TokenTree) -> int:
-    """L: drafted tokens of a chain at most, known without looking at it."""
+    """L: the most draft tokens of a chain, known from its shape."""
     return min(tree.max_depth, tree.num_nodes - 1)
 
 
@@ -148,7 +145,7 @@ def chain_counters(tree: TokenTree, state: DecodeState) -> Tensor:
 
 
 def chain_follows(tree: TokenTree) -> Tensor:
-    """[B, L] bool: whether there is a node i + 1. It stands below node i then; at padding the chain has ended."""
+    """[B, L] bool: whether the chain goes on after node i, or has ended."""
     return tree.valid[:, 1 : chain_length(tree) + 1]
 
 
@@ -158,7 +155,7 @@ def chain_targets(tree: TokenTree, output: TargetOutput, state: DecodeState) -> 
 
 
 def chain_masses(draft: Draft, target: Tensor) -> tuple[Tensor, Tensor]:
-    """How probable the target and the drafter find each drafted token of a chain: p(x) and q(x), both [B, L].
+    """The probabilities of each draft token of a chain, of the target and the drafter: p(x) and q(x), both [B, L].
 
     Args:
         draft: A chain with `probabilities` [B, n, V].
@@ -172,7 +169,7 @@ def chain_masses(draft: Draft, target: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def chain_by_token(tree: TokenTree, choices: Tensor) -> Verdict:
-    """Accept a chain as long as each drafted token is the one chosen after the node before it.
+    """Accept draft tokens of a chain as long as each is the token chosen after the node before it.
 
     Args:
         tree: A chain.
@@ -191,17 +188,17 @@ def judge_chain(
     compared: tuple[Tensor, Tensor] | None = None,
     given: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None,
 ) -> Verdict:
-    """Accept each drafted token with probability min(1, numerator / denominator), up to the first rejection.
+    """Accept each draft token with probability min(1, numerator / denominator), up to the first rejection.
 
     Args:
         draft: A chain with `probabilities` [B, n, V].
         target: [B, L + 1, V] the target's distributions, see `chain_targets`.
-        masses: p(x) and q(x) of the drafted tokens, both [B, L], see `chain_masses`.
+        masses: p(x) and q(x) of the draft tokens, both [B, L], see `chain_masses`.
         state: Lengths, sampling and random streams.
         compared: numerators and non-negative denominators of another test, both [B, L]; None: `masses`, exact.
-        given: `given(p [B, V], q [B, V], position [B]) -> [B, V]`: how much probability accepting gives each token at
-            the rejected position (0 for the first drafted token). The token in place of the rejected one is drawn from
-            what p has beyond that, normalised. None: q, the rule for acceptance probability min(1, p / q).
+        given: `given(p [B, V], q [B, V], position [B]) -> [B, V]`: the probability that acceptance gives each token at
+            the rejected position (0 for the first draft token). The replacement is drawn from what p has beyond that,
+            normalised. None: q, for acceptance probability min(1, p / q).
 
     Returns:
         A verdict with the counters and tags of `multi_round_walk`: acceptance tests under `Tag.ACCEPT`, one draw under
@@ -230,7 +227,7 @@ def judge_chain(
 
 
 def count_accepted(tree: TokenTree, passes: Tensor) -> Tensor:
-    """[B] int64: drafted tokens of a chain before the first that does not pass [B, L], or before its end."""
+    """[B] int64: draft tokens of a chain before the first that does not pass [B, L], or before its end."""
     return (passes & chain_follows(tree)).cumprod(1).sum(1)
 
 
@@ -248,16 +245,16 @@ def multi_round_walk(
     state: DecodeState,
     relax: Callable[[Tensor, Tensor], Tensor] | None = None,
 ) -> Verdict:
-    """Test the children of each node in order, against what the earlier rejections have left of the target.
+    """Test the children of each node in order, each against what earlier rejections leave of the target.
 
     Args:
         tree: The drafted tree.
         probabilities: [B, n, V] the distribution each node was drawn from.
         logits: [B, n, V] of the target.
         state: Lengths, sampling and random streams.
-        relax: `relax(p [B, V], q [B, V]) -> [B, V]`: another distribution in place of the target's p at a node whose
-            first child was drawn from q; it is what is emitted there. It must lie between p and q at every token, so
-            that a first child which p accepts is accepted in any case, and need not be asked for then. None: p.
+        relax: `relax(p [B, V], q [B, V]) -> [B, V]`: the distribution that is emitted instead of the target's p at a
+            node whose first child was drawn from q. It must lie between p and q at every token: then a first child that
+            p accepts is accepted in any case, and `relax` need not be called. None: p.
     """
     rows = torch.arange(tree.batch_size, device=tree.device)
     node = torch.zeros_like(tree.tokens[:, 0])
@@ -292,7 +289,7 @@ def multi_round_walk(
                 chosen = torch.where(tested & passes, child, chosen)
                 found = found | (tested & passes)
                 target = torch.where((tested & ~passes)[:, None], _residual(target, drawn_from), target)
-        # Whoever found no child ends here, with a draw from what is left; at the last level everyone does.
+        # Rows without an accepted child end here, with a draw from what is left; at the last level all rows do.
         ends = descending & ~found
         noise = state.streams.exponential(Tag.TARGET, counters, target.shape[-1])
         next_tokens = torch.where(ends, sample(target, noise), next_tokens)
@@ -312,7 +309,7 @@ def multi_round_walk(
 
 
 def _residual(target: Tensor, drawn_from: Tensor) -> Tensor:
-    """Normalised max(p - q, 0). Where nothing is left p equals q up to rounding, and p is as good: [B, V]."""
+    """[B, V]: normalised max(p - q, 0); p where nothing is left, since p equals q up to rounding then."""
     remainder = (target - drawn_from).clamp(min=0)
     total = remainder.sum(-1, keepdim=True)
     return torch.where(total > 0, remainder / total, target)

@@ -1,15 +1,14 @@
-"""GSD: whole groups of look-alike tokens stand for the drafted one in the acceptance test.
+"""GSD: in the acceptance test, a group of look-alike tokens stands for the draft token.
 
 Belongs here: grouped speculative decoding's test ("Grouped speculative decoding for autoregressive image generation",
-ICCV 2025). Does not belong here: the walk along the chain, which is the exact one with another ratio
-(`exact.judge_chain`).
+ICCV 2025). Does not belong here: the walk along the chain (`exact.judge_chain`).
 
-The test: a drafted token x, drawn from q, is accepted with probability min(1, p(G) / q(G)), G being its group: x, and
-of the group_size // 2 tokens on either side of it in the order of p those that are close to x both in probability
-(|p(y) - p(x)|) and in the codebook (squared distance). A rejected token is replaced by one from the normalised
-max(p - q, 0), as in the exact rule, although the group's test has another rejection probability: that is where the
-emitted distribution departs from p, by how much depends on p and q, and no budget bounds it. Nor does a larger group
-always accept more: it lends to tokens that q overrates, and takes from those it underrates, which were accepted anyway.
+A draft token x, drawn from q, is accepted with probability min(1, p(G) / q(G)). Its group G is x and, of the group_size
+// 2 tokens on either side of it in the order of p, those close to x both in probability (|p(y) - p(x)|) and in the
+codebook (squared distance). A rejected token is replaced by one from the normalised max(p - q, 0), as in the exact
+rule, although the test's rejection probability differs. So the emitted distribution departs from p, and no budget
+bounds by how much. A larger group does not always accept more: it helps tokens that q overrates, at the cost of tokens
+that q underrates, which were accepted anyway.
 """
 
 from __future__ import annotations
@@ -25,15 +24,14 @@ from specdecode.verifiers.exact import ExactVerifier, chain_masses, chain_target
 class GroupedVerifier:
     """Accepts by groups. Takes chains whose tokens were drawn at random, with `probabilities`.
 
-    Greedy decoding leaves nothing to relax (p is 1 at one token and 0 at all others, and no group unites the two), so
-    there it is exact and takes any chain.
+    Greedy decoding is exact and takes any chain: p is 1 at one token and 0 at the others, and no group contains both.
 
     Args:
         vectors: [V, d] of any float type, the codebook.
-        group_size: Tokens of a group at most, the drafted one included (an even size has room for one more, as the
-            sides are equal). At 0 or 1 the rule is exact.
-        max_probability_difference: Members differ from the drafted token by less than this in p.
-        max_distance: Members' vectors have less than this squared distance from the drafted token's.
+        group_size: The most tokens of a group, the draft token included (one more at an even size, since both sides are
+            equal). At 0 or 1 the rule is exact.
+        max_probability_difference: Members differ from the draft token by less than this in p.
+        max_distance: Members' vectors have less than this squared distance from the draft token's.
 
     Raises:
         ValueError: An argument is out of range.
@@ -55,7 +53,7 @@ class GroupedVerifier:
 
     @property
     def exact(self) -> bool:
-        """Whether every group is its drafted token alone."""
+        """Whether every group is its draft token alone."""
         return self.group_size <= 1 or self.max_probability_difference == 0 or self.max_distance == 0
 
     def accept(self, draft: Draft, output: TargetOutput, state: DecodeState) -> Verdict:
@@ -75,7 +73,7 @@ class GroupedVerifier:
             return ExactVerifier().accept(draft, output, state)
         if draft.probabilities is None:
             raise ValueError(
-                "GroupedVerifier compares with the distributions the drafted tokens were drawn from, but this draft "
+                "GroupedVerifier compares with the distributions the draft tokens were drawn from, but this draft "
                 "has no probabilities: use a drafter that samples, or another verifier"
             )
         target = chain_targets(draft.tree, output, state)
@@ -91,7 +89,7 @@ class GroupedVerifier:
         return judge_chain(draft, target, masses, state, of_groups)
 
     def _group(self, target: Tensor, tokens: Tensor, masses: Tensor) -> tuple[Tensor, Tensor]:
-        """The others of each drafted token's group.
+        """The other tokens of each draft token's group.
 
         Args:
             target: [B, L, V]. tokens: [B, L] drafted. masses: [B, L] their probabilities.
@@ -107,7 +105,7 @@ class GroupedVerifier:
         # Two selections of a few tokens cost a fraction of a sort of the vocabulary.
         keys = target.view(torch.int32).long().bitwise_left_shift_(32)
         keys.bitwise_or_(torch.arange(vocab_size - 1, -1, -1, device=target.device))
-        # The complement turns the order round: the nearest above and below are both the largest of what is less.
+        # The complement reverses the order: the nearest above and below are both the largest of smaller keys.
         both = torch.stack((keys.bitwise_not(), keys), dim=2)  # [B, L, 2, V]
         own = both.gather(3, tokens[..., None, None].expand(-1, -1, 2, 1))
         nothing = torch.iinfo(torch.int64).min

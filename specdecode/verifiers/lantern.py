@@ -51,19 +51,19 @@ MODES = ("exact_at_zero", "release")
 class LanternVerifier:
     """Accepts look-alikes. Takes every draft: chains and trees, deterministic and random children.
 
-    Exactly one of `delta` and `multiplier` is given. The released code has one number for both and tells them apart by
-    its being greater than 1; here they have two names.
+    Exactly one of `delta` and `multiplier` is given. (The released code has one number for both, a multiplier if it is
+    greater than 1.)
 
     Args:
         neighbours: [V, k] of any integer type: the k nearest other tokens of each, nearest first (see
             `nearest_neighbours`). k = 0 relaxes nothing. In mode "release" the last column is zeroed and never merged,
             since the released code zeroes one neighbour more than it merges.
-        delta: LANTERN's additive budget in [0, 1]: how much probability may be moved at a node, which bounds the total
+        delta: LANTERN's additive budget in [0, 1]: the most probability that is moved at a node, which bounds the total
             variation between the emitted and the target's distribution there.
         multiplier: LANTERN++'s multiplicative bound, its lambda, >= 1: the neighbours taken by a child x may have
             (multiplier - 1) p(x) between them.
         mode: "exact_at_zero": the rules of this module and of `lantern_drawn`; at zero relaxation (delta 0, multiplier
-            1 or k = 0) it *is* `ExactVerifier`. "release": the released code's sequential tests (`lantern_release`),
+            1 or k = 0) they are `ExactVerifier`. "release": the released code's sequential tests (`lantern_release`),
             for comparison with published figures; not exact at zero relaxation.
 
     Raises:
@@ -130,7 +130,7 @@ class LanternVerifier:
         return relaxed_target(target, drawn_from, self._sums, delta=self.delta, multiplier=self.multiplier)
 
     def _bound(self, mass: Tensor) -> Tensor:
-        """How much the neighbours of a token of this probability may have, if it were its node's only child."""
+        """The bound of a token of this probability, if it were its node's only child."""
         if self.multiplier is None:
             return torch.full_like(mass, self.delta or 0.0)
         return mass * (self.multiplier - 1)
@@ -138,7 +138,7 @@ class LanternVerifier:
     def _one_draw_walk(self, tree: TokenTree, logits: Tensor, state: DecodeState) -> Verdict:
         sampling = state.sampling
         softened = replace(sampling, temperature=1.0) if sampling.is_greedy else sampling
-        replaced: list[Tensor] = []  # by level, [B]: whether another token stands where the target's own would
+        replaced: list[Tensor] = []  # by level, [B]: whether a child replaced the target's own token
         rows = torch.arange(tree.batch_size, device=tree.device)
 
         def token_at(node: Tensor, level: int) -> Tensor:
@@ -154,8 +154,8 @@ class LanternVerifier:
             tokens, has_child = _child_tokens(tree, node)  # [B, C], [B]
             nearest = self.neighbours[tokens]  # [B, C, k]
             if not sampling.is_greedy:
-                # A child's bound depends on those before it alone, so those after the last that could take the drawn
-                # token need not be looked at. A drawn child stays itself.
+                # A child's bound depends on earlier children only, so children after the last one that could take the
+                # drawn token are left out. A drawn child stays itself.
                 drawn = (tokens == choice[:, None]).any(1, keepdim=True)
                 could = (nearest == choice[:, None, None]).any(2) & has_child[:, None] & ~drawn  # [B, C]
                 count = ragged.columns_needed(could)
@@ -163,7 +163,7 @@ class LanternVerifier:
                     replaced.append(torch.zeros_like(has_child))
                     return choice
                 nearest, could = nearest[:, :count], could[:, :count]
-            free = target.scatter(1, tokens, 0.0)  # what may be moved: everything but the children
+            free = target.scatter(1, tokens, 0.0)  # what may move: everything but the children
             tokens = tokens[:, : nearest.shape[1]]
             reach = free.gather(1, nearest.flatten(1)).view(nearest.shape).cumsum(2)  # [B, C, k]
             if self.multiplier is None:
@@ -185,12 +185,12 @@ class LanternVerifier:
         verdict = walk_by_token(tree, token_at)
         if not replaced:
             return verdict
-        # Levels that nobody reached were not asked about.
+        # Levels that no row reached have no entry.
         return replace(verdict, relaxed=F.pad(torch.stack(replaced, dim=1), (0, tree.max_depth - len(replaced))))
 
 
 def _child_tokens(tree: TokenTree, node: Tensor) -> tuple[Tensor, Tensor]:
-    """The tokens below a node in draft order, [B, C]; where there are fewer, the first again. And whether any, [B]."""
+    """The children's tokens in draft order, [B, C], the first repeated where there are fewer; and whether any, [B]."""
     index = torch.arange(tree.num_nodes, device=tree.device)
     children = torch.where(tree.parents == node[:, None], index, tree.num_nodes)  # [B, n]
     children = children.topk(min(tree.max_children, tree.num_nodes), dim=1, largest=False).values  # [B, C], in order
@@ -200,7 +200,7 @@ def _child_tokens(tree: TokenTree, node: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _additive_bounds(reach: Tensor, delta: float) -> Tensor:
-    """[B, C]: what each child may move of a budget shared by all.
+    """[B, C]: how much of the shared budget each child may move.
 
     Args:
         reach: [B, C, k] cumulative mass of each child's neighbours.
@@ -215,7 +215,7 @@ def _additive_bounds(reach: Tensor, delta: float) -> Tensor:
 
 
 def _most_probable(logits: Tensor, target: Tensor, tokens: Tensor, nearest: Tensor, takes: Tensor) -> Tensor:
-    """[B] int64: the most probable token after moving. In float64, where the softmax keeps different logits apart.
+    """[B] int64: the most probable token after moving. In float64, so that different logits stay different.
 
     Args:
         logits: [B, V]. target: [B, V], zero at filtered tokens.

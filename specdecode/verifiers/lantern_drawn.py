@@ -1,40 +1,34 @@
-"""LANTERN for children that were drawn at random: probability moves to where the drafter looks for it.
+"""LANTERN for children that were drawn at random: probability moves to tokens that the drafter overrates.
 
-Belongs here: the distribution that stands for the target's where the drafter's is known. Does not belong here: the
-tests of the children, which are the exact ones (`exact.multi_round_walk`), and the rule for any children (`lantern`).
+Belongs here: the relaxed distribution where the drafter's is known. Does not belong here: the tests of the children,
+which are the exact ones (`exact.multi_round_walk`), and the rule for other children (`lantern.py`).
 
-Why drawn children need a rule of their own. The one-draw form of `lantern` draws from the target first and then looks
-for the drawn token, or a look-alike of it, among the children: it accepts a child x with probability p(x) or little
-more, where the test against the distribution q that x was drawn from, min(1, p(x) / q(x)), accepts most of a good
-drafter's guesses. LANTERN's own remedy (arXiv 2410.03355; LANTERN++, arXiv 2502.06352, with drawn children) is to test
-with the aggregated probability of x and its neighbours, min(1, p(A(x)) / q(x)). Its budget holds for each x on its own:
-every child has its own relaxed target, what is emitted is none of them, and its total variation from p may be more than
-twice delta (tests/specdecode/test_lantern_drawn.py has examples).
+Why drawn children need another rule. The one-draw rule of `lantern.py` accepts a child x with probability p(x) or
+little more, while the test against its distribution q, min(1, p(x) / q(x)), accepts most of a good drafter's guesses.
+LANTERN's own remedy (arXiv 2410.03355; LANTERN++, arXiv 2502.06352, with drawn children) tests with the probability of
+x and its neighbours, min(1, p(A(x)) / q(x)). Its budget holds for each x alone: every child has a relaxed target of its
+own, and the total variation of what is emitted from p may exceed twice delta (tests/specdecode/test_lantern_drawn.py
+has examples).
 
-The rule here. At a node with the target's distribution p and its first child's distribution q there is *one* relaxed
-distribution p' for all children, made from p and q alone, not from the tokens that were drawn:
+The rule here. At a node with the target's distribution p and the first child's distribution q there is *one* relaxed
+distribution p' for all children, made from p and q alone.
 
-* A token with p > q has p - q to spare, one with p < q lacks q - p. What is to spare moves to tokens that lack it, if
-  they look alike: a token receives from its k nearest neighbours only. Nobody gives more than it has to spare nor
-  receives more than it lacks, so p' lies between p and q at every token.
-* Nearest first: movement begins with a few of the nearest neighbours of each token and goes on with ever more of them.
-  Among equals, a token asks its neighbours in proportion to what they have to spare, and where one is asked for more
-  than that, all who ask get the same share of it. Nothing depends on the order of tokens.
-* Additive: in all at most delta moves; what the budget does not cover of a round is cut evenly. Multiplicative: a token
-  x receives at most (multiplier - 1) p(x).
+* A token with p > q can spare p - q, one with p < q lacks q - p. Probability moves to tokens that lack it from their k
+  nearest neighbours only. No token gives more than it can spare or receives more than it lacks, so p' lies between p
+  and q at every token.
+* Nearest first: movement begins with a few nearest neighbours of each token and continues with ever more. A token asks
+  its neighbours in proportion to what they can spare; if a neighbour is asked for more than that, all receive the same
+  share. Nothing depends on the order of tokens.
+* Additive: in all at most delta moves; a round that exceeds the budget is scaled down evenly. Multiplicative: a token x
+  receives at most (multiplier - 1) p(x).
 
-Then the children are tested in order with p' in place of p: accepted with probability min(1, p'(x) / q(x)), after a
-rejection p' <- normalised max(p' - q, 0), at last a draw from what is left.
+The children are then tested in order with p' in place of p, and speculative sampling emits exactly p', however many
+children there are. Hence, for the additive rule,
 
-What is emitted at a node is p', exactly: speculative sampling emits the distribution it tests against, however many
-children there are, with or without replacement. Hence, for the additive rule,
-
-* the total variation between the emitted and the target's distribution at a node is the probability moved, at most
-  delta;
-* the first child is accepted with probability sum min(p', q) = (1 - total variation of p and q) + the probability
-  moved: continuous in delta and never falling. No rule within delta of p can add more than delta, so this one is the
-  best there is as long as look-alikes have enough to spare. Later siblings are tested against what is left of p', so
-  all children together gain less.
+* the total variation between the emitted and the target's distribution is the probability moved, at most delta;
+* the first child is accepted with probability (1 - total variation of p and q) + the probability moved, continuous in
+  delta and never falling. No rule within delta of p can add more than delta. Later siblings are tested against what is
+  left of p', so all children together gain less.
 
 A first child that the exact rule accepts is accepted here with the same random number. At zero relaxation p' is p.
 """
@@ -45,11 +39,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-_WIDENING = 4  # how many times as many neighbours a round looks at as the one before
+_WIDENING = 4  # each round considers this many times the neighbours of the round before
 
 
 class NeighbourSums:
-    """Sums over every token's nearest neighbours, and over those that it is a neighbour of.
+    """Sums over the nearest neighbours of every token, and over the tokens whose neighbour it is (its admirers).
 
     Args:
         neighbours: [V, k] int64, nearest first; k >= 1.
@@ -77,7 +71,7 @@ class NeighbourSums:
 
     @property
     def device(self) -> torch.device:
-        """Where the tables lie."""
+        """The device of the tables."""
         return self._near[self.widths[-1]].device
 
     def over_neighbours(self, values: Tensor, width: int) -> Tensor:
@@ -85,7 +79,7 @@ class NeighbourSums:
         return F.embedding_bag(self._near[width], values.T.contiguous(), mode="sum").T
 
     def over_admirers(self, values: Tensor, width: int) -> Tensor:
-        """[B, V]: for each token the sum of `values` [B, V] over those that have it among their nearest `width`."""
+        """[B, V]: for each token the sum of `values` [B, V] over the tokens with it among their nearest `width`."""
         tokens, start = self._admirers[width]
         return F.embedding_bag(tokens, values.T.contiguous(), start, mode="sum", include_last_offset=True).T
 
@@ -98,7 +92,7 @@ def relaxed_target(
     delta: float | None = None,
     multiplier: float | None = None,
 ) -> Tensor:
-    """p': the target's distribution with probability moved to look-alikes that lack it; see the module's description.
+    """The relaxed distribution p'; see the module's description.
 
     Args:
         target: [B, V] p.

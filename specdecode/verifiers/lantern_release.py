@@ -1,6 +1,6 @@
 """The acceptance rule of LANTERN's released code, reimplemented from its description for comparison.
 
-Belongs here: that rule, oddities included. Does not belong here: any improvement; that is `lantern`.
+Belongs here: that rule with its oddities. Does not belong here: improvements (`lantern.py`).
 
 Sampling. The children of a node are tested one after the other against a distribution p that starts as the target's
 and changes with every rejection. For a child x, repeated tokens left out:
@@ -14,14 +14,13 @@ and changes with every rejection. For a child x, repeated tokens left out:
     then, if nothing is left of p, p <- 1 everywhere; normalise p
 
 If no child is accepted, the token is drawn from p. "Anything merged" counts tokens, not mass: a prefix of tokens of
-probability 0 is merged under any bound, also a bound of 0. With top-k filtering most neighbours have probability 0, so
-at delta = 0 a rejection still zeroes k + 1 neighbours and with them probability that the rejected child never stood
-for. Hence the rule is *not* exact at zero relaxation, and its total variation from p is not bounded by delta either.
+probability 0 is merged under any bound, even 0. With top-k filtering most neighbours have probability 0, so at delta =
+0 a rejection still zeroes k + 1 neighbours. Hence the rule is *not* exact at zero relaxation, and delta does not bound
+its total variation from p.
 
-Greedy. Every drafted token is tested on its own: p is the softmax of the raw logits, unfiltered; x gets its own mass
-and that of the merged ones, which lose nothing; it passes if it is then the most probable token. The longest path of
-passing tokens is accepted (of several, the one whose last node comes first), and the target's most probable token,
-without relaxation, follows.
+Greedy. Every draft token is tested on its own: p is the unfiltered softmax of the logits; x gets its own mass and that
+of the merged ones, which lose nothing; it passes if it is then the most probable token. The longest path of passing
+tokens is accepted (of several, the one whose last node comes first), and the target's most probable token follows.
 """
 
 from __future__ import annotations
@@ -107,7 +106,7 @@ def release_walk(
 def release_greedy_walk(
     tree: TokenTree, logits: Tensor, neighbours: Tensor, bound: Callable[[Tensor], Tensor]
 ) -> Verdict:
-    """Test every drafted token at once and take the longest path that passes.
+    """Test every draft token at once and take the longest path that passes.
 
     Args:
         tree: Any tree.

@@ -1,16 +1,16 @@
-"""Drafted tokens that have little to do with some part of the prompt need not be the target's own.
+"""LVSpec: draft tokens with little relevance to a part of the prompt need not be the target's own.
 
-Belongs here: LVSpec's rule (arXiv 2604.05650, section 3), for any part of a prompt that is to be told faithfully, its
-*reference*. A drafted token's *relevance* is the mean of its N highest cosines to the reference's final hidden states;
-of a window the share lambda with the least relevance is *loosened*: accepted whatever the target would say; a token
-that the target says elsewhere in the window is accepted, too (*position shift*). A loosened token stays as it was
-drafted, and what follows is conditioned on it.
+Belongs here: LVSpec's rule (arXiv 2604.05650, section 3), for any part of a prompt that the answer must follow closely,
+its *reference*. The *relevance* of a draft token is the mean of its N highest cosines to the reference's final hidden
+states. In each window the share lambda with the least relevance is *loosened*: accepted whatever the target would draw.
+A token that the target draws elsewhere in the window is accepted, too (*position shift*). A loosened token stays as it
+was drafted, and what follows is conditioned on it.
 
-Of a tree each branch, from the root to a leaf, is judged as a chain of its own, and the one with most accepted tokens
-stays (appendix E, which has two branches); of equally long ones the first, which the drafter finds likeliest.
+In a tree each branch from the root to a leaf is judged as a chain, and the one with most accepted tokens stays
+(appendix E, which has two branches); of equally long ones the first, which the drafter finds likeliest.
 
-With lambda 0 nothing is loosened and nothing may stand elsewhere: the exact walk, token for token.
-End-of-text and other special tokens are never loosened: an answer must not end, nor fail to, by looseness.
+With lambda 0 nothing is loosened or shifted: the result is the exact walk, token for token. End-of-text and other
+special tokens are never loosened, so looseness cannot end an answer or keep it from ending.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def relevance_to(hidden_states: Tensor, reference: Tensor, num_nearest: int = 10
     """[K] float32: the mean of each token's highest cosines to the reference's tokens.
 
     Args:
-        hidden_states: [K, dim] final hidden states of drafted tokens.
+        hidden_states: [K, dim] final hidden states of draft tokens.
         reference: [m, dim], of tokens of the prompt.
         num_nearest: how many cosines count; all, where there are fewer.
     """
@@ -63,13 +63,14 @@ class LooseVerifier:
     """LVSpec's acceptance of a chain, or of one branch of a tree.
 
     Args:
-        reference: gives for each row [m, dim] of the target's prefill. They are normalised once.
-        loose_ratio: lambda, the share of a window, or of a branch, that is loosened, 0 to 1, rounded down.
-        num_nearest: N, tokens of the reference that a drafted token's relevance is the mean over.
-        position_shift: accept a token also where the target's own stands elsewhere in the window; unless lambda is 0.
-        protected_tokens: never loosened, neither as drafted nor as the target's: end-of-text and other special ones.
-        relevance_from: "token": the hidden state at the drafted token; "prediction": the one that predicted it. The
-            paper does not say; the first is its text's reading.
+        reference: gives [m, dim] hidden states of the target's prefill for each row. They are normalised once.
+        loose_ratio: lambda, the share of a window or branch that is loosened, 0 to 1, rounded down.
+        num_nearest: N, how many tokens of the reference count for a draft token's relevance.
+        position_shift: accept a token that the target draws elsewhere in the window, unless lambda is 0.
+        protected_tokens: end-of-text and other special tokens, which are never loosened: neither draft tokens nor the
+            target's.
+        relevance_from: "token": the hidden state at the draft token; "prediction": the one that predicted it. The paper
+            does not say which; its text suggests the first.
 
     Raises:
         ValueError: a number out of range, or an unknown word.
@@ -94,7 +95,7 @@ class LooseVerifier:
         self.protected_tokens = tuple(protected_tokens)
         self.relevance_from = relevance_from
         self._protected: Tensor | None = None
-        self._directions: dict[int, tuple[Tensor, Tensor]] = {}  # by row: of which reference, and its unit vectors
+        self._directions: dict[int, tuple[Tensor, Tensor]] = {}  # by row: a reference and its unit vectors
 
     @property
     def exact(self) -> bool:
@@ -144,10 +145,10 @@ class LooseVerifier:
         return torch.isin(tokens, self._protected)
 
     def _loosened(self, output: TargetOutput, paths: Tensor, there: Tensor) -> Tensor:
-        """[B, P, D] bool: the least relevant drafted tokens, as many as lambda of each branch."""
+        """[B, P, D] bool: the least relevant draft tokens, as many as lambda of each branch."""
         of_branch = _at(self._relevance(output), paths[..., 1:] if self.relevance_from == "token" else paths[..., :-1])
         rank = of_branch.masked_fill(~there, torch.inf).argsort(dim=-1, stable=True).argsort(dim=-1)
-        # A millionth keeps 0.7 * 10, which is 6.999..., at 7.
+        # The millionth makes 0.7 * 10, which is 6.999..., 7.
         count = (self.loose_ratio * there.sum(-1, keepdim=True) + 1e-6).floor()
         return (rank < count) & there
 

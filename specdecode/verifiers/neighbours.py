@@ -1,7 +1,7 @@
-"""Which tokens look alike: the nearest neighbours of every vector of a codebook.
+"""Tables of look-alike tokens: the nearest neighbours of every vector of a codebook.
 
-Belongs here: distances between vectors, and nothing else. Does not belong here: where vectors come from, and what a
-verifier does with the neighbours.
+Belongs here: distances between vectors, and checks of a table. Does not belong here: the origin of vectors, and what a
+verifier does with neighbours.
 """
 
 from __future__ import annotations
@@ -15,16 +15,15 @@ _BLOCK_ELEMENTS = 1 << 22
 
 @torch.no_grad()
 def nearest_neighbours(vectors: Tensor, num_neighbours: int) -> Tensor:
-    """The nearest other vectors of each vector by Euclidean distance, as LANTERN (arXiv 2410.03355) looks for them.
+    """The nearest other vectors of each vector by Euclidean distance, as in LANTERN (arXiv 2410.03355).
 
     Args:
-        vectors: [V, d] of any float type, finite. Distances are those of the vectors as given: where a model uses its
-            codes normalised, pass them normalised.
+        vectors: [V, d] of any float type, finite. They are not normalised: pass codes in the form the model uses.
         num_neighbours: k, between 0 and V - 1.
 
     Returns:
-        [V, k] int64, nearest first, of equally distant ones the smaller index first. A token is never its own
-        neighbour, even where another has the same vector.
+        [V, k] int64, nearest first, and of equally distant ones the smaller index first. A token is never its own
+        neighbour, even if another has the same vector.
 
     Raises:
         ValueError: `vectors` has another shape or type or is not finite, or `num_neighbours` is out of range.

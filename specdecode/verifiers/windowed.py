@@ -2,10 +2,10 @@
 
 Belongs here: the paper's rule and the released code's, which differ:
 
-- "paper": the entropy of the target's distribution over log V must reach the threshold, and the next `window` drafted
-  tokens must all be the target's own.
+- "paper": the entropy of the target's distribution, divided by log V, must reach the threshold, and the next `window`
+  draft tokens must all be the target's own.
 - "release": the entropy in nats of the three likeliest tokens, not renormalised, must reach it; the next `window - 1`
-  must match; and none of the last `window` tokens of a draft is forgiven.
+  draft tokens must match; and none of the last `window` tokens of a draft is forgiven.
 
 With `window` None only the entropy decides (the released ablation, and LVSpec's comparison).
 """
@@ -29,9 +29,9 @@ class WindowedVerifier:
     """FLy's acceptance of a chain of likeliest tokens. Never exact.
 
     Args:
-        threshold: least entropy at which a mismatch may be forgiven: a share of the largest possible one ("paper"), or
-            nats ("release").
-        window: tokens that must agree after it, as the mode says; None: none.
+        threshold: the least entropy at which a mismatch may be forgiven: a share of the greatest possible one
+            ("paper"), or nats ("release").
+        window: how many tokens after it must agree, as the mode says; None: none.
         mode: "paper" or "release".
 
     Raises:
@@ -77,7 +77,7 @@ class WindowedVerifier:
         return Verdict(chain_path(tree), accepted, choices.gather(1, accepted[:, None])[:, 0], relaxed)
 
     def _entropy(self, logits: Tensor) -> Tensor:
-        """[B, L], in the unit of the mode."""
+        """[B, L], in the mode's unit."""
         probabilities = logits.softmax(-1)
         if self.mode == "release":
             probabilities = probabilities.topk(min(_TOP, probabilities.shape[-1]), dim=-1).values
@@ -85,7 +85,7 @@ class WindowedVerifier:
         return entropy if self.mode == "release" else entropy / torch.tensor(float(logits.shape[-1])).log()
 
     def _agrees(self, matches: Tensor, there: Tensor) -> Tensor:
-        """[B, L] bool: whether so many drafted tokens after each one are the target's own."""
+        """[B, L] bool: whether enough draft tokens after each one are the target's own."""
         if self.window is None:
             return torch.ones_like(matches)
         following = self.window if self.mode == "paper" else self.window - 1

@@ -64,9 +64,7 @@ class MeasuredDraftSizes:
         key = (identity, tuple(sizes), lengths)
         if key not in self._learned:
             costs = self._step_costs(identity, lambda: measure_step_costs(probe(nodes[-1]), nodes, draft_step))
-            rate = (
-                min(max(expected, 0.05), 0.95) if isinstance(expected, float) else 0.5
-            )  # not used where lengths are given
+            rate = min(max(expected, 0.05), 0.95) if isinstance(expected, float) else 0.5  # lengths need no rate
             self._learned[key] = AdaptiveDraftSize(sizes, costs, prior_rate=rate, expected_lengths=lengths)
         # The next picture uses what this one taught. No picture depends on it, and learning again costs time.
         self._learned[key].start()

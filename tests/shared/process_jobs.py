@@ -24,7 +24,7 @@ class ProcessJob:
     def __init__(self, arguments: Sequence[str], count: int) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(
-            ["vargen.cli", "vargen.jobs.evaluation", "vargen.commands.evaluate", "vargen.pipelines.loading"]
+            ["vargen.cli", "vargen.jobs.evaluated_pictures", "vargen.commands.evaluate", "vargen.pipelines.loading"]
         )
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))

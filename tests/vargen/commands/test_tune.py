@@ -403,7 +403,7 @@ def test_models_whose_pictures_cannot_be_judged_are_refused(
     judge = SimpleNamespace(config=SimpleNamespace(image_size=128))
     monkeypatch.setattr("scenes.judge.claim_judge.load_judge", lambda *arguments: judge)
     assert main([*arguments, str(tiny_model_folder)]) == 2
-    assert "clip must name the folder of a CLIP model: the judge knows" in capsys.readouterr().err
+    assert "clip must name the folder of a CLIP model: the judge reads" in capsys.readouterr().err
     assert not (tmp_path / "tuning").exists()
 
 
@@ -420,7 +420,10 @@ def test_without_optuna_the_extra_is_named(
     [
         ({"method": "ar"}, "method 'ar' has nothing to tune; choose one of: eagle"),
         ({"method": "vss"}, "method 'vss' is not known; choose one of: eagle"),
-        ({"fixed": {"depth": -3}}, 'fixed: vvs.depth must be an integer of at least 1 or "auto", got -3'),
+        (
+            {"method": "vvs", "fixed": {"depth": -3}},
+            'fixed: vvs.depth must be an integer of at least 1 or "auto", got -3',
+        ),
         ({"method": "sjd", "fixed": {"depth": 3}}, "fixed: method 'sjd' has no setting 'depth'"),
         ({"speed": "fast"}, "speed must be one of speedup, pass_reduction"),
         ({"quality": "clip_score"}, "clip must name the folder of a CLIP model: quality is clip_score"),

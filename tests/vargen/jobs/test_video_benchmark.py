@@ -201,7 +201,7 @@ def test_questions_go_to_their_videos(folder: Path, tmp_path: Path) -> None:
     ):
         with pytest.raises(UserError, match=told):
             pairs(name, text)
-    with pytest.raises(UserError, match="is no folder"):
+    with pytest.raises(UserError, match="is not a folder"):
         ask_about(tmp_path / "none", None, "", list)
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="holds no videos"):

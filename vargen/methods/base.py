@@ -50,6 +50,8 @@ class MethodConfig:
         summary: one line for `vargen methods`.
         exact: whether what it makes is distributed exactly as with plain decoding.
         weights: settings that name a folder of weights, or null for those that came with the model.
+        paper_preset: preset with the settings of the method's paper, for models that bring none of their own; None: the
+            defaults are those.
         draft_settings: settings that together say what is drafted. If one of them is given, a model's own values of the
             others are ignored.
     """
@@ -60,6 +62,7 @@ class MethodConfig:
     exact: ClassVar[bool]
     weights: ClassVar[tuple[str, ...]] = ()
     draft_settings: ClassVar[tuple[str, ...]] = ()
+    paper_preset: ClassVar[str | None] = None
 
     def to_dict(self) -> dict[str, Any]:
         """The name and every setting, ready for JSON."""

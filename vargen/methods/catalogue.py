@@ -6,6 +6,7 @@ torch. A new method is one file and one entry in `METHODS`.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar, overload
@@ -118,6 +119,8 @@ def resolve_method(
             a method and those of its settings that differ from the defaults; or settings.
         options: fields that differ from these; only with a name or a preset.
         own: a model's own settings by method (`check_own_settings`); a method's name includes them, a preset does not.
+            A method with a `paper_preset` has the settings of its paper on a model without an entry for it, and a
+            warning says so. None: there is no model yet.
         task: what the method must make.
 
     Raises:
@@ -131,9 +134,18 @@ def resolve_method(
     by_name: Mapping[str, type[MethodConfig]] = methods_for(task)
     if not isinstance(method, str):
         raise UserError(f"method must be a name or settings of a method for {TASKS[task]}, got {method!r}")
-    if method in by_name:
-        return configure(by_name[method], options or {}, (own or {}).get(method))
     presets = find_presets(task)
+    if method in by_name:
+        config, settings = by_name[method], None if own is None else own.get(method)
+        if own is not None and settings is None and config.paper_preset is not None:
+            settings = _read_preset(presets[config.paper_preset])
+            del settings["method"]
+            warnings.warn(
+                f"{method}: this model brings no settings of its own for it, so those of the paper are used "
+                f"({config.paper_preset}); `vargen tune --method {method}` finds faster ones",
+                stacklevel=2,
+            )
+        return configure(config, options or {}, settings)
     path = presets.get(method, Path(method))
     if path.suffix not in (".yaml", ".yml"):
         known = [*by_name, *presets]

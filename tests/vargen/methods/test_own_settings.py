@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,19 @@ def test_options_come_on_top_and_another_draft_replaces_the_models_own() -> None
     assert resolve("eagle-tree") == resolve_method("eagle-tree"), "a preset starts from the method's defaults"
     with pytest.raises(UserError, match="no option 'dept'"):
         resolve("eagle", dept=3)
+
+
+def test_a_model_without_an_entry_gets_the_papers_settings_and_one_line_says_so() -> None:
+    paper = resolve_method("vvs-paper-uniform")
+    with pytest.warns(UserWarning, match="^vvs: this model brings no settings of its own") as warned:
+        assert resolve_method("vvs", {}, {}) == paper
+        assert resolve_method("vvs", {"interval": 2}, {}) == resolve_method("vvs-paper-uniform", {"interval": 2})
+    assert len(warned) == 2
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for own in (None, OWN):
+            assert resolve_method("vvs", {}, own) != paper
+        assert resolve_method("eagle", {}, {}) == resolve_method("eagle"), "only methods of a paper have such settings"
 
 
 def test_commands_resolve_as_the_pipeline_does(own_folder: Path) -> None:

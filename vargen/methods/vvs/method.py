@@ -42,6 +42,7 @@ class VVSConfig(LanternConfig):
     name: ClassVar[str] = "vvs"
     summary: ClassVar[str] = "VVS: verification skipped at some steps, LANTERN's acceptance at the others"
     draft_settings: ClassVar[tuple[str, ...]] = (*LanternConfig.draft_settings, "depth_behind_skip")
+    paper_preset: ClassVar[str | None] = "vvs-paper-uniform"
 
     schedule: str = "uniform"
     interval: int = 3

@@ -126,8 +126,8 @@ COMMANDS: dict[str, tuple[str, Callable[[Path], object]]] = {
         generated,
     ),
     "evaluate": (
-        "evaluate --method ar --model {model} --preset {work}/p.yaml --prompts_file {work}/c.txt --reference {work}/ref --quiet "
-        "--output {work}/out --batch_size 2 --bootstrap 0 --clip {clip}",
+        "evaluate --method ar --model {model} --preset {work}/p.yaml --prompts_file {work}/c.txt --quiet "
+        "--reference {work}/ref --output {work}/out --batch_size 2 --bootstrap 0 --clip {clip}",
         evaluated,
     ),
     "bench": (

@@ -153,7 +153,7 @@ def test_a_picture_that_is_torn_is_made_again(
 EVALUATE = (
     "evaluate --method ar --model {model} --preset {work}/p.yaml --prompts_file {work}/c.txt --reference {work}/ref "
 )
-EVALUATE += "--output {work}/e --quiet --batch_size 2 --bootstrap 0"
+EVALUATE += "--reference {work}/ref --output {work}/e --quiet --batch_size 2 --bootstrap 0"
 
 
 @pytest.fixture(scope="session")
@@ -180,7 +180,7 @@ def _evaluated(
         ("e/ar/config.json", b"[]", "does not say what it holds"),
         ("e/ar/config.json", b"{}", "holds pictures with"),
         ("p.yaml", b"\xff", "cannot be read"),
-        ("c.txt", b"one caption\n", "count"),
+        ("c.txt", b"one caption\n", "num_prompts"),
         ("ref/000000.png", b"no picture", "cannot be read"),
     ],
 )

@@ -21,6 +21,7 @@ import torch
 from hostile import arguments_of, check_refused
 from PIL import Image
 
+from scenes.shipped import WEIGHTS
 from scenes.world import SceneWorld
 from vargen.cli import main
 from vargen.jobs import tuning
@@ -125,8 +126,8 @@ COMMANDS: dict[str, tuple[str, Callable[[Path], object]]] = {
         generated,
     ),
     "evaluate": (
-        "evaluate --model {model} --preset {work}/p.yaml --prompts_file {work}/c.txt --reference {work}/ref --quiet "
-        "--output {work}/out --batch_size 2 --bootstrap 0 --clip {clip}",
+        "evaluate --method ar --model {model} --preset {work}/p.yaml --prompts_file {work}/c.txt --quiet "
+        "--reference {work}/ref --output {work}/out --batch_size 2 --bootstrap 0 --clip {clip}",
         evaluated,
     ),
     "bench": (
@@ -156,7 +157,7 @@ def prepared(tmp_path: Path, _saved_tiny_pipelines: dict[str, Path], _finished_r
         work.mkdir()
         (work / "p.yaml").write_text("extractor: clip\nresizer: bicubic\nresolution: 32\nclip_score: null\n")
         (work / "c.txt").write_text("a red cube\na blue cone\n")
-        clip = Path(main.__code__.co_filename).parent / "weights" / "clip"
+        clip = WEIGHTS / "clip"
         places = {"work": work, "model": _saved_tiny_pipelines["text"], "clip": clip}
         (work / "ref").symlink_to(_finished_run / "images")
         return work, arguments_of(COMMANDS[command][0], places)

@@ -101,7 +101,7 @@ CASES = [
     of("tune", TUNE, "--max_seconds inf", "max_seconds must be a number"),
     of("tune", TUNE, "--num_prompts 0", "num_prompts must be at least 1"),
     of("tune", TUNE, "--seed=-5", "seed must be at least 0"),
-    of("tune", TUNE, "--fixed.depth 1000000", "depth must be at most 4,096"),
+    of("tune", TUNE + "--method vvs", "--fixed.depth 1000000", "depth must be at most 4,096"),
     of("caption", CAPTION + "--method sd", "--method_options.draft_length 100000", "draft_length must be"),
     of("caption", CAPTION + "--method fly", "--method_options.window 0", "window must be"),
     of("caption", CAPTION + "--method eagle", "--method_options.total_tokens 1000000", "total_tokens must be"),

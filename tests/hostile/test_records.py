@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from hostile import arguments_of, change_json, check_refused, contents, file_size_limit, write_json
 
+from scenes.shipped import WEIGHTS
 from vargen.cli import main
 
 DEEP = "[" * 50_000
@@ -149,8 +150,10 @@ def test_a_picture_that_is_torn_is_made_again(
     assert contents(finished_run / "images").keys() == whole.keys()
 
 
-EVALUATE = "evaluate --model {model} --preset {work}/p.yaml --prompts_file {work}/c.txt --reference {work}/ref "
-EVALUATE += "--output {work}/e --quiet --batch_size 2 --bootstrap 0"
+EVALUATE = (
+    "evaluate --method ar --model {model} --preset {work}/p.yaml --prompts_file {work}/c.txt --reference {work}/ref "
+)
+EVALUATE += "--reference {work}/ref --output {work}/e --quiet --batch_size 2 --bootstrap 0"
 
 
 @pytest.fixture(scope="session")
@@ -161,7 +164,7 @@ def _evaluated(
     (work / "p.yaml").write_text("extractor: clip\nresizer: bicubic\nresolution: 32\nclip_score: null\n")
     (work / "c.txt").write_text("a red cube\na blue cone\n")
     shutil.copytree(_finished_run / "images", work / "ref")
-    clip = Path(main.__code__.co_filename).parent / "weights" / "clip"
+    clip = WEIGHTS / "clip"
     command = arguments_of(EVALUATE, {"work": work, "model": _saved_tiny_pipelines["text"]})
     assert main([*command, "--clip", str(clip)]) == 0
     return work
@@ -177,7 +180,7 @@ def _evaluated(
         ("e/ar/config.json", b"[]", "does not say what it holds"),
         ("e/ar/config.json", b"{}", "holds pictures with"),
         ("p.yaml", b"\xff", "cannot be read"),
-        ("c.txt", b"one caption\n", "count"),
+        ("c.txt", b"one caption\n", "num_prompts"),
         ("ref/000000.png", b"no picture", "cannot be read"),
     ],
 )
@@ -194,7 +197,7 @@ def test_a_damaged_evaluation(
     (work / name).write_bytes(content)
     if name.startswith("e/ar/batches"):
         shutil.rmtree(work / "e" / "ar" / "images")  # so that the batch is read
-    clip = Path(main.__code__.co_filename).parent / "weights" / "clip"
+    clip = WEIGHTS / "clip"
     command = arguments_of(EVALUATE, {"work": work, "model": _saved_tiny_pipelines["text"]})
     code = main([*command, "--clip", str(clip)])
     told = capsys.readouterr().err

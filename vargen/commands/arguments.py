@@ -47,7 +47,7 @@ _TRUTHS = ("true", "false", "yes", "no", "null")
 """What may follow a switch."""
 _LIKE_TRUTHS = ("on", "off", "0", "1", "y", "n", "t", "f")
 """What a user may write after a switch instead of "true" or "false". No prompt reads like this."""
-_REFUSED_VALUE = re.compile(r'Parser key "(?P<name>[^"]+)":.*Got value: (?P<value>.*)', re.DOTALL)
+_REFUSED_VALUE = re.compile(r'Parser key "(?P<name>[^"]+)":.*(?:Got|Given) value: (?P<value>.*)', re.DOTALL)
 
 
 class HelpFormatter(DefaultHelpFormatter):

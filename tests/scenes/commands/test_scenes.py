@@ -92,7 +92,7 @@ def test_a_killed_run_has_no_record_of_pictures_that_are_not_there(
         (["--seed", "-1"], "seed must be at least 0, got -1"),
         (["--split", "test"], "split: 'test' is not one of"),
         (["--image-size", "60"], "image_size"),
-        (["--num_scenes", "many"], "count"),
+        (["--num_scenes", "many"], "num_scenes"),
     ],
 )
 def test_bad_arguments_are_one_line_and_leave_nothing(

@@ -53,6 +53,6 @@ record "compiled decoding" \
 record "methods with heavy passes" \
     "$python" benchmarks/weighted_bench.py --device cuda \
     --methods ar,jacobi,jacobi-wide,vvs-jacobi-wide,benchmarks/methods/eagle-sampled-25.yaml \
-    --prompts 4 --weighted_by LlamaGen-XL --weight_dtype bfloat16 --json "$results/bench_weighted_cuda.json"
+    --num_prompts 4 --weighted_by LlamaGen-XL --weight_dtype bfloat16 --output "$results/bench_weighted_cuda"
 echo "$failed parts failed; results lie in $results"
 exit "$((failed > 0))"

@@ -95,8 +95,9 @@ def _bench(record: str, *arguments: str) -> Step:
 
 
 def _weighted(record: str, *arguments: str) -> Step:
-    wanted = ("--json", str(RESULTS / f"{record}.json"), "--methods", PICKS, "--prompts", "6", *HEAVY, *arguments)
-    return Step(_script("weighted_bench", *wanted), timed=True)
+    wanted = ("--output", str(WORK / record), "--methods", PICKS, "--num_prompts", "6", *HEAVY, *arguments)
+    copies = (WORK / record / "results.json", RESULTS / f"{record}.json")
+    return Step(_script("weighted_bench", *wanted), timed=True, copies=copies)
 
 
 def _evaluation(record: str, count: int, methods: str) -> Step:

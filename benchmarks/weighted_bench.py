@@ -5,9 +5,9 @@ Works as `vargen bench` on the shipped model, but every forward pass also goes t
 whose forward passes cost that much; quality is that of the shipped model.
 
     python benchmarks/weighted_bench.py --weighted_by LlamaGen-XL --methods ar,jacobi,eagle-chain --prompts 6 \\
-        --json benchmarks/results/bench_weighted.json
+        --output weighted
 
-What was measured is kept beside FILE in FILE.calls.jsonl until the end, and the same command goes on from there.
+The folder of `--output` gets results.json. Measured calls are kept in it until the end, and the same command continues.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from pathlib import Path
 
 import torch
 from weighted import SIZES, WeightedPipeline, WeightNetworks
 
 from metrics.tables import format_table
 from scenes.cases import scene_cases
-from scenes.judge.judging import ClaimJudge
+from scenes.judge.claim_judge import ClaimJudge
 from vargen.base.errors import UserError
 from vargen.jobs.benchmark import run_benchmark
 from vargen.jobs.cases import fitting_judge, told_cases
@@ -42,11 +43,12 @@ def main() -> None:
     parser.add_argument("--weighted_by", default="LlamaGen-XL", help=f"size of the networks: {', '.join(SIZES)}")
     parser.add_argument("--weight_dtype", default="auto", choices=DTYPES, help="precision of the networks")
     parser.add_argument("--methods", help="methods or presets, separated by commas; ar is added where it is missing")
-    parser.add_argument("--prompts", type=int, default=64, help="number of held-out prompts")
+    parser.add_argument("--num_prompts", type=int, default=64, help="number of held-out prompts")
     parser.add_argument("--batch_size", type=int, default=1)
     parser.add_argument("--warm_up", type=int, default=1, help="calls of each method that do not count")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", help='file for the rows; "-" prints them instead of a table')
+    parser.add_argument("--output", help="folder for results.json")
+    parser.add_argument("--json", action="store_true", help="print the rows as JSON instead of a table")
     parser.add_argument("--model", help="folder of a LlamaGen model; the shipped one without it")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="auto", choices=DTYPES, help="precision of the shipped model")
@@ -66,7 +68,7 @@ def measure(arguments: argparse.Namespace) -> None:
     model = open_model(options)
     names = arguments.methods or model.usual_methods
     methods = {"ar": resolve_method("ar"), **read_method_list(names, {}, "methods", model.resolve_method)}
-    cases = scene_cases(arguments.prompts, arguments.seed)
+    cases = scene_cases(arguments.num_prompts, arguments.seed)
     pipeline, _, dtype = load_pipeline(model, options)
     if not isinstance(pipeline, LlamaGenPipeline):
         raise UserError("model must be of the LlamaGen family: the networks have LlamaGen's sizes")
@@ -88,7 +90,7 @@ def measure(arguments: argparse.Namespace) -> None:
         **shared,
         **sampling,
     )
-    with own_calls(arguments.json) as calls:
+    with own_calls(arguments.output) as calls:
         rows = run_benchmark(
             pipeline,
             methods,
@@ -108,13 +110,13 @@ def measure(arguments: argparse.Namespace) -> None:
         }
         rows = [{**row, **told} for row in rows]
         text = json.dumps(rows, indent=1) + "\n"
-        if arguments.json == "-":
-            sys.stdout.write(text)
-            return
-        print(f"Every forward pass is weighted by {networks.label}; the tokens are the model's own.\n")
-        print(format_table(rows))
-        if arguments.json is not None:
-            write_atomic(arguments.json, text)
+        if arguments.output is not None:
+            write_atomic(Path(arguments.output) / "results.json", text)
+    if arguments.json:
+        sys.stdout.write(text)
+        return
+    print(f"Every forward pass is weighted by {networks.label}; the tokens are the model's own.\n")
+    print(format_table(rows))
 
 
 def fast_dtype(device: torch.device) -> str:

@@ -152,11 +152,11 @@ def test_the_command_writes_rows_that_say_what_they_were_weighted_by(
         return of_size(size, small, torch.float32, own)
 
     monkeypatch.setattr(WeightNetworks, "of_size", tiny)
-    rows = tmp_path / "rows.json"
-    arguments = ["--weighted_by", "L", "--methods", "jacobi", "--prompts", "1", "--warm_up", "0", "--json", str(rows)]
+    arguments = ["--weighted_by", "L", "--methods", "jacobi", "--num_prompts", "1", "--warm_up", "0"]
+    arguments += ["--output", str(tmp_path)]
     monkeypatch.setattr("sys.argv", ["weighted_bench.py", *arguments, "--dtype", "float32", "--device", "cpu"])
     weighted_bench.main()
-    plain, jacobi = json.loads(rows.read_text())
+    plain, jacobi = json.loads((tmp_path / "results.json").read_text())
     label = "LlamaGen-L (random weights, float32)"
     assert f"Every forward pass is weighted by {label}" in capsys.readouterr().out
     assert plain["weighted_by"] == jacobi["weighted_by"] == label and jacobi["model"].endswith(f"weighted by {label}")

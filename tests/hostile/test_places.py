@@ -124,7 +124,7 @@ def test_a_failed_start_does_not_block_the_folder(
 ) -> None:
     command = arguments_of(GENERATE, {"work": tmp_path, "model": _saved_tiny_pipelines["text"]})
     wrong = [*command, "--method", "eagle", "--method_options.drafter", str(tmp_path / "none")]
-    check_refused(wrong, "none is no folder", capsys, tmp_path)
+    check_refused(wrong, "none is not a folder", capsys, tmp_path)
     assert main(command) == 0
 
 

@@ -103,12 +103,12 @@ def test_models_of_ones_own_work(
         Image.new("RGB", (32, 32), (60 * number, 0, 0)).save(frames / f"{number}.png")
     bench = ["bench", "--model", tiny_model_folder, "--methods", "ar,jacobi", "--warm_up", "0", "--quiet"]
     evaluate = ["evaluate", "--model", tiny_model_folder, "--quiet", "--output", tmp_path / "scores"]
-    file = ["--preset", tmp_path / "mine.yaml", "--captions_file", prompts, "--bootstrap", "0"]
+    file = ["--preset", tmp_path / "mine.yaml", "--prompts_file", prompts, "--bootstrap", "0"]
     caption = ["caption", frames, "what happens?", "--num_frames", "4", "--max_new_tokens", "4", "--method", "ar"]
 
     drawn, compared, composed, scored, scenes, described, shipped, converted, trained = run_blocked(
         ["generate", "a red cube", "--model", tiny_model_folder, "--output", tmp_path / "out", "--quiet"],
-        [*bench, "--prompts_file", prompts, "--json", tmp_path / "bench.json"],
+        [*bench, "--prompts_file", prompts, "--output", tmp_path / "bench"],
         bench,
         [*evaluate, *file, "--clip", clip_folder],
         evaluate,
@@ -120,11 +120,11 @@ def test_models_of_ones_own_work(
     drawn.check_worked()
     assert (tmp_path / "out" / "images" / "000000.png").is_file()
     compared.check_worked()
-    assert [row["method"] for row in json.loads((tmp_path / "bench.json").read_text())] == ["ar", "jacobi"]
+    assert [row["method"] for row in json.loads((tmp_path / "bench" / "results.json").read_text())] == ["ar", "jacobi"]
     composed.check_line("prompts_file: no world is installed", "name a file of prompts")
     scored.check_worked()
     scenes.check_line("preset scenes: no world is installed", "use another preset")
     described.check_worked()
     shipped.check_line("model: no world is installed", "name a folder")
     converted.check_worked()
-    trained.check_line("prompts: no world is installed", "name a file of prompts")
+    trained.check_line("prompts_file: no world is installed", "name a file of prompts")

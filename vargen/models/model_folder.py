@@ -254,7 +254,7 @@ def _weight_files(folder: Path) -> list[Path]:
 def check_component_folder(folder: str | os.PathLike[str], model_class: type[torch.nn.Module]) -> None:
     """Check the folder of one model. Raises UserError like `check_model_folder`."""
     if not Path(folder).is_dir():
-        raise UserError(f"{folder} is not a folder; name one that holds a {model_class.__name__}")
+        raise UserError(f"{folder} is not a folder; name one with the files of {model_class.__name__}")
     _check_component(Path(folder), model_class)
 
 

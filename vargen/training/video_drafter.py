@@ -122,7 +122,7 @@ class VideoDrafterTrainingConfig(DrafterRunConfig):
         check(self.kind in KINDS, "kind", self.kind, f"is not one of {', '.join(KINDS)}")
         known = self.visual in (None, *VISUAL_INPUTS)
         check(known, "visual", self.visual, f"is not one of {', '.join(VISUAL_INPUTS)}")
-        check_positive(self, "image_size", "max_answer_tokens", "decoded_videos")
+        check_positive(self, "max_answer_tokens", "decoded_videos")
         self._check_videos()
         for name, least in (("visual_layer", 0), ("num_queries", 1), ("draft_length", 1), ("own_passes", 0)):
             value = getattr(self, name)
@@ -137,7 +137,7 @@ class VideoDrafterTrainingConfig(DrafterRunConfig):
         check(self.decoded_videos <= self.evaluation_size, "decoded_videos", self.decoded_videos, remedy)
 
     def _check_videos(self) -> None:
-        for name in ("num_frames", "fps", "max_pixels"):
+        for name in ("num_frames", "fps", "max_pixels", "image_size"):
             if getattr(self, name) is not None:
                 check_positive(self, name)
         if isinstance(self.videos, str):

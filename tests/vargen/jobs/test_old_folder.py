@@ -13,7 +13,7 @@ from scenes.cases import scene_prompts
 from vargen.base.errors import UserError
 from vargen.cli import main
 from vargen.drafters.eagle_head import EagleHead
-from vargen.jobs.conversion import convert_folder
+from vargen.jobs.conversion import ConvertFolderConfig, convert_folder
 from vargen.pipelines.llamagen import LlamaGenPipeline
 
 
@@ -59,16 +59,16 @@ def test_an_old_folder_ends_in_one_line_and_draws_after_conversion(
         for method in ("ar", "eagle", "draft-model")
     )
     assert plain.tokens.shape == drafted[0].tokens.shape == drafted[1].tokens.shape
-    assert convert_folder(output, tmp_path / "again") == {}  # nothing to rename
+    assert convert_folder(ConvertFolderConfig(str(tmp_path / "again")), output)["renamed"] == {}  # nothing to rename
     assert (tmp_path / "again" / "model_index.json").read_bytes() == (output / "model_index.json").read_bytes()
 
 
 def test_conversion_refuses_what_it_would_spoil(old_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="output must lie outside"):
-        convert_folder(old_folder, old_folder / "inner")
+        convert_folder(ConvertFolderConfig(str(old_folder / "inner")), old_folder)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
     with pytest.raises(UserError, match="output must not exist yet"):
-        convert_folder(old_folder, tmp_path / "full")
+        convert_folder(ConvertFolderConfig(str(tmp_path / "full")), old_folder)
     with pytest.raises(UserError, match=r"model_index.json is missing"):
-        convert_folder(tmp_path / "full", tmp_path / "other")
+        convert_folder(ConvertFolderConfig(str(tmp_path / "other")), tmp_path / "full")

@@ -134,7 +134,7 @@ def test_class_conditional_models_can_be_drafted_for(
         ("eagle", {"tree": "mc_sim_7b_63", "depth": 6}, "eagle.depth must be at most 5"),
         ("eagle", {"tree_top_k": 30}, "wider than the vocabulary of 24"),
         ("eagle", {"children": "sampled"}, "sampled children need a fixed tree"),
-        ("eagle", {"drafter": "nowhere"}, "nowhere is no folder"),
+        ("eagle", {"drafter": "nowhere"}, "nowhere is not a folder"),
         ("sjd", {"window": 16}, "sjd.window must leave room in a picture of 16 tokens: at most 15"),
         ("sjd", {"window": 0}, 'sjd.window must be an integer of at least 1 or "auto"'),
         ("sjd", {"initial_guess": "zero"}, "sjd.initial_guess must be one of random, repeat"),
@@ -168,7 +168,7 @@ def test_class_conditional_models_can_be_drafted_for(
         ("vvs-jacobi", {"max_skip": 0}, "vvs-jacobi.max_skip"),
         ("vvs-jacobi", {"interval": 1}, "vvs-jacobi.interval"),
         ("coolsd", {"delta": 0.5}, "coolsd.delta"),
-        ("draft-model", {"draft_model": "nowhere"}, "nowhere is no folder"),
+        ("draft-model", {"draft_model": "nowhere"}, "nowhere is not a folder"),
     ],
 )
 def test_settings_that_cannot_be_used_are_named(

@@ -575,7 +575,7 @@ def test_the_ablations_of_sparrow_are_settings(qwen_folder: Path, tmp_path: Path
     [
         ({"kind": "medusa"}, "kind"),
         ({"visual": "pixels"}, "visual"),
-        ({"training_frames": 33}, "training_frames"),
+        ({"training_frames": 33, "num_frames": 32}, "training_frames"),
         ({"num_frames": 2}, "num_frames"),
         ({"own_passes": -1}, "own_passes"),
         ({"blind_share": 1.5}, "blind_share"),

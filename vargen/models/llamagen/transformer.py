@@ -182,7 +182,7 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin):
         super().__init__()
         if condition_type not in ("class", "text"):
             raise ValueError(f'condition_type must be "class" or "text", got {condition_type!r}.')
-        for name in ("dim", "num_layers", "num_attention_heads", "vocab_size", "grid_size"):
+        for name in ("dim", "num_layers", "num_attention_heads", "vocab_size", "grid_size", "position_scale"):
             if self.config[name] <= 0:
                 raise ValueError(f"{name} must be positive, got {self.config[name]}.")
         check_heads(dim, num_attention_heads, condition_rotary)

@@ -295,7 +295,7 @@ def test_a_drafter_that_cannot_be_read_is_named(model: Emu3ForConditionalGenerat
     drafter = EagleHead(dim=32, num_attention_heads=4, intermediate_size=48, vocab_size=CODES + 1, grid_size=4)
     drafter.norm2.weight.data[1] = torch.nan
     drafter.save_pretrained(tmp_path / "broken")
-    for name, message in (("broken", "norm2.weight are not finite"), ("missing", "missing is no folder")):
+    for name, message in (("broken", "norm2.weight are not finite"), ("missing", "missing is not a folder")):
         with pytest.raises(UserError, match=message):
             resolve_method("eagle", {"drafter": str(tmp_path / name)}).build(components)
-    assert components.kept.models == {}
+    assert components.reuse.models == {}

@@ -130,7 +130,7 @@ CASES = [
     of("a module of Python", change("model_index.json", extra=["antigravity", "X"]), "is missing"),
     of("a module of Python in place", change("model_index.json", vqvae=["os", "PathLike"]), "os.PathLike, which is no"),
     of("a class that there is not", change("model_index.json", vqvae=["diffusers", "Nothing"]), "diffusers.Nothing"),
-    of("a pipeline as a component", change("model_index.json", vqvae=["diffusers", "DiffusionPipeline"]), "which is not"),
+    of("a pipeline as a component", change("model_index.json", vqvae=["diffusers", "DiffusionPipeline"]), "is not a"),
     of("a component of another kind", change("model_index.json", vqvae=["transformers", "T5EncoderModel"]), "vqvae"),
     of("a name that leads out", change("model_index.json", **{"../vqvae": ["diffusers", "VQModel"]}), "'../vqvae'"),
     of("another image size", change("model_index.json", image_size=99), "model_index.json says 99"),

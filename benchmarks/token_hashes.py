@@ -77,6 +77,14 @@ STUDIED = (
 )  # fmt: skip
 """Files in benchmarks/methods."""
 
+BESIDE_OWN = {
+    "vvs": {
+        "delta": 0.1, "mode": "exact_at_zero", "schedule": "uniform", "interval": 3, "threshold": 0.65, "choice": "sample",
+        "truncate": True, "refresh": False,
+    },
+}  # fmt: skip
+"""Settings that a case has where it says nothing else, so that those of the model's own cannot mix in."""
+
 IMAGE_SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
     "ar": {"": {}},
     "eagle": {
@@ -233,7 +241,7 @@ def video_cases() -> dict[str, Case]:
 
 
 def _case(method: str, settings: dict[str, Any], call: dict[str, Any], rows: list[int]) -> Case:
-    return {"method": method, "settings": settings, "call": call, "rows": rows}
+    return {"method": method, "settings": {**BESIDE_OWN.get(method, {}), **settings}, "call": call, "rows": rows}
 
 
 def _name(*parts: str) -> str:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
 
@@ -34,6 +34,8 @@ class StepRecord:
         emitted: [B] int64, tokens that the pass added to the row: the accepted ones and the target's own.
         skipped: [B] int64, tokens taken unverified before the pass.
         relaxed: [B, depth] bool, which of the accepted tokens the exact rule would have rejected; None: none.
+        fed: Token rows that the pass fed in each row that took part; None: the newest token, the draft tokens and the
+            pending tokens.
     """
 
     active: Tensor
@@ -42,6 +44,7 @@ class StepRecord:
     emitted: Tensor
     skipped: Tensor
     relaxed: Tensor | None = None
+    fed: int | None = field(default=None, kw_only=True)
 
 
 _COUNTS = ("active", "drafted", "accepted", "emitted", "skipped")
@@ -50,10 +53,11 @@ _STEPS_AT_ONCE = 256  # whose counts lie in one piece of memory
 
 @dataclass
 class _Kept:
-    """A recorded step: [5, B] int64 in the order of `_COUNTS`, and what was relaxed."""
+    """A recorded step: [5, B] int64 in the order of `_COUNTS`, what was relaxed, and rows fed if a run says so."""
 
     counts: Tensor
     relaxed: Tensor | None
+    fed: int | None
 
 
 class TokenOrigin(IntEnum):
@@ -126,7 +130,7 @@ class DecodeTrace:
             self._room = [*torch.empty(shape, dtype=torch.int64, device=step.active.device)]
         counts = self._room.pop()
         torch.stack([getattr(step, name).long() for name in _COUNTS], out=counts)
-        self._steps.append(_Kept(counts, step.relaxed))
+        self._steps.append(_Kept(counts, step.relaxed, step.fed))
         self._columns = self._origins = None
 
     def add_passes(self, other: DecodeTrace) -> None:
@@ -165,7 +169,7 @@ class DecodeTrace:
         for step, took in zip(self._steps, took_part.tolist(), strict=True):
             if took:
                 relaxed = None if step.relaxed is None else step.relaxed[row : row + 1]
-                trace._steps.append(_Kept(step.counts[:, row : row + 1], relaxed))
+                trace._steps.append(_Kept(step.counts[:, row : row + 1], relaxed, step.fed))
         return trace
 
     def _column(self, name: str) -> Tensor:
@@ -185,6 +189,15 @@ class DecodeTrace:
     def row_tokens(self) -> list[int]:
         """Tokens of each row."""
         return (self._column("emitted").sum(0) + self._column("skipped").sum(0) + self._first_tokens).tolist()
+
+    @property
+    def rows_fed(self) -> list[int]:
+        """Token rows of each row that went through the target's layers after the prompt; guidance counts once."""
+        usual = 1 + self._column("drafted") + self._column("skipped")
+        for number, step in enumerate(self._steps):
+            if step.fed is not None:
+                usual[number] = step.fed
+        return (usual * self._column("active")).sum(0).tolist()
 
     @property
     def tokens(self) -> int:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from specdecode.draft_size import DraftSize, DraftSizer
     from specdecode.drafters.draft_model import DraftModel
     from specdecode.drafters.eagle import DraftHead
+    from specdecode.places import PlaceOrder
     from specdecode.roles import Drafter, Schedule, Target, Verifier
 
 Auto = Literal["auto"]
@@ -137,11 +138,13 @@ class Method:
         drafter: proposes draft tokens; None: nothing is drafted.
         verifier: accepts or rejects them; None: the exact one.
         schedule: says which verification steps are skipped; None: none.
+        order: says which places each forward pass draws; None: one after another.
     """
 
     drafter: Drafter | None = None
     verifier: Verifier | None = None
     schedule: Schedule | None = None
+    order: PlaceOrder | None = None
 
 
 @dataclass(frozen=True)
@@ -176,6 +179,9 @@ class Components(Protocol):
     @property
     def num_tokens(self) -> int:
         """Tokens of a finished picture."""
+
+    def grid_columns(self) -> int:
+        """Tokens in a row of the picture's grid, where the target can draw them out of order."""
 
     def load_draft_head(self, folder: str | None, most_new_pairs: int) -> LoadedDrafter[DraftHead]:
         """The EAGLE head in a folder, or (None) the one that came with the model, with room for so many new pairs."""

@@ -34,6 +34,7 @@ from vargen.methods.video.speculative import SpeculativeConfig, SpecVLMConfig
 from vargen.methods.video.trained import EagleHeadConfig, FlashConfig, MSDConfig, SparrowConfig, ViSpecConfig
 from vargen.methods.vvs.method import VVSConfig
 from vargen.methods.vvs.windows import WindowSkippingConfig
+from vargen.methods.zipar import ZipARConfig
 
 METHODS: tuple[type[MethodConfig], ...] = (
     AutoregressiveConfig,
@@ -47,6 +48,7 @@ METHODS: tuple[type[MethodConfig], ...] = (
     GroupedConfig,
     WindowSkippingConfig,
     DraftModelConfig,
+    ZipARConfig,
     # for videos
     PlainConfig,
     SpeculativeConfig,

@@ -136,7 +136,7 @@ class PicturePipeline(CompilablePipeline, QuantizablePipeline, DiffusionPipeline
         ):
 
             def on_step(step: int, state: DecodeState) -> None:
-                if players.drafter is None:
+                if players.drafter is None and players.order is None:
                     progress.update(1)
                 elif not progress.disable:  # reading lengths waits for the device
                     progress.update(int(state.lengths.min()) - progress.n)

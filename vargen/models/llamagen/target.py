@@ -24,6 +24,7 @@ from vargen.models.transformer_layers import CONDITION_POSITION, condition_atten
 
 if TYPE_CHECKING:
     from specdecode.compilation import PassCompiler
+    from specdecode.places import PlacedTokens
 
 
 @dataclass
@@ -214,6 +215,53 @@ class LlamaGenTarget:
                 "target", self, LlamaGenTarget._pass, tokens, mask, depths, kv_cache=cache, length=length
             )
         return self._split(logits, hidden_states)
+
+    def check_places(self, num_slots: int) -> None:
+        """See `specdecode.places.PlacedTarget`."""
+        room = self.kv_cache.max_length - self.longest_condition
+        if num_slots > room:
+            raise ValueError(f"num_slots must be at most {room}, the cache's room behind the prompt, got {num_slots}")
+
+    def forward_places(self, tokens: Tensor, placed: PlacedTokens) -> LlamaGenTargetOutput:
+        """Feed tokens [B, n] at explicit places; see `specdecode.places.PlacedTarget`.
+
+        The cache's lengths stay those of the prompts. The project's kernels take any mask over slots; where they do not
+        serve, torch's attention does. Passes over places are not compiled.
+
+        Returns:
+            Guided logits [B, n, V] and hidden states [B, n, dim].
+        """
+        cache, positions = self.kv_cache, placed.positions[None]
+        slots = cache.lengths[:, None] + placed.slots
+        fast = self.transformer.fast_pass.run(
+            NewTokens(
+                positions,
+                placed.visible[None],
+                tokens=tokens,
+                halves=2 if self.is_guided else 1,
+                lengths=cache.lengths,
+                starts=cache.starts,
+                origins=self._picture_starts,
+                places=cache.flatten_slots(slots),
+            ),
+            cache,
+            self.transformer.lm_head,
+            guidance_scale=self.guidance_scale if self.is_guided else None,
+        )
+        if fast is not None:
+            features, logits = fast
+            assert logits is not None
+            return self._split(logits, features)
+        kv_length = self._most_committed + placed.visible.shape[1]
+        output = self.transformer(
+            input_ids=torch.cat((tokens, tokens)) if self.is_guided else tokens,
+            positions=positions,
+            attention_mask=cache.attention_mask(placed.visible[None], kv_length),
+            kv_cache=cache,
+            slots=slots,
+            kv_length=kv_length,
+        )
+        return self._split(self.guided(output.logits), output.features)
 
     def _fast_pass(self, tokens: Tensor, mask: Tensor, depths: Tensor) -> tuple[Tensor, Tensor] | None:
         """`_pass` in one call of the project's own kernels, or None where they do not serve."""

@@ -97,6 +97,13 @@ class ModelComponents(ABC):
         compiled = self.target.compiler is not None
         return self.reuse.draft_sizes.sizer(sizes, geometry, self._probe, draft_step, expected, compiled)
 
+    def grid_columns(self) -> int:
+        """Refuse: there is no grid."""
+        raise UserError(
+            f"method must be one that draws tokens in their order, because {self.family} offers no grid: ar, jacobi or "
+            f"scd"
+        )
+
     def load_draft_head(self, folder: str | None, most_new_pairs: int) -> LoadedDrafter[DraftHead]:
         """Refuse: there is none."""
         raise UserError(

@@ -117,6 +117,12 @@ class LlamaGenComponents(ModelComponents):
         """Tokens of a picture."""
         return self.transformer.num_image_tokens
 
+    def grid_columns(self) -> int:
+        """The side of the grid. Raises UserError where forward passes are compiled: passes over places are not."""
+        if self.target.compiler is not None:
+            raise UserError("compile: passes over places of the grid are not compiled; leave it out or use jacobi")
+        return self.transformer.config.grid_size
+
     def load_draft_head(self, folder: str | None, most_new_pairs: int) -> LoadedDrafter[DraftHead]:
         """The draft head in a folder, or the pipeline's own."""
         drafter = self._drafter(folder)

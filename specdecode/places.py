@@ -1,0 +1,291 @@
+"""Places: tokens are drawn in an order of their own, several in one pass, each after the places that it may see.
+
+Belongs here: which places a pass draws, which tokens it feeds for that, in which slots, and what these see; and the run
+that follows such an order. Does not belong here: the run that draws one place after another (`loop.py`), and how a
+target computes a pass over places.
+
+A *place* is the position of a token in the result, counted from 0. Slot `p` behind the prompt holds the token of place
+`p` and never moves. A *stand-in* holds the place before a line's first one until the real token is known. It has a slot
+of its own behind those of all places, which its own line alone sees. A slot whose token is not decided is masked.
+
+Each place is drawn with the random numbers that plain decoding uses for it. So the tokens of a seed are the same in
+every batch, and an order that feeds what plain decoding feeds gives plain decoding's tokens.
+
+Source: He et al. 2024, arXiv 2412.04062 (the order). Its released code lets undecided places be seen as zeros, and a
+stand-in shares the slot of the place that it holds; here neither is so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from specdecode.checks import check_counts
+from specdecode.loop import DecodeRun
+from specdecode.roles import Target, TargetOutput
+from specdecode.sampling import Tag, draw_tokens
+from specdecode.trace import StepRecord
+
+
+@dataclass(frozen=True)
+class PlacedTokens:
+    """The tokens that one pass feeds, alike in every row of the batch.
+
+    Args:
+        sources: [n] int64, the place whose token is fed; for a stand-in, the place that it copies.
+        positions: [n] int64, the place where the token stands.
+        slots: [n] int64, its slot behind the prompt; all are different.
+        visible: [n, W] bool, which of the W slots behind the prompt each token sees, itself included. It sees the whole
+            prompt.
+        drawing: [k] int64, which of the n tokens have a place drawn after them; k is at least 1.
+        drawn: [k] int64, the places that are drawn.
+    """
+
+    sources: Tensor
+    positions: Tensor
+    slots: Tensor
+    visible: Tensor
+    drawing: Tensor
+    drawn: Tensor
+
+
+class PlaceOrder(Protocol):
+    """Which places are drawn in which pass? The same for every row, and known before anything is drawn."""
+
+    @property
+    def num_places(self) -> int:
+        """Tokens of a row."""
+        ...
+
+    @property
+    def num_slots(self) -> int:
+        """W, the slots behind the prompt: of places and of stand-ins."""
+        ...
+
+    @property
+    def num_passes(self) -> int:
+        """Passes of the target; number 0 is the prefill, which draws place 0."""
+        ...
+
+    def tokens_of(self, number: int) -> PlacedTokens:
+        """What pass `number` feeds and draws, on the CPU; from 1 to `num_passes - 1`."""
+        ...
+
+    def leading(self, number: int) -> int:
+        """How many places from 0 on are drawn without a gap once pass `number` is made."""
+        ...
+
+
+class PlacedTarget(Target, Protocol):
+    """A target that takes explicit places. Nothing is committed: a slot is visible or it is not."""
+
+    def check_places(self, num_slots: int) -> None:
+        """Raises ValueError where the cache has no room for so many slots behind the prompt."""
+        ...
+
+    def forward_places(self, tokens: Tensor, placed: PlacedTokens) -> TargetOutput:
+        """Feed tokens [B, n] int64 and keep each in its slot. Returns logits [B, n, V].
+
+        Args:
+            tokens: Of every row.
+            placed: Where they stand and what they see, on the target's device.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class _Fed:
+    """One fed token; fields as in `PlacedTokens`. `line` is the line whose stand-in it may see."""
+
+    source: int
+    position: int
+    slot: int
+    line: int
+    draws: int | None
+
+
+class StaggeredLines:
+    """An order over lines of equal length: a line opens as soon as the line before it has `window` tokens.
+
+    Every open line draws one token a pass, so none overtakes the line before it. A window of the whole line is plain
+    decoding; a window of 1 draws a diagonal. Passes, the prefill included: length + (lines - 1) * window.
+
+    A stand-in copies the newest token of the line two before its own, as in the released code; that of the second line
+    copies the newest token of the first.
+
+    Args:
+        num_places: Tokens of a row, a multiple of `line_length`.
+        line_length: Tokens of a line.
+        window: From 1 to `line_length`.
+
+    Raises:
+        ValueError: An argument out of range.
+    """
+
+    def __init__(self, num_places: int, line_length: int, window: int) -> None:
+        check_counts(num_places=num_places, line_length=line_length, window=window)
+        if num_places % line_length:
+            raise ValueError(f"num_places must be a multiple of line_length ({line_length}), got {num_places}")
+        if window > line_length:
+            raise ValueError(f"window must be at most line_length ({line_length}), got {window}")
+        self._num_places, self.line_length, self.window = num_places, line_length, window
+        self.num_lines = num_places // line_length
+        self._places = torch.arange(num_places)
+        self._fed_in_pass = torch.tensor([self.drawn_in(place) + 1 for place in range(num_places)])
+
+    @property
+    def num_places(self) -> int:
+        """See `PlaceOrder`."""
+        return self._num_places
+
+    @property
+    def num_slots(self) -> int:
+        """Every place has a slot, and every line but the first one more for its stand-in."""
+        return self._num_places + self.num_lines - 1
+
+    @property
+    def num_passes(self) -> int:
+        """See `PlaceOrder`."""
+        return self.line_length + self.opens_in(self.num_lines - 1)
+
+    def opens_in(self, line: int) -> int:
+        """The pass that draws the first place of a line."""
+        return line * self.window
+
+    def drawn_in(self, place: int) -> int:
+        """The pass that draws a place; the next one feeds its token."""
+        line, column = divmod(place, self.line_length)
+        return self.opens_in(line) + column
+
+    def leading(self, number: int) -> int:
+        """See `PlaceOrder`."""
+        for line in range(self.num_lines):
+            drawn = number + 1 - self.opens_in(line)
+            if drawn < self.line_length:
+                return line * self.line_length + drawn
+        return self._num_places
+
+    def tokens_of(self, number: int) -> PlacedTokens:
+        """See `PlaceOrder`."""
+        fed = self._fed_in(number)
+        drawing = [index for index, token in enumerate(fed) if token.draws is not None]
+        return PlacedTokens(
+            torch.tensor([token.source for token in fed]),
+            torch.tensor([token.position for token in fed]),
+            torch.tensor([token.slot for token in fed]),
+            self._visible(fed, number),
+            torch.tensor(drawing),
+            torch.tensor([fed[index].draws for index in drawing]),
+        )
+
+    def _fed_in(self, number: int) -> list[_Fed]:
+        """The tokens drawn in the pass before, then the stand-ins of lines that open."""
+        length, last = self.line_length, self._num_places - 1
+        columns = [(line, number - 1 - self.opens_in(line)) for line in range(self.num_lines)]
+        new = [line * length + column for line, column in columns if 0 <= column < length]
+        fed = []
+        for place in new:
+            # The token after a line's last one is drawn from it only where the next line has waited for it.
+            follows = place < last and self.drawn_in(place + 1) == number
+            if place < last:  # the last token of all is never fed
+                fed.append(_Fed(place, place, place, place // length, place + 1 if follows else None))
+        opening = [line for line in range(1, self.num_lines) if self.opens_in(line) == number]
+        return fed + [self._stand_in(line, number) for line in opening if self.window < length]
+
+    def _stand_in(self, line: int, number: int) -> _Fed:
+        """What holds the place before a line that pass `number` opens."""
+        copied = max(line - 2, 0)
+        newest = min(number - 1 - self.opens_in(copied), self.line_length - 1)
+        first = line * self.line_length
+        return _Fed(copied * self.line_length + newest, first - 1, self._num_places + line - 1, line, first)
+
+    def _visible(self, fed: list[_Fed], number: int) -> Tensor:
+        """[n, W] bool: the fed tokens at or before a token's place, and its line's stand-in until the real token is
+        fed."""
+        positions = torch.tensor([token.position for token in fed])
+        visible = torch.zeros(len(fed), self.num_slots, dtype=torch.bool)
+        visible[:, : self._num_places] = (self._places <= positions[:, None]) & (self._fed_in_pass <= number)
+        for row, token in zip(visible, fed, strict=True):
+            if token.line > 0 and self.window < self.line_length:
+                before = token.line * self.line_length - 1
+                row[self._num_places + token.line - 1] = self.drawn_in(before) + 1 > number
+        return visible
+
+
+class PlacedRun(DecodeRun):
+    """A run in which the target draws places in an order of their own; nothing is drafted.
+
+    The rows of a batch are always at the same pass, so they end together, and other requests take all their rows at
+    once. During the run `state.lengths` counts the places that are drawn without a gap from 0 on; `state.tokens` also
+    has later places.
+
+    Args:
+        target: A `PlacedTarget` before its prefill.
+        order: Which places each pass draws; one for each of `max_new_tokens`.
+        settings: Arguments of `DecodeRun`, without drafter, verifier and stop token.
+
+    Raises:
+        ValueError: As `DecodeRun`; the target takes no places; or a setting that does not go with places. At the first
+            step: the target has no room.
+    """
+
+    def __init__(self, target: Target, *, order: PlaceOrder, **settings: Any) -> None:
+        super().__init__(target, **settings)
+        for name in ("drafter", "verifier", "stop_token"):
+            if settings.get(name) is not None:
+                raise ValueError(f"{name} must be None where places are drawn in an order of their own")
+        if order.num_places != self.state.max_new_tokens:
+            raise ValueError(f"order must have max_new_tokens ({self.state.max_new_tokens}), got {order.num_places}")
+        if not hasattr(target, "forward_places"):
+            raise ValueError(f"{type(target).__name__} takes no places: it has no forward_places")
+        self._placed: PlacedTarget = target  # type: ignore[assignment]
+        self.order = order
+        self._number = 0  # of the pass made last
+        self._plans: dict[int, PlacedTokens] = {}  # by number, on the device
+
+    @torch.no_grad()
+    def step(self) -> int:
+        """One pass over places. Returns how many tokens every row has gained; 0 once all have ended."""
+        if self._number == self.order.num_passes - 1:
+            return 0
+        if self._number == 0:
+            self._placed.check_places(self.order.num_slots)
+        self.steps += 1
+        self._number += 1
+        state, placed = self.state, self._tokens_of(self._number)
+        count = len(placed.drawn)
+        with self._part("target"):
+            output = self._placed.forward_places(self._buffer[:, placed.sources], placed)
+        with self._part("verify"):
+            logits = output.logits[:, placed.drawing]
+            self.watch.look(self.steps, logits, state.active[:, None].expand(-1, count))
+            counters = placed.drawn.expand(len(logits), -1)
+            drawn = draw_tokens(logits, state.sampling, state.streams, counters, Tag.TARGET)
+        with self._part("commit"):
+            self._buffer[:, placed.drawn] = torch.where(state.active[:, None], drawn, self._buffer[:, placed.drawn])
+            zeros, going_on = self._no_tokens, state.active
+            emitted = going_on * count
+            self.trace.record_step(StepRecord(going_on, zeros, zeros, emitted, zeros, fed=len(placed.slots)))
+            leading = self.order.leading(self._number)
+            state.lengths = torch.where(going_on, leading, state.lengths)
+            state.active = going_on & (self._number < self.order.num_passes - 1)
+        return count
+
+    def _tokens_of(self, number: int) -> PlacedTokens:
+        """The order's, on the target's device; the next requests of a queue use them again."""
+        if number not in self._plans:
+            placed = self.order.tokens_of(number)
+            moved = {name: tensor.to(self.target.device) for name, tensor in vars(placed).items()}
+            self._plans[number] = PlacedTokens(**moved)
+        return self._plans[number]
+
+    @torch.no_grad()
+    def replace_rows(self, rows: Tensor, other: DecodeRun) -> None:
+        """See `DecodeRun.replace_rows`. Raises ValueError while a row has not ended."""
+        if bool(self.state.active.any()):
+            raise ValueError("rows must all have ended before others take their places: they are at the same pass")
+        super().replace_rows(rows, other)
+        self._number = 0

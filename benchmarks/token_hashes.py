@@ -79,8 +79,8 @@ STUDIED = (
 
 BESIDE_OWN = {
     "vvs": {
-        "delta": 0.1, "mode": "exact_at_zero", "schedule": "uniform", "interval": 3, "threshold": 0.65, "choice": "sample",
-        "truncate": True, "refresh": False,
+        "delta": 0.1, "mode": "exact_at_zero", "schedule": "uniform", "interval": 3, "threshold": 0.65,
+        "choice": "sample", "truncate": True, "refresh": False,
     },
 }  # fmt: skip
 """Settings that a case has where it says nothing else, so that those of the model's own cannot mix in."""

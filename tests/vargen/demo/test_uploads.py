@@ -78,7 +78,7 @@ def test_a_play_list_never_reaches_the_decoder(tmp_path: Path, monkeypatch: pyte
     path = tmp_path / "list.mp4"
     path.write_bytes(b"#EXTM3U\n#EXTINF:1,\nfile:///etc/passwd\n")
     monkeypatch.setattr(frames, "measure_video", lambda _: pytest.fail("was opened"))
-    with pytest.raises(UserError, match="is none"):
+    with pytest.raises(UserError, match="is no video"):
         uploads.read_upload(str(path), 6, LIMITS)
 
 

@@ -76,14 +76,14 @@ def main() -> None:
         served = serve(models, Path(folder))
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         page = browser.new_context(viewport=SIZE).new_page()
-        page.goto(served.url)
+        page.goto(served.local_url)
         page.wait_for_selector("#draw")
         page.wait_for_timeout(1000)
         for part in (draw, ask):
             part(page)
             print(f"{part.__name__}: done", flush=True)
         browser.close()
-        served.close()
+        served.close(verbose=False)
 
 
 if __name__ == "__main__":

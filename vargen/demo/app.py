@@ -11,6 +11,7 @@ import importlib.util
 import signal
 import sys
 import tempfile
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,17 +21,12 @@ from vargen.base.errors import UserError
 from vargen.demo import compare, pictures, videos
 from vargen.demo.models import Models
 from vargen.demo.requests import Requests
-from vargen.demo.tickets import Tickets
 from vargen.demo.worker import LocalWorker, Worker, WorkerProcess
 from vargen.models.options import ModelOptions
 
 MAX_WAITING = 16
 """Requests that may wait; more are refused."""
 
-_ONE_AT_A_TIME: dict[str, Any] = {"concurrency_id": "model", "concurrency_limit": 1}
-"""Options of everything that computes. Two computations at once would slow each other down and falsify seconds."""
-
-_FONT = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "sans-serif")
 _HEADER = """
 <header class="top"><h1>vargen</h1>
 <p>Pictures and answers from autoregressive models, in a fraction of the forward passes.</p></header>
@@ -62,25 +58,6 @@ class DemoConfig(ModelOptions):
             check_number("port", self.port, 1, 65_535)
 
 
-@dataclass(frozen=True)
-class Served:
-    """A page that is open.
-
-    Args:
-        blocks: Gradio's.
-        url: on this machine.
-        share_url: for others; None for a page that is not shared.
-    """
-
-    blocks: Any
-    url: str
-    share_url: str | None
-
-    def close(self) -> None:
-        """Close the page."""
-        self.blocks.close(verbose=False)
-
-
 def check_gradio() -> None:
     """Raises UserError where Gradio is not installed."""
     if importlib.util.find_spec("gradio") is None:
@@ -88,15 +65,9 @@ def check_gradio() -> None:
 
 
 def build_page(models: Models, worker: Worker, folder: Path) -> Any:
-    """All tabs, as Gradio's Blocks.
-
-    Args:
-        models: the models that they offer.
-        worker: computes.
-        folder: for files that are downloaded.
-    """
+    """All tabs, as Gradio's Blocks: they offer `models`, `worker` computes, and `folder` is for downloads."""
     gr = importlib.import_module("gradio")
-    requests = Requests(gr, worker, Tickets(), _ONE_AT_A_TIME)
+    requests = Requests(gr, worker)
     with gr.Blocks(title="vargen", analytics_enabled=False, fill_width=True, delete_cache=(3600, 3600)) as blocks:
         gr.HTML(_HEADER)
         with gr.Tab("Pictures"):
@@ -109,48 +80,40 @@ def build_page(models: Models, worker: Worker, folder: Path) -> Any:
     return blocks
 
 
-def serve(
-    models: Models,
-    folder: Path,
-    host: str = "127.0.0.1",
-    port: int | None = None,
-    share: bool = False,
-    worker: Worker | None = None,
-) -> Served:
-    """Open the page on a port, and return.
+def serve(models: Models, folder: Path, config: DemoConfig | None = None, worker: Worker | None = None) -> Any:
+    """Open the page on a port, and return it as Gradio's Blocks: `local_url`, `share_url` (or None), `close()`.
 
     Args:
-        models, folder: as for `build_page`.
-        host, port, share: as in `DemoConfig`.
+        models, folder: the models that it offers, and a folder for downloads.
+        config: gives host, port and share; None for the defaults.
         worker: computes; None for this process.
 
     Raises:
         UserError: Gradio is not installed, or the port or host cannot be used.
     """
+    check_gradio()
     from vargen.demo.uploads import MAX_BYTES
 
-    check_gradio()
-    gr = importlib.import_module("gradio")
-    blocks = build_page(models, LocalWorker(models) if worker is None else worker, folder)
+    config = DemoConfig() if config is None else config
+    blocks = build_page(models, worker or LocalWorker(models), folder)
     try:
-        _, url, share_url = blocks.launch(
-            server_name=host,
-            server_port=port,
-            share=share,
+        blocks.launch(
+            server_name=config.host,
+            server_port=config.port,
+            share=config.share,
             prevent_thread_lock=True,
             quiet=True,
             max_file_size=MAX_BYTES,
             footer_links=[],
             ssr_mode=False,
             pwa=False,
-            theme=_theme(gr),
+            theme=_theme(importlib.import_module("gradio")),
             css_paths=Path(__file__).with_name("page.css"),
         )
     except OSError as error:
-        raise UserError(
-            f"port: {host}:{port or 7860} cannot be used ({error}); give another --port or --host"
-        ) from error
-    return Served(blocks, url, share_url)
+        address = f"{config.host}:{config.port or 7860}"
+        raise UserError(f"port: {address} cannot be used ({error}); give another --port or --host") from error
+    return blocks
 
 
 def _theme(gr: Any) -> Any:
@@ -161,7 +124,7 @@ def _theme(gr: Any) -> Any:
         neutral_hue="slate",
         radius_size=sizes.radius_md,
         spacing_size=sizes.spacing_md,
-        font=_FONT,
+        font=("system-ui", "-apple-system", "Segoe UI", "Roboto", "sans-serif"),
         font_mono=("ui-monospace", "SFMono-Regular", "Menlo", "monospace"),
     ).set(body_text_color_subdued="*neutral_500")  # Gradio's own is too pale to read on white
 
@@ -176,22 +139,21 @@ def run_until_interrupted(config: DemoConfig) -> None:
     models = (config, config.video_model, config.video_draft_model)
     offered = Models(*models)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # after cleaning up, as after Ctrl+C
-    with tempfile.TemporaryDirectory(prefix="vargen_demo_") as folder:
-        worker = WorkerProcess(Path(folder), *models)
+    with (
+        tempfile.TemporaryDirectory(prefix="vargen_demo_") as folder,
+        closing(WorkerProcess(Path(folder), *models)) as worker,
+    ):
+        # Importing Gradio makes a million objects that stay. Garbage collection would take a third of the start.
+        gc.disable()
         try:
-            # Importing Gradio makes a million objects that stay. Collecting garbage among them takes a third of the
-            # start.
-            gc.disable()
-            served = serve(offered, Path(folder), config.host, config.port, config.share, worker)
+            page = serve(offered, Path(folder), config, worker)
             gc.freeze()
-            gc.enable()
-            print(f"vargen demo: {served.url} (Ctrl+C ends it)", flush=True)
-            if served.share_url is not None:
-                print(f"vargen demo: {served.share_url} is open to everybody who knows it", flush=True)
-            try:
-                served.blocks.block_thread()
-            finally:
-                served.close()
         finally:
             gc.enable()
-            worker.close()
+        print(f"vargen demo: {page.local_url} (Ctrl+C ends it)", flush=True)
+        if page.share_url is not None:
+            print(f"vargen demo: {page.share_url} is open to everybody who knows it", flush=True)
+        try:
+            page.block_thread()
+        finally:
+            page.close(verbose=False)

@@ -16,16 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 from vargen.base.errors import UserError
 from vargen.base.world import find_world
-from vargen.demo import markup
+from vargen.demo import controls, markup
 from vargen.demo.models import Models
-from vargen.demo.requests import QUIET, Requests, begin, read_seed
-from vargen.demo.tickets import Tickets
-from vargen.demo.work import Work
+from vargen.demo.requests import AT_ONCE, Requests, begin, read_seed
+from vargen.demo.work import Tickets, Work
 
 if TYPE_CHECKING:
     from vargen.jobs.cases import BenchmarkCase, Judge
-    from vargen.methods.base import ImageMethodConfig
-    from vargen.pipelines.loading import ImagePipeline
 
 MAX_METHODS = 6
 MAX_PROMPTS = 32
@@ -39,29 +36,29 @@ _TICKED = ("jacobi", "likeness-quality")
 class Comparing(Work):
     """One comparison and its progress. It counts calls, as `vargen.runs.progress` does for a terminal.
 
+    Args:
+        pipeline, methods, cases, seed, judge: as `vargen.jobs.benchmark.run_benchmark` takes them.
+
     Attributes:
         done, total: calls.
-        rows: of `vargen.jobs.benchmark.run_benchmark`, at the end.
+        dtype: of the model.
+        rows: of `run_benchmark`, at the end.
     """
 
     def __init__(
-        self,
-        pipeline: ImagePipeline,
-        methods: Mapping[str, ImageMethodConfig],
-        cases: Sequence[BenchmarkCase],
-        seed: int,
-        judge: Judge | None,
+        self, pipeline: Any, methods: Mapping[str, Any], cases: Sequence[BenchmarkCase], seed: int, judge: Judge | None
     ) -> None:
         super().__init__()
+        self.dtype = str(pipeline.dtype).removeprefix("torch.")
+        self.rows: list[dict[str, Any]] | None = None
         self.done, self.total = 0, len(methods) * len(cases)
         self._calls, self._all_calls = 0, len(methods) * (len(cases) + 1)  # the first of each is warm-up
-        self.rows: list[dict[str, Any]] | None = None
         self._began = 0.0
         self._call = (pipeline, methods, cases, seed, judge)
 
     def run(self) -> Iterator[Comparing]:
         """Compare, and yield itself whenever there is news."""
-        return self.watch([lambda: self.attempt(self._compare)], lambda: self)
+        return self.watch([self._compare], lambda: self)
 
     @property
     def seconds_left(self) -> float | None:
@@ -85,15 +82,8 @@ class Comparing(Work):
 
         pipeline, methods, cases, seed, judge = self._call
         self._began = time.perf_counter()
-        self.rows = run_benchmark(
-            pipeline,
-            methods,
-            cases,
-            seed=seed,
-            judge=judge,
-            shown=self,  # type: ignore[arg-type]  # only counts
-            callback_on_step_end=self._step,
-        )
+        options = {"shown": self, "callback_on_step_end": self._step}
+        self.rows = run_benchmark(pipeline, methods, cases, seed=seed, judge=judge, **options)  # type: ignore[arg-type]
 
 
 def read_prompts(text: str) -> list[str]:
@@ -112,13 +102,11 @@ def compare(
     """Compare. Yields the HTML of the progress, with None; last the rows, as `vargen bench --json` prints them.
 
     Args:
-        ticket: of this request.
-        model: by name.
+        ticket, model: of this request, and the model's name.
         names: of methods; plain decoding is added.
         asked: own prompts, one a line; the number of example prompts otherwise; seed.
     """
-    own, count, seed = asked
-    comparing = begin(tickets, ticket, lambda: _prepare(models, model, names, own, int(count), seed))
+    comparing = begin(tickets, ticket, lambda: _prepare(models, model, names, *asked))
     if isinstance(comparing, str):
         yield comparing, None
         return
@@ -130,11 +118,11 @@ def compare(
     elif comparing.rows is None:
         yield markup.notice(f"Stopped after {comparing.done} of {comparing.total} pictures."), None
     else:
-        shared = {"batch_size": 1, "dtype": _dtype(comparing), "model": model}
+        shared = {"batch_size": 1, "dtype": comparing.dtype, "model": model}
         yield "", [{**row, **shared} for row in comparing.rows]
 
 
-def _prepare(models: Models, model: str, names: Sequence[str], own: str, count: int, seed: float | None) -> Comparing:
+def _prepare(models: Models, model: str, names: Sequence[str], own: str, count: float, seed: float | None) -> Comparing:
     from vargen.jobs.cases import BenchmarkCase, fitting_judge, written_cases
 
     description, world = models.description(model), find_world()
@@ -143,11 +131,11 @@ def _prepare(models: Models, model: str, names: Sequence[str], own: str, count: 
     first = read_seed(seed, MAX_PROMPTS)
     prompts = read_prompts(own)
     if description.num_classes is not None:
-        cases = [BenchmarkCase(class_label=number % description.num_classes) for number in range(count)]
+        cases = [BenchmarkCase(class_label=number % description.num_classes) for number in range(int(count))]
     elif prompts:
         cases = written_cases(prompts, world)
     elif description.draws_scenes and world is not None:
-        cases = world.sample_cases(min(max(count, 1), MAX_PROMPTS))
+        cases = world.sample_cases(min(max(int(count), 1), MAX_PROMPTS))
     else:
         raise UserError(f"prompts: write your own, one a line; {model} does not draw this project's world")
     pipeline: Any = models.pipeline(model)
@@ -157,12 +145,8 @@ def _prepare(models: Models, model: str, names: Sequence[str], own: str, count: 
     return Comparing(pipeline, methods, cases, first, judge)
 
 
-def _dtype(comparing: Comparing) -> str:
-    return str(comparing._call[0].dtype).removeprefix("torch.")
-
-
 def plot(rows: Sequence[Mapping[str, Any]]) -> Any | None:
-    """The plot of `vargen bench`, as a picture; None where nothing was judged, since there is no quality then."""
+    """The plot of `vargen bench`, as a picture; None where nothing was judged, since quality is unknown then."""
     from PIL import Image
 
     from metrics.plots import plot_tradeoff
@@ -182,66 +166,40 @@ def write_rows(rows: Sequence[Mapping[str, Any]], folder: Path) -> str:
 
 
 def build(requests: Requests, models: Models, folder: Path) -> None:
-    """Build the tab.
-
-    Args:
-        requests: computes what visitors ask for.
-        folder: for files that are downloaded.
-    """
+    """Build the tab; `requests` computes what visitors ask for, and `folder` is for files that are downloaded."""
     from metrics.tables import format_table
 
     gr = requests.gr
     first = models.default
-    offered = models.methods(first)
     with gr.Row(equal_height=False):
         with gr.Column(scale=4, min_width=320, elem_classes="controls"):
-            names = gr.CheckboxGroup(
-                markup.choices(offered),
-                value=[name for name in _TICKED if name in offered],
-                label="Methods, beside plain decoding",
-                elem_id="methods",
-            )
+            names = gr.CheckboxGroup(label="Methods, beside plain decoding", elem_id="methods", **_offer(models, first))
             count = gr.Slider(1, MAX_PROMPTS, 4, step=1, label="Number of example prompts", elem_id="prompts")
-            own = gr.Textbox(
-                label="Or your own prompts, one a line",
-                lines=3,
-                max_lines=8,
-                placeholder="a large green cone on grass",
-                elem_id="comparison-prompts",
-            )
+            options = {"placeholder": "a large green cone on grass", "elem_id": "comparison-prompts"}
+            own = gr.Textbox(label="Or your own prompts, one a line", lines=3, max_lines=8, **options)
             with gr.Accordion("More", open=False):
                 model = gr.Dropdown(models.names, value=first, label="Model", filterable=False)
                 seed = gr.Number(0, label="Seed of the first picture", precision=0)
-            with gr.Row(elem_classes="tight"):
-                start = gr.Button("Compare", variant="primary", elem_id="compare", scale=3)
-                stop = gr.Button("Stop", interactive=False, elem_id="stop-comparing", scale=1, min_width=90)
+            buttons = controls.start_and_stop(gr, "Compare")
         with gr.Column(scale=8, min_width=340):
-            nothing = markup.empty(
-                "The comparison appears here",
-                "Every method draws every prompt with the same seeds, in turns.",
-            )
-            shown = gr.HTML(nothing, elem_id="comparison")
+            order = "Every method draws every prompt with the same seeds, in turns."
+            shown = gr.HTML(markup.empty("The comparison appears here", order), elem_id="comparison")
             with gr.Column(visible=False, elem_id="compared") as compared:
                 table = gr.Markdown(elem_id="table")
-                picture = gr.Image(
-                    show_label=False, interactive=False, buttons=["download", "fullscreen"], elem_id="plot"
-                )
+                picture = controls.picture(gr, "plot")
                 download = gr.DownloadButton("Download as JSON", size="sm", elem_id="download")
-
-    def choose_model(model: str) -> Any:
-        offered = models.methods(model)
-        return gr.update(choices=markup.choices(offered), value=[name for name in _TICKED if name in offered])
 
     def reported(rows: Sequence[Mapping[str, Any]]) -> tuple[Any, ...]:
         drawn = plot(rows)
-        return (
-            gr.update(visible=True),
-            format_table(rows),
-            gr.update(value=drawn, visible=drawn is not None),
-            write_rows(rows, folder),
-        )
+        shown_plot = gr.update(value=drawn, visible=drawn is not None)
+        return gr.update(visible=True), format_table(rows), shown_plot, write_rows(rows, folder)
 
-    model.change(choose_model, model, names, queue=False, **QUIET)
-    requests.connect(
-        start, stop, compare, [model, names, own, count, seed], shown, [compared, table, picture, download], reported
-    )
+    model.change(lambda model: gr.update(**_offer(models, model)), model, names, **AT_ONCE)
+    asked, results = [model, names, own, count, seed], [compared, table, picture, download]
+    requests.connect(buttons, compare, asked, shown, results, reported)
+
+
+def _offer(models: Models, model: str) -> dict[str, Any]:
+    """The methods of a model, and which of them are ticked."""
+    offered = models.methods(model)
+    return {"choices": markup.choices(offered), "value": [name for name in _TICKED if name in offered]}

@@ -56,39 +56,33 @@ def stage(lanes: Sequence[Lane], num_tokens: int, below: str = "") -> str:
 
 def waiting_stage(labels: Sequence[str], below: str) -> str:
     """The same before anything is drawn."""
-    lanes = "".join(
-        f'<figure class="lane"><figcaption>{html.escape(label)}</figcaption>'
-        '<div class="canvases n1"><div class="canvas"></div></div></figure>'
+    lanes = [
+        f'<figure class="lane"><figcaption>{html.escape(label)}</figcaption>{_canvases([""])}</figure>'
         for label in labels
-    )
-    return f'<div class="lanes">{lanes}</div>{below}'
+    ]
+    return f'<div class="lanes">{"".join(lanes)}</div>{below}'
+
+
+def _canvases(insides: Sequence[str], kind: str = "canvas") -> str:
+    canvases = "".join(f'<div class="{kind}">{inside}</div>' for inside in insides)
+    return f'<div class="canvases n{min(len(insides), 4)}">{canvases}</div>'
 
 
 def _lane(lane: Lane, num_tokens: int) -> str:
     count = max(len(lane.lengths), 1)
     if lane.error is not None:
-        inside = f'<div class="canvases n1"><div class="canvas failed">{notice(lane.error, "error")}</div></div>'
+        inside = _canvases([notice(lane.error, "error")], "canvas failed")
     else:
-        images: list[Image.Image | None] = [*lane.images] or [None] * count
-        canvases = "".join(
-            f'<div class="canvas">{"" if image is None else _img(image, lane.label)}</div>' for image in images
-        )
-        inside = f'<div class="canvases n{min(len(images), 4)}">{canvases}</div>'
+        inside = _canvases([_img(image, lane.label) for image in lane.images] or [""] * count)
     decided = sum(lane.lengths)
     share = 100 * decided / (num_tokens * count)
     figures = {"passes": f"{lane.passes:,}", "seconds": f"{lane.seconds:.1f}", "tokens": f"{decided:,}"}
+    entries = "".join(f"<div><dd>{value}</dd><dt>{name}</dt></div>" for name, value in figures.items())
     return (
         f'<figure class="lane{" finished" if lane.finished else ""}">'
         f"<figcaption>{html.escape(lane.label)} {_exactness(lane.method)}</figcaption>{inside}"
-        f'<div class="bar"><i style="width:{share:.1f}%"></i></div>{_figures(figures)}</figure>'
+        f'<div class="bar"><i style="width:{share:.1f}%"></i></div><dl class="figures">{entries}</dl></figure>'
     )
-
-
-def _figures(figures: Mapping[str, str]) -> str:
-    entries = "".join(
-        f"<div><dd>{html.escape(value)}</dd><dt>{html.escape(name)}</dt></div>" for name, value in figures.items()
-    )
-    return f'<dl class="figures">{entries}</dl>'
 
 
 def account(figures: Mapping[str, str]) -> str:
@@ -101,32 +95,25 @@ def account(figures: Mapping[str, str]) -> str:
 
 def progress(done: int, total: int, seconds_left: float | None, what: str) -> str:
     """A bar and a line for the progress of work."""
-    left = "" if seconds_left is None else f", about {clock(seconds_left)} left"
+    left = "" if seconds_left is None else ", about {}:{:02d} left".format(*divmod(round(seconds_left), 60))
     return (
         f'<div class="progress" role="status"><div class="bar"><i style="width:{100 * done / total:.1f}%"></i></div>'
         f"<p>{done} of {total} {html.escape(what)}{left}</p></div>"
     )
 
 
-def clock(seconds: float) -> str:
-    """ "1:05"."""
-    return f"{round(seconds) // 60}:{round(seconds) % 60:02d}"
-
-
 def moving(frames: Sequence[Image.Image], seconds_a_frame: float, description: str) -> str:
     """Pictures one after the other, repeated."""
     buffer = io.BytesIO()
-    frames[0].save(
-        buffer, "WEBP", save_all=True, append_images=frames[1:], duration=round(1000 * seconds_a_frame), loop=0
-    )
+    milliseconds = round(1000 * seconds_a_frame)
+    frames[0].save(buffer, "WEBP", save_all=True, append_images=frames[1:], duration=milliseconds, loop=0)
     return f'<div class="clip">{_inline(buffer, description)}</div>'
 
 
 def scroll_to(element: str) -> str:
     """JavaScript: on a phone, bring the element of this id into view, since the controls stand above it."""
-    return (
-        f"() => window.innerWidth < 700 && document.getElementById('{element}').scrollIntoView({{behavior: 'smooth'}})"
-    )
+    scroll = f"document.getElementById('{element}').scrollIntoView({{behavior: 'smooth'}})"
+    return f"() => window.innerWidth < 700 && {scroll}"
 
 
 def press(button: str) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vargen.base.errors import UserError
@@ -32,9 +31,6 @@ _FIRST = ("jacobi", "scd", "eagle-chain", "likeness-quality", "likeness-balanced
 _SHOWN = ("llamagen", "janus")
 """Families whose tokens form a square grid and can be decoded to pixels at any time."""
 
-_FOLDERS = {"drafter": "drafter", "draft_model": "draft_model"}
-"""Where in a model's folder the weights of a method's setting lie."""
-
 
 class Models:
     """Models by the names that the page shows. Of each kind, the last one that was used stays loaded.
@@ -43,15 +39,16 @@ class Models:
         options: the model that is offered first, and how each is loaded. The shipped ones are offered beside it.
         video_model, video_draft_model: as `VideoAnswerer.from_pretrained` takes them.
 
+    Attributes:
+        names, default: of all picture models, and of the one that is offered first.
+        video_folder: of the Video-LLM.
+
     Raises:
         UserError: no such model, or one of a family that cannot be shown while it draws.
     """
 
     def __init__(
-        self,
-        options: ModelOptions | None = None,
-        video_model: str | None = None,
-        video_draft_model: str | None = None,
+        self, options: ModelOptions | None = None, video_model: str | None = None, video_draft_model: str | None = None
     ) -> None:
         self._options = ModelOptions() if options is None else options
         world = find_world()
@@ -67,21 +64,13 @@ class Models:
                     f"alone; {description.name} is of the family {description.family}: use vargen generate"
                 )
             self._loading.setdefault(description.name, (description, each))
-        self._video_model, self._video_draft_model = video_model, video_draft_model
+        self.names = list(self._loading)
+        self.default = self.names[0]
+        self._video = video_model, video_draft_model
         self.video_folder = find_video_model(video_model)
         self._lock = threading.Lock()
         self._pipeline: tuple[str, ImagePipeline] | None = None
         self._answerer: VideoAnswerer | None = None
-
-    @property
-    def names(self) -> list[str]:
-        """Names of the picture models."""
-        return list(self._loading)
-
-    @property
-    def default(self) -> str:
-        """Name of the picture model that is offered first."""
-        return self.names[0]
 
     def draws_scenes(self, name: str) -> bool:
         """Whether a model draws the project's own world, so that examples of it make sense."""
@@ -93,7 +82,12 @@ class Models:
         description = self.description(name)
         names = [*_FIRST, *methods_for("image"), *find_presets()]
         configs = {each: description.resolve_method(each, None) for each in dict.fromkeys(names) if each != "ar"}
-        return {each: config for each, config in configs.items() if _has_weights(config, description.folder)}
+
+        def has_weights(config: MethodConfig) -> bool:
+            folders = (name for name in config.weights if getattr(config, name) is None)
+            return all((description.folder / name).is_dir() for name in folders)
+
+        return {each: config for each, config in configs.items() if has_weights(config)}
 
     def video_methods(self) -> dict[str, VideoMethodConfig]:
         """Methods for videos by name whose drafters are there. transformers' own assisted generation is left out, since
@@ -127,17 +121,10 @@ class Models:
                 from vargen.pipelines.video.answering import VideoAnswerer
 
                 device, dtype = place_and_precision(self._options.device, self._options.dtype)
-                self._answerer = VideoAnswerer.from_pretrained(
-                    self._video_model, self._video_draft_model, device, dtype
-                )
+                self._answerer = VideoAnswerer.from_pretrained(*self._video, device, dtype)
             return self._answerer
 
     def close(self) -> None:
         """End the processes that methods keep between answers."""
         if self._answerer is not None:
             self._answerer.close()
-
-
-def _has_weights(config: MethodConfig, folder: Path) -> bool:
-    settings = config.to_dict()
-    return all(settings[name] is not None or (folder / _FOLDERS[name]).is_dir() for name in config.weights)

@@ -44,9 +44,8 @@ class Commission:
 
     def arguments(self) -> dict[str, Any]:
         """Arguments of a pipeline's call."""
-        condition = {"class_labels": self.prompt} if isinstance(self.prompt, int) else {"prompt": self.prompt}
         return {
-            **condition,
+            "class_labels" if isinstance(self.prompt, int) else "prompt": self.prompt,
             "num_images_per_prompt": len(self.seeds),
             "guidance_scale": self.guidance_scale,
             "generator": [torch.Generator().manual_seed(seed) for seed in self.seeds],
@@ -92,9 +91,7 @@ class Race(Work):
         methods: by label.
     """
 
-    def __init__(
-        self, pipeline: ImagePipeline, commission: Commission, methods: Mapping[str, ImageMethodConfig]
-    ) -> None:
+    def __init__(self, pipeline: ImagePipeline, commission: Commission, methods: Mapping[str, ImageMethodConfig]):
         super().__init__()
         self.lanes = [Lane(label, method) for label, method in methods.items()]
         self.grid_size = pipeline.grid_size
@@ -136,16 +133,14 @@ class Race(Work):
             torch.cuda.synchronize(lengths.device)  # work that was queued on the device is this lane's
         with self._turns.uncounted(number):
             lane.passes = step + 1
-            decided = lengths.tolist()
-            before, num_tokens = sum(lane.lengths), self.grid_size**2 * len(decided)
-            lane.lengths = decided
-            if sum(decided) * PREVIEWS // num_tokens > before * PREVIEWS // num_tokens:
+            before, lane.lengths = sum(lane.lengths), lengths.tolist()
+            tokens_a_preview = self.grid_size**2 * len(lane.lengths) / PREVIEWS
+            if sum(lane.lengths) // tokens_a_preview > before // tokens_a_preview:
                 lane.images = self._preview(pipeline, tensors["tokens"], lengths)
                 self.tell()
         self._turns.offer(number)
 
     def _preview(self, pipeline: ImagePipeline, tokens: Tensor, lengths: Tensor) -> list[Image.Image]:
-        whole = pipeline.decode_tokens(continue_downwards(tokens, lengths, self.grid_size))
-        return [
-            hide_undecided(image, count, self.grid_size) for image, count in zip(whole, lengths.tolist(), strict=True)
-        ]
+        size = self.grid_size
+        whole = pipeline.decode_tokens(continue_downwards(tokens, lengths, size))
+        return [hide_undecided(image, count, size) for image, count in zip(whole, lengths.tolist(), strict=True)]

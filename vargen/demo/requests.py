@@ -7,19 +7,24 @@ computed, and what a tab shows of it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from vargen.base.errors import UserError
 from vargen.demo import markup
-from vargen.demo.tickets import Tickets
-from vargen.demo.work import Work, failure
+from vargen.demo.work import Tickets, Work, failure
 from vargen.demo.worker import Function, Worker
 
 AnyWork = TypeVar("AnyWork", bound=Work)
 
 QUIET: dict[str, Any] = {"show_progress": "hidden"}
-"""Options of every event. A computation shows its own progress."""
+"""Options of an event that waits for its turn. A computation shows its own progress."""
+
+AT_ONCE: dict[str, Any] = {"queue": False, **QUIET}
+"""Options of an event that does not wait."""
+
+ONE_AT_A_TIME: dict[str, Any] = {"concurrency_id": "model", "concurrency_limit": 1, **QUIET}
+"""Options of an event that computes. Two computations at once would slow each other down and falsify seconds."""
 
 WAITS = markup.notice("Waiting for the model …")
 _FULL = markup.notice("Too many are waiting; try again in a moment.", "error")
@@ -40,13 +45,14 @@ def begin(tickets: Tickets, ticket: str, prepare: Callable[[], AnyWork]) -> AnyW
         work = prepare()
     except Exception as error:
         return markup.notice(failure(error), "error")
-    return work if tickets.begin(ticket, work) else markup.notice("Stopped before it began.")
+    return work if tickets.begin(ticket, work.stop) else markup.notice("Stopped before it began.")
 
 
 def read_seed(seed: float | None, count: int = 1) -> int:
     """The first of `count` consecutive seeds. Raises UserError for anything but a whole number in range."""
-    if seed is None or not 0 <= seed <= MAX_SEED - (count - 1) or seed != int(seed):
-        raise UserError(f"seed: write a whole number from 0 to {MAX_SEED - (count - 1):,}")
+    most = MAX_SEED - (count - 1)
+    if seed is None or not 0 <= seed <= most or seed != int(seed):
+        raise UserError(f"seed: write a whole number from 0 to {most:,}")
     return int(seed)
 
 
@@ -58,18 +64,15 @@ class Requests:
         gr: the module `gradio`.
         worker: computes.
         tickets: of the page.
-        options: of events that compute.
     """
 
     gr: Any
     worker: Worker
-    tickets: Tickets
-    options: dict[str, Any]
+    tickets: Tickets = field(default_factory=Tickets)
 
     def connect(
         self,
-        start: Any,
-        stop: Any,
+        buttons: tuple[Any, Any],
         function: Function,
         asked: Sequence[Any],
         shown: Any,
@@ -80,7 +83,7 @@ class Requests:
         """Compute when the one button is pressed, and stop when the other is.
 
         Args:
-            start, stop: the buttons.
+            buttons: as `controls.start_and_stop` gives them.
             function: see `vargen.demo.worker`; it yields what is shown, and its result or None.
             asked: components whose values are the function's arguments.
             shown: the component that shows progress, results and errors.
@@ -88,7 +91,7 @@ class Requests:
             open_results: gives the new values of these components from a result.
             waiting: gives what is shown until the model is free, from the same arguments.
         """
-        gr, tickets = self.gr, self.tickets
+        gr, tickets, (start, stop) = self.gr, self.tickets, buttons
         ticket = gr.State("")
         unchanged = [gr.skip()] * len(results)
 
@@ -108,9 +111,8 @@ class Requests:
         def end(ticket: str) -> tuple[Any, ...]:
             return gr.skip() if tickets.end(ticket) else _FULL, *running(False)
 
-        at_once: dict[str, Any] = {"queue": False, **QUIET}
-        start.click(issue, [*asked], [ticket, shown, results[0], start, stop], **at_once).then(
-            go_on, [ticket, *asked], [shown, *results], **QUIET, **self.options
-        ).then(end, ticket, [shown, start, stop], **at_once)
+        start.click(issue, [*asked], [ticket, shown, results[0], start, stop], **AT_ONCE).then(
+            go_on, [ticket, *asked], [shown, *results], **ONE_AT_A_TIME
+        ).then(end, ticket, [shown, start, stop], **AT_ONCE)
         start.click(None, js=markup.scroll_to(shown.elem_id))
-        stop.click(tickets.stop, ticket, **at_once)
+        stop.click(tickets.stop, ticket, **AT_ONCE)

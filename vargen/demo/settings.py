@@ -1,11 +1,12 @@
 """A method's settings as text that people edit: one `name: value` a line, as in a preset.
 
-Settings that name a folder are left out: visitors of a page must not reach files of the machine behind it.
+Settings that name a folder are left out, since visitors of a page must not reach files of the machine behind it.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import yaml
@@ -18,8 +19,8 @@ AnyConfig = TypeVar("AnyConfig", bound=MethodConfig)
 
 def write_settings(config: MethodConfig) -> str:
     """Every setting that may be changed, one a line; empty where there is none."""
-    shown = {name: value for name, value in config.to_dict().items() if name not in ("name", *config.weights)}
-    return "".join(f"{name}: {_written(value)}\n" for name, value in shown.items())
+    hidden = ("name", *config.weights)
+    return "".join(f"{name}: {_written(value)}\n" for name, value in config.to_dict().items() if name not in hidden)
 
 
 def _written(value: Any) -> str:
@@ -27,11 +28,18 @@ def _written(value: Any) -> str:
     return value if isinstance(value, str) and yaml.safe_load(value) == value else json.dumps(value)
 
 
+def read_method(methods: Mapping[str, AnyConfig], name: str, text: str) -> AnyConfig:
+    """The method of this name with the settings of a text. Raises UserError as `read_settings`, or for another name."""
+    if name not in methods:
+        raise UserError(f"method {name!r} does not fit this model; choose another")
+    return read_settings(methods[name], text)
+
+
 def read_settings(config: AnyConfig, text: str) -> AnyConfig:
     """The method with the settings of a text. Settings that the text leaves out keep their values.
 
     Raises:
-        UserError: the text is no list of settings, or names an unknown one, a folder, or a value out of range.
+        UserError: the text is no list of settings, or it has an unknown one, a folder, or a value out of range.
     """
     try:
         given: Any = yaml.safe_load(text)

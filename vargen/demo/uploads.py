@@ -20,16 +20,12 @@ MAX_PACKETS = 120 * 60
 MAX_PIXELS = 4096 * 2304
 """Pixels of a frame."""
 
-KINDS = "mp4, mov, webm, mkv, avi or gif"
-SUFFIXES = (".mp4", ".mov", ".m4v", ".webm", ".mkv", ".avi", ".gif")
-
 
 def read_upload(path: str, num_frames: int, limits: dict[str, int]) -> VideoFrames:
     """Frames of an uploaded video, evenly spread; all frames where the video has fewer than `num_frames`.
 
     Args:
-        path: of the file.
-        num_frames: number of frames.
+        path, num_frames: the file, and the number of its frames to read.
         limits: of the model's processor, as `vargen.models.video_llms.frames.frame_limits` gives them.
 
     Raises:
@@ -57,7 +53,7 @@ def _check(file: Path) -> int:
     with file.open("rb") as opened:
         if not _is_video(opened.read(16)):
             # FFmpeg also reads play lists, which name other files; they never reach it.
-            raise UserError(f"video: {file.name} is no video; give an {KINDS} file")
+            raise UserError(f"video: {file.name} is no video; give an mp4, mov, webm, mkv, avi or gif file")
     measures = measure_video(file)
     if measures.seconds > MAX_SECONDS or measures.num_packets > MAX_PACKETS:
         raise UserError(
@@ -73,8 +69,6 @@ def _check(file: Path) -> int:
 
 def _is_video(head: bytes) -> bool:
     """Whether the first bytes are those of a video, whatever the file's name ends in."""
-    return (
-        head[4:8] == b"ftyp"  # mp4, mov
-        or head.startswith((b"\x1aE\xdf\xa3", b"GIF87a", b"GIF89a"))  # webm, mkv; gif
-        or (head.startswith(b"RIFF") and head[8:12] == b"AVI ")
-    )
+    is_avi = head.startswith(b"RIFF") and head[8:12] == b"AVI "
+    is_gif_or_matroska = head.startswith((b"\x1aE\xdf\xa3", b"GIF87a", b"GIF89a"))  # webm and mkv are Matroska
+    return is_avi or is_gif_or_matroska or head[4:8] == b"ftyp"  # mp4, mov

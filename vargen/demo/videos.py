@@ -14,25 +14,19 @@ from typing import TYPE_CHECKING, Any
 
 from vargen.base.errors import UserError
 from vargen.base.world import require_world
-from vargen.demo import markup
+from vargen.demo import controls, markup
 from vargen.demo.models import Models
-from vargen.demo.requests import QUIET, Requests, begin, read_seed
-from vargen.demo.settings import read_settings, write_settings
-from vargen.demo.tickets import Tickets
-from vargen.demo.work import Work, failure
+from vargen.demo.requests import AT_ONCE, QUIET, Requests, begin, read_seed
+from vargen.demo.settings import read_method
+from vargen.demo.work import Tickets, Work, failure
 
 if TYPE_CHECKING:
     from specdecode.trace import TokenOrigin
-    from vargen.methods.video.base import VideoMethodConfig
     from vargen.models.video_llms.frames import VideoFrames
     from vargen.pipelines.video.answering import Answer, VideoAnswerer
 
 DESCRIBE = "describe the video in detail."
-QUESTIONS = (
-    DESCRIBE,
-    "how many objects are there in the video?",
-    "how is it lit?",
-)
+QUESTIONS = (DESCRIBE, "how many objects are there in the video?", "how is it lit?")
 
 MAX_QUESTION = 1000
 """Characters."""
@@ -41,21 +35,20 @@ MOST_TOKENS = 512
 
 @dataclass(frozen=True)
 class Clip:
-    """The video of a question.
+    """The video of a question: the seed of a rendered example, or -1 and the path of an upload."""
 
-    Attributes:
-        seed: of a rendered example; None for an upload.
-        path: of an upload.
-    """
-
-    seed: int | None = 0
+    seed: int = 0
     path: str | None = None
+
+
+def _world() -> Any:
+    return require_world("clip", "upload a video")
 
 
 @lru_cache(maxsize=16)
 def world_case(seed: int) -> Any:
     """A clip of the world that training never showed, with its truth."""
-    world = require_world("clip", "upload a video")
+    world = _world()
     return world.video_cases(1, "heldout", world.video_frames, world.video_side, seed, world.video_captions)[0]
 
 
@@ -65,7 +58,7 @@ def read_clip(clip: Clip, num_frames: int, processor: Any) -> VideoFrames:
     from vargen.models.video_llms.frames import frame_limits
 
     if clip.path is None:
-        return world_case(clip.seed or 0).frames
+        return world_case(clip.seed).frames
     return read_upload(clip.path, num_frames, frame_limits(processor))
 
 
@@ -79,7 +72,7 @@ def show_clip(models: Models, _tickets: Tickets, _ticket: str, clip: Clip, num_f
     except Exception as error:
         yield markup.notice(failure(error), "error")
         return
-    name = f"example {1 + (clip.seed or 0)}, a rendered video" if clip.path is None else Path(clip.path).name
+    name = f"example {1 + clip.seed}, a rendered video" if clip.path is None else Path(clip.path).name
     pictures = to_pil(frames.frames.float() / 255)
     for picture in pictures:
         picture.thumbnail((480, 480))
@@ -89,32 +82,29 @@ def show_clip(models: Models, _tickets: Tickets, _ticket: str, clip: Clip, num_f
 
 
 class Asking(Work):
-    """One question and its answer so far.
+    """One question and its answer so far: tokens with their origins, and forward passes of the target.
 
     Attributes:
-        tokens, origins: so far.
-        passes: forward passes of the target so far.
         answer: the whole answer, at the end.
     """
 
     def __init__(self, answerer: VideoAnswerer, frames: VideoFrames, question: str, **arguments: Any) -> None:
         super().__init__()
-        self.tokens: list[str] = []
-        self.origins: list[TokenOrigin] = []
+        self.said: tuple[list[str], list[TokenOrigin]] = [], []
         self.passes = 0
         self.answer: Answer | None = None
         self._call = (answerer, frames, question, arguments)
 
     def run(self) -> Iterator[Asking]:
         """Answer, and yield itself whenever there is news."""
-        return self.watch([lambda: self.attempt(self._answer)], lambda: self)
+        return self.watch([self._answer], lambda: self)
 
     def _answer(self) -> None:
         answerer, frames, question, arguments = self._call
         self.answer = answerer.answer(frames, question, on_tokens=self._hear, **arguments)
 
     def _hear(self, tokens: list[str], origins: list[TokenOrigin]) -> None:
-        self.tokens, self.origins = tokens, origins
+        self.said = tokens, origins
         self.passes += 1
         self.tell()
         self.check()
@@ -127,16 +117,16 @@ def ask(
 
     Args:
         ticket: of this request.
-        method: by name.
-        settings: of the method, as text.
+        method, settings: its name, and its settings as text.
         asked: question, frames of an upload, most tokens, temperature, seed.
     """
+    from vargen.base.prompts import unknown_words
     from vargen.drawing.answer_html import answer_html
 
     question, num_frames, most, temperature, seed = asked
 
     def prepare() -> Asking:
-        config = _config(models, method, settings)
+        config = read_method(models.video_methods(), method, settings)
         if len(question) > MAX_QUESTION:
             raise UserError(f"question: {len(question):,} characters are too many; write {MAX_QUESTION:,} at most")
         if not 1 <= most <= MOST_TOKENS:
@@ -150,44 +140,27 @@ def ask(
     if isinstance(asking, str):
         yield asking, ""
         return
-    notes = _notes(models.answerer().processor.tokenizer, question)
+    words = ", ".join(unknown_words(models.answerer().processor.tokenizer, question))
+    notes = markup.notice(f"Note: the model does not know these words: {words}") if words else ""
     yield markup.notice("Looking at the video …") + notes, ""
     for _ in asking.run():
-        if asking.tokens and asking.error is None:
-            yield answer_html(asking.tokens, asking.origins) + notes, _so_far(asking)
+        page = answer_html(*asking.said)
+        so_far = markup.account({"tokens": f"{len(asking.said[0]):,}", "target passes": f"{asking.passes:,}"})
+        if asking.said[0] and asking.error is None:
+            yield page + notes, so_far
     if asking.error is not None:
         yield markup.notice(asking.error, "error"), ""
     elif asking.answer is not None:
-        account = account_of(asking.answer, _correctness(clip, question, asking.answer))
-        yield answer_html(asking.tokens, asking.origins) + notes, account
+        yield page + notes, account_of(asking.answer, _correctness(clip, question, asking.answer))
     else:
-        yield answer_html(asking.tokens, asking.origins) + markup.notice("Stopped."), _so_far(asking)
-
-
-def _notes(tokenizer: Any, question: str) -> str:
-    from vargen.base.prompts import unknown_words
-
-    words = ", ".join(unknown_words(tokenizer, question))
-    return markup.notice(f"Note: the model does not know these words: {words}") if words else ""
-
-
-def _config(models: Models, method: str, settings: str) -> VideoMethodConfig:
-    known = models.video_methods()
-    if method not in known:
-        raise UserError(f"method {method!r} is not known; choose another")
-    return read_settings(known[method], settings)
-
-
-def _so_far(asking: Asking) -> str:
-    return markup.account({"tokens": f"{len(asking.tokens):,}", "target passes": f"{asking.passes:,}"})
+        yield page + markup.notice("Stopped."), so_far
 
 
 def _correctness(clip: Clip, question: str, answer: Answer) -> float | None:
     """The share of true claims in the description of a rendered example; None for any other answer."""
     if clip.path is not None or question.strip() != DESCRIBE:
         return None
-    truth = world_case(clip.seed or 0).truth
-    return require_world("clip", "upload a video").judge_answer(truth, answer.text)["all"]
+    return _world().judge_answer(world_case(clip.seed).truth, answer.text)["all"]
 
 
 def account_of(answer: Answer, correctness: float | None) -> str:
@@ -210,12 +183,7 @@ def account_of(answer: Answer, correctness: float | None) -> str:
 
 
 def build(requests: Requests, models: Models, tab: Any) -> None:
-    """Build the tab.
-
-    Args:
-        requests: answers what visitors ask.
-        tab: where it is built. Its clip is rendered when a visitor opens it.
-    """
+    """Build the tab; `requests` answers what visitors ask. Its clip is rendered when a visitor opens the `tab`."""
     gr = requests.gr
     methods = models.video_methods()
     first = "flash" if "flash" in methods else next(iter(methods))
@@ -225,30 +193,13 @@ def build(requests: Requests, models: Models, tab: Any) -> None:
             shown = gr.HTML(elem_id="clip")
             with gr.Row(elem_classes="tight"):
                 another = gr.Button("Another clip", size="sm", min_width=120, elem_id="another")
-                upload = gr.UploadButton(
-                    "Upload a video",
-                    size="sm",
-                    min_width=120,
-                    file_types=["video", ".gif", ".mkv"],
-                    elem_id="upload",
-                )
-            question = gr.Textbox(
-                DESCRIBE, label="Question", lines=2, max_lines=5, elem_id="question", placeholder="about the video"
-            )
-            with gr.Row(elem_classes="tight"):
-                start = gr.Button("Ask", variant="primary", elem_id="ask", scale=3)
-                stop = gr.Button("Stop", interactive=False, elem_id="stop-asking", scale=1, min_width=90)
-            questions = gr.Dataset(
-                components=["textbox"],
-                samples=[[text] for text in QUESTIONS],
-                type="index",
-                label="Questions",
-                elem_id="questions",
-            )
-            method = gr.Dropdown(
-                markup.choices(methods), value=first, label="Method", elem_id="video-method", filterable=False
-            )
-            hint = gr.HTML(markup.method_hint(methods[first]))
+                kinds = ["video", ".gif", ".mkv"]
+                upload = gr.UploadButton("Upload a video", size="sm", min_width=120, file_types=kinds, elem_id="upload")
+            options = {"elem_id": "question", "placeholder": "about the video"}
+            question = gr.Textbox(DESCRIBE, label="Question", lines=2, max_lines=5, **options)
+            buttons = controls.start_and_stop(gr, "Ask")
+            questions = controls.examples(gr, "Questions", QUESTIONS)
+            method, hint = controls.method_list(gr, methods, first, "video-method")
             with gr.Accordion("More", open=False):
                 with gr.Row(elem_classes="tight"):
                     most = gr.Slider(16, MOST_TOKENS, 256, step=16, label="Most tokens")
@@ -256,13 +207,7 @@ def build(requests: Requests, models: Models, tab: Any) -> None:
                 with gr.Row(elem_classes="tight"):
                     temperature = gr.Slider(0, 1.5, 0, step=0.1, label="Temperature")
                     seed = gr.Number(0, label="Seed", precision=0, min_width=90)
-                settings = gr.Textbox(
-                    write_settings(methods[first]),
-                    label="Settings of the method, one a line",
-                    lines=4,
-                    max_lines=16,
-                    elem_classes="code",
-                )
+                settings = controls.settings_box(gr, methods[first])
         with gr.Column(scale=8, min_width=340):
             nothing = markup.empty("The answer appears here", "The colour under a word says how it was decided.")
             answer = gr.HTML(nothing, elem_id="answer")
@@ -276,31 +221,18 @@ def build(requests: Requests, models: Models, tab: Any) -> None:
         return page
 
     def choose_another(clip: Clip, num_frames: float) -> tuple[Clip, str]:
-        following = Clip((-1 if clip.seed is None else clip.seed) + 1)
+        following = Clip(clip.seed + 1)
         return following, turn_to(following, num_frames)
 
     def take(path: str, num_frames: float) -> tuple[Clip, str]:
-        uploaded = Clip(None, path)
+        uploaded = Clip(-1, path)
         return uploaded, turn_to(uploaded, num_frames)
-
-    def choose_method(method: str) -> tuple[str, str]:
-        return markup.method_hint(methods[method]), write_settings(methods[method])
-
-    def accounted(account: str) -> tuple[Any]:
-        return (gr.update(value=account, visible=True),)
 
     another.click(choose_another, [clip, frames], [clip, shown], **QUIET)
     upload.upload(take, [upload, frames], [clip, shown], **QUIET)
-    method.change(choose_method, method, [hint, settings], queue=False, **QUIET)
-    questions.click(lambda index: QUESTIONS[index], questions, question, queue=False, **QUIET)
+    method.change(lambda name: controls.describe(methods[name]), method, [hint, settings], **AT_ONCE)
+    questions.click(lambda index: QUESTIONS[index], questions, question, **AT_ONCE)
     question.submit(None, js=markup.press("ask"))
-    requests.connect(
-        start,
-        stop,
-        ask,
-        [clip, method, settings, question, frames, most, temperature, seed],
-        answer,
-        [account],
-        accounted,
-    )
+    asked = [clip, method, settings, question, frames, most, temperature, seed]
+    requests.connect(buttons, ask, asked, answer, [account], lambda figures: [gr.update(value=figures, visible=True)])
     tab.select(turn_to, [clip, frames], shown, **QUIET)

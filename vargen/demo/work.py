@@ -1,14 +1,17 @@
-"""Work that goes on in threads while a page looks at it, and that can be stopped between two steps.
+"""Work that goes on in threads while a page looks at it, and that its visitor can stop.
 
-Belongs here: threads, turns and stopping. Does not belong here: what is worked on, and any page.
+Belongs here: threads, turns, and the tickets by which a stop finds its work. Does not belong here: what is worked on,
+and any page.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TypeVar
 
 from vargen.base.errors import UserError
@@ -16,7 +19,10 @@ from vargen.base.errors import UserError
 Snapshot = TypeVar("Snapshot")
 
 _BETWEEN_LOOKS = 0.1
-"""Seconds: a page is told no more often."""
+"""Least seconds between two looks at the work."""
+
+_MOST_TICKETS = 1000
+"""Tickets that are kept. Visitors who have left never return theirs."""
 
 
 class Stopped(Exception):
@@ -32,38 +38,25 @@ class Work:
     """Threads that a page watches. They stop when the page stops watching.
 
     Attributes:
+        stopped: whether `stop` was called.
         error: why there is no result; None where nothing went wrong.
     """
 
     def __init__(self) -> None:
+        self.stopped = False
         self.error: str | None = None
         self._condition = threading.Condition()
-        self._stopped = False
         self._news = 0
 
     def stop(self) -> None:
         """End every thread at its next `check`. May be called before there is one, and more than once."""
         with self._condition:
-            self._stopped = True
+            self.stopped = True
             self._condition.notify_all()
-
-    @property
-    def stopped(self) -> bool:
-        """Whether `stop` was called."""
-        return self._stopped
-
-    def attempt(self, task: Callable[[], None]) -> None:
-        """Do a task. A stop ends it, and any other error is kept in `error`."""
-        try:
-            task()
-        except Stopped:
-            pass
-        except Exception as error:  # the page shows it where the result would be
-            self.error = failure(error)
 
     def check(self) -> None:
         """Call this between two steps. Raises Stopped."""
-        if self._stopped:
+        if self.stopped:
             raise Stopped
 
     def tell(self) -> None:
@@ -76,7 +69,7 @@ class Work:
         """Do each task in a thread of its own. Look whenever there is news, and once after the end.
 
         Args:
-            tasks: must not raise, and must call `check` often.
+            tasks: must call `check` often. A stop ends them, and any other error is kept in `error`.
             look: gives what is seen now.
         """
         threads = [threading.Thread(target=self._do, args=(task,), daemon=True) for task in tasks]
@@ -99,6 +92,10 @@ class Work:
     def _do(self, task: Callable[[], None]) -> None:
         try:
             task()
+        except Stopped:
+            pass
+        except Exception as error:  # the page shows it where the result would be
+            self.error = failure(error)
         finally:
             self.tell()
 
@@ -134,11 +131,9 @@ class Turns:
     def offer(self, number: int) -> None:
         """Let another thread go on, if the slice is over and it has worked less. Raises Stopped."""
         self._work.check()
-        now = self._book(number)
-        if now - self._turn_began >= self._slice_seconds:
+        if self._book(number) - self._turn_began >= self._slice_seconds:
             with self._condition:
-                self._turn = min(self._waiting, key=lambda each: (self.seconds[each], each))
-                self._condition.notify_all()
+                self._pass_on()
             self._wait(number)
 
     def leave(self, number: int) -> None:
@@ -148,8 +143,7 @@ class Turns:
         with self._condition:
             self._waiting.discard(number)
             if self._turn == number:
-                self._turn = min(self._waiting, key=lambda each: (self.seconds[each], each), default=None)
-            self._condition.notify_all()
+                self._pass_on()
 
     @contextmanager
     def uncounted(self, number: int) -> Iterator[None]:
@@ -164,8 +158,65 @@ class Turns:
         self._began[number] = now
         return now
 
+    def _pass_on(self) -> None:
+        self._turn = min(self._waiting, key=lambda each: (self.seconds[each], each), default=None)
+        self._condition.notify_all()
+
     def _wait(self, number: int) -> None:
         with self._condition:
             self._condition.wait_for(lambda: self._turn == number or self._work.stopped)
         self._began[number] = self._turn_began = time.perf_counter()
         self._work.check()
+
+
+@dataclass
+class _Ticket:
+    stop: Callable[[], None] | None = None
+    stopped: bool = False
+    admitted: bool = False
+
+
+class Tickets:
+    """One ticket for each request, from the click to the end. A stop finds a request that still waits for its turn."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._tickets: dict[str, _Ticket] = {}
+
+    def issue(self) -> str:
+        """A new ticket."""
+        name = uuid.uuid4().hex
+        self._get(name)
+        return name
+
+    def admit(self, name: str) -> None:
+        """Note that the request has come through the queue."""
+        self._get(name).admitted = True
+
+    def begin(self, name: str, stop: Callable[[], None]) -> bool:
+        """Begin its work, which `stop` ends, also if called more than once. False if it was stopped before."""
+        ticket = self._get(name)
+        with self._lock:
+            ticket.stop = stop
+            return not ticket.stopped
+
+    def stop(self, name: str) -> None:
+        """Stop its work now, or when it would begin."""
+        ticket = self._get(name)
+        with self._lock:
+            ticket.stopped = True
+        if ticket.stop is not None:
+            ticket.stop()
+
+    def end(self, name: str) -> bool:
+        """Return the ticket. False if the request never came through the queue, because that was full."""
+        with self._lock:
+            return self._tickets.pop(name, _Ticket()).admitted
+
+    def _get(self, name: str) -> _Ticket:
+        """The ticket of this name. Where there is none, a new one: another process may have issued it."""
+        with self._lock:
+            ticket = self._tickets.setdefault(name, _Ticket())
+            while len(self._tickets) > _MOST_TICKETS:
+                del self._tickets[next(iter(self._tickets))]
+            return ticket

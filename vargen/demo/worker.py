@@ -4,8 +4,8 @@
 computation makes the page wait. A computation is a generator function of a tab, `function(models, tickets, ticket,
 *arguments)`. Its values come back one by one, when the page takes the next.
 
-Belongs here: the two processes, and what happens when one of them ends. Does not belong here: any computation.
-Importing this imports neither torch nor Gradio.
+Belongs here: the two processes, and what happens when one ends. Does not belong here: any computation. Importing this
+imports neither torch nor Gradio.
 """
 
 from __future__ import annotations
@@ -19,36 +19,20 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
+from functools import partial
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from vargen.base.errors import UserError
 from vargen.demo.models import Models
-from vargen.demo.tickets import Tickets
-from vargen.demo.work import failure
+from vargen.demo.work import Tickets, failure
 
 Function = Callable[..., Iterator[Any]]
 
 _PATIENCE = 60.0
 """Seconds that a process may take to start, before it imports anything large."""
-
-
-class Worker(Protocol):
-    """Computes what the visitors of a page ask for."""
-
-    def stream(self, tickets: Tickets, ticket: str, function: Function, *arguments: Any) -> Iterator[Any]:
-        """The values that `function(models, tickets, ticket, *arguments)` yields. Closing this iterator ends it.
-
-        Args:
-            tickets: the page's.
-            ticket: of the request; "" for one that cannot be stopped.
-
-        Raises:
-            UserError: the process that computed it has ended. The page shows this instead of a result.
-        """
-        ...
 
 
 class LocalWorker:
@@ -58,12 +42,17 @@ class LocalWorker:
         self._models = models
 
     def stream(self, tickets: Tickets, ticket: str, function: Function, *arguments: Any) -> Generator[Any, None, None]:
-        """See `Worker`."""
+        """The values that `function(models, tickets, ticket, *arguments)` yields. Closing this iterator ends it.
+
+        Args:
+            tickets: the page's.
+            ticket: of the request; "" for one that cannot be stopped.
+        """
         yield from function(self._models, tickets, ticket, *arguments)
 
 
 class WorkerProcess:
-    """Computes in another process, which starts at once, and again after its end. It never outlives this one.
+    """Computes in another process, which starts at once and again after it has ended. It never outlives this one.
 
     Args:
         folder: for its sockets.
@@ -77,25 +66,26 @@ class WorkerProcess:
         self._process = self._start()
 
     def stream(self, tickets: Tickets, ticket: str, function: Function, *arguments: Any) -> Iterator[Any]:
-        """See `Worker`."""
+        """As `LocalWorker.stream`.
+
+        Raises:
+            UserError: the computation failed, or its process has ended. The page shows this instead of a result.
+        """
         process, connection = self._connect()
         with connection:
             if ticket:
                 tickets.admit(ticket)
-                if not tickets.begin(ticket, _RemoteWork(self, ticket)):
+                if not tickets.begin(ticket, partial(self.stop, ticket)):
                     self.stop(ticket)
             try:
                 connection.send((function, ticket, arguments))
-                while True:
-                    goes_on, value = connection.recv()
-                    if not goes_on:
-                        break
-                    yield value
+                while (received := connection.recv())[0]:
+                    yield received[1]
                     connection.send(None)  # the next one is wanted
             except (EOFError, OSError) as error:
                 raise self._lost(process) from error
-            if value is not None:
-                raise UserError(value)
+            if received[1] is not None:
+                raise UserError(received[1])
 
     def stop(self, ticket: str) -> None:
         """Stop the computation of a request, now or when it would begin."""
@@ -108,25 +98,15 @@ class WorkerProcess:
     def close(self) -> None:
         """End the process."""
         with self._lock:
-            assert self._process.stdin is not None
-            self._process.stdin.close()  # which tells it
-            try:
-                self._process.wait(5)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-
-    @property
-    def pid(self) -> int:
-        """Identifier of the process."""
-        return self._process.pid
-
-    def _address(self) -> str:
-        return str(self._folder / f"worker-{self._started}")
+            with suppress(subprocess.TimeoutExpired):
+                self._process.communicate(timeout=5)  # closes its standard input, which ends it
+            self._process.kill()
+            self._process.wait()
 
     def _start(self) -> subprocess.Popen[bytes]:
         self._started += 1
-        program = f"from vargen.demo.worker import main; main({self._address()!r})"
+        self._address = str(self._folder / f"worker-{self._started}")
+        program = f"from vargen.demo.worker import main; main({self._address!r})"
         process = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE)
         assert process.stdin is not None
         with suppress(OSError):  # `_connect` will see that it has ended
@@ -138,7 +118,7 @@ class WorkerProcess:
         with self._lock:
             if self._process.poll() is not None:
                 self._process = self._start()
-            process, address = self._process, self._address()
+            process, address = self._process, self._address
         deadline = time.monotonic() + _PATIENCE
         while process.poll() is None and time.monotonic() < deadline:
             with suppress(OSError):
@@ -154,15 +134,7 @@ class WorkerProcess:
         return UserError(f"The process that computes {ended}, perhaps for want of memory; try again.")
 
 
-class _RemoteWork:
-    """Work of another process, which can only be stopped from here."""
-
-    def __init__(self, worker: WorkerProcess, ticket: str) -> None:
-        self._stop = lambda: worker.stop(ticket)
-
-    def stop(self) -> None:
-        """Have it stopped."""
-        self._stop()
+Worker = LocalWorker | WorkerProcess
 
 
 def _stop(_models: Models, tickets: Tickets, _ticket: str, which: str) -> Iterator[None]:
@@ -203,32 +175,27 @@ class _Server:
             function, ticket, arguments = connection.recv()
             if function is not _stop:
                 self._loaded.wait()
-            results = self._local.stream(self._tickets, ticket, function, *arguments)
-            try:
-                error = self._send(connection, results)
-            finally:
-                results.close()
-                self._tickets.end(ticket)
-            connection.send((False, error))
+            with closing(self._results(ticket, function, arguments)) as results:
+                for result in results:
+                    connection.send(result)
+                    connection.recv()
 
-    def _send(self, connection: Connection, results: Generator[Any, None, None]) -> str | None:
-        while True:
-            try:
-                value = next(results)
-            except StopIteration:
-                return None
-            except Exception as error:  # the page shows it instead of a result
-                return failure(error)
-            connection.send((True, value))
-            connection.recv()
+    def _results(self, ticket: str, function: Function, arguments: Any) -> Generator[tuple[bool, Any], None, None]:
+        """Each value with True, and at the end False with the error, or with None where there is none."""
+        error = None
+        try:
+            with closing(self._local.stream(self._tickets, ticket, function, *arguments)) as values:
+                for value in values:
+                    yield True, value
+        except Exception as raised:  # the page shows it instead of a result
+            error = failure(raised)
+        finally:
+            self._tickets.end(ticket)
+        yield False, error
 
 
 def main(address: str) -> None:
-    """Serve requests until the process that started this one ends or closes the standard input.
-
-    Args:
-        address: of the socket to listen at.
-    """
+    """Serve requests at this socket until the process that started this one ends or closes the standard input."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the page handles Ctrl+C
     gc.disable()  # importing makes millions of objects that stay
     models = Models(*pickle.load(sys.stdin.buffer))

@@ -27,8 +27,10 @@ def answer_html(tokens: Sequence[str], origins: Sequence[TokenOrigin]) -> str:
     if len(origins) != len(tokens):
         raise ValueError(f"origins: {len(origins)} given for {len(tokens)} tokens; give one each")
     words = "".join(_token(text, origin) for text, origin in zip(spaced(tokens), origins, strict=True))
+    bar = "display:inline-block;width:1.4em;height:4px;vertical-align:middle;background"
     legend = "".join(
-        f'<span style="white-space:nowrap;margin-right:1.2em">{_bar(origin)} {label}: {origins.count(origin)}</span> '
+        f'<span style="white-space:nowrap;margin-right:1.2em"><i style="{bar}:{colour(origin)}"></i> '
+        f"{label}: {origins.count(origin)}</span> "
         for origin, label in ORIGIN_LABELS.items()
         if origin in origins
     )
@@ -44,12 +46,6 @@ def colour(origin: TokenOrigin) -> str:
 
 
 def _token(text: str, origin: TokenOrigin) -> str:
-    # The space before a word stays outside, so that bars of two words do not run into one.
-    bare = text.lstrip(" ")
+    bare = text.lstrip(" ")  # the space before a word stays outside, so that bars of two words do not run into one
     style = f"border-bottom:3px solid {colour(origin)};margin-right:1px"
     return f'{" " * (len(text) - len(bare))}<span style="{style}">{html.escape(bare)}</span>'
-
-
-def _bar(origin: TokenOrigin) -> str:
-    shape = "display:inline-block;width:1.4em;height:4px;vertical-align:middle"
-    return f'<i style="{shape};background:{colour(origin)}"></i>'

@@ -27,10 +27,11 @@ MAX_FRAMES = 16
 
 _WIDTH = 1080
 _MARGIN = 28
+_INNER = _WIDTH - 2 * _MARGIN
 _FRAMES_A_ROW = 8
 _FRAME_GAP = 6
 _FONT_SIZE, _SMALL_FONT_SIZE, _TITLE_FONT_SIZE = 21, 15, 18
-_LINE_HEIGHT = 44
+_LINE_HEIGHT, _TITLE_LINE = 44, 26
 _WORD_HEIGHT = 28
 _WORD_GAP = 5
 _PADDING = 4
@@ -76,35 +77,37 @@ def draw_answer(
     Raises:
         ValueError: the number of origins or relevances differs from that of tokens.
     """
-    if len(origins) != len(tokens):
-        raise ValueError(f"origins: {len(origins)} given for {len(tokens)} tokens; give one each")
-    if relevance is not None and len(relevance) != len(tokens):
-        raise ValueError(f"relevance: {len(relevance)} given for {len(tokens)} tokens; give one each")
-    font, small = ImageFont.load_default(_FONT_SIZE), ImageFont.load_default(_SMALL_FONT_SIZE)
-    title_font = ImageFont.load_default(_TITLE_FONT_SIZE)
+    for name, given in (("origins", origins), ("relevance", relevance)):
+        if given is not None and len(given) != len(tokens):
+            raise ValueError(f"{name}: {len(given)} given for {len(tokens)} tokens; give one each")
+    font, small, title_font = map(ImageFont.load_default, (_FONT_SIZE, _SMALL_FONT_SIZE, _TITLE_FONT_SIZE))
     strip = _frame_strip(to_pil(frames))
     boxes = _flow(tokens, font)
-    shares = _within_answer(relevance)
-    title_lines = wrap_text(title, title_font, _WIDTH - 2 * _MARGIN)
+    shares = [None] * len(tokens) if relevance is None else _within_answer(relevance)
+    title_lines = wrap_text(title, title_font, _INNER)
 
     title_top = _MARGIN + strip.height + _MARGIN // 2
-    title_height = len(title_lines) * (_TITLE_FONT_SIZE + 8)
-    text_top = title_top + title_height + _MARGIN // 2
-    text_height = (max((box.line for box in boxes), default=0) + 1) * _LINE_HEIGHT
-    legend_top = text_top + text_height + _MARGIN // 2
+    text_top = title_top + len(title_lines) * _TITLE_LINE + _MARGIN // 2
+    legend_top = text_top + (max((box.line for box in boxes), default=0) + 1) * _LINE_HEIGHT + _MARGIN // 2
     legend_height = _LEGEND_LINE * (2 + (relevance is not None)) + _MARGIN // 2
     sheet = Image.new("RGB", (_WIDTH, legend_top + legend_height + _MARGIN), _PAPER)
     draw = ImageDraw.Draw(sheet)
 
     sheet.paste(strip, (_MARGIN, _MARGIN))
     for number, line in enumerate(title_lines):
-        place = (_MARGIN, title_top + number * (_TITLE_FONT_SIZE + 8))
+        place = (_MARGIN, title_top + number * _TITLE_LINE)
         draw.text(place, line, fill=_FAINT_INK if number else _INK, font=title_font)
     for box in boxes:
-        share = None if shares is None else shares[box.token]
-        _draw_token(draw, box, (_MARGIN, text_top), origins[box.token], share, font)
+        left, top = _MARGIN + box.left, text_top + box.line * _LINE_HEIGHT
+        right, share = left + box.width - 1, shares[box.token]
+        if share is not None:
+            draw.rectangle((left, top, right, top + _WORD_HEIGHT), fill=relevance_colour(share))
+        # Two pixels of white between bars show where a token ends within a word.
+        bar = (left, top + _WORD_HEIGHT + 2, right - 2, top + _WORD_HEIGHT + 1 + _BAR_HEIGHT)
+        draw.rectangle(bar, fill=ORIGIN_COLOURS[origins[box.token]])
+        draw.text((left + box.offset, top + 1), box.text, fill=_INK, font=font)
     draw.line((_MARGIN, legend_top, _WIDTH - _MARGIN, legend_top), fill=_RULE)
-    _draw_legend(draw, legend_top + _MARGIN // 2, origins, shares is not None, small)
+    _draw_legend(draw, legend_top + _MARGIN // 2, origins, relevance is not None, small)
     return sheet
 
 
@@ -114,10 +117,8 @@ def relevance_colour(share: float) -> tuple[int, int, int]:
     return red, green, blue
 
 
-def _within_answer(relevance: Sequence[float] | None) -> list[float | None] | None:
+def _within_answer(relevance: Sequence[float]) -> list[float | None]:
     """Shares between the least and the most; None for what is not known."""
-    if relevance is None:
-        return None
     known = [value for value in relevance if not math.isnan(value)]
     low, high = min(known, default=0.0), max(known, default=0.0)
     return [None if math.isnan(value) else (value - low) / (high - low) if high > low else 0.0 for value in relevance]
@@ -128,12 +129,11 @@ def _frame_strip(frames: Sequence[Image.Image]) -> Image.Image:
     count = min(len(frames), MAX_FRAMES)
     chosen = [frames[number * len(frames) // count] for number in range(count)]
     across = min(count, _FRAMES_A_ROW)
-    inner = _WIDTH - 2 * _MARGIN
     # Few frames are not blown up: no wider than a quarter of the picture.
-    width = min((inner - (across - 1) * _FRAME_GAP) // across, inner // 4)
+    width = min((_INNER - (across - 1) * _FRAME_GAP) // across, _INNER // 4)
     height = max(1, round(width * chosen[0].height / chosen[0].width))
     rows = math.ceil(count / across)
-    strip = Image.new("RGB", (inner, rows * (height + _FRAME_GAP) - _FRAME_GAP), _PAPER)
+    strip = Image.new("RGB", (_INNER, rows * (height + _FRAME_GAP) - _FRAME_GAP), _PAPER)
     for number, frame in enumerate(chosen):
         row, column = divmod(number, across)
         picture = frame.resize((width, height), Image.Resampling.LANCZOS)
@@ -156,18 +156,15 @@ def _flow(tokens: Sequence[str], font: _Font) -> list[_Box]:
     left, line = 0, 0
     for word in _words(texts):
         shown = [texts[number].strip() or ("\\n" if "\n" in texts[number] else "") for number in word]
-        # Only the ends of a word are padded, so that its tokens join.
-        before = [_PADDING if number == word[0] else 0 for number in word]
-        after = [_PADDING if number == word[-1] else 0 for number in word]
-        widths = [
-            math.ceil(font.getlength(text)) + start + end for text, start, end in zip(shown, before, after, strict=True)
-        ]
-        if left and left + sum(widths) > _WIDTH - 2 * _MARGIN:
+        widths = [math.ceil(font.getlength(text)) for text in shown]
+        widths[0] += _PADDING  # only the ends of a word are padded, so that its tokens join
+        widths[-1] += _PADDING
+        if left and left + sum(widths) > _INNER:
             left, line = 0, line + 1
-        for number, text, width, start in zip(word, shown, widths, before, strict=True):
-            if left and left + width > _WIDTH - 2 * _MARGIN:  # a word longer than a line
+        for number, text, width in zip(word, shown, widths, strict=True):
+            if left and left + width > _INNER:  # a word longer than a line
                 left, line = 0, line + 1
-            boxes.append(_Box(number, text, left, line, width, start))
+            boxes.append(_Box(number, text, left, line, width, _PADDING if number == word[0] else 0))
             left += width
         left += _WORD_GAP
         if "\n" in texts[word[-1]]:
@@ -185,29 +182,11 @@ def _words(texts: Sequence[str]) -> list[list[int]]:
     return words
 
 
-def _draw_token(
-    draw: ImageDraw.ImageDraw,
-    box: _Box,
-    corner: tuple[int, int],
-    origin: TokenOrigin,
-    share: float | None,
-    font: _Font,
-) -> None:
-    left, top = corner[0] + box.left, corner[1] + box.line * _LINE_HEIGHT
-    right = left + box.width - 1
-    if share is not None:
-        draw.rectangle((left, top, right, top + _WORD_HEIGHT), fill=relevance_colour(share))
-    # Two pixels of white between bars show where a token ends within a word.
-    bar = (left, top + _WORD_HEIGHT + 2, right - 2, top + _WORD_HEIGHT + 1 + _BAR_HEIGHT)
-    draw.rectangle(bar, fill=ORIGIN_COLOURS[origin])
-    draw.text((left + box.offset, top + 1), box.text, fill=_INK, font=font)
-
-
 def _draw_legend(
     draw: ImageDraw.ImageDraw, top: int, origins: Sequence[TokenOrigin], with_relevance: bool, font: _Font
 ) -> None:
     """What bars and backgrounds mean, with counts."""
-    column = (_WIDTH - 2 * _MARGIN) // 2
+    column = _INNER // 2
     for number, (origin, label) in enumerate(ORIGIN_LABELS.items()):
         left, height = _MARGIN + number % 2 * column, top + number // 2 * _LEGEND_LINE
         draw.rectangle((left, height + 8, left + 25, height + 8 + _BAR_HEIGHT - 1), fill=ORIGIN_COLOURS[origin])

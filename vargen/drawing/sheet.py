@@ -73,8 +73,7 @@ def wrap_text(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, wid
             longer = f"{line} {word}" if line else word
             if line and font.getlength(longer) > width:
                 lines.append(line)
-                line = word
-            else:
-                line = longer
+                longer = word
+            line = longer
         lines.append(line)
     return lines

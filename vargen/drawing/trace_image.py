@@ -42,8 +42,7 @@ def draw_trace(
 
     Args:
         image: the picture, of any size; it is drawn in the shape of the grid.
-        trace: of the call that made it.
-        row: which picture of the call.
+        trace, row: of the call that made it, and which picture of that call it is.
         grid: tokens down and across.
         beside_grid: places of tokens outside the grid, which stand in the timeline alone.
 
@@ -53,12 +52,9 @@ def draw_trace(
     origins = trace.token_origins[row]
     in_grid = [origin for place, origin in enumerate(origins) if place not in beside_grid]
     rows, columns = grid
-    if len(in_grid) != rows * columns:
-        raise ValueError(
-            f"grid: one of {rows} x {columns} has {rows * columns} tokens, but row {row} has {len(in_grid)}"
-        )
-    scale = _SIDE / max(grid)
-    size = round(columns * scale), round(rows * scale)
+    if len(in_grid) != (tokens := rows * columns):
+        raise ValueError(f"grid: one of {rows} x {columns} has {tokens} tokens, but row {row} has {len(in_grid)}")
+    size = round(columns * _SIDE / max(grid)), round(rows * _SIDE / max(grid))
     width = 3 * _MARGIN + 2 * _SIDE
     legend_top = 2 * _MARGIN + size[1]
     timeline_top = legend_top + _LINE * 2 + _MARGIN
@@ -69,8 +65,7 @@ def draw_trace(
     sheet.paste(picture, (_MARGIN, _MARGIN))
     _draw_grid(sheet, picture, in_grid, grid, (2 * _MARGIN + _SIDE, _MARGIN))
     for number, (origin, label) in enumerate(ORIGIN_LABELS.items()):
-        left = _MARGIN + (number % 2) * (width // 2 - _MARGIN)
-        top = legend_top + (number // 2) * _LINE
+        left, top = _MARGIN + (number % 2) * (width // 2 - _MARGIN), legend_top + (number // 2) * _LINE
         draw.rectangle((left, top + 3, left + 11, top + 14), fill=ORIGIN_COLOURS[origin])
         draw.text((left + 18, top), f"{label}: {origins.count(origin)}", fill=_INK, font=font)
     bars = _bars(trace, row, origins)
@@ -81,11 +76,7 @@ def draw_trace(
 
 
 def _draw_grid(
-    sheet: Image.Image,
-    picture: Image.Image,
-    origins: list[TokenOrigin],
-    grid: tuple[int, int],
-    corner: tuple[int, int],
+    sheet: Image.Image, picture: Image.Image, origins: list[TokenOrigin], grid: tuple[int, int], corner: tuple[int, int]
 ) -> None:
     """The picture in grey under the colours of its tokens."""
     rows, columns = grid
@@ -95,11 +86,9 @@ def _draw_grid(
     sheet.paste(Image.blend(picture.convert("L").convert("RGB"), colours, 0.62), corner)
     draw = ImageDraw.Draw(sheet)
     (left, top), (width, height) = corner, picture.size
-    for line in range(columns + 1):
-        x = left + round(line * width / columns)
+    for x in (left + round(line * width / columns) for line in range(columns + 1)):
         draw.line((x, top, x, top + height), fill=_PAPER)
-    for line in range(rows + 1):
-        y = top + round(line * height / rows)
+    for y in (top + round(line * height / rows) for line in range(rows + 1)):
         draw.line((left, y, left + width, y), fill=_PAPER)
 
 
@@ -117,15 +106,13 @@ def _bars(trace: DecodeTrace, row: int, origins: list[TokenOrigin]) -> list[list
 def _draw_timeline(
     draw: ImageDraw.ImageDraw, bars: list[list[TokenOrigin]], corner: tuple[int, int], width: int
 ) -> None:
-    left, top = corner
-    bottom = top + _TIMELINE_HEIGHT
+    left, bottom = corner[0], corner[1] + _TIMELINE_HEIGHT
     unit = _TIMELINE_HEIGHT / max(map(len, bars))
     pitch = width / len(bars)
     gap = 1 if pitch >= 4 else 0
     for number, bar in enumerate(bars):
-        x = left + number * pitch
         for height, origin in enumerate(bar):
-            y = bottom - (height + 1) * unit + 1
+            x, y = left + number * pitch, bottom - (height + 1) * unit + 1
             box = (x, y, max(x, x + pitch - 1 - gap), max(y, bottom - height * unit - 1))
             draw.rectangle(box, fill=ORIGIN_COLOURS[origin])
     draw.line((left, bottom, left + width, bottom), fill=_INK)

@@ -31,13 +31,7 @@ def continue_downwards(tokens: Tensor, lengths: Tensor, grid_size: int) -> Tenso
 
 
 def hide_undecided(image: Image.Image, num_decided: int, grid_size: int) -> Image.Image:
-    """The picture, transparent where no token is decided.
-
-    Args:
-        image: of the whole grid, such as that of `continue_downwards`.
-        num_decided: tokens, in raster order.
-        grid_size: tokens a side.
-    """
+    """The picture of a whole grid, `grid_size` tokens a side, transparent after its first `num_decided` tokens."""
     decided = torch.arange(grid_size**2) < num_decided
     mask = Image.fromarray((decided.view(grid_size, grid_size) * 255).byte().numpy())
     shown = image.convert("RGB")

@@ -43,10 +43,10 @@ def models(qwen_pair: Path, _saved_tiny_pipelines: dict[str, Path]) -> Models:
 
 
 @pytest.fixture(scope="module")
-def served(models: Models, tmp_path_factory: pytest.TempPathFactory) -> Iterator[app.Served]:
+def served(models: Models, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     served = app.serve(models, tmp_path_factory.mktemp("downloads"))
     yield served
-    served.close()
+    served.close(verbose=False)
 
 
 @pytest.fixture(scope="module")
@@ -60,20 +60,22 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture
-def page(browser: Any, served: app.Served) -> Iterator[Any]:
+def page(browser: Any, served: Any) -> Iterator[Any]:
     page = open_page(browser, served)
     yield page
     page.context.close()
 
 
-def open_page(browser: Any, served: app.Served) -> Any:
+def open_page(browser: Any, served: Any) -> Any:
     page = browser.new_context(accept_downloads=True).new_page()
     page.set_default_timeout(60_000)
     elsewhere: list[str] = []
     page.on("request", lambda request: elsewhere.append(request.url))
-    page.goto(served.url)
+    page.goto(served.local_url)
     page.wait_for_selector("#draw")
-    assert not [url for url in elsewhere if not url.startswith((served.url, "data:", "blob:"))]  # nothing is fetched
+    assert not [
+        url for url in elsewhere if not url.startswith((served.local_url, "data:", "blob:"))
+    ]  # nothing is fetched
     return page
 
 
@@ -126,7 +128,7 @@ def test_a_prompt_is_drawn_and_the_same_picture_needs_no_slider(page: Any, model
     assert not page.locator("#slider").is_visible()
 
 
-def test_two_visitors_get_each_the_picture_of_their_seed(browser: Any, served: app.Served, models: Models) -> None:
+def test_two_visitors_get_each_the_picture_of_their_seed(browser: Any, served: Any, models: Models) -> None:
     pages = [open_page(browser, served) for _ in range(2)]
     for seed, page in enumerate(pages):
         write_prompt(page, "a blue cone", seed)
@@ -157,14 +159,14 @@ def test_a_stop_works_at_once(page: Any, monkeypatch: pytest.MonkeyPatch) -> Non
     write_prompt(page, "a red cube")
     page.click("#draw")
     page.wait_for_function("document.querySelectorAll('#stage .bar i').length == 2")
-    page.click("#stop")
+    page.click("#stop-draw")
     page.wait_for_selector("#stage >> text=Stopped")
     assert len(steps) < 16
     page.wait_for_selector("#draw:not([disabled])")
 
 
 def test_a_reload_ends_what_was_asked_for_and_the_page_is_new(
-    page: Any, served: app.Served, monkeypatch: pytest.MonkeyPatch
+    page: Any, served: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps = slow_down(monkeypatch)
     write_prompt(page, "a red cube")
@@ -214,9 +216,9 @@ def test_methods_are_compared_and_downloaded(page: Any) -> None:
 
 
 @pytest.mark.parametrize("width", [390, 1280])
-def test_nothing_is_wider_than_the_screen(browser: Any, served: app.Served, width: int) -> None:
+def test_nothing_is_wider_than_the_screen(browser: Any, served: Any, width: int) -> None:
     page = browser.new_context(viewport={"width": width, "height": 844}).new_page()
-    page.goto(served.url)
+    page.goto(served.local_url)
     for tab in ("Pictures", "Videos", "Compare"):
         page.get_by_role("tab", name=tab).click()
         page.wait_for_timeout(300)

@@ -53,18 +53,18 @@ def test_without_gradio_it_says_what_to_install(
 def test_the_page_and_its_limits(tmp_path: Path, tiny_model_folder: Path) -> None:
     pytest.importorskip("gradio", reason='the page needs the extra "demo"')
     models = Models(ModelOptions(str(tiny_model_folder)))
-    served = app.serve(models, tmp_path)
+    page = app.serve(models, tmp_path)
     try:
-        port = int(served.url.rstrip("/").rsplit(":", 1)[1])
-        page = urllib.request.urlopen(served.url).read().decode()
-        assert "vargen" in page and served.share_url is None
-        assert served.blocks._queue.max_size == app.MAX_WAITING
-        computing = [fn for fn in served.blocks.fns.values() if fn.concurrency_id == "model"]
+        port = int(page.local_url.rstrip("/").rsplit(":", 1)[1])
+        text = urllib.request.urlopen(page.local_url).read().decode()
+        assert "vargen" in text and page.share_url is None
+        assert page._queue.max_size == app.MAX_WAITING
+        computing = [fn for fn in page.fns.values() if fn.concurrency_id == "model"]
         assert len(computing) == 3 and all(fn.concurrency_limit == 1 for fn in computing)
         with pytest.raises(UserError, match="port"):
-            app.serve(models, tmp_path, port=port)
+            app.serve(models, tmp_path, DemoConfig(port=port))
     finally:
-        served.close()
+        page.close(verbose=False)
     with socket.socket() as free:
         free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as every server does
         free.bind(("127.0.0.1", port))

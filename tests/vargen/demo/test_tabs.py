@@ -13,7 +13,8 @@ import torch
 from vargen.base.errors import UserError
 from vargen.demo import compare, pictures, videos
 from vargen.demo.models import Models
-from vargen.demo.tickets import Tickets
+from vargen.demo.settings import read_method
+from vargen.demo.work import Tickets
 from vargen.methods.catalogue import resolve_method
 from vargen.models.options import ModelOptions
 
@@ -169,7 +170,7 @@ def test_the_time_left_falls_to_nothing(models: Models) -> None:
     assert (comparing.done, comparing.total, comparing.seconds_left) == (4, 4, 0.0)
     stopped = compare._prepare(models, models.default, ["scd"], "a cube", 1, 0)
     stopped.stop()
-    assert not tickets.begin("unknown", stopped) or last(stopped.run()).rows is None
+    assert not tickets.begin("unknown", stopped.stop) or last(stopped.run()).rows is None
 
 
 # Videos
@@ -202,7 +203,7 @@ def test_the_answer_grows_word_by_word_and_its_account_is_true(video_models: Mod
         (("why? " * 500, 4, 24, 0.0, 0), "sd", "characters"),
         (("why?", 4, 10**6, 0.0, 0), "sd", "tokens"),
         (("why?", 4, 24, 0.0, -1), "sd", "seed"),
-        (("why?", 4, 24, 0.0, 0), "assisted", "not known"),
+        (("why?", 4, 24, 0.0, 0), "assisted", "does not fit"),
     ],
 )
 def test_a_question_that_cannot_be_answered_says_why(video_models: Models, asked: Any, method: str, said: str) -> None:
@@ -212,7 +213,7 @@ def test_a_question_that_cannot_be_answered_says_why(video_models: Models, asked
 def test_a_broken_upload_is_refused_in_place(video_models: Models, tmp_path: Path) -> None:
     path = tmp_path / "mine.mp4"
     path.write_bytes(b"\x00\x00\x00\x18ftypmp42 and nothing")
-    clip = videos.Clip(None, str(path))
+    clip = videos.Clip(-1, str(path))
     page = ask(video_models, "why?", 4, 24, 0.0, 0, clip=clip)[-1][0]
     assert 'role="alert"' in page and "mine.mp4" in page and str(tmp_path) not in page
     (shown,) = videos.show_clip(video_models, Tickets(), "", clip, 4)
@@ -222,7 +223,7 @@ def test_a_broken_upload_is_refused_in_place(video_models: Models, tmp_path: Pat
 def test_a_stop_ends_an_answer_between_two_passes(video_models: Models) -> None:
     for method in ("sd", "flash", "parallelvlm"):
         settings = "workers: in_turn" if method == "parallelvlm" else ""
-        config = videos._config(video_models, method, settings)
+        config = read_method(video_models.video_methods(), method, settings)
         asking = videos.Asking(
             video_models.answerer(), videos.world_case(0).frames, "why?", method=config, max_new_tokens=64
         )

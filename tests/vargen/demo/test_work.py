@@ -7,8 +7,7 @@ import time
 
 import pytest
 
-from vargen.demo.tickets import Tickets
-from vargen.demo.work import Stopped, Turns, Work
+from vargen.demo.work import Stopped, Tickets, Turns, Work
 
 
 def test_who_watches_sees_news_and_the_end() -> None:
@@ -109,14 +108,14 @@ def test_a_ticket_stops_work_that_has_not_begun() -> None:
     name = tickets.issue()
     tickets.stop(name)
     tickets.admit(name)
-    assert not tickets.begin(name, work)
+    assert not tickets.begin(name, work.stop)
     assert tickets.end(name)
 
 
 def test_a_ticket_stops_its_own_work_alone() -> None:
     tickets, works = Tickets(), [Work(), Work()]
     names = [tickets.issue() for _ in works]
-    assert all(tickets.begin(name, work) for name, work in zip(names, works, strict=True))
+    assert all(tickets.begin(name, work.stop) for name, work in zip(names, works, strict=True))
     tickets.stop(names[0])
     tickets.stop("of somebody else")
     assert [work.stopped for work in works] == [True, False]

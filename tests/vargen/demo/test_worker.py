@@ -15,7 +15,7 @@ import pytest
 from vargen.base.errors import UserError
 from vargen.demo import pictures, worker
 from vargen.demo.models import Models
-from vargen.demo.tickets import Tickets
+from vargen.demo.work import Tickets
 from vargen.demo.worker import LocalWorker, WorkerProcess
 from vargen.models.options import ModelOptions
 
@@ -77,14 +77,14 @@ def test_what_is_wrong_there_is_said_here(process: WorkerProcess) -> None:
 
 def test_when_it_is_killed_that_is_said_and_another_one_starts(process: WorkerProcess) -> None:
     tickets = Tickets()
-    before = process.pid
+    before = process._process.pid
     pages = draw(process, tickets, tickets.issue())
     next(pages)
     os.kill(before, signal.SIGKILL)
     with pytest.raises(UserError, match="has ended"):
         list(pages)
     list(process.stream(tickets, "", worker._stop, "nobody"))
-    assert process.pid != before
+    assert process._process.pid != before
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from glob import escape
 from itertools import product
@@ -20,7 +20,7 @@ from metrics.speculation import CallRecord, summarise
 from vargen.base.bounds import MAX_BATCH_SIZE, MAX_PICTURES, MAX_WARM_UP, check_numbers
 from vargen.base.errors import UserError
 from vargen.jobs.cases import BenchmarkCase, Judge, World, check_split, fitting_judge, prompt_cases, told_cases
-from vargen.jobs.comparison import compare, describe_run
+from vargen.jobs.comparison import Kept, calls_of, compare, describe_run, rows_of
 from vargen.jobs.ranking import ClipScorer
 from vargen.jobs.sampling import SamplingOptions
 from vargen.methods.base import ImageMethodConfig
@@ -129,8 +129,7 @@ def benchmark(config: BenchConfig, world: World | None, quiet: bool = False) -> 
 
     from vargen.pipelines.loading import load_pipeline
 
-    inside = ["images", *(f"images/{escape(label)}" for label in methods)]
-    with own_calls(config.output, inside) as calls:
+    with own_calls(config.output, ["images", *(f"images/{escape(label)}" for label in methods)]) as calls:
         scorer = None if config.clip is None else ClipScorer(Path(config.clip))
         pipeline, _, dtype = load_pipeline(model, config, quiet)
         shared = {
@@ -167,7 +166,9 @@ def benchmark(config: BenchConfig, world: World | None, quiet: bool = False) -> 
             more["continuous_batches"] = True
         rows = [{**row, **more} for row in rows]
         if calls is not None:
-            _write(calls.parent, rows)
+            write_atomic(calls.parent / "results.json", json.dumps(rows, indent=1) + "\n")
+            if any(row["judge_accuracy"] is not None for row in rows):
+                _plot(calls.parent / "plot.png", rows)
     return rows
 
 
@@ -181,17 +182,15 @@ def _cases(config: BenchConfig, model: ModelDescription, world: World | None) ->
     return prompt_cases(model, world, config.prompts_file, config.num_prompts, config.seed, config.split)
 
 
-def _write(folder: Path, rows: list[dict[str, Any]]) -> None:
-    """Write results.json, and plot.png where pictures were judged and matplotlib is installed."""
+def _plot(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Draw judge accuracy against speed-up, where matplotlib is installed."""
     from metrics.plots import plot_tradeoff
 
-    write_atomic(folder / "results.json", json.dumps(rows, indent=1) + "\n")
     title = f"{rows[0]['model']}, batch {rows[0]['batch_size']}, {rows[0]['images']} prompts"
-    if any(row["judge_accuracy"] is not None for row in rows):
-        try:
-            write_atomic(folder / "plot.png", plot_tradeoff(rows, title=title))
-        except ModuleNotFoundError:
-            print('vargen: warning: no plot, since matplotlib is missing; pip install "vargen[eval]"', file=sys.stderr)
+    try:
+        write_atomic(path, plot_tradeoff(rows, title=title))
+    except ModuleNotFoundError:
+        print('vargen: warning: no plot, since matplotlib is missing; pip install "vargen[eval]"', file=sys.stderr)
 
 
 def run_benchmark(
@@ -243,7 +242,10 @@ def run_benchmark(
     records = Records(None, {}) if records is None else records
     batches = _calls(len(cases), batch_size, continuous_batches)
     if images is not None:
-        _check_own_pictures(images, methods, len(cases))
+        for folder in (images / label for label in methods):  # others would stay beside this run's pictures
+            own = {_picture_path(folder, index) for index in range(len(cases))}
+            if others := sorted(set(folder.glob("*.png")) - own):
+                raise UserError(f"output: {others[0]} is not of this run; name another folder or delete it")
         for label, (number, batch) in product(methods, enumerate(batches)):
             if not all(_picture_path(images / label, index).is_file() for index in batch):
                 records.forget(label, number)  # kept by a run without pictures
@@ -285,35 +287,19 @@ def _calls(count: int, batch_size: int, continuous_batches: bool) -> list[range]
     return [range(first, min(first + size, count)) for first in range(0, count, size)]
 
 
-def build_rows(methods: Mapping[str, ImageMethodConfig], records: Records, num_batches: int) -> list[dict[str, Any]]:
+def build_rows(methods: Mapping[str, ImageMethodConfig], records: Records, num_calls: int) -> list[dict[str, Any]]:
     """One JSON-ready row for each method: its cost (`metrics.speculation.summarise`), quality, settings and origin."""
-    from metrics.provenance import provenance
     from vargen.jobs.figures import clip_figures, judge_figures
 
-    calls = {label: records.call_records(label) for label in methods}
-    plain = next((label for label, method in methods.items() if method.name == "ar"), None)
-    origin = provenance()
-    return [
-        {
-            "method": label,
-            "exact": method.exact,
-            **summarise(calls[label], None if plain is None else calls[plain]),
-            **judge_figures([records.calls[label, number]["claims"] for number in range(num_batches)]),
-            **clip_figures([records.calls[label, number].get("clip_scores", []) for number in range(num_batches)]),
-            "settings": method.to_dict(),
-            "provenance": origin,
+    def figures(kept: Kept, plain: Kept | None) -> dict[str, Any]:
+        return {
+            **summarise(calls_of(kept), None if plain is None else calls_of(plain)),
+            **judge_figures([call["claims"] for call in kept]),
+            **clip_figures([call.get("clip_scores", []) for call in kept]),
         }
-        for label, method in methods.items()
-    ]
+
+    return rows_of(methods, records, num_calls, figures)
 
 
 def _picture_path(folder: Path, index: int) -> Path:
     return folder / f"{index:06d}.png"
-
-
-def _check_own_pictures(images: Path, labels: Iterable[str], count: int) -> None:
-    """Refuse a folder in which pictures of a run over more prompts would stay beside this one's."""
-    for folder in (images / label for label in labels):
-        own = {_picture_path(folder, index) for index in range(count)}
-        if others := sorted(set(folder.glob("*.png")) - own):
-            raise UserError(f"output: {others[0]} is not of this run; name another folder or delete it")

@@ -1,4 +1,4 @@
-"""Methods side by side in one process: the order of their calls, and the identity of such a run.
+"""Methods side by side in one process: the order of their calls, the identity of such a run, and its rows of results.
 
 All methods do a piece of work before the next piece begins, in an order that rotates. A machine that warms up or slows
 down then does so for all of them. Each call is recorded as one line of JSON when it ends, and the same command
@@ -7,14 +7,17 @@ continues a killed run after the last line.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from metrics.speculation import CallRecord
 from vargen.methods.base import MethodConfig
 from vargen.runs.identity import machine
 from vargen.runs.progress import Progress
 from vargen.runs.records import Records
 
+Kept = Sequence[Mapping[str, Any]]
+"""The records of one method's calls, in order."""
 Made = TypeVar("Made")
 Method = TypeVar("Method", bound=MethodConfig)
 
@@ -66,3 +69,34 @@ def describe_run(methods: Mapping[str, MethodConfig], weights: str, **options: A
         **machine(),
         **options,
     }
+
+
+def calls_of(kept: Kept) -> list[CallRecord]:
+    """The cost of each call."""
+    return [CallRecord(**each["call"]) for each in kept]
+
+
+def rows_of(
+    methods: Mapping[str, MethodConfig],
+    records: Records,
+    count: int,
+    figures: Callable[[Kept, Kept | None], Mapping[str, Any]],
+) -> list[dict[str, Any]]:
+    """One JSON-ready row for each method, with its settings and the origin of the figures.
+
+    Args:
+        methods: by label.
+        records: of every piece of work with every method.
+        count: number of pieces.
+        figures: of a method's records and those of plain decoding, or None where plain decoding is not compared.
+    """
+    from metrics.provenance import provenance
+
+    kept = {label: [records.calls[label, number] for number in range(count)] for label in methods}
+    plain = next((kept[label] for label, method in methods.items() if method.name == "ar"), None)
+    origin = provenance()
+    rows = []
+    for label, method in methods.items():
+        row = {"method": label, "exact": method.exact, **figures(kept[label], plain)}
+        rows.append({**row, "settings": method.to_dict(), "provenance": origin})
+    return rows

@@ -48,7 +48,6 @@ from vargen.runs.processes import Processes
 from vargen.runs.progress import Progress, progress
 
 if TYPE_CHECKING:
-    from vargen.pipelines.base import AutoregressivePipelineOutput
     from vargen.pipelines.loading import ImagePipeline
 
 GIVEN = "given"
@@ -126,20 +125,17 @@ def _make_share(
     """Make this process's batches of one method: tokens, then pictures, or both at once where tokens make no pixels."""
     sampling = {name: shared[name] for name in run.options.sampling}
 
-    def call(indices: range, output_type: str) -> tuple[AutoregressivePipelineOutput, CallRecord]:
-        chosen = [run.cases[index] for index in indices]
-        return call_pipeline(pipeline, method, chosen, shared["seed"] + indices[0], output_type=output_type, **sampling)
-
     def make(indices: range) -> tuple[dict[str, Any], dict[str, Any]]:
-        output, record = call(indices, "latent")
-        codes = torch.as_tensor(output.images)  # [B, rows, columns]
-        return {"tokens": codes.cpu().numpy().astype(np.int32)}, record.to_dict()
-
-    def make_pictures(indices: range) -> tuple[dict[str, Any], dict[str, Any]]:
-        output, record = call(indices, "pil")
-        assert isinstance(output.images, list)
-        job.keep_pictures(indices, output.images)
-        return {"tokens": output.tokens.cpu().numpy().astype(np.int32)}, record.to_dict()
+        chosen, seed = [run.cases[index] for index in indices], shared["seed"] + indices[0]
+        kind = "latent" if pixels_from_tokens else "pil"
+        output, record = call_pipeline(pipeline, method, chosen, seed, output_type=kind, **sampling)
+        tokens = output.tokens
+        if pixels_from_tokens:
+            tokens = torch.as_tensor(output.images)  # codes [B, rows, columns]
+        else:
+            assert isinstance(output.images, list)
+            job.keep_pictures(indices, output.images)
+        return {"tokens": tokens.cpu().numpy().astype(np.int32)}, record.to_dict()
 
     def decode(tokens: Any) -> Any:
         return pipeline.decode_tokens(torch.from_numpy(tokens).long()[None].to(pipeline.device))[0]
@@ -158,7 +154,7 @@ def _make_share(
     own = run.share.of(range(len(job.tokens.batches)))
     if not pixels_from_tokens:
         job.forget_without_pictures(own)
-        job.tokens.work(run.share, make_pictures, shown)
+        job.tokens.work(run.share, make, shown)
         return
     if run.continuous_batches and hasattr(pipeline, "stream"):
         job.tokens.collect(run.share, make_all, bind, shown)
@@ -191,11 +187,9 @@ class GivenPictures:
     def __init__(self, images: str, output: Path, count: int) -> None:
         self.pictures = open_given(images)
         self.output = output
-        if isinstance(self.pictures, ImageFolder):
-            broken = unreadable(self.pictures.files)
-            if broken:
-                names = ", ".join(str(path) for path in broken[:3]) + (", ..." if len(broken) > 3 else "")
-                raise UserError(f"given_images: {len(broken)} of {len(self.pictures)} files cannot be read: {names}")
+        if isinstance(self.pictures, ImageFolder) and (broken := unreadable(self.pictures.files)):
+            names = ", ".join(str(path) for path in broken[:3]) + (", ..." if len(broken) > 3 else "")
+            raise UserError(f"given_images: {len(broken)} of {len(self.pictures)} files cannot be read: {names}")
         if len(self.pictures) != count:
             raise UserError(
                 f"given_images: {images} holds {len(self.pictures):,} pictures, but there are {count:,} captions"

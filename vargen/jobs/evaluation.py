@@ -169,53 +169,36 @@ def _evaluate(
 ) -> list[dict[str, Any]]:
     from metrics.provenance import provenance
     from metrics.speculation import CallRecord, summarise
-    from vargen.jobs.evaluated_pictures import (
-        GIVEN,
-        Evaluation,
-        GivenPictures,
-        MadePictures,
-        make_pictures,
-        measure_pictures,
-        measured_reference,
-        stored_reference,
-    )
+    from vargen.jobs import evaluated_pictures as pictures
     from vargen.jobs.figures import against_plain, score
     from vargen.jobs.measuring import open_reference
 
     cases = _cases(config, protocol, model, world)
-    run = Evaluation(
-        config,
-        Path(config.output),
-        config.batch_size,
-        config.continuous_batches,
-        protocol,
-        cases,
-        _networks(config, protocol, model, processes, world),
-        processes,
-        quiet,
-    )
+    networks = _networks(config, protocol, model, processes, world)
+    shared = (config.batch_size, config.continuous_batches, protocol, cases, networks, processes, quiet)
+    run = pictures.Evaluation(config, Path(config.output), *shared)
     path = None if config.reference is None else Path(config.reference)
     given = open_reference(protocol, path)  # before anything is made, so that a wrong one costs nothing
 
     jobs: dict[str, PictureBatches] = {}
     if model is None:
         assert config.given_images is not None
-        pictures = GivenPictures(config.given_images, run.output, len(cases))
-        sources: dict[str, MadePictures | GivenPictures] = {GIVEN: pictures}
-        side = pictures.side
+        shown = pictures.GivenPictures(config.given_images, run.output, len(cases))
+        sources: dict[str, pictures.MadePictures | pictures.GivenPictures] = {pictures.GIVEN: shown}
+        side = shown.side
     else:
-        jobs, side = make_pictures(run, methods, model)
-        sources = {label: MadePictures(job) for label, job in jobs.items()}
-    measured = {label: measure_pictures(run, label, source) for label, source in sources.items()}
+        jobs, side = pictures.make_pictures(run, methods, model)
+        sources = {label: pictures.MadePictures(job) for label, job in jobs.items()}
+    measured = {label: pictures.measure_pictures(run, label, source) for label, source in sources.items()}
     reference: Reference | None
     if protocol.reference == "none":
         reference, notes = None, ["no reference: Frechet distance, precision and recall are left out"]
     elif given is None and path is not None:
-        reference, notes = stored_reference(run, path)
+        reference, notes = pictures.stored_reference(run, path)
     else:
         count, resolution = protocol.reference_count or 0, protocol.resolution or side
-        shown = given or _needed(world, protocol).reference(count, resolution)
-        reference, notes = measured_reference(run, shown), []
+        compared_with = given or _needed(world, protocol).reference(count, resolution)
+        reference, notes = pictures.measured_reference(run, compared_with), []
     if not processes.is_main:
         return []
 
@@ -276,7 +259,13 @@ def _cases(
             count = len(open_given(config.given_images))
         cases = _needed(world, protocol).sample_cases(count or _USUAL_COUNT, config.seed)
     elif protocol.captions == "class_labels":
-        cases = _class_cases(config, count, 1000 if model is None else model.num_classes or 1000)
+        import torch
+
+        # Random labels, as the published protocol draws them: not the same number of each class.
+        generator = torch.Generator().manual_seed(config.seed)
+        num_classes = 1000 if model is None else model.num_classes or 1000
+        labels = torch.randint(num_classes, (count or _USUAL_COUNT,), generator=generator).tolist()
+        cases = [BenchmarkCase(class_label=label) for label in labels]
     else:
         if config.prompts_file is None:
             raise UserError(f"prompts_file: {protocol.name} needs captions; name a .txt, .csv, .tsv or .jsonl file")
@@ -310,15 +299,6 @@ def _needed(world: World | None, protocol: Protocol) -> World:
     return world
 
 
-def _class_cases(config: EvaluateConfig, count: int | None, num_classes: int) -> list[BenchmarkCase]:
-    """Random labels, as the published protocol draws them (not the same number of each class)."""
-    import torch
-
-    generator = torch.Generator().manual_seed(config.seed)
-    labels = torch.randint(num_classes, (count or _USUAL_COUNT,), generator=generator).tolist()
-    return [BenchmarkCase(class_label=label) for label in labels]
-
-
 def _networks(
     config: EvaluateConfig,
     protocol: Protocol,
@@ -328,7 +308,9 @@ def _networks(
 ) -> Networks:
     from vargen.jobs.measuring import load_networks
 
-    clip = None if config.clip is None else Path(config.clip)
+    clip, inception_weights, vgg_weights = (
+        None if each is None else Path(each) for each in (config.clip, config.inception_weights, config.vgg_weights)
+    )
     if clip is None and protocol.captions == "scenes":
         clip = shipped_clip()
     judge = _needed(world, protocol).judge() if protocol.judge else None
@@ -338,10 +320,5 @@ def _networks(
             f"makes {model.image_size}; use prompts, or another preset without a judge"
         )
     return load_networks(
-        protocol,
-        processes.device,
-        clip=clip,
-        inception_weights=None if config.inception_weights is None else Path(config.inception_weights),
-        vgg_weights=None if config.vgg_weights is None else Path(config.vgg_weights),
-        judge=judge,
+        protocol, processes.device, clip=clip, inception_weights=inception_weights, vgg_weights=vgg_weights, judge=judge
     )

@@ -113,17 +113,14 @@ def gather(store: BatchStore, share: Share, num_items: int, device: torch.device
     """All arrays of a store in the order of the pictures, on the CPU. Every process reads its share and gets all."""
     own = [(store.batches[batch], store.read(batch)[0]) for batch in share.of(range(len(store.batches)))]
     # Every process gathers the same arrays in the same order, also one without a batch of its own.
-    names = sorted(store.read(0)[0])
-    width = {name: store.read(0)[0][name].shape[1] for name in names}
+    first = store.read(0)[0]
+    own = own or [(range(0), {name: array[:0] for name, array in first.items()})]
     gathered = {}
-    for name in names:
+    for name in sorted(first):
         bank = FeatureBank(num_items).to(device)
         for indices, arrays in own:
-            bank.update(
-                torch.tensor(list(indices), device=device), torch.from_numpy(arrays[name].astype(np.float32)).to(device)
-            )
-        if not own:
-            bank.update(torch.zeros(0, dtype=torch.long, device=device), torch.zeros(0, width[name], device=device))
+            numbers = torch.tensor(list(indices), dtype=torch.long, device=device)
+            bank.update(numbers, torch.from_numpy(arrays[name].astype(np.float32)).to(device))
         try:
             gathered[name] = bank.compute().cpu()
         except DataError as error:
@@ -199,14 +196,9 @@ def stored_statistics(path: Path, protocol: Protocol, networks: Networks) -> tup
         raise UserError(f"reference: {error}") from error
     if note is None:
         return statistics, [f"reference: {path} does not say how it was made; its resizing is taken on trust"]
-    check_identity(
-        path,
-        note,
-        made_with(protocol, networks),
-        holds="statistics made",
-        argument="reference",
-        remedy="make it again from its pictures",
-    )
+    remedy = "make it again from its pictures"
+    now = made_with(protocol, networks)
+    check_identity(path, note, now, holds="statistics made", argument="reference", remedy=remedy)
     return statistics, []
 
 

@@ -32,7 +32,7 @@ class Point:
     Args:
         settings: of the method, its name among them, as a preset holds them.
         speed: more is better.
-        quality: more is better, whatever its field says: fields where less is better come negated.
+        quality: more is better.
         survival: see `metrics.speculation.survival_by_place`.
         told: further figures: "pass_reduction", "never_verified" (a share of all tokens), and "speedup" where seconds
             were measured.
@@ -43,6 +43,11 @@ class Point:
     quality: float
     survival: tuple[float, ...] = ()
     told: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def kept(self) -> dict[str, Any]:
+        """What a trial keeps beside speed and quality."""
+        return {"settings": dict(self.settings), "survival": list(self.survival), "told": dict(self.told)}
 
 
 def pareto_front(points: Sequence[Point]) -> list[Point]:
@@ -75,10 +80,8 @@ def open_study(path: Path, starts: Sequence[StartingPoint], seed: int) -> Study:
         lost without a word, or the search would wait for them until its time is up."""
         with closing(connect()) as connection:
             found = {name for (name,) in connection.execute("select name from sqlite_master where type = 'table'")}
-            kept = any(
-                connection.execute(f"select count(*) from {name}").fetchone()[0]
-                for name in found & {"studies", "trials"}
-            )
+            counts = (f"select count(*) from {name}" for name in found & {"studies", "trials"})
+            kept = any(connection.execute(count).fetchone()[0] for count in counts)
         needed = set(sqlalchemy.inspect(RDBStorage("sqlite://").engine).get_table_names()) if kept else set()
         if missing := sorted(needed - found):
             raise ValueError(f"it lacks {', '.join(missing)}")
@@ -94,10 +97,7 @@ def open_study(path: Path, starts: Sequence[StartingPoint], seed: int) -> Study:
         check_tables()
         storage = RDBStorage("sqlite://", engine_kwargs={"creator": connect})
         study = optuna.create_study(
-            study_name="tune",
-            storage=storage,
-            directions=["maximize", "maximize"],
-            load_if_exists=True,
+            study_name="tune", storage=storage, directions=["maximize", "maximize"], load_if_exists=True
         )
         if len(study.directions) != 2:
             raise ValueError("it has no directions")

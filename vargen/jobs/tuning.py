@@ -41,8 +41,6 @@ from vargen.runs.records import Records
 if TYPE_CHECKING:
     from optuna.study import Study
 
-    from metrics.speculation import CallRecord
-
 PLAIN, CANDIDATE = "ar", "candidate"
 _PATIENCE = 64
 """A search ends after this number of suggestions in a row that were refused or measured before."""
@@ -53,20 +51,18 @@ SPEEDS = ("speedup", "pass_reduction")
 
 @dataclass(frozen=True)
 class Quality:
-    """A measure of quality.
+    """A measure of quality, of which more is better.
 
     Args:
-        direction: 1 where more is better, -1 where less is.
-        largest_loss: the largest possible loss; infinity where nothing bounds it.
+        largest_loss: the largest possible loss.
         usual_loss: the loss that is allowed by default.
     """
 
-    direction: int
     largest_loss: float
     usual_loss: float
 
 
-QUALITIES = {"judge_accuracy": Quality(1, 1.0, 0.02), "clip_score": Quality(1, 100.0, 0.3)}
+QUALITIES = {"judge_accuracy": Quality(1.0, 0.02), "clip_score": Quality(100.0, 0.3)}
 """Measures of quality: fields of a benchmark row."""
 
 
@@ -186,17 +182,18 @@ def _tune(
     # The first four may change from one run of a search to the next. The others are described by their content.
     left_out = {"output", "max_seconds", "max_quality_loss", "save_to_model", "prompts_file", "clip"}
     left_out |= {option.name for option in fields(ModelOptions)}
-    identity = {name: value for name, value in asdict(config).items() if name not in left_out}
-    drafters = {
-        name: weights_fingerprint(str(path))
-        for name, path in config.fixed.items()
-        if name in resolve_method(config.method).weights and path
-    }
-    identity |= {**described, "drafters": drafters}
+    identity = {name: value for name, value in asdict(config).items() if name not in left_out} | described
+    folders = {name: config.fixed.get(name) for name in resolve_method(config.method).weights}
+    identity["drafters"] = {name: weights_fingerprint(str(path)) for name, path in folders.items() if path}
     folder = Path(config.output)
     check_identity_file(folder / "settings.json", identity, holds="a search")
-    if not (folder / "study.db").exists():  # before anything is written
-        _check_method(pipeline, cases[:1], config)
+    if not (folder / "study.db").exists():
+        # One picture before anything is written, since a model without a drafter would refuse every trial.
+        try:
+            method = pipeline.resolve_method(config.method, config.fixed)
+            run_benchmark(pipeline, {CANDIDATE: method}, cases[:1], seed=config.seed, warm_up=0)
+        except UserError as error:
+            raise UserError(f"method {config.method!r} cannot be tuned with this model: {error}") from error
     write_json_atomic(folder / "settings.json", identity)
     study = open_study(
         folder / "study.db", starting_points(config.method, config.fixed, pipeline.resolve_method), config.seed
@@ -204,7 +201,7 @@ def _tune(
     evaluation = None
     try:
         with progress(round(config.max_seconds), "seconds", quiet) as shown:
-            evaluation = Evaluation(pipeline, judge, clip, cases, config, folder / "plain.jsonl", described)
+            evaluation = Evaluation(pipeline, judge, clip, cases, config, Records(folder / "plain.jsonl", described))
             with study_at(folder / "study.db"):
                 used_up = _search(study, evaluation, config, shown)
     except KeyboardInterrupt:
@@ -236,6 +233,7 @@ def _with_quality(config: TuneConfig, model: ModelDescription, world: World | No
     return replace(config, quality=quality, max_quality_loss=loss), judge
 
 
+@dataclass
 class Evaluation:
     """Measures settings on the same prompts as plain decoding, which is measured once.
 
@@ -244,25 +242,19 @@ class Evaluation:
         judge, clip: read its pictures; None for the one that does not measure quality.
         cases: the pictures of every trial.
         config: sizes, seed, and the measures of speed and quality.
-        plain_file: keeps plain decoding's calls.
-        settings: what decides those calls.
+        plain: keeps plain decoding's calls.
     """
 
-    def __init__(
-        self,
-        pipeline: Any,
-        judge: Judge | None,
-        clip: ClipScorer | None,
-        cases: Sequence[BenchmarkCase],
-        config: TuneConfig,
-        plain_file: Path,
-        settings: dict[str, Any],
-    ) -> None:
-        self.pipeline, self.judge, self.clip, self.cases, self.config = pipeline, judge, clip, cases, config
-        self.warm_up = int(config.speed == "speedup")  # the number of passes is the same from the first call on
-        records = Records(plain_file, settings)
-        self.plain_quality = self._quality(PLAIN, resolve_method(PLAIN), records)
-        self.plain_calls: list[CallRecord] = records.call_records(PLAIN)
+    pipeline: Any
+    judge: Judge | None
+    clip: ClipScorer | None
+    cases: Sequence[BenchmarkCase]
+    config: TuneConfig
+    plain: Records
+
+    def __post_init__(self) -> None:
+        self.plain_quality = self._quality(PLAIN, resolve_method(PLAIN), self.plain)
+        self.plain_calls = self.plain.call_records(PLAIN)
         self.plain_seconds = sum(call.seconds for call in self.plain_calls)
 
     def measure(self, method: ImageMethodConfig) -> Point:
@@ -277,16 +269,12 @@ class Evaluation:
         quality = self._quality(CANDIDATE, method, records)
         summary = summarise(records.call_records(CANDIDATE), self.plain_calls)
         survival = tuple(round(share, 4) for share in survival_by_place(summary["accepted_histogram"]))
-        told = {
-            "pass_reduction": summary["pass_reduction"],
-            "never_verified": summary["skipped_tokens"] / summary["tokens"],
-        }
-        if self.config.speed == "speedup":
-            told["speedup"] = summary["speedup"]
+        told = {name: summary[name] for name in ("pass_reduction", self.config.speed)}
+        told["never_verified"] = summary["skipped_tokens"] / summary["tokens"]
         return Point(settings_of(method), summary[self.config.speed], quality, survival, told)
 
     def _quality(self, label: str, method: ImageMethodConfig, records: Records) -> float:
-        """Draw every case with a method, and read the quality; more is better."""
+        """Draw every case with a method, and read the quality."""
         assert self.config.quality is not None
         (row,) = run_benchmark(
             self.pipeline,
@@ -294,25 +282,12 @@ class Evaluation:
             self.cases,
             batch_size=self.config.batch_size,
             seed=self.config.seed,
-            warm_up=self.warm_up,
+            warm_up=int(self.config.speed == "speedup"),  # passes are the same from the first call on
             judge=self.judge,
             clip=self.clip,
             records=records,
         )
-        return QUALITIES[self.config.quality].direction * row[self.config.quality]
-
-
-def _check_method(pipeline: Any, cases: Sequence[BenchmarkCase], config: TuneConfig) -> None:
-    """Make one picture before anything is measured, since a model without a drafter would refuse every trial.
-
-    Raises:
-        UserError: the method's defaults and the fixed settings do not fit this model.
-    """
-    try:
-        method = pipeline.resolve_method(config.method, config.fixed)
-        run_benchmark(pipeline, {CANDIDATE: method}, cases, seed=config.seed, warm_up=0)
-    except UserError as error:
-        raise UserError(f"method {config.method!r} cannot be tuned with this model: {error}") from error
+        return row[self.config.quality]
 
 
 def _search(study: Study, evaluation: Evaluation, config: TuneConfig, shown: Progress) -> bool:
@@ -347,20 +322,14 @@ def _search(study: Study, evaluation: Evaluation, config: TuneConfig, shown: Pro
         except BaseException:
             study.tell(trial, state=TrialState.FAIL)
             raise
-        trial.set_user_attr("settings", dict(point.settings))
-        trial.set_user_attr("survival", list(point.survival))
-        trial.set_user_attr("told", dict(point.told))
+        for name, value in point.kept.items():
+            trial.set_user_attr(name, value)
         study.tell(trial, [point.speed, point.quality])
         known[key] = point
         barren = barren + 1 if repeated else 0
     if barren >= _PATIENCE and not known:
         raise UserError(f"fixed: every setting that was tried was refused, the last because: {refusal}")
     return barren >= _PATIENCE
-
-
-def _told(point: Point, sign: int) -> dict[str, Any]:
-    """A row of pareto.json."""
-    return {"speed": point.speed, "quality": sign * point.quality, **point.told, "settings": dict(point.settings)}
 
 
 def _write_front(folder: Path, study: Study, evaluation: Evaluation, config: TuneConfig) -> dict[str, Any]:
@@ -372,33 +341,31 @@ def _write_front(folder: Path, study: Study, evaluation: Evaluation, config: Tun
     # An exact method has plain decoding's quality. Where the figures differ, chance has drawn other pictures.
     exact = methods_for("image")[config.method].exact
     best = fastest_within(points, -math.inf if exact else evaluation.plain_quality - config.max_quality_loss)
-    sign = QUALITIES[config.quality].direction
-    plain_quality = sign * evaluation.plain_quality
+
+    def told(point: Point) -> dict[str, Any]:
+        return {"speed": point.speed, "quality": point.quality, **point.told, "settings": dict(point.settings)}
+
     record = {
         "provenance": provenance(),
-        "speed": config.speed,
-        "quality": config.quality,
+        **{name: getattr(config, name) for name in ("speed", "quality", "batch_size", "seed", "max_quality_loss")},
         "prompts": len(evaluation.cases),
-        "batch_size": config.batch_size,
-        "seed": config.seed,
-        "max_quality_loss": config.max_quality_loss,
-        "plain_quality": plain_quality,
+        "plain_quality": evaluation.plain_quality,
         "trials": len(points),
         "best": None if best is None else dict(best.settings),
-        "front": [_told(point, sign) for point in pareto_front(points)],
-        "measured": [{**_told(point, sign), "survival_by_place": list(point.survival)} for point in points],
+        "front": [told(point) for point in pareto_front(points)],
+        "measured": [{**told(point), "survival_by_place": list(point.survival)} for point in points],
     }
     write_json_atomic(folder / "pareto.json", record)
     if best is None:
         (folder / "best.yaml").unlink(missing_ok=True)  # a file of a larger budget would pass for this one's
         return record
     comment = (
-        f"# {config.speed} {best.speed:.2f}, {config.quality} {sign * best.quality:.3f} (plain "
-        f"{plain_quality:.3f}) on {len(evaluation.cases)} prompts, batch {config.batch_size}\n"
+        f"# {config.speed} {best.speed:.2f}, {config.quality} {best.quality:.3f} (plain "
+        f"{evaluation.plain_quality:.3f}) on {len(evaluation.cases)} prompts, batch {config.batch_size}\n"
     )
     write_atomic(folder / "best.yaml", comment + yaml.safe_dump(dict(best.settings), sort_keys=False))
     if config.save_to_model:
-        kept = resolve_method(str(folder / "best.yaml"))
-        kept = kept.kept_with_model([(point.settings, point.survival) for point in points])
+        measured = [(point.settings, point.survival) for point in points]
+        kept = resolve_method(str(folder / "best.yaml")).kept_with_model(measured)
         write_own_settings(find_model(config.model), kept)
     return record

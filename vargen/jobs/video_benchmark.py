@@ -20,20 +20,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from metrics.speculation import CallRecord, percentile, summarise
-from vargen.base.bounds import (
-    MAX_FRAMES,
-    MAX_PICTURES,
-    MAX_PIXELS,
-    MAX_WARM_UP,
-    check_number,
-    check_numbers,
-    check_text,
-)
+from vargen.base.bounds import MAX_FRAMES, MAX_PICTURES, MAX_PIXELS, MAX_WARM_UP, check_numbers, check_text
 from vargen.base.errors import UserError
 from vargen.base.world import missing_world
 from vargen.jobs.captioning import DEFAULT_QUESTION
 from vargen.jobs.cases import VideoCase, VideoJudge, World, check_split
-from vargen.jobs.comparison import compare, describe_run
+from vargen.jobs.comparison import Kept, calls_of, compare, describe_run, rows_of
 from vargen.methods.catalogue import read_method_list, resolve_method
 from vargen.methods.video.base import VideoMethodConfig
 from vargen.models.model_folder import weights_fingerprint
@@ -89,8 +81,7 @@ class BenchVideoConfig(VideoOptions):
             self, {"num_videos": (1, MAX_PICTURES), "image_size": (8, MAX_PIXELS), "warm_up": (0, MAX_WARM_UP)}
         )
         if self.videos is None:
-            if self.num_frames is not None:
-                check_number("num_frames", self.num_frames, 4, MAX_FRAMES)
+            check_numbers(self, {"num_frames": (4, MAX_FRAMES)})
             for name in ("questions", "fps"):
                 if getattr(self, name) is not None:
                     raise UserError(f"{name} belongs to a folder of videos; name one with videos, or leave it out")
@@ -146,11 +137,12 @@ def benchmark_videos(config: BenchVideoConfig, world: World | None, quiet: bool 
         videos, described = _rendered(config, world) if world and rendered else _given(config, processor)
         with VideoAnswerer.from_options(config, found, processor, methods.values()) as answerer:
             draft = answerer.draft_model
+            named = {getattr(method, option) for method in methods.values() for option in method.weights}
             settings = describe_run(
                 methods,
                 weights_fingerprint(found.folder),
                 drafters={kind: weights_fingerprint(path) for kind, path in sorted(answerer.drafters.items())},
-                named=_named_weights(methods),
+                named={folder: weights_fingerprint(Path(folder)) for folder in sorted(named - {None})},
                 draft_model=None if draft is None else weights_fingerprint(draft.found.folder),
                 videos=len(videos),
                 question=config.question,
@@ -177,12 +169,8 @@ def benchmark_videos(config: BenchVideoConfig, world: World | None, quiet: bool 
                 )
             sampling = {name: value for name, value in generation.items() if name != "max_new_tokens"}
             drawn = generation_settings(answerer.model.generation_config, **sampling).sampling
-        more = {
-            "dtype": dtype,
-            "model": found.name,
-            "temperature": drawn.temperature,
-            "split": config.split if rendered else None,
-        }
+        more = {"dtype": dtype, "model": found.name, "temperature": drawn.temperature}
+        more["split"] = config.split if rendered else None
         rows = [{**row, **more} for row in rows]
         if calls is not None:
             write_atomic(calls.parent / "results.json", json.dumps(rows, indent=1) + "\n")
@@ -207,12 +195,6 @@ def _given(config: BenchVideoConfig, processor: Any) -> tuple[Sequence[Clip], di
     choose = frame_sampler(processor, config.num_frames, config.fps)
     clips = ask_about(config.videos, config.questions, config.question, choose, config.fps)
     return clips, {"clips": describe_clips(clips), "frames": [config.num_frames, config.fps]}
-
-
-def _named_weights(methods: Mapping[str, VideoMethodConfig]) -> dict[str, str]:
-    """Fingerprints of the folders that methods name, by folder."""
-    folders = {getattr(method, option) for method in methods.values() for option in method.weights}
-    return {folder: weights_fingerprint(Path(folder)) for folder in sorted(folders - {None})}
 
 
 def run_video_benchmark(
@@ -255,75 +237,62 @@ def run_video_benchmark(
             cases[latest[-1]].forget()
             latest[:] = [number]
         case = cases[number]
-        asked = case.question or question
-        return answerer.answer(case.frames, asked, method, seed=seed + number, **generation)
+        return answerer.answer(case.frames, case.question or question, method, seed=seed + number, **generation)
 
     def keep(_label: str, number: int, answer: Answer) -> dict[str, Any]:
-        return _kept(answer, cases[number], judge)
+        truth = cases[number].truth
+        return {
+            "call": answer.record.to_dict(),
+            "token_ids": answer.token_ids,
+            "relaxed": [place for place, origin in enumerate(answer.origins) if origin.name == "RELAXED"],
+            "run_lengths": list(answer.run_lengths),
+            "draft_passes": answer.draft_passes,
+            "draft_flops": answer.draft_flops,
+            "accuracies": None if judge is None or truth is None else judge(truth, answer.text),
+        }
 
     compare(methods, len(cases), call, keep, warm_up=warm_up, records=records, shown=shown)
     return build_video_rows(methods, records, len(cases))
 
 
-def _kept(answer: Answer, case: VideoCase | Clip, judge: VideoJudge | None) -> dict[str, Any]:
-    return {
-        "call": answer.record.to_dict(),
-        "token_ids": answer.token_ids,
-        "relaxed": [place for place, origin in enumerate(answer.origins) if origin.name == "RELAXED"],
-        "run_lengths": list(answer.run_lengths),
-        "draft_passes": answer.draft_passes,
-        "draft_flops": answer.draft_flops,
-        "accuracies": None if judge is None or case.truth is None else judge(case.truth, answer.text),
-    }
-
-
 def build_video_rows(
     methods: Mapping[str, VideoMethodConfig], records: Records, num_cases: int
 ) -> list[dict[str, Any]]:
-    """One JSON-ready row for each method."""
-    plain = next((label for label, method in methods.items() if method.name == "ar"), None)
-    kept = {label: [records.calls[label, number] for number in range(num_cases)] for label in methods}
-    from metrics.provenance import provenance
-
-    origin = provenance()
-    return [
-        {
-            "method": label,
-            "exact": method.exact,
-            **_figures(kept[label], None if plain is None else kept[plain]),
-            "settings": _without_places(method.to_dict()),
-            "provenance": origin,
+    """One JSON-ready row for each method. A folder of this machine is shortened to its last two names in settings."""
+    rows = rows_of(methods, records, num_cases, _figures)
+    for row in rows:
+        row["settings"] = {
+            name: "/".join(Path(value).parts[-2:]) if isinstance(value, str) and Path(value).is_absolute() else value
+            for name, value in row["settings"].items()
         }
-        for label, method in methods.items()
-    ]
+    return rows
 
 
-def _figures(answers: Sequence[dict[str, Any]], plain: Sequence[dict[str, Any]] | None) -> dict[str, Any]:
-    calls = [CallRecord(**answer["call"]) for answer in answers]
-    plain_calls = None if plain is None else [CallRecord(**answer["call"]) for answer in plain]
+def _figures(answers: Kept, plain: Kept | None) -> dict[str, Any]:
+    calls = calls_of(answers)
+    plain_calls = None if plain is None else calls_of(plain)
     summary = summarise(calls, plain_calls)
     summary["answers"] = summary.pop("images")
     summary["seconds_per_answer"] = summary.pop("seconds_per_image")
     del summary["speedup"]
     runs = [length for answer in answers for length in answer["run_lengths"]]
     relaxed = sum(len(answer["relaxed"]) for answer in answers)
-    summary.update(
-        decode_speedup=None,
-        end_to_end_speedup=None,
-        relaxed_tokens=relaxed,
-        relaxed_share=relaxed / max(summary["tokens"], 1),
-        mean_run_length=sum(runs) / len(runs) if runs else None,
+    summary |= dict.fromkeys(("decode_speedup", "end_to_end_speedup"))
+    summary |= {
+        "relaxed_tokens": relaxed,
+        "relaxed_share": relaxed / max(summary["tokens"], 1),
+        "mean_run_length": sum(runs) / len(runs) if runs else None,
         **_drafting(answers, calls),
-        caption_accuracy=None,
-        caption_accuracy_interval=None,
-        caption_accuracy_by_kind=None,
-        retention=None,
-        equal_to_plain=None,
-        agreement=None,
-    )
+    }
+    accuracy = ("caption_accuracy", "caption_accuracy_interval", "caption_accuracy_by_kind")
+    summary |= dict.fromkeys((*accuracy, "retention", "equal_to_plain", "agreement"))
     if plain is not None and plain_calls is not None:
-        summary["decode_speedup"] = _median(plain_calls, _decode_seconds) / _median(calls, _decode_seconds)
-        summary["end_to_end_speedup"] = _median(plain_calls, _all_seconds) / _median(calls, _all_seconds)
+        for name, seconds_of in (
+            ("decode_speedup", lambda call: call.phase_seconds["decode"]),
+            ("end_to_end_speedup", lambda call: call.seconds),
+        ):
+            before, now = (percentile([seconds_of(c) / c.tokens for c in each], 50) for each in (plain_calls, calls))
+            summary[name] = before / now
         pairs = [(each["token_ids"], other["token_ids"]) for each, other in zip(answers, plain, strict=True)]
         summary["equal_to_plain"] = sum(own == other for own, other in pairs)
         alike = sum(own == other for pair in pairs for own, other in zip(*pair, strict=False))
@@ -335,26 +304,15 @@ def _figures(answers: Sequence[dict[str, Any]], plain: Sequence[dict[str, Any]] 
         from metrics.bootstrap import mean_interval
 
         accuracies = torch.tensor([each["all"] for each in judged], dtype=torch.float64)
-        summary["caption_accuracy"] = float(accuracies.mean())
-        summary["caption_accuracy_interval"] = mean_interval(accuracies)
-        summary["caption_accuracy_by_kind"] = {
-            kind: statistics.fmean(each[kind] for each in judged) for kind in judged[0] if kind != "all"
-        }
+        by_kind = {kind: statistics.fmean(each[kind] for each in judged) for kind in judged[0] if kind != "all"}
+        summary |= zip(accuracy, (float(accuracies.mean()), mean_interval(accuracies), by_kind), strict=True)
         of_plain = statistics.fmean(answer["accuracies"]["all"] for answer in plain) if plain is not None else 0.0
         if of_plain:
             summary["retention"] = summary["caption_accuracy"] / of_plain
     return summary
 
 
-def _without_places(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings for a record. A folder of this machine is shortened to its last two names."""
-    return {
-        name: "/".join(Path(value).parts[-2:]) if isinstance(value, str) and Path(value).is_absolute() else value
-        for name, value in settings.items()
-    }
-
-
-def _drafting(answers: Sequence[dict[str, Any]], calls: Sequence[CallRecord]) -> dict[str, Any]:
+def _drafting(answers: Kept, calls: Sequence[CallRecord]) -> dict[str, Any]:
     """The cost of drafting, where it is known: forward passes of the drafter without the prompt's, FLASH's accepted
     length per such pass, operations with the prompt's, and seconds of a step's draft."""
     figures: dict[str, Any] = dict.fromkeys(
@@ -370,16 +328,3 @@ def _drafting(answers: Sequence[dict[str, Any]], calls: Sequence[CallRecord]) ->
     if accepted and all("draft" in call.phase_seconds for call in calls):
         figures["draft_seconds_per_step"] = sum(call.phase_seconds["draft"] for call in calls) / max(steps, 1)
     return figures
-
-
-def _median(calls: Sequence[CallRecord], seconds_of: Any) -> float:
-    """Seconds per token."""
-    return percentile([seconds_of(call) / call.tokens for call in calls], 50)
-
-
-def _decode_seconds(call: CallRecord) -> float:
-    return call.phase_seconds["decode"]
-
-
-def _all_seconds(call: CallRecord) -> float:
-    return call.seconds

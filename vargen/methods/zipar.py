@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from vargen.base.errors import UserError
-from vargen.methods.base import Components, ImageMethodConfig, Method
+from vargen.methods.base import Components, ImageMethodConfig, Method, Suggestions
 
 if TYPE_CHECKING:
     from specdecode.draft_size import DraftSize
@@ -57,3 +57,8 @@ class ZipARConfig(ImageMethodConfig):
                 f"{self.window}"
             )
         return Method(order=StaggeredLines(components.num_tokens, columns, self.window))
+
+    @classmethod
+    def search(cls, suggest: Suggestions) -> dict[str, Any]:
+        """The window."""
+        return {"window": suggest.integer("window", 1, 16, log=True)}

@@ -124,6 +124,7 @@ IMAGE_SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
         "shallow behind a skip": {**SMALL_TREE, "truncate": False, "depth_behind_skip": 1},
         "late": {**SMALL_TREE, "interval": 2, "min_tokens": 100},
     },
+    "zipar": {"4": {"window": 4}, "2": {"window": 2}},
     "coolsd": {
         "4": {"draft_length": 4},
         "4, warmer": {"draft_length": 4, "delta": 1.5, "decay": 0.1},

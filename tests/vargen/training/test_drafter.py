@@ -310,5 +310,5 @@ def test_a_run_starts_from_another_drafter(config: DrafterTrainingConfig, tmp_pa
         UserError, match=r"initial_weights: the drafter in .* has another shape than the target and inter"
     ):
         train_drafter(other, scene_prompts)
-    with pytest.raises(UserError, match="nowhere is not a folder; name one that holds a EagleHead"):
+    with pytest.raises(UserError, match="nowhere is not a folder; name one with the files of EagleHead"):
         train_drafter(replace(other, initial_weights=str(tmp_path / "nowhere")), scene_prompts)

@@ -110,7 +110,7 @@ def test_what_does_not_fit_is_refused_by_name(pipeline: JanusPipeline, head: str
         ("draft-model", "draft_model: Janus came without one; name a smaller Janus"),
         (
             resolve_method("eagle", {"drafter": str(tmp_path / "none")}),
-            "is not a folder; name one that holds a EagleHead",
+            "is not a folder; name one with the files of EagleHead",
         ),
     ):
         with pytest.raises(UserError, match=message):

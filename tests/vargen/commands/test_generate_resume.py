@@ -14,7 +14,7 @@ from PIL import Image
 
 from vargen.cli import main
 
-PICTURES = 240
+PICTURES = 60
 
 
 def arguments(model: Path, output: Path) -> list[str]:
@@ -24,7 +24,13 @@ def arguments(model: Path, output: Path) -> list[str]:
 
 def stop_in_the_middle(arguments: list[str], output: Path, how: signal.Signals) -> subprocess.Popen[str]:
     """Run in a process of its own, and send a signal as soon as two pictures are there."""
-    process = subprocess.Popen([sys.executable, "-m", "vargen.cli", *arguments], stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "vargen.cli", *arguments],
+        stderr=subprocess.PIPE,
+        text=True,
+        # A shell's background jobs ignore interrupts, and so would all that they start.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     deadline = time.monotonic() + 240
     while len(list(output.glob("images/*.png"))) < 2:
         assert process.poll() is None, process.communicate()[1]

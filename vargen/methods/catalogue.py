@@ -136,11 +136,10 @@ def resolve_method(
     by_name: Mapping[str, type[MethodConfig]] = methods_for(task)
     if not isinstance(method, str):
         raise UserError(f"method must be a name or settings of a method for {TASKS[task]}, got {method!r}")
-    presets = find_presets(task)
     if method in by_name:
         config, settings = by_name[method], None if own is None else own.get(method)
         if own is not None and settings is None and config.paper_preset is not None:
-            settings = _read_preset(presets[config.paper_preset])
+            settings = _read_preset(find_presets(task)[config.paper_preset])
             del settings["method"]
             warnings.warn(
                 f"{method}: this model brings no settings of its own for it, so those of the paper are used "
@@ -148,6 +147,7 @@ def resolve_method(
                 stacklevel=2,
             )
         return configure(config, options or {}, settings)
+    presets = find_presets(task)
     path = presets.get(method, Path(method))
     if path.suffix not in (".yaml", ".yml"):
         known = [*by_name, *presets]

@@ -239,11 +239,8 @@ def _unit(output: Any) -> Tensor:
 
 
 def read_state_dict(path: Path) -> dict[str, Tensor]:
-    """Tensors by name from a file of `torch.save`, and nothing but tensors.
-
-    Raises:
-        DataError: the file is missing or damaged, or holds something else.
-    """
+    """Tensors by name from a file of `torch.save`, and nothing but tensors. Raises DataError for a missing or damaged
+    file, or other content."""
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:

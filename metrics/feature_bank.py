@@ -40,11 +40,8 @@ class FeatureBank(Metric):
         self.features.append(features)
 
     def compute(self) -> Tensor:
-        """`[num_items, D]`, row i the features of picture i.
-
-        Raises:
-            DataError: a picture is missing or was counted twice.
-        """
+        """`[num_items, D]`, row i the features of picture i. Raises DataError where a picture is missing or was counted
+        twice."""
         # After gathering the states are tensors, before they are lists.
         indices, features = (
             torch.cat(list(state)) if isinstance(state, (list, tuple)) else state

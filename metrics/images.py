@@ -61,11 +61,8 @@ class ImageFolder:
 
 
 class ImageArray:
-    """The pictures of an `.npz` file as the ADM suite lays it out: `arr_0`, uint8 `[N, H, W, 3]`.
-
-    Raises:
-        DataError: no such file, or no such array in it.
-    """
+    """The pictures of an `.npz` file as the ADM suite lays it out: `arr_0`, uint8 `[N, H, W, 3]`. Raises DataError for
+    no such file, or no such array in it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -174,11 +171,7 @@ RESIZERS: dict[str, Callable[[Tensor, int], Tensor]] = {
 
 
 def resize(pictures: Sequence[Tensor], resizer: str, side: int) -> Tensor:
-    """uint8 `[B, 3, side, side]`.
-
-    Raises:
-        DataError: an unknown resizer, or a picture of another size under "none".
-    """
+    """uint8 `[B, 3, side, side]`. Raises DataError for another resizer, or a picture of another size under "none"."""
     if resizer not in RESIZERS:
         raise DataError(f"resizer must be one of {', '.join(RESIZERS)}, got {resizer!r}")
     return torch.stack([RESIZERS[resizer](picture, side) for picture in pictures])

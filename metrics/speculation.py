@@ -173,11 +173,8 @@ def seconds_per_image(calls: Sequence[CallRecord]) -> list[float]:
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Linear between the two nearest ranks; `values` need not be sorted.
-
-    Raises:
-        ValueError: no values, or `percent` outside [0, 100].
-    """
+    """Linear between the two nearest ranks; `values` need not be sorted. Raises ValueError for no values, or `percent`
+    outside [0, 100]."""
     if not values or not 0 <= percent <= 100:
         raise ValueError(f"percentile needs values and a percentage in [0, 100], got {len(values)} and {percent}")
     if percent == 50:

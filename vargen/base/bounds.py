@@ -76,11 +76,8 @@ def check_numbers(config: object, bounds: Bounds) -> None:
 
 
 def check_sampling(temperature: object, top_k: object, top_p: object, guidance_scale: object = None) -> None:
-    """Refuse settings of sampling that mean nothing. None stands for a default.
-
-    Raises:
-        UserError: which one, and what is allowed.
-    """
+    """Refuse settings of sampling that mean nothing. None stands for a default. Raises UserError that says what is
+    allowed."""
     if temperature is not None:
         check_number("temperature", temperature, 0.0, TEMPERATURES[1])
         if temperature != 0:
@@ -96,11 +93,7 @@ def check_sampling(temperature: object, top_k: object, top_p: object, guidance_s
 
 
 def check_text(name: str, text: str) -> None:
-    """Refuse a text that no model reads and no file holds: too long, or not of whole characters.
-
-    Raises:
-        UserError: see above.
-    """
+    """Refuse a text that no model reads and no file holds: too long, or not of whole characters. Raises UserError."""
     if len(text) > MAX_CHARACTERS:
         raise UserError(f"{name} has {len(text):,} characters; give at most {MAX_CHARACTERS:,}")
     check_characters(name, text)
@@ -117,11 +110,7 @@ def check_characters(name: str, text: str) -> None:
 
 
 def check_argument(name: str, text: str) -> None:
-    """`check_characters`, and refuse what `is_too_deep`.
-
-    Raises:
-        UserError: see above.
-    """
+    """`check_characters`, and refuse what `is_too_deep`. Raises UserError."""
     if len(text) > MAX_ARGUMENT:
         raise UserError(f"{name} has {len(text):,} characters; give at most {MAX_ARGUMENT:,}, or a file")
     check_characters(name, text)

@@ -25,11 +25,7 @@ def cache_folder() -> Path:
 
 
 def configs_folder() -> Path:
-    """The folder of shipped YAML files.
-
-    Raises:
-        UserError: neither place has one, so the installation is incomplete.
-    """
+    """The folder of shipped YAML files. Raises UserError where there is none: the installation is incomplete."""
     installed = _PACKAGE / "configs"
     if installed.is_dir():
         return installed
@@ -46,11 +42,8 @@ def shipped_clip() -> Path:
 
 
 def find_config(name: str) -> Path:
-    """A shipped configuration by its path below `configs/`, with or without `.yaml`, such as "train/tokenizer".
-
-    Raises:
-        UserError: there is none; the message lists those there are.
-    """
+    """A shipped configuration by its path below `configs/`, with or without `.yaml`, such as "train/tokenizer". Raises
+    UserError where there is none; the message lists those there are."""
     folder = configs_folder()
     for candidate in (folder / name, folder / f"{name}.yaml"):
         if candidate.is_file():
@@ -72,10 +65,7 @@ def shipped_video_models() -> list[str]:
 
 def find_video_model(model: str | os.PathLike[str] | None = None) -> Path:
     """The folder of a Video-LLM: a shipped one by name (None: the default), or any folder of transformers' layout.
-
-    Raises:
-        UserError: no such folder, or one without a `config.json`, or None without a world.
-    """
+    Raises UserError for no such folder, one without a `config.json`, or None without a world."""
     folder = _model_folder(model, "video_model", shipped_video_models())
     if (folder / "config.json").is_file():
         return folder
@@ -92,10 +82,7 @@ def find_trained_drafters(folder: Path) -> dict[str, Path]:
 
 def find_model(model: str | os.PathLike[str] | None = None) -> Path:
     """The folder of a pipeline: a shipped one by name (None: the default), or any folder with a `model_index.json`.
-
-    Raises:
-        UserError: no such model, the folder holds no pipeline, or None without a world.
-    """
+    Raises UserError for no such model, a folder without a pipeline, or None without a world."""
     return _find_model(model, ("model_index.json",))
 
 

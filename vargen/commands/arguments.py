@@ -167,11 +167,8 @@ def _kind(kind: Any, name: str = "") -> str:
 
 
 def parse(parser: ArgumentParser, arguments: Sequence[str]) -> Namespace:
-    """Read the command line; `--like-this` and `--like_this` are the same.
-
-    Raises:
-        UserError: an unknown option, or a value of the wrong type.
-    """
+    """Read the command line; `--like-this` and `--like_this` are the same. Raises UserError for an unknown option or a
+    wrong value."""
     rest, nested = _take_nested(parser, arguments)
     try:
         normalised = [_shipped_config(argument, previous) for previous, argument in _normalised(rest)]

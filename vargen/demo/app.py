@@ -130,11 +130,8 @@ def _theme(gr: Any) -> Any:
 
 
 def run_until_interrupted(config: DemoConfig) -> None:
-    """Serve the page until Ctrl+C, and print its address. Another process loads the first model meanwhile.
-
-    Raises:
-        UserError: as `Models` and `serve`.
-    """
+    """Serve the page until Ctrl+C, and print its address. Another process loads the first model meanwhile. Raises
+    UserError as `Models` and `serve`."""
     check_gradio()
     models = (config, config.video_model, config.video_draft_model)
     offered = Models(*models)

@@ -36,11 +36,8 @@ def read_method(methods: Mapping[str, AnyConfig], name: str, text: str) -> AnyCo
 
 
 def read_settings(config: AnyConfig, text: str) -> AnyConfig:
-    """The method with the settings of a text. Settings that the text leaves out keep their values.
-
-    Raises:
-        UserError: the text is no list of settings, or it has an unknown one, a folder, or a value out of range.
-    """
+    """The method with the settings of a text. Settings that the text leaves out keep their values. Raises UserError for
+    a text that is no list of settings, an unknown setting, a folder, or a value out of range."""
     try:
         given: Any = yaml.safe_load(text)
     except yaml.YAMLError as error:

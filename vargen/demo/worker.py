@@ -66,11 +66,8 @@ class WorkerProcess:
         self._process = self._start()
 
     def stream(self, tickets: Tickets, ticket: str, function: Function, *arguments: Any) -> Iterator[Any]:
-        """As `LocalWorker.stream`.
-
-        Raises:
-            UserError: the computation failed, or its process has ended. The page shows this instead of a result.
-        """
+        """As `LocalWorker.stream`. Raises UserError, which the page shows, where the computation failed or its process
+        has ended."""
         process, connection = self._connect()
         with connection:
             if ticket:

@@ -53,11 +53,8 @@ def convert_lantern_state_dict(published: dict[str, Tensor]) -> dict[str, Tensor
 
 
 def infer_drafter_config(config: dict[str, Any], source: Path) -> dict[str, Any]:
-    """Arguments of `EagleHead` from a published config.json.
-
-    Raises:
-        UserError: a field is missing, or the drafter is of another kind.
-    """
+    """Arguments of `EagleHead` from a published config.json. Raises UserError for a missing field or another kind of
+    drafter."""
     names = ("hidden_size", "num_attention_heads", "intermediate_size", "vocab_size", "rms_norm_eps", "input_type")
     for name in names:
         if name not in config:

@@ -178,11 +178,8 @@ class MadePictures:
 
 
 class GivenPictures:
-    """Pictures that were made elsewhere, for measuring.
-
-    Raises:
-        UserError: another number than there are captions, or files that cannot be read, all of them counted.
-    """
+    """Pictures that were made elsewhere, for measuring. Raises UserError for another number than there are captions, or
+    for unreadable files, all of them counted."""
 
     def __init__(self, images: str, output: Path, count: int) -> None:
         self.pictures = open_given(images)

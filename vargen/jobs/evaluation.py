@@ -102,11 +102,8 @@ class EvaluateConfig(SamplingOptions):
 
 
 def load_protocol(preset: str) -> Protocol:
-    """A shipped protocol by name, or the protocol of a YAML file.
-
-    Raises:
-        UserError: there is none, or a field is unknown or wrong.
-    """
+    """A shipped protocol by name, or the protocol of a YAML file. Raises UserError where there is none, or a field is
+    unknown or wrong."""
     from metrics.errors import DataError
     from metrics.protocol import Protocol
 

@@ -25,11 +25,8 @@ from vargen.jobs.cases import BenchmarkCase, Judge
 def score(
     protocol: Protocol, measured: dict[str, Tensor], reference: Reference | None, kinds: Sequence[str], draws: int
 ) -> dict[str, Any]:
-    """Figures of one set of pictures from its features; `kinds` are those of the judge.
-
-    Raises:
-        UserError: too few pictures.
-    """
+    """Figures of one set of pictures from its features; `kinds` are those of the judge. Raises UserError for too few
+    pictures."""
     features = {name: measured[f"features_{name}"] for name in protocol.extractors}
     try:
         scores = score_pictures(protocol, features, reference, measured.get("text"), draws)

@@ -239,11 +239,7 @@ class _Run:
 
 
 def _open_folder(run: _Run) -> tuple[PictureFolder, dict[str, Any]]:
-    """The finished pictures, and the settings that decide the others.
-
-    Raises:
-        UserError: the folder is of another run.
-    """
+    """The finished pictures, and the settings that decide the others. Raises UserError for a folder of another run."""
     results = PictureFolder(run.config.output, run.requests, run.config.trace_image)
     earlier = results.earlier_settings()
     settings = _settings(run.config, run.requests, run.model)
@@ -303,11 +299,7 @@ def _read_conditions(config: GenerateConfig, prompts: Sequence[str], model: Mode
 
 
 def _build_requests(config: GenerateConfig, conditions: list[str] | list[int], image_size: int) -> list[ImageRequest]:
-    """Every picture of the run.
-
-    Raises:
-        UserError: more pictures than a run can hold, or no room for their seeds.
-    """
+    """Every picture of the run. Raises UserError where a run cannot hold so many, or seeds run out."""
     count = len(conditions) * config.num_images_per_prompt
     if count > MAX_PICTURES:
         raise UserError(
@@ -361,11 +353,8 @@ def _load_ranker(
     image_size: int,
     judge_ranker: Callable[[int], Ranker],
 ) -> Ranker | None:
-    """What ranks candidates; None where there is only one.
-
-    Raises:
-        UserError: it cannot score these pictures or prompts.
-    """
+    """What ranks candidates; None where there is only one. Raises UserError where it cannot score these pictures or
+    prompts."""
     if config.num_candidates == 1:
         return None
     prompts = list(dict.fromkeys(request.text for request in requests if request.text is not None))

@@ -62,11 +62,7 @@ def load_networks(
     vgg_weights: Path | None,
     judge: Judge | None,
 ) -> Networks:
-    """Every network the protocol needs.
-
-    Raises:
-        UserError: a needed file is not named, missing or of another layout.
-    """
+    """Every network the protocol needs. Raises UserError for a file that is not named, missing or of another layout."""
 
     def load(name: str) -> FeatureExtractor:
         if name == "clip":
@@ -129,11 +125,8 @@ def gather(store: BatchStore, share: Share, num_items: int, device: torch.device
 
 
 def open_reference(protocol: Protocol, path: Path | None) -> ImageFolder | ImageArray | None:
-    """Given pictures of the reference; None where they are rendered, not needed, or `path` holds statistics.
-
-    Raises:
-        UserError: `path` is missing, not needed, or cannot be read.
-    """
+    """Given pictures of the reference; None where they are rendered, not needed, or `path` holds statistics. Raises
+    UserError where `path` is missing, not needed, or cannot be read."""
     if protocol.reference != "given":
         if path is not None:
             what = "renders" if protocol.reference == "renders" else "nothing"
@@ -183,11 +176,8 @@ def reference_features(
 
 
 def stored_statistics(path: Path, protocol: Protocol, networks: Networks) -> tuple[GaussianStatistics, list[str]]:
-    """Statistics from a file, and warnings about what the file leaves open.
-
-    Raises:
-        UserError: the file was made with another network or resizing.
-    """
+    """Statistics from a file, and warnings about what the file leaves open. Raises UserError for a file of another
+    network or resizing."""
     try:
         statistics = GaussianStatistics.load(path)
         with open_npz(path) as arrays:

@@ -215,11 +215,8 @@ def _tune(
 
 
 def _with_quality(config: TuneConfig, model: ModelDescription, world: World | None) -> tuple[TuneConfig, Judge | None]:
-    """The config with the measure of quality and its allowed loss, and the judge where it measures.
-
-    Raises:
-        UserError: nothing can measure the quality of this model's pictures.
-    """
+    """The config with the measure of quality and its allowed loss, and the judge where it measures. Raises UserError
+    where nothing can measure the quality of this model's pictures."""
     judge = None if config.quality == "clip_score" or world is None else fitting_judge(model, world.judge)
     quality = config.quality or ("clip_score" if judge is None else "judge_accuracy")
     if judge is None and quality == "judge_accuracy":
@@ -258,11 +255,8 @@ class Evaluation:
         self.plain_seconds = sum(call.seconds for call in self.plain_calls)
 
     def measure(self, method: ImageMethodConfig) -> Point:
-        """Speed against plain decoding and quality of one setting.
-
-        Raises:
-            UserError: the settings do not fit the model or each other.
-        """
+        """Speed against plain decoding and quality of one setting. Raises UserError where the settings do not fit the
+        model or each other."""
         from metrics.speculation import summarise, survival_by_place
 
         records = Records(None, {})
@@ -291,11 +285,8 @@ class Evaluation:
 
 
 def _search(study: Study, evaluation: Evaluation, config: TuneConfig, shown: Progress) -> bool:
-    """Run trials until the time is spent, or until nothing new is suggested. True in the second case.
-
-    Raises:
-        UserError: every setting was refused.
-    """
+    """Run trials until the time is spent, or until nothing new is suggested. True in the second case. Raises UserError
+    where every setting was refused."""
     from optuna.trial import TrialState
 
     began = time.perf_counter()

@@ -166,11 +166,8 @@ class LoadedDrafter(Generic[Network]):
 
 
 class Components(Protocol):
-    """What a method may ask a model for, for one batch. It asks only for what it needs.
-
-    Raises:
-        UserError: from any of them: the model has no such thing; the message says what to do.
-    """
+    """What a method may ask a model for, for one batch. It asks only for what it needs. Raises UserError where the
+    model has no such thing; the message says what to do."""
 
     @property
     def target(self) -> Target:
@@ -242,10 +239,7 @@ class ImageMethodConfig(MethodConfig, ABC):
     @abstractmethod
     def sizes(self, num_tokens: int) -> tuple[DraftSize, ...]:
         """What the method may draft in a picture of so many tokens: several sizes where measured seconds choose one.
-
-        Raises:
-            UserError: a draft longer than the picture.
-        """
+        Raises UserError for a draft longer than the picture."""
 
     @abstractmethod
     def _players(self, components: Components) -> Method:
@@ -276,11 +270,8 @@ class ImageMethodConfig(MethodConfig, ABC):
         return max(size.total_tokens for size in self.sizes(num_tokens))
 
     def build(self, components: Components) -> Method:
-        """The players for one batch.
-
-        Raises:
-            UserError: the settings do not fit this model, or something the method needs is missing.
-        """
+        """The players for one batch. Raises UserError where the settings do not fit this model, or something is
+        missing."""
         with self._errors_by_name():
             return self._players(components)
 

@@ -17,11 +17,8 @@ FIXED_TREES = ("naive_extend_57", "mc_sim_7b_63", "mc_sim_7b_63_balanced", "reve
 
 
 def fixed_tree(tree: str | Sequence[Sequence[int]], chain_length: int = 0) -> StaticTree:
-    """A fixed tree: "chain" of so many tokens, a published one by name, or a list of nodes.
-
-    Raises:
-        ValueError: the nodes are no tree.
-    """
+    """A fixed tree: "chain" of so many tokens, a published one by name, or a list of nodes. Raises ValueError for what
+    is no tree."""
     from specdecode.drafters.tree_shapes import StaticTree
 
     if tree == "chain":

@@ -88,11 +88,8 @@ class ModelDescription:
         return {"height": self.grid[0] * pixels, "width": self.grid[1] * pixels}
 
     def sized(self, height: int | None = None, width: int | None = None, ratio: str | None = None) -> ModelDescription:
-        """The same model drawing another size, given by both sides in pixels or a ratio such as "16:9".
-
-        Raises:
-            UserError: it does not draw this size.
-        """
+        """The same model drawing another size, given by both sides in pixels or a ratio such as "16:9". Raises
+        UserError for a size that it does not draw."""
         if self.at_grid is None:
             for name, asked in (("height", height), ("width", width), ("ratio", ratio)):
                 if asked not in (None, self.image_size):
@@ -113,10 +110,7 @@ class ModelDescription:
 
 def open_model(options: ModelOptions) -> ModelDescription:
     """The model that options name, with all its files fetched, unless its small files show that it cannot be used.
-
-    Raises:
-        UserError: there is no such model, its family is unknown, or it does not support an option.
-    """
+    Raises UserError where there is no such model, its family is unknown, or an option does not fit it."""
     model = describe_model(find_files(options.model, options.revision, SETTINGS), options.model)
     for name in options.special:
         if name not in model.loading:
@@ -130,11 +124,8 @@ def open_model(options: ModelOptions) -> ModelDescription:
 
 
 def describe_model(folder: str | os.PathLike[str], called: str | os.PathLike[str] | None = None) -> ModelDescription:
-    """The model in a folder; `called` is its name in errors.
-
-    Raises:
-        UserError: a file is missing or damaged, or the family is unknown.
-    """
+    """The model in a folder; `called` is its name in errors. Raises UserError for a missing or damaged file, or an
+    unknown family."""
     folder = Path(folder)
     if (folder / "model_index.json").is_file():
         file, key, families = "model_index.json", "_class_name", _OF_DIFFUSERS

@@ -53,11 +53,8 @@ def check_component_weights(components: Mapping[str, object], folder: str | os.P
 
 
 def check_pixels(pictures: Tensor) -> None:
-    """Refuse pictures [B, ...] with pixels that are not finite.
-
-    Raises:
-        NotFiniteError: with the first such picture and the likely cause.
-    """
+    """Refuse pictures [B, ...] with pixels that are not finite. Raises NotFiniteError with the first such picture and
+    the likely cause."""
     finite = torch.stack(torch.aminmax(pictures.flatten(1), dim=1)).isfinite().all(0)  # [B]
     for row, is_finite in enumerate(finite.tolist()):
         if not is_finite:

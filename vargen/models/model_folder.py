@@ -129,11 +129,8 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def method_resolver(folder: str | os.PathLike[str]) -> Callable[[str, Mapping[str, Any] | None], ImageMethodConfig]:
-    """The function from a method's name and options to settings, for the model in a folder.
-
-    Raises:
-        UserError: a file is missing, or the model's own settings of methods are invalid.
-    """
+    """The function from a method's name and options to settings, for the model in a folder. Raises UserError for a
+    missing file, or invalid settings of methods."""
     folder = Path(folder)
     own = read_json(folder / "model_index.json").get("methods") or {}
     check_own_settings(own, f"{folder / 'model_index.json'}: methods")
@@ -170,11 +167,8 @@ def _without_methods(content: bytes) -> bytes:
 
 
 def read_tensor_shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the tensors in a safetensors file, from its header.
-
-    Raises:
-        UserError: the file is missing, truncated, or not a safetensors file.
-    """
+    """Names and shapes of the tensors in a safetensors file, from its header. Raises UserError where the file is
+    missing, truncated, or of another kind."""
     again = "copy or download it again"
     if not path.is_file():
         raise UserError(f"{path} is missing; {again}")
@@ -311,10 +305,7 @@ def _expected_shapes(model_class: Any, config: dict[str, Any], folder: Path) -> 
 
 def _check_kinds(model_class: Any, config: Mapping[str, Any]) -> None:
     """Compare the types of a configuration's values with those of the constructor, which may use them only later.
-
-    Raises:
-        ValueError: a value of another kind, by name.
-    """
+    Raises ValueError that names a value of another kind."""
     hints = get_type_hints(model_class.__init__)
     for name, parameter in inspect.signature(model_class.__init__).parameters.items():
         if name not in config or name not in hints or config[name] == parameter.default:

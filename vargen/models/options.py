@@ -111,11 +111,8 @@ def check_dtype(dtype: str) -> None:
 
 
 def quantization_fields(quantization: str | Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a quantization, its "quant_method" among them.
-
-    Raises:
-        UserError: an unknown name or method, or its package is not installed.
-    """
+    """The fields of a quantization, its "quant_method" among them. Raises UserError for an unknown name or method, or a
+    package that is not installed."""
     if isinstance(quantization, str):
         if quantization not in NAMED_QUANTIZATION:
             known = ", ".join((*OWN_QUANTIZATION, *NAMED_QUANTIZATION))

@@ -44,11 +44,8 @@ def grid_of_ratio(ratio: str, area: int, pixels_a_token: int) -> Grid:
 
 
 def asked_grid(height: int | None, width: int | None, ratio: str | None, area: int, pixels_a_token: int) -> Grid:
-    """The grid of a picture, given by both sides or by a ratio.
-
-    Raises:
-        UserError: one side alone, a ratio beside sides, or an invalid size.
-    """
+    """The grid of a picture, given by both sides or by a ratio. Raises UserError for one side alone, a ratio beside
+    sides, or an invalid size."""
     if (height is None) != (width is None):
         raise UserError("height and width must be given both, or none of them; ratio stands for both")
     if height is None or width is None:

@@ -53,11 +53,8 @@ def quantization_config(quantization: str | Mapping[str, Any], library: ModuleTy
 def pipeline_quantization(
     quantization: str | Mapping[str, Any], parts: Mapping[str, ModuleType]
 ) -> PipelineQuantizationConfig:
-    """The same for a pipeline of diffusers; `parts` are the components to quantize, with the library of each.
-
-    Raises:
-        UserError: see `quantization_config`.
-    """
+    """The same for a pipeline of diffusers; `parts` are the components to quantize, with the library of each. Raises
+    UserError as `quantization_config`."""
     return PipelineQuantizationConfig(
         quant_mapping={name: quantization_config(quantization, library) for name, library in parts.items()}
     )

@@ -56,11 +56,8 @@ def load_model(source: str | os.PathLike[str], model_class: type[Model], model_t
 
 
 def load_processor(source: str | os.PathLike[str], processor_class: type[Processor], **kwargs: Any) -> Processor | None:
-    """The processor beside a model, or None if the folder has none; `kwargs` as for `load_model`.
-
-    Raises:
-        UserError: it is damaged or cannot be reached.
-    """
+    """The processor beside a model, or None if the folder has none; `kwargs` as for `load_model`. Raises UserError
+    where it is damaged or cannot be reached."""
     names = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json", "tokenizer.json")
     if Path(source).is_dir() and not any((Path(source) / name).is_file() for name in names):
         return None
@@ -73,11 +70,8 @@ def load_processor(source: str | os.PathLike[str], processor_class: type[Process
 
 
 def read_family(source: str | os.PathLike[str], **kwargs: Any) -> str | None:
-    """The name of a model's family in config.json; None if there is no name.
-
-    Raises:
-        UserError: there is no readable config.json.
-    """
+    """The name of a model's family in config.json; None if there is no name. Raises UserError where no config.json can
+    be read."""
     if Path(source).is_dir() and not (Path(source) / "config.json").is_file():
         raise UserError(f"{Path(source) / 'config.json'} is missing; name a folder that holds a model of transformers")
     try:

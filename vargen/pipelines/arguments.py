@@ -125,11 +125,8 @@ class StepReport:
 
 @dataclass(frozen=True)
 class DrawSettings:
-    """The arguments that every family's call takes beside prompts and sizes, under their names.
-
-    Raises:
-        UserError: a number of pictures or an output type that cannot be.
-    """
+    """The arguments that every family's call takes beside prompts and sizes, under their names. Raises UserError for an
+    impossible number of pictures or output type."""
 
     guidance_scale: float | None
     temperature: float | None
@@ -182,11 +179,8 @@ def check_sampling(temperature: float, top_k: int, top_p: float, guidance_scale:
 def random_streams(
     generator: torch.Generator | Sequence[torch.Generator] | None, batch_size: int, device: torch.device
 ) -> RandomStreams:
-    """One stream for each picture. A single generator gives each picture its own stream, in order.
-
-    Raises:
-        UserError: a list of another length than there are pictures.
-    """
+    """One stream for each picture. A single generator gives each picture its own stream, in order. Raises UserError for
+    a list of another length than there are pictures."""
     if generator is None or isinstance(generator, torch.Generator):
         return RandomStreams.from_generators([generator] * batch_size, device)
     generators = list(generator) if isinstance(generator, Iterable) else [generator]

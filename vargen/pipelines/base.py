@@ -103,11 +103,8 @@ class PicturePipeline(CompilablePipeline, QuantizablePipeline, DiffusionPipeline
         return resolve_method(method, options, self._own_methods).resolved(num_tokens or self._usual_num_tokens)
 
     def _draw(self, request: PictureRequest, return_dict: bool) -> CallResult:
-        """All pictures of a request as one batch, as a call returns them.
-
-        Raises:
-            NotFiniteError: a picture was drawn from logits that are not finite.
-        """
+        """All pictures of a request as one batch, as a call returns them. Raises NotFiniteError where logits are not
+        finite."""
         trace = DecodeTrace(request.count, self._execution_device)
         tokens = self._decode(request, trace)
         return self._finished(lambda: request.images(tokens), tokens, trace, return_dict)

@@ -85,11 +85,8 @@ def compile_time_apart(compiler: PassCompiler | None, trace: DecodeTrace, phase:
 
 
 def check_compiler(device: torch.device, backend: str | Callable[..., Any] = "inductor") -> None:
-    """Refuse to compile where that cannot work, and keep compiled code between runs.
-
-    Raises:
-        UserError: torch's own compiler lacks what it needs on this device, or there is no such backend.
-    """
+    """Refuse to compile where that cannot work, and keep compiled code between runs. Raises UserError where torch's
+    compiler lacks what it needs on this device, or there is no such backend."""
     if backend == "inductor":
         if device.type == "cuda":
             _check_triton()

@@ -238,11 +238,8 @@ class GlmImagePriorPipeline(PicturePipeline, GlmImagePipeline):
         return request.repeated(num_images_per_prompt)
 
     def target_of(self, prompts: Sequence[str], max_draft_nodes: int) -> GlmImageTarget:
-        """The target of a batch of prompts for pictures of the usual size, for training.
-
-        Raises:
-            UserError: see `encode_request`.
-        """
+        """The target of a batch of prompts for pictures of the usual size, for training. Raises UserError as
+        `encode_request`."""
         return GlmImageTarget(
             self.vision_language_encoder, self.encode_request(prompts), max_draft_nodes=max_draft_nodes
         )

@@ -110,11 +110,8 @@ class JanusPipeline(TransformersPipeline):
         return tokens["input_ids"], tokens["attention_mask"]
 
     def target_of(self, prompts: Sequence[str], max_draft_nodes: int) -> JanusTarget:
-        """The target of a batch of prompts in the model's own settings, for training.
-
-        Raises:
-            UserError: see `encode_prompt`.
-        """
+        """The target of a batch of prompts in the model's own settings, for training. Raises UserError as
+        `encode_prompt`."""
         return self._target(
             [self.encode_prompt(prompts)], guidance_scale=self._guidance(), max_draft_nodes=max_draft_nodes
         )

@@ -52,11 +52,8 @@ def pipeline_class(family: str) -> Any:
 
 
 def place_and_precision(device: str, dtype: str) -> tuple[str, str]:
-    """Device and precision with "auto" resolved: a GPU in bfloat16 where there is one, else the CPU in float32.
-
-    Raises:
-        UserError: a GPU is asked for and absent.
-    """
+    """Device and precision with "auto" resolved: a GPU in bfloat16 where there is one, else the CPU in float32. Raises
+    UserError for a GPU that is not there."""
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device.split(":")[0] == "cuda" and not torch.cuda.is_available():

@@ -76,11 +76,8 @@ class Reuse:
             self.memory = own
 
     def compile(self, target: Any, **arguments: Any) -> None:
-        """Compile the forward passes of a target, where the pipeline's are; `arguments` are for its `compile`.
-
-        Raises:
-            UserError: a draft is wider than a bucket, or accelerate's hooks move parts of the model.
-        """
+        """Compile the forward passes of a target, where the pipeline's are; `arguments` are for its `compile`. Raises
+        UserError where a draft is wider than a bucket, or accelerate's hooks move parts of the model."""
         if self.compiler is None:
             return
         parts = (getattr(target, name, None) for name in ("transformer", "model", "drafter"))

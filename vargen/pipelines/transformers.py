@@ -221,11 +221,8 @@ def sampling_as_generate(
     top_p: float | None,
     guidance_scale: float,
 ) -> SamplingConfig:
-    """How tokens are drawn: as the call says, else the model's generation_config.json, else as `generate` would.
-
-    Raises:
-        UserError: a setting out of range (guidance is checked too), or one of the model's own that is not supported.
-    """
+    """How tokens are drawn: as the call says, else the model's generation_config.json, else as `generate` would. Raises
+    UserError for a setting out of range (guidance is checked too), or one of the model's own that is not supported."""
     for name, nothing in _OTHER_FILTERS.items():
         if (own := getattr(generation_config, name, None)) not in (None, nothing):
             raise UserError(

@@ -82,11 +82,7 @@ class BatchStore:
         write_atomic(self.path(batch), content.getvalue())
 
     def read(self, batch: int) -> tuple[Arrays, dict[str, Any]]:
-        """Arrays and record of a batch.
-
-        Raises:
-            UserError: the file is damaged or holds another number of items.
-        """
+        """Arrays and record of a batch. Raises UserError where the file is damaged or holds another number of items."""
         path = self.path(batch)
         with reading(path, "delete it and run the same command again"):
             with np.load(path, allow_pickle=False) as content:

@@ -208,11 +208,8 @@ def _end_of_complete_lines(file: Any) -> int:
 
 
 def read_jsonl(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """The records of a JSON-lines file but for a half-written last line; none of an absent file.
-
-    Raises:
-        UserError: another line is no JSON object.
-    """
+    """The records of a JSON-lines file but for a half-written last line; none of an absent file. Raises UserError for
+    another line that is no JSON object."""
     if not os.path.lexists(path):
         return []
     with reading(path, "repair or delete it"):

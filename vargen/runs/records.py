@@ -166,11 +166,8 @@ class PictureFolder:
         return [request for request in self.requests if request.index not in self.records]
 
     def earlier_settings(self) -> dict[str, Any] | None:
-        """The settings of the run that began this folder; None for a new folder.
-
-        Raises:
-            UserError: the folder holds pictures, results or a config.json that are not of such a run.
-        """
+        """The settings of the run that began this folder; None for a new folder. Raises UserError where pictures,
+        results or a config.json are not of such a run."""
         config = self.path / "config.json"
         if not config.exists():
             for name in ("images", "result.jsonl"):

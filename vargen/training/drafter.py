@@ -290,11 +290,8 @@ class Pictures(Protocol):
     """A reader of stored pictures."""
 
     def __call__(self, folder: str, count: int, vqvae: Any) -> tuple[list[str], Tensor]:
-        """Prompts and codes [K, N] of at most `count` pictures of a store, made with this tokenizer.
-
-        Raises:
-            UserError: no such store, or one of another tokenizer.
-        """
+        """Prompts and codes [K, N] of at most `count` pictures of a store, made with this tokenizer. Raises UserError
+        for no such store, or one of another tokenizer."""
         ...
 
 

@@ -94,11 +94,8 @@ class RunResult:
 
 
 def prepare(config: RunConfig) -> torch.device:
-    """Set threads and the random state, and give the device.
-
-    Raises:
-        UserError: the device is not available, or `output` is a file.
-    """
+    """Set threads and the random state, and give the device. Raises UserError where there is no such device, or
+    `output` is a file."""
     if config.device == "cuda" and not torch.cuda.is_available():
         raise UserError("device: 'cuda' is not available here; set it to 'cpu'")
     if Path(config.output).exists() and not Path(config.output).is_dir():
@@ -243,11 +240,7 @@ class _State:
             torch.save(content, file)
 
     def resume(self, path: Path) -> None:
-        """Load the checkpoint at `path` if there is one.
-
-        Raises:
-            UserError: it is damaged, or of another run.
-        """
+        """Load the checkpoint at `path` if there is one. Raises UserError where it is damaged, or of another run."""
         if not path.exists():
             return
         remedy = "remove it to start anew"

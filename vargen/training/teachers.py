@@ -64,11 +64,7 @@ class Teacher(Protocol):
 
 
 def teacher_of(pipeline: Any) -> Teacher:
-    """The teacher in a pipeline of any family.
-
-    Raises:
-        UserError: the model reads no prompts.
-    """
+    """The teacher in a pipeline of any family. Raises UserError for a model that reads no prompts."""
     return LlamaGenTeacher(pipeline) if isinstance(pipeline, LlamaGenPipeline) else TransformersTeacher(pipeline)
 
 

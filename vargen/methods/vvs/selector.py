@@ -60,11 +60,8 @@ class PathSelector:
         self.codebook = codebook
 
     def __call__(self, draft: Draft, state: DecodeState) -> Selection:
-        """A path for every row; rows without a leaf below the root get a count of 0.
-
-        Raises:
-            ValueError: "confidence" or "drafter" is asked of a draft without confidences.
-        """
+        """A path for every row; rows without a leaf below the root get a count of 0. Raises ValueError where a choice
+        needs confidences and the draft has none."""
         tree = draft.tree
         if tree.is_chain:  # one path, as long as the mean of all
             width = min(tree.max_depth + 1, tree.num_nodes)
@@ -123,11 +120,7 @@ class WindowSelector:
 
 
 def confidence_of(draft: Draft) -> Tensor:
-    """The draft's confidences [B, n].
-
-    Raises:
-        ValueError: it has none.
-    """
+    """The draft's confidences [B, n]. Raises ValueError where it has none."""
     if draft.confidence is None:
         raise ValueError("this choice needs a drafter that reports how sure it is, such as EAGLE with a dynamic tree")
     return draft.confidence

@@ -334,11 +334,8 @@ class LlamaGenTarget:
         self._most_committed = min(self._most_committed + num_kept, most)
 
     def replace_rows(self, rows: Tensor, other: LlamaGenTarget) -> None:
-        """See `specdecode.roles.RowReplacing`. The guidance is this target's.
-
-        Raises:
-            ValueError: a condition longer than `longest_condition`, or one without the half that guidance needs.
-        """
+        """See `specdecode.roles.RowReplacing`. The guidance is this target's. Raises ValueError for a condition longer
+        than `longest_condition`, or without the half that guidance needs."""
         if other.condition_length > self.longest_condition or other.is_guided != self.is_guided:
             raise ValueError(
                 f"conditions must be at most longest_condition ({self.longest_condition}) long and guided alike, got "

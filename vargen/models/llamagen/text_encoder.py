@@ -88,11 +88,8 @@ def encode_text(
 
 
 def check_tokenizer(tokenizer: Any, text_encoder: Any, max_length: int) -> None:
-    """Tokenize a word as `encode_text` does, which fails with a damaged tokenizer.
-
-    Raises:
-        ValueError: it has tokens that the text encoder does not know. The tokenizer may raise other errors.
-    """
+    """Tokenize a word as `encode_text` does, which fails with a damaged tokenizer. Raises ValueError for tokens that
+    the text encoder does not know; the tokenizer may raise other errors."""
     tokenizer(["a"], verbose=False)  # as where the tokens of a prompt are counted
     known, named = text_encoder.get_input_embeddings().num_embeddings, len(tokenizer)
     if max(named - 1, int(_tokenize(tokenizer, ["a"], max_length, False).input_ids.max())) >= known:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
@@ -237,67 +236,6 @@ def test_a_damaged_search(
     (tmp_path / "t" / name).write_bytes(content)
     command = arguments_of(TUNE, {"work": tmp_path, "model": tiny_model_folder})
     check_refused(command, expected, capsys, tmp_path)
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda path: path.write_bytes(b"junk" * 1000),
-        lambda path: path.write_bytes(path.read_bytes()[:6000]),
-        lambda path: path.write_bytes(path.read_bytes()[:100] + b"\0" * 50_000),
-    ],
-    ids=["junk", "torn", "zeros"],
-)
-def test_a_damaged_study(damage: Callable[[Path], object], tmp_path: Path) -> None:
-    pytest.importorskip("optuna", reason="tuning needs the tune extra")
-    from vargen.base.errors import UserError
-    from vargen.jobs.search_space import starting_points
-    from vargen.jobs.study import open_study
-    from vargen.methods.catalogue import resolve_method
-
-    path, starts = tmp_path / "study.db", starting_points("sjd", {}, resolve_method)
-    assert len(open_study(path, starts, 0).trials) > 1
-    damage(path)
-    with pytest.raises(UserError, match=r"study\.db"):
-        open_study(path, starts, 0)
-
-
-def test_a_study_that_lost_a_table_or_rows(tmp_path: Path) -> None:
-    """Optuna makes tables anew: what was measured would be gone, or a search would go on until its time is up."""
-    pytest.importorskip("optuna", reason="tuning needs the tune extra")
-    import optuna
-
-    from vargen.base.errors import UserError
-    from vargen.jobs.search_space import starting_points
-    from vargen.jobs.study import open_study
-    from vargen.methods.catalogue import resolve_method
-
-    path, starts = tmp_path / "study.db", starting_points("sjd", {}, resolve_method)
-    study = open_study(path, starts, 0)
-    trial = study.ask()
-    trial.set_user_attr("settings", {"name": "sjd"})
-    trial.set_user_attr("survival", [0.5])
-    trial.set_user_attr("told", {})
-    study.tell(trial, [1.0, 1.0])
-    whole = path.read_bytes()
-    with sqlite3.connect(path) as connection:
-        tables = [name for (name,) in connection.execute("select name from sqlite_master where type = 'table'")]
-    kept = ("study_directions", "trial_user_attributes", "trial_values")
-    assert set(kept) < set(tables) and len(tables) > 8
-    damages = [*(f"drop table {name}" for name in tables), *(f"delete from {name}" for name in kept)]
-    for damage in damages:
-        path.write_bytes(whole)
-        with sqlite3.connect(path) as connection:
-            connection.execute(damage)
-        lacks = f"it lacks {damage.split()[-1]}" if damage.startswith("drop") else ""
-        with pytest.raises(UserError, match=rf"output: \S+study\.db cannot be read \({lacks}.*; delete it or choose"):
-            open_study(path, starts, 0)
-    path.write_bytes(whole)
-    assert len(open_study(path, starts, 0).get_trials(states=[optuna.trial.TrialState.COMPLETE])) == 1
-    path.unlink()
-    with sqlite3.connect(path) as connection:  # a kill while the tables were being made
-        connection.execute("create table studies (study_id integer primary key, study_name varchar(512) unique)")
-    assert len(open_study(path, starts, 0).trials) > 1
 
 
 def _checkpoint(content: bytes | object) -> Callable[[Path], None]:

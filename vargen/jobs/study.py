@@ -1,25 +1,27 @@
-"""The measured points of a search: the file that keeps them, the front, and the best within a budget of quality.
+"""The trials of a search: the file that keeps them, the front, and the best within a budget of quality.
 
-Belongs here: Optuna's study on disk, safe against damage, and choosing among measured points. Does not belong here:
-which settings are tried (`vargen.jobs.search_space`), and measuring (`vargen.jobs.tuning`).
+A trial is a line of JSON, written when the trial is over, so that a kill loses at most the one that was running. Optuna
+has them in memory.
+
+Belongs here: keeping trials, and choosing among measured points. Does not belong here: which settings are tried
+(`vargen.jobs.search_space`), and measuring (`vargen.jobs.tuning`).
 """
 
 from __future__ import annotations
 
 import json
-import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vargen.base.errors import UserError
+from vargen.base.reading import reason_of
 from vargen.jobs.search_space import StartingPoint
-from vargen.runs.files import check_replaceable
+from vargen.runs.files import append_jsonl, check_replaceable, read_jsonl
 
 if TYPE_CHECKING:
-    from optuna.study import Study
+    from optuna.trial import FrozenTrial, Trial
 
 _ROUNDING = 1e-9
 """A loss of exactly the budget is within it, however the difference of two shares is rounded."""
@@ -41,13 +43,8 @@ class Point:
     settings: Mapping[str, Any]
     speed: float
     quality: float
-    survival: tuple[float, ...] = ()
+    survival: Sequence[float] = ()
     told: Mapping[str, float] = field(default_factory=dict)
-
-    @property
-    def kept(self) -> dict[str, Any]:
-        """What a trial keeps beside speed and quality."""
-        return {"settings": dict(self.settings), "survival": list(self.survival), "told": dict(self.told)}
 
 
 def pareto_front(points: Sequence[Point]) -> list[Point]:
@@ -67,84 +64,84 @@ def fastest_within(points: Sequence[Point], least_quality: float) -> Point | Non
     return max(good, key=lambda point: (point.speed, point.quality), default=None)
 
 
-def open_study(path: Path, starts: Sequence[StartingPoint], seed: int) -> Study:
-    """The study in a file, with the starting points that were not measured yet first in its queue."""
-    import numpy as np
-    import optuna
-    import sqlalchemy
-    from optuna.storages import RDBStorage
-    from optuna.trial import TrialState
+class Trials:
+    """The trials of a search so far, and what to try next.
 
-    def check_tables() -> None:
-        """Optuna makes missing tables. That is right where a kill left an empty file. Later, measured points would be
-        lost without a word, or the search would wait for them until its time is up."""
-        with closing(connect()) as connection:
-            found = {name for (name,) in connection.execute("select name from sqlite_master where type = 'table'")}
-            counts = (f"select count(*) from {name}" for name in found & {"studies", "trials"})
-            kept = any(connection.execute(count).fetchone()[0] for count in counts)
-        needed = set(sqlalchemy.inspect(RDBStorage("sqlite://").engine).get_table_names()) if kept else set()
-        if missing := sorted(needed - found):
-            raise ValueError(f"it lacks {', '.join(missing)}")
+    Args:
+        path: JSON-lines file of the trials; it appears with the first.
+        starts: points that are tried first, unless they are among the trials.
+        seed: of the suggestions.
 
-    def connect() -> sqlite3.Connection:  # by its path, since not every path survives a URL
-        connection = sqlite3.connect(path)
-        connection.execute("pragma synchronous = off")  # waiting for the disk helps against power failures alone
-        return connection
-
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    check_replaceable(path)
-    with study_at(path, opening=True):
-        check_tables()
-        storage = RDBStorage("sqlite://", engine_kwargs={"creator": connect})
-        study = optuna.create_study(
-            study_name="tune", storage=storage, directions=["maximize", "maximize"], load_if_exists=True
-        )
-        if len(study.directions) != 2:
-            raise ValueError("it has no directions")
-        measured_points(study)
-    # Not the seed alone: a continued search would draw again what it drew at its beginning.
-    own_seed = int(np.random.SeedSequence([seed, len(study.trials)]).generate_state(1)[0])
-    study.sampler = optuna.samplers.TPESampler(seed=own_seed, n_startup_trials=8)
-    settled = study.get_trials(states=(TrialState.COMPLETE, TrialState.PRUNED, TrialState.WAITING))
-    for start in starts:
-        if dict(start.settings) not in [trial.user_attrs.get("start") for trial in settled]:
-            study.enqueue_trial(dict(start.parameters), user_attrs={"start": dict(start.settings)})
-    return study
-
-
-@contextmanager
-def study_at(path: Path, opening: bool = False) -> Iterator[None]:
-    """A block that reads and writes the file of a study.
+    Attributes:
+        points: measured settings by `key_of`.
+        seconds: spent on all trials.
 
     Raises:
-        UserError: it is damaged, or there is no room for it.
+        UserError: a line of the file is no trial.
     """
-    from optuna.exceptions import StorageInternalError
-    from sqlalchemy.exc import SQLAlchemyError
 
-    expected: tuple[type[Exception], ...] = (SQLAlchemyError, StorageInternalError, sqlite3.Error)
-    if opening:  # a file with missing parts raises any of these
-        expected += (LookupError, TypeError, ValueError, RuntimeError)
-    try:
-        yield
-    except expected as error:
-        reason = next((str(cause).split("\n")[0] for cause in (error.__cause__, error) if cause), "")
-        if "full" in reason:
-            raise UserError(f"output: {path} cannot be written ({reason}); free some space, then go on") from error
-        raise UserError(f"output: {path} cannot be read ({reason}); delete it or choose another folder") from error
+    def __init__(self, path: Path, starts: Sequence[StartingPoint], seed: int) -> None:
+        import numpy as np
+        import optuna
+
+        check_replaceable(path)
+        lines = read_jsonl(path)
+        self.path, self.seconds = path, 0.0
+        self.points: dict[str, Point] = {}
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        # Not the seed alone: a continued search would draw again what it drew at its beginning.
+        own_seed = int(np.random.SeedSequence([seed, len(lines)]).generate_state(1)[0])
+        sampler = optuna.samplers.TPESampler(seed=own_seed, n_startup_trials=8)
+        self.study = optuna.create_study(directions=["maximize", "maximize"], sampler=sampler)
+        try:
+            for line in lines:
+                self._count(line["seconds"], None if line["point"] is None else Point(**line["point"]))
+                self.study.add_trial(_trial_of(line))
+            tried = [line["start"] for line in lines]
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            reason = f"{path} holds a line that is no trial ({reason_of(error)})"
+            raise UserError(f"output: {reason}; delete it or choose another folder") from error
+        for start in starts:
+            if dict(start.settings) not in tried:
+                self.study.enqueue_trial(dict(start.parameters), user_attrs={"start": dict(start.settings)})
+
+    def add(self, trial: Trial, seconds: float, point: Point | None) -> None:
+        """Keep a trial of `study.ask` that is over: its measured point, or None where the settings were refused."""
+        from optuna.distributions import distribution_to_json
+        from optuna.trial import TrialState
+
+        line = {
+            "start": trial.user_attrs.get("start"),
+            "parameters": trial.params,
+            "distributions": {name: distribution_to_json(each) for name, each in trial.distributions.items()},
+            "seconds": seconds,
+            "point": None if point is None else asdict(point),
+        }
+        append_jsonl(self.path, line)
+        self._count(seconds, point)
+        if point is None:
+            self.study.tell(trial, state=TrialState.PRUNED)
+        else:
+            self.study.tell(trial, [point.speed, point.quality])
+
+    def _count(self, seconds: float, point: Point | None) -> None:
+        self.seconds += seconds
+        if point is not None:
+            self.points[key_of(point.settings)] = point
 
 
-def measured_points(study: Study) -> list[Point]:
-    """The measured points, each setting once."""
-    from optuna.trial import TrialState
+def _trial_of(line: Mapping[str, Any]) -> FrozenTrial:
+    """The trial of a line, for Optuna."""
+    from optuna.distributions import json_to_distribution
+    from optuna.trial import TrialState, create_trial
 
-    complete = study.get_trials(states=(TrialState.COMPLETE,))
-    points = [
-        Point(kept["settings"], trial.values[0], trial.values[1], tuple(kept["survival"]), kept["told"])
-        for trial in complete
-        for kept in [trial.user_attrs]
-    ]
-    return list({key_of(point.settings): point for point in points}.values())
+    point = line["point"]
+    return create_trial(
+        state=TrialState.PRUNED if point is None else TrialState.COMPLETE,
+        values=None if point is None else [point["speed"], point["quality"]],
+        params=line["parameters"],
+        distributions={name: json_to_distribution(each) for name, each in line["distributions"].items()},
+    )
 
 
 def key_of(settings: Mapping[str, Any]) -> str:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
@@ -26,7 +26,7 @@ from vargen.jobs.cases import BenchmarkCase, Judge, World, fitting_judge, prompt
 from vargen.jobs.comparison import describe_run
 from vargen.jobs.ranking import ClipScorer
 from vargen.jobs.search_space import Suggestions, check_fixed, settings_of, starting_points
-from vargen.jobs.study import Point, fastest_within, key_of, measured_points, open_study, pareto_front, study_at
+from vargen.jobs.study import Point, Trials, fastest_within, key_of, pareto_front
 from vargen.methods.base import ImageMethodConfig
 from vargen.methods.catalogue import methods_for, resolve_method
 from vargen.models.description import ModelDescription, open_model
@@ -37,9 +37,6 @@ from vargen.runs.files import own_folder, write_atomic, write_json_atomic
 from vargen.runs.identity import check_identity_file
 from vargen.runs.progress import Progress, progress
 from vargen.runs.records import Records
-
-if TYPE_CHECKING:
-    from optuna.study import Study
 
 PLAIN, CANDIDATE = "ar", "candidate"
 _PATIENCE = 64
@@ -88,8 +85,8 @@ class TuneConfig(ModelOptions):
         batch_size: number of pictures per call, as many as `vargen generate` makes at once. Other batch sizes have
             other best settings.
         seed: seed of the search and of the pictures.
-        output: folder for settings.json, plain.jsonl, study.db, pareto.json and best.yaml. The same command continues
-            the search.
+        output: folder for settings.json, plain.jsonl, trials.jsonl, pareto.json and best.yaml. The same command goes on
+            with the search.
         save_to_model: write the best settings into the model's folder. The method's name then stands for them with this
             model.
     """
@@ -187,7 +184,7 @@ def _tune(
     identity["drafters"] = {name: weights_fingerprint(str(path)) for name, path in folders.items() if path}
     folder = Path(config.output)
     check_identity_file(folder / "settings.json", identity, holds="a search")
-    if not (folder / "study.db").exists():
+    if not (folder / "trials.jsonl").exists():
         # One picture before anything is written, since a model without a drafter would refuse every trial.
         try:
             method = pipeline.resolve_method(config.method, config.fixed)
@@ -195,23 +192,21 @@ def _tune(
         except UserError as error:
             raise UserError(f"method {config.method!r} cannot be tuned with this model: {error}") from error
     write_json_atomic(folder / "settings.json", identity)
-    study = open_study(
-        folder / "study.db", starting_points(config.method, config.fixed, pipeline.resolve_method), config.seed
-    )
+    starts = starting_points(config.method, config.fixed, pipeline.resolve_method)
+    trials = Trials(folder / "trials.jsonl", starts, config.seed)
     evaluation = None
     try:
         with progress(round(config.max_seconds), "seconds", quiet) as shown:
             evaluation = Evaluation(pipeline, judge, clip, cases, config, Records(folder / "plain.jsonl", described))
-            with study_at(folder / "study.db"):
-                used_up = _search(study, evaluation, config, shown)
+            used_up = _search(trials, evaluation, config, shown)
     except KeyboardInterrupt:
         if evaluation is None:
             raise KeyboardInterrupt("plain decoding's calls so far are kept; the same command goes on") from None
-        report(_write_front(folder, study, evaluation, config))
+        report(_write_front(folder, trials, evaluation, config))
         raise KeyboardInterrupt("the results so far are written; the same command goes on") from None
     if used_up:
         print("every suggestion was refused or measured before, so the search ended before its time", file=sys.stderr)
-    return _write_front(folder, study, evaluation, config)
+    return _write_front(folder, trials, evaluation, config)
 
 
 def _with_quality(config: TuneConfig, model: ModelDescription, world: World | None) -> tuple[TuneConfig, Judge | None]:
@@ -284,50 +279,36 @@ class Evaluation:
         return row[self.config.quality]
 
 
-def _search(study: Study, evaluation: Evaluation, config: TuneConfig, shown: Progress) -> bool:
+def _search(trials: Trials, evaluation: Evaluation, config: TuneConfig, shown: Progress) -> bool:
     """Run trials until the time is spent, or until nothing new is suggested. True in the second case. Raises UserError
     where every setting was refused."""
-    from optuna.trial import TrialState
-
-    began = time.perf_counter()
-    before = evaluation.plain_seconds + sum(trial.duration.total_seconds() for trial in study.trials if trial.duration)
-    known = {key_of(point.settings): point for point in measured_points(study)}
     barren, refusal = 0, ""
-    while barren < _PATIENCE and (spent := before + time.perf_counter() - began) < config.max_seconds:
+    while barren < _PATIENCE and (spent := evaluation.plain_seconds + trials.seconds) < config.max_seconds:
         shown.update(min(round(spent), round(config.max_seconds)) - shown.n)
-        trial = study.ask()
+        began = time.perf_counter()
+        trial, point, repeated = trials.study.ask(), None, False
         try:
             drawn = resolve_method(config.method).search(Suggestions(trial, config.fixed))
             start = trial.user_attrs.get("start", {})
             settings = resolve_method(config.method, {**drawn, **start, **config.fixed})
             method = evaluation.pipeline.resolve_method(settings)
-            key = key_of(settings_of(method))
-            repeated = key in known
-            point = known[key] if repeated else evaluation.measure(method)
+            point = trials.points.get(key_of(settings_of(method)))
+            repeated = point is not None
+            point = point or evaluation.measure(method)
         except UserError as error:  # settings that exclude each other
             refusal = str(error)
-            trial.set_user_attr("refused", refusal)
-            study.tell(trial, state=TrialState.PRUNED)
-            barren += 1
-            continue
-        except BaseException:
-            study.tell(trial, state=TrialState.FAIL)
-            raise
-        for name, value in point.kept.items():
-            trial.set_user_attr(name, value)
-        study.tell(trial, [point.speed, point.quality])
-        known[key] = point
-        barren = barren + 1 if repeated else 0
-    if barren >= _PATIENCE and not known:
+        trials.add(trial, time.perf_counter() - began, point)
+        barren = barren + 1 if repeated or point is None else 0
+    if barren >= _PATIENCE and not trials.points:
         raise UserError(f"fixed: every setting that was tried was refused, the last because: {refusal}")
     return barren >= _PATIENCE
 
 
-def _write_front(folder: Path, study: Study, evaluation: Evaluation, config: TuneConfig) -> dict[str, Any]:
+def _write_front(folder: Path, trials: Trials, evaluation: Evaluation, config: TuneConfig) -> dict[str, Any]:
     """Write pareto.json, and best.yaml where a point is within the budget. Returns the content of pareto.json."""
     from metrics.provenance import provenance
 
-    points = measured_points(study)
+    points = list(trials.points.values())
     assert config.quality is not None and config.max_quality_loss is not None
     # An exact method has plain decoding's quality. Where the figures differ, chance has drawn other pictures.
     exact = methods_for("image")[config.method].exact

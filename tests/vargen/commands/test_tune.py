@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +18,7 @@ from vargen.cli import main  # noqa: E402
 from vargen.jobs import calls as pipeline_calls  # noqa: E402
 from vargen.jobs import search_space, tuning  # noqa: E402
 from vargen.jobs.search_space import Suggestions, settings_of, starting_points  # noqa: E402
-from vargen.jobs.study import Point, fastest_within, open_study, pareto_front  # noqa: E402
+from vargen.jobs.study import Point, Trials, fastest_within, pareto_front  # noqa: E402
 from vargen.jobs.tuning import TuneConfig  # noqa: E402
 from vargen.methods.base import ImageMethodConfig  # noqa: E402
 from vargen.methods.catalogue import methods_for, resolve_method  # noqa: E402
@@ -152,71 +149,86 @@ def test_a_fixed_shape_is_not_replaced_by_a_chain() -> None:
         assert "tree" not in settings and "draft" not in trial.params
 
 
-def measure(study: optuna.Study, trial: optuna.Trial, figure: float) -> None:
-    """Tell what came of a trial, as a search does."""
-    trial.set_user_attr("settings", dict(trial.params))
-    trial.set_user_attr("survival", [])
-    trial.set_user_attr("told", {})
-    study.tell(trial, [figure, figure])
+def open_trials(folder: Path, method: str) -> Trials:
+    return Trials(folder / "trials.jsonl", starting_points(method, {}, resolve), 0)
 
 
-def test_a_study_that_goes_on_does_not_draw_the_same_again(tmp_path: Path) -> None:
+def measure(trials: Trials, trial: optuna.Trial, figure: float) -> None:
+    """Keep what came of a trial, as a search does."""
+    trials.add(trial, 1.0, Point(dict(trial.params) or {"window": 1}, figure, figure))
+
+
+def test_a_search_that_goes_on_does_not_draw_the_same_again(tmp_path: Path) -> None:
     draws = []
     for _ in range(3):
-        study = open_study(tmp_path / "study.db", starting_points("gsd", {}, resolve), 0)
-        while (trial := study.ask()).user_attrs.get("start"):
-            measure(study, trial, 1.0)
+        trials = open_trials(tmp_path, "gsd")
+        while (trial := trials.study.ask()).user_attrs.get("start"):
+            measure(trials, trial, 1.0)
         draws.append(str(resolve_method("gsd").search(Suggestions(trial, {}))))
-        measure(study, trial, 1.0)
+        measure(trials, trial, 1.0)
     assert len(set(draws)) == 3
 
 
 def test_a_starting_point_whose_process_was_killed_is_measured_again(tmp_path: Path) -> None:
     for _ in range(2):  # asked for, never told
-        study = open_study(tmp_path / "study.db", starting_points("coolsd", {}, resolve), 0)
-        assert study.ask().user_attrs["start"] == starting_points("coolsd", {}, resolve)[0].settings
-    study = open_study(tmp_path / "study.db", starting_points("coolsd", {}, resolve), 0)
-    measure(study, study.ask(), 1.0)
-    study = open_study(tmp_path / "study.db", starting_points("coolsd", {}, resolve), 0)
-    assert "start" not in study.ask().user_attrs
+        trial = open_trials(tmp_path, "coolsd").study.ask()
+        assert trial.user_attrs["start"] == starting_points("coolsd", {}, resolve)[0].settings
+    trials = open_trials(tmp_path, "coolsd")
+    measure(trials, trials.study.ask(), 1.0)
+    assert "start" not in open_trials(tmp_path, "coolsd").study.ask().user_attrs
+
+
+def test_a_search_that_goes_on_knows_what_the_last_one_knew(tmp_path: Path) -> None:
+    trials = open_trials(tmp_path, "gsd")
+    for number in range(12):
+        trial = trials.study.ask()
+        resolve_method("gsd").search(Suggestions(trial, {}))
+        point = Point({**trial.params, "number": number}, number, 1.0, [0.5], {"pass_reduction": 2.0})
+        trials.add(trial, 0.5, None if number == 3 else point)
+    again = open_trials(tmp_path, "gsd")
+    assert again.points == trials.points and len(again.points) == 11 and again.seconds == trials.seconds == 6.0
+
+    def seen(study: optuna.Study) -> list[Any]:
+        ended = [trial for trial in study.trials if trial.state.is_finished()]
+        return [(trial.state, trial.params, trial.distributions, trial.values) for trial in ended]
+
+    assert seen(again.study) == seen(trials.study)
 
 
 def test_a_kill_in_the_middle_of_a_write_does_no_harm(tmp_path: Path) -> None:
-    """Half a trial in the file, and its journal beside it: what sqlite rolls back."""
-    path = tmp_path / "a strange ?name #1 {of} 100%" / "study.db"
-    path.parent.mkdir()
-    study = open_study(path, starting_points("sjd", {}, resolve), 0)
-    measure(study, study.ask(), 1.0)
-    script = (
-        "import os, signal, sqlite3, sys\n"
-        "connection = sqlite3.connect(sys.argv[1], isolation_level=None)\n"
-        "connection.execute('pragma cache_size = 1')\n"
-        "connection.execute('begin')\n"
-        "connection.execute('update trial_values set value = 7')\n"
-        "connection.execute('delete from trials')\n"
-        "connection.execute('create table filler as with recursive n(i) as"
-        " (select 1 union all select i + 1 from n where i < 20000) select i, hex(i) from n')\n"
-        "os.kill(os.getpid(), signal.SIGKILL)\n"
-    )
-    assert subprocess.run([sys.executable, "-c", script, str(path)]).returncode == -signal.SIGKILL
-    assert sorted(place.name for place in path.parent.iterdir()) == ["study.db", "study.db-journal"]
-    study = open_study(path, starting_points("sjd", {}, resolve), 0)
-    assert [trial.values for trial in study.get_trials(states=[optuna.trial.TrialState.COMPLETE])] == [[1.0, 1.0]]
-    measure(study, study.ask(), 2.0)
-    again = open_study(path, starting_points("sjd", {}, resolve), 0)
-    assert len(again.get_trials(states=[optuna.trial.TrialState.COMPLETE])) == 2
-    assert [place.name for place in path.parent.iterdir()] == ["study.db"]
+    folder = tmp_path / "a strange ?name #1 {of} 100%"
+    folder.mkdir()
+    for figure in (1.0, 2.0):
+        trials = open_trials(folder, "gsd")
+        measure(trials, trials.study.ask(), figure)
+        path = folder / "trials.jsonl"
+        path.write_bytes(path.read_bytes() + path.read_bytes()[:40])
+        assert len(open_trials(folder, "gsd").study.get_trials(states=[optuna.trial.TrialState.COMPLETE])) == figure
 
 
-@pytest.mark.parametrize("content", [b"junk", b"SQLite format 3\0" + b"\0" * 84, "link"])
-def test_a_study_that_is_none_is_one_line(tmp_path: Path, content: bytes | str) -> None:
-    path = tmp_path / "study.db"
+LINE = {"start": None, "parameters": {}, "distributions": {}, "seconds": 1.0, "point": None}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"junk\n",
+        b"[1]\n",
+        *(json.dumps({key: value for key, value in LINE.items() if key != gone}).encode() + b"\n" for gone in LINE),
+        *(json.dumps(LINE | {key: 5}).encode() + b"\n" for key in ("parameters", "distributions", "point")),
+        json.dumps(LINE | {"parameters": {"window": 3}}).encode() + b"\n",
+        json.dumps(LINE | {"seconds": "long"}).encode() + b"\n",
+        "link",
+    ],
+)
+def test_a_file_of_trials_that_is_none_is_one_line(tmp_path: Path, content: bytes | str) -> None:
+    path = tmp_path / "trials.jsonl"
     if isinstance(content, bytes):
         path.write_bytes(content)
     else:
         path.symlink_to(tmp_path / "outside")
-    with pytest.raises(UserError, match=r"output: .*study\.db (cannot be read \(|is a link)"):
-        open_study(path, starting_points("sjd", {}, resolve), 0)
+    with pytest.raises(UserError, match=r"trials\.jsonl(: line 1 is| holds a line that is no trial \(| is a link)"):
+        open_trials(tmp_path, "sjd")
     assert not (tmp_path / "outside").exists()
 
 

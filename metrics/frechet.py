@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import torch
@@ -52,9 +53,9 @@ class GaussianStatistics:
             scatter += centred.T @ centred
         return cls(mean, scatter / (count - 1), count)
 
-    def save(self, path: Path) -> None:
-        """Write `mu`, `sigma` (the names that pytorch-fid, clean-fid and the ADM suite use) and `count`."""
-        np.savez(path, mu=self.mean.numpy(), sigma=self.covariance.numpy(), count=self.count or 0)
+    def save(self, path: Path | BinaryIO, **more: np.ndarray) -> None:
+        """Write `mu`, `sigma` (the names of pytorch-fid, clean-fid and the ADM suite), `count`, and other arrays."""
+        np.savez(path, mu=self.mean.numpy(), sigma=self.covariance.numpy(), count=self.count or 0, **more)  # type: ignore[arg-type]  # numpy names one keyword
 
     @classmethod
     def load(cls, path: Path) -> GaussianStatistics:

@@ -1,15 +1,13 @@
-"""The pictures of an evaluation, made in shares that any number of processes take, or given; and its reference.
+"""The pictures of an evaluation, made in shares that any number of processes take, or given.
 
-Belongs here: making tokens and pictures batch by batch, and measuring them and the reference. Does not belong here: the
-order of an evaluation (`vargen.jobs.evaluation`), one batch's features (`vargen.jobs.measuring`), files
-(`vargen.runs.batches`).
+Belongs here: making tokens and pictures batch by batch. Does not belong here: the order of an evaluation
+(`vargen.jobs.evaluation`), measuring (`vargen.jobs.measuring`), files (`vargen.runs.batches`).
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,33 +17,20 @@ import torch
 from torch import Tensor
 
 from metrics.errors import DataError
-from metrics.frechet import GaussianStatistics
 from metrics.images import ImageArray, ImageFolder, open_images, read_image, unreadable
-from metrics.protocol import Protocol
-from metrics.quality import Reference
 from metrics.speculation import CallRecord
 from vargen.base.errors import UserError
 from vargen.jobs.calls import call_pipeline, record_of_picture, stream_pipeline
-from vargen.jobs.cases import BenchmarkCase, ReferencePictures, told_cases
-from vargen.jobs.measuring import (
-    MEASURE_BATCH,
-    Networks,
-    gather,
-    measure,
-    reference_features,
-    save_statistics,
-    stored_statistics,
-)
-from vargen.jobs.sampling import SamplingOptions
+from vargen.jobs.cases import told_cases
+from vargen.jobs.measuring import Evaluation
 from vargen.methods.base import ImageMethodConfig
 from vargen.models.description import ModelDescription
 from vargen.models.model_folder import weights_fingerprint
 from vargen.pipelines.arguments import PromptWarning
 from vargen.pipelines.loading import load_pipeline
-from vargen.runs.batches import BatchStore, PictureBatches, Share
+from vargen.runs.batches import PictureBatches
 from vargen.runs.identity import digest
-from vargen.runs.processes import Processes
-from vargen.runs.progress import Progress, progress
+from vargen.runs.progress import Progress
 
 if TYPE_CHECKING:
     from vargen.pipelines.loading import ImagePipeline
@@ -54,33 +39,10 @@ GIVEN = "given"
 """The label of pictures that were not made here."""
 
 
-@dataclass(frozen=True)
-class Evaluation:
-    """What every step of an evaluation needs."""
-
-    options: SamplingOptions
-    output: Path
-    batch_size: int
-    continuous_batches: bool
-    protocol: Protocol
-    cases: Sequence[BenchmarkCase]
-    networks: Networks
-    processes: Processes
-    quiet: bool
-
-    @property
-    def share(self) -> Share:
-        return Share(self.processes.rank, self.processes.count)
-
-    def progress(self, batches: int, unit: str) -> AbstractContextManager[Progress]:
-        """Counts this process's share of this number of batches."""
-        return progress(len(self.share.of(range(batches))), unit, self.quiet)
-
-
 def make_pictures(
     run: Evaluation, methods: Mapping[str, ImageMethodConfig], model: ModelDescription
-) -> tuple[dict[str, PictureBatches], int]:
-    """Make the missing pictures of every method. Returns the folders by label, and the side of a picture."""
+) -> dict[str, PictureBatches]:
+    """Make the missing pictures of every method. Returns the folders by label."""
     options, processes = run.options, run.processes
     place = options.device if options.device_map is not None else str(processes.device)
     pipeline, device, dtype = load_pipeline(model, replace(options, device=place), run.quiet)
@@ -110,7 +72,7 @@ def make_pictures(
         for label, job in jobs.items():
             _make_share(run, job, methods[label], pipeline, shared, shown, model.pixels_from_tokens)
     processes.wait()
-    return jobs, model.image_size
+    return jobs
 
 
 def _make_share(
@@ -164,41 +126,45 @@ def _make_share(
         job.save_pictures(batch, decode)
 
 
-class MadePictures:
-    """Pictures that were made here, for measuring."""
+@dataclass(frozen=True)
+class EvaluatedPictures:
+    """Pictures for measuring.
 
-    def __init__(self, job: PictureBatches) -> None:
-        self.job = job
+    Args:
+        read: gives them by number, uint8 `[3, H, W]`.
+        folder: for what is measured, from a key that stands for how.
+        side: pixels along a side of the first.
+    """
 
-    def read(self, indices: Sequence[int]) -> list[Tensor]:
-        return [read_image(self.job.image_path(index)) for index in indices]
-
-    def store(self, key: str, batch_size: int) -> BatchStore:
-        return BatchStore(self.job.path / "measured" / key, self.job.count, batch_size)
+    read: Callable[[Sequence[int]], list[Tensor]]
+    folder: Callable[[str], Path]
+    side: int
 
 
-class GivenPictures:
-    """Pictures that were made elsewhere, for measuring. Raises UserError for another number than there are captions, or
-    for unreadable files, all of them counted."""
+def made_pictures(job: PictureBatches, side: int) -> EvaluatedPictures:
+    """Pictures that were made here."""
+    return EvaluatedPictures(
+        lambda indices: [read_image(job.image_path(index)) for index in indices],
+        lambda key: job.path / "measured" / key,
+        side,
+    )
 
-    def __init__(self, images: str, output: Path, count: int) -> None:
-        self.pictures = open_given(images)
-        self.output = output
-        if isinstance(self.pictures, ImageFolder) and (broken := unreadable(self.pictures.files)):
-            names = ", ".join(str(path) for path in broken[:3]) + (", ..." if len(broken) > 3 else "")
-            raise UserError(f"given_images: {len(broken)} of {len(self.pictures)} files cannot be read: {names}")
-        if len(self.pictures) != count:
-            raise UserError(
-                f"given_images: {images} holds {len(self.pictures):,} pictures, but there are {count:,} captions"
-            )
-        self.digest = self.pictures.digest()
-        self.side = int(self.pictures.read([0])[0].shape[-1])
 
-    def read(self, indices: Sequence[int]) -> list[Tensor]:
-        return self.pictures.read(indices)
-
-    def store(self, key: str, batch_size: int) -> BatchStore:
-        return BatchStore(self.output / GIVEN / "measured" / digest([key, self.digest]), len(self.pictures), batch_size)
+def given_pictures(images: str, output: Path, count: int) -> EvaluatedPictures:
+    """Pictures that were made elsewhere. Raises UserError for another number than there are captions, or for unreadable
+    files, all of them counted."""
+    pictures = open_given(images)
+    if isinstance(pictures, ImageFolder) and (broken := unreadable(pictures.files)):
+        names = ", ".join(str(path) for path in broken[:3]) + (", ..." if len(broken) > 3 else "")
+        raise UserError(f"given_images: {len(broken)} of {len(pictures)} files cannot be read: {names}")
+    if len(pictures) != count:
+        raise UserError(f"given_images: {images} holds {len(pictures):,} pictures, but there are {count:,} captions")
+    content = pictures.digest()
+    return EvaluatedPictures(
+        pictures.read,
+        lambda key: output / GIVEN / "measured" / digest([key, content]),
+        int(pictures.read([0])[0].shape[-1]),
+    )
 
 
 def open_given(images: str) -> ImageFolder | ImageArray:
@@ -207,43 +173,3 @@ def open_given(images: str) -> ImageFolder | ImageArray:
         return open_images(Path(images))
     except DataError as error:
         raise UserError(f"given_images: {error}") from error
-
-
-def measure_pictures(run: Evaluation, label: str, source: MadePictures | GivenPictures) -> dict[str, Tensor]:
-    """All features of one method's pictures, in their order."""
-    protocol, networks = run.protocol, run.networks
-    how = [protocol.to_dict(), networks.identity(), told_cases(run.cases), networks.judge is not None]
-    store = source.store(digest(how), MEASURE_BATCH)
-
-    def make(indices: range) -> tuple[dict[str, Any], dict[str, Any]]:
-        try:
-            return measure(source.read(indices), [run.cases[index] for index in indices], protocol, networks), {}
-        except DataError as error:
-            raise UserError(f"{label}: {error}") from error
-
-    with run.progress(len(store.batches), f"batches of {label} measured") as shown:
-        store.work(run.share, make, shown)
-    run.processes.wait()
-    return gather(store, run.share, len(run.cases), run.processes.device)
-
-
-def stored_reference(run: Evaluation, path: Path) -> tuple[Reference, list[str]]:
-    """The reference of a file of statistics, and warnings about it."""
-    statistics, notes = stored_statistics(path, run.protocol, run.networks)
-    if run.protocol.manifold_extractor is not None:
-        notes.append("reference: statistics hold no features; precision and recall are left out")
-    return Reference(statistics, None), notes
-
-
-def measured_reference(run: Evaluation, pictures: ReferencePictures) -> Reference:
-    """The reference of pictures. Its statistics are written beside the scores."""
-    protocol, networks, processes = run.protocol, run.networks, run.processes
-    with run.progress(-(-len(pictures) // MEASURE_BATCH), "batches of the reference") as shown:
-        features = reference_features(pictures, protocol, networks, run.share, processes.wait, processes.device, shown)
-    try:
-        statistics = GaussianStatistics.of(features[protocol.extractor])
-    except DataError as error:
-        raise UserError(f"reference: {error}") from error
-    if processes.is_main:
-        save_statistics(run.output / "reference.npz", statistics, protocol, networks)
-    return Reference(statistics, None if protocol.manifold_extractor is None else features[protocol.manifold_extractor])

@@ -168,34 +168,39 @@ def _evaluate(
     from metrics.speculation import CallRecord, summarise
     from vargen.jobs import evaluated_pictures as pictures
     from vargen.jobs.figures import against_plain, score
-    from vargen.jobs.measuring import open_reference
+    from vargen.jobs.measuring import (
+        Evaluation,
+        measure_pictures,
+        measured_reference,
+        open_reference,
+        stored_reference,
+    )
 
     cases = _cases(config, protocol, model, world)
     networks = _networks(config, protocol, model, processes, world)
     shared = (config.batch_size, config.continuous_batches, protocol, cases, networks, processes, quiet)
-    run = pictures.Evaluation(config, Path(config.output), *shared)
+    run = Evaluation(config, Path(config.output), *shared)
     path = None if config.reference is None else Path(config.reference)
     given = open_reference(protocol, path)  # before anything is made, so that a wrong one costs nothing
 
     jobs: dict[str, PictureBatches] = {}
     if model is None:
         assert config.given_images is not None
-        shown = pictures.GivenPictures(config.given_images, run.output, len(cases))
-        sources: dict[str, pictures.MadePictures | pictures.GivenPictures] = {pictures.GIVEN: shown}
-        side = shown.side
+        sources = {pictures.GIVEN: pictures.given_pictures(config.given_images, run.output, len(cases))}
     else:
-        jobs, side = pictures.make_pictures(run, methods, model)
-        sources = {label: pictures.MadePictures(job) for label, job in jobs.items()}
-    measured = {label: pictures.measure_pictures(run, label, source) for label, source in sources.items()}
+        jobs = pictures.make_pictures(run, methods, model)
+        sources = {label: pictures.made_pictures(job, model.image_size) for label, job in jobs.items()}
+    side = next(iter(sources.values())).side
+    measured = {label: measure_pictures(run, label, source.read, source.folder) for label, source in sources.items()}
     reference: Reference | None
     if protocol.reference == "none":
         reference, notes = None, ["no reference: Frechet distance, precision and recall are left out"]
     elif given is None and path is not None:
-        reference, notes = pictures.stored_reference(run, path)
+        reference, notes = stored_reference(run, path)
     else:
         count, resolution = protocol.reference_count or 0, protocol.resolution or side
         compared_with = given or _needed(world, protocol).reference(count, resolution)
-        reference, notes = pictures.measured_reference(run, compared_with), []
+        reference, notes = measured_reference(run, compared_with), []
     if not processes.is_main:
         return []
 

@@ -1,13 +1,15 @@
 """From pictures on disk to features, in shares that any number of processes can take.
 
-Belongs here: loading the protocol's networks, measuring batches of pictures, the reference and its cache, and gathering
-the features of all processes. Does not belong here: figures (`vargen.jobs.figures`), and making pictures.
+Belongs here: loading the protocol's networks, measuring batches, the reference and its cache, and gathering the
+features of all processes. Does not belong here: figures (`vargen.jobs.figures`), and making pictures
+(`vargen.jobs.evaluated_pictures`).
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,14 +25,17 @@ from metrics.feature_bank import FeatureBank
 from metrics.frechet import GaussianStatistics
 from metrics.images import ImageArray, ImageFolder, open_images, open_npz, resize
 from metrics.protocol import Protocol
+from metrics.quality import Reference
 from vargen.base.errors import UserError
 from vargen.base.resources import cache_folder
-from vargen.jobs.cases import BenchmarkCase, Judge, ReferencePictures
+from vargen.jobs.cases import BenchmarkCase, Judge, ReferencePictures, told_cases
+from vargen.jobs.sampling import SamplingOptions
 from vargen.models.model_folder import refuse_pickled
 from vargen.runs.batches import Arrays, BatchStore, Share
 from vargen.runs.files import atomic_path
 from vargen.runs.identity import check_identity, digest
-from vargen.runs.progress import Progress
+from vargen.runs.processes import Processes
+from vargen.runs.progress import Progress, progress
 
 MEASURE_BATCH = 64
 """Pictures measured together; fixed, since the last bits of a feature depend on it."""
@@ -83,6 +88,29 @@ def load_networks(
         raise UserError(str(error)) from error
 
 
+@dataclass(frozen=True)
+class Evaluation:
+    """What every step of an evaluation needs."""
+
+    options: SamplingOptions
+    output: Path
+    batch_size: int
+    continuous_batches: bool
+    protocol: Protocol
+    cases: Sequence[BenchmarkCase]
+    networks: Networks
+    processes: Processes
+    quiet: bool
+
+    @property
+    def share(self) -> Share:
+        return Share(self.processes.rank, self.processes.count)
+
+    def progress(self, batches: int, unit: str) -> AbstractContextManager[Progress]:
+        """Counts this process's share of this number of batches."""
+        return progress(len(self.share.of(range(batches))), unit, self.quiet)
+
+
 def measure(
     pictures: Sequence[Tensor], cases: Sequence[BenchmarkCase], protocol: Protocol, networks: Networks
 ) -> Arrays:
@@ -105,25 +133,6 @@ def measure(
     return arrays
 
 
-def gather(store: BatchStore, share: Share, num_items: int, device: torch.device) -> dict[str, Tensor]:
-    """All arrays of a store in the order of the pictures, on the CPU. Every process reads its share and gets all."""
-    own = [(store.batches[batch], store.read(batch)[0]) for batch in share.of(range(len(store.batches)))]
-    # Every process gathers the same arrays in the same order, also one without a batch of its own.
-    first = store.read(0)[0]
-    own = own or [(range(0), {name: array[:0] for name, array in first.items()})]
-    gathered = {}
-    for name in sorted(first):
-        bank = FeatureBank(num_items).to(device)
-        for indices, arrays in own:
-            numbers = torch.tensor(list(indices), dtype=torch.long, device=device)
-            bank.update(numbers, torch.from_numpy(arrays[name].astype(np.float32)).to(device))
-        try:
-            gathered[name] = bank.compute().cpu()
-        except DataError as error:
-            raise UserError(str(error)) from error
-    return gathered
-
-
 def open_reference(protocol: Protocol, path: Path | None) -> ImageFolder | ImageArray | None:
     """Given pictures of the reference; None where they are rendered, not needed, or `path` holds statistics. Raises
     UserError where `path` is missing, not needed, or cannot be read."""
@@ -144,66 +153,107 @@ def open_reference(protocol: Protocol, path: Path | None) -> ImageFolder | Image
         raise UserError(f"reference: {error}") from error
 
 
-def reference_features(
-    pictures: ReferencePictures,
-    protocol: Protocol,
-    networks: Networks,
-    share: Share,
-    wait: Callable[[], None],
-    device: torch.device,
-    shown: Progress,
+def measure_pictures(
+    run: Evaluation, label: str, read: Callable[[Sequence[int]], Sequence[Tensor]], folder: Callable[[str], Path]
 ) -> dict[str, Tensor]:
-    """Features of the reference by extractor, `[N, D]`, from the cache, or measured now and cached.
+    """All features of one method's pictures, in their order.
 
-    The key of the cache is the content: pictures, resizing and networks. A changed picture is another reference.
+    Args:
+        read: gives pictures uint8 `[3, H, W]` by number.
+        folder: for the features, from a key that stands for how they are measured.
     """
+    networks = run.networks
+    how = [run.protocol.to_dict(), networks.identity(), told_cases(run.cases), networks.judge is not None]
+    store = BatchStore(folder(digest(how)), len(run.cases), MEASURE_BATCH)
+    return _measured(run, label, store, read, run.cases, networks)
+
+
+def measured_reference(run: Evaluation, pictures: ReferencePictures) -> Reference:
+    """The reference of pictures. Its statistics are written beside the scores.
+
+    Features are cached. The key of the cache is the content: pictures, resizing and networks.
+    """
+    protocol = run.protocol
     wanted = [name for name in dict.fromkeys((protocol.extractor, protocol.manifold_extractor)) if name is not None]
-    identity = [pictures.digest(), protocol.resizer, protocol.resolution]
-    identity += [networks.extractors[name].identity for name in wanted]
+    only = Networks({name: run.networks.extractors[name] for name in wanted}, None)
+    identity = [pictures.digest(), protocol.resizer, protocol.resolution, *only.identity().values()]
     store = BatchStore(cache_folder() / "references" / digest(identity), len(pictures), MEASURE_BATCH)
-    only = Networks({name: networks.extractors[name] for name in wanted}, None)
+    measured = _measured(run, "reference", store, pictures.read, (), only)
+    features = {name: measured[f"features_{name}"] for name in wanted}
+    try:
+        statistics = GaussianStatistics.of(features[protocol.extractor])
+    except DataError as error:
+        raise UserError(f"reference: {error}") from error
+    if run.processes.is_main:
+        _save_statistics(run, run.output / "reference.npz", statistics)
+    return Reference(statistics, None if protocol.manifold_extractor is None else features[protocol.manifold_extractor])
+
+
+def _measured(
+    run: Evaluation,
+    what: str,
+    store: BatchStore,
+    read: Callable[[Sequence[int]], Sequence[Tensor]],
+    cases: Sequence[BenchmarkCase],
+    networks: Networks,
+) -> dict[str, Tensor]:
+    """Features of a store's pictures in their order, on the CPU. Every process measures its share and gets all."""
 
     def make(indices: range) -> tuple[Arrays, dict[str, Any]]:
         try:
-            return measure(pictures.read(indices), [], protocol, only), {}
+            return measure(read(indices), [cases[index] for index in indices if cases], run.protocol, networks), {}
         except DataError as error:
-            raise UserError(f"reference: {error}") from error
+            raise UserError(f"{what}: {error}") from error
 
-    store.work(share, make, shown)
-    wait()
-    gathered = gather(store, share, len(pictures), device)
-    return {name: gathered[f"features_{name}"] for name in wanted}
+    with run.progress(len(store.batches), f"batches of {what} measured") as shown:
+        store.work(run.share, make, shown)
+    run.processes.wait()
+    own = [(store.batches[batch], store.read(batch)[0]) for batch in run.share.of(range(len(store.batches)))]
+    # Every process gathers the same arrays in the same order, also one without a batch of its own.
+    first, device = store.read(0)[0], run.processes.device
+    own = own or [(range(0), {name: array[:0] for name, array in first.items()})]
+    gathered = {}
+    for name in sorted(first):
+        bank = FeatureBank(store.batches[-1].stop).to(device)
+        for indices, arrays in own:
+            numbers = torch.tensor(list(indices), dtype=torch.long, device=device)
+            bank.update(numbers, torch.from_numpy(arrays[name].astype(np.float32)).to(device))
+        try:
+            gathered[name] = bank.compute().cpu()
+        except DataError as error:
+            raise UserError(str(error)) from error
+    return gathered
 
 
-def stored_statistics(path: Path, protocol: Protocol, networks: Networks) -> tuple[GaussianStatistics, list[str]]:
-    """Statistics from a file, and warnings about what the file leaves open. Raises UserError for a file of another
-    network or resizing."""
+def stored_reference(run: Evaluation, path: Path) -> tuple[Reference, list[str]]:
+    """The reference of a file of statistics, and warnings about what it leaves open. Raises UserError for a file of
+    another network or resizing."""
     try:
         statistics = GaussianStatistics.load(path)
         with open_npz(path) as arrays:
             note = json.loads(arrays["made_with"].tobytes()) if "made_with" in arrays else None
     except (DataError, ValueError) as error:
         raise UserError(f"reference: {error}") from error
+    notes = []
     if note is None:
-        return statistics, [f"reference: {path} does not say how it was made; its resizing is taken on trust"]
-    remedy = "make it again from its pictures"
-    now = made_with(protocol, networks)
-    check_identity(path, note, now, holds="statistics made", argument="reference", remedy=remedy)
-    return statistics, []
+        notes.append(f"reference: {path} does not say how it was made; its resizing is taken on trust")
+    else:
+        remedy = "make it again from its pictures"
+        check_identity(path, note, _made_with(run), holds="statistics made", argument="reference", remedy=remedy)
+    if run.protocol.manifold_extractor is not None:
+        notes.append("reference: statistics hold no features; precision and recall are left out")
+    return Reference(statistics, None), notes
 
 
-def made_with(protocol: Protocol, networks: Networks) -> dict[str, Any]:
+def _made_with(run: Evaluation) -> dict[str, Any]:
     """Everything beside the pictures that decides statistics."""
-    return {
-        "resizer": protocol.resizer,
-        "resolution": protocol.resolution,
-        "extractor": networks.extractors[protocol.extractor].identity,
-    }
+    protocol = run.protocol
+    extractor = run.networks.extractors[protocol.extractor].identity
+    return {"resizer": protocol.resizer, "resolution": protocol.resolution, "extractor": extractor}
 
 
-def save_statistics(path: Path, statistics: GaussianStatistics, protocol: Protocol, networks: Networks) -> None:
-    """Write statistics as `stored_statistics` reads them, whole or not at all."""
-    note = np.frombuffer(json.dumps(made_with(protocol, networks)).encode(), dtype=np.uint8)
-    arrays = {"mu": statistics.mean.numpy(), "sigma": statistics.covariance.numpy(), "made_with": note}
+def _save_statistics(run: Evaluation, path: Path, statistics: GaussianStatistics) -> None:
+    """Write statistics as `stored_reference` reads them, whole or not at all."""
+    note = np.frombuffer(json.dumps(_made_with(run)).encode(), dtype=np.uint8)
     with atomic_path(path) as temporary, open(temporary, "wb") as file:
-        np.savez(file, **{"count": np.array(statistics.count or 0), **arrays})  # type: ignore[arg-type]  # numpy names one keyword
+        statistics.save(file, made_with=note)

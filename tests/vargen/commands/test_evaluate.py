@@ -18,7 +18,7 @@ from process_jobs import ProcessJob
 from metrics.images import ImageFolder
 from vargen.base.errors import UserError
 from vargen.cli import main
-from vargen.jobs import evaluated_pictures
+from vargen.jobs import evaluated_pictures, measuring
 from vargen.jobs.evaluation import load_protocol
 from vargen.pipelines.llamagen import LlamaGenPipeline
 from vargen.runs.batches import BatchStore, Share
@@ -111,7 +111,7 @@ def test_a_finished_run_makes_nothing_again(
         raise AssertionError("made or measured again")
 
     monkeypatch.setattr(evaluated_pictures, "call_pipeline", never)
-    monkeypatch.setattr(evaluated_pictures, "measure", never)
+    monkeypatch.setattr(measuring, "measure", never)
     assert main(arguments) == 0
     assert lasting(tmp_path / "out") == before
 

@@ -15,7 +15,7 @@ import math
 import os
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -174,21 +174,17 @@ def generate(
     shared = int(os.environ.get("WORLD_SIZE", 1)) > 1  # torchrun and accelerate set it
     if shared and config.prompts_file == "-":
         raise UserError("prompts_file: standard input cannot be read by several processes; name a file")
-    model = open_model(config).sized(config.height, config.width, config.ratio)
-    requests = _build_requests(config, _read_conditions(config, prompts, model), model.image_size)
-    run = _Run(config, requests, model, config.device, judge_ranker, quiet)
+    run = _Run(config, prompts, judge_ranker, quiet)
     if shared:
         return _share(run)
     with own_folder(config.output, PictureFolder.INSIDE):
-        results, settings = _open_folder(run)
-        missing = results.missing
-        totals = RunTotals(seconds={"load": 0.0})
-        if missing:
-            totals = _fill(run, results, settings, missing, results.add)
+        run.open_folder()
+        if missing := run.results.missing:
+            run.fill(missing, run.results.add, config.device)
         else:
-            results.begin({})
-        totals.images = len(results.records)
-        return totals
+            run.results.begin({})
+        run.totals.images = len(run.results.records)
+        return run.totals
 
 
 def _share(run: _Run) -> RunTotals | None:
@@ -199,84 +195,29 @@ def _share(run: _Run) -> RunTotals | None:
     """
     from vargen.runs.processes import Processes
 
-    processes = Processes.start(run.device)
-    if run.config.device_map is None:
-        run = replace(run, device=str(processes.device))
+    processes = Processes.start(run.config.device)
+    device = run.config.device if run.config.device_map is not None else str(processes.device)
     try:
         with own_folder(run.config.output, PictureFolder.INSIDE) if processes.is_main else nullcontext():
             processes.wait()  # until the folder is there, and cleared of what a kill left
-            results, settings = _open_folder(run)
-            missing = results.missing[processes.rank :: processes.count]
+            run.open_folder()
+            missing = run.results.missing[processes.rank :: processes.count]
             processes.wait()  # until every process has looked
-            totals = RunTotals(seconds={"load": 0.0})
             with warnings.catch_warnings():
                 if not processes.is_main:  # warnings are printed once
                     warnings.simplefilter("ignore")
-                    run = replace(run, quiet=True)
+                    run.quiet = True
                 if missing:
-                    totals = _fill(run, results, settings, missing, results.save)
-            together = RunTotals.of_processes(processes.gather(totals))
+                    run.fill(missing, run.results.save, device)
+            together = RunTotals.of_processes(processes.gather(run.totals))
             if not processes.is_main:
                 return None
-            results.scan()
-            results.begin({})
-            together.images = len(results.records)
+            run.results.scan()
+            run.results.begin({})
+            together.images = len(run.results.records)
             return together
     finally:
         processes.leave()
-
-
-@dataclass(frozen=True)
-class _Run:
-    """What every step of a run needs."""
-
-    config: GenerateConfig
-    requests: Sequence[ImageRequest]
-    model: ModelDescription
-    device: str
-    judge_ranker: Callable[[int], Ranker]
-    quiet: bool
-
-
-def _open_folder(run: _Run) -> tuple[PictureFolder, dict[str, Any]]:
-    """The finished pictures, and the settings that decide the others. Raises UserError for a folder of another run."""
-    results = PictureFolder(run.config.output, run.requests, run.config.trace_image)
-    earlier = results.earlier_settings()
-    settings = _settings(run.config, run.requests, run.model)
-    if run.config.dtype == "auto" and earlier is not None:
-        settings["dtype"] = earlier.get("dtype")
-    if settings["dtype"] != "auto":
-        results.check_identity(settings)
-    results.scan()
-    return results, settings
-
-
-def _fill(
-    run: _Run,
-    results: PictureFolder,
-    settings: dict[str, Any],
-    missing: Sequence[ImageRequest],
-    keep: Callable[..., None],
-) -> RunTotals:
-    """Load the model, make missing pictures, and `keep` each as soon as it is finished."""
-    from vargen.pipelines.loading import load_pipeline
-
-    totals = RunTotals(new_images=len(missing))
-    began = time.perf_counter()
-    place = replace(run.config, dtype=settings["dtype"], device=run.device)
-    pipeline, device, settings["dtype"] = load_pipeline(run.model, place, run.quiet)
-    totals.add_seconds("load", time.perf_counter() - began)
-    _warn_about_prompts(pipeline, run.requests, run.model.size)
-    ranker = _load_ranker(run.config, run.requests, run.model.image_size, run.judge_ranker)
-    results.begin(_describe_run(settings, run.config, run.model, device))
-    try:
-        _generate(pipeline, run, missing, settings, totals, ranker, keep)
-    except KeyboardInterrupt:
-        done = sum(request.index in results.records for request in missing)
-        raise KeyboardInterrupt(
-            f"{done} of {totals.new_images} new images are finished; the same command makes the rest"
-        ) from None
-    return totals
 
 
 def _read_conditions(config: GenerateConfig, prompts: Sequence[str], model: ModelDescription) -> list[str] | list[int]:
@@ -309,209 +250,208 @@ def _build_requests(config: GenerateConfig, conditions: list[str] | list[int], i
         )
     if config.seed + count > MAX_SEED:
         raise UserError(f"seed must leave room for {count} pictures below 2**63, got {config.seed}")
-    repeated = [condition for condition in conditions for _ in range(config.num_images_per_prompt)]
+    repeated = [each for each in conditions for _ in range(config.num_images_per_prompt)]
     return [
-        ImageRequest(index, config.seed + index, text=condition)
-        if isinstance(condition, str)
-        else ImageRequest(index, config.seed + index, class_label=condition)
-        for index, condition in enumerate(repeated)
+        ImageRequest(index, config.seed + index, **{"text" if isinstance(each, str) else "class_label": each})  # type: ignore[arg-type]
+        for index, each in enumerate(repeated)
     ]
-
-
-def _settings(config: GenerateConfig, requests: Sequence[ImageRequest], model: ModelDescription) -> dict[str, Any]:
-    """Everything that decides the pictures, with the model's defaults filled in. A continued run must share it."""
-    first_of_each = requests[:: config.num_images_per_prompt]
-    conditions: dict[str, Any] = (
-        {"prompts": [request.text for request in first_of_each]}
-        if requests[0].class_label is None
-        else {"class_labels": [request.class_label for request in first_of_each]}
-    )
-    return {
-        "weights": weights_fingerprint(model.folder),
-        **config.identity,
-        "method": model.resolve_method(config.method, config.method_options).to_dict(),
-        **model.sampling(**config.sampling),
-        **model.size,
-        "dtype": config.dtype,
-        "seed": config.seed,
-        "num_images_per_prompt": config.num_images_per_prompt,
-        **_ranking(config),
-        **conditions,
-    }
-
-
-def _ranking(config: GenerateConfig) -> dict[str, Any]:
-    """The settings that choose the best of several candidates; empty where there is one."""
-    if config.num_candidates == 1:
-        return {}
-    return {"num_candidates": config.num_candidates, "ranker": config.ranker, "clip": config.clip}
-
-
-def _load_ranker(
-    config: GenerateConfig,
-    requests: Sequence[ImageRequest],
-    image_size: int,
-    judge_ranker: Callable[[int], Ranker],
-) -> Ranker | None:
-    """What ranks candidates; None where there is only one. Raises UserError where it cannot score these pictures or
-    prompts."""
-    if config.num_candidates == 1:
-        return None
-    prompts = list(dict.fromkeys(request.text for request in requests if request.text is not None))
-    if not prompts:
-        raise UserError("num_candidates must be 1 for a class-conditional model: there is no prompt to rank by")
-    if config.ranker == "judge":
-        ranker = judge_ranker(image_size)
-    else:
-        ranker = ClipScorer(shipped_clip() if config.clip is None else Path(config.clip))
-    ranker.check(prompts)
-    return ranker
-
-
-def _warn_about_prompts(pipeline: ImagePipeline, requests: Sequence[ImageRequest], size: Mapping[str, Any]) -> None:
-    from vargen.pipelines.arguments import PromptWarning
-
-    prompts = list(dict.fromkeys(request.text for request in requests if request.text is not None))
-    for problem in pipeline.prompt_problems(prompts, **size) if prompts else ():
-        warnings.warn(problem, PromptWarning, stacklevel=2)
-
-
-def _describe_run(
-    settings: dict[str, Any], config: GenerateConfig, model: ModelDescription, device: str
-) -> dict[str, Any]:
-    """The content of config.json."""
-    import diffusers
-    import torch
-    import transformers
-
-    import vargen
-
-    libraries = {module.__name__: module.__version__ for module in (vargen, torch, diffusers, transformers)}
-    return {
-        "settings": settings,
-        "options": asdict(config),
-        "model_folder": str(model.folder.resolve()),
-        "device": device,
-        "versions": libraries,
-    }
-
-
-def _generate(
-    pipeline: ImagePipeline,
-    run: _Run,
-    missing: Sequence[ImageRequest],
-    settings: Mapping[str, Any],
-    totals: RunTotals,
-    ranker: Ranker | None,
-    keep: Callable[..., None],
-) -> None:
-    """Make every missing picture, and `keep` each as soon as it is finished."""
-    from vargen.pipelines.arguments import PromptWarning
-
-    candidates = run.config.num_candidates
-    with (
-        progress(len(missing) * candidates * run.model.num_tokens, "tokens", run.quiet) as shown,
-        warnings.catch_warnings(),
-    ):
-        count = _TokenCount(shown)
-        warnings.simplefilter("ignore", PromptWarning)  # printed once, for all prompts
-        at_once = max(1, _MOST_IN_A_STREAM // candidates)
-        for first in range(0, len(missing), at_once):
-            _generate_some(pipeline, run, missing[first : first + at_once], settings, totals, ranker, keep, count)
 
 
 _MOST_IN_A_STREAM = 4096
 """Pictures of one stream. Rows idle at its end, which costs little after this number."""
 
 
-def _generate_some(
-    pipeline: ImagePipeline,
-    run: _Run,
-    requests: Sequence[ImageRequest],
-    settings: Mapping[str, Any],
-    totals: RunTotals,
-    ranker: Ranker | None,
-    keep: Callable[..., None],
-    count: _TokenCount,
-) -> None:
-    """Make and keep pictures in one stream."""
-    import torch
+class _Run:
+    """A run as one process sees it: the pictures of its folder, and what decides the missing ones.
 
-    from vargen.pipelines.streaming import open_stream
+    Args:
+        config, prompts, judge_ranker, quiet: of `generate`.
 
-    config, model = run.config, run.model
-    candidates = [(request, number) for request in requests for number in range(config.num_candidates)]
-    condition: dict[str, Any] = (
-        {"prompt": [request.text for request, _ in candidates]}
-        if requests[0].class_label is None
-        else {"class_labels": [request.class_label for request, _ in candidates]}
-    )
-    stream = open_stream(
-        pipeline,
-        config.continuous_batches,
-        **condition,
-        **{name: settings[name] for name in (*config.sampling, "height", "width") if name in settings},
-        generator=[
-            torch.Generator().manual_seed(candidate_seed(request.seed, number)) for request, number in candidates
-        ],
-        batch_size=config.batch_size,
-        method=model.resolve_method(config.method, config.method_options),
-        callback_on_step_end=count.step,
-    )
-    # The finished candidates of each request, by number.
-    made: dict[int, dict[int, FinishedPicture]] = {request.index: {} for request in requests}
-    try:
-        for picture in stream:
-            count.finished(model.num_tokens)
-            totals.tokens += model.num_tokens
-            request, number = candidates[picture.index]
-            own = made[request.index]
-            own[number] = picture
-            if len(own) == config.num_candidates:
-                began = time.perf_counter()
-                keep(request, *_choose(request, [own[each] for each in sorted(own)], run, ranker))
-                totals.add_seconds("save" if ranker is None else "rank_and_save", time.perf_counter() - began)
-                del made[request.index]
-    except NotFiniteError as error:
-        raise UserError(f"{candidates[error.row][0].image_path}: {error}") from error
-    except torch.OutOfMemoryError as error:
-        raise UserError(
-            f"batch_size {config.batch_size} needs more memory than {run.device} has; give a smaller one"
-        ) from error
-    finally:
-        totals.forward_passes += stream.trace.target_passes
-        for phase, seconds in stream.trace.phase_seconds.items():
-            totals.add_seconds(phase, seconds)
+    Attributes:
+        model: sized as the config asks.
+        requests: all pictures.
+        totals: of this process.
+        results, settings: the folder, and everything that decides the pictures; there after `open_folder`.
+    """
 
+    results: PictureFolder
+    settings: dict[str, Any]
 
-def _choose(
-    request: ImageRequest, candidates: Sequence[FinishedPicture], run: _Run, ranker: Ranker | None
-) -> tuple[Image, dict[str, Any], Image | None]:
-    """The best candidate, the rest of its record, and its trace image, if the config asks for one."""
-    from vargen.drawing.trace_image import draw_trace
+    def __init__(
+        self, config: GenerateConfig, prompts: Sequence[str], judge_ranker: Callable[[int], Ranker], quiet: bool
+    ) -> None:
+        self.config, self.quiet = config, quiet
+        self.model = open_model(config).sized(config.height, config.width, config.ratio)
+        self._conditions = _read_conditions(config, prompts, self.model)
+        self.requests = _build_requests(config, self._conditions, self.model.image_size)
+        self.totals = RunTotals(seconds={"load": 0.0})
+        self._judge_ranker = judge_ranker
+        self._method = self.model.resolve_method(config.method, config.method_options)
 
-    chosen, ranked = candidates[0], {}
-    if ranker is not None:
-        assert request.text is not None
-        scores = ranker.score([each.image for each in candidates], [request.text] * len(candidates))
-        number = best(scores)
-        chosen = candidates[number]
-        ranked = {
-            "candidate": number,
-            "candidate_seed": candidate_seed(request.seed, number),
-            "scores": [round(score, 4) for score in scores],
+    def open_folder(self) -> None:
+        """Find the finished pictures, and settle what decides the others. Raises UserError for another run's folder."""
+        config, model = self.config, self.model
+        ranking = {name: getattr(config, name) for name in ("num_candidates", "ranker", "clip")}
+        self.settings = {
+            "weights": weights_fingerprint(model.folder),
+            **config.identity,
+            "method": self._method.to_dict(),
+            **model.sampling(**config.sampling),
+            **model.size,
+            "dtype": config.dtype,
+            "seed": config.seed,
+            "num_images_per_prompt": config.num_images_per_prompt,
+            **(ranking if config.num_candidates > 1 else {}),
+            "prompts" if model.num_classes is None else "class_labels": self._conditions,
         }
-    measured = {
-        "tokens": chosen.trace.tokens,
-        "forward_passes": chosen.trace.target_passes,
-        "seconds": round(chosen.seconds, 4),
-        "batch_size": chosen.batch_size,
-        **ranked,
-    }
-    drawn = None
-    if run.config.trace_image:
-        drawn = draw_trace(chosen.image, chosen.trace, 0, run.model.rows_and_columns, run.model.beside_grid)
-    return chosen.image, measured, drawn
+        self.results = PictureFolder(config.output, self.requests, config.trace_image)
+        earlier = self.results.earlier_settings()
+        if config.dtype == "auto" and earlier is not None:
+            self.settings["dtype"] = earlier.get("dtype")
+        if self.settings["dtype"] != "auto":
+            self.results.check_identity(self.settings)
+        self.results.scan()
+
+    def fill(self, missing: Sequence[ImageRequest], keep: Callable[..., None], device: str) -> None:
+        """Load the model, make missing pictures, and `keep` each as soon as it is finished."""
+        from vargen.pipelines.arguments import PromptWarning
+        from vargen.pipelines.loading import load_pipeline
+
+        config, model, began = self.config, self.model, time.perf_counter()
+        place = replace(config, dtype=self.settings["dtype"], device=device)
+        pipeline, device, self.settings["dtype"] = load_pipeline(model, place, self.quiet)
+        self.totals.add_seconds("load", time.perf_counter() - began)
+        self.totals.new_images = len(missing)
+        prompts = list(dict.fromkeys(request.text for request in self.requests if request.text is not None))
+        for problem in pipeline.prompt_problems(prompts, **model.size) if prompts else ():
+            warnings.warn(problem, PromptWarning, stacklevel=2)
+        ranker = self._ranker(prompts)
+        self.results.begin(self._describe(device))
+        num_tokens = len(missing) * config.num_candidates * model.num_tokens
+        at_once = max(1, _MOST_IN_A_STREAM // config.num_candidates)
+        with progress(num_tokens, "tokens", self.quiet) as shown, warnings.catch_warnings():
+            warnings.simplefilter("ignore", PromptWarning)  # printed once, for all prompts
+            count = _TokenCount(shown)
+            try:
+                for first in range(0, len(missing), at_once):
+                    self._draw(pipeline, missing[first : first + at_once], ranker, keep, count)
+            except KeyboardInterrupt:
+                done = sum(request.index in self.results.records for request in missing)
+                raise KeyboardInterrupt(
+                    f"{done} of {len(missing)} new images are finished; the same command makes the rest"
+                ) from None
+
+    def _ranker(self, prompts: Sequence[str]) -> Ranker | None:
+        """What ranks candidates; None where there is only one. Raises UserError where it cannot score them."""
+        config = self.config
+        if config.num_candidates == 1:
+            return None
+        if not prompts:
+            raise UserError("num_candidates must be 1 for a class-conditional model: there is no prompt to rank by")
+        if config.ranker == "judge":
+            ranker = self._judge_ranker(self.model.image_size)
+        else:
+            ranker = ClipScorer(shipped_clip() if config.clip is None else Path(config.clip))
+        ranker.check(prompts)
+        return ranker
+
+    def _describe(self, device: str) -> dict[str, Any]:
+        """The content of config.json."""
+        import diffusers
+        import torch
+        import transformers
+
+        import vargen
+
+        return {
+            "settings": self.settings,
+            "options": asdict(self.config),
+            "model_folder": str(self.model.folder.resolve()),
+            "device": device,
+            "versions": {each.__name__: each.__version__ for each in (vargen, torch, diffusers, transformers)},
+        }
+
+    def _draw(
+        self,
+        pipeline: ImagePipeline,
+        requests: Sequence[ImageRequest],
+        ranker: Ranker | None,
+        keep: Callable[..., None],
+        count: _TokenCount,
+    ) -> None:
+        """Make and keep pictures in one stream."""
+        import torch
+
+        from vargen.pipelines.streaming import open_stream
+
+        config, num_tokens = self.config, self.model.num_tokens
+        candidates = [(request, number) for request in requests for number in range(config.num_candidates)]
+        name, of_each = ("prompt", "text") if self.model.num_classes is None else ("class_labels", "class_label")
+        seeds = [candidate_seed(request.seed, number) for request, number in candidates]
+        stream = open_stream(
+            pipeline,
+            config.continuous_batches,
+            **{name: [getattr(request, of_each) for request, _ in candidates]},
+            **{name: self.settings[name] for name in (*config.sampling, "height", "width") if name in self.settings},
+            generator=[torch.Generator().manual_seed(seed) for seed in seeds],
+            batch_size=config.batch_size,
+            method=self._method,
+            callback_on_step_end=count.step,
+        )
+        # The finished candidates of each request, by number.
+        made: dict[int, dict[int, FinishedPicture]] = {request.index: {} for request in requests}
+        try:
+            for picture in stream:
+                count.finished(num_tokens)
+                self.totals.tokens += num_tokens
+                request, number = candidates[picture.index]
+                own = made[request.index]
+                own[number] = picture
+                if len(own) == config.num_candidates:
+                    began = time.perf_counter()
+                    keep(request, *self._choose(request, [own[each] for each in sorted(own)], ranker))
+                    phase = "save" if ranker is None else "rank_and_save"
+                    self.totals.add_seconds(phase, time.perf_counter() - began)
+                    del made[request.index]
+        except NotFiniteError as error:
+            raise UserError(f"{candidates[error.row][0].image_path}: {error}") from error
+        except torch.OutOfMemoryError as error:
+            raise UserError(
+                f"batch_size {config.batch_size} needs more memory than {pipeline.device} has; give a smaller one"
+            ) from error
+        finally:
+            self.totals.forward_passes += stream.trace.target_passes
+            for phase, seconds in stream.trace.phase_seconds.items():
+                self.totals.add_seconds(phase, seconds)
+
+    def _choose(
+        self, request: ImageRequest, candidates: Sequence[FinishedPicture], ranker: Ranker | None
+    ) -> tuple[Image, dict[str, Any], Image | None]:
+        """The best candidate, the rest of its record, and its trace image, if the config asks for one."""
+        from vargen.drawing.trace_image import draw_trace
+
+        chosen, ranked = candidates[0], {}
+        if ranker is not None:
+            assert request.text is not None
+            scores = ranker.score([each.image for each in candidates], [request.text] * len(candidates))
+            number = best(scores)
+            chosen = candidates[number]
+            ranked = {
+                "candidate": number,
+                "candidate_seed": candidate_seed(request.seed, number),
+                "scores": [round(score, 4) for score in scores],
+            }
+        measured = {
+            "tokens": chosen.trace.tokens,
+            "forward_passes": chosen.trace.target_passes,
+            "seconds": round(chosen.seconds, 4),
+            "batch_size": chosen.batch_size,
+            **ranked,
+        }
+        drawn = None
+        if self.config.trace_image:
+            drawn = draw_trace(chosen.image, chosen.trace, 0, self.model.rows_and_columns, self.model.beside_grid)
+        return chosen.image, measured, drawn
 
 
 class _TokenCount:

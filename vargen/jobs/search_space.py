@@ -1,4 +1,4 @@
-"""The settings that a search may try: suggestions of Optuna, and the points where a search begins.
+"""The settings that a search may try: what is fixed, and the points where a search begins.
 
 Belongs here: settings before they are measured. Does not belong here: what a method lets vary (its own `search`), and
 measured points (`vargen.jobs.study`).
@@ -9,49 +9,17 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vargen.base.errors import UserError
-from vargen.methods.base import AUTO, ImageMethodConfig, MethodConfig
+from vargen.methods.base import AUTO, ImageMethodConfig, MethodConfig, Suggestions
 from vargen.methods.catalogue import find_presets, methods_for, resolve_method
-
-if TYPE_CHECKING:
-    from optuna.trial import Trial
-
-
-class Suggestions:
-    """Optuna's suggestions, with some settings fixed.
-
-    Args:
-        trial: suggests the other settings.
-        fixed: values by name.
-    """
-
-    def __init__(self, trial: Trial, fixed: Mapping[str, Any]) -> None:
-        self.trial = trial
-        self.fixed = fixed
-
-    def integer(self, name: str, low: int, high: int, log: bool = False) -> Any:
-        """A whole number from `low` to `high`."""
-        return self.fixed[name] if name in self.fixed else self.trial.suggest_int(name, low, high, log=log)
-
-    def number(self, name: str, low: float, high: float) -> Any:
-        """A number from `low` to `high`."""
-        return self.fixed[name] if name in self.fixed else self.trial.suggest_float(name, low, high)
-
-    def choice(self, name: str, values: Sequence[Any]) -> Any:
-        """One of the values."""
-        return self.fixed[name] if name in self.fixed else self.trial.suggest_categorical(name, values)
 
 
 class _Retracing(Suggestions):
-    """Walks a search space along given settings, and notes the suggestions of Optuna that would lead there.
+    """Walks a search space along a method's `search_terms`, and notes the suggestions of Optuna that would lead there.
 
     A setting that the space cannot express is left out. Optuna draws it, and the given settings are still measured.
-
-    Args:
-        terms: a method's `search_terms`.
-        fixed: as for `Suggestions`.
     """
 
     def __init__(self, terms: Mapping[str, Any], fixed: Mapping[str, Any]) -> None:

@@ -25,9 +25,9 @@ from vargen.jobs.benchmark import run_benchmark
 from vargen.jobs.cases import BenchmarkCase, Judge, World, fitting_judge, prompt_cases, told_cases
 from vargen.jobs.comparison import describe_run
 from vargen.jobs.ranking import ClipScorer
-from vargen.jobs.search_space import Suggestions, check_fixed, settings_of, starting_points
+from vargen.jobs.search_space import check_fixed, settings_of, starting_points
 from vargen.jobs.study import Point, Trials, fastest_within, key_of, pareto_front
-from vargen.methods.base import ImageMethodConfig
+from vargen.methods.base import ImageMethodConfig, Suggestions
 from vargen.methods.catalogue import methods_for, resolve_method
 from vargen.models.description import ModelDescription, open_model
 from vargen.models.model_folder import weights_fingerprint, write_own_settings

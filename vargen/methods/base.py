@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, Self, TypeVar
 
-from vargen.base.bounds import MAX_DRAFT
+from vargen.base.bounds import MAX_DRAFT, check_number
 from vargen.base.errors import UserError, did_you_mean
 
 if TYPE_CHECKING:
@@ -79,20 +79,9 @@ class MethodConfig:
         except ValueError as error:
             raise UserError(f"method {self.name}: {error}") from error
 
-    def _number(self, field: str, lowest: float, highest: float | None = None, whole: bool = False) -> None:
-        """Refuse a field that is no finite number in [lowest, highest]; `highest` is `LARGEST` where it is left out."""
-        value = getattr(self, field)
-        kind = "an integer" if whole else "a number"
-        highest = LARGEST if highest is None else highest
-        span = f"at least {lowest:g}" if highest == LARGEST else f"between {lowest:g} and {highest:g}"
-        if isinstance(value, int | float) and not isinstance(value, bool) and value > highest == LARGEST:
-            raise UserError(f"{self.name}.{field} must be at most {LARGEST:,}, got {value!r}")
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, int if whole else (int, float))
-            or not lowest <= value <= highest
-        ):
-            raise UserError(f"{self.name}.{field} must be {kind} {span}, got {value!r}")
+    def _number(self, field: str, lowest: float, highest: float = LARGEST, whole: bool = False) -> None:
+        """Refuse a field that is no finite number, or no integer for `whole`, in [lowest, highest]."""
+        check_number(f"{self.name}.{field}", getattr(self, field), lowest, highest, whole)
 
     def _size(self, field: str, lowest: int = 1, highest: int = MAX_DRAFT) -> None:
         """Refuse a size that is neither "auto" nor an integer from `lowest` to `highest`."""
@@ -209,21 +198,29 @@ class Components(Protocol):
         """
 
 
-class Suggestions(Protocol):
-    """Draws settings for a tuner, such as a trial of Optuna."""
+class Suggestions:
+    """Draws settings for a tuner.
 
-    @property
-    def fixed(self) -> Mapping[str, Any]:
-        """Settings that are not varied; asking for one of them returns its value."""
+    Args:
+        trial: of Optuna; it draws.
+        fixed: settings that are not varied. Asking for one of them returns its value.
+    """
+
+    def __init__(self, trial: Any, fixed: Mapping[str, Any]) -> None:
+        self.trial = trial
+        self.fixed = fixed
 
     def integer(self, name: str, low: int, high: int, log: bool = False) -> Any:
         """An integer from `low` to `high`; `log`: uniform in the logarithm."""
+        return self.fixed[name] if name in self.fixed else self.trial.suggest_int(name, low, high, log=log)
 
     def number(self, name: str, low: float, high: float) -> Any:
         """A number from `low` to `high`."""
+        return self.fixed[name] if name in self.fixed else self.trial.suggest_float(name, low, high)
 
     def choice(self, name: str, values: Sequence[Any]) -> Any:
         """One of the values."""
+        return self.fixed[name] if name in self.fixed else self.trial.suggest_categorical(name, values)
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,10 @@ from vargen.base.errors import UserError  # noqa: E402
 from vargen.cli import main  # noqa: E402
 from vargen.jobs import calls as pipeline_calls  # noqa: E402
 from vargen.jobs import search_space, tuning  # noqa: E402
-from vargen.jobs.search_space import Suggestions, settings_of, starting_points  # noqa: E402
+from vargen.jobs.search_space import settings_of, starting_points  # noqa: E402
 from vargen.jobs.study import Point, Trials, fastest_within, pareto_front  # noqa: E402
 from vargen.jobs.tuning import TuneConfig  # noqa: E402
-from vargen.methods.base import ImageMethodConfig  # noqa: E402
+from vargen.methods.base import ImageMethodConfig, Suggestions  # noqa: E402
 from vargen.methods.catalogue import methods_for, resolve_method  # noqa: E402
 from vargen.pipelines.llamagen import LlamaGenPipeline  # noqa: E402
 

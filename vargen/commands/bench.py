@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from collections.abc import Sequence
@@ -19,8 +20,12 @@ _THIS_MACHINE = "Seconds are of this machine; keep other work off it meanwhile."
 
 def run(arguments: Sequence[str]) -> int:
     """Measure, print a table, write the results. `--task video` compares answers about videos instead."""
-    arguments, task = _take_task(arguments)
-    return _videos(arguments) if task == "video" else _pictures(arguments)
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--task", nargs="?", default="image")
+    asked, rest = parser.parse_known_args(arguments)
+    if asked.task not in TASKS:
+        raise UserError(f"task must be one of {', '.join(TASKS)}, got {asked.task!r}")
+    return _videos(rest) if asked.task == "video" else _pictures(rest)
 
 
 def _pictures(arguments: Sequence[str]) -> int:
@@ -56,20 +61,3 @@ def _videos(arguments: Sequence[str]) -> int:
     rows = benchmark_videos(fill(BenchVideoConfig, values), find_world(), values.quiet)
     print(json.dumps(rows, indent=1) if values.json else format_video_table(rows))
     return 0
-
-
-def _take_task(arguments: Sequence[str]) -> tuple[list[str], str]:
-    """The other arguments, and the task."""
-    rest, task = list(arguments), "image"
-    for place, argument in enumerate(rest):
-        if argument == "--task" and place + 1 < len(rest):
-            task = rest[place + 1]
-            del rest[place : place + 2]
-            break
-        if argument.startswith("--task="):
-            task = argument.removeprefix("--task=")
-            del rest[place]
-            break
-    if task not in TASKS:
-        raise UserError(f"task must be one of {', '.join(TASKS)}, got {task!r}")
-    return rest, task

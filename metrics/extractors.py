@@ -53,26 +53,6 @@ def weights_hash(module: nn.Module) -> str:
     return total.hexdigest()[:12]
 
 
-class ModuleFeatures:
-    """Any network as an extractor.
-
-    Args:
-        module: takes fp32 `[B, 3, H, W]` in [0, 1] and gives `[B, D]`.
-        name: what results call it.
-        num_features: D.
-    """
-
-    def __init__(self, module: nn.Module, name: str, num_features: int, device: torch.device | str = "cpu") -> None:
-        self.module = module.to(device).eval().requires_grad_(False)
-        self.device = torch.device(device)
-        self.num_features = num_features
-        self.identity = f"{name} {weights_hash(module)}"
-
-    @torch.no_grad()
-    def __call__(self, pictures: Tensor) -> Tensor:
-        return self.module(pictures.to(self.device).float() / 255).float().cpu()
-
-
 class InceptionFeatures:
     """Inception of the TF1 FID graph in torch-fidelity's port, pool features.
 

@@ -32,14 +32,10 @@ def plot_tradeoff(
         ValueError: no row has both fields.
         ModuleNotFoundError: matplotlib is not installed.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     points = [row for row in rows if row.get(speed) is not None and row.get(quality) is not None]
     if not points:
         raise ValueError(f"rows: none has both {speed!r} and {quality!r}")
-    figure = Figure(figsize=(7.0, 4.6), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = _figure(7.0, 4.6)
     axes = figure.add_subplot()
     speeds = [row[speed] for row in points]
     middle = (min(speeds) + max(speeds)) / 2
@@ -68,9 +64,7 @@ def plot_tradeoff(
     axes.grid(alpha=0.25)
     if title:
         axes.set_title(textwrap.fill(title, 80), fontsize=10)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=130)
-    return buffer.getvalue()
+    return _png(figure)
 
 
 def plot_studies(
@@ -87,13 +81,10 @@ def plot_studies(
         ModuleNotFoundError: matplotlib is not installed.
     """
     from matplotlib import colormaps
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
 
     across = 3
     down = math.ceil(len(studies) / across)
-    figure = Figure(figsize=(10.0, 3.2 * down), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = _figure(10.0, 3.2 * down)
     panels = list(figure.subplots(down, across, sharex=True, sharey=True, squeeze=False).flat)
     for axes, (name, rows) in zip(panels, studies.items(), strict=False):
         for number, (label, speed, quality) in enumerate(rows):
@@ -109,9 +100,7 @@ def plot_studies(
         axes.remove()
     figure.supxlabel(speed_label, fontsize=9)
     figure.supylabel(quality_label, fontsize=9)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=110)
-    return buffer.getvalue()
+    return _png(figure, 110)
 
 
 def plot_quality(rows: Sequence[Mapping[str, Any]], extractor: str) -> bytes:
@@ -124,14 +113,10 @@ def plot_quality(rows: Sequence[Mapping[str, Any]], extractor: str) -> bytes:
     Raises:
         ModuleNotFoundError: matplotlib is not installed.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     panels = [column for column in COLUMNS if any(row.get(column[0]) is not None for row in rows)]
     across = min(len(panels), 4)  # more are too narrow to read
     down = math.ceil(len(panels) / across)
-    figure = Figure(figsize=(2.8 * across, (1.4 + 0.34 * len(rows)) * down), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = _figure(2.8 * across, (1.4 + 0.34 * len(rows)) * down)
     names = [row["method"] for row in rows][::-1]
     for number, (key, heading, factor, _) in enumerate(panels):
         axes = figure.add_subplot(down, across, number + 1)
@@ -148,6 +133,19 @@ def plot_quality(rows: Sequence[Mapping[str, Any]], extractor: str) -> bytes:
         axes.set_title(textwrap.fill(quality_heading(key, heading, extractor), 24), fontsize=9)
         axes.tick_params(axis="x", labelsize=8)
         axes.grid(axis="x", alpha=0.25)
+    return _png(figure)
+
+
+def _figure(width: float, height: float) -> Any:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")  # inches
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def _png(figure: Any, dpi: int = 130) -> bytes:
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=130)
+    figure.savefig(buffer, format="png", dpi=dpi)
     return buffer.getvalue()

@@ -19,6 +19,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import zip_longest
 from typing import Any
 
 
@@ -80,13 +81,6 @@ class CallRecord:
         Its seconds are the sum of theirs, of which each is a picture's share of the batch that it was drawn in. Its
         passes are the mean of theirs: as many as a batch takes whose pictures end together, since nobody waits.
         """
-        histogram = [0] * max(len(each.accepted_histogram) for each in pictures)
-        phases: dict[str, float] = {}
-        for each in pictures:
-            for length, steps in enumerate(each.accepted_histogram):
-                histogram[length] += steps
-            for name, seconds in each.phase_seconds.items():
-                phases[name] = phases.get(name, 0.0) + seconds
         sums = {
             name: sum(getattr(each, name) for each in pictures)
             for name in ("seconds", "images", "tokens", "row_passes", "drafted", "skipped_steps", "skipped_tokens")
@@ -94,8 +88,8 @@ class CallRecord:
         return cls(
             **sums,
             target_passes=round(sum(each.target_passes for each in pictures) / len(pictures)),
-            accepted_histogram=histogram,
-            phase_seconds=phases,
+            accepted_histogram=_histogram(pictures),
+            phase_seconds=_phase_seconds(pictures),
             peak_memory=max((each.peak_memory for each in pictures if each.peak_memory), default=None),
         )
 
@@ -120,17 +114,10 @@ def summarise(calls: Sequence[CallRecord], plain: Sequence[CallRecord] | None = 
         raise ValueError("plain must hold the same batches as calls: ratios compare the same pictures")
     passes = sum(call.target_passes for call in calls)
     row_passes = sum(call.row_passes for call in calls)
-    histogram = [0] * max(len(call.accepted_histogram) for call in calls)
-    for call in calls:
-        for length, steps in enumerate(call.accepted_histogram):
-            histogram[length] += steps
+    histogram = _histogram(calls)
     steps = sum(histogram)
     accepted = sum(length * count for length, count in enumerate(histogram)) / max(steps, 1)
     per_image = seconds_per_image(calls)
-    phases = {name: 0.0 for call in calls for name in call.phase_seconds}
-    for call in calls:
-        for name, seconds in call.phase_seconds.items():
-            phases[name] += seconds
     tokens = sum(call.tokens for call in calls)
     summary: dict[str, Any] = {
         "images": sum(call.images for call in calls),
@@ -146,13 +133,27 @@ def summarise(calls: Sequence[CallRecord], plain: Sequence[CallRecord] | None = 
         "skipped_tokens": sum(call.skipped_tokens for call in calls),
         "seconds_per_image": {"p50": percentile(per_image, 50), "p90": percentile(per_image, 90)},
         "speedup": None,
-        "phase_seconds": {name: round(seconds, 4) for name, seconds in phases.items()},
+        "phase_seconds": {name: round(seconds, 4) for name, seconds in _phase_seconds(calls).items()},
         "peak_memory_gib": max((call.peak_memory / 2**30 for call in calls if call.peak_memory), default=None),
     }
     if plain is not None:
         summary["pass_reduction"] = sum(call.target_passes for call in plain) / passes
         summary["speedup"] = percentile(seconds_per_image(plain), 50) / summary["seconds_per_image"]["p50"]
     return summary
+
+
+def _histogram(calls: Sequence[CallRecord]) -> list[int]:
+    """How many verified steps of all calls had 0, 1, 2, ... drafted tokens stay."""
+    return [sum(steps) for steps in zip_longest(*(call.accepted_histogram for call in calls), fillvalue=0)]
+
+
+def _phase_seconds(calls: Sequence[CallRecord]) -> dict[str, float]:
+    """Seconds of all calls by phase."""
+    phases: dict[str, float] = {}
+    for call in calls:
+        for name, seconds in call.phase_seconds.items():
+            phases[name] = phases.get(name, 0.0) + seconds
+    return phases
 
 
 def survival_by_place(histogram: Sequence[int]) -> list[float]:

@@ -7,9 +7,9 @@ and anything that imports a model.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from jsonargparse import ArgumentParser
@@ -20,8 +20,6 @@ from vargen.base.errors import UserError
 CHECKPOINT_NAME = "checkpoint.pt"
 DEVICES = ("cpu", "cuda")
 OPTIMIZERS = ("adamw", "muon")
-
-Config = TypeVar("Config", bound="RunConfig")
 
 
 def check(condition: bool, name: str, value: object, remedy: str) -> None:
@@ -179,14 +177,6 @@ def bfloat16_pays(device: str) -> bool:
     """Whether a device computes faster in bfloat16 than in float32: GPUs, and processors with instructions for it."""
     instructions = ("avx512_bf16", "amx_bf16", "bf16")
     return device != "cpu" or any(torch.cpu.get_capabilities().get(each) for each in instructions)
-
-
-def from_mapping(config_type: type[Config], values: dict[str, Any]) -> Config:
-    """Fill a config from plain values; an unknown key is a `UserError` that names it."""
-    known = {field.name for field in fields(config_type)}
-    for name in values:
-        check(name in known, name, values[name], f"is not a field of {config_type.__name__}")
-    return config_type(**values)
 
 
 def build_parser(config_type: type[RunConfig], description: str) -> ArgumentParser:

@@ -162,7 +162,7 @@ class PictureDrafterTask(DrafterTask):
         self.heldout_prompts, self.heldout_codes = prompts[:size], codes[:size]
 
     def _states(self, prompts: list[str], codes: Tensor) -> tuple[Tensor, Tensor, int]:
-        """See `Teacher.features`; the final states are the last `dim` channels."""
+        """See `LlamaGenTeacher.features`; the final states are the last `dim` channels."""
         return self.teacher.features(prompts, codes, self.drafter.feature_layers)
 
     def _guesses(self, features: Tensor, mask: Tensor, length: int, codes: Tensor, levels: int) -> list[Tensor]:

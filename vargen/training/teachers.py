@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,55 +24,15 @@ from vargen.pipelines.llamagen import LlamaGenPipeline
 from vargen.training.transformer_pass import forced_inputs
 
 
-class Teacher(Protocol):
-    """A model that draws pictures, and the rows that it computes for each: 2 with guidance, conditional rows first."""
-
-    @property
-    def halves(self) -> int:
-        """Rows a picture."""
-        ...
-
-    @property
-    def num_layers(self) -> int:
-        """Layers of the model."""
-        ...
-
-    def new_head(self, intermediate_size: int | None, feature_layers: Sequence[int]) -> EagleHead:
-        """An untrained head that reads states after these layers; without a size, its feed-forward layer is as wide as
-        the model's."""
-        ...
-
-    def features(self, prompts: list[str], codes: Tensor, feature_layers: Sequence[int]) -> tuple[Tensor, Tensor, int]:
-        """Hidden states after some layers, or the final ones if none is named, as decoding computes them.
-
-        Args:
-            codes: int64 [B, N], the pictures of B prompts of T tokens.
-
-        Returns:
-            States [halves * B, T + N - 1, F] at the prompts and all codes but the last; bool [halves * B, T], false at
-            padding of prompts; and T.
-        """
-        ...
-
-    def logits(self, hidden_states: Tensor) -> Tensor:
-        """[rows, n, V] float32 of hidden states [rows, n, dim]."""
-        ...
-
-    def guided(self, logits: Tensor) -> Tensor:
-        """[B, n, V] of the logits of all rows."""
-        ...
-
-
-def teacher_of(pipeline: Any) -> Teacher:
-    """The teacher in a pipeline of any family. Raises UserError for a model that reads no prompts."""
-    return LlamaGenTeacher(pipeline) if isinstance(pipeline, LlamaGenPipeline) else TransformersTeacher(pipeline)
-
-
 class LlamaGenTeacher:
-    """Plays `Teacher`.
+    """A LlamaGen, with guidance.
 
     Args:
         pipeline: with its text encoder.
+
+    Attributes:
+        halves: rows that are computed for each picture; of two the conditional ones come first.
+        num_layers: of the model.
 
     Raises:
         UserError: it is class-conditional, or has no text encoder.
@@ -85,12 +45,11 @@ class LlamaGenTeacher:
             raise UserError("model is not text-conditional with its text encoder, which this trainer needs")
         self.pipeline, self.transformer = pipeline, pipeline.transformer
         self.transformer.requires_grad_(False)
-
-    @property
-    def num_layers(self) -> int:
-        return int(self.transformer.config.num_layers)
+        self.num_layers = int(self.transformer.config.num_layers)
 
     def new_head(self, intermediate_size: int | None, feature_layers: Sequence[int]) -> EagleHead:
+        """An untrained head that reads states after these layers; without a size, its feed-forward layer is as wide as
+        the model's."""
         target = self.transformer.config
         drafter = EagleHead(
             dim=target.dim,
@@ -106,18 +65,29 @@ class LlamaGenTeacher:
         return _initialised(drafter, self.transformer.token_embedding.weight)
 
     def features(self, prompts: list[str], codes: Tensor, feature_layers: Sequence[int]) -> tuple[Tensor, Tensor, int]:
+        """Hidden states after some layers, or the final ones if none is named, as decoding computes them.
+
+        Args:
+            codes: int64 [B, N], the pictures of B prompts of T tokens.
+
+        Returns:
+            States [halves * B, T + N - 1, F] at the prompts and all codes but the last; bool [halves * B, T], false at
+            padding of prompts; and T.
+        """
         return guided_features(self.pipeline, prompts, codes, feature_layers)
 
     def logits(self, hidden_states: Tensor) -> Tensor:
+        """[rows, n, V] float32 of hidden states [rows, n, dim]."""
         return self.transformer.lm_head(hidden_states).float()
 
     def guided(self, logits: Tensor) -> Tensor:
+        """[B, n, V] of the logits of all rows."""
         conditional, unconditional = logits.chunk(2)
         return apply_guidance(conditional, unconditional, self.pipeline.config["default_guidance_scale"])
 
 
 class TransformersTeacher:
-    """Plays `Teacher`, with the pipeline's default settings.
+    """As `LlamaGenTeacher`, for every family of transformers, with the pipeline's default settings.
 
     Args:
         pipeline: has `target_of(prompts, max_draft_nodes)`, which gives a `TransformersTarget` with a decoder.
@@ -127,14 +97,8 @@ class TransformersTeacher:
         self.pipeline = pipeline
         self._any = self._target(["a"], 1)  # every batch has the same output head and guidance
         self._any.model.requires_grad_(False)
-
-    @property
-    def halves(self) -> int:
-        return self._any.rows_per_sequence
-
-    @property
-    def num_layers(self) -> int:
-        return int(self._any.model.config.get_text_config().num_hidden_layers)
+        self.halves = self._any.rows_per_sequence
+        self.num_layers = int(self._any.model.config.get_text_config().num_hidden_layers)
 
     def new_head(self, intermediate_size: int | None, feature_layers: Sequence[int]) -> EagleHead:
         text, target = self._any.model.config.get_text_config(), self._any
@@ -171,6 +135,14 @@ class TransformersTeacher:
 
     def _target(self, prompts: Sequence[str], max_draft_nodes: int) -> TransformersTarget:
         return self.pipeline.target_of(list(prompts), max_draft_nodes)
+
+
+Teacher = LlamaGenTeacher | TransformersTeacher
+
+
+def teacher_of(pipeline: Any) -> Teacher:
+    """The teacher in a pipeline of any family. Raises UserError for a model that reads no prompts."""
+    return LlamaGenTeacher(pipeline) if isinstance(pipeline, LlamaGenPipeline) else TransformersTeacher(pipeline)
 
 
 def _initialised(drafter: EagleHead, embeddings: Tensor) -> EagleHead:
@@ -219,7 +191,7 @@ def target_features(
 def guided_features(
     pipeline: LlamaGenPipeline, prompts: list[str], codes: Tensor, feature_layers: Sequence[int] = ()
 ) -> tuple[Tensor, Tensor, int]:
-    """`target_features` of both halves of guidance, conditional half first; see `Teacher.features`."""
+    """`target_features` of both halves of guidance, conditional half first; see `LlamaGenTeacher.features`."""
     transformer = pipeline.transformer
     embeds, mask = pipeline.encode_prompt(prompts)
     condition = transformer.embed_condition(caption_embeds=embeds)

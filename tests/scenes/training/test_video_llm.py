@@ -38,7 +38,6 @@ from scenes.training.video_llm import VideoLLMTask, VideoLLMTrainingConfig, trai
 from scenes.training.video_views import hidden_states
 from vargen.base.errors import UserError
 from vargen.models.video_llms.frames import CAPTION_PROMPTS, VideoFrames, processor_inputs
-from vargen.training.config import from_mapping
 
 SIZE, FRAMES = 64, 4
 DEEP = TextModelConfig(32, 64, 4, 4, 2)
@@ -293,7 +292,7 @@ def test_a_drafter_starts_from_layers_of_its_target(architecture: str, tmp_path:
 )
 def test_bad_settings_are_named(changes: dict[str, Any], named: str) -> None:
     with pytest.raises(UserError, match=named):
-        from_mapping(VideoLLMTrainingConfig, {"output": "x", **changes})
+        VideoLLMTrainingConfig("x", **changes)
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,6 @@ from vargen.models.video_llms.request import prepare_request
 from vargen.models.video_llms.target import VideoTarget
 from vargen.runs.files import own_folder
 from vargen.training import video_answers
-from vargen.training.config import from_mapping
 from vargen.training.run import RunResult
 from vargen.training.video_answers import generate_answers
 from vargen.training.video_drafter import (
@@ -593,7 +592,7 @@ def test_the_ablations_of_sparrow_are_settings(qwen_folder: Path, tmp_path: Path
 )
 def test_bad_settings_are_named(changes: dict[str, Any], named: str) -> None:
     with pytest.raises(UserError, match=named):
-        from_mapping(VideoDrafterTrainingConfig, {"output": "x", **changes})
+        VideoDrafterTrainingConfig("x", **changes)
 
 
 def test_settings_that_do_not_fit_the_target_are_named(qwen_folder: Path, tmp_path: Path) -> None:

@@ -15,9 +15,6 @@ import torch.nn.functional as F
 from diffusers.models.autoencoders.vq_model import VQModel
 from torch import Tensor
 
-VQ_BLOCK_OUT_CHANNELS: dict[str, tuple[int, ...]] = {"VQ-16": (128, 128, 256, 256, 512), "VQ-8": (128, 256, 256, 512)}
-"""Channels by level of the official tokenizers, finest first; the number is the downsampling factor."""
-
 
 def vq_config(
     block_out_channels: tuple[int, ...],
@@ -47,21 +44,6 @@ def vq_config(
         "scaling_factor": 1.0,
         "lookup_from_codebook": True,
     }
-
-
-def build_vq_model(kind: str = "VQ-16", **overrides: Any) -> VQModel:
-    """An official tokenizer's geometry with random weights: "VQ-16" (72 M parameters) or "VQ-8" (70 M).
-
-    Args:
-        kind: a key of `VQ_BLOCK_OUT_CHANNELS`.
-        **overrides: arguments of `vq_config`.
-
-    Raises:
-        ValueError: the kind is unknown.
-    """
-    if kind not in VQ_BLOCK_OUT_CHANNELS:
-        raise ValueError(f"kind must be one of {', '.join(VQ_BLOCK_OUT_CHANNELS)}, got {kind!r}.")
-    return VQModel(**vq_config(VQ_BLOCK_OUT_CHANNELS[kind], **overrides))
 
 
 def downsampling_factor(vqvae: VQModel) -> int:

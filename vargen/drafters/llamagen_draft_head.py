@@ -54,7 +54,6 @@ class LlamaGenDraftHead(PictureDraftHead):
         self._logits_dtype = target.transformer.dtype  # diffusers searches all parameters for it, at every access
 
     def states(self, output: TargetOutput) -> Tensor:
-        """See `PictureDraftHead.states`."""
         assert isinstance(output, LlamaGenTargetOutput) and output.hidden_states is not None
         if self._halves == 1:
             return output.hidden_states
@@ -62,13 +61,10 @@ class LlamaGenDraftHead(PictureDraftHead):
         return torch.cat((output.hidden_states, output.unconditional_hidden_states), dim=-1)
 
     def condition_mask(self) -> Tensor | None:
-        """See `PictureDraftHead.condition_mask`."""
         return None if self.drafter.config.attend_to_padding else self.target.condition_mask
 
     def output_head(self) -> tuple[nn.Linear | None, float | None]:
-        """See `PictureDraftHead.output_head`."""
         return self.target.transformer.lm_head, self.target.guidance_scale if self._halves == 2 else None
 
     def guided_logits(self, hidden_states: Tensor) -> Tensor:
-        """See `PictureDraftHead.guided_logits`."""
         return self.target.guided(self.target.transformer.lm_head(hidden_states.to(self._logits_dtype)).float())

@@ -41,15 +41,12 @@ class TransformersDraftHead(PictureDraftHead):
         self.target = target
 
     def states(self, output: TargetOutput) -> Tensor:
-        """See `PictureDraftHead.states`."""
         assert output.hidden_states is not None
         return output.hidden_states
 
     def condition_mask(self) -> Tensor | None:
-        """See `PictureDraftHead.condition_mask`."""
         return self.target.prompt_mask
 
     def guided_logits(self, hidden_states: Tensor) -> Tensor:
-        """See `PictureDraftHead.guided_logits`."""
         logits = self.target.logits(hidden_states.to(self.target.model.dtype))
         return self.target.combine(TargetOutput(logits)).logits

@@ -311,13 +311,11 @@ class ChainMethodConfig(ImageMethodConfig):
     usual_length: ClassVar[int] = 4
 
     def resolved(self, num_tokens: int) -> Self:
-        """See `ImageMethodConfig.resolved`."""
         if getattr(self, self.length_setting) != AUTO:
             return self
         return replace(self, **{self.length_setting: min(self.usual_length, num_tokens - 1)})
 
     def sizes(self, num_tokens: int) -> tuple[DraftSize, ...]:
-        """See `ImageMethodConfig.sizes`."""
         return self._chains([getattr(self.resolved(num_tokens), self.length_setting)], num_tokens)
 
     def _chains(self, lengths: Sequence[int], num_tokens: int) -> tuple[DraftSize, ...]:

@@ -45,7 +45,6 @@ class DraftModelConfig(ChainMethodConfig):
         return self if self.children == "top" else super().resolved(num_tokens)
 
     def sizes(self, num_tokens: int) -> tuple[DraftSize, ...]:
-        """See `ImageMethodConfig.sizes`."""
         if self.children == "top" and self.draft_length == AUTO:
             return self._chains(_LENGTHS, num_tokens)
         return super().sizes(num_tokens)

@@ -79,7 +79,6 @@ class EagleConfig(ImageMethodConfig):
             )
 
     def resolved(self, num_tokens: int) -> Self:
-        """See `ImageMethodConfig.resolved`."""
         if self._is_measured or (self.tree != "dynamic" and self.depth != AUTO):
             return self
         if self.tree != "dynamic":
@@ -89,7 +88,6 @@ class EagleConfig(ImageMethodConfig):
         return replace(self, total_tokens=nodes, depth=depth or min(_DEPTH, nodes - 1, num_tokens - 1))
 
     def sizes(self, num_tokens: int) -> tuple[DraftSize, ...]:
-        """See `ImageMethodConfig.sizes`."""
         from specdecode.draft_size import DraftSize
         from specdecode.drafters.tree_shapes import StaticTree
 
@@ -155,7 +153,6 @@ class EagleConfig(ImageMethodConfig):
         return suggest.integer(name, low, high, log=True)
 
     def search_terms(self) -> dict[str, Any]:
-        """See `ImageMethodConfig.search_terms`."""
         terms = super().search_terms()
         terms |= {f"{name}_is_auto": terms[name] == AUTO for name in ("total_tokens", "depth")}
         if self.tree == "dynamic":

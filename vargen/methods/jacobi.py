@@ -97,7 +97,6 @@ class BranchingWindowConfig(WindowConfig):
         self._number("branch_depth", 1, whole=True)
 
     def sizes(self, num_tokens: int) -> tuple[DraftSize, ...]:
-        """See `ImageMethodConfig.sizes`."""
         chains = super().sizes(num_tokens)
         if self.branches == 1:
             return chains
@@ -160,7 +159,6 @@ class FixedNoiseJacobiConfig(BranchingWindowConfig):
         return self if self.branches == 1 else super().resolved(num_tokens)
 
     def sizes(self, num_tokens: int) -> tuple[DraftSize, ...]:
-        """See `ImageMethodConfig.sizes`."""
         if self.window != AUTO:
             return super().sizes(num_tokens)
         fitting = [window for window, _ in self.accepted_by_window if window < num_tokens]

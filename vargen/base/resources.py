@@ -7,6 +7,7 @@ belong to a world (`vargen.base.world`). Nothing here opens a file's contents, a
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from vargen.base.errors import UserError
@@ -80,18 +81,11 @@ def find_trained_drafters(folder: Path) -> dict[str, Path]:
     return {config.parent.name: config.parent for config in sorted(folder.glob("drafters/*/config.json"))}
 
 
-def find_model(model: str | os.PathLike[str] | None = None) -> Path:
-    """The folder of a pipeline: a shipped one by name (None: the default), or any folder with a `model_index.json`.
-    Raises UserError for no such model, a folder without a pipeline, or None without a world."""
-    return _find_model(model, ("model_index.json",))
+def find_model(model: str | os.PathLike[str] | None = None, files: Sequence[str] = ("model_index.json",)) -> Path:
+    """The folder of a pipeline: a shipped one by name (None: the default), or any folder with one of these files.
 
-
-def find_model_of_any_family(model: str | os.PathLike[str] | None = None) -> Path:
-    """As `find_model`; a folder in the layout of transformers, with a `config.json`, is accepted as well."""
-    return _find_model(model, ("model_index.json", "config.json"))
-
-
-def _find_model(model: str | os.PathLike[str] | None, files: tuple[str, ...]) -> Path:
+    Raises UserError for no such model, a folder without a pipeline, or None without a world.
+    """
     folder = _model_folder(model, "model", shipped_models())
     if any((folder / file).is_file() for file in files):
         return folder

@@ -22,11 +22,11 @@ from vargen.base.errors import UserError
 from vargen.jobs.cases import BenchmarkCase, Judge, World, check_split, fitting_judge, prompt_cases, told_cases
 from vargen.jobs.comparison import Kept, calls_of, compare, describe_run, rows_of
 from vargen.jobs.ranking import ClipScorer
-from vargen.jobs.sampling import SamplingOptions
 from vargen.methods.base import ImageMethodConfig
 from vargen.methods.catalogue import UNTRAINED, read_method_list, resolve_method
 from vargen.models.description import ModelDescription, open_model
 from vargen.models.model_folder import weights_fingerprint
+from vargen.models.options import SamplingOptions
 from vargen.runs.files import save_image_atomic, write_atomic
 from vargen.runs.progress import Progress, progress
 from vargen.runs.records import Records, own_calls

@@ -25,10 +25,10 @@ from vargen.base.reading import read_yaml
 from vargen.base.resources import find_config, shipped_clip
 from vargen.base.world import missing_world
 from vargen.jobs.cases import BenchmarkCase, World, can_read, written_cases
-from vargen.jobs.sampling import SamplingOptions
 from vargen.methods.base import ImageMethodConfig
 from vargen.methods.catalogue import read_method_list
 from vargen.models.description import ModelDescription, open_model
+from vargen.models.options import SamplingOptions
 from vargen.runs.files import own_folder
 
 if TYPE_CHECKING:

@@ -26,10 +26,10 @@ from vargen.base.errors import NotFiniteError, UserError
 from vargen.base.prompts import gather_prompts
 from vargen.base.resources import shipped_clip
 from vargen.jobs.ranking import RANKERS, ClipScorer, Ranker, best, candidate_seed
-from vargen.jobs.sampling import SamplingOptions
 from vargen.methods.catalogue import resolve_method
 from vargen.models.description import ModelDescription, open_model
 from vargen.models.model_folder import weights_fingerprint
+from vargen.models.options import SamplingOptions
 from vargen.runs.files import own_folder
 from vargen.runs.progress import Progress, progress
 from vargen.runs.records import ImageRequest, PictureFolder

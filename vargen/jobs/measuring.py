@@ -29,8 +29,8 @@ from metrics.quality import Reference
 from vargen.base.errors import UserError
 from vargen.base.resources import cache_folder
 from vargen.jobs.cases import BenchmarkCase, Judge, ReferencePictures, told_cases
-from vargen.jobs.sampling import SamplingOptions
 from vargen.models.model_folder import refuse_pickled
+from vargen.models.options import SamplingOptions
 from vargen.runs.batches import Arrays, BatchStore, Share
 from vargen.runs.files import atomic_path
 from vargen.runs.identity import check_identity, digest

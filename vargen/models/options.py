@@ -1,4 +1,4 @@
-"""Options that every command has which loads a model, and checks of them that need no model.
+"""Options of every command that loads a model, and of every one that draws; and checks of them that need no model.
 
 Nothing here imports torch or opens a file. `vargen.models.source` finds the model, `vargen.pipelines.loading` loads it.
 """
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from vargen.base.bounds import MAX_COMPILE_BUCKET, check_number
+from vargen.base.bounds import MAX_COMPILE_BUCKET, MAX_SEED, check_number, check_sampling
 from vargen.base.errors import UserError
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -102,6 +102,37 @@ class ModelOptions:
         names = ("quantization", "draft_quantization", "attn_implementation")
         asked = {name: value for name in names if (value := getattr(self, name)) is not None}
         return asked | ({"compile_bucket": self.compile_bucket} if self.compile else {})
+
+
+@dataclass(frozen=True)
+class SamplingOptions(ModelOptions):
+    """Options of every job that draws pictures.
+
+    Args:
+        seed: seed of the first picture. Picture i has `seed + i`, with every method.
+        guidance_scale: how closely to follow the prompt, at the cost of variety; 1 is off; null for the model's own.
+        temperature: below 1 for more likely, above 1 for more varied pictures; 0 always takes the likeliest token; null
+            for the model's own.
+        top_k: choose among this number of likeliest tokens only; 0 for all; null for the model's own.
+        top_p: choose among the likeliest tokens that together have this probability; 1 for all; null for the model's
+            own.
+    """
+
+    seed: int = 0
+    guidance_scale: float | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_number("seed", self.seed, 0, MAX_SEED)
+        check_sampling(self.temperature, self.top_k, self.top_p, self.guidance_scale)
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """The sampling arguments by the names of a pipeline's call; None stands for the model's own."""
+        return {name: getattr(self, name) for name in ("guidance_scale", "temperature", "top_k", "top_p")}
 
 
 def check_dtype(dtype: str) -> None:

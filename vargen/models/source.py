@@ -16,7 +16,7 @@ from typing import Any
 
 from vargen.base.errors import UserError
 from vargen.base.reading import reason_of
-from vargen.base.resources import find_model_of_any_family, shipped_models
+from vargen.base.resources import find_model, shipped_models
 
 SETTINGS = ("*.json", "*.txt", "*.model", "*.jinja")
 """Small files that describe a model and its prompts."""
@@ -48,7 +48,7 @@ def find_files(
     """
     if model is not None and is_hub_name(model) and os.fspath(model) not in shipped_models():
         return fetch(os.fspath(model), revision, files)
-    folder = find_model_of_any_family(model)
+    folder = find_model(model, ("model_index.json", "config.json"))  # of diffusers, of transformers
     if revision is not None:
         raise UserError(f"revision cannot be used: {folder} is a folder, and only models on the hub have revisions")
     return folder

@@ -18,6 +18,7 @@ from vargen.jobs.conversion import (
     convert_folder,
     convert_llamagen,
 )
+from vargen.runs.files import own_folder
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,7 @@ def run(arguments: Sequence[str]) -> int:
         parser.add_argument("folder", help=source.argument)
     values = parse(parser, arguments[1:])
     given = () if source.argument is None else (values.folder,)
-    made = source.convert(fill(source.options, values), *given)
+    with own_folder(values.output):
+        made = source.convert(fill(source.options, values), *given)
     print(json.dumps(made) if values.json else f"{source.summary(made)}: in {made['output']}")
     return 0

@@ -19,7 +19,16 @@ from typing import TYPE_CHECKING, Any
 from metrics.speculation import CallRecord, summarise
 from vargen.base.bounds import MAX_BATCH_SIZE, MAX_PICTURES, MAX_WARM_UP, check_numbers
 from vargen.base.errors import UserError
-from vargen.jobs.cases import BenchmarkCase, Judge, World, check_split, fitting_judge, prompt_cases, told_cases
+from vargen.jobs.cases import (
+    BenchmarkCase,
+    Judge,
+    World,
+    check_split,
+    class_labels_of,
+    fitting_judge,
+    prompt_cases,
+    told_cases,
+)
 from vargen.jobs.comparison import Kept, calls_of, compare, describe_run, rows_of
 from vargen.jobs.ranking import ClipScorer
 from vargen.methods.base import ImageMethodConfig
@@ -173,12 +182,8 @@ def benchmark(config: BenchConfig, world: World | None, quiet: bool = False) -> 
 
 
 def _cases(config: BenchConfig, model: ModelDescription, world: World | None) -> list[BenchmarkCase]:
-    if model.num_classes is not None:
-        if not config.class_labels:
-            raise UserError("class_labels must be given: the model is class-conditional")
-        return [BenchmarkCase(class_label=label) for label in config.class_labels]
-    if config.class_labels:
-        raise UserError("class_labels cannot be used: the model is text-conditional; give prompts")
+    if labels := class_labels_of(model, config.class_labels):
+        return [BenchmarkCase(class_label=label) for label in labels]
     return prompt_cases(model, world, config.prompts_file, config.num_prompts, config.seed, config.split)
 
 

@@ -56,6 +56,18 @@ def told_cases(cases: Sequence[BenchmarkCase]) -> list[str | int | None]:
     return [case.prompt if case.class_label is None else case.class_label for case in cases]
 
 
+def class_labels_of(model: ModelDescription, given: list[int]) -> list[int]:
+    """The classes to draw; none with a text-conditional model. Raises UserError for missing or impossible ones."""
+    if model.num_classes is None:
+        if given:
+            raise UserError("class_labels cannot be used: the model is text-conditional; give prompts")
+    elif not given:
+        raise UserError("class_labels must be given: the model is class-conditional")
+    elif wrong := [label for label in given if not 0 <= label < model.num_classes]:
+        raise UserError(f"class_labels must lie between 0 and {model.num_classes - 1}, got {wrong[0]}")
+    return given
+
+
 @dataclass(frozen=True)
 class VideoCase:
     """One video to describe.

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from vargen.base.bounds import MAX_PIXELS, check_numbers
 from vargen.base.errors import UserError
 from vargen.models.options import DTYPES
-from vargen.runs.files import atomic_folder, own_folder
+from vargen.runs.files import atomic_folder
 
 if TYPE_CHECKING:
     import torch
@@ -107,11 +107,6 @@ def convert_llamagen(config: ConvertConfig) -> dict[str, Any]:
     Raises:
         UserError: a file is missing, truncated or of the wrong kind, or the parts do not belong together.
     """
-    with own_folder(config.output):
-        return _convert_llamagen(config)
-
-
-def _convert_llamagen(config: ConvertConfig) -> dict[str, Any]:
     import torch
 
     from vargen.models.llamagen.convert import (
@@ -169,10 +164,9 @@ def convert_drafter(config: ConvertDrafterConfig) -> dict[str, Any]:
     """
     from vargen.drafters.convert_draft_head import convert_lantern_drafter
 
-    with own_folder(config.output):
-        drafter = convert_lantern_drafter(
-            config.drafter, config.output, dtype=_torch_dtype(config.dtype), overwrite=config.overwrite
-        )
+    drafter = convert_lantern_drafter(
+        config.drafter, config.output, dtype=_torch_dtype(config.dtype), overwrite=config.overwrite
+    )
     return {
         "output": config.output,
         "grid_size": drafter.config.grid_size,
@@ -207,7 +201,7 @@ def convert_folder(config: ConvertFolderConfig, folder: str | os.PathLike[str]) 
         raise UserError(f"output must lie outside {source}, got {output}; choose another path")
     index = read_json(source / "model_index.json")
     renamed = renamed_index(index)
-    with own_folder(output), atomic_folder(output) as made:
+    with atomic_folder(output) as made:
         shutil.copytree(source, made, dirs_exist_ok=True)
         for old, new in RENAMED_COMPONENTS.items():
             if (made / old).is_dir():

@@ -310,17 +310,14 @@ def _networks(
 ) -> Networks:
     from vargen.jobs.measuring import load_networks
 
-    clip, inception_weights, vgg_weights = (
-        None if each is None else Path(each) for each in (config.clip, config.inception_weights, config.vgg_weights)
-    )
-    if clip is None and protocol.captions == "scenes":
-        clip = shipped_clip()
+    named = {name: getattr(config, name) for name in ("clip", "inception_weights", "vgg_weights")}
+    files = {name: None if path is None else Path(path) for name, path in named.items()}
+    if files["clip"] is None and protocol.captions == "scenes":
+        files["clip"] = shipped_clip()
     judge = _needed(world, protocol).judge() if protocol.judge else None
     if judge is not None and model is not None and not can_read(judge, model.image_size):
         raise UserError(
             f"preset: the judge of {protocol.name} reads pictures of {judge.image_size} pixels or more, this model "
             f"makes {model.image_size}; use prompts, or another preset without a judge"
         )
-    return load_networks(
-        protocol, processes.device, clip=clip, inception_weights=inception_weights, vgg_weights=vgg_weights, judge=judge
-    )
+    return load_networks(protocol, processes.device, files, judge)

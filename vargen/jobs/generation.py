@@ -25,6 +25,7 @@ from vargen.base.bounds import MAX_BATCH_SIZE, MAX_PICTURES, MAX_SEED, check_num
 from vargen.base.errors import NotFiniteError, UserError
 from vargen.base.prompts import gather_prompts
 from vargen.base.resources import shipped_clip
+from vargen.jobs.cases import class_labels_of
 from vargen.jobs.ranking import RANKERS, ClipScorer, Ranker, best, candidate_seed
 from vargen.methods.catalogue import resolve_method
 from vargen.models.description import ModelDescription, open_model
@@ -222,17 +223,10 @@ def _share(run: _Run) -> RunTotals | None:
 
 def _read_conditions(config: GenerateConfig, prompts: Sequence[str], model: ModelDescription) -> list[str] | list[int]:
     """The prompts or class labels of the run. Raises UserError where there are none, or those of another model."""
-    if model.num_classes is not None:
-        if prompts or config.prompts_file is not None:
-            raise UserError("prompts cannot be used: the model is class-conditional; give --class_labels")
-        if not config.class_labels:
-            raise UserError("class_labels must be given: the model is class-conditional")
-        wrong = [label for label in config.class_labels if not 0 <= label < model.num_classes]
-        if wrong:
-            raise UserError(f"class_labels must lie between 0 and {model.num_classes - 1}, got {wrong[0]}")
-        return config.class_labels
-    if config.class_labels:
-        raise UserError("class_labels cannot be used: the model is text-conditional; give prompts")
+    if model.num_classes is not None and (prompts or config.prompts_file is not None):
+        raise UserError("prompts cannot be used: the model is class-conditional; give --class_labels")
+    if labels := class_labels_of(model, config.class_labels):
+        return labels
     gathered = gather_prompts(prompts, config.prompts_file)
     if not gathered:
         raise UserError("a prompt must be given, in quotes, or a file of them with --prompts_file")

@@ -8,7 +8,7 @@ features of all processes. Does not belong here: figures (`vargen.jobs.figures`)
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,28 +59,27 @@ class Networks:
 
 
 def load_networks(
-    protocol: Protocol,
-    device: torch.device,
-    *,
-    clip: Path | None,
-    inception_weights: Path | None,
-    vgg_weights: Path | None,
-    judge: Judge | None,
+    protocol: Protocol, device: torch.device, files: Mapping[str, Path | None], judge: Judge | None
 ) -> Networks:
-    """Every network the protocol needs. Raises UserError for a file that is not named, missing or of another layout."""
+    """Every network the protocol needs. Raises UserError for a file that is not named, missing or of another layout.
+
+    Args:
+        files: of "clip", "inception_weights" and "vgg_weights".
+        judge: reads claims, for a protocol that judges.
+    """
 
     def load(name: str) -> FeatureExtractor:
         if name == "clip":
-            if clip is None:
+            if (clip := files["clip"]) is None:
                 raise UserError(f"clip: {protocol.name} needs a CLIP model; name the folder of one")
             refuse_pickled(clip, "clip")
             transformers_logging.disable_progress_bar()  # the job has a bar of its own
             return CLIPFeatures(clip, device)
         if name == "vgg16":
-            if vgg_weights is None:
+            if (vgg_weights := files["vgg_weights"]) is None:
                 raise UserError(f"vgg_weights: {protocol.name} needs torchvision's VGG16; name a file of its weights")
             return VGGFeatures(vgg_weights, device)
-        return InceptionFeatures(inception_weights, INCEPTION_RESIZINGS[name], device)
+        return InceptionFeatures(files["inception_weights"], INCEPTION_RESIZINGS[name], device)
 
     try:
         return Networks({name: load(name) for name in protocol.extractors}, judge)

@@ -44,6 +44,7 @@ from scenes.training.grounding import (
 )
 from scenes.training.text_encoder import load_text_encoder, vocabulary_fingerprint
 from scenes.training.tokenizer import exported_copy
+from scenes.training.transformer_pass import train_on_cpu, training_forward, training_inputs, training_run
 from vargen.models.llamagen.text_encoder import encode_text
 from vargen.models.llamagen.transformer import LlamaGenTransformer
 from vargen.models.model_folder import check_model_folder
@@ -51,7 +52,6 @@ from vargen.models.transformer_layers import CONDITION_ROTARY
 from vargen.training.config import RunConfig, check, check_fraction, check_positive
 from vargen.training.initial_weights import fill
 from vargen.training.run import RunResult, autocast, move, prepare, train
-from vargen.training.transformer_pass import train_on_cpu, training_forward, training_inputs, training_run
 
 _REPLACED_STREAM = 1 << 41  # the random numbers of replaced tokens, apart from those of null captions
 _MISTAKEN_STREAM = 1 << 42

@@ -175,7 +175,7 @@ def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, atte
 class Attention(nn.Module):
     """Self-attention with rotary positions and grouped key/value heads. All three projections are one matrix.
 
-    Training on a CPU replaces `project` and `attend` by faster ways (`vargen.training.transformer_pass`).
+    Training on a CPU replaces `project` and `attend` by faster ways (`scenes.training.transformer_pass`).
     """
 
     def __init__(self, dim: int, num_heads: int, num_key_value_heads: int, layer_index: int, dropout: float) -> None:

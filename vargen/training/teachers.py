@@ -1,7 +1,7 @@
 """What a finished picture model teaches its drafter: hidden states under teacher forcing, logits, and a first head.
 
 Belongs here: one teacher for LlamaGen and one for all families of transformers. Does not belong here: what is learned
-from them (`drafter.py`), and training a transformer itself (`transformer_pass.py`).
+from them (`drafter.py`), and training a transformer itself (`scenes.training`).
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ from specdecode.targets.transformers import TransformersTarget
 from vargen.base.errors import UserError
 from vargen.drafters.eagle_head import EagleHead
 from vargen.models.llamagen.transformer import LlamaGenTransformer
-from vargen.models.transformer_layers import condition_attention_mask
+from vargen.models.transformer_layers import CONDITION_POSITION, condition_attention_mask
 from vargen.pipelines.llamagen import LlamaGenPipeline
-from vargen.training.transformer_pass import forced_inputs
 
 
 class LlamaGenTeacher:
@@ -158,6 +157,17 @@ def _initialised(drafter: EagleHead, embeddings: Tensor) -> EagleHead:
             drafter.fuse.weight.zero_()
             drafter.fuse.weight[:, -dim:].copy_(torch.eye(dim))
     return drafter
+
+
+def forced_inputs(
+    transformer: LlamaGenTransformer, condition_embeds: Tensor, input_ids: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Embeddings `[B, T + N - 1, dim]` of a condition `[B, T, dim]` and of all but the last of image tokens `[B, N]`,
+    and positions `[1, T + N - 1]`."""
+    length, num_image_tokens = condition_embeds.shape[1], input_ids.shape[1]
+    embeds = torch.cat((condition_embeds, transformer.token_embedding(input_ids[:, :-1])), dim=1)
+    positions = torch.arange(-length, num_image_tokens - 1, device=input_ids.device)
+    return embeds, positions.clamp(min=CONDITION_POSITION)[None]
 
 
 @torch.no_grad()

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vargen.drafters.eagle_head import EagleHead
 
-_CHUNK = 96  # queries at once; see `transformer_pass.attention_in_chunks`
+_CHUNK = 96  # queries at once; as in `scenes.training.transformer_pass`
 
 
 def guesses_by_level(

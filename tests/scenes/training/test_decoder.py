@@ -16,12 +16,12 @@ from scenes.captions.picture_captions import compose_caption
 from scenes.seeds import HELDOUT_SEED
 from scenes.training.coded import PLACES, token_places
 from scenes.training.decoder import DecoderTask, DecoderTrainingConfig, train_decoder
+from scenes.training.transformer_pass import training_forward
 from specdecode.sampling import SamplingConfig, apply_guidance, logits_to_probabilities
 from vargen.base.errors import UserError
 from vargen.models.llamagen.vq import decode_codes, encode_images
 from vargen.pipelines.llamagen import LlamaGenPipeline
 from vargen.runs.files import read_jsonl
-from vargen.training.transformer_pass import training_forward
 
 CPU = torch.device("cpu")
 

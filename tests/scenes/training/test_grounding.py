@@ -20,7 +20,7 @@ from scenes.training.grounding import (
     objects_to_come,
 )
 from scenes.training.transformer import TransformerTask
-from vargen.training.transformer_pass import training_inputs, training_run
+from scenes.training.transformer_pass import training_inputs, training_run
 
 CPU = torch.device("cpu")
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from scenes.training.transformer_pass import training_forward
 from vargen.base.errors import UserError
 from vargen.models.llamagen.target import LlamaGenTarget
 from vargen.pipelines.llamagen import LlamaGenPipeline
-from vargen.training.transformer_pass import training_forward
 
 PROMPTS = ["a red cube", "a small shiny blue sphere left of a large green cone on sand", "two cones"]
 

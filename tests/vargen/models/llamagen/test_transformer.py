@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from llamagen_models import CONDITION_LENGTH, make_model, valid_mask
 from torch import Tensor
 
+from scenes.training.transformer_pass import training_forward
 from specdecode.kv_cache import StaticKVCache
 from vargen.models.llamagen.transformer import LlamaGenTransformer, default_intermediate_size
 from vargen.models.transformer_layers import (
@@ -22,7 +23,6 @@ from vargen.models.transformer_layers import (
     build_rotary_table,
     condition_attention_mask,
 )
-from vargen.training.transformer_pass import training_forward
 
 
 def make_cache(model: LlamaGenTransformer, batch_size: int, max_length: int) -> StaticKVCache:

@@ -1,7 +1,7 @@
 """Forward passes of a LlamaGen transformer under teacher forcing: all tokens of a picture at once, fast on a CPU too.
 
 Belongs here: the inputs, the mask, and ways to project and attend whose *backward* is fast on a CPU. Does not belong
-here: losses and batches, which trainers have, and features of a finished model (`teachers.py`).
+here: losses and batches, which trainers have, and features of a finished model (`vargen.training.teachers`).
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from vargen.models.llamagen.transformer import LlamaGenTransformer
 from vargen.models.transformer_layers import (
-    CONDITION_POSITION,
     Attention,
     condition_attention_mask,
     scaled_dot_product_attention,
 )
+from vargen.training.teachers import forced_inputs
 
 
 def train_on_cpu(module: nn.Module, compiled: bool = False) -> None:
@@ -40,17 +40,6 @@ def training_mask(condition_mask: Tensor, num_image_tokens: int, dtype: torch.dt
         return mask
     dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else dtype
     return torch.zeros(mask.shape, dtype=dtype).masked_fill(~mask, float("-inf"))
-
-
-def forced_inputs(
-    transformer: LlamaGenTransformer, condition_embeds: Tensor, input_ids: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Embeddings `[B, T + N - 1, dim]` of a condition `[B, T, dim]` and of all but the last of image tokens `[B, N]`,
-    and positions `[1, T + N - 1]`."""
-    length, num_image_tokens = condition_embeds.shape[1], input_ids.shape[1]
-    embeds = torch.cat((condition_embeds, transformer.token_embedding(input_ids[:, :-1])), dim=1)
-    positions = torch.arange(-length, num_image_tokens - 1, device=input_ids.device)
-    return embeds, positions.clamp(min=CONDITION_POSITION)[None]
 
 
 def training_inputs(

@@ -10,9 +10,7 @@ import torch.nn.functional as F
 from llamagen_models import CONDITION_LENGTH, make_model, valid_mask
 from torch import Tensor
 
-from vargen.models.llamagen.transformer import LlamaGenTransformer
-from vargen.models.transformer_layers import CONDITION_POSITION, condition_attention_mask, project
-from vargen.training.transformer_pass import (
+from scenes.training.transformer_pass import (
     attention_in_chunks,
     project_by_halves,
     train_on_cpu,
@@ -20,6 +18,8 @@ from vargen.training.transformer_pass import (
     training_inputs,
     training_run,
 )
+from vargen.models.llamagen.transformer import LlamaGenTransformer
+from vargen.models.transformer_layers import CONDITION_POSITION, condition_attention_mask, project
 
 
 def gradients(model: LlamaGenTransformer, loss: Tensor) -> list[Tensor]:

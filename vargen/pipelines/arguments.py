@@ -12,7 +12,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from diffusers.pipelines.pipeline_utils import DiffusionPipeline
@@ -28,6 +28,7 @@ OUTPUT_TYPES = ("pil", "np", "pt", "latent")
 CALLBACK_TENSORS = ("tokens", "lengths")
 """The fields of `specdecode.roles.DecodeState` that `callback_on_step_end` can ask for."""
 
+AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
 StepCallback = Callable[[Any, int, Tensor, dict[str, Tensor]], Any]
 
 _SHARED = {
@@ -60,25 +61,30 @@ Raises:
     UserError: an argument cannot be used with this model; the message names it and says what can be used."""
 
 
-def documented(function: Callable[..., Any], example: str = "") -> str:
-    """The whole docstring of a family's call, whose own describes only the arguments that no other family has.
+def documented(example: str = "") -> Callable[[AnyFunction], AnyFunction]:
+    """Complete the docstring of a family's call, which describes only the arguments that no other family has.
 
     Args:
-        function: the call.
         example: a section "Examples", before "Returns".
     """
-    head, *rest = re.split(r"\n\n(?=Args:|Returns:|Raises:)", inspect.cleandoc(function.__doc__ or ""))
-    described: dict[str, str] = {}
-    if rest and rest[0].startswith("Args:"):
-        for entry in re.split(r"\n    (?=[\w*])", rest.pop(0))[1:]:
-            described |= dict.fromkeys(entry.partition(":")[0].strip("*").split(", "), entry)
-    parameters = inspect.signature(function).parameters
-    for name in [name for name in parameters if name in _SHARED and name not in described]:
-        none = " None: the model's own setting." * (name in _SAMPLING and parameters[name].default is None)
-        described[name] = textwrap.fill(f"{name}: {_SHARED[name]}{none}", 108, subsequent_indent=" " * 8)
-    entries = dict.fromkeys(described[name] for name in parameters if name in described)
-    arguments = "\n    ".join(["Args:", *entries])
-    return "\n\n".join([head, arguments, *([inspect.cleandoc(example)] if example else ()), *(rest or [_END])])
+
+    def complete(function: AnyFunction) -> AnyFunction:
+        head, *rest = re.split(r"\n\n(?=Args:|Returns:|Raises:)", inspect.cleandoc(function.__doc__ or ""))
+        described: dict[str, str] = {}
+        if rest and rest[0].startswith("Args:"):
+            for entry in re.split(r"\n    (?=[\w*])", rest.pop(0))[1:]:
+                described |= dict.fromkeys(entry.partition(":")[0].strip("*").split(", "), entry)
+        parameters = inspect.signature(function).parameters
+        for name in [name for name in parameters if name in _SHARED and name not in described]:
+            none = " None: the model's own setting." * (name in _SAMPLING and parameters[name].default is None)
+            described[name] = textwrap.fill(f"{name}: {_SHARED[name]}{none}", 108, subsequent_indent=" " * 8)
+        entries = dict.fromkeys(described[name] for name in parameters if name in described)
+        arguments = "\n    ".join(["Args:", *entries])
+        sections = [head, arguments, *([inspect.cleandoc(example)] if example else ()), *(rest or [_END])]
+        function.__doc__ = "\n\n".join(sections)
+        return function
+
+    return complete
 
 
 class PromptWarning(UserWarning):

@@ -160,6 +160,8 @@ def draws(example: str = "") -> Callable[[Callable[Arguments, PictureRequest]], 
     """
 
     def decorate(describe: Callable[Arguments, PictureRequest]) -> Callable[Arguments, CallResult]:
+        documented(example)(describe)
+        describe.__annotations__["return"] = "CallResult"  # of the call: whoever reads signatures looks through it
         signature = inspect.signature(describe)
 
         @functools.wraps(describe)
@@ -169,8 +171,6 @@ def draws(example: str = "") -> Callable[[Callable[Arguments, PictureRequest]], 
             pipeline: Any = arguments[0]
             return pipeline._draw(describe(*arguments, **keywords), bound.arguments.get("return_dict", True))
 
-        call.__doc__ = documented(describe, example)
-        call.__signature__ = signature.replace(return_annotation=CallResult)  # type: ignore[attr-defined]
         return call
 
     return decorate

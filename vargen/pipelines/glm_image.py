@@ -325,6 +325,7 @@ class GlmImagePriorPipeline(PicturePipeline, GlmImagePipeline):
         )
 
     @torch.no_grad()
+    @documented(EXAMPLE_DOC_STRING)
     def __call__(
         self,
         prompt: str | Sequence[str],
@@ -455,6 +456,3 @@ class GlmImagePriorPipeline(PicturePipeline, GlmImagePipeline):
                         f"image of {given.size[0]} x {given.size[1]} pixels is no whole number of tokens; resize it to "
                         f"{columns * PIXELS_A_TOKEN} x {rows * PIXELS_A_TOKEN}"
                     )
-
-
-GlmImagePriorPipeline.__call__.__doc__ = documented(GlmImagePriorPipeline.__call__, EXAMPLE_DOC_STRING)

@@ -4,14 +4,13 @@
     views     F1 of target and drafter, each alone, by the share of visual tokens that it is shown, evenly spread
     pruning   ParallelVLM: of the tokens that each way of pruning keeps, the share that shows an object; token-wise
               agreement A of the drafter so shown with the target's answer, and M, the tokens between two rejections
-    overlap   ParallelVLM: seconds of a pass of each, window, and how idle the two sides are, reckoned from M's answers
     lossy     FastV and SparseVLM: token-wise agreement of what is left of the target with its own answer
     length    F1, and the drafter's agreement at a tenth, against the number of frames
 
     python benchmarks/video_pair.py --videos 200
 
 Writes benchmarks/results/video_pair.json; studies that are not asked for stay as they were, if they are of the same
-models. Only `overlap` times anything: keep the machine to itself for it.
+models.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -35,7 +33,6 @@ from pair_measures import (
     run_lengths,
     shows_object,
 )
-from simulation import Costs, simulate_in_turn, simulate_parallel, simulate_plain
 from torch import Tensor
 
 from metrics.bootstrap import mean_interval, percentile_interval
@@ -43,7 +40,6 @@ from metrics.provenance import provenance, write_result
 from scenes.captions.languages import LANGUAGES, language_of
 from scenes.cases import scene_video_cases
 from scenes.shipped import VIDEO_CAPTIONS, VIDEO_FRAMES, VIDEO_SIDE
-from specdecode.parallel.loop import chain_layout
 from vargen.base.resources import find_video_model
 from vargen.jobs.cases import VideoCase
 from vargen.models.model_folder import weights_fingerprint
@@ -58,7 +54,6 @@ from vargen.runs.progress import Progress, progress
 RESULTS = Path(__file__).resolve().parent / "results"
 SHARES = (1.0, 0.5, 0.25, 0.1, 0.05, 0.02)
 KEPT = 0.1  # of most papers
-TIMED_PASSES = 30
 
 
 def figure(values: Sequence[float]) -> dict[str, Any]:
@@ -215,50 +210,6 @@ class Studies:
             for (name, share), row in rows.items()
         ]
 
-    def overlap(self) -> list[dict]:
-        """By share shown to the drafter (UV-Prune): seconds, the window that suits them, idle shares, speed-ups."""
-        matches: dict[float, list[list[bool]]] = {share: [] for share in SHARES}
-        seconds: dict[str, list[float]] = {}
-        for number, case in self.cases():
-            tokens, request = self.plain(number, case), self.request(case, self.drafter)
-            _, ways = self._choices(number, case)
-            for share in SHARES:
-                kept = ways["visual_gain"](token_budget(request.num_visual, share))
-                matches[share].append(self.drafted(request, kept, tokens))
-                if number < 3:
-                    draft = drafter_of(self.drafter, request, kept, 2)
-                    seconds.setdefault(f"draft {share}", []).append(_pass_seconds(draft, 1))
-            if number < 3:
-                for count in (1, 8):
-                    target = VideoTarget(self.model, self.request(case), max_new_tokens=16, max_draft_nodes=8)
-                    seconds.setdefault(f"target {count}", []).append(_pass_seconds(target, count))
-        one, eight = (statistics.median(seconds[f"target {count}"]) for count in (1, 8))
-        rows = []
-        for share in SHARES:
-            draft = statistics.median(seconds[f"draft {share}"])
-            costs = Costs(target=one, draft=draft, target_token=max(0.0, (eight - one) / 7))
-            window = max(1, round(one / draft))
-            accounts = [simulate_parallel(each, costs, window) for each in matches[share]]
-            total = sum(each.total_seconds for each in accounts)
-            plain = sum(simulate_plain(len(each), costs) for each in matches[share])
-            rows.append(
-                {
-                    "share": share,
-                    "target_seconds": one,
-                    "target_seconds_per_token": costs.target_token,
-                    "draft_seconds": draft,
-                    "cost_ratio": one / draft,
-                    "window": window,
-                    "mean_run_length": statistics.fmean(run for each in accounts for run in each.run_lengths),
-                    "target_idle": 1 - sum(each.target_seconds for each in accounts) / total,
-                    "drafter_idle": 1 - sum(each.drafter_seconds for each in accounts) / total,
-                    "reckoned_speedup": plain / total,
-                    "reckoned_speedup_in_turn": plain
-                    / sum(simulate_in_turn(each, costs, window) for each in matches[share]),
-                }
-            )
-        return rows
-
     def lossy(self) -> list[dict]:
         """By method and share kept: agreement of what it leaves of the target, and its caption's F1."""
         found: dict[tuple[str, float], tuple[list[float], list[float]]] = {}
@@ -305,20 +256,7 @@ class Studies:
         return rows
 
 
-def _pass_seconds(target: Any, count: int) -> float:
-    """Median of passes over so many tokens behind a prompt; nothing is kept of them."""
-    target.prefill()
-    tokens = torch.zeros(1, count, dtype=torch.int64)
-    places, mask = chain_layout(tokens)
-    taken = []
-    for _ in range(TIMED_PASSES):
-        began = time.perf_counter()
-        target.forward(tokens, mask, places)
-        taken.append(time.perf_counter() - began)
-    return statistics.median(taken)
-
-
-STUDIES = ("layers", "views", "pruning", "overlap", "lossy", "length")
+STUDIES = ("layers", "views", "pruning", "lossy", "length")
 
 
 def main() -> None:

@@ -29,9 +29,9 @@ from torch import Tensor
 
 from metrics.bootstrap import percentile_interval
 from metrics.provenance import provenance, write_result
-from scenes.captions.languages import find_language, language_of
+from scenes.captions.story_captions import MAX_CAPTION_TOKENS, written_accuracy
 from scenes.cases import scene_video_cases
-from scenes.shipped import VIDEO_CAPTIONS, VIDEO_FRAMES, VIDEO_SIDE
+from scenes.shipped import VIDEO_FRAMES, VIDEO_SIDE
 from specdecode.loop import decode
 from specdecode.sampling import RandomStreams, SamplingConfig
 from vargen.drafters.video_draft_head import VideoDraftHead
@@ -133,7 +133,7 @@ def answer(answerer: VideoAnswerer, case: VideoCase, config: TrainedDrafterConfi
         "drafting_flops": head.flops - prompt["flops"],
         "prompt_flops": prompt["flops"],
         "draft_seconds": trace.phase_seconds["draft"],
-        "caption_accuracy": language_of(case.truth).accuracy(case.truth, text, "all"),
+        "caption_accuracy": written_accuracy(case.truth, text),
     }
 
 
@@ -178,7 +178,7 @@ class Studies:
 
     def __init__(self, options: argparse.Namespace, shown: Progress) -> None:
         self.options, self.shown = options, shown
-        self.room = find_language(VIDEO_CAPTIONS).max_caption_tokens
+        self.room = MAX_CAPTION_TOKENS
         self.answerer = VideoAnswerer.from_pretrained(options.model)
 
     def folder(self, name: str) -> str:
@@ -315,7 +315,7 @@ def main() -> None:
         studies = Studies(options, shown)
         for name in chosen:
             rows = getattr(studies, name)()
-            told = {"videos": options.videos, "captions": VIDEO_CAPTIONS, "trained": trained()}
+            told = {"videos": options.videos, "trained": trained()}
             found[name] = {**told, "provenance": provenance(), "rows": rows}
             for row in rows:
                 print(name, {key: round(value, 4) if isinstance(value, float) else value for key, value in row.items()})

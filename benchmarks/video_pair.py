@@ -37,9 +37,9 @@ from torch import Tensor
 
 from metrics.bootstrap import mean_interval, percentile_interval
 from metrics.provenance import provenance, write_result
-from scenes.captions.languages import LANGUAGES, language_of
+from scenes.captions.story_captions import MAX_CAPTION_TOKENS, written_accuracy
 from scenes.cases import scene_video_cases
-from scenes.shipped import VIDEO_CAPTIONS, VIDEO_FRAMES, VIDEO_SIDE
+from scenes.shipped import VIDEO_FRAMES, VIDEO_SIDE
 from vargen.base.resources import find_video_model
 from vargen.jobs.cases import VideoCase
 from vargen.models.model_folder import weights_fingerprint
@@ -96,8 +96,7 @@ class Studies:
         self.answerer = VideoAnswerer.from_pretrained(options.model, options.draft_model)
         assert self.answerer.draft_model is not None  # a folder was given
         self.model, self.drafter = self.answerer.model, self.answerer.draft_model.load()
-        self.language = LANGUAGES[options.captions]
-        self.room = self.language.max_caption_tokens + 1
+        self.room = MAX_CAPTION_TOKENS + 1
         self.num_layers = len(self.model.model.language_model.layers)
         self._answers: dict[tuple[int, int], list[int]] = {}
 
@@ -106,7 +105,7 @@ class Studies:
         options = self.options
         for number in range(options.videos):
             frames = num_frames or options.num_frames
-            (case,) = scene_video_cases(1, "heldout", frames, options.image_size, number, options.captions)
+            (case,) = scene_video_cases(1, "heldout", frames, options.image_size, number)
             yield number, case
             self.shown.update()
 
@@ -129,7 +128,7 @@ class Studies:
     def accuracy(self, case: VideoCase, tokens: Sequence[int]) -> float:
         """F1 of a caption's claims."""
         text = self.answerer.processor.tokenizer.decode(list(tokens), skip_special_tokens=True)
-        return language_of(case.truth).accuracy(case.truth, text, "all")
+        return written_accuracy(case.truth, text)
 
     def agreed(self, make: Callable[..., Any], tokens: Sequence[int]) -> list[bool]:
         """Agreement of what `make` makes of sizes with an answer."""
@@ -264,7 +263,6 @@ def main() -> None:
     parser.add_argument("--model", default=None, help="folder of the target, or the name of a shipped one")
     parser.add_argument("--draft_model", default=None, help="likewise, the smaller one")
     parser.add_argument("--studies", default=",".join(STUDIES))
-    parser.add_argument("--captions", default=VIDEO_CAPTIONS, choices=sorted(LANGUAGES), help="which videos")
     parser.add_argument("--videos", type=int, default=200)
     parser.add_argument("--num_frames", type=int, default=VIDEO_FRAMES)
     parser.add_argument("--image_size", type=int, default=VIDEO_SIDE)
@@ -277,7 +275,7 @@ def main() -> None:
         parser.error(f"--studies: {unknown.pop()!r} is not one of {', '.join(STUDIES)}")
     path = RESULTS / "video_pair.json"
     folders = [find_video_model(options.model), find_video_model(options.draft_model or "video-llm-draft")]
-    described = {"models": [weights_fingerprint(folder) for folder in folders], "captions": options.captions}
+    described = {"models": [weights_fingerprint(folder) for folder in folders]}
     earlier = json.loads(path.read_text()) if path.exists() else {}
     found = earlier.get("studies", {}) if all(earlier.get(name) == value for name, value in described.items()) else {}
     total = sum(options.videos * (len(options.lengths) if name == "length" else 1) for name in chosen)

@@ -8,16 +8,11 @@ from pathlib import Path
 
 import pytest
 from results_page.plain import plain_section
+from small_video_llms import build_video_llm, save_both
 from training_commands import configuration_of
 
 from metrics.provenance import provenance
-from scenes.models.architectures import (
-    TextModelConfig,
-    VideoLLMConfig,
-    VisionModelConfig,
-    build_model,
-    build_processor,
-)
+from scenes.models.architectures import TextModelConfig, VideoLLMConfig, VisionModelConfig
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 
@@ -46,10 +41,7 @@ def test_a_pair_is_measured(
 ) -> None:
     """Two tiny models, one video, by the script as it is called."""
     sizes = TextModelConfig(32, 64, 2, 4, 2), VisionModelConfig(32, 64, 1, 2)
-    config = VideoLLMConfig(image_size=32, num_frames=8, captions="written", text=sizes[0], vision=sizes[1])
-    processor = build_processor(config)
-    build_model(config, processor.tokenizer).save_pretrained(tmp_path)
-    processor.save_pretrained(tmp_path)
+    save_both(tmp_path, *build_video_llm(VideoLLMConfig(32, 8, 8, *sizes)))
     models = ["--model", str(tmp_path), "--draft_model", str(tmp_path), "--image_size", "32"]
     chosen = ["--studies", "length", "--lengths", "8", "--videos", "1", "--quiet", "--dry_run"]
     monkeypatch.setattr(sys, "argv", ["video_pair.py", *models, *chosen])

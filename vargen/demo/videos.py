@@ -49,7 +49,7 @@ def _world() -> Any:
 def world_case(seed: int) -> Any:
     """A clip of the world that training never showed, with its truth."""
     world = _world()
-    return world.video_cases(1, "heldout", world.video_frames, world.video_side, seed, world.video_captions)[0]
+    return world.video_cases(1, "heldout", world.video_frames, world.video_side, seed)[0]
 
 
 def read_clip(clip: Clip, num_frames: int, processor: Any) -> VideoFrames:

@@ -82,9 +82,8 @@ def _train_video_drafter(train: Callable[..., object], config: Any) -> object:
         config,
         num_frames=config.num_frames or world.video_frames,
         image_size=config.image_size or world.video_side,
-        captions=config.captions or world.video_captions,
     )
-    source, seeds = world.training_videos(config.num_frames, config.image_size, config.captions, prepare(config))
+    source, seeds = world.training_videos(config.num_frames, config.image_size, prepare(config))
     return train(config, rendered_questions(config, source, seeds))
 
 

@@ -83,7 +83,6 @@ class VideoDrafterTrainingConfig(DrafterRunConfig):
         training_frames: frames that the target is shown for the answers to learn from; null for all. 1 or 2 train on
             stills, where the architecture reads so few. Evaluation shows all frames.
         image_size: side of the rendered frames in pixels; null for the side of the world's own videos.
-        captions: which rendered videos, by a name that the world knows; null for its own.
         answers: folder of the target's answers, which several runs can share; empty for output/answers.
         max_answer_tokens: the most tokens of an answer.
         states: folder in which the target's hidden states are kept, a MiB for 1,000 tokens of the shipped target. Runs
@@ -109,7 +108,6 @@ class VideoDrafterTrainingConfig(DrafterRunConfig):
     max_pixels: int | None = None
     training_frames: int | None = None
     image_size: int | None = None
-    captions: str | None = None
     answers: str = ""
     max_answer_tokens: int = 220
     states: str = ""
@@ -141,8 +139,6 @@ class VideoDrafterTrainingConfig(DrafterRunConfig):
             if getattr(self, name) is not None:
                 check_positive(self, name)
         if isinstance(self.videos, str):
-            remedy = "belongs to rendered videos; leave it out"
-            check(self.captions is None, "captions", self.captions, remedy)
             both = self.num_frames is not None and self.fps is not None
             check(not both, "fps", self.fps, "and num_frames cannot both be given; leave out one of them")
             return
@@ -346,13 +342,11 @@ def rendered_questions(
     """Questions for `train_video_drafter` about rendered videos, which have seeds as numbers.
 
     Args:
-        config: its num_frames, image_size and captions are those of the source.
+        config: its num_frames and image_size are those of the source.
         source: renders the videos.
         first_seeds: of the videos to learn from, "train", and of those kept apart, "heldout".
     """
     settings: dict[str, Any] = {"frames": [config.num_frames, config.image_size]}
-    if config.captions != "plain":
-        settings["captions"] = config.captions
 
     def ask(answerer: VideoAnswerer) -> tuple[Asked, Asked]:
         size, processor = config.generation_batch_size, answerer.processor

@@ -20,12 +20,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from small_video_llms import build_llava_processor
 from torch import Tensor
 from transformers import Qwen2VLVideoProcessor
 from transformers.video_utils import VideoMetadata
 
 import vargen.models.video_llms.frames as frames_module
-from scenes.models.processor import build_llava_processor, build_qwen_processor
+from scenes.models.processor import build_processor
 from vargen.base.errors import UserError
 from vargen.models.video_llms.frames import (
     QuestionWarning,
@@ -41,7 +42,7 @@ from vargen.models.video_llms.frames import (
 
 av = pytest.importorskip("av")
 
-PROCESSORS: dict[str, Callable[[int, int], Any]] = {"qwen": build_qwen_processor, "llava": build_llava_processor}
+PROCESSORS: dict[str, Callable[[int, int], Any]] = {"qwen": build_processor, "llava": build_llava_processor}
 QUESTION = "describe the video in detail."
 
 
@@ -293,7 +294,7 @@ def test_inputs_are_those_of_giving_the_processor_the_whole_video(files: dict[st
 
 
 def test_seconds_of_a_step_come_from_the_frames_taken(files: dict[str, Path]) -> None:
-    processor = build_qwen_processor(32, 8)
+    processor = build_processor(32, 8)
     own = processor_inputs(processor, VideoFrames.from_frames(moving(8), 2.0), QUESTION)
     assert own["second_per_grid_ts"].tolist() == [1.0]  # two frames to a step, two frames a second
     video = read_video(files["h264.mp4"], num_frames=8)  # 41 frames, 30 a second
@@ -321,14 +322,14 @@ def test_processors_say_nothing(name: str, capfd: pytest.CaptureFixture[str], ca
 
 @pytest.mark.parametrize("name", ["video_token", "image_token"])
 def test_a_processors_own_words_are_no_questions(name: str) -> None:
-    processor = build_qwen_processor(32, 8)
+    processor = build_processor(32, 8)
     setattr(processor, name, "<clip>")  # a word of the processor alone: the tokenizer does not call it special
     with pytest.raises(UserError, match=r"^question must not contain <clip>; leave it out"):
         processor_inputs(processor, VideoFrames.from_frames(moving(8)), "what is <clip>?")
 
 
 def test_questions_are_checked() -> None:
-    processor, video = build_qwen_processor(32, 8), VideoFrames.from_frames(moving(8))
+    processor, video = build_processor(32, 8), VideoFrames.from_frames(moving(8))
     with pytest.raises(UserError, match="question is empty; ask something"):
         processor_inputs(processor, video, "  ")
     with pytest.raises(UserError, match=r"must not contain <\|video_pad\|>; leave it out"):

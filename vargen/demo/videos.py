@@ -55,11 +55,10 @@ def world_case(seed: int) -> Any:
 def read_clip(clip: Clip, num_frames: int, processor: Any) -> VideoFrames:
     """Its frames. Raises UserError for an upload that is no video or too much of one."""
     from vargen.demo.uploads import read_upload
-    from vargen.models.video_llms.frames import frame_limits
 
     if clip.path is None:
         return world_case(clip.seed).frames
-    return read_upload(clip.path, num_frames, frame_limits(processor))
+    return read_upload(clip.path, num_frames, processor)
 
 
 def show_clip(models: Models, _tickets: Tickets, _ticket: str, clip: Clip, num_frames: int) -> Iterator[str]:

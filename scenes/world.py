@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from vargen.jobs.cases import BenchmarkCase, Judge, ReferencePictures, VideoCase, World
     from vargen.jobs.ranking import Ranker
-    from vargen.training.video_source import VideoSource
+    from vargen.training.video_questions import VideoSource
 
 
 class SceneWorld:

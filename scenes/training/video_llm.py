@@ -59,7 +59,7 @@ from vargen.training import cpu_attention
 from vargen.training.config import RunConfig, check, check_fraction, check_positive
 from vargen.training.initial_weights import fill
 from vargen.training.run import RunResult, prepare, train
-from vargen.training.video_source import VideoSource
+from vargen.training.video_questions import VideoSource
 
 _SHEET_VIDEOS = 6
 _CAPTIONS_AT_ONCE = 16

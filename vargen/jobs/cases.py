@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from vargen.jobs.ranking import Ranker
     from vargen.models.description import ModelDescription
     from vargen.models.video_llms.frames import VideoFrames
-    from vargen.training.video_source import VideoSource
+    from vargen.training.video_questions import VideoSource
 
 
 @dataclass(frozen=True)

@@ -43,8 +43,7 @@ from vargen.training.video_drafter import (
     rendered_questions,
     train_video_drafter,
 )
-from vargen.training.video_questions import VideoQuestions
-from vargen.training.video_source import VideoBatch
+from vargen.training.video_questions import Questions, RenderedVideo, VideoBatch
 from vargen.training.video_states import StatesFolder, TeacherForcing
 
 SIZE, FRAMES, LAYERS = 32, 4, 3
@@ -131,8 +130,9 @@ class Clips:
         return processor_inputs(self.processor, VideoFrames.from_frames(noise), CAPTION_PROMPTS[0])
 
 
-def questions_of(processor: Any, num_frames: int | None = None, first_seed: int = 5) -> VideoQuestions:
-    return VideoQuestions(processor, NoiseVideos(), first_seed, "train", 2, num_frames)
+def questions_of(processor: Any, first_seed: int = 5) -> Questions:
+    videos = [RenderedVideo(NoiseVideos(), first_seed + number, "train", CAPTION_PROMPTS[0]) for number in range(4)]
+    return Questions(processor, None, videos, {"first_seed": first_seed}, "train", 2)
 
 
 def reader_of(
@@ -481,8 +481,8 @@ def test_it_learns_to_be_accepted(qwen_folder: Path, tmp_path: Path, kind: str) 
         qwen_folder,
         tmp_path,
         kind=kind,
-        videos=2,
-        evaluation_size=2,
+        videos=1,
+        evaluation_size=1,
         steps=120,
         learning_rate=4e-3,
         muon_learning_rate=1e-2,
@@ -500,8 +500,7 @@ def test_it_learns_to_be_accepted(qwen_folder: Path, tmp_path: Path, kind: str) 
     assert result.evaluation["accepted_length"] > 1.0
     model, processor = load(qwen_folder)
     network = load_video_head(tmp_path / "export", model)
-    questions = VideoQuestions(processor, NoiseVideos(), FIRST_SEEDS["heldout"], "heldout", 3)
-    request = prepare_request(model, questions.inputs(0))
+    request = prepare_request(model, questions_of(processor, FIRST_SEEDS["heldout"]).inputs(0))
     for temperature in (0.0, 1.0):
         settings: dict[str, Any] = {
             "max_new_tokens": 16,
@@ -517,19 +516,6 @@ def test_it_learns_to_be_accepted(qwen_folder: Path, tmp_path: Path, kind: str) 
             assert torch.equal(fast.tokens, plain.tokens)
             if temperature == 0:
                 assert fast.trace.mean_accepted_length > 0.7
-
-
-@pytest.mark.parametrize("shown", [1, 2])
-def test_stills_train_what_whole_videos_use(target_folder: Path, tmp_path: Path, shown: int) -> None:
-    config = training_config(target_folder, tmp_path, training_frames=shown, steps=1)
-    assert train_on_noise(config).finished
-    _, processor = load(target_folder)
-    whole, stills = (questions_of(processor, frames).inputs(0)["input_ids"].shape[1] for frames in (None, shown))
-    assert stills < whole
-    frames = NoiseVideos()(5, 1, "train").frames[0]
-    pixels = questions_of(processor, 2).inputs(0)["pixel_values_videos"]
-    expected = questions_of(processor).inputs(0)["pixel_values_videos"]
-    assert len(frames) == FRAMES and pixels.numel() * 2 == expected.numel()
 
 
 def test_the_ablations_of_sparrow_are_settings(qwen_folder: Path, tmp_path: Path) -> None:
@@ -559,7 +545,6 @@ def test_the_ablations_of_sparrow_are_settings(qwen_folder: Path, tmp_path: Path
     [
         ({"kind": "medusa"}, "kind"),
         ({"visual": "pixels"}, "visual"),
-        ({"training_frames": 33, "num_frames": 32}, "training_frames"),
         ({"num_frames": 2}, "num_frames"),
         ({"own_passes": -1}, "own_passes"),
         ({"blind_share": 1.5}, "blind_share"),
@@ -571,7 +556,6 @@ def test_the_ablations_of_sparrow_are_settings(qwen_folder: Path, tmp_path: Path
         ({"videos": 0}, "videos"),
         ({"questions": "asked.txt"}, "questions.*belongs to a folder"),
         ({"videos": "clips", "fps": 2.0, "num_frames": 8}, "fps.*cannot both"),
-        ({"videos": "clips", "training_frames": 9, "num_frames": 8}, "training_frames"),
     ],
 )
 def test_bad_settings_are_named(changes: dict[str, Any], named: str) -> None:

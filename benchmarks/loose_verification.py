@@ -27,9 +27,9 @@ from torch import Tensor
 
 from metrics.bootstrap import mean_interval
 from metrics.provenance import provenance, write_result
-from scenes.captions.languages import LANGUAGES, language_of
+from scenes.captions.story_captions import MAX_CAPTION_TOKENS, visual_words, written_accuracy
 from scenes.cases import scene_video_cases
-from scenes.shipped import VIDEO_CAPTIONS, VIDEO_FRAMES, VIDEO_SIDE
+from scenes.shipped import VIDEO_FRAMES, VIDEO_SIDE
 from specdecode.loop import decode
 from specdecode.roles import TargetOutput
 from specdecode.sampling import RandomStreams, SamplingConfig
@@ -124,7 +124,6 @@ def main() -> None:
     parser.add_argument("--videos", type=int, default=60)
     parser.add_argument("--model")
     parser.add_argument("--draft_model")
-    parser.add_argument("--captions", default=VIDEO_CAPTIONS, choices=sorted(LANGUAGES), help="which videos")
     parser.add_argument("--num_frames", type=int, default=VIDEO_FRAMES)
     parser.add_argument("--image_size", type=int, default=VIDEO_SIDE)
     parser.add_argument("--kept", type=Path, default=KEPT, help="file of the videos that are through")
@@ -134,7 +133,7 @@ def main() -> None:
     folders = [find_video_model(options.model), find_video_model(options.draft_model or "video-llm-draft")]
     identity = {
         "models": [weights_fingerprint(folder) for folder in folders],
-        **{name: getattr(options, name) for name in ("captions", "num_frames", "image_size")},
+        **{name: getattr(options, name) for name in ("num_frames", "image_size")},
     }
     through = {
         (row["first"], row["count"]): row
@@ -183,7 +182,6 @@ def main() -> None:
         )
     record = {
         "videos": options.videos,
-        "captions": options.captions,
         "frames": options.num_frames,
         "relevance_area_under_curve": areas["token"],
         "relevance_area_under_curve_from_prediction": areas["prediction"],
@@ -199,10 +197,9 @@ def watch(
 ) -> dict[str, dict[str, list]]:
     """Of `count` videos from number `first` on: for each variant what its answers are like, and for each row of hidden
     states the relevance of plain decoding's words, each with whether it is about what is seen."""
-    language = LANGUAGES[options.captions]
-    room, visual = language.max_caption_tokens, language.visual_words()
+    room, visual = MAX_CAPTION_TOKENS, visual_words()
     relevance: dict[str, list[tuple[bool, float]]] = {"token": [], "prediction": []}
-    cases = scene_video_cases(count, "heldout", options.num_frames, options.image_size, first, options.captions)
+    cases = scene_video_cases(count, "heldout", options.num_frames, options.image_size, first)
     for case in cases:
         plain = answerer.answer(case.frames, CAPTION_PROMPTS[0], max_new_tokens=room)
         values = answerer.relevance(case.frames, CAPTION_PROMPTS[0], plain)
@@ -254,7 +251,7 @@ def run(
         text = answerer.processor.tokenizer.decode(tokens, skip_special_tokens=True)
         found.append(
             {
-                "accuracy": language_of(case.truth).accuracy(case.truth, text, "all"),
+                "accuracy": written_accuracy(case.truth, text),
                 "accepted_length": sum(accepted) / len(accepted),
                 "accept_rate": sum(accepted) / (WINDOW * len(accepted)),
                 "relaxed_share": result.trace.token_origins[row].count(TokenOrigin.RELAXED) / len(tokens),

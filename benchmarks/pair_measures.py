@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scenes.rendering.video import VideoScene
+from scenes.rendering.story import Story
 from scenes.training.grounding import cell_attributes
 from specdecode.loop import decode
 from specdecode.parallel.loop import chain_layout
@@ -92,7 +92,7 @@ def run_lengths(matches: Sequence[bool]) -> list[int]:
     return runs[:-1] if len(runs) > 1 and not matches[-1] else runs
 
 
-def shows_object(video: VideoScene, grid_size: int) -> Tensor:
+def shows_object(video: Story, grid_size: int) -> Tensor:
     """bool [m]: which visual tokens of Qwen2.5-VL show an object; of two frames in a step the later one counts."""
     cells = cell_attributes(video.frames[1::2], grid_size)["shape"]
     return cells.flatten() > 0

@@ -5,8 +5,7 @@ states, multi-token prediction, text-only drafting), each trained as it drafts, 
 on stills; how much of it is left at four and eight times that length, with intervals over many videos, beside one that
 learned from longer ones; what drafting costs as the video grows, beside a drafter that keeps the video. Of FLASH (arXiv
 2505.12728): its two parts with and without the other, beside text alone; tokens accepted per forward of the drafter
-against the number of places guessed at once; the compression of the video; how saturated the compressor's softmax is,
-with and without a scale.
+against the number of places guessed at once; the compression of the video.
 
     python benchmarks/video_drafters.py --commands > train.sh && sh train.sh
     python benchmarks/video_drafters.py
@@ -30,18 +29,15 @@ from torch import Tensor
 
 from metrics.bootstrap import percentile_interval
 from metrics.provenance import provenance, write_result
-from scenes.captions.languages import find_language, language_of
+from scenes.captions.story_captions import MAX_CAPTION_TOKENS, written_accuracy
 from scenes.cases import scene_video_cases
-from scenes.shipped import VIDEO_CAPTIONS, VIDEO_FRAMES, VIDEO_SIDE
+from scenes.shipped import VIDEO_FRAMES, VIDEO_SIDE
 from specdecode.loop import decode
 from specdecode.sampling import RandomStreams, SamplingConfig
 from vargen.drafters.video_draft_head import VideoDraftHead
-from vargen.drafters.video_head_folder import load_video_head, new_video_head
 from vargen.jobs.cases import VideoCase
 from vargen.methods.video.trained import FlashConfig, MSDConfig, SparrowConfig, TrainedDrafterConfig
 from vargen.models.video_llms.frames import CAPTION_PROMPTS, processor_inputs
-from vargen.models.video_llms.request import prepare_request
-from vargen.models.video_llms.target import VideoTarget
 from vargen.pipelines.video.answering import VideoAnswerer
 from vargen.runs.progress import Progress, progress
 
@@ -87,7 +83,6 @@ def trained() -> dict[str, str]:
         LONG: "--kind sparrow --videos 1024 --steps 600",
         **{f"flash_k{places}": f"{flash} --draft_length {places}" for places in PLACES},
         **{f"flash_{name}": f"{flash} --num_queries {many}" for name, many in QUERIES.items() if name != USUAL_QUERIES},
-        "flash_scaled": f"{flash} --scale true",
         **{f"part_{name}": f"{flash} {options}" for name, options in LEFT.items()},
     }
 
@@ -138,7 +133,7 @@ def answer(answerer: VideoAnswerer, case: VideoCase, config: TrainedDrafterConfi
         "drafting_flops": head.flops - prompt["flops"],
         "prompt_flops": prompt["flops"],
         "draft_seconds": trace.phase_seconds["draft"],
-        "caption_accuracy": language_of(case.truth).accuracy(case.truth, text, "all"),
+        "caption_accuracy": written_accuracy(case.truth, text),
     }
 
 
@@ -183,7 +178,7 @@ class Studies:
 
     def __init__(self, options: argparse.Namespace, shown: Progress) -> None:
         self.options, self.shown = options, shown
-        self.room = find_language(VIDEO_CAPTIONS).max_caption_tokens
+        self.room = MAX_CAPTION_TOKENS
         self.answerer = VideoAnswerer.from_pretrained(options.model)
 
     def folder(self, name: str) -> str:
@@ -291,33 +286,8 @@ class Studies:
             for name, folder in PARTS.items()
         ]
 
-    @torch.no_grad()
-    def saturation(self) -> list[dict]:
-        """The compressor's largest weight, untrained and trained, with and without a scale; and what was accepted."""
-        cases, model = self.cases(), self.answerer.model
-        features = []
-        for case in cases:
-            request = prepare_request(model, processor_inputs(self.answerer.processor, case.frames, CAPTION_PROMPTS[0]))
-            target = VideoTarget(model, request)
-            target.prefill()
-            features.append(target.prompts[0].visual_hidden_states[None])
-        rows = []
-        for scale, name in ((False, "flash_k4"), (True, "flash_scaled")):
-            torch.manual_seed(0)
-            networks = {
-                "untrained": new_video_head("flash", model, scale=scale),
-                "trained": load_video_head(self.folder(name), model),
-            }
-            row: dict[str, Any] = {"scaled": scale, "queries": networks["trained"].config.num_queries}
-            for label, network in networks.items():
-                assert network.compressor is not None
-                row[label] = statistics.fmean(network.compressor.saturation(each) for each in features)
-            row["even"] = 1 / features[0].shape[1]
-            rows.append({**row, **self.ask(FlashConfig(drafter=self.folder(name), tree="chain"), cases)})
-        return rows
 
-
-STUDIES = ("length", "opening", "longer", "cost", "parts", "places", "compression", "saturation")
+STUDIES = ("length", "opening", "longer", "cost", "parts", "places", "compression")
 
 
 def main() -> None:
@@ -338,14 +308,14 @@ def main() -> None:
         parser.error(f"--studies: {unknown.pop()!r} is not one of {', '.join(STUDIES)}")
     path = RESULTS / "video_drafters.json"
     found = json.loads(path.read_text())["studies"] if path.exists() else {}
-    lengths, counts = len(LENGTHS), (len(PARTS), len(PLACES), len(QUERIES), 2)
+    lengths, counts = len(LENGTHS), (len(PARTS), len(PLACES), len(QUERIES))
     per_study = dict(zip(STUDIES, (8 * lengths, 8 * lengths, 3 * len(LONGER), 2 * lengths, *counts), strict=True))
     total = sum(per_study[name] * options.videos for name in chosen)
     with progress(total, "answers", options.quiet) as shown:
         studies = Studies(options, shown)
         for name in chosen:
             rows = getattr(studies, name)()
-            told = {"videos": options.videos, "captions": VIDEO_CAPTIONS, "trained": trained()}
+            told = {"videos": options.videos, "trained": trained()}
             found[name] = {**told, "provenance": provenance(), "rows": rows}
             for row in rows:
                 print(name, {key: round(value, 4) if isinstance(value, float) else value for key, value in row.items()})

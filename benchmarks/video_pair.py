@@ -4,14 +4,13 @@
     views     F1 of target and drafter, each alone, by the share of visual tokens that it is shown, evenly spread
     pruning   ParallelVLM: of the tokens that each way of pruning keeps, the share that shows an object; token-wise
               agreement A of the drafter so shown with the target's answer, and M, the tokens between two rejections
-    overlap   ParallelVLM: seconds of a pass of each, window, and how idle the two sides are, reckoned from M's answers
     lossy     FastV and SparseVLM: token-wise agreement of what is left of the target with its own answer
     length    F1, and the drafter's agreement at a tenth, against the number of frames
 
     python benchmarks/video_pair.py --videos 200
 
 Writes benchmarks/results/video_pair.json; studies that are not asked for stay as they were, if they are of the same
-models. Only `overlap` times anything: keep the machine to itself for it.
+models.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -35,15 +33,13 @@ from pair_measures import (
     run_lengths,
     shows_object,
 )
-from simulation import Costs, simulate_in_turn, simulate_parallel, simulate_plain
 from torch import Tensor
 
 from metrics.bootstrap import mean_interval, percentile_interval
 from metrics.provenance import provenance, write_result
-from scenes.captions.languages import LANGUAGES, language_of
+from scenes.captions.story_captions import MAX_CAPTION_TOKENS, written_accuracy
 from scenes.cases import scene_video_cases
-from scenes.shipped import VIDEO_CAPTIONS, VIDEO_FRAMES, VIDEO_SIDE
-from specdecode.parallel.loop import chain_layout
+from scenes.shipped import VIDEO_FRAMES, VIDEO_SIDE
 from vargen.base.resources import find_video_model
 from vargen.jobs.cases import VideoCase
 from vargen.models.model_folder import weights_fingerprint
@@ -58,7 +54,6 @@ from vargen.runs.progress import Progress, progress
 RESULTS = Path(__file__).resolve().parent / "results"
 SHARES = (1.0, 0.5, 0.25, 0.1, 0.05, 0.02)
 KEPT = 0.1  # of most papers
-TIMED_PASSES = 30
 
 
 def figure(values: Sequence[float]) -> dict[str, Any]:
@@ -101,8 +96,7 @@ class Studies:
         self.answerer = VideoAnswerer.from_pretrained(options.model, options.draft_model)
         assert self.answerer.draft_model is not None  # a folder was given
         self.model, self.drafter = self.answerer.model, self.answerer.draft_model.load()
-        self.language = LANGUAGES[options.captions]
-        self.room = self.language.max_caption_tokens + 1
+        self.room = MAX_CAPTION_TOKENS + 1
         self.num_layers = len(self.model.model.language_model.layers)
         self._answers: dict[tuple[int, int], list[int]] = {}
 
@@ -111,7 +105,7 @@ class Studies:
         options = self.options
         for number in range(options.videos):
             frames = num_frames or options.num_frames
-            (case,) = scene_video_cases(1, "heldout", frames, options.image_size, number, options.captions)
+            (case,) = scene_video_cases(1, "heldout", frames, options.image_size, number)
             yield number, case
             self.shown.update()
 
@@ -134,7 +128,7 @@ class Studies:
     def accuracy(self, case: VideoCase, tokens: Sequence[int]) -> float:
         """F1 of a caption's claims."""
         text = self.answerer.processor.tokenizer.decode(list(tokens), skip_special_tokens=True)
-        return language_of(case.truth).accuracy(case.truth, text, "all")
+        return written_accuracy(case.truth, text)
 
     def agreed(self, make: Callable[..., Any], tokens: Sequence[int]) -> list[bool]:
         """Agreement of what `make` makes of sizes with an answer."""
@@ -215,50 +209,6 @@ class Studies:
             for (name, share), row in rows.items()
         ]
 
-    def overlap(self) -> list[dict]:
-        """By share shown to the drafter (UV-Prune): seconds, the window that suits them, idle shares, speed-ups."""
-        matches: dict[float, list[list[bool]]] = {share: [] for share in SHARES}
-        seconds: dict[str, list[float]] = {}
-        for number, case in self.cases():
-            tokens, request = self.plain(number, case), self.request(case, self.drafter)
-            _, ways = self._choices(number, case)
-            for share in SHARES:
-                kept = ways["visual_gain"](token_budget(request.num_visual, share))
-                matches[share].append(self.drafted(request, kept, tokens))
-                if number < 3:
-                    draft = drafter_of(self.drafter, request, kept, 2)
-                    seconds.setdefault(f"draft {share}", []).append(_pass_seconds(draft, 1))
-            if number < 3:
-                for count in (1, 8):
-                    target = VideoTarget(self.model, self.request(case), max_new_tokens=16, max_draft_nodes=8)
-                    seconds.setdefault(f"target {count}", []).append(_pass_seconds(target, count))
-        one, eight = (statistics.median(seconds[f"target {count}"]) for count in (1, 8))
-        rows = []
-        for share in SHARES:
-            draft = statistics.median(seconds[f"draft {share}"])
-            costs = Costs(target=one, draft=draft, target_token=max(0.0, (eight - one) / 7))
-            window = max(1, round(one / draft))
-            accounts = [simulate_parallel(each, costs, window) for each in matches[share]]
-            total = sum(each.total_seconds for each in accounts)
-            plain = sum(simulate_plain(len(each), costs) for each in matches[share])
-            rows.append(
-                {
-                    "share": share,
-                    "target_seconds": one,
-                    "target_seconds_per_token": costs.target_token,
-                    "draft_seconds": draft,
-                    "cost_ratio": one / draft,
-                    "window": window,
-                    "mean_run_length": statistics.fmean(run for each in accounts for run in each.run_lengths),
-                    "target_idle": 1 - sum(each.target_seconds for each in accounts) / total,
-                    "drafter_idle": 1 - sum(each.drafter_seconds for each in accounts) / total,
-                    "reckoned_speedup": plain / total,
-                    "reckoned_speedup_in_turn": plain
-                    / sum(simulate_in_turn(each, costs, window) for each in matches[share]),
-                }
-            )
-        return rows
-
     def lossy(self) -> list[dict]:
         """By method and share kept: agreement of what it leaves of the target, and its caption's F1."""
         found: dict[tuple[str, float], tuple[list[float], list[float]]] = {}
@@ -305,20 +255,7 @@ class Studies:
         return rows
 
 
-def _pass_seconds(target: Any, count: int) -> float:
-    """Median of passes over so many tokens behind a prompt; nothing is kept of them."""
-    target.prefill()
-    tokens = torch.zeros(1, count, dtype=torch.int64)
-    places, mask = chain_layout(tokens)
-    taken = []
-    for _ in range(TIMED_PASSES):
-        began = time.perf_counter()
-        target.forward(tokens, mask, places)
-        taken.append(time.perf_counter() - began)
-    return statistics.median(taken)
-
-
-STUDIES = ("layers", "views", "pruning", "overlap", "lossy", "length")
+STUDIES = ("layers", "views", "pruning", "lossy", "length")
 
 
 def main() -> None:
@@ -326,7 +263,6 @@ def main() -> None:
     parser.add_argument("--model", default=None, help="folder of the target, or the name of a shipped one")
     parser.add_argument("--draft_model", default=None, help="likewise, the smaller one")
     parser.add_argument("--studies", default=",".join(STUDIES))
-    parser.add_argument("--captions", default=VIDEO_CAPTIONS, choices=sorted(LANGUAGES), help="which videos")
     parser.add_argument("--videos", type=int, default=200)
     parser.add_argument("--num_frames", type=int, default=VIDEO_FRAMES)
     parser.add_argument("--image_size", type=int, default=VIDEO_SIDE)
@@ -339,7 +275,7 @@ def main() -> None:
         parser.error(f"--studies: {unknown.pop()!r} is not one of {', '.join(STUDIES)}")
     path = RESULTS / "video_pair.json"
     folders = [find_video_model(options.model), find_video_model(options.draft_model or "video-llm-draft")]
-    described = {"models": [weights_fingerprint(folder) for folder in folders], "captions": options.captions}
+    described = {"models": [weights_fingerprint(folder) for folder in folders]}
     earlier = json.loads(path.read_text()) if path.exists() else {}
     found = earlier.get("studies", {}) if all(earlier.get(name) == value for name, value in described.items()) else {}
     total = sum(options.videos * (len(options.lengths) if name == "length" else 1) for name in chosen)

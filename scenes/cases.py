@@ -11,13 +11,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from scenes.captions.languages import find_language
 from scenes.captions.picture_caption_parser import CaptionError, parse_caption
 from scenes.captions.picture_captions import Caption, Claims, compose_caption
 from scenes.rendering.renderer import SceneRenderer
 from scenes.rendering.scene import Scene, sample_scene
+from scenes.rendering.story import sample_story
 from scenes.seeds import PROMPT_SEED, REFERENCE_SEED, VIDEO_SEED
-from scenes.shipped import VIDEO_CAPTIONS
 from vargen.base.errors import UserError
 from vargen.jobs.cases import BenchmarkCase, VideoCase
 from vargen.models.video_llms.frames import VideoFrames
@@ -83,17 +82,10 @@ def claims_of(prompt: str) -> Claims | None:
         return None
 
 
-def scene_video_cases(
-    count: int, split: str, num_frames: int, image_size: int, seed: int = 0, captions: str = VIDEO_CAPTIONS
-) -> list[VideoCase]:
-    """Videos that training never showed, with plain or written captions.
-
-    Raises:
-        UserError: an unknown language, or too few frames for it.
-    """
-    language = find_language(captions, num_frames)
+def scene_video_cases(count: int, split: str, num_frames: int, image_size: int, seed: int = 0) -> list[VideoCase]:
+    """Videos that training never showed. Raises UserError for too few frames."""
     renderer = SceneRenderer(image_size)
-    videos = [language.sample(VIDEO_SEED + seed + number, num_frames, split) for number in range(count)]
+    videos = [sample_story(VIDEO_SEED + seed + number, num_frames, split) for number in range(count)]
     return [VideoCase(VideoFrames.from_frames(renderer(list(video.frames)).images), video) for video in videos]
 
 

@@ -18,11 +18,12 @@ from typing import Any
 from PIL import Image
 from tqdm import tqdm
 
-from scenes.captions.languages import Language, find_language
 from scenes.captions.picture_captions import compose_caption
+from scenes.captions.story_captions import compose_written_caption, compose_written_questions
 from scenes.rendering.renderer import SceneRenderer
 from scenes.rendering.scene import SPLITS, Scene, object_boxes, sample_scene
-from scenes.shipped import VIDEO_CAPTIONS, VIDEO_FRAMES, VIDEO_SIDE
+from scenes.rendering.story import check_story_length, sample_story
+from scenes.shipped import VIDEO_FRAMES, VIDEO_SIDE
 from vargen.base.errors import UserError
 from vargen.drawing.sheet import contact_sheet, to_pil
 from vargen.runs.files import check_replaceable, own_folder, read_jsonl, save_image_atomic, write_atomic
@@ -85,7 +86,6 @@ def write_videos(
     detail: float = 1.0,
     num_frames: int = VIDEO_FRAMES,
     frames_per_second: float = 2.0,
-    captions: str = VIDEO_CAPTIONS,
     progress: bool = False,
 ) -> Path:
     """Render videos `seed`, `seed + 1`, ... into a folder.
@@ -96,10 +96,8 @@ def write_videos(
 
     Args:
         output, count, split, seed, image_size, detail, progress: as for `write_scenes`.
-        num_frames: of a video: 8 or more, or 4 or more with plain captions. A seed gives another video with another
-            number of frames.
+        num_frames: of a video, 8 or more. A seed gives another video with another number of frames.
         frames_per_second: of a video.
-        captions: "written" for captions as people write them, or "plain" for shorter videos in which less happens.
 
     Returns:
         The folder.
@@ -110,11 +108,9 @@ def write_videos(
     from vargen.models.video_llms.frames import check_writing  # pictures shall not need what videos need
 
     renderer = _check(count, split, seed, image_size, detail)
-    language = find_language(captions)
-    if num_frames < (fewest := language.min_frames):
-        raise UserError(f"num_frames: {num_frames} frames are too few for something to happen; give {fewest} or more")
+    check_story_length(num_frames)
     check_writing(frames_per_second)
-    samples = _videos(renderer, language, count, split, seed, num_frames, frames_per_second)
+    samples = _videos(renderer, count, split, seed, num_frames, frames_per_second)
     return _write(Path(output), "videos", samples, count, MAX_SHEET_VIDEOS, progress, columns=1)
 
 
@@ -199,26 +195,20 @@ def _pictures(renderer: SceneRenderer, count: int, split: str, seed: int) -> Ite
 
 
 def _videos(
-    renderer: SceneRenderer,
-    language: Language,
-    count: int,
-    split: str,
-    seed: int,
-    num_frames: int,
-    frames_per_second: float,
+    renderer: SceneRenderer, count: int, split: str, seed: int, num_frames: int, frames_per_second: float
 ) -> Iterator[_Sample]:
     """Records and videos, rendered one at a time."""
     from vargen.models.video_llms.frames import write_video
 
     for index in range(count):
-        video = language.sample(seed + index, num_frames, split)
-        caption = language.compose(video, seed + index)
+        video = sample_story(seed + index, num_frames, split)
+        caption = compose_written_caption(video, seed + index)
         frames = renderer(list(video.frames)).images  # [F, 3, H, W]
         record = {
             "file_name": f"videos/{index:06d}.mp4",
             "text": caption.text,
             "claims": sorted(caption.claims),
-            "questions": [{"question": question, "answer": answer} for question, answer in language.questions(video)],
+            "questions": [{"question": each, "answer": answer} for each, answer in compose_written_questions(video)],
             "split": split,
             "frames_per_second": frames_per_second,
             "video": {**asdict(video), "frames": [scene.to_dict() for scene in video.frames]},

@@ -14,5 +14,5 @@ MODEL = "scenes-128"
 """The picture model that is loaded where none is named."""
 VIDEO_MODEL = "video-llm"
 """The Video-LLM that is loaded where none is named. Its draft model has this name and "-draft"."""
-VIDEO_FRAMES, VIDEO_SIDE, VIDEO_CAPTIONS = 32, 96, "written"
-"""Frames of the videos that it was trained on, their side in pixels, and their captions (`captions.languages`)."""
+VIDEO_FRAMES, VIDEO_SIDE = 32, 96
+"""Frames of the videos that it was trained on, and their side in pixels."""

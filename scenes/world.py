@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from scenes.shipped import MODEL, VIDEO_CAPTIONS, VIDEO_FRAMES, VIDEO_MODEL, VIDEO_SIDE, WEIGHTS
+from scenes.shipped import MODEL, VIDEO_FRAMES, VIDEO_MODEL, VIDEO_SIDE, WEIGHTS
 
 if TYPE_CHECKING:
     from diffusers.models.autoencoders.vq_model import VQModel
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from vargen.jobs.cases import BenchmarkCase, Judge, ReferencePictures, VideoCase, World
     from vargen.jobs.ranking import Ranker
-    from vargen.training.video_source import VideoSource
+    from vargen.training.video_questions import VideoSource
 
 
 class SceneWorld:
@@ -27,7 +27,7 @@ class SceneWorld:
     model = MODEL
     video_model = VIDEO_MODEL
     clip = WEIGHTS / "clip"
-    video_frames, video_side, video_captions = VIDEO_FRAMES, VIDEO_SIDE, VIDEO_CAPTIONS
+    video_frames, video_side = VIDEO_FRAMES, VIDEO_SIDE
 
     def sample_cases(self, count: int, seed: int = 0, split: str = "heldout") -> list[BenchmarkCase]:
         from scenes.cases import scene_cases
@@ -55,11 +55,11 @@ class SceneWorld:
         return JudgeRanker(image_size)
 
     def video_cases(
-        self, count: int, split: str, num_frames: int, image_size: int, seed: int = 0, captions: str = VIDEO_CAPTIONS
+        self, count: int, split: str, num_frames: int, image_size: int, seed: int = 0
     ) -> Sequence[VideoCase]:
         from scenes.cases import scene_video_cases
 
-        return scene_video_cases(count, split, num_frames, image_size, seed, captions)
+        return scene_video_cases(count, split, num_frames, image_size, seed)
 
     def judge_answer(self, truth: Any, text: str) -> Mapping[str, float]:
         from scenes.judge.claim_judge import judge_answer
@@ -77,13 +77,11 @@ class SceneWorld:
 
         return stored_pictures(folder, count, vqvae)
 
-    def training_videos(
-        self, num_frames: int, image_size: int, captions: str, device: Any
-    ) -> tuple[VideoSource, Mapping[str, int]]:
+    def training_videos(self, num_frames: int, image_size: int, device: Any) -> tuple[VideoSource, Mapping[str, int]]:
         from scenes.seeds import DRAFTER_SEED, HELDOUT_SEED
         from scenes.training.video_data import RenderedVideoSource
 
-        source = RenderedVideoSource(image_size, num_frames, device, captions)
+        source = RenderedVideoSource(image_size, num_frames, device)
         return source, {"train": DRAFTER_SEED, "heldout": HELDOUT_SEED}
 
 

@@ -14,8 +14,8 @@ from scenes.models.architectures import (
     VideoLLMConfig,
     VisionModelConfig,
     build_model,
-    build_processor,
 )
+from scenes.models.processor import build_processor
 from scenes.rendering.story import sample_story
 from scenes.training.video_views import View, hidden_states, without_visual_after
 from vargen.models.video_llms.frames import CAPTION_PROMPTS, VideoFrames, processor_inputs
@@ -27,7 +27,6 @@ STORY = sample_story(1, 8, "heldout")
 CONFIG = VideoLLMConfig(
     image_size=64,
     num_frames=8,
-    captions="written",
     text=TextModelConfig(32, 64, 6, 4, 2),
     vision=VisionModelConfig(32, 64, 1, 2),
 )
@@ -36,7 +35,7 @@ CONFIG = VideoLLMConfig(
 @pytest.fixture(scope="module")
 def model():
     torch.manual_seed(0)
-    model = build_model(CONFIG, build_processor(CONFIG).tokenizer).eval()
+    model = build_model(CONFIG, build_processor(CONFIG.image_size, CONFIG.patch_size).tokenizer).eval()
     for weight in model.parameters():
         weight.data.mul_(2 if weight.ndim == 2 else 1)
     model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.lm_head.weight))
@@ -46,7 +45,9 @@ def model():
 @pytest.fixture(scope="module")
 def question(model):
     frames = VideoFrames.from_frames(render_video(STORY, 64))
-    return prepare_request(model, processor_inputs(build_processor(CONFIG), frames, CAPTION_PROMPTS[0]))
+    return prepare_request(
+        model, processor_inputs(build_processor(CONFIG.image_size, CONFIG.patch_size), frames, CAPTION_PROMPTS[0])
+    )
 
 
 def test_without_its_video_after_a_layer_a_target_says_what_training_without_it_says(model, question) -> None:

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import runpy
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from results_page.plain import plain_section
+from small_video_llms import build_video_llm, save_both
 from training_commands import configuration_of
 
 from metrics.provenance import provenance
-from scenes.models.architectures import (
-    TextModelConfig,
-    VideoLLMConfig,
-    VisionModelConfig,
-    build_model,
-    build_processor,
-)
+from scenes.models.architectures import TextModelConfig, VideoLLMConfig, VisionModelConfig
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 
@@ -31,53 +24,6 @@ def test_every_study_of_a_pair_has_its_table() -> None:
     text = plain_section("video_pair", {"studies": studies})
     assert all(f"### {name}" in text for name in names)
     assert text.count("| 0.1 | 0.8 (0.78 to 0.82) |") == len(studies)
-
-
-@pytest.fixture(scope="module")
-def long_videos() -> dict[str, Any]:
-    return runpy.run_path(str(BENCHMARKS / "long_videos.py"))
-
-
-def test_what_a_draft_must_be_worth_to_pay(long_videos: dict[str, Any]) -> None:
-    """A drafter as dear as the target pays never; one that costs nothing, where a pass over ten costs one, always."""
-    speedup, break_even = long_videos["speedup"], long_videos["break_even"]
-    assert break_even(1.0, 1.0, 1.0, 9) == pytest.approx(1.0)
-    assert break_even(1.0, 1.1, 1.0, 9) is None
-    assert break_even(1.0, 0.0, 1.0, 9) == pytest.approx(0.0, abs=1e-9)
-    assert speedup(1.0, 1.0, 0.5, 2.0, 2) == 3 / (2 * 0.5 + 2)
-    assert speedup(0.5, 1.0, 0.5, 2.0, 2) == (1 + 0.5 + 0.25) / (2 * 0.5 + 2)
-    share = break_even(1.0, 0.3, 1.5, 9)
-    assert speedup(share, 1.0, 0.3, 1.5, 9) == pytest.approx(1.0)
-
-
-def test_long_videos_are_measured_and_told(long_videos: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes = {"layers": 1, "heads": 2, "key_value_heads": 1, "head_dim": 32, "intermediate_size": 64}
-    measure = long_videos["measure"]
-    monkeypatch.setitem(long_videos["seconds_of"].__globals__, "TIMED", 1)
-    model = long_videos["build_model"](**sizes)
-    row = measure("tiny", long_videos["Geometry"](sizes, 4, (200,)), model, 200)
-    known = {"plain_seconds": 0.1, "judging_seconds": 0.2, "sparse_draft_seconds": 0.05, "speedup_at_most": 1.5}
-    known |= {"loose_share": 0.004}
-    assert row.keys() > known.keys() and row["loose_seconds"] == row["loose_seconds"]
-    rows = [{**row, **known, "break_even": each} for each in (None, 0.9)]
-    told = {"rows": rows, "window": 9, "kept": 0.25, "provenance": provenance()}
-    text = plain_section("long_videos", told)
-    assert "| - |" in text and "| 0.9 |" in text and "speedup at most 1.5" in text
-
-
-def test_long_videos_have_the_sizes_of_the_shipped_target(long_videos: dict[str, Any]) -> None:
-    config = json.loads((BENCHMARKS.parent / "scenes" / "weights" / "video-llm" / "config.json").read_text())[
-        "text_config"
-    ]
-    geometry = long_videos["GEOMETRIES"]["shipped"]
-    assert geometry.layers == config["num_hidden_layers"]
-    assert geometry.sizes == {
-        "layers": config["num_hidden_layers"],
-        "heads": config["num_attention_heads"],
-        "key_value_heads": config["num_key_value_heads"],
-        "head_dim": config["hidden_size"] // config["num_attention_heads"],
-        "intermediate_size": config["intermediate_size"],
-    }
 
 
 def test_runs_of_a_video_come_together() -> None:
@@ -95,10 +41,7 @@ def test_a_pair_is_measured(
 ) -> None:
     """Two tiny models, one video, by the script as it is called."""
     sizes = TextModelConfig(32, 64, 2, 4, 2), VisionModelConfig(32, 64, 1, 2)
-    config = VideoLLMConfig(image_size=32, num_frames=8, captions="written", text=sizes[0], vision=sizes[1])
-    processor = build_processor(config)
-    build_model(config, processor.tokenizer).save_pretrained(tmp_path)
-    processor.save_pretrained(tmp_path)
+    save_both(tmp_path, *build_video_llm(VideoLLMConfig(32, 8, 8, *sizes)))
     models = ["--model", str(tmp_path), "--draft_model", str(tmp_path), "--image_size", "32"]
     chosen = ["--studies", "length", "--lengths", "8", "--videos", "1", "--quiet", "--dry_run"]
     monkeypatch.setattr(sys, "argv", ["video_pair.py", *models, *chosen])
@@ -110,7 +53,7 @@ def test_every_drafter_that_a_study_reads_has_a_command() -> None:
     """Of the benchmark of drafters, whose commands are run before it."""
     script = runpy.run_path(str(BENCHMARKS / "video_drafters.py"))
     read = {f"flash_k{places}" for places in script["PLACES"]} | set(script["PARTS"].values())
-    read |= {f"flash_{each}" for each in script["QUERIES"] if each != script["USUAL_QUERIES"]} | {"flash_scaled"}
+    read |= {f"flash_{each}" for each in script["QUERIES"] if each != script["USUAL_QUERIES"]}
     for parts in ("states", "embeddings"):
         read |= {f"still_{parts}_{own}_{row}" for own in ("mtp", "none") for row in ("text", "video")}
     assert read | {"sparrow", "msd"} <= set(script["trained"]())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from scenes.captions.story_caption_parser import Claim, read_claims, timeline_claims
 from scenes.captions.story_wordings import (
@@ -23,7 +24,6 @@ from scenes.captions.story_wordings import (
     START,
     WORDINGS,
 )
-from scenes.captions.video_captions import VideoCaption, claims_f1
 from scenes.rendering.story import Story
 
 CLAIM_KINDS = {
@@ -34,9 +34,20 @@ CLAIM_KINDS = {
 }
 """Kinds of claims by their first words. Only events and their sequence depend on the order of frames."""
 
+MAX_CAPTION_TOKENS = 340
+"""No caption is longer."""
+
 _UNSEEN = ("end", "earlier", "it")  # slots
 _FUNCTION_WORDS = frozenset(("the", "on", "at", "in", "to", "from", "of", "is", "be", "no", "it", "side", "hand", "us"))
 _HEDGE_SHARE, _IT_SHARE, _EARLIER_SHARE, _REMARK_SHARE = 0.15, 0.5, 0.25, 0.35
+
+
+@dataclass(frozen=True)
+class VideoCaption:
+    """A caption and everything it claims."""
+
+    text: str
+    claims: frozenset[Claim]
 
 
 def true_claims(story: Story) -> frozenset[Claim]:
@@ -273,8 +284,16 @@ def _plain_words(story: Story, turn: int) -> str:
 
 
 def written_accuracy(story: Story, text: str, kind: str = "all") -> float:
-    """As `video_captions.caption_accuracy`; kinds are those of `CLAIM_KINDS` here."""
-    return claims_f1(true_claims(story), read_claims(text), CLAIM_KINDS.get(kind))
+    """F1 of a text's claims against everything that is true and could have been said, 0 to 1.
+
+    Args:
+        kind: one of `CLAIM_KINDS`, or "all".
+    """
+    truth, said = true_claims(story), read_claims(text)
+    if kind in CLAIM_KINDS:
+        words = CLAIM_KINDS[kind]
+        truth, said = (frozenset(claim for claim in claims if claim[0] in words) for claims in (truth, said))
+    return 2 * len(truth & said) / (len(truth) + len(said)) if said else 0.0
 
 
 def written_vocabulary() -> list[str]:

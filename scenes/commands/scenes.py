@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from scenes.shipped import VIDEO_CAPTIONS, VIDEO_FRAMES
+from scenes.shipped import VIDEO_FRAMES
 from vargen.base.bounds import MAX_FRAMES, MAX_PICTURES, MAX_PIXELS, MAX_SEED, check_numbers
 from vargen.commands.arguments import add_switches, build_parser, fill, parse
 
@@ -22,9 +22,8 @@ class ScenesConfig:
         seed: seed of the first scene; scene i has `seed + i`.
         image_size: side of the pictures in pixels, a multiple of 8; null for 128, and 96 of videos.
         detail: strength of grass, sand, wood grain and clouds; 0 is smooth.
-        num_frames: of a video: 8 or more, or 4 or more with plain captions.
+        num_frames: of a video, 8 or more.
         frames_per_second: of a video.
-        captions: "written" for captions as people write them, or "plain" for shorter videos in which less happens.
     """
 
     output: str = "scenes"
@@ -35,7 +34,6 @@ class ScenesConfig:
     detail: float = 1.0
     num_frames: int = VIDEO_FRAMES
     frames_per_second: float = 2.0
-    captions: str = VIDEO_CAPTIONS
 
     def __post_init__(self) -> None:
         check_numbers(
@@ -65,7 +63,7 @@ def run(arguments: Sequence[str]) -> int:
     if values.videos:
         folder = write_videos(**settings, progress=not values.quiet)
     else:
-        for name in ("num_frames", "frames_per_second", "captions"):
+        for name in ("num_frames", "frames_per_second"):
             del settings[name]
         folder = write_scenes(**settings, progress=not values.quiet)
     if values.json:

@@ -13,11 +13,11 @@ import torch
 from PIL.Image import Image
 from torch import Tensor
 
-from scenes.captions.languages import language_of
 from scenes.captions.picture_caption_parser import CaptionError, parse_caption
+from scenes.captions.story_captions import CLAIM_KINDS, written_accuracy
 from scenes.judge.claim_checks import KINDS, Check, judge_claims
 from scenes.judge.network import SceneJudge, load_judge, read_images
-from scenes.rendering.video import VideoScene
+from scenes.rendering.story import Story
 from vargen.base.errors import UserError
 from vargen.jobs.cases import BenchmarkCase
 
@@ -92,7 +92,6 @@ class JudgeRanker:
         return scores
 
 
-def judge_answer(video: VideoScene, text: str) -> dict[str, float]:
+def judge_answer(video: Story, text: str) -> dict[str, float]:
     """How right a description of a video is, as `vargen.jobs.cases.VideoJudge` asks for."""
-    language = language_of(video)
-    return {kind: language.accuracy(video, text, kind) for kind in ("all", *language.claim_kinds)}
+    return {kind: written_accuracy(video, text, kind) for kind in ("all", *CLAIM_KINDS)}

@@ -1,4 +1,4 @@
-"""Small Video-LLMs with fresh weights: transformers' own classes, sizes from a configuration.
+"""Small Video-LLMs with fresh weights: transformers' own class, sizes from a configuration.
 
 Belongs here: turning sizes into transformers' configurations. Does not belong here: training, processors.
 """
@@ -8,25 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from transformers import (
-    LlavaOnevisionConfig,
-    LlavaOnevisionForConditionalGeneration,
-    PreTrainedTokenizerBase,
-    Qwen2_5_VLConfig,
-    Qwen2_5_VLForConditionalGeneration,
-)
+from transformers import PreTrainedTokenizerBase, Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
-from scenes.captions.languages import find_language
-from scenes.models.processor import (
-    IMAGE,
-    VIDEO,
-    VISION_END,
-    VISION_START,
-    build_llava_processor,
-    build_qwen_processor,
-)
-
-ARCHITECTURES = ("qwen2_5_vl", "llava_onevision")
+from scenes.models.processor import IMAGE, VIDEO, VISION_END, VISION_START
 
 
 @dataclass
@@ -55,34 +39,26 @@ class VideoLLMConfig:
     """A Video-LLM.
 
     Args:
-        architecture: one of `ARCHITECTURES`.
         image_size: side of a frame in pixels.
         patch_size: side of a patch; four patches make one visual token.
         num_frames: frames of a video in training.
         text, vision: sizes.
-        captions: the kind of captions, which decides the words that the model knows; see `scenes.captions.languages`.
 
     Raises:
-        ValueError: an unknown architecture, or sizes that do not divide.
-        UserError: an unknown kind of captions.
+        ValueError: sizes that do not divide.
     """
 
-    architecture: str = "qwen2_5_vl"
     image_size: int = 96
     patch_size: int = 8
     num_frames: int = 8
     text: TextModelConfig = field(default_factory=TextModelConfig)
     vision: VisionModelConfig = field(default_factory=VisionModelConfig)
-    captions: str = "plain"
 
     def __post_init__(self) -> None:
-        if self.architecture not in ARCHITECTURES:
-            raise ValueError(f"architecture: {self.architecture!r} is not one of {', '.join(ARCHITECTURES)}")
         if self.image_size % (2 * self.patch_size):
             raise ValueError(f"image_size: {self.image_size} must be a multiple of twice patch_size {self.patch_size}")
         if self.num_frames < 4 or self.num_frames % 2:
             raise ValueError(f"num_frames: {self.num_frames} must be an even number of at least 4")
-        find_language(self.captions)
         for name, tower in (("text", self.text), ("vision", self.vision)):
             if tower.hidden_size % (2 * tower.num_attention_heads):
                 raise ValueError(
@@ -94,12 +70,6 @@ class VideoLLMConfig:
     def grid_size(self) -> int:
         """Visual tokens across a frame."""
         return self.image_size // (2 * self.patch_size)
-
-
-def build_processor(config: VideoLLMConfig) -> Any:
-    """The processor that goes with a model of `build_model`."""
-    build = build_qwen_processor if config.architecture == "qwen2_5_vl" else build_llava_processor
-    return build(config.image_size, config.patch_size, config.captions)
 
 
 def build_model(config: VideoLLMConfig, tokenizer: PreTrainedTokenizerBase) -> Any:
@@ -127,51 +97,30 @@ def build_model(config: VideoLLMConfig, tokenizer: PreTrainedTokenizerBase) -> A
         "pad_token_id": tokenizer.pad_token_id,
         "tie_word_embeddings": True,
     }
-    model: Any
-    if config.architecture == "qwen2_5_vl":
-        half = config.text.hidden_size // config.text.num_attention_heads // 2
-        across = (3 * half) // 8  # shares of time, height and width as in the published models: 2 / 3 / 3 of 8
-        rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [half - 2 * across, across, across]}
-        vision = {
-            "depth": config.vision.num_hidden_layers,
-            "hidden_size": config.vision.hidden_size,
-            "intermediate_size": config.vision.intermediate_size,
-            "num_heads": config.vision.num_attention_heads,
-            "out_hidden_size": config.text.hidden_size,
-            "patch_size": config.patch_size,
-            "spatial_merge_size": 2,
-            "temporal_patch_size": 2,
-            "window_size": config.image_size,  # frames are small: one window each
-            "fullatt_block_indexes": [config.vision.num_hidden_layers - 1],
-            "tokens_per_second": 2,
-        }
-        model = Qwen2_5_VLForConditionalGeneration(
-            Qwen2_5_VLConfig(
-                text_config={**text, "rope_parameters": rope, "use_sliding_window": False},
-                vision_config=vision,
-                tie_word_embeddings=True,
-                **ids,
-            )
+    half = config.text.hidden_size // config.text.num_attention_heads // 2
+    across = (3 * half) // 8  # shares of time, height and width as in the published models: 2 / 3 / 3 of 8
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [half - 2 * across, across, across]}
+    vision = {
+        "depth": config.vision.num_hidden_layers,
+        "hidden_size": config.vision.hidden_size,
+        "intermediate_size": config.vision.intermediate_size,
+        "num_heads": config.vision.num_attention_heads,
+        "out_hidden_size": config.text.hidden_size,
+        "patch_size": config.patch_size,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+        "window_size": config.image_size,  # frames are small: one window each
+        "fullatt_block_indexes": [config.vision.num_hidden_layers - 1],
+        "tokens_per_second": 2,
+    }
+    model: Any = Qwen2_5_VLForConditionalGeneration(
+        Qwen2_5_VLConfig(
+            text_config={**text, "rope_parameters": rope, "use_sliding_window": False},
+            vision_config=vision,
+            tie_word_embeddings=True,
+            **ids,
         )
-    else:
-        del ids["vision_start_token_id"], ids["vision_end_token_id"]
-        vision = {
-            "model_type": "siglip_vision_model",
-            **vars(config.vision),
-            "image_size": config.image_size,
-            "patch_size": config.patch_size,
-            "vision_use_head": False,
-        }
-        model = LlavaOnevisionForConditionalGeneration(
-            LlavaOnevisionConfig(
-                text_config={**text, "model_type": "qwen2"},
-                vision_config=vision,
-                vision_feature_layer=-1,
-                vision_feature_select_strategy="full",
-                tie_word_embeddings=True,
-                **ids,
-            )
-        )
+    )
     model.generation_config.eos_token_id = tokenizer.eos_token_id
     model.generation_config.pad_token_id = tokenizer.pad_token_id
     model.generation_config.bos_token_id = None

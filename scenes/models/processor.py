@@ -1,4 +1,4 @@
-"""The processors of the project's own small Video-LLMs: transformers' own classes around the words of this world.
+"""The processor of the project's own small Video-LLMs: transformers' own class around the words of this world.
 
 Belongs here: words, the layout of a conversation, and the sizes of what the vision tower is given. Does not belong
 here: reading a video file (`frames.py`), the models (`architectures.py`).
@@ -11,16 +11,13 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
 from tokenizers.models import WordLevel
 from transformers import (
-    LlavaOnevisionImageProcessor,
-    LlavaOnevisionProcessor,
-    LlavaOnevisionVideoProcessor,
     PreTrainedTokenizerFast,
     Qwen2_5_VLProcessor,
     Qwen2VLImageProcessor,
     Qwen2VLVideoProcessor,
 )
 
-from scenes.captions.languages import find_language
+from scenes.captions.story_captions import written_vocabulary
 from vargen.models.video_llms.frames import CAPTION_PROMPTS, FRAMES_PER_SECOND
 
 PAD, END, START, UNKNOWN = "<|endoftext|>", "<|im_end|>", "<|im_start|>", "<unk>"
@@ -38,14 +35,10 @@ _TEMPLATE = (
 )
 
 
-def build_tokenizer(captions: str = "plain") -> PreTrainedTokenizerFast:
-    """Every word of the videos' captions, questions and answers, lower case; marks are words of their own.
-
-    Args:
-        captions: one of `scenes.captions.languages.LANGUAGES`.
-    """
+def build_tokenizer() -> PreTrainedTokenizerFast:
+    """Every word of the videos' captions, questions and answers, lower case; marks are words of their own."""
     prompt_words = {word for prompt in CAPTION_PROMPTS for word in prompt.replace(".", "").replace(",", "").split()}
-    words = sorted({*find_language(captions).vocabulary(), *prompt_words, "user", "assistant"})
+    words = sorted({*written_vocabulary(), *prompt_words, "user", "assistant"})
     listed = [*SPECIAL_TOKENS, *_MARKS, *words]
     backend = Tokenizer(WordLevel({word: index for index, word in enumerate(listed)}, unk_token=UNKNOWN))
     backend.normalizer = normalizers.Sequence(
@@ -73,7 +66,7 @@ def build_tokenizer(captions: str = "plain") -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def build_qwen_processor(image_size: int, patch_size: int, captions: str = "plain") -> Any:
+def build_processor(image_size: int, patch_size: int) -> Any:
     """A `Qwen2_5_VLProcessor` that resizes every frame to `image_size` pixels, two frames to a step of time."""
     # This class keeps the proportions of a frame and takes a number of pixels, not a side.
     size: dict[str, int] = {"shortest_edge": image_size**2, "longest_edge": image_size**2}
@@ -81,28 +74,9 @@ def build_qwen_processor(image_size: int, patch_size: int, captions: str = "plai
     normal: dict[str, Any] = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
     return Qwen2_5_VLProcessor(
         image_processor=Qwen2VLImageProcessor(**shared, **normal),
-        tokenizer=build_tokenizer(captions),
+        tokenizer=build_tokenizer(),
         video_processor=Qwen2VLVideoProcessor(
             **shared, **normal, fps=FRAMES_PER_SECOND, min_frames=4, do_sample_frames=True, cap_pixels_per_frame=False
         ),
-        chat_template=_TEMPLATE,
-    )
-
-
-def build_llava_processor(image_size: int, patch_size: int, captions: str = "plain") -> Any:
-    """A `LlavaOnevisionProcessor` that resizes every frame to a square of `image_size` pixels."""
-    shared: dict[str, Any] = {
-        "size": {"height": image_size, "width": image_size},
-        "image_mean": [0.5] * 3,
-        "image_std": [0.5] * 3,
-    }
-    return LlavaOnevisionProcessor(
-        image_processor=LlavaOnevisionImageProcessor(**shared),
-        tokenizer=build_tokenizer(captions),
-        video_processor=LlavaOnevisionVideoProcessor(**shared, do_sample_frames=False),
-        num_image_tokens=(image_size // patch_size) ** 2,
-        vision_feature_select_strategy="full",
-        image_token=IMAGE,
-        video_token=VIDEO,
         chat_template=_TEMPLATE,
     )

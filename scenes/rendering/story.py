@@ -1,6 +1,7 @@
-"""Longer videos of the scene world: several things happen to an object, one after the other, and objects come and go.
+"""Videos of the scene world, as data: several things happen to an object, one after the other; objects come and go.
 
-In a story an object may have any number of events, and what is true at the end follows from all of them in their order.
+A story is a list of scenes, one a frame, with the same ground, sky, light and stochastic detail. An object may have any
+number of events, and what is true at the end follows from all of them in their order.
 Does not belong here: what one event looks like (`video.py`), and what is said about a story
 (`scenes.captions.story_captions`).
 """
@@ -11,13 +12,12 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from scenes.rendering.scene import COLOURS, MAX_OBJECTS, SHAPES, SPLITS, SceneObject, is_heldout_object
+from scenes.rendering.scene import COLOURS, MAX_OBJECTS, SHAPES, SPLITS, Scene, SceneObject, is_heldout_object
 from scenes.rendering.video import (
     COLUMNS,
     DISTANCES,
     KINDS,
     Event,
-    VideoScene,
     destination,
     on_the_way,
     place_object,
@@ -25,6 +25,7 @@ from scenes.rendering.video import (
     stand_apart,
     towards,
 )
+from vargen.base.errors import UserError
 
 MIN_STORY_FRAMES = 8
 MAX_EVENTS = 7
@@ -68,11 +69,25 @@ class State:
 
 
 @dataclass(frozen=True)
-class Story(VideoScene):
-    """The whole truth about a longer video; see `VideoScene`.
+class Story:
+    """The whole truth about one video.
 
-    `objects`, `columns` and `distances` are of each object as it first stands, also of those that appear later.
+    Attributes:
+        seed: identity.
+        frames: one scene a frame.
+        objects: every object as it first stands, also those that appear later.
+        columns, distances: of each object, where it first stands: `COLUMNS`, `DISTANCES`.
+        events: in the order of time.
+        light: where the light comes from, one of `LIGHTS`.
     """
+
+    seed: int
+    frames: tuple[Scene, ...]
+    objects: tuple[SceneObject, ...]
+    columns: tuple[str, ...]
+    distances: tuple[str, ...]
+    events: tuple[Event, ...]
+    light: str
 
     def states(self, before: int) -> list[State]:
         """How every object is when the first `before` events have happened."""
@@ -101,12 +116,11 @@ def sample_story(seed: int, num_frames: int = 32, split: str = "train") -> Story
         split: "train" (no held-out object, whatever colour it turns), "heldout" (at least one), or "all".
 
     Raises:
-        ValueError: for an unknown split or too few frames.
+        UserError: for an unknown split or too few frames.
     """
     if split not in SPLITS:
-        raise ValueError(f"split: {split!r} is not one of {', '.join(SPLITS)}")
-    if num_frames < MIN_STORY_FRAMES:
-        raise ValueError(f"num_frames: {num_frames} frames are too few for a story; give {MIN_STORY_FRAMES} or more")
+        raise UserError(f"split: {split!r} is not one of {', '.join(SPLITS)}")
+    check_story_length(num_frames)
     rng = random.Random(f"story-{split}-{num_frames}-{seed}")
     count = rng.choice(_CAST)
     most = min(max(2, num_frames // 5), MAX_EVENTS)
@@ -120,6 +134,14 @@ def sample_story(seed: int, num_frames: int = 32, split: str = "train") -> Story
         if split == "all" or heldout == (split == "heldout"):
             return story
     raise RuntimeError(f"seed: no {split} story found for {seed} in {_MAX_TRIES} tries")
+
+
+def check_story_length(num_frames: int) -> None:
+    """Raise a `UserError` for too few frames."""
+    if num_frames < MIN_STORY_FRAMES:
+        raise UserError(
+            f"num_frames: {num_frames} frames are too few for something to happen; give {MIN_STORY_FRAMES} or more"
+        )
 
 
 def _looks(story: Story) -> Iterator[tuple[SceneObject, str]]:

@@ -12,14 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scenes.captions.languages import find_language, language_of
+from scenes.captions.story_captions import compose_written_caption, compose_written_questions
 from scenes.rendering import camera
 from scenes.rendering.renderer import SceneRenderer
 from scenes.rendering.scene import GROUNDS, SKIES
-from scenes.rendering.video import KINDS, LIGHTS, VideoScene
+from scenes.rendering.story import Story, check_story_length, sample_story
+from scenes.rendering.video import KINDS, LIGHTS
 from scenes.training.grounding import GROUNDING, cell_attributes, cell_owners, told_by_owner
 from vargen.models.video_llms.frames import CAPTION_PROMPTS
-from vargen.training.video_source import VideoBatch
+from vargen.training.video_questions import VideoBatch
 
 IGNORED = -100
 """Label of a token that is not to be predicted."""
@@ -33,20 +34,16 @@ PLACES = ("step", "column", "row")
 
 
 class RenderedVideoSource:
-    """Videos of `scenes.rendering` for plain or for written captions, rendered on `device`.
+    """Videos of `scenes.rendering.story`, rendered on `device`. Raises UserError for too few frames."""
 
-    Raises:
-        UserError: an unknown language, or too few frames for it.
-    """
-
-    def __init__(self, image_size: int, num_frames: int, device: torch.device, captions: str = "plain") -> None:
+    def __init__(self, image_size: int, num_frames: int, device: torch.device) -> None:
+        check_story_length(num_frames)
         self.num_frames = num_frames
-        self.language = find_language(captions, num_frames)
         self.renderer = SceneRenderer(image_size, device=device)
 
     @torch.no_grad()
     def __call__(self, first_seed: int, count: int, split: str) -> VideoBatch:
-        videos = [self.language.sample(seed, self.num_frames, split) for seed in range(first_seed, first_seed + count)]
+        videos = [sample_story(seed, self.num_frames, split) for seed in range(first_seed, first_seed + count)]
         images = self.renderer([frame for video in videos for frame in video.frames]).images
         return VideoBatch(videos, images.unflatten(0, (count, self.num_frames)))
 
@@ -70,7 +67,7 @@ def qwen_patches(frames: Tensor, patch_size: int) -> tuple[Tensor, Tensor]:
     return patches, grid.contiguous()
 
 
-def grounding_targets(videos: Sequence[VideoScene], steps: Sequence[int], grid_size: int) -> dict[str, Tensor]:
+def grounding_targets(videos: Sequence[Story], steps: Sequence[int], grid_size: int) -> dict[str, Tensor]:
     """What each visual token shows.
 
     Args:
@@ -104,7 +101,7 @@ def grounding_targets(videos: Sequence[VideoScene], steps: Sequence[int], grid_s
     return {name: target.view(len(videos), -1) for name, target in told.items()}
 
 
-def _happenings(video: VideoScene, steps: Sequence[int]) -> list[dict[tuple[str, str], str]]:
+def _happenings(video: Story, steps: Sequence[int]) -> list[dict[tuple[str, str], str]]:
     """For each of the frames, the event of each object, by the object's colour and shape before and after."""
     happenings: list[dict[tuple[str, str], str]] = [{} for _ in steps]
     colours = [item.colour for item in video.objects]
@@ -158,13 +155,12 @@ class Conversations:
             labels += [IGNORED] * len(asked) + answered
         return ids, labels
 
-    def about(self, video: VideoScene, seed: int, question_share: float) -> tuple[list[int], list[int]]:
+    def about(self, video: Story, seed: int, question_share: float) -> tuple[list[int], list[int]]:
         """A caption, or a few short questions in random order, by the share of the latter."""
         rng = random.Random(f"conversation-{video.seed}-{seed}")
-        language = language_of(video)
         if rng.random() >= question_share:
-            return self.sample([(rng.choice(CAPTION_PROMPTS), language.compose(video, seed).text)])
-        questions = language.questions(video)
+            return self.sample([(rng.choice(CAPTION_PROMPTS), compose_written_caption(video, seed).text)])
+        questions = compose_written_questions(video)
         return self.sample(rng.sample(questions, min(len(questions), 4)))
 
     def _ids(self, text: str) -> list[int]:

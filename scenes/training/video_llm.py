@@ -20,9 +20,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from scenes.captions.languages import find_language
-from scenes.models.architectures import VideoLLMConfig, build_model, build_processor
-from scenes.rendering.video import VideoScene
+from scenes.captions.story_captions import (
+    CLAIM_KINDS,
+    MAX_CAPTION_TOKENS,
+    visual_words,
+    written_accuracy,
+)
+from scenes.models.architectures import VideoLLMConfig, build_model
+from scenes.models.processor import build_processor
+from scenes.rendering.story import MIN_STORY_FRAMES, Story
 from scenes.seeds import HELDOUT_SEED
 from scenes.training.video_data import (
     IGNORED,
@@ -53,7 +59,7 @@ from vargen.training import cpu_attention
 from vargen.training.config import RunConfig, check, check_fraction, check_positive
 from vargen.training.initial_weights import fill
 from vargen.training.run import RunResult, prepare, train
-from vargen.training.video_source import VideoSource
+from vargen.training.video_questions import VideoSource
 
 _SHEET_VIDEOS = 6
 _CAPTIONS_AT_ONCE = 16
@@ -124,23 +130,9 @@ class VideoLLMTrainingConfig(RunConfig):
             self.kept_choices,
             f"must name some of {', '.join(CHOICES)}",
         )
-        fewest = find_language(self.model.captions).min_frames
         for count in (self.model.num_frames, *self.frame_counts):
-            check(
-                count >= fewest and count % 2 == 0,
-                "frame_counts",
-                count,
-                f"must be an even number of at least {fewest} with captions {self.model.captions}",
-            )
-        if self.model.architecture != "qwen2_5_vl":
-            plain = not self.frame_counts and self.kept_shares == (1.0,) and self.time_stretch == 1
-            check(
-                plain and self.evaluated_share is None,
-                "model.architecture",
-                self.model.architecture,
-                "learns from whole videos of one length only; leave out frame_counts, kept_shares, time_stretch and "
-                "evaluated_share",
-            )
+            remedy = f"must be an even number of at least {MIN_STORY_FRAMES}"
+            check(count >= MIN_STORY_FRAMES and count % 2 == 0, "frame_counts", count, remedy)
 
     def architecture(self) -> dict[str, Any]:
         model = vars(self.model)
@@ -152,25 +144,23 @@ class VideoLLMTask:
 
     def __init__(self, config: VideoLLMTrainingConfig, source: VideoSource, device: torch.device) -> None:
         self.config, self.source, self.device = config, source, device
-        self.is_qwen = config.model.architecture == "qwen2_5_vl"
-        self.language = find_language(config.model.captions)
-        self.processor = build_processor(config.model)
+        self.processor = build_processor(config.model.image_size, config.model.patch_size)
         self.tokenizer = self.processor.tokenizer
         self.model = build_model(config.model, self.tokenizer).to(device)
         if config.device == "cpu":
-            _avoid_slow_bfloat16(self.model, self.is_qwen)
+            _avoid_slow_bfloat16(self.model)
         self.module: nn.Module = self.model
         if config.initial_weights is not None and not config.goes_on:
             _copy_weights(self.model, config.initial_weights, config.initial_layers)
         self.num_layers = len(self.model.model.language_model.layers)
         self.grounded_layer = config.grounded_layer or max(1, self.num_layers // 2)
         longest = max((config.model.num_frames, *config.frame_counts))
-        self.heads = nn.ModuleDict(
-            {each: _heads(config.model, len(self._grounded_frames(longest))) for each in ("tower", "half-way")}
-        ).to(device)
+        self.heads = nn.ModuleDict({each: _heads(config.model, longest // 2) for each in ("tower", "half-way")}).to(
+            device
+        )
         self.extra_modules = nn.ModuleList([self.heads])
         self.word_weights = torch.ones(len(self.tokenizer), device=device)
-        self.word_weights[self._word_ids(sorted(self.language.visual_words()))] = config.visual_word_weight
+        self.word_weights[self._word_ids(sorted(visual_words()))] = config.visual_word_weight
         self._sources = {config.model.num_frames: source}
         self._conversations: dict[int, Conversations] = {}
         self.heldout = source(HELDOUT_SEED, config.evaluation_size, "heldout")
@@ -182,9 +172,8 @@ class VideoLLMTask:
 
     def muon_parameters(self) -> Iterable[nn.Parameter]:
         model = self.model.model
-        blocks = (model.language_model.layers, model.visual.blocks if self.is_qwen else model.vision_tower)
-        excluded = set() if self.is_qwen else {id(each) for each in model.vision_tower.embeddings.parameters()}
-        return [each for block in blocks for each in block.parameters() if each.ndim == 2 and id(each) not in excluded]
+        blocks = (model.language_model.layers, model.visual.blocks)
+        return [each for block in blocks for each in block.parameters() if each.ndim == 2]
 
     def loss(self, step: int, progress: float) -> tuple[Tensor, dict[str, Tensor]]:
         config = self.config
@@ -235,19 +224,14 @@ class VideoLLMTask:
     def _source(self, num_frames: int) -> VideoSource:
         if num_frames not in self._sources:
             model = self.config.model
-            self._sources[num_frames] = RenderedVideoSource(model.image_size, num_frames, self.device, model.captions)
+            self._sources[num_frames] = RenderedVideoSource(model.image_size, num_frames, self.device)
         return self._sources[num_frames]
 
     def _about(self, num_frames: int) -> Conversations:
         if num_frames not in self._conversations:
-            cells = self.config.model.grid_size**2
-            num_visual = cells * num_frames // 2 if self.is_qwen else cells * num_frames + 1
+            num_visual = self.config.model.grid_size**2 * num_frames // 2
             self._conversations[num_frames] = Conversations(self.tokenizer, num_visual)
         return self._conversations[num_frames]
-
-    def _grounded_frames(self, num_frames: int) -> range:
-        """Which frames the visual tokens show; of two in one step of time the later one."""
-        return range(1, num_frames, 2) if self.is_qwen else range(num_frames)
 
     def _word_ids(self, words: Sequence[str]) -> Tensor:
         return torch.tensor(self.tokenizer.convert_tokens_to_ids(list(words)), device=self.device)
@@ -297,9 +281,7 @@ class VideoLLMTask:
         return slice(int(columns[0]), int(columns[-1]) + 1)
 
     def _positions(self, ids: Tensor, num_frames: int) -> Tensor:
-        """[3, B, L] for M-RoPE, [B, L] else. All conversations begin alike and go on with text: one row serves all."""
-        if not self.is_qwen:
-            return torch.arange(ids.shape[1], device=ids.device).expand(ids.shape)
+        """[3, B, L]. All conversations begin alike and go on with text: one row serves all."""
         size, row = self.config.model, ids[:1]
         positions, _ = self.model.model.get_rope_index(
             row,
@@ -309,10 +291,9 @@ class VideoLLMTask:
         )
         return positions[-3:].expand(3, *ids.shape)
 
-    def _truth(self, videos: Sequence[VideoScene], num_frames: int) -> dict[str, Tensor]:
-        """By name, int64 [B, m]: what each visual token shows, and its position. LLaVA's last one shows nothing and is
-        left out, so m is one less."""
-        frames, grid_size = self._grounded_frames(num_frames), self.config.model.grid_size
+    def _truth(self, videos: Sequence[Story], num_frames: int) -> dict[str, Tensor]:
+        """By name, int64 [B, m]: what each visual token shows, of its two frames the later one, and its position."""
+        frames, grid_size = range(1, num_frames, 2), self.config.model.grid_size
         places = place_targets(len(frames), grid_size)
         told = grounding_targets(videos, frames, grid_size)
         told.update({name: place.expand(len(videos), -1) for name, place in places.items()})
@@ -322,11 +303,10 @@ class VideoLLMTask:
         """Mean cross entropy of the heads of a point on visual tokens [B, m, dim]. Those that show something and tokens
         that do not have the same total weight, because few tokens show an object."""
         heads: Any = self.heads[point]
-        told = truth["shape"].shape[1]
         losses = []
         for name, head in heads.items():
             classes = truth[name].flatten()
-            each = F.cross_entropy(head(states[:, :told]).float().flatten(0, 1), classes, reduction="none")
+            each = F.cross_entropy(head(states).float().flatten(0, 1), classes, reduction="none")
             sides = [each] if name in PLACES else [each[classes > 0], each[classes == 0]]
             losses.append(torch.stack([side.mean() for side in sides if len(side)]).mean())
         return torch.stack(losses).mean()
@@ -349,9 +329,9 @@ class VideoLLMTask:
         figures = {}
         for name, (each, share) in shown.items():
             captions = self.captions(each, share)
-            for kind in ("all", *self.language.claim_kinds):
+            for kind in ("all", *CLAIM_KINDS):
                 accuracies = [
-                    self.language.accuracy(video, text, kind)
+                    written_accuracy(video, text, kind)
                     for video, text in zip(self.heldout.videos, captions, strict=True)
                 ]
                 figures[f"{kind}{name}"] = sum(accuracies) / len(accuracies)
@@ -368,16 +348,13 @@ class VideoLLMTask:
             if share < 1:
                 count = view.visual.stop - view.visual.start
                 view = view.with_kept(keep_uniform(count, token_budget(count, share)).expand(len(part), -1))
-            answers = greedy(self.model, view, self.language.max_caption_tokens, [int(self.tokenizer.eos_token_id)])
+            answers = greedy(self.model, view, MAX_CAPTION_TOKENS, [int(self.tokenizer.eos_token_id)])
             texts += self.tokenizer.batch_decode(answers, skip_special_tokens=True)
         return texts
 
     def _pixels(self, frames: Tensor) -> dict[str, Tensor]:
         """What the vision tower reads of videos [B, F, 3, size, size]."""
-        frames = frames.to(self.device)
-        if not self.is_qwen:
-            return {"pixel_values_videos": frames * 2 - 1}
-        patches, grid = qwen_patches(frames, self.config.model.patch_size)
+        patches, grid = qwen_patches(frames.to(self.device), self.config.model.patch_size)
         return {"pixel_values_videos": patches, "video_grid_thw": grid.to(self.device)}
 
     def draw_samples(self, path: Path) -> None:
@@ -416,12 +393,12 @@ def _copy_weights(model: Any, folder: str, picked: Sequence[int]) -> None:
     fill(model, other.state_dict(), f"model in {folder!r}", "model (and initial_layers) say")
 
 
-def _avoid_slow_bfloat16(model: Any, is_qwen: bool) -> None:
+def _avoid_slow_bfloat16(model: Any) -> None:
     """Keep in float32 what a CPU does slowly in bfloat16: the backward of attention, and that of the convolution that
     embeds patches (15 times slower as measured)."""
     cpu_attention.register()
     model.set_attn_implementation(cpu_attention.FLOAT32_ATTENTION)
-    embedding = model.model.visual.patch_embed if is_qwen else model.model.vision_tower.embeddings.patch_embedding
+    embedding = model.model.visual.patch_embed
     embedding.forward = torch.autocast("cpu", enabled=False)(embedding.forward)
 
 
@@ -436,5 +413,5 @@ def train_video_llm(config: VideoLLMTrainingConfig, source: VideoSource | None =
     """
     device = prepare(config)
     model = config.model
-    source = source or RenderedVideoSource(model.image_size, model.num_frames, device, model.captions)
+    source = source or RenderedVideoSource(model.image_size, model.num_frames, device)
     return train(config, VideoLLMTask(config, source, device))

@@ -57,7 +57,7 @@ class View:
 
     Attributes:
         embeds: [B, L, dim].
-        positions: [3, B, L] for M-RoPE, [B, L] else.
+        positions: [3, B, L], of M-RoPE.
         visual: which of the L columns are visual; the same of all rows.
     """
 
@@ -85,7 +85,7 @@ class View:
         )
 
     def stretched(self, factor: int) -> View:
-        """The view with its steps of time `factor` times as far apart, as a longer video's are. M-RoPE only."""
+        """The view with its steps of time `factor` times as far apart, as a longer video's are."""
         positions = self.positions.clone()
         time = positions[0, :, self.visual]
         positions[0, :, self.visual] = time[:, :1] + factor * (time - time[:, :1])

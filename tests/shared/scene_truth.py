@@ -8,7 +8,7 @@ from scenes.judge.picture_reading import JudgedObject, Reading
 from scenes.rendering import camera
 from scenes.rendering.renderer import SceneRenderer
 from scenes.rendering.scene import Scene, sample_scene
-from scenes.rendering.video import VideoScene
+from scenes.rendering.story import Story
 
 
 def reading_from_scene(scene: Scene) -> Reading:
@@ -27,7 +27,7 @@ def reading_from_scene(scene: Scene) -> Reading:
     return Reading(tuple(sorted(objects, key=lambda item: item.screen_x)), scene.ground, scene.sky)
 
 
-def render_video(video: VideoScene, image_size: int = 64) -> Tensor:
+def render_video(video: Story, image_size: int = 64) -> Tensor:
     """Frames `[F, 3, image_size, image_size]`, float in [0, 1]."""
     return SceneRenderer(image_size)(list(video.frames)).images
 

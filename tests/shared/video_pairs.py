@@ -8,44 +8,23 @@ from typing import Any
 
 import pytest
 import torch
+from small_video_llms import ARCHITECTURES, build_talkative, save_both
 
 from scenes.cases import scene_video_cases
-from scenes.models.architectures import (
-    ARCHITECTURES,
-    TextModelConfig,
-    VideoLLMConfig,
-    VisionModelConfig,
-    build_model,
-    build_processor,
-)
+from scenes.models.architectures import TextModelConfig, VideoLLMConfig, VisionModelConfig
 from vargen.drafters.video_head import KINDS
 from vargen.drafters.video_head_folder import new_video_head, save_video_head
 from vargen.jobs.cases import VideoCase
 
-SIZE, FRAMES = 64, 4
+SIZE, FRAMES = 64, 8
 
 
 def build_pair(folder: Path, architecture: str) -> None:
     """A target of three layers, and its disturbed copy of the same size as a drafter that is often right."""
-    torch.manual_seed(0)
-    config = VideoLLMConfig(
-        architecture=architecture,
-        image_size=SIZE,
-        patch_size=8,
-        num_frames=FRAMES,
-        text=TextModelConfig(64, 96, 3, 4, 2),
-        vision=VisionModelConfig(32, 64, 2, 2),
-    )
-    processor = build_processor(config)
-    model = build_model(config, processor.tokenizer)
-    # Words are read and written with the same vectors, so a fresh model repeats the last one: layers must outweigh it.
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.ndim >= 2 and "embed_tokens" not in name:
-                parameter.mul_(8)
+    sizes = TextModelConfig(64, 96, 3, 4, 2), VisionModelConfig(32, 64, 2, 2)
+    model, processor = build_talkative(VideoLLMConfig(SIZE, 8, FRAMES, *sizes), architecture)
     for name in ("target", "draft"):
-        model.save_pretrained(folder / name)
-        processor.save_pretrained(folder / name)
+        save_both(folder / name, model, processor)
         if name == "target":
             for kind in KINDS:
                 save_video_head(new_video_head(kind, model.eval()), folder / name / "drafters" / kind)
@@ -74,7 +53,7 @@ def qwen_pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def cases() -> list[VideoCase]:
     """Two videos."""
-    return scene_video_cases(2, "heldout", FRAMES, SIZE, captions="plain")
+    return scene_video_cases(2, "heldout", FRAMES, SIZE)
 
 
 @pytest.fixture(scope="session")

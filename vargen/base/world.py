@@ -34,7 +34,6 @@ class ShippedModels(Protocol):
         clip: folder of a CLIP model for pictures of this world.
         video_frames: frames of a video.
         video_side: side of a frame, pixels.
-        video_captions: name of the captions that describe such videos.
     """
 
     weights: Path
@@ -43,7 +42,6 @@ class ShippedModels(Protocol):
     clip: Path
     video_frames: int
     video_side: int
-    video_captions: str
 
 
 @dataclass(frozen=True)

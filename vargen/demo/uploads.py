@@ -7,7 +7,7 @@ this imports no torch, since the page's server needs the limits at its start.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vargen.base.errors import UserError
 
@@ -21,30 +21,28 @@ MAX_PIXELS = 4096 * 2304
 """Pixels of a frame."""
 
 
-def read_upload(path: str, num_frames: int, limits: dict[str, int]) -> VideoFrames:
+def read_upload(path: str, num_frames: int, processor: Any) -> VideoFrames:
     """Frames of an uploaded video, evenly spread; all frames where the video has fewer than `num_frames`.
 
     Args:
         path, num_frames: the file, and the number of its frames to read.
-        limits: of the model's processor, as `vargen.models.video_llms.frames.frame_limits` gives them.
+        processor: of the model.
 
     Raises:
         UserError: no video, a damaged one, or one beyond the limits. The message has the visitor's name of the file.
     """
-    from vargen.models.video_llms.frames import read_video
+    from vargen.models.video_llms.frames import frame_sampler, read_video
 
     file = Path(path)
     try:
-        count = _check(file)
-        step = limits["temporal_patch_size"]
-        taken = max(min(num_frames, count) // step * step, limits["min_frames"])
-        return read_video(file, num_frames=min(taken, limits["max_frames"]), **limits)
+        _check(file)
+        return read_video(file, frame_sampler(processor, num_frames, at_most=True))
     except UserError as error:
         raise UserError(str(error).replace(str(file), file.name)) from error
 
 
-def _check(file: Path) -> int:
-    """The greatest possible number of frames. Raises UserError for a file beyond the limits."""
+def _check(file: Path) -> None:
+    """Raises UserError for a file beyond the limits."""
     from vargen.models.video_llms.frames import measure_video
 
     size = file.stat().st_size
@@ -64,7 +62,6 @@ def _check(file: Path) -> int:
         raise UserError(
             f"video: {file.name} has {measures.width} x {measures.height} pixels; at most 4096 x 2304 are allowed"
         )
-    return measures.num_packets
 
 
 def _is_video(head: bytes) -> bool:

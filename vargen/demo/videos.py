@@ -49,17 +49,16 @@ def _world() -> Any:
 def world_case(seed: int) -> Any:
     """A clip of the world that training never showed, with its truth."""
     world = _world()
-    return world.video_cases(1, "heldout", world.video_frames, world.video_side, seed, world.video_captions)[0]
+    return world.video_cases(1, "heldout", world.video_frames, world.video_side, seed)[0]
 
 
 def read_clip(clip: Clip, num_frames: int, processor: Any) -> VideoFrames:
     """Its frames. Raises UserError for an upload that is no video or too much of one."""
     from vargen.demo.uploads import read_upload
-    from vargen.models.video_llms.frames import frame_limits
 
     if clip.path is None:
         return world_case(clip.seed).frames
-    return read_upload(clip.path, num_frames, frame_limits(processor))
+    return read_upload(clip.path, num_frames, processor)
 
 
 def show_clip(models: Models, _tickets: Tickets, _ticket: str, clip: Clip, num_frames: int) -> Iterator[str]:

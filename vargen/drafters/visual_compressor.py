@@ -1,11 +1,10 @@
 """Many visual tokens into few, by learned queries, for heads that cannot afford them all.
 
-Belongs here: the compression, and a measure of its main failure. Does not belong here: the use of the few rows
-(`video_head.py`).
+Belongs here: the compression. Does not belong here: the use of the few rows (`video_head.py`).
 
 FLASH (arXiv 2505.12728, equation 3) has queries only: softmax(C F^T) F, without a scale. The features' norm grows with
-the square root of their width, so the softmax soon selects one token and stops learning. `saturation` measures this,
-and `scale` divides by the square root of the width, as attention does. ViSpec (arXiv 2509.15235) scales, and projects
+the square root of their width, so the softmax soon selects one token and stops learning; `scale` divides by the
+square root of the width, as attention does. ViSpec (arXiv 2509.15235) scales, and projects
 keys and values; its several attention heads are one here.
 """
 
@@ -47,11 +46,6 @@ class VisualCompressor(nn.Module):
         """[B, C, dim] of visual tokens [B, m, dim]; m must be above 0."""
         values = self.values(visual.to(self.queries.dtype))
         return self.weights(visual).to(values.dtype) @ values
-
-    @torch.no_grad()
-    def saturation(self, visual: Tensor) -> float:
-        """The largest weight of a query, a mean over queries: 1/m for equal weights, 1 for a single token."""
-        return float(self.weights(visual).amax(-1).mean())
 
 
 def _identity(dim: int) -> nn.Linear:

@@ -71,7 +71,7 @@ def caption(
     import torch
 
     from vargen.models.video_llms.context import ContextUse
-    from vargen.models.video_llms.frames import frame_sampler, take_frames
+    from vargen.models.video_llms.frames import frame_sampler, read_video
     from vargen.pipelines.loading import loading_arguments
     from vargen.pipelines.video.answering import VideoAnswerer, sized_inputs
     from vargen.pipelines.video.loading import load_processor, open_video_model
@@ -80,7 +80,7 @@ def caption(
     found = open_video_model(config.model, config.revision)
     processor = load_processor(found)
     # The video is read before gigabytes of weights, so that what is wrong with it costs nothing.
-    frames = take_frames(video, frame_sampler(processor, config.num_frames, config.fps), config.fps)
+    frames = read_video(video, frame_sampler(processor, config.num_frames, config.fps), config.fps)
     inputs = sized_inputs(processor, found.architecture, frames, question, config.max_pixels)
     use = ContextUse.of(found.config, inputs, len(frames.frames), getattr(torch, dtype).itemsize)
     use.check(config.max_new_tokens)

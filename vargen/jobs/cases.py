@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from vargen.jobs.ranking import Ranker
     from vargen.models.description import ModelDescription
     from vargen.models.video_llms.frames import VideoFrames
-    from vargen.training.video_source import VideoSource
+    from vargen.training.video_questions import VideoSource
 
 
 @dataclass(frozen=True)
@@ -198,10 +198,8 @@ class World(ShippedModels, Protocol):
         """Ranks candidates of so many pixels a side. Raises UserError for a size that it cannot read."""
         ...
 
-    def video_cases(
-        self, count: int, split: str, num_frames: int, image_size: int, seed: int, captions: str
-    ) -> Sequence[VideoCase]:
-        """So many videos with their truth. Raises UserError for unknown captions or too few frames for them."""
+    def video_cases(self, count: int, split: str, num_frames: int, image_size: int, seed: int) -> Sequence[VideoCase]:
+        """So many videos with their truth. Raises UserError for too few frames."""
         ...
 
     def judge_answer(self, truth: Any, text: str) -> Mapping[str, float]:
@@ -216,8 +214,6 @@ class World(ShippedModels, Protocol):
         """Captions and codes int64 `[K, N]` of at most so many pictures of a store. Raises UserError for another."""
         ...
 
-    def training_videos(
-        self, num_frames: int, image_size: int, captions: str, device: Any
-    ) -> tuple[VideoSource, Mapping[str, int]]:
+    def training_videos(self, num_frames: int, image_size: int, device: Any) -> tuple[VideoSource, Mapping[str, int]]:
         """Videos that a drafter learns from, and the first seed of "train" and "heldout"."""
         ...

@@ -17,7 +17,7 @@ from typing import Any
 
 from vargen.base.errors import UserError
 from vargen.base.prompts import read_prompts, split_lines
-from vargen.models.video_llms.frames import VideoFrames, take_frames
+from vargen.models.video_llms.frames import VideoFrames, read_video
 
 VIDEO_SUFFIXES = (".mp4", ".mkv", ".webm", ".mov", ".avi", ".m4v", ".gif", ".mpg", ".mpeg", ".ts", ".flv", ".wmv")
 """Suffixes of videos in a folder. A folder of pictures in it is a video, too."""
@@ -42,8 +42,8 @@ class Clip:
 
     @cached_property
     def frames(self) -> VideoFrames:
-        """The frames, read at the first use. Raises UserError as `take_frames` does."""
-        return take_frames(self.path, self.choose, self.frames_per_second)
+        """The frames, read at the first use. Raises UserError as `read_video` does."""
+        return read_video(self.path, self.choose, self.frames_per_second)
 
     def forget(self) -> None:
         """Free the memory of the frames."""

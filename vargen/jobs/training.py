@@ -82,9 +82,8 @@ def _train_video_drafter(train: Callable[..., object], config: Any) -> object:
         config,
         num_frames=config.num_frames or world.video_frames,
         image_size=config.image_size or world.video_side,
-        captions=config.captions or world.video_captions,
     )
-    source, seeds = world.training_videos(config.num_frames, config.image_size, config.captions, prepare(config))
+    source, seeds = world.training_videos(config.num_frames, config.image_size, prepare(config))
     return train(config, rendered_questions(config, source, seeds))
 
 
@@ -97,26 +96,22 @@ def _about_own_videos(config: Any) -> Callable[[Any], Any]:
     from vargen.jobs.clips import ask_about, describe_clips, set_apart
     from vargen.models.video_llms.frames import CAPTION_PROMPTS, frame_sampler
     from vargen.runs.identity import digest
-    from vargen.training.video_questions import ClipQuestions
+    from vargen.training.video_questions import Questions
 
     def ask(answerer: Any) -> Any:
         asked = []
-        for split, most, frames in (
-            ("train", None, config.training_frames or config.num_frames),
-            ("heldout", config.evaluation_size, config.num_frames),
-        ):
-            choose = frame_sampler(answerer.processor, frames, None if frames else config.fps)
-            usual = CAPTION_PROMPTS if config.questions is None else CAPTION_PROMPTS[:1]
-            clips = [
-                clip for each in usual for clip in ask_about(config.videos, config.questions, each, choose, config.fps)
-            ]
-            chosen = set_apart(clips)[split == "heldout"][:most]
-            shown = {"frames": [frames, config.fps], "max_pixels": config.max_pixels}
+        choose = frame_sampler(answerer.processor, config.num_frames, config.fps)
+        usual = CAPTION_PROMPTS if config.questions is None else CAPTION_PROMPTS[:1]
+        clips = [
+            clip for each in usual for clip in ask_about(config.videos, config.questions, each, choose, config.fps)
+        ]
+        train, heldout = set_apart(clips)
+        for split, chosen in (("train", train), ("heldout", heldout[: config.evaluation_size])):
+            shown = {"frames": [config.num_frames, config.fps], "max_pixels": config.max_pixels}
             described = {"clips": digest(describe_clips(chosen)), **shown}
             size = config.generation_batch_size
             processor, architecture = answerer.processor, answerer.architecture
-            questions = ClipQuestions(processor, architecture, chosen, described, split, size, config.max_pixels)
-            asked.append((questions, len(chosen)))
+            asked.append(Questions(processor, architecture, chosen, described, split, size, config.max_pixels))
         return asked
 
     return ask

@@ -56,8 +56,6 @@ class BenchVideoConfig(VideoOptions):
         split: which videos are rendered, "heldout" for combinations that training never showed, "all" for any.
         question: question about each video.
         image_size: side of the rendered frames in pixels; null for that of the shipped model's videos.
-        captions: which videos are rendered, "written" for stories as people tell them, "plain" for shorter ones; null
-            for those of the shipped model.
         warm_up: number of answers of each method that do not count, before the first that does.
         output: folder for results.json. Measured answers are kept in it until the end, and the same command continues a
             stopped run. null writes nothing.
@@ -71,7 +69,6 @@ class BenchVideoConfig(VideoOptions):
     split: str = "heldout"
     question: str = DEFAULT_QUESTION
     image_size: int | None = None
-    captions: str | None = None
     warm_up: int = 1
     output: str | None = None
 
@@ -180,10 +177,8 @@ def benchmark_videos(config: BenchVideoConfig, world: World | None, quiet: bool 
 def _rendered(config: BenchVideoConfig, world: World) -> tuple[Sequence[VideoCase], dict[str, Any]]:
     """Videos of the world, and what identifies them."""
     num_frames, side = config.num_frames or world.video_frames, config.image_size or world.video_side
-    captions = config.captions or world.video_captions
-    cases = world.video_cases(config.num_videos, config.split, num_frames, side, config.seed, captions)
-    named = {} if captions == world.video_captions else {"captions": captions}
-    return cases, {"split": config.split, "frames": [num_frames, side], **named}
+    cases = world.video_cases(config.num_videos, config.split, num_frames, side, config.seed)
+    return cases, {"split": config.split, "frames": [num_frames, side]}
 
 
 def _given(config: BenchVideoConfig, processor: Any) -> tuple[Sequence[Clip], dict[str, Any]]:

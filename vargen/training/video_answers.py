@@ -27,7 +27,7 @@ _FILLER = -1
 
 
 def generate_answers(
-    model: Any, questions: Questions, count: int, folder: Path, *, settings: dict[str, Any], max_new_tokens: int
+    model: Any, questions: Questions, count: int, folder: Path, settings: dict[str, Any], max_new_tokens: int
 ) -> list[list[int]]:
     """The target's greedy answers to the first questions; those that `folder` holds already are not made again.
 

@@ -36,6 +36,7 @@ from vargen.drafters.video_head import KINDS, VISUAL_INPUTS, TargetStates, Video
 from vargen.drafters.video_head_folder import new_video_head, save_video_head
 from vargen.models.model_folder import weights_fingerprint
 from vargen.models.video_llms.architectures.catalogue import architecture_of
+from vargen.models.video_llms.frames import CAPTION_PROMPTS
 from vargen.models.video_llms.request import prepare_request
 from vargen.models.video_llms.target import VideoTarget
 from vargen.pipelines.video.answering import VideoAnswerer
@@ -46,14 +47,13 @@ from vargen.training.config import DrafterRunConfig, check, check_fraction, chec
 from vargen.training.drafter_task import DrafterTask
 from vargen.training.run import RunResult, autocast, prepare, train
 from vargen.training.video_answers import generate_answers, stop_tokens
-from vargen.training.video_questions import Questions, VideoQuestions
-from vargen.training.video_source import VideoSource
+from vargen.training.video_questions import Questions, RenderedVideo, VideoSource
 from vargen.training.video_states import StatesFolder, TeacherForcing
 
 _OWN_PASSES = {"eagle": 0, "msd": 0, "vispec": 1, "sparrow": 1, "flash": 0}
 _BLIND_SHARE = {"eagle": 0.0, "msd": 0.0, "vispec": 0.0, "sparrow": 0.5, "flash": 0.0}
 _MEASURED_DEPTHS = 4  # of heads that guess one token at a time
-_HEAD_FIELDS = ("visual", "visual_layer", "num_queries", "scale", "text_only", "draft_length", "compact")
+_HEAD_FIELDS = ("visual", "visual_layer", "num_queries", "text_only", "draft_length", "compact")
 
 
 @dataclass
@@ -67,7 +67,6 @@ class VideoDrafterTrainingConfig(DrafterRunConfig):
         visual_layer: number of the target's layer after which the video's hidden states are read; null for half of
             them.
         num_queries: learned queries of "vispec" and "flash".
-        scale: scale their scores.
         text_only: draft without rows for the video.
         draft_length: tokens guessed at once.
         compact: give rows consecutive positions.
@@ -80,10 +79,7 @@ class VideoDrafterTrainingConfig(DrafterRunConfig):
         num_frames: frames of a video; null for the world's own number, and for the processor's own choice of others.
         fps: of a folder's videos: frames of each second, instead of `num_frames`.
         max_pixels: of a folder's videos: the most pixels of a frame; null for the processor's own limit.
-        training_frames: frames that the target is shown for the answers to learn from; null for all. 1 or 2 train on
-            stills, where the architecture reads so few. Evaluation shows all frames.
         image_size: side of the rendered frames in pixels; null for the side of the world's own videos.
-        captions: which rendered videos, by a name that the world knows; null for its own.
         answers: folder of the target's answers, which several runs can share; empty for output/answers.
         max_answer_tokens: the most tokens of an answer.
         states: folder in which the target's hidden states are kept, a MiB for 1,000 tokens of the shipped target. Runs
@@ -96,7 +92,6 @@ class VideoDrafterTrainingConfig(DrafterRunConfig):
     visual: str | None = None
     visual_layer: int | None = None
     num_queries: int | None = None
-    scale: bool | None = None
     text_only: bool | None = None
     draft_length: int | None = None
     compact: bool = False
@@ -107,9 +102,7 @@ class VideoDrafterTrainingConfig(DrafterRunConfig):
     num_frames: int | None = None
     fps: float | None = None
     max_pixels: int | None = None
-    training_frames: int | None = None
     image_size: int | None = None
-    captions: str | None = None
     answers: str = ""
     max_answer_tokens: int = 220
     states: str = ""
@@ -129,9 +122,6 @@ class VideoDrafterTrainingConfig(DrafterRunConfig):
             check(value is None or value >= least, name, value, f"must be at least {least}, or null for the kind's own")
         if self.blind_share is not None:
             check_fraction(self, "blind_share")
-        frames, most = self.training_frames, self.num_frames
-        remedy = f"must lie between 1 and num_frames ({most}), or be null for all"
-        check(frames is None or 1 <= frames <= (most or frames), "training_frames", frames, remedy)
         check_not_negative(self, "memory_gib")
         remedy = f"must be at most evaluation_size ({self.evaluation_size})"
         check(self.decoded_videos <= self.evaluation_size, "decoded_videos", self.decoded_videos, remedy)
@@ -141,8 +131,6 @@ class VideoDrafterTrainingConfig(DrafterRunConfig):
             if getattr(self, name) is not None:
                 check_positive(self, name)
         if isinstance(self.videos, str):
-            remedy = "belongs to rendered videos; leave it out"
-            check(self.captions is None, "captions", self.captions, remedy)
             both = self.num_frames is not None and self.fps is not None
             check(not both, "fps", self.fps, "and num_frames cannot both be given; leave out one of them")
             return
@@ -336,42 +324,41 @@ class VideoDrafterTask(DrafterTask):
         save_video_head(copy.deepcopy(self.drafter).to(torch.bfloat16), folder)
 
 
-Asked = tuple[Questions, int]
-"""Questions, and how many of them."""
+Ask = Callable[[VideoAnswerer], tuple[Questions, Questions]]
+"""Gives, for a target, the questions whose answers are learned from and those kept apart."""
 
 
-def rendered_questions(
-    config: VideoDrafterTrainingConfig, source: VideoSource, first_seeds: Mapping[str, int]
-) -> Callable[[VideoAnswerer], tuple[Asked, Asked]]:
+def rendered_questions(config: VideoDrafterTrainingConfig, source: VideoSource, first_seeds: Mapping[str, int]) -> Ask:
     """Questions for `train_video_drafter` about rendered videos, which have seeds as numbers.
 
     Args:
-        config: its num_frames, image_size and captions are those of the source.
+        config: its num_frames and image_size are those of the source.
         source: renders the videos.
         first_seeds: of the videos to learn from, "train", and of those kept apart, "heldout".
     """
-    settings: dict[str, Any] = {"frames": [config.num_frames, config.image_size]}
-    if config.captions != "plain":
-        settings["captions"] = config.captions
 
-    def ask(answerer: VideoAnswerer) -> tuple[Asked, Asked]:
-        size, processor = config.generation_batch_size, answerer.processor
-        first = first_seeds["train"] + config.seed
-        train = VideoQuestions(processor, source, first, "train", size, config.training_frames, settings)
-        heldout = VideoQuestions(processor, source, first_seeds["heldout"], "heldout", size, settings=settings)
+    def ask(answerer: VideoAnswerer) -> tuple[Questions, Questions]:
+        size = config.generation_batch_size
+
+        def about(split: str, count: int, first: int) -> Questions:
+            described = {"frames": [config.num_frames, config.image_size], "first_seed": first}
+            videos = [
+                RenderedVideo(source, first + number, split, CAPTION_PROMPTS[number // size % len(CAPTION_PROMPTS)])
+                for number in range(count)
+            ]
+            return Questions(answerer.processor, answerer.architecture, videos, described, split, size)
+
         assert isinstance(config.videos, int)
-        return (train, config.videos), (heldout, config.evaluation_size)
+        return (
+            about("train", config.videos, first_seeds["train"] + config.seed),
+            about("heldout", config.evaluation_size, first_seeds["heldout"]),
+        )
 
     return ask
 
 
-def train_video_drafter(
-    config: VideoDrafterTrainingConfig, ask: Callable[[VideoAnswerer], tuple[Asked, Asked]]
-) -> RunResult:
+def train_video_drafter(config: VideoDrafterTrainingConfig, ask: Ask) -> RunResult:
     """Let the target answer questions about videos, then train a draft head on the answers.
-
-    Args:
-        ask: gives, for a target, the questions whose answers are learned from and those kept apart.
 
     Raises:
         UserError: for a field, model, video, folder of answers or checkpoint that does not fit.
@@ -392,9 +379,9 @@ def train_video_drafter(
     kept = Path(config.answers or Path(config.output) / "answers")
     readers = []
     folder = StatesFolder(Path(config.states), {"target": fingerprint}) if config.states else None
-    for questions, count in ask(answerer):
+    for questions in ask(answerer):
         settings, most = {"target": fingerprint}, config.max_answer_tokens
-        answers = generate_answers(model, questions, count, kept, settings=settings, max_new_tokens=most)
+        answers = generate_answers(model, questions, len(questions.videos), kept, settings, most)
         dtype = torch.bfloat16 if config.autocast else torch.float32
         memory = config.memory_gib * 2**30
         readers.append(TeacherForcing(model, questions, answers, layer, dtype, memory, folder))

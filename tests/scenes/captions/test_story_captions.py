@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from video_order import backwards, order_answers
 
-from scenes.captions.languages import find_language, language_of
 from scenes.captions.story_caption_parser import read_claims
 from scenes.captions.story_captions import (
     CLAIM_KINDS,
@@ -23,8 +22,6 @@ from scenes.captions.story_captions import (
 )
 from scenes.captions.story_wordings import EMPTY, WORDINGS
 from scenes.rendering.story import sample_story
-from scenes.rendering.video import sample_video
-from vargen.base.errors import UserError
 
 STORIES = [sample_story(seed, 32, "all") for seed in range(60)]
 
@@ -130,10 +127,3 @@ def test_the_vocabulary_covers_everything_said_and_questions_have_answers() -> N
         assert len(questions) >= 7 and len({question for question, _ in questions}) == len(questions)
         said = compose_written_caption(story, seed).text + " ".join(" ".join(each) for each in questions)
         assert set(re.findall(r"\w+", said)) <= known
-
-
-def test_a_video_knows_how_it_is_told() -> None:
-    assert language_of(STORIES[0]) is find_language("written")
-    assert language_of(sample_video(0)) is find_language("plain")
-    with pytest.raises(UserError, match="captions"):
-        find_language("spoken")

@@ -11,11 +11,12 @@ import torch
 from PIL import Image
 from scene_truth import render_video
 
-from scenes.captions.languages import find_language
 from scenes.captions.picture_caption_parser import parse_caption
+from scenes.captions.story_captions import compose_written_caption, compose_written_questions
 from scenes.dataset import write_scenes, write_videos
 from scenes.rendering.scene import Scene, is_heldout_combination, is_heldout_object
-from scenes.shipped import VIDEO_CAPTIONS, VIDEO_FRAMES
+from scenes.rendering.story import sample_story
+from scenes.shipped import VIDEO_FRAMES
 from vargen.base.errors import UserError
 from vargen.cli import main
 from vargen.models.video_llms.frames import read_video
@@ -115,15 +116,12 @@ def test_an_output_that_is_a_file_is_refused(tmp_path: Path) -> None:
 # Videos
 
 
-@pytest.mark.parametrize(
-    ("options", "captions", "num_frames"),
-    [([], VIDEO_CAPTIONS, VIDEO_FRAMES), (["--captions", "plain", "--num_frames", "8"], "plain", 8)],
-)
+@pytest.mark.parametrize(("options", "num_frames"), [([], VIDEO_FRAMES), (["--num_frames", "8"], 8)])
 def test_it_writes_videos_with_questions_and_truth(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], captions: str, num_frames: int
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], num_frames: int
 ) -> None:
     pytest.importorskip("av")
-    folder, language = tmp_path / "videos", find_language(captions)
+    folder = tmp_path / "videos"
     arguments = ["scenes", "--videos", "--num_scenes", "3", "--split", "heldout", "--seed", "7", *options]
     assert main([*arguments, "--output", str(folder), "--json", "--image-size", "64"]) == 0
     assert json.loads(capsys.readouterr().out) == {"output": str(folder), "count": 3, "split": "heldout"}
@@ -131,18 +129,19 @@ def test_it_writes_videos_with_questions_and_truth(
     assert [record["file_name"] for record in written] == [f"videos/{i:06d}.mp4" for i in range(3)]
     assert (folder / "captions.txt").read_text().splitlines() == [record["text"] for record in written]
     for number, record in enumerate(written):
-        truth = language.sample(7 + number, num_frames, "heldout")
+        truth = sample_story(7 + number, num_frames, "heldout")
         video = read_video(folder / record["file_name"])
         assert torch.equal(video.frames, (render_video(truth, 64) * 255).round().byte())
         assert video.frames_per_second == record["frames_per_second"] == 2.0
         assert tuple(Scene.from_dict(scene) for scene in record["video"]["frames"]) == truth.frames
         assert [event["kind"] for event in record["video"]["events"]] == [event.kind for event in truth.events]
-        caption = language.compose(truth, 7 + number)
+        caption = compose_written_caption(truth, 7 + number)
         assert record["text"] == caption.text
         assert {tuple(claim) for claim in record["claims"]} == caption.claims
-        assert [(each["question"], each["answer"]) for each in record["questions"]] == language.questions(truth)
+        assert [(each["question"], each["answer"]) for each in record["questions"]] == compose_written_questions(truth)
         assert [len(boxes) for boxes in record["boxes"]] == [len(scene.objects) for scene in truth.frames]
-        assert any(is_heldout_object(item.shape, item.colour, item.material) for item in truth.objects)
+        seen = {item for scene in truth.frames for item in scene.objects}
+        assert any(is_heldout_object(item.shape, item.colour, item.material) for item in seen)
     assert Image.open(folder / "contact_sheet.png").width > 8 * 64
 
 

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+
 import pytest
+import torch
+from scene_truth import render_video
 from video_order import backwards
 
 from scenes.rendering import camera
@@ -53,6 +58,25 @@ def test_events_follow_each_other_inside_the_video() -> None:
     for story in STORIES:
         assert all(0 < event.first < event.last < len(story.frames) for event in story.events)
         assert all(one.last <= other.first for one, other in zip(story.events, story.events[1:], strict=False))
+
+
+def test_nothing_stands_in_anything() -> None:
+    for story in STORIES:
+        for scene in story.frames:
+            for one, other in itertools.combinations(scene.objects, 2):
+                apart = math.dist((one.x, one.depth), (other.x, other.depth))
+                assert apart >= 0.999 * (one.footprint + other.footprint)
+
+
+def test_frames_are_drawn_and_only_what_happens_changes() -> None:
+    story = next(story for story in STORIES if "goes right" in [event.kind for event in story.events])
+    event = next(event for event in story.events if event.kind == "goes right")
+    frames = render_video(story, 64)
+    assert frames.shape == (len(story.frames), 3, 64, 64) and 0 <= float(frames.min()) <= float(frames.max()) <= 1
+    moved = (frames[event.last] - frames[event.first]).abs().sum(0)  # [64, 64]
+    assert float(moved[:10].max()) < 1e-5  # the sky stays
+    assert float((moved > 0.1).float().mean()) > 0.01
+    assert torch.equal(render_video(story, 64), frames)
 
 
 def test_training_shows_no_held_out_object_in_any_colour() -> None:

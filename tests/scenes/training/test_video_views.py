@@ -10,8 +10,8 @@ from scenes.models.architectures import (
     VideoLLMConfig,
     VisionModelConfig,
     build_model,
-    build_processor,
 )
+from scenes.models.processor import build_processor
 from scenes.training import video_views
 from vargen.models.video_llms.frames import CAPTION_PROMPTS, VideoFrames, processor_inputs
 from vargen.models.video_llms.pruning import keep_uniform, visual_gain
@@ -25,7 +25,7 @@ CONFIG = VideoLLMConfig(
 @pytest.fixture(scope="module")
 def model():
     torch.manual_seed(0)
-    model = build_model(CONFIG, build_processor(CONFIG).tokenizer).eval()
+    model = build_model(CONFIG, build_processor(CONFIG.image_size, CONFIG.patch_size).tokenizer).eval()
     for weight in model.parameters():
         weight.data.mul_(3 if weight.ndim == 2 else 1)
     return model.requires_grad_(False)
@@ -34,7 +34,9 @@ def model():
 @pytest.fixture(scope="module")
 def request_of(model):
     frames = VideoFrames.from_frames(torch.randint(0, 255, (8, 3, 64, 64), dtype=torch.uint8))
-    return prepare_request(model, processor_inputs(build_processor(CONFIG), frames, CAPTION_PROMPTS[0]))
+    return prepare_request(
+        model, processor_inputs(build_processor(CONFIG.image_size, CONFIG.patch_size), frames, CAPTION_PROMPTS[0])
+    )
 
 
 def view_of(request) -> video_views.View:

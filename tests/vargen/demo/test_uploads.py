@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from transformers import Qwen2VLVideoProcessor
 
 from vargen.base.errors import UserError
 from vargen.demo import uploads
@@ -13,7 +15,7 @@ from vargen.models.video_llms import frames
 from vargen.models.video_llms.frames import measure_video, write_video
 
 av = pytest.importorskip("av", reason='videos need the extra "video"')
-LIMITS = {"min_frames": 4, "max_frames": 16, "temporal_patch_size": 2}
+PROCESSOR = SimpleNamespace(video_processor=Qwen2VLVideoProcessor())
 
 
 @pytest.fixture(scope="module")
@@ -25,9 +27,9 @@ def video(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_frames_are_spread_over_the_video(video: Path) -> None:
-    read = uploads.read_upload(str(video), 6, LIMITS)
+    read = uploads.read_upload(str(video), 6, PROCESSOR)
     assert read.frames_indices == (0, 2, 4, 6, 8, 10) and read.frames.shape == (6, 3, 16, 24)
-    assert len(uploads.read_upload(str(video), 32, LIMITS).frames_indices) == 12  # all there are
+    assert len(uploads.read_upload(str(video), 32, PROCESSOR).frames_indices) == 12  # all there are
 
 
 def test_a_video_is_measured_before_it_is_decoded(video: Path) -> None:
@@ -51,7 +53,7 @@ def test_what_is_too_much_is_refused_undecoded(
     monkeypatch.setattr(uploads, limit, value)
     monkeypatch.setattr(frames, "read_video", lambda *_, **__: pytest.fail("was decoded"))
     with pytest.raises(UserError, match=said) as refused:
-        uploads.read_upload(str(video), 6, LIMITS)
+        uploads.read_upload(str(video), 6, PROCESSOR)
     assert "of mine.mp4" in str(refused.value) and str(video.parent) not in str(refused.value)
 
 
@@ -70,7 +72,7 @@ def test_a_file_that_is_no_video_is_refused(tmp_path: Path, content: bytes) -> N
     path = tmp_path / "broken.mp4"
     path.write_bytes(content)
     with pytest.raises(UserError, match="broken") as refused:
-        uploads.read_upload(str(path), 6, LIMITS)
+        uploads.read_upload(str(path), 6, PROCESSOR)
     assert str(tmp_path) not in str(refused.value)
 
 
@@ -79,11 +81,11 @@ def test_a_play_list_never_reaches_the_decoder(tmp_path: Path, monkeypatch: pyte
     path.write_bytes(b"#EXTM3U\n#EXTINF:1,\nfile:///etc/passwd\n")
     monkeypatch.setattr(frames, "measure_video", lambda _: pytest.fail("was opened"))
     with pytest.raises(UserError, match="is no video"):
-        uploads.read_upload(str(path), 6, LIMITS)
+        uploads.read_upload(str(path), 6, PROCESSOR)
 
 
 def test_half_a_video_is_refused_or_its_frames_are_whole(video: Path, tmp_path: Path) -> None:
     path = tmp_path / "half.mp4"
     path.write_bytes(video.read_bytes()[: video.stat().st_size // 2])
     with pytest.raises(UserError, match="half"):
-        uploads.read_upload(str(path), 6, LIMITS)
+        uploads.read_upload(str(path), 6, PROCESSOR)

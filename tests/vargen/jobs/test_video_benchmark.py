@@ -19,7 +19,7 @@ from vargen.methods.catalogue import resolve_method
 from vargen.models.video_llms.frames import write_video
 from vargen.runs.records import Records
 
-FRAMES, SIZE = 4, 64
+FRAMES, SIZE = 8, 64
 
 
 def kept(method: str, batch: int, seconds: float, decode: float, tokens: int, right: float, **more: Any) -> dict:
@@ -113,8 +113,6 @@ def test_the_command(qwen_pair: Path, tmp_path: Path, capsys: pytest.CaptureFixt
         str(FRAMES),
         "--image_size",
         str(SIZE),
-        "--captions",
-        "plain",
         "--max_new_tokens",
         "10",
         "--quiet",

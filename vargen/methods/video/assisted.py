@@ -33,7 +33,6 @@ class AssistedConfig(VideoMethodConfig):
         self._number("draft_length", 1, MAX_DRAFT, whole=True)
 
     def check_drafter(self, trained: Collection[str], paired: bool) -> None:
-        """Refuse it without a draft model. Raises UserError."""
         self._need_draft_model(paired)
 
     def _players(self, components: VideoComponents) -> OwnLoop:

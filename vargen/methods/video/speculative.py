@@ -64,7 +64,6 @@ class SpeculativeConfig(VideoMethodConfig):
         self._number("draft_length", 1, MAX_DRAFT, whole=True)
 
     def check_drafter(self, trained: Collection[str], paired: bool) -> None:
-        """Refuse a pair without its draft model. Raises UserError."""
         if self.drafter == "pair":
             self._need_draft_model(paired, '; or set drafter "self"')
 
@@ -90,7 +89,6 @@ class SpeculativeConfig(VideoMethodConfig):
         return None
 
     def _verifier(self, components: VideoComponents, target: Target) -> Verifier | None:
-        """As `Method.verifier`."""
         return None
 
     def _pruning(self, num_layers: int) -> Pruning:

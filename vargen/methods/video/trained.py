@@ -55,7 +55,6 @@ class TrainedDrafterConfig(VideoMethodConfig):
             self._number("depth", 1, MAX_DRAFT, whole=True)
 
     def check_drafter(self, trained: Collection[str], paired: bool) -> None:
-        """Refuse it where no such draft head came with the model and none is named. Raises UserError."""
         if self.drafter is None and self.name not in trained:
             raise UserError(
                 f"{self.name}.drafter must be given: no drafter of the kind {self.name!r} came with the model; train "

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import partial
 from os import PathLike
 from pathlib import Path
 from types import ModuleType
@@ -33,8 +32,8 @@ from vargen.base.prompts import unknown_words
 from vargen.base.reading import reason_of
 from vargen.runs.files import atomic_path
 
-MIN_FRAMES, MAX_FRAMES, TEMPORAL_PATCH_SIZE = 4, 768, 2
-"""Qwen2.5-VL's: fewest and most frames of a video, and frames that become one step of time."""
+MAX_FRAMES = 768
+"""Most frames of a video that are taken where neither the processor nor anybody else says how many: Qwen2.5-VL's."""
 
 FRAMES_PER_SECOND = 2.0
 """Of frames whose times nobody says; what Qwen2.5-VL looks at of a second."""
@@ -105,86 +104,25 @@ class VideoFrames:
         )
 
 
-def frame_limits(processor: Any) -> dict[str, int]:
-    """`min_frames`, `max_frames` and `temporal_patch_size` of `read_video` that suit a processor."""
-    own = processor.video_processor
-    return {
-        "min_frames": getattr(own, "min_frames", None) or 1,
-        "max_frames": getattr(own, "max_frames", None) or MAX_FRAMES,
-        "temporal_patch_size": getattr(own, "temporal_patch_size", None) or 1,
-    }
-
-
-def sample_indices(
-    total_num_frames: int,
-    source_frames_per_second: float,
-    num_frames: int | None = None,
-    frames_per_second: float | None = None,
-    *,
-    min_frames: int = MIN_FRAMES,
-    max_frames: int = MAX_FRAMES,
-    temporal_patch_size: int = TEMPORAL_PATCH_SIZE,
-) -> list[int]:
-    """Numbers of the frames to take, evenly spread: the rule of transformers' `Qwen2VLVideoProcessor.sample_frames`.
-
-    Args:
-        total_num_frames: of the video.
-        source_frames_per_second: of the video.
-        num_frames: how many to take; rounded to whole steps of time, half to even ones.
-        frames_per_second: how many to take of a second; the number of frames is then cut to whole steps of time and
-            kept between `min_frames` and `max_frames`. Without either, every frame is taken.
-        min_frames: the fewest that the model reads at once.
-        max_frames: the most that are taken without asking for more with `num_frames`.
-        temporal_patch_size: frames of a step of time.
-
-    Raises:
-        UserError: both numbers are given, one is out of range, or the video is too short or too long.
-    """
-    total, fewest = total_num_frames, max(min_frames, temporal_patch_size)
-    if num_frames is not None and frames_per_second is not None:
-        raise UserError("num_frames and frames_per_second cannot both be given; leave out one of them")
-    if total < fewest:
-        raise UserError(f"video: it has {_frames(total)}, the model reads at least {fewest}; give a longer one")
-    if num_frames is not None:
-        if num_frames < fewest:
-            raise UserError(f"num_frames: the model reads at least {fewest} frames, got {num_frames}")
-        count = round(num_frames / temporal_patch_size) * temporal_patch_size
-        if count > total:
-            most = total // temporal_patch_size * temporal_patch_size
-            raise UserError(f"num_frames: {count} cannot be taken of a video of {total}; give at most {most}")
-    elif frames_per_second is not None:
-        if not frames_per_second > 0:
-            raise UserError(f"frames_per_second must be above 0, got {frames_per_second}")
-        most = min(max_frames, total) // temporal_patch_size * temporal_patch_size
-        wanted = min(max(total / source_frames_per_second * frames_per_second, min_frames), most)
-        count = int(wanted // temporal_patch_size) * temporal_patch_size
-    elif total > max_frames:
-        raise UserError(
-            f"num_frames: the video has {total} frames, more than {max_frames}; give num_frames or frames_per_second"
-        )
-    else:
-        count = total
-    # In single precision, as there: in a long video some numbers differ by one from exact ones.
-    return torch.arange(0, total, total / count).int()[:count].tolist()
-
-
 def frame_sampler(
-    processor: Any, num_frames: int | None = None, fps: float | None = None
+    processor: Any, num_frames: int | None = None, fps: float | None = None, at_most: bool = False
 ) -> Callable[[int, float], list[int]]:
-    """A processor's own choice of frames, for `take_frames`.
+    """A processor's own choice of frames, for `read_video`.
 
     Args:
         processor: of a Video-LLM.
         num_frames: how many to take; rounded to whole steps of time.
         fps: how many to take of a second, instead. Without either, what the processor's settings say; many say
             nothing, and then every frame is taken.
+        at_most: take all frames of a video that has fewer than `num_frames`.
 
     Returns:
         From the number of frames of a video and its frames a second to the numbers of those to take, which raises
         UserError where the video is too short or too long, or a number out of range.
     """
-    own, limits = processor.video_processor, frame_limits(processor)
-    step, fewest = limits["temporal_patch_size"], max(limits["min_frames"], limits["temporal_patch_size"])
+    own = processor.video_processor
+    step, most = getattr(own, "temporal_patch_size", None) or 1, getattr(own, "max_frames", None) or MAX_FRAMES
+    fewest = max(getattr(own, "min_frames", None) or 1, step)
     by_itself = own.do_sample_frames and (own.fps is not None or own.num_frames is not None)
 
     def choose(total: int, rate: float) -> list[int]:
@@ -194,19 +132,17 @@ def frame_sampler(
         if num_frames is not None:
             if num_frames < fewest:
                 raise UserError(f"num_frames: the model reads at least {fewest} frames, got {num_frames}")
-            asked["num_frames"] = round(num_frames / step) * step
-            if asked["num_frames"] > total:
-                raise UserError(
-                    f"num_frames: {asked['num_frames']} cannot be taken of a video of {total}; give at most "
-                    f"{total // step * step}"
-                )
+            count, whole = round(num_frames / step) * step, total // step * step
+            if count > total and not at_most:
+                raise UserError(f"num_frames: {count} cannot be taken of a video of {total}; give at most {whole}")
+            asked["num_frames"] = min(count, whole)
         elif fps is not None:
             asked["fps"] = fps
         elif not by_itself:
-            if total > limits["max_frames"]:
+            if total > most:
                 raise UserError(
-                    f"num_frames: the video has {total} frames, more than {limits['max_frames']}, and the model's "
-                    f"processor takes all; give num_frames or fps"
+                    f"num_frames: the video has {total} frames, more than {most}, and the model's processor takes all; "
+                    f"give num_frames or fps"
                 )
             return list(range(total))
         metadata = VideoMetadata(total_num_frames=total, fps=rate, duration=total / rate)
@@ -220,52 +156,31 @@ def frame_sampler(
     return choose
 
 
+def every_frame(total: int, rate: float) -> list[int]:
+    """Chooses all frames, for `read_video`."""
+    return list(range(total))
+
+
 def read_video(
     path: str | PathLike[str],
-    num_frames: int | None = None,
+    choose: Callable[[int, float], list[int]] = every_frame,
     frames_per_second: float | None = None,
-    *,
-    min_frames: int = MIN_FRAMES,
-    max_frames: int = MAX_FRAMES,
-    temporal_patch_size: int = TEMPORAL_PATCH_SIZE,
 ) -> VideoFrames:
     """Take frames out of a video.
 
     Args:
         path: a video file or animated picture that FFmpeg reads, or a folder of pictures. Those are taken by name
-            ("2.png" before "10.png"), `frames_per_second` of them a second (without it, 2).
-        num_frames, frames_per_second, min_frames, max_frames, temporal_patch_size: as for `sample_indices`;
-            `frame_limits` has the last three of a processor.
+            ("2.png" before "10.png").
+        choose: gives the numbers of the frames to take, ascending, of how many there are and how many a second; see
+            `frame_sampler`.
+        frames_per_second: of pictures in a folder; None: 2.
+
     Returns:
         The frames, upright where the file says how it was held.
 
     Raises:
-        UserError: nothing there, no video, damaged, too short, frames of different sizes, numbers out of range, or
-            PyAV is not installed.
-    """
-    choose = partial(
-        sample_indices,
-        num_frames=num_frames,
-        frames_per_second=frames_per_second,
-        min_frames=min_frames,
-        max_frames=max_frames,
-        temporal_patch_size=temporal_patch_size,
-    )
-    return take_frames(path, choose, frames_per_second)
-
-
-def take_frames(
-    path: str | PathLike[str], choose: Callable[[int, float], list[int]], frames_per_second: float | None = None
-) -> VideoFrames:
-    """`read_video` by another rule, such as `frame_sampler`'s.
-
-    Args:
-        path: see `read_video`.
-        choose: gives the numbers of the frames to take, ascending, of how many there are and how many a second.
-        frames_per_second: of pictures in a folder; None: 2.
-
-    Raises:
-        UserError: see `read_video`, or what `choose` raises.
+        UserError: nothing there, no video, damaged, frames of different sizes, what `choose` raises, or PyAV is not
+            installed.
     """
     place = _existing(path)
 
@@ -278,16 +193,6 @@ def take_frames(
     if place.is_dir():
         return _read_folder(place, chosen, FRAMES_PER_SECOND if frames_per_second is None else frames_per_second)
     return _read_file(place, chosen)
-
-
-def count_frames(path: str | PathLike[str]) -> int:
-    """How many frames a video has. Raises UserError as `read_video` does."""
-    place = _existing(path)
-    if place.is_dir():
-        return len(_pictures_of(place))
-    with _opened(place) as (container, stream):
-        index = _frame_index(container, stream)
-    return len(_decoded_times(place) if index is None else index)
 
 
 @dataclass(frozen=True)

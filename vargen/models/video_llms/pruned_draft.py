@@ -61,15 +61,12 @@ class PrunedDraft(VideoTarget):
         return self._sent_home(super().prefill())
 
     def forward(self, tokens: Tensor, mask: Tensor, depths: Tensor) -> TargetOutput:
-        """See `VideoTarget.forward`."""
         return self._sent_home(super().forward(*(each.to(self.device) for each in (tokens, mask, depths))))
 
     def commit(self, node_indices: Tensor | None, counts: Tensor) -> None:
-        """See `VideoTarget.commit`."""
         super().commit(None if node_indices is None else node_indices.to(self.device), counts.to(self.device))
 
     def rewind(self, counts: Tensor) -> None:
-        """See `TransformersTarget.rewind`."""
         super().rewind(counts.to(self.device))
 
     def _sent_home(self, output: TargetOutput) -> TargetOutput:

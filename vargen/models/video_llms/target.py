@@ -169,7 +169,6 @@ class VideoTarget(TransformersTarget):
 
     @torch.no_grad()
     def forward(self, tokens: Tensor, mask: Tensor, depths: Tensor) -> TargetOutput:
-        """See `TransformersTarget.forward`; what has been said is less likely by `repetition_penalty`."""
         output = super().forward(tokens, mask, depths)
         if self._repetition is not None:
             self._fed = tokens
@@ -177,7 +176,6 @@ class VideoTarget(TransformersTarget):
         return output
 
     def commit(self, node_indices: Tensor | None, counts: Tensor) -> None:
-        """See `specdecode.roles.Target.commit`."""
         if self._repetition is not None:
             kept = self._fed if node_indices is None else self._fed.gather(1, node_indices.clamp(min=0))
             self._repetition.keep(kept, self._num_kept())
@@ -210,7 +208,6 @@ class VideoTarget(TransformersTarget):
         return torch.stack([layer.sum(0) for layer in self.prompts[row].attention_by_layer()]).mean(0) / num_heads
 
     def run(self, *arguments: Any, **options: Any) -> TargetOutput:
-        """See `TransformersTarget.run`."""
         self.forward_passes += 1
         return super().run(*arguments, **options)
 

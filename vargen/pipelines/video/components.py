@@ -63,12 +63,10 @@ class VideoLLMComponents:
 
     @property
     def batch_size(self) -> int:
-        """Number of prompts."""
         return len(self.inputs)
 
     @property
     def num_layers(self) -> int:
-        """Decoder layers of the target."""
         return int(self.model.config.get_text_config().num_hidden_layers)
 
     @property
@@ -126,15 +124,12 @@ class VideoLLMComponents:
     # What methods ask for: see `vargen.methods.video.base.VideoComponents`.
 
     def target(self, num_nodes: int, **options: Any) -> VideoTarget:
-        """The large model over the requests; options as of `VideoTarget`."""
         return VideoTarget(self.model, self.requests, **options, **self.sizes(num_nodes))
 
     def visual_states(self, target: VideoTarget) -> list[Tensor]:
-        """Of each prompt, the target's final hidden states [m, dim] at its visual tokens."""
         return [seen.visual_hidden_states for seen in target.prompts]
 
     def pruned_draft(self, target: VideoTarget, drafter: str, pruning: Pruning, num_nodes: int) -> PrunedDraft:
-        """The model that drafts over a part of the video. It chooses the part when the target has seen everything."""
         model = self.draft_weights(drafter)
         return PrunedDraft(
             model,
@@ -146,20 +141,16 @@ class VideoLLMComponents:
         )
 
     def sparse_draft(self, target: VideoTarget, keep_ratio: float, num_nodes: int) -> SparseDraft:
-        """The target's own weights over a sparse part of its cache."""
         budgets = [token_budget(request.num_visual, keep_ratio) for request in self.requests]
         return SparseDraft(target, budgets, **self.sizes(num_nodes))
 
     def draft_head(self, network: VideoHead, target: VideoTarget) -> VideoDraftHead:
-        """The network of a draft head beside its target."""
         return VideoDraftHead(network, target)
 
     def fastv_target(self, keep_ratio: float, layer: int) -> FastVTarget:
-        """The target, which keeps this share of the visual tokens after a decoder layer."""
         return FastVTarget(self.model, self.requests, keep_ratio, layer, **self.sizes(1))
 
     def sparsevlm_target(self, keep_ratio: float) -> SparseVLMTarget:
-        """The target, which is left with this share of the visual tokens in the end."""
         stages = sparsevlm_stages(self.num_layers, keep_ratio)
         return SparseVLMTarget(self.model, self.requests, stages, **self.sizes(1))
 
@@ -181,7 +172,6 @@ class VideoLLMComponents:
         )
 
     def assisted(self, draft_length: int) -> AssistedLoop:
-        """transformers' own assisted generation with the draft model."""
         (inputs,) = self.inputs
         return AssistedLoop(self.model, self.draft_weights("pair"), inputs, draft_length, self.repetition_penalty)
 

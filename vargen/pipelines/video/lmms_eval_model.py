@@ -24,7 +24,7 @@ from tqdm import tqdm
 from metrics.speculation import summarise
 from vargen.base.errors import UserError
 from vargen.methods.catalogue import resolve_method
-from vargen.models.video_llms.frames import count_frames, frame_limits, frame_sampler, take_frames
+from vargen.models.video_llms.frames import frame_sampler, read_video
 from vargen.pipelines.loading import place_and_precision
 from vargen.pipelines.video.answering import Answer, VideoAnswerer
 from vargen.pipelines.video.options import VideoOptions
@@ -122,12 +122,9 @@ class VargenVideo(lmms):
     def _answer(self, video: str, question: str, settings: dict[str, Any], number: int) -> Answer:
         if self.answerer is None:
             raise UserError("lmms-eval has released this model; make a new one")
-        processor, num_frames = self.answerer.processor, self.options.num_frames
-        if num_frames is not None:
-            step = frame_limits(processor)["temporal_patch_size"]
-            num_frames = min(num_frames, count_frames(video) // step * step)
         fps = self.options.fps
-        frames = take_frames(video, frame_sampler(processor, num_frames, fps), fps)
+        choose = frame_sampler(self.answerer.processor, self.options.num_frames, fps, at_most=True)
+        frames = read_video(video, choose, fps)
         return self.answerer.answer(frames, question, self.method, seed=self.options.seed + number, **settings)
 
     def loglikelihood(self, requests: Sequence[Any]) -> list[tuple[float, bool]]:

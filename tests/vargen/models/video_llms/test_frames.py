@@ -20,28 +20,33 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from small_video_llms import build_llava_processor
 from torch import Tensor
 from transformers import Qwen2VLVideoProcessor
 from transformers.video_utils import VideoMetadata
 
 import vargen.models.video_llms.frames as frames_module
-from scenes.models.processor import build_llava_processor, build_qwen_processor
+from scenes.models.processor import build_processor
 from vargen.base.errors import UserError
 from vargen.models.video_llms.frames import (
     QuestionWarning,
     VideoFrames,
-    count_frames,
-    frame_limits,
     frame_sampler,
     processor_inputs,
     read_video,
-    sample_indices,
     write_video,
 )
 
 av = pytest.importorskip("av")
 
-PROCESSORS: dict[str, Callable[[int, int], Any]] = {"qwen": build_qwen_processor, "llava": build_llava_processor}
+
+def sampler(**asked: Any) -> Callable[[int, float], list[int]]:
+    """Qwen2.5-VL's choice, without a rate of its own."""
+    processor = Qwen2VLVideoProcessor(**{name: asked.pop(name) for name in ("temporal_patch_size",) if name in asked})
+    return frame_sampler(SimpleNamespace(video_processor=processor), **asked)
+
+
+PROCESSORS: dict[str, Callable[[int, int], Any]] = {"qwen": build_processor, "llava": build_llava_processor}
 QUESTION = "describe the video in detail."
 
 
@@ -116,11 +121,11 @@ def test_frames_are_those_of_decoding_everything(
     files: dict[str, Path], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     everything = decode_everything(files[name])
-    assert count_frames(files[name]) == len(everything) > 30
+    assert len(everything) > 30
     in_order, used = frames_module._decode_in_order, []
     monkeypatch.setattr(frames_module, "_decode_in_order", lambda *given: used.append(1) or in_order(*given))
-    for chosen in ({"num_frames": 8}, {"num_frames": 30}, {"frames_per_second": 7.0}, {}):
-        video = read_video(files[name], **chosen)  # type: ignore[arg-type]
+    for chosen in ({"num_frames": 8}, {"num_frames": 30}, {"fps": 7.0}, {}):
+        video = read_video(files[name], sampler(**chosen))
         assert torch.equal(video.frames, everything[list(video.frames_indices)]), (name, chosen)
         assert video.total_num_frames == len(everything)
         spacing = np.diff(video.times) / np.diff(video.frames_indices)
@@ -160,10 +165,10 @@ def test_no_more_is_decoded_than_is_needed(
 ) -> None:
     path = encode(tmp_path / "long.mp4", moving(300, (32, 32)), "libx264", {"g": "10", "keyint_min": "10", "bf": "2"})
     with counting(monkeypatch) as count:
-        read_video(path, num_frames=4)
+        read_video(path, sampler(num_frames=4))
     assert count[0] <= 4 * 10  # of 300
     with counting(monkeypatch) as count:
-        read_video(files["one_gop.mp4"], num_frames=4)
+        read_video(files["one_gop.mp4"], sampler(num_frames=4))
     assert count[0] <= 31  # the last one is number 30; nothing is decoded twice
 
 
@@ -194,8 +199,7 @@ def test_what_an_edit_list_cuts_off_is_no_frame(files: dict[str, Path], tmp_path
                 cut.mux(packet)
     everything = decode_everything(path)
     assert len(everything) == 36
-    assert count_frames(path) == 36
-    video = read_video(path, num_frames=6)
+    video = read_video(path, sampler(num_frames=6))
     assert torch.equal(video.frames, everything[list(video.frames_indices)])
 
 
@@ -233,33 +237,33 @@ def test_times_and_rate_of_uneven_frames(tmp_path: Path) -> None:
 @settings(max_examples=300, deadline=None)
 def test_a_number_of_frames_is_sampled_as_the_processor_does(total: int, wanted: int, step: int) -> None:
     processor = Qwen2VLVideoProcessor(temporal_patch_size=step)
-    rounded = round(wanted / step) * step
+    choose, rounded = sampler(num_frames=wanted, temporal_patch_size=step), round(wanted / step) * step
     if rounded > total:
         with pytest.raises(UserError, match=f"num_frames: {rounded} cannot be taken of a video of {total}"):
-            sample_indices(total, 30.0, wanted, temporal_patch_size=step)
+            choose(total, 30.0)
+        whole = total // step * step
+        taken = sampler(num_frames=wanted, at_most=True, temporal_patch_size=step)(total, 30.0)
+        assert len(taken) == whole and taken == sampler(num_frames=whole, temporal_patch_size=step)(total, 30.0)
         return
     expected = processor.sample_frames(VideoMetadata(total_num_frames=total, fps=30.0), num_frames=wanted).tolist()
     # Where rounding makes torch.arange one longer, its last number is no frame.
-    assert sample_indices(total, 30.0, wanted, temporal_patch_size=step) == expected[:rounded]
+    assert choose(total, 30.0) == expected[:rounded]
 
 
 def test_no_frame_behind_the_last_is_taken() -> None:
     """Steps that are no whole number of frames: rounding makes torch.arange one longer than it should be."""
-    processor = SimpleNamespace(video_processor=Qwen2VLVideoProcessor())
-    at_a_rate = frame_sampler(processor, None, 2.0)
     for total in (367, 382, 670):
-        taken = at_a_rate(total, 24.0)
-        assert taken[-1] < total and taken == sample_indices(total, 24.0, frames_per_second=2.0)
-    fourteen = frame_sampler(processor, 14, None)
+        assert sampler(fps=2.0)(total, 24.0)[-1] < total
     for total in (17, 34, 41, 49):
-        assert fourteen(total, 24.0) == sample_indices(total, 24.0, 14) and len(fourteen(total, 24.0)) == 14
+        taken = sampler(num_frames=14)(total, 24.0)
+        assert len(taken) == 14 and taken[-1] < total
 
 
 @given(st.integers(4, 4000), st.sampled_from([8.0, 24.0, 30000 / 1001, 60.0]), st.floats(0.05, 40.0))
 @settings(max_examples=300, deadline=None)
 def test_a_rate_is_sampled_as_the_processor_does(total: int, source: float, wanted: float) -> None:
     expected = Qwen2VLVideoProcessor().sample_frames(VideoMetadata(total_num_frames=total, fps=source), fps=wanted)
-    indices = sample_indices(total, source, frames_per_second=wanted)
+    indices = sampler(fps=wanted)(total, source)
     assert indices == expected.tolist()[: len(indices)] and len(expected) - len(indices) in (0, 1)
     assert all(a < b for a, b in itertools.pairwise(indices)) and indices[-1] < total
 
@@ -269,8 +273,8 @@ def test_inputs_are_those_of_giving_the_processor_the_whole_video(files: dict[st
     processor = PROCESSORS[name](32, 8)
     path = files["h264.mp4"]
     everything = decode_everything(path)
-    for chosen, theirs in (({"num_frames": 6}, {"num_frames": 6}), ({"frames_per_second": 5.0}, {"fps": 5.0})):
-        inputs = processor_inputs(processor, read_video(path, **chosen, **frame_limits(processor)), QUESTION)  # type: ignore[arg-type]
+    for chosen in ({"num_frames": 6}, {"fps": 5.0}):
+        inputs = processor_inputs(processor, read_video(path, frame_sampler(processor, **chosen)), QUESTION)
         text = processor.apply_chat_template(
             [{"role": "user", "content": [{"type": "video"}, {"type": "text", "text": QUESTION}]}],
             add_generation_prompt=True,
@@ -284,7 +288,7 @@ def test_inputs_are_those_of_giving_the_processor_the_whole_video(files: dict[st
             video_metadata=[VideoMetadata(total_num_frames=len(everything), fps=30.0)],
             do_sample_frames=True,
             return_tensors="pt",
-            **theirs,
+            **chosen,
         )
         tensors = {key for key, value in expected.items() if isinstance(value, Tensor)}
         assert set(inputs) == tensors >= {"input_ids", "attention_mask", "pixel_values_videos"}
@@ -293,10 +297,10 @@ def test_inputs_are_those_of_giving_the_processor_the_whole_video(files: dict[st
 
 
 def test_seconds_of_a_step_come_from_the_frames_taken(files: dict[str, Path]) -> None:
-    processor = build_qwen_processor(32, 8)
+    processor = build_processor(32, 8)
     own = processor_inputs(processor, VideoFrames.from_frames(moving(8), 2.0), QUESTION)
     assert own["second_per_grid_ts"].tolist() == [1.0]  # two frames to a step, two frames a second
-    video = read_video(files["h264.mp4"], num_frames=8)  # 41 frames, 30 a second
+    video = read_video(files["h264.mp4"], sampler(num_frames=8))  # 41 frames, 30 a second
     inputs = processor_inputs(processor, video, QUESTION)
     assert inputs["second_per_grid_ts"].tolist() == pytest.approx([2 * 41 / 30 / 8])
     assert inputs["video_grid_thw"].tolist()[0][0] == 4
@@ -321,14 +325,14 @@ def test_processors_say_nothing(name: str, capfd: pytest.CaptureFixture[str], ca
 
 @pytest.mark.parametrize("name", ["video_token", "image_token"])
 def test_a_processors_own_words_are_no_questions(name: str) -> None:
-    processor = build_qwen_processor(32, 8)
+    processor = build_processor(32, 8)
     setattr(processor, name, "<clip>")  # a word of the processor alone: the tokenizer does not call it special
     with pytest.raises(UserError, match=r"^question must not contain <clip>; leave it out"):
         processor_inputs(processor, VideoFrames.from_frames(moving(8)), "what is <clip>?")
 
 
 def test_questions_are_checked() -> None:
-    processor, video = build_qwen_processor(32, 8), VideoFrames.from_frames(moving(8))
+    processor, video = build_processor(32, 8), VideoFrames.from_frames(moving(8))
     with pytest.raises(UserError, match="question is empty; ask something"):
         processor_inputs(processor, video, "  ")
     with pytest.raises(UserError, match=r"must not contain <\|video_pad\|>; leave it out"):
@@ -393,8 +397,8 @@ def test_pictures_of_a_folder_come_by_name(tmp_path: Path) -> None:
     Image.open(folder / "3.png").convert("RGBA").save(folder / "3.png")
     video = read_video(folder)
     assert torch.equal(video.frames, frames)  # 2.png before 10.png
-    assert video.times[:3] == (0.0, 0.5, 1.0) and count_frames(folder) == 12
-    assert read_video(folder, num_frames=4).frames_indices == (0, 3, 6, 9)
+    assert video.times[:3] == (0.0, 0.5, 1.0) and video.total_num_frames == 12
+    assert read_video(folder, sampler(num_frames=4)).frames_indices == (0, 3, 6, 9)
     faster = read_video(folder, frames_per_second=4.0)
     assert len(faster.frames) == 12 and faster.times[1] == 0.25 and faster.metadata.sampled_fps == 4.0
 
@@ -440,7 +444,6 @@ def test_errors_name_the_remedy(files: dict[str, Path], tmp_path: Path) -> None:
     Image.new("RGB", (9, 9)).save(mixed / "2.png")
     broken = picture_folder(tmp_path / "broken", moving(4))
     (broken / "1.png").write_bytes((broken / "1.png").read_bytes()[:60])
-    long = picture_folder(tmp_path / "long", moving(1, (16, 16)).expand(9, -1, -1, -1))
     cases: list[tuple[Path, dict[str, Any], str]] = [
         (tmp_path / "absent.mp4", {}, "video: .*absent.mp4 does not exist; give a video file"),
         (tmp_path / "empty", {}, "holds no pictures"),
@@ -450,21 +453,17 @@ def test_errors_name_the_remedy(files: dict[str, Path], tmp_path: Path) -> None:
         (tmp_path / "sound.wav", {}, "has no video stream"),
         (tmp_path / "cover.mp4", {}, "has no video stream"),
         (tmp_path / "short.mp4", {}, r"video: it has 3 frames, the model reads at least 4; give a longer one .*short"),
-        (tmp_path / "short.mp4", {"min_frames": 1, "num_frames": 4}, "num_frames: 4 cannot be taken.*at most 2"),
-        (files["h264.mp4"], {"num_frames": 8, "frames_per_second": 2.0}, "cannot both be given; leave out one"),
         (files["h264.mp4"], {"num_frames": 2}, "num_frames: the model reads at least 4 frames, got 2"),
         (files["h264.mp4"], {"num_frames": 48}, "num_frames: 48 cannot be taken of a video of 41; give at most 40"),
-        (files["h264.mp4"], {"frames_per_second": 0.0}, "frames_per_second must be above 0, got 0.0"),
         (mixed, {}, "different sizes .48x32 and 9x9.; bring them to one size"),
         (broken, {}, "1.png cannot be read as a picture"),
-        (long, {"max_frames": 8}, "num_frames: the video has 9 frames, more than 8; give num_frames or"),
     ]
     for path, arguments, message in cases:
         with pytest.raises(UserError, match=message) as error:
-            read_video(path, **arguments)
+            read_video(path, sampler(**arguments))
         one_line(str(error.value))
     with pytest.raises(UserError, match="it has no frames"):
-        sample_indices(0, 30.0)
+        sampler()(0, 30.0)
     for path, rate, message in (("a.gif", 2.0, "must end in .mp4"), ("a.mp4", 0.0, "between 0.001 and 1000")):
         with pytest.raises(UserError, match=message):
             write_video(moving(4), tmp_path / path, rate)

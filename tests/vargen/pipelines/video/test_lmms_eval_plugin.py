@@ -19,16 +19,15 @@ from typing import Any
 import pytest
 import torch
 from scene_truth import render_video
+from small_video_llms import build_video_llm, save_both
 from transformers import Qwen2VLVideoProcessor
 
 from scenes.models.architectures import (
     TextModelConfig,
     VideoLLMConfig,
     VisionModelConfig,
-    build_model,
-    build_processor,
 )
-from scenes.rendering.video import sample_video
+from scenes.rendering.story import sample_story
 from specdecode.trace import DecodeTrace, StepRecord
 from vargen.base.errors import UserError
 from vargen.methods.catalogue import resolve_method
@@ -195,7 +194,7 @@ def model(logged: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> Call
 @pytest.fixture(scope="module")
 def video(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("videos") / "scene.mp4"
-    write_video(render_video(sample_video(0, 11), 32), path)
+    write_video(render_video(sample_story(0, 11), 32), path)
     return path
 
 
@@ -352,15 +351,8 @@ def test_settings_of_a_method_are_named_as_on_the_command_line(model: Callable[.
 
 def test_a_real_model_answers(logged: list[dict[str, Any]], video: Path, tmp_path: Path) -> None:
     torch.manual_seed(0)
-    config = VideoLLMConfig(
-        image_size=32,
-        num_frames=4,
-        text=TextModelConfig(32, 48, 2, 2, 1),
-        vision=VisionModelConfig(16, 32, 1, 2),
-    )
-    processor = build_processor(config)
-    for module in (build_model(config, processor.tokenizer), processor):
-        module.save_pretrained(tmp_path)
+    config = VideoLLMConfig(32, 8, 4, TextModelConfig(32, 48, 2, 2, 1), VisionModelConfig(16, 32, 1, 2))
+    save_both(tmp_path, *build_video_llm(config))
     made = model_class().create_from_arg_string(f"pretrained={tmp_path},num_frames=8,device=cpu", {"batch_size": 1})
     results = ask(made, video, ["describe the video in detail."] * 2, max_new_tokens=5)
     assert results[0].text == results[1].text and 1 <= results[0].token_counts.output_tokens <= 5

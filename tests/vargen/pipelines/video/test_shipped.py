@@ -8,7 +8,7 @@ import pytest
 from pair_measures import pruning_scores, shows_object
 from video_order import order_answers
 
-from scenes.captions.languages import language_of
+from scenes.captions.story_captions import written_accuracy
 from scenes.cases import scene_video_cases
 from scenes.shipped import VIDEO_FRAMES, VIDEO_SIDE
 from specdecode.kernels.quantized import quantization_of
@@ -41,7 +41,7 @@ def answers() -> dict[str, list[Answer]]:
 def accuracy(case: VideoCase, answer: Answer) -> float:
     """F1 of what a caption claims."""
     assert case.truth is not None
-    return language_of(case.truth).accuracy(case.truth, answer.text, "all")
+    return written_accuracy(case.truth, answer.text)
 
 
 def test_what_is_kept_by_visual_gain_shows_objects() -> None:

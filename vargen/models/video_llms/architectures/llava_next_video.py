@@ -23,7 +23,6 @@ class LlavaNextVideo(Architecture):
     }
 
     def encode(self, model: Any, inputs: Mapping[str, Tensor]) -> VideoFeatures:
-        """See `Architecture`."""
         import torch
 
         output = model.model.get_video_features(inputs["pixel_values_videos"], return_dict=True)

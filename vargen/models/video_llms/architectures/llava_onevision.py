@@ -20,7 +20,6 @@ class LlavaOnevision(Architecture):
     num_separators: ClassVar[int] = 1
 
     def encode(self, model: Any, inputs: Mapping[str, Tensor]) -> VideoFeatures:
-        """See `Architecture`."""
         import torch
 
         output = model.model.get_video_features(inputs["pixel_values_videos"], return_dict=True)

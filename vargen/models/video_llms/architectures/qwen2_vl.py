@@ -28,11 +28,9 @@ class Qwen2VL(Architecture):
     needs: ClassVar[tuple[str, ...]] = ("mm_token_type_ids", "video_grid_thw")
 
     def encode(self, model: Any, inputs: Mapping[str, Tensor]) -> VideoFeatures:
-        """See `Architecture`."""
         return VideoFeatures(self._joined(self._output(model, inputs).pooler_output))
 
     def positions(self, model: Any, inputs: Mapping[str, Tensor]) -> tuple[Tensor, int]:
-        """See `Architecture`."""
         told = {name: inputs[name] for name in _OF_POSITIONS if name in inputs}
         positions, _ = model.model.get_rope_index(inputs["input_ids"], **told)
         positions = positions[-self.num_axes :]

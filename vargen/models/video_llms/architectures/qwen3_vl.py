@@ -29,7 +29,6 @@ class Qwen3VL(Qwen2VL):
         return super().frame_size(video_processor, most, num_frames)
 
     def encode(self, model: Any, inputs: Mapping[str, Tensor]) -> VideoFeatures:
-        """See `Architecture`."""
         output = self._output(model, inputs)
         stacked = tuple(self._joined(parts) for parts in output.deepstack_features)
         return VideoFeatures(self._joined(output.pooler_output), stacked)

@@ -149,7 +149,11 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Pixels:
-    """How codes become a picture.
+    """How codes become a picture, by `pixels.py`.
+
+    The pipeline asks it for four functions: `load_pixels(path, family, dtype)` gives a network; `decode_codes(network,
+    codes)` gives fp32 [B, 3, H, W] of codes [B, h, w]; `intensities(pictures, rounded)` gives fp32 [B, H, W, 3] from 0
+    to 255 before they are cut to whole numbers; `code_vectors(network)` gives [C, d], what codes are compared by.
 
     Args:
         network: "vqvae": a `diffusers.VQModel`; "torchscript": a TorchScript file whose path the user gives; "own": a

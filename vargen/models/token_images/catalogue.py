@@ -10,10 +10,25 @@ from collections.abc import Mapping
 from typing import Any
 
 from vargen.base.errors import UserError, did_you_mean
+from vargen.models.token_images.anole import ANOLE
 from vargen.models.token_images.description import TokenImageFamily
 from vargen.models.token_images.emu3_5 import EMU3_5
+from vargen.models.token_images.liquid import LIQUID
+from vargen.models.token_images.lumina_mgpt import LUMINA_MGPT
+from vargen.models.token_images.lumina_mgpt_2 import LUMINA_MGPT_2
+from vargen.models.token_images.simplear import SIMPLEAR
 
-TOKEN_IMAGE_FAMILIES = {family.name: family for family in (EMU3_5,)}
+TOKEN_IMAGE_FAMILIES = {
+    family.name: family
+    for family in (
+        EMU3_5,
+        LUMINA_MGPT,
+        LUMINA_MGPT_2,
+        ANOLE,
+        SIMPLEAR,
+        LIQUID,
+    )
+}
 """By name. Emu3 is described too, and has a pipeline of its own, which reads its classes of transformers."""
 
 FAMILY_KEY = "vargen_family"

@@ -327,9 +327,11 @@ class TokenImagePipeline(TokenImages):
         codes = self.vocabulary.ids.to(ids.device)
         if self.family.guidance.image_scale is None or not bool(torch.isin(ids, codes).any()):
             return []
-        around = [number for number in self.family.marks.values() if number is not None]
-        begins = getattr(self.model.config, "bos_token_id", None)
-        kept = torch.cat((codes, codes.new_tensor([*around, *([] if begins is None else [begins])])))
+        family, tokenizer = self.family, self.tokenizer
+        begins = self.model.config.bos_token_id if tokenizer is None else tokenizer.bos_token_id
+        begun = family.begin(*family.sizes.usual)
+        around = [number for name, number in family.marks.items() if name == family.end or name in begun]
+        kept = torch.cat((codes, codes.new_tensor([number for number in (begins, *around) if number is not None])))
         rows = [row[seen.bool() & torch.isin(row, kept)] for row, seen in zip(ids, mask, strict=True)]
         return [_left_padded(rows)]
 

@@ -94,6 +94,8 @@ class Sizes:
         if (height is None) != (width is None):
             raise UserError("height and width must be given both, or none of them; ratio stands for both")
         if height is not None and width is not None:
+            if ratio is not None:
+                raise UserError("ratio cannot be given beside height and width, which say it already; leave one out")
             grid = grid_of_sides(height, width, self.pixels_a_code)
         elif ratio is None and area is None:
             return self.usual

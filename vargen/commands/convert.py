@@ -75,13 +75,13 @@ SOURCES = {
         ),
     ),
     "lantern-drafter": _Source(
-        "Read a published LANTERN drafter for LlamaGen, and write a folder for `--method eagle` and its relatives "
-        "(`--method_options.drafter FOLDER`).",
+        "Read a published LANTERN drafter for LlamaGen, Lumina-mGPT or Anole, and write a folder for `--method eagle` "
+        "and its relatives (`--method_options.drafter FOLDER`).",
         ConvertDrafterConfig,
         convert_drafter,
         lambda made: (
             f"LANTERN drafter, {made['num_parameters'] / 1e6:,.1f}M parameters, "
-            f"{made['grid_size']} x {made['grid_size']} tokens"
+            + (f"{made['grid_size']} x {made['grid_size']} tokens" if made["grid_size"] else "pictures of any size")
         ),
     ),
     "folder": _Source(

@@ -94,7 +94,8 @@ class ConvertDrafterConfig:
     """What to convert.
 
     Args:
-        drafter: folder of a published LANTERN drafter, such as jadohu/llamagen_drafter.
+        drafter: folder of a published LANTERN drafter for LlamaGen (such as jadohu/llamagen_drafter), Lumina-mGPT or
+            Anole (jadohu/anole_drafter).
         dtype: precision in which it is stored, float32, bfloat16 or float16; null keeps the file's.
         output: folder to write. It appears only when all went well.
         overwrite: replace the folder if it exists.
@@ -254,7 +255,7 @@ def convert_drafter(config: ConvertDrafterConfig) -> dict[str, Any]:
     """Convert a published LANTERN drafter, and write a folder for `--method_options.drafter FOLDER`.
 
     Returns:
-        The folder, the side of the token grid, and the number of parameters.
+        The folder, the side of the token grid (None for a drafter of any grid), and the number of parameters.
 
     Raises:
         UserError: a file is missing, truncated or of the wrong kind.
@@ -267,7 +268,7 @@ def convert_drafter(config: ConvertDrafterConfig) -> dict[str, Any]:
         )
     return {
         "output": config.output,
-        "grid_size": drafter.config.grid_size,
+        "grid_size": drafter.config.get("grid_size"),
         "num_parameters": sum(parameter.numel() for parameter in drafter.parameters()),
     }
 

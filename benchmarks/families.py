@@ -342,12 +342,20 @@ class Emu3(Family):
         )[:, PROMPT_LENGTH:]
 
     def target(self, batch_size: int, max_draft_nodes: int) -> Any:
-        from vargen.models.emu3.target import Emu3Target
+        from vargen.models.token_images.emu3 import EMU3
+        from vargen.models.token_images.grammar import vocabulary_of
+        from vargen.models.token_images.target import TokenImageTarget
 
-        prompts, away = self._prompts(batch_size)
-        side = {"height": self.size.grid, "width": self.size.grid}
-        guidance = {"negative_input_ids": away, "guidance_scale": 3.0}
-        return Emu3Target(self.model, prompts, **side, **guidance, max_draft_nodes=max_draft_nodes)
+        return TokenImageTarget(
+            self.model,
+            vocabulary_of(EMU3, self.model),
+            [(prompts, None) for prompts in self._prompts(batch_size)],
+            height=self.size.grid,
+            width=self.size.grid,
+            decoder=EMU3.decoder,
+            guidance_scale=3.0,
+            max_draft_nodes=max_draft_nodes,
+        )
 
     def known_picture(self, batch_size: int) -> Tensor:
         forced = self.target(1, 1).known_tokens

@@ -26,10 +26,17 @@ FLOORS = {
 }  # fmt: skip
 """The parts of a package from the ground up."""
 
-FAMILIES = ("llamagen", "janus", "emu3", "glm_image", "video")
-"""Families of models. A module is special to the first of them that its name contains, otherwise it is general."""
+FAMILIES = {
+    "llamagen": "llamagen",
+    "janus": "janus",
+    "token_images": "token_images",
+    "emu3": "token_images",  # one of them
+    "glm_image": "glm_image",
+    "video": "video",
+}
+"""Families of models, by words in names. A module is special to the first that its name contains, else general."""
 
-CHOOSERS = ("vargen.pipelines.loading",)
+CHOOSERS = ("vargen.pipelines.loading", "vargen.models.description")
 """General modules that choose among families, so they import all of them."""
 
 Imports = Mapping[str, Collection[str]]
@@ -107,7 +114,7 @@ def family(module: str) -> str | None:
     """The family of models that a module of models, drafters or pipelines is about; None: it is general."""
     if not within(module, "vargen.models", "vargen.drafters", "vargen.pipelines") or module in CHOOSERS:
         return None
-    return next((name for name in FAMILIES if name in module), None)
+    return next((name for word, name in FAMILIES.items() if word in module), None)
 
 
 def general_imports_special(imports: Imports) -> set[Edge]:

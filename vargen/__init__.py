@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from vargen.pipelines.glm_image import GlmImagePriorPipeline
     from vargen.pipelines.janus import JanusPipeline
     from vargen.pipelines.llamagen import LlamaGenPipeline
+    from vargen.pipelines.token_images import TokenImagePipeline
 
 __all__ = [
     "AutoregressivePipelineOutput",
@@ -24,6 +25,7 @@ __all__ = [
     "JanusPipeline",
     "LlamaGenPipeline",
     "LlamaGenTransformer",
+    "TokenImagePipeline",
     "find_model",
 ]
 __version__ = "0.1.0"
@@ -34,6 +36,7 @@ _HOMES = {
     "GlmImagePriorPipeline": "vargen.pipelines.glm_image",
     "JanusPipeline": "vargen.pipelines.janus",
     "LlamaGenPipeline": "vargen.pipelines.llamagen",
+    "TokenImagePipeline": "vargen.pipelines.token_images",
     "AutoregressivePipelineOutput": "vargen.pipelines.base",
     "LlamaGenTransformer": "vargen.models.llamagen.transformer",
 }

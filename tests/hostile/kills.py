@@ -194,6 +194,8 @@ def test_ten_kills_and_one_before_every_rename_lose_and_leave_nothing(
         *(COMMANDS[name][0] for name in ("generate", "evaluate", "tune")),
         "scenes --num_scenes 1 --quiet --output {work}/out",
         "convert llamagen --transformer a.pt --vqvae b.pt --image_size 256 --output {work}/out",
+        "convert anole --checkpoint a --output {work}/out",
+        "convert vqgan --checkpoint a.ckpt --output {work}/out",
         "convert lantern-drafter --drafter a --output {work}/out",
         "judge {work}/out",
         "bench --methods ar --model {model} --num_prompts 1 --judge false --quiet --output {work}/out",

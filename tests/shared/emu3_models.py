@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -19,6 +20,12 @@ from transformers import (
     GenerationConfig,
     PreTrainedTokenizerFast,
 )
+
+from vargen.models.token_images.emu3 import EMU3
+from vargen.models.token_images.grammar import vocabulary_of
+from vargen.models.token_images.target import TokenImageTarget
+from vargen.pipelines.components.token_images import TokenImageComponents
+from vargen.pipelines.reuse import Reuse
 
 SPECIAL = [
     "<pad>", "<unk>", "<|extra_203|>", "<|extra_204|>", "<image>", "<|image start|>", "<|image end|>",
@@ -137,3 +144,32 @@ def save(folder: Path, context: int = 64) -> Path:
     make(context=context).float().save_pretrained(folder)
     processor().save_pretrained(folder)
     return folder
+
+
+class Emu3Target(TokenImageTarget):
+    """The target of this family, by the names of the prompts and of those that guidance leads away from."""
+
+    def __init__(
+        self,
+        model: Emu3ForConditionalGeneration,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        *,
+        negative_input_ids: Tensor | None = None,
+        negative_attention_mask: Tensor | None = None,
+        **settings: Any,
+    ) -> None:
+        prompts = [(input_ids, attention_mask)]
+        if negative_input_ids is not None:
+            prompts.append((negative_input_ids, negative_attention_mask))
+        super().__init__(model, vocabulary_of(EMU3, model), prompts, decoder=EMU3.decoder, **settings)
+
+
+class Emu3Components(TokenImageComponents):
+    """What its pipeline offers methods."""
+
+    family = EMU3.title
+
+    def __init__(self, model: Emu3ForConditionalGeneration, target: TokenImageTarget, reuse: Reuse) -> None:
+        vectors = model.model.vqmodel.quantize.embedding.weight
+        super().__init__(model, target, reuse, code_vectors=lambda: vectors, family=EMU3.title)

@@ -1,5 +1,5 @@
-"""`vargen convert llamagen | lantern-drafter | folder`: published weights, and folders of the last version, to model
-folders that `vargen generate` takes."""
+"""`vargen convert llamagen | anole | vqgan | lantern-drafter | folder`: published weights, and folders of the last
+version, to model folders that `vargen generate` takes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,16 @@ from typing import Any
 from vargen.base.errors import UserError, did_you_mean
 from vargen.commands.arguments import add_switches, build_parser, fill, parse
 from vargen.jobs.conversion import (
+    ConvertAnoleConfig,
     ConvertConfig,
     ConvertDrafterConfig,
     ConvertFolderConfig,
+    ConvertVqganConfig,
+    convert_anole,
     convert_drafter,
     convert_folder,
     convert_llamagen,
+    convert_vqgan,
 )
 from vargen.runs.files import own_folder
 
@@ -51,14 +55,34 @@ SOURCES = {
             f"{made['num_parameters'] / 1e6:,.0f}M parameters, {made['grid_size']} x {made['grid_size']} tokens"
         ),
     ),
+    "anole": _Source(
+        "Read Anole in Meta's layout (consolidated.pth, nothing in it is executed), and write a model folder in the "
+        "layout of transformers, with its picture tokenizer in vqvae/, for `vargen generate --model`.",
+        ConvertAnoleConfig,
+        convert_anole,
+        lambda made: (
+            f"Chameleon of {made['num_layers']} layers, {made['num_parameters'] / 1e6:,.0f}M parameters, "
+            f"{made['num_codes']:,} codes"
+        ),
+    ),
+    "vqgan": _Source(
+        "Read a published picture tokenizer (.ckpt, nothing in it is executed, or .safetensors), and write a folder of "
+        "diffusers.VQModel, for families that ship their picture tokenizer apart.",
+        ConvertVqganConfig,
+        convert_vqgan,
+        lambda made: (
+            f"VQGAN, {made['num_parameters'] / 1e6:,.1f}M parameters, {made['num_codes']:,} codes of "
+            f"{made['pixels_a_code']} x {made['pixels_a_code']} pixels"
+        ),
+    ),
     "lantern-drafter": _Source(
-        "Read a published LANTERN drafter for LlamaGen, and write a folder for `--method eagle` and its relatives "
-        "(`--method_options.drafter FOLDER`).",
+        "Read a published LANTERN drafter for LlamaGen, Lumina-mGPT or Anole, and write a folder for `--method eagle` "
+        "and its relatives (`--method_options.drafter FOLDER`).",
         ConvertDrafterConfig,
         convert_drafter,
         lambda made: (
             f"LANTERN drafter, {made['num_parameters'] / 1e6:,.1f}M parameters, "
-            f"{made['grid_size']} x {made['grid_size']} tokens"
+            + (f"{made['grid_size']} x {made['grid_size']} tokens" if made["grid_size"] else "pictures of any size")
         ),
     ),
     "folder": _Source(

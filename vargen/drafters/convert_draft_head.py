@@ -1,11 +1,12 @@
-"""Published LANTERN drafters for LlamaGen as folders of `EagleHead`.
+"""Published LANTERN drafters as folders of `EagleHead` (LlamaGen) and `ChameleonHead` (Lumina-mGPT, Anole).
 
-Belongs here: every name that only those files use. Does not belong here: the network (`vargen.drafters.eagle_head`)
-and official LlamaGen weights (`vargen.models.llamagen.convert`).
+Belongs here: every name that only those files use. Does not belong here: the networks (`vargen.drafters.eagle_head`,
+`vargen.drafters.chameleon_head`) and weights of their targets.
 
-Source: github.com/jadohu/LANTERN, `models/drafters/cnets_llamagen.py`, and the layout of `jadohu/llamagen_drafter` and
-`jadohu/llamagen2_drafter`. Their only norm is `post_attention_layernorm`, their token embedding is their own, the
-output head is the target's and in no file, and padding of the prompt is neither trimmed nor masked.
+Source: github.com/jadohu/LANTERN, `models/drafters/cnets_llamagen.py`, `cnets_lumina_mgpt.py` and `cnets_anole.py`, and
+the layout of `jadohu/llamagen_drafter` and `jadohu/llamagen2_drafter`. LlamaGen's have one norm,
+`post_attention_layernorm`, and padding of the prompt is neither trimmed nor masked. All have a token embedding of their
+own, and the target's output head, which is in no file.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from vargen.base.errors import UserError
+from vargen.drafters.chameleon_head import ChameleonHead
 from vargen.drafters.eagle_head import EagleHead
 from vargen.models.foreign_weights import load_strictly, load_weights_only
 from vargen.models.model_folder import check_new_folder, read_json
@@ -30,8 +32,6 @@ LANTERN_GRID_SIZES = {"t2i": 16, "t2i2": 32}
 
 _NAMES = {
     "embed_tokens.weight": "token_embedding.weight",
-    "fc.weight": "fc.weight",
-    "fc.bias": "fc.bias",
     "layers.0.self_attn.o_proj.weight": "attn.to_out.weight",
     "layers.0.post_attention_layernorm.weight": "norm2.weight",
     "layers.0.mlp.down_proj.weight": "ff.down_proj.weight",
@@ -39,6 +39,12 @@ _NAMES = {
 _JOINED = {
     "attn.to_qkv.weight": [f"layers.0.self_attn.{name}_proj.weight" for name in ("q", "k", "v")],
     "ff.gate_up_proj.weight": [f"layers.0.mlp.{name}_proj.weight" for name in ("gate", "up")],
+}
+
+
+_JOINED_NORMS = {
+    f"attn.norm.{kind}": [f"layers.0.self_attn.{name}_norm.{kind}" for name in ("q", "k")]
+    for kind in ("weight", "bias")
 }
 
 
@@ -52,19 +58,62 @@ def convert_lantern_state_dict(published: dict[str, Tensor]) -> dict[str, Tensor
     return converted
 
 
-def infer_drafter_config(config: dict[str, Any], source: Path) -> dict[str, Any]:
-    """Arguments of `EagleHead` from a published config.json. Raises UserError for a missing field or another kind of
-    drafter."""
-    names = ("hidden_size", "num_attention_heads", "intermediate_size", "vocab_size", "rms_norm_eps", "input_type")
+def convert_chameleon_state_dict(published: dict[str, Tensor], num_heads: int) -> dict[str, Tensor]:
+    """The weights of a drafter for a Chameleon under the names of `ChameleonHead`; unknown keys stay.
+
+    Norms of queries and keys are stored once a shard, [shards, head_dim], and repeated for every head of it.
+    """
+    names = {"layers.0.input_layernorm.weight": "norm1.weight"}
+    converted = {names.get(key, key): tensor for key, tensor in convert_lantern_state_dict(published).items()}
+    for name, parts in _JOINED_NORMS.items():
+        stored = [converted.pop(part) for part in parts if part in converted]
+        if len(stored) == len(parts) and all(len(norm) and num_heads % len(norm) == 0 for norm in stored):
+            converted[name] = torch.cat([norm.repeat_interleave(num_heads // len(norm), 0) for norm in stored])
+        else:
+            converted |= dict(zip(parts, stored, strict=False))
+    return converted
+
+
+def infer_chameleon_config(config: dict[str, Any], source: Path) -> dict[str, Any]:
+    """Arguments of `ChameleonHead` from a published config.json.
+
+    Raises:
+        UserError: a field is missing, or the drafter is of another kind.
+    """
+    _check_fields(config, source, "Lumina-mGPT or Anole")
+    heads = config["num_attention_heads"]
+    if config.get("num_key_value_heads", heads) != heads or config.get("swin_norm") or config.get("rope_scaling"):
+        raise UserError(f"{source} has grouped heads, swin_norm or rope_scaling; a LANTERN drafter has none of them")
+    return {
+        "dim": config["hidden_size"],
+        "num_attention_heads": heads,
+        "intermediate_size": config["intermediate_size"],
+        "vocab_size": config["vocab_size"],
+        "norm_eps": config["rms_norm_eps"],
+        "rope_base": float(config.get("rope_theta", 10000.0)),
+    }
+
+
+def _check_fields(config: dict[str, Any], source: Path, model: str, *more: str) -> None:
+    names = ("hidden_size", "num_attention_heads", "intermediate_size", "vocab_size", "rms_norm_eps", *more)
     for name in names:
         if name not in config:
-            raise UserError(f"{source} lacks {name!r}; it is not the config of a LANTERN drafter for LlamaGen")
+            raise UserError(f"{source} lacks {name!r}; it is not the config of a LANTERN drafter for {model}")
+    if config.get("num_hidden_layers", 1) != 1:
+        raise UserError(f"{source} has {config['num_hidden_layers']} layers; a LANTERN drafter has one")
+
+
+def infer_drafter_config(config: dict[str, Any], source: Path) -> dict[str, Any]:
+    """Arguments of `EagleHead` from a published config.json.
+
+    Raises:
+        UserError: a field is missing, or the drafter is of another kind.
+    """
+    _check_fields(config, source, "LlamaGen", "input_type")
     if config["input_type"] not in LANTERN_GRID_SIZES:
         raise UserError(
             f"{source} has input_type {config['input_type']!r}; known: {', '.join(LANTERN_GRID_SIZES)} (text to image)"
         )
-    if config.get("num_hidden_layers", 1) != 1:
-        raise UserError(f"{source} has {config['num_hidden_layers']} layers; a LANTERN drafter has one")
     return {
         "dim": config["hidden_size"],
         "num_attention_heads": config["num_attention_heads"],
@@ -83,7 +132,7 @@ def convert_lantern_drafter(
     *,
     dtype: torch.dtype | None = None,
     overwrite: bool = False,
-) -> EagleHead:
+) -> EagleHead | ChameleonHead:
     """Read a published drafter's folder and write one for `--method_options.drafter FOLDER`.
 
     Args:
@@ -99,11 +148,17 @@ def convert_lantern_drafter(
     check_new_folder(output, overwrite)
     if not source.is_dir():
         raise UserError(f"drafter must be a folder with config.json and weights, but {source} is not a folder.")
-    arguments = infer_drafter_config(read_json(source / "config.json"), source / "config.json")
-    with torch.device("meta"):
-        drafter = EagleHead(**arguments)
+    config = read_json(source / "config.json")
     path, weights = _read_weights(source)
-    load_strictly(drafter, convert_lantern_state_dict(weights), path)
+    drafter: EagleHead | ChameleonHead
+    with torch.device("meta"):
+        if config.get("model_type") == "chameleon":
+            drafter = ChameleonHead(**infer_chameleon_config(config, source / "config.json"))
+            weights = convert_chameleon_state_dict(weights, drafter.config.num_attention_heads)
+        else:
+            drafter = EagleHead(**infer_drafter_config(config, source / "config.json"))
+            weights = convert_lantern_state_dict(weights)
+    load_strictly(drafter, weights, path)
     if dtype is not None:
         torch.nn.Module.to(drafter, dtype)  # as the transformer in vargen.jobs.conversion: diffusers' own warns
     with atomic_folder(output) as folder:

@@ -49,7 +49,7 @@ class LlamaGenDraftHead(PictureDraftHead):
             )
         halves = 2 if target.is_guided else 1
         lengths = target.condition_length, target.longest_condition
-        super().__init__(drafter, target, halves, *lengths, most_new_pairs, caches)
+        super().__init__(drafter, target, halves, drafter.num_image_tokens, *lengths, most_new_pairs, caches)
         self.target = target
         self._logits_dtype = target.transformer.dtype  # diffusers searches all parameters for it, at every access
 

@@ -1,8 +1,8 @@
 """An EAGLE head beside the target of a picture model: its positions, guidance and cache, behind `DraftHead`.
 
-Belongs here: how pairs become a forward pass of `EagleHead`, for every family. Does not belong here: how trees grow
-(`specdecode.drafters.eagle`), the network and its training, and what depends on the target (`llamagen_draft_head.py`,
-`transformers_draft_head.py`).
+Belongs here: how pairs become a forward pass of a head's network, for every family. Does not belong here: how trees
+grow (`specdecode.drafters.eagle`), the network and its training, and what depends on the target
+(`llamagen_draft_head.py`, `transformers_draft_head.py`, `chameleon_draft_head.py`).
 
 A guided target needs a guided head: the features of both halves lie side by side, `[conditional | unconditional]`, both
 halves are fed the same tokens, and the guided logits choose.
@@ -20,6 +20,7 @@ from specdecode.drafters.tree_growth import DraftHeadOutput
 from specdecode.kernels.native import NewTokens
 from specdecode.roles import Target, TargetOutput
 from vargen.base.errors import UserError
+from vargen.drafters.chameleon_head import ChameleonHead
 from vargen.drafters.eagle_head import EagleHead
 from vargen.models.kept_caches import KeptCaches
 from vargen.models.offloading import move_offloaded
@@ -28,6 +29,9 @@ from vargen.models.transformer_layers import CONDITION_POSITION, condition_atten
 if TYPE_CHECKING:
     from specdecode.compilation import PassCompiler
 
+
+PairNetwork = EagleHead | ChameleonHead
+"""The networks over pairs of token and feature."""
 
 _SLOTS = 128
 """A new cache has a multiple of this number of slots, so that the next batch, with slightly longer prompts, fits."""
@@ -41,7 +45,7 @@ class FeatureTarget(Target, Protocol):
     feature_layers: tuple[int, ...]
 
 
-def check_sizes(head: EagleHead, num_layers: int, **sizes: int) -> None:
+def check_sizes(head: PairNetwork, num_layers: int, **sizes: int) -> None:
     """Refuse a head that was trained for another model, naming what differs.
 
     Args:
@@ -71,6 +75,7 @@ class PictureDraftHead(ABC):
         drafter: the network, in eval mode, made for this target.
         target: the target it drafts for.
         halves: rows of a picture, 2 with guidance.
+        num_tokens: the most tokens of a picture.
         condition_length: tokens before the picture.
         longest_condition: tokens of the longest condition that may take a row's place.
         most_new_pairs: the most pairs that are fed before some of them join the sequence: those of one accepted draft,
@@ -83,9 +88,10 @@ class PictureDraftHead(ABC):
 
     def __init__(
         self,
-        drafter: EagleHead,
+        drafter: PairNetwork,
         target: FeatureTarget,
         halves: int,
+        num_tokens: int,
         condition_length: int,
         longest_condition: int,
         most_new_pairs: int,
@@ -98,8 +104,8 @@ class PictureDraftHead(ABC):
         self._prefix_length, self._longest_prefix = condition_length - 1, longest_condition - 1
         # [rows]: where pictures begin. All equal, until rows are given to other conditions.
         self._picture_starts = torch.full((target.batch_size * halves,), self._prefix_length, device=target.device)
-        self._last_position = drafter.num_image_tokens - 1
-        num_slots = self._longest_prefix + drafter.num_image_tokens + most_new_pairs
+        self._last_position = num_tokens - 1
+        num_slots = self._longest_prefix + num_tokens + most_new_pairs
         self.kv_cache = (KeptCaches() if caches is None else caches).get(
             "head",
             -(-num_slots // _SLOTS) * _SLOTS,
@@ -149,13 +155,25 @@ class PictureDraftHead(ABC):
     def guided_logits(self, hidden_states: Tensor) -> Tensor:
         """Guided logits [B, n, V] float32 of hidden states [rows, n, dim], made as the target makes its own."""
 
+    def names(self, tokens: Tensor) -> Tensor:
+        """What the network calls drafted tokens; the same unless it has another vocabulary than the target."""
+        return tokens
+
+    def condition_tokens(self, length: int) -> Tensor:
+        """[1 or rows, length] int64: tokens of the condition's pairs, in the network's vocabulary; here 0."""
+        return torch.zeros(1, length, dtype=torch.long, device=self._device)
+
+    def condition_positions(self, length: int) -> Tensor:
+        """[1, length] int64: positions of the condition's pairs; here it has none."""
+        return torch.full((1, length), CONDITION_POSITION, device=self._device)
+
     def output_head(self) -> tuple[nn.Linear | None, float | None]:
         """The layer that makes logits of hidden states if it is one matrix of the drafter's precision, else None; and
         the guidance scale, None without guidance."""
         return None, None
 
     def start(self, prompt: TargetOutput) -> Tensor:
-        """Feed the condition's features, each with token 0. Returns [B, 1, F], the condition's last feature."""
+        """Feed the condition's features, each with a token. Returns [B, 1, F], the condition's last feature."""
         move_offloaded(self.drafter)  # `features` uses its weights before it is called
         self.drafter.rotary_rows.table(prompt.logits.device)  # not within a pass that is captured
         features = self.features(prompt)  # [B, T, F]
@@ -172,9 +190,9 @@ class PictureDraftHead(ABC):
                 mask = mask[:, :length]
                 cache.starts = length - mask.sum(1)
             self.drafter(
-                torch.zeros(rows.shape[:2], dtype=torch.long, device=rows.device),
+                self.condition_tokens(length).expand(len(rows), -1),
                 rows,
-                torch.full((1, length), CONDITION_POSITION, device=rows.device),
+                self.condition_positions(length),
                 condition_attention_mask(mask),
                 kv_cache=cache,
                 slots=cache.new_slots(length),
@@ -239,7 +257,7 @@ class PictureDraftHead(ABC):
         """
         cache, num_new, kv_length = self.kv_cache, mask.shape[2], reach.shape[0]
         before = num_new - tokens.shape[1]  # new pairs that earlier passes fed
-        tokens = torch.cat([tokens] * self._halves)
+        tokens = self.names(torch.cat([tokens] * self._halves))
         mask, depths = (self._both(value) for value in (mask, depths))
         positions = (cache.lengths - self._picture_starts)[:, None] + depths
         # Nothing is drafted after the last token of a picture; the loop clips what a tree asks for there.

@@ -6,12 +6,13 @@ Belongs here: what targets of transformers have in common. Does not belong here:
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from specdecode.roles import TargetOutput
 from specdecode.targets.transformers import TransformersTarget
 from vargen.base.errors import UserError
-from vargen.drafters.eagle_head import EagleHead
 from vargen.drafters.picture_draft_head import PictureDraftHead, check_sizes
 from vargen.models.kept_caches import KeptCaches
 
@@ -27,8 +28,15 @@ class TransformersDraftHead(PictureDraftHead):
     """
 
     def __init__(
-        self, drafter: EagleHead, target: TransformersTarget, most_new_pairs: int, caches: KeptCaches | None = None
+        self, drafter: Any, target: TransformersTarget, most_new_pairs: int, caches: KeptCaches | None = None
     ) -> None:
+        num_tokens = self.most_tokens(drafter, target)
+        lengths = target.prompt_length, target.longest_prompt
+        super().__init__(drafter, target, target.rows_per_sequence, num_tokens, *lengths, most_new_pairs, caches)
+        self.target = target
+
+    def most_tokens(self, drafter: Any, target: Any) -> int:
+        """The most tokens of a picture. Raises UserError if the head does not fit the target."""
         text = target.model.config.get_text_config()
         check_sizes(drafter, int(text.num_hidden_layers), vocab_size=target.vocab_size, dim=int(text.hidden_size))
         if target.max_new_tokens > drafter.num_image_tokens:
@@ -36,9 +44,7 @@ class TransformersDraftHead(PictureDraftHead):
                 f"drafter was trained on pictures of {drafter.num_image_tokens} tokens, these have "
                 f"{target.max_new_tokens}; train one for this size"
             )
-        lengths = target.prompt_length, target.longest_prompt
-        super().__init__(drafter, target, target.rows_per_sequence, *lengths, most_new_pairs, caches)
-        self.target = target
+        return int(drafter.num_image_tokens)
 
     def states(self, output: TargetOutput) -> Tensor:
         assert output.hidden_states is not None

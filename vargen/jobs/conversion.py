@@ -1,8 +1,8 @@
 """Published weights, and folders of the last version, to folders that `vargen generate` takes.
 
 Belongs here: the settings of a conversion, which files belong together, and writing the folder. Does not belong here:
-what published files look like (`vargen.models.llamagen.convert`, `vargen.drafters.convert_draft_head`). Importing this
-imports no torch.
+what published files look like (`vargen.models.llamagen.convert`, `vargen.models.token_images.convert`,
+`vargen.drafters.convert_draft_head`). Importing this imports no torch.
 """
 
 from __future__ import annotations
@@ -54,11 +54,48 @@ class ConvertConfig:
 
 
 @dataclass(frozen=True)
+class ConvertVqganConfig:
+    """What to convert.
+
+    Args:
+        checkpoint: file of a VQGAN, such as vqgan.ckpt of Chameleon (Lumina-mGPT, Anole, Liquid), model.ckpt of
+            BAAI/Emu3.5-VisionTokenizer, or movqgan_270M.ckpt of ai-forever/MoVQGAN (Lumina-mGPT 2.0).
+        output: folder to write. It appears only when all went well.
+        overwrite: replace the folder if it exists.
+    """
+
+    checkpoint: str
+    output: str
+    overwrite: bool = False
+
+
+@dataclass(frozen=True)
+class ConvertAnoleConfig:
+    """What to convert.
+
+    Args:
+        checkpoint: folder in Meta's layout, such as GAIR/Anole-7b-v0.1, with models/7b/consolidated.pth and tokenizer/.
+        dtype: precision in which the model is stored, float32, bfloat16 or float16; null keeps the file's.
+        output: folder to write. It appears only when all went well.
+        overwrite: replace the folder if it exists.
+    """
+
+    checkpoint: str
+    output: str
+    dtype: str | None = None
+    overwrite: bool = False
+
+    def __post_init__(self) -> None:
+        _check_dtype(self.dtype)
+
+
+@dataclass(frozen=True)
 class ConvertDrafterConfig:
     """What to convert.
 
     Args:
-        drafter: folder of a published LANTERN drafter, such as jadohu/llamagen_drafter.
+        drafter: folder of a published LANTERN drafter for LlamaGen (such as jadohu/llamagen_drafter), Lumina-mGPT or
+            Anole (jadohu/anole_drafter).
         dtype: precision in which it is stored, float32, bfloat16 or float16; null keeps the file's.
         output: folder to write. It appears only when all went well.
         overwrite: replace the folder if it exists.
@@ -153,11 +190,67 @@ def convert_llamagen(config: ConvertConfig) -> dict[str, Any]:
     }
 
 
+def convert_vqgan(config: ConvertVqganConfig) -> dict[str, Any]:
+    """Convert a published picture tokenizer, and write a folder of `diffusers.VQModel`.
+
+    Returns:
+        The folder, the number of codes, pixels along a code's side, and the number of parameters.
+
+    Raises:
+        UserError: the file is missing, truncated or of the wrong kind.
+    """
+    from vargen.models.model_folder import check_new_folder
+    from vargen.models.token_images.convert import read_vqgan
+    from vargen.models.vqgan import load_vqgan
+
+    with own_folder(config.output):
+        check_new_folder(Path(config.output), config.overwrite)
+        vqvae = load_vqgan(read_vqgan(config.checkpoint), config.checkpoint)
+        with atomic_folder(Path(config.output)) as folder:
+            vqvae.save_pretrained(folder)
+    return {
+        "output": config.output,
+        "num_codes": vqvae.config["num_vq_embeddings"],
+        "pixels_a_code": 2 ** (len(vqvae.config["block_out_channels"]) - 1),
+        "num_parameters": sum(parameter.numel() for parameter in vqvae.parameters()),
+    }
+
+
+def convert_anole(config: ConvertAnoleConfig) -> dict[str, Any]:
+    """Convert a Chameleon in Meta's layout, and write a folder in that of transformers, with its pixels in "vqvae".
+
+    Returns:
+        The folder, the number of layers, the number of codes, and the number of parameters of the language model.
+
+    Raises:
+        UserError: a file is missing, truncated or of the wrong kind.
+    """
+    from vargen.models.model_folder import check_new_folder
+    from vargen.models.token_images.convert import convert_meta_chameleon, read_meta_chameleon
+    from vargen.models.vqgan import load_vqgan
+
+    with own_folder(config.output):
+        check_new_folder(Path(config.output), config.overwrite)
+        found = read_meta_chameleon(config.checkpoint)
+        vqvae = load_vqgan(found.vqgan, config.checkpoint)
+        model = convert_meta_chameleon(found, _torch_dtype(config.dtype))
+        with atomic_folder(Path(config.output)) as folder:
+            model.save_pretrained(folder)
+            found.tokenizer.save_pretrained(folder)
+            vqvae.save_pretrained(folder / "vqvae")
+    return {
+        "output": config.output,
+        "num_layers": found.config.num_hidden_layers,
+        "num_codes": vqvae.config["num_vq_embeddings"],
+        "num_parameters": sum(parameter.numel() for parameter in model.parameters()),
+    }
+
+
 def convert_drafter(config: ConvertDrafterConfig) -> dict[str, Any]:
     """Convert a published LANTERN drafter, and write a folder for `--method_options.drafter FOLDER`.
 
     Returns:
-        The folder, the side of the token grid, and the number of parameters.
+        The folder, the side of the token grid (None for a drafter of any grid), and the number of parameters.
 
     Raises:
         UserError: a file is missing, truncated or of the wrong kind.
@@ -169,7 +262,7 @@ def convert_drafter(config: ConvertDrafterConfig) -> dict[str, Any]:
     )
     return {
         "output": config.output,
-        "grid_size": drafter.config.grid_size,
+        "grid_size": drafter.config.get("grid_size"),
         "num_parameters": sum(parameter.numel() for parameter in drafter.parameters()),
     }
 

@@ -21,6 +21,9 @@ from vargen.models.model_folder import method_resolver, read_json
 from vargen.models.options import OWN_QUANTIZATION, ModelOptions
 from vargen.models.picture_size import Grid, asked_grid
 from vargen.models.source import SETTINGS, find_files, is_hub_name
+from vargen.models.token_images.catalogue import TOKEN_IMAGE_FAMILIES, check_not_refused, find_family, recognised
+from vargen.models.token_images.description import Sizes, TokenImageFamily
+from vargen.models.token_images.emu3 import EMU3
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,7 @@ class ModelDescription:
 
     Args:
         folder: of its files.
-        family: "llamagen", "janus", "glm_image" or "emu3".
+        family: "llamagen", "janus", "glm_image", "emu3", or one of `vargen.models.token_images.catalogue`.
         grid_size: tokens along a side of the default picture.
         image_size: pixels along a side of it.
         guidance_scale, top_k, temperature, top_p: defaults of its pipeline.
@@ -44,6 +47,7 @@ class ModelDescription:
         beside_grid: places of drawn tokens outside the grid: those of a preview, and ends of lines.
         grid: tokens down and across; None: those of the default picture.
         at_grid: gives the same model drawing another grid; None: it draws one grid only.
+        sizes: which grids it draws; None: any that `at_grid` takes.
         pixels_from_tokens: whether pixels follow from tokens alone, without a prompt and noise.
     """
 
@@ -67,6 +71,7 @@ class ModelDescription:
     pixels_from_tokens: bool = True
     grid: Grid | None = None
     at_grid: Callable[[Grid], ModelDescription] | None = None
+    sizes: Sizes | None = None
 
     @property
     def rows_and_columns(self) -> Grid:
@@ -100,7 +105,10 @@ class ModelDescription:
             return self
         if height is None and width is None and ratio is None:
             return self
-        grid = asked_grid(height, width, ratio, self.image_size**2, self.image_size // self.grid_size)
+        if self.sizes is not None:
+            grid = self.sizes.grid(height, width, ratio)
+        else:
+            grid = asked_grid(height, width, ratio, self.image_size**2, self.image_size // self.grid_size)
         return replace(self.at_grid(grid), folder=self.folder, name=self.name, grid=grid)
 
     def sampling(self, **asked: Any) -> dict[str, Any]:
@@ -110,8 +118,11 @@ class ModelDescription:
 
 def open_model(options: ModelOptions) -> ModelDescription:
     """The model that options name, with all its files fetched, unless its small files show that it cannot be used.
-    Raises UserError where there is no such model, its family is unknown, or an option does not fit it."""
-    model = describe_model(find_files(options.model, options.revision, SETTINGS), options.model)
+
+    Raises:
+        UserError: there is no such model, its family is unknown, or it does not support an option.
+    """
+    model = describe_model(find_files(options.model, options.revision, SETTINGS), options.model, options.family)
     for name in options.special:
         if name not in model.loading:
             can = f"it takes {', '.join(model.loading)}" if model.loading else "leave it out"
@@ -123,17 +134,32 @@ def open_model(options: ModelOptions) -> ModelDescription:
     return replace(model, folder=folder, name=name)
 
 
-def describe_model(folder: str | os.PathLike[str], called: str | os.PathLike[str] | None = None) -> ModelDescription:
-    """The model in a folder; `called` is its name in errors. Raises UserError for a missing or damaged file, or an
-    unknown family."""
+def describe_model(
+    folder: str | os.PathLike[str], called: str | os.PathLike[str] | None = None, family: str | None = None
+) -> ModelDescription:
+    """The model in a folder.
+
+    Args:
+        folder: of its files.
+        called: its name in errors.
+        family: of a model that draws token by token, where config.json fits several.
+
+    Raises:
+        UserError: a file is missing or damaged, or the family is unknown.
+    """
     folder = Path(folder)
     if (folder / "model_index.json").is_file():
         file, key, families = "model_index.json", "_class_name", _OF_DIFFUSERS
     else:
         file, key, families = "config.json", "model_type", _OF_TRANSFORMERS
-    found = read_json(folder / file).get(key)
+    content = read_json(folder / file)
+    found = content.get(key)
+    if file == "config.json":
+        check_not_refused(content, called or folder)
+        if recognised(content) or (family is not None and found not in families):
+            return _describe_token_images(find_family(family, content, called or folder), folder)
     if not isinstance(found, str) or found not in families:
-        known = ", ".join((*_OF_DIFFUSERS, *_OF_TRANSFORMERS))
+        known = ", ".join((*_OF_DIFFUSERS, *_OF_TRANSFORMERS, *TOKEN_IMAGE_FAMILIES))
         raise UserError(f"model: {called or folder} holds a {found!r}, which cannot be drawn with; known: {known}")
     with reading(folder / file, "its values are none; copy the whole folder again"):
         return families[found](folder)
@@ -200,24 +226,39 @@ def _describe_glm_image(folder: Path, grid: Grid | None = None) -> ModelDescript
     )
 
 
-def _describe_emu3(folder: Path, grid: Grid | None = None) -> ModelDescription:
+def _describe_emu3(folder: Path) -> ModelDescription:
     # Defaults as in transformers' Emu3VQVAEConfig and Emu3Processor, and the authors' guidance.
     decoder = read_json(folder / "config.json").get("vq_config") or {}
     pixels_a_code = 2 ** (len(decoder.get("channel_multiplier", (1, 2, 2, 4))) - 1)
-    grid_size = round(720 / pixels_a_code)
-    rows, columns = grid or (grid_size, grid_size)
-    num_tokens = rows * (columns + 1) - 1
+    side = round(720 / pixels_a_code)
     sampling = _sampling(folder)
+    guidance = replace(EMU3.guidance, scale=sampling.get("guidance_scale") or EMU3.guidance.scale)
+    family = replace(
+        EMU3,
+        sizes=Sizes(pixels_a_code, usual=(side, side)),
+        guidance=guidance,
+        **_generate_settings(sampling),
+    )
+    return replace(_describe_token_images(family, folder), loading=ModelDescription.loading)
+
+
+def _describe_token_images(family: TokenImageFamily, folder: Path, grid: Grid | None = None) -> ModelDescription:
+    grid_size = family.sizes.usual[0]
+    num_tokens = family.num_tokens(grid or family.sizes.usual)
     return ModelDescription(
         folder=folder,
-        family="emu3",
+        family=family.name,
         grid_size=grid_size,
-        image_size=grid_size * pixels_a_code,
-        guidance_scale=sampling.get("guidance_scale") or 3.0,
+        image_size=grid_size * family.sizes.pixels_a_code,
+        guidance_scale=family.guidance.scale,
+        temperature=family.temperature,
+        top_k=family.top_k,
+        top_p=family.top_p,
         resolve_method=lambda name, options: resolve_method(name, options).resolved(num_tokens),
-        beside_grid=range(columns, num_tokens, columns + 1),
-        at_grid=lambda grid: _describe_emu3(folder, grid),
-        **_generate_settings(sampling),
+        loading=(*ModelDescription.loading, "family", "tokenizer", "vqvae"),
+        beside_grid=family.row_ends(grid or family.sizes.usual),
+        at_grid=lambda grid: _describe_token_images(family, folder, grid),
+        sizes=family.sizes,
     )
 
 

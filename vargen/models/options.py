@@ -52,6 +52,9 @@ class ModelOptions:
             to minutes once, kept in a cache for later runs. Needs a C++ compiler, or Triton on a GPU. Pictures can
             differ where two tokens are about equally likely. Models that answer about videos have no compiled passes.
         compile_bucket: attention of compiled passes reads keys in multiples of this many tokens.
+        family: family of a model whose config.json fits several, such as anole; null where it says which.
+        tokenizer: folder of the text tokenizer, or its name on the hub, where it does not lie beside the model.
+        vqvae: folder or file of what makes pictures of codes, where it does not lie in "vqvae" beside the model.
     """
 
     model: str | None = None
@@ -64,6 +67,9 @@ class ModelOptions:
     attn_implementation: str | None = None
     compile: bool = False
     compile_bucket: int = COMPILE_BUCKET
+    family: str | None = None
+    tokenizer: str | None = None
+    vqvae: str | None = None
 
     def __post_init__(self) -> None:
         check_dtype(self.dtype)
@@ -87,9 +93,16 @@ class ModelOptions:
         return None if self.quantization in OWN_QUANTIZATION else self.quantization
 
     @property
+    def beside_model(self) -> dict[str, str]:
+        """What else is named to load a model of a family that draws token by token."""
+        asked = {"family": self.family, "tokenizer": self.tokenizer, "vqvae": self.vqvae}
+        return {name: value for name, value in asked.items() if value is not None}
+
+    @property
     def special(self) -> dict[str, Any]:
         """Given options that some families do not support, by name."""
         asked = {
+            **self.beside_model,
             "device_map": self.device_map,
             "quantization": self.library_quantization,
             "attn_implementation": self.attn_implementation,
@@ -100,7 +113,7 @@ class ModelOptions:
     def identity(self) -> dict[str, Any]:
         """Given options that change a model's numbers, beside its weights and its precision."""
         names = ("quantization", "draft_quantization", "attn_implementation")
-        asked = {name: value for name in names if (value := getattr(self, name)) is not None}
+        asked = {name: value for name in names if (value := getattr(self, name)) is not None} | self.beside_model
         return asked | ({"compile_bucket": self.compile_bucket} if self.compile else {})
 
 

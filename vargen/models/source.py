@@ -18,7 +18,7 @@ from vargen.base.errors import UserError
 from vargen.base.reading import reason_of
 from vargen.base.resources import find_model, shipped_models
 
-SETTINGS = ("*.json", "*.txt", "*.model", "*.jinja")
+SETTINGS = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken")
 """Small files that describe a model and its prompts."""
 WEIGHTS = (*SETTINGS, "*.safetensors")
 """All files that are loaded. Pickled weights are not, because they may run code."""

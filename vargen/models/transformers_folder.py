@@ -24,18 +24,27 @@ Processor = TypeVar("Processor", bound=ProcessorMixin)
 _HUB_ARGUMENTS = ("revision", "token", "cache_dir", "local_files_only", "subfolder")
 
 
-def load_model(source: str | os.PathLike[str], model_class: type[Model], model_type: str, **kwargs: Any) -> Model:
+def load_model(
+    source: str | os.PathLike[str],
+    model_class: type[Model],
+    model_type: str | None,
+    absent: tuple[str, ...] = (),
+    **kwargs: Any,
+) -> Model:
     """A model with all of its weights; transformers alone would fill missing ones with random numbers and log it.
 
     Args:
         source: a folder, or a name on the hub.
         model_class: of transformers.
         model_type: the family's name in config.json.
+        absent: prefixes of weights that may be missing, because nothing here uses them.
         **kwargs: for `from_pretrained`, such as dtype, device_map, quantization_config, attn_implementation, revision.
 
     Raises:
-        UserError: the model cannot be loaded, is of another family, or has pickled or missing weights.
+        UserError: the model cannot be loaded, is of another family, or has pickled or missing weights; or remote code is
+            asked for.
     """
+    refuse_remote_code(kwargs)
     check_family(source, model_type, **kwargs)
     refuse_pickled(source)
     try:
@@ -46,7 +55,7 @@ def load_model(source: str | os.PathLike[str], model_class: type[Model], model_t
     except Exception as error:  # a damaged file can raise anything
         raise unloadable(source, error, kwargs) from error
     model, report = loaded
-    if missing := sorted(report["missing_keys"]):
+    if missing := sorted(name for name in report["missing_keys"] if not name.startswith(absent)):
         raise UserError(
             f"{source} lacks {len(missing)} weights of a {model_class.__name__}, such as {missing[0]}; copy the whole "
             f"folder again"
@@ -70,15 +79,26 @@ def load_processor(source: str | os.PathLike[str], processor_class: type[Process
 
 
 def read_family(source: str | os.PathLike[str], **kwargs: Any) -> str | None:
-    """The name of a model's family in config.json; None if there is no name. Raises UserError where no config.json can
-    be read."""
+    """The name of a model's family in config.json; None if there is no name. Raises UserError as `read_config`."""
+    return read_config(source, **kwargs).get("model_type")
+
+
+def read_config(source: str | os.PathLike[str], **kwargs: Any) -> dict[str, Any]:
+    """The content of config.json. Raises UserError where there is none that can be read."""
     if Path(source).is_dir() and not (Path(source) / "config.json").is_file():
         raise UserError(f"{Path(source) / 'config.json'} is missing; name a folder that holds a model of transformers")
     try:
         config, _ = PreTrainedConfig.get_config_dict(source, **hub_arguments(kwargs))
     except (OSError, ValueError, RecursionError) as error:
         raise unloadable(source, error) from error
-    return config.get("model_type")
+    content: dict[str, Any] = config
+    return content
+
+
+def refuse_remote_code(arguments: Mapping[str, Any]) -> None:
+    """Refuse to run code of a repository. Raises UserError."""
+    if arguments.get("trust_remote_code"):
+        raise UserError("trust_remote_code cannot be used: no code of a repository is run here; leave it out")
 
 
 def check_family(source: str | os.PathLike[str], model_type: str, **kwargs: Any) -> None:

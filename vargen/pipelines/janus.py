@@ -54,7 +54,7 @@ class JanusPipeline(TransformersPipeline):
     usual_guidance = 5.0  # as its `generate` has it
 
     def __init__(self, model: JanusForConditionalGeneration, processor: JanusProcessor | None = None) -> None:
-        super().__init__(model, processor)
+        super().__init__(model, processor=processor)
         decoder: Any = model.config.vq_config
         self.grid_size = decoder.num_patches
         if self.grid_size**2 != num_image_tokens(model):

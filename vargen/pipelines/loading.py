@@ -25,6 +25,7 @@ from vargen.base.reading import reason_of
 from vargen.models.description import ModelDescription
 from vargen.models.options import OWN_QUANTIZATION, ModelOptions
 from vargen.models.quantization import pipeline_quantization, quantization_config
+from vargen.models.token_images.catalogue import TOKEN_IMAGE_FAMILIES
 from vargen.pipelines.compilation import check_compiler
 from vargen.pipelines.quantization import DECODER, DRAFTS, check_kernels, check_quantization
 
@@ -33,22 +34,25 @@ if TYPE_CHECKING:
     from vargen.pipelines.glm_image import GlmImagePriorPipeline
     from vargen.pipelines.janus import JanusPipeline
     from vargen.pipelines.llamagen import LlamaGenPipeline
+    from vargen.pipelines.token_images import TokenImagePipeline
 
-    ImagePipeline = LlamaGenPipeline | JanusPipeline | GlmImagePriorPipeline | Emu3Pipeline
+    ImagePipeline = LlamaGenPipeline | JanusPipeline | GlmImagePriorPipeline | Emu3Pipeline | TokenImagePipeline
 
 _PIPELINES = {
-    "llamagen": "LlamaGenPipeline",
-    "janus": "JanusPipeline",
-    "glm_image": "GlmImagePriorPipeline",
-    "emu3": "Emu3Pipeline",
+    "llamagen": ("llamagen", "LlamaGenPipeline"),
+    "janus": ("janus", "JanusPipeline"),
+    "glm_image": ("glm_image", "GlmImagePriorPipeline"),
+    "emu3": ("emu3", "Emu3Pipeline"),
+    **dict.fromkeys(TOKEN_IMAGE_FAMILIES, ("token_images", "TokenImagePipeline")),
 }
-"""By family, a class of `vargen.pipelines.FAMILY`. Its `from_pretrained` takes a folder, `dtype`, and those of
+"""By family, a module of `vargen.pipelines` and its class. Its `from_pretrained` takes a folder, `dtype`, and those of
 `device_map`, `quantization_config` and `attn_implementation` that `ModelDescription.loading` names."""
 
 
 def pipeline_class(family: str) -> Any:
     """The pipeline class of a family, by its name in `ModelDescription.family`."""
-    return getattr(importlib.import_module(f"vargen.pipelines.{family}"), _PIPELINES[family])
+    module, name = _PIPELINES[family]
+    return getattr(importlib.import_module(f"vargen.pipelines.{module}"), name)
 
 
 def place_and_precision(device: str, dtype: str) -> tuple[str, str]:
@@ -82,7 +86,7 @@ def loading_arguments(
     """
     check_kernels()
     device, dtype = place_and_precision(options.device, options.dtype)
-    arguments: dict[str, Any] = {"dtype": getattr(torch, dtype)}
+    arguments: dict[str, Any] = {"dtype": getattr(torch, dtype), **options.beside_model}
     if options.device_map is not None:
         arguments["device_map"] = options.device_map
     if options.attn_implementation is not None:

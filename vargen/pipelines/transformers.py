@@ -51,7 +51,8 @@ class TransformersPipeline(StreamingPipeline):
 
     Args:
         model: of transformers, unmodified, in evaluation mode.
-        processor: makes tokens of prompts. Without it, prompts must come as `input_ids`.
+        modules: others, by name, such as the processor, which makes tokens of prompts. Without it, prompts must come as
+            `input_ids`.
 
     Attributes:
         model_class, processor_class: of transformers.
@@ -71,12 +72,12 @@ class TransformersPipeline(StreamingPipeline):
     model_cpu_offload_seq = "model"
     _optional_components = ["processor"]  # noqa: RUF012 (a diffusers convention)
 
-    def __init__(self, model: PreTrainedModel, processor: ProcessorMixin | None = None) -> None:
+    def __init__(self, model: PreTrainedModel, **modules: Any) -> None:
         super().__init__()
         if not isinstance(model, self.model_class):
             raise UserError(f"model must be a {self.model_class.__name__}, got {type(model).__name__}")
         serve_linears(model)
-        self.register_modules(model=model, processor=processor)
+        self.register_modules(model=model, **modules)
 
     @property
     def _decoder_layers(self) -> nn.Module:
@@ -129,13 +130,17 @@ class TransformersPipeline(StreamingPipeline):
             images=lambda tokens: self.decode_tokens(codes_of(tokens), settings.output_type),
             num_tokens=num_tokens,
             longest_prompt=lambda: max(ids.shape[1] for ids, _ in encoded()),
-            sampling=sampling_as_generate(
-                self.model.generation_config, settings.temperature, settings.top_k, settings.top_p, scale
-            ),
+            sampling=self._sampling(settings.temperature, settings.top_k, settings.top_p, scale),
             streams=random_streams(settings.generator, count, self._execution_device),
             report=settings.report,
             offloaded=is_offloaded(self.model),
         )
+
+    def _sampling(
+        self, temperature: float | None, top_k: int | None, top_p: float | None, guidance_scale: float
+    ) -> SamplingConfig:
+        """How tokens are drawn where a call says this; see `sampling_as_generate`."""
+        return sampling_as_generate(self.model.generation_config, temperature, top_k, top_p, guidance_scale)
 
     def _players(self, method: ImageMethodConfig, target: Any, joins: bool) -> Method:
         return method.build(self.components_class(self.model, target, self.reuse, joins))
@@ -160,12 +165,7 @@ class TransformersPipeline(StreamingPipeline):
         mean, std = (
             getattr(image_processor, name, None) or _USUAL_NORMALISATION for name in ("image_mean", "image_std")
         )
-        pictures = intensities(pixels, mean, std)
-        if output_type == "pt":
-            return (pictures / 255).permute(0, 3, 1, 2)
-        if output_type == "np":
-            return (pictures / 255).cpu().numpy()
-        return [PIL.Image.fromarray(picture) for picture in pictures.cpu().numpy().astype(np.uint8)]
+        return as_images(intensities(pixels, mean, std), output_type)
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | os.PathLike[str], **kwargs: Any) -> Self:
@@ -192,6 +192,15 @@ class TransformersPipeline(StreamingPipeline):
         self.model.save_pretrained(save_directory, *args, **kwargs)
         if self.processor is not None:
             self.processor.save_pretrained(save_directory)
+
+
+def as_images(intensities: Tensor, output_type: str) -> Any:
+    """Pictures fp32 [B, H, W, 3] from 0 to 255 as `output_type` asks: "pil" (cut to whole numbers), "np" or "pt"."""
+    if output_type == "pt":
+        return (intensities / 255).permute(0, 3, 1, 2)
+    if output_type == "np":
+        return (intensities / 255).cpu().numpy()
+    return [PIL.Image.fromarray(picture) for picture in intensities.cpu().numpy().astype(np.uint8)]
 
 
 def example_of(pipeline: str, model: str) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from emu3_models import Emu3Components
 from tiny_pipelines import GRID
 
 from vargen.base.errors import UserError
@@ -13,7 +14,6 @@ from vargen.base.resources import find_model
 from vargen.methods.catalogue import resolve_method
 from vargen.models.llamagen.target import LlamaGenTarget
 from vargen.pipelines.components.base import ModelComponents
-from vargen.pipelines.components.emu3 import Emu3Components
 from vargen.pipelines.components.janus import JanusComponents
 from vargen.pipelines.llamagen import LlamaGenPipeline
 

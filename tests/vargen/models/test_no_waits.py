@@ -25,7 +25,6 @@ from specdecode.targets.transformers import TransformersTarget
 from vargen.drafters.eagle_head import EagleHead
 from vargen.drafters.transformers_draft_head import TransformersDraftHead
 from vargen.methods.catalogue import resolve_method
-from vargen.models.emu3.target import Emu3Target
 from vargen.models.glm_image.request import read_request
 from vargen.models.glm_image.target import GlmImageTarget
 from vargen.models.janus.target import JanusTarget
@@ -35,9 +34,9 @@ def _janus(nodes: int) -> JanusTarget:
     return JanusTarget(janus_models.make(), *janus_models.prompts(), guidance_scale=3.0, max_draft_nodes=nodes)
 
 
-def _emu3(nodes: int) -> Emu3Target:
+def _emu3(nodes: int) -> emu3_models.Emu3Target:
     away, mask = emu3_models.tokens([emu3_models.AWAY] * len(emu3_models.PROMPTS))
-    return Emu3Target(
+    return emu3_models.Emu3Target(
         emu3_models.make(),
         *emu3_models.tokens(emu3_models.PROMPTS),
         negative_input_ids=away,

@@ -26,9 +26,9 @@ from vargen.base.errors import UserError
 from vargen.base.reading import reason_of
 from vargen.models.foreign_weights import StateDict, load_strictly, load_weights_only
 from vargen.models.llamagen.transformer import LLAMAGEN_SIZES, LlamaGenTransformer
-from vargen.models.llamagen.vq import vq_config
+from vargen.models.vqgan import CODEBOOK, convert_vqgan_state_dict, infer_vqgan_config
 
-_MARKERS = {"transformer": "tok_embeddings.weight", "vqvae": "quantize.embedding.weight"}
+_MARKERS = {"transformer": "tok_embeddings.weight", "vqvae": CODEBOOK}
 """A key that only weights of that kind have; the kinds are options of `vargen convert llamagen`."""
 _CONTAINERS = ("model", "module", "state_dict")
 """Where trainers put the weights: DDP, DeepSpeed, others. FSDP files are the bare weights."""
@@ -182,70 +182,21 @@ def load_transformer(
 # Tokenizer
 
 
-def infer_vq_config(official: StateDict) -> dict[str, Any]:
-    """Arguments of the `VQModel` that an official tokenizer's shapes describe. Raises UserError if they are none."""
-
-    def channels(key: str) -> int:
-        if key not in official:
-            raise UserError(f"vqvae lacks {key}; the file is incomplete, download it again.")
-        return official[key].shape[0]
-
-    levels = {int(found[1]) for key in official if (found := re.match(r"encoder\.conv_blocks\.(\d+)\.", key))}
-    blocks = {int(found[1]) for key in official if (found := re.match(r"encoder\.conv_blocks\.0\.res\.(\d+)\.", key))}
-    num_codes, code_dim = official[_MARKERS["vqvae"]].shape
-    return vq_config(
-        tuple(channels(f"encoder.conv_blocks.{level}.res.0.conv1.weight") for level in range(len(levels))),
-        layers_per_block=len(blocks),
-        latent_channels=channels("encoder.conv_out.weight"),
-        num_vq_embeddings=num_codes,
-        vq_embed_dim=code_dim,
-    )
-
-
-_ATTENTION_NAMES = {"norm": "group_norm", "q": "to_q", "k": "to_k", "v": "to_v", "proj_out": "to_out.0"}
-_MIDDLE_NAMES = {"0": "resnets.0", "1": "attentions.0", "2": "resnets.1"}
-
-
-def _convert_vq_key(key: str) -> str:
-    side, _, rest = key.partition(".")
-    if side not in ("encoder", "decoder"):
-        return key
-    blocks = "down_blocks" if side == "encoder" else "up_blocks"
-    rest = re.sub(r"^norm_out\.", "conv_norm_out.", rest)
-    rest = re.sub(r"^mid\.([012])\.", lambda found: f"mid_block.{_MIDDLE_NAMES[found[1]]}.", rest)
-    rest = re.sub(r"^conv_blocks\.(\d+)\.", rf"{blocks}.\1.", rest)
-    rest = re.sub(r"\.res\.(\d+)\.", r".resnets.\1.", rest)
-    rest = re.sub(r"\.attn\.(\d+)\.", r".attentions.\1.", rest)
-    rest = re.sub(r"\.(down|up)sample\.conv\.", r".\1samplers.0.conv.", rest)
-    rest = rest.replace("nin_shortcut", "conv_shortcut")
-    if ".attentions." in rest:
-        stem, part, kind = rest.rsplit(".", 2)
-        rest = f"{stem}.{_ATTENTION_NAMES.get(part, part)}.{kind}"
-    return f"{side}.{rest}"
-
-
 def convert_vq_state_dict(official: StateDict) -> StateDict:
     """An official tokenizer's weights under the names of `diffusers.VQModel`.
 
-    Attention's 1x1 convolutions become linear layers. The codebook becomes unit vectors: LlamaGen normalises it at
-    every lookup, `VQModel` never does. `quantize.codebook_used`, a statistic of training, is dropped.
+    The codebook becomes unit vectors: LlamaGen normalises it at every lookup, `VQModel` never does.
+    `quantize.codebook_used`, a statistic of training, is dropped.
     """
-    converted: StateDict = {}
-    for key, tensor in official.items():
-        if key == "quantize.codebook_used":
-            continue
-        name = _convert_vq_key(key)
-        if ".attentions." in name and tensor.ndim == 4:
-            tensor = tensor[:, :, 0, 0]
-        elif name == _MARKERS["vqvae"]:
-            tensor = F.normalize(tensor.float(), dim=-1)
-        converted[name] = tensor.contiguous()
+    converted = convert_vqgan_state_dict({key: official[key] for key in official if key != "quantize.codebook_used"})
+    if CODEBOOK in converted:
+        converted[CODEBOOK] = F.normalize(converted[CODEBOOK].float(), dim=-1)
     return converted
 
 
 def load_vq_model(official: StateDict, source: str | os.PathLike[str] = "vqvae") -> VQModel:
     """A `VQModel` with official weights, in eval mode. Raises UserError unless every tensor fits."""
-    config = infer_vq_config(official)
+    config = infer_vqgan_config(official, "vqvae")
     with torch.device("meta"):
         model = VQModel(**config)
     load_strictly(model, convert_vq_state_dict(official), source)

@@ -15,6 +15,8 @@ import torch.nn.functional as F
 from diffusers.models.autoencoders.vq_model import VQModel
 from torch import Tensor
 
+from vargen.models import vqgan
+
 
 def vq_config(
     block_out_channels: tuple[int, ...],
@@ -101,11 +103,4 @@ def decode_codes(vqvae: VQModel, codes: Tensor, grid_shape: tuple[int, int] | No
     rows, columns = grid_shape or (math.isqrt(num_codes),) * 2
     if rows * columns != num_codes:
         raise ValueError(f"codes must fill the grid of tokens, got {num_codes} codes; give grid_shape if not square.")
-    if not vqvae.config["lookup_from_codebook"]:
-        raise ValueError("vqvae must be configured with lookup_from_codebook=True to decode codes.")
-    kernels = vqvae.decoder.conv_in.weight
-    if kernels.device.type == "cpu" and not kernels.is_contiguous(memory_format=torch.channels_last):
-        vqvae.decoder.to(memory_format=torch.channels_last)  # which takes two thirds of the time
-    # The last entry is the length of a codeword, not latent_channels: the lookup happens before post_quant_conv.
-    shape = (batch_size, rows, columns, vqvae.quantize.vq_embed_dim)
-    return vqvae.decode(codes, force_not_quantize=True, shape=shape).sample.float()
+    return vqgan.decode_codes(vqvae, codes.reshape(batch_size, rows, columns))

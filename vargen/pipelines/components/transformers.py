@@ -6,13 +6,22 @@ Belongs here: what is alike for every target of transformers. Does not belong he
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from specdecode.drafters.eagle import DraftHead
 from specdecode.targets.transformers import TransformersTarget
+from vargen.base.errors import UserError
 from vargen.methods.base import LoadedDrafter
+from vargen.models.model_folder import read_json
 from vargen.pipelines.components.base import ModelComponents
 from vargen.pipelines.reuse import Reuse
+
+
+def _class_name(folder: str) -> object:
+    """Of the network in a folder, where it says one."""
+    path = Path(folder) / "config.json"
+    return read_json(path).get("_class_name") if path.is_file() else None
 
 
 class TransformersComponents(ModelComponents):
@@ -46,14 +55,23 @@ class TransformersComponents(ModelComponents):
         if folder is None:
             return super().load_draft_head(folder, most_new_pairs)
         # Imported late: diffusers is needed only by a trained head.
+        from vargen.drafters.chameleon_draft_head import ChameleonDraftHead
+        from vargen.drafters.chameleon_head import ChameleonHead
         from vargen.drafters.eagle_head import EagleHead
         from vargen.drafters.transformers_draft_head import TransformersDraftHead
 
-        drafter = self._loaded(folder, folder, EagleHead, self.model.dtype)
+        drafter: EagleHead | ChameleonHead
+        caches = None if self.joins else self.reuse.memory.caches
+        head: TransformersDraftHead
+        if _class_name(folder) == ChameleonHead.__name__:
+            if not hasattr(self.target, "prompt_ids"):
+                raise UserError(f"drafter: {folder} drafts for Chameleons such as Anole, which {self.family} is not")
+            drafter = self._loaded(folder, folder, ChameleonHead, self.model.dtype)
+            head = ChameleonDraftHead(drafter, self.target, most_new_pairs, caches)
+        else:
+            drafter = self._loaded(folder, folder, EagleHead, self.model.dtype)
+            head = TransformersDraftHead(drafter, self.target, most_new_pairs, caches)
         self.reuse.quantize_drafts(drafter.attn, drafter.ff)
-        head = TransformersDraftHead(
-            drafter, self.target, most_new_pairs, None if self.joins else self.reuse.memory.caches
-        )
         if not self.joins:
             self.reuse.compile(head)
         return LoadedDrafter(head, head.kind, head.draft_once, head.acceptance_rates)

@@ -72,8 +72,8 @@ class VideoOptions(ModelOptions):
         check_sampling(self.temperature, self.top_k, self.top_p)
         if self.repetition_penalty is not None:
             check_number("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
-        if self.compile:
-            raise UserError("compile cannot be used with Video-LLMs; leave it out")
+        for name in (*self.beside_model, *(["compile"] if self.compile else [])):
+            raise UserError(f"{name} cannot be used with Video-LLMs; leave it out")
         if self.num_frames is not None and self.fps is not None:
             raise UserError("num_frames and fps cannot both be given; leave out one of them")
         if self.draft_revision is not None and self.draft_model is None:

@@ -16,13 +16,13 @@ from vargen.models.llamagen.convert import (
     convert_transformer_state_dict,
     convert_vq_state_dict,
     infer_transformer_config,
-    infer_vq_config,
     load_transformer,
     load_vq_model,
     read_checkpoint,
 )
 from vargen.models.llamagen.transformer import LLAMAGEN_SIZES, LlamaGenTransformer, default_intermediate_size
 from vargen.models.llamagen.vq import decode_codes, downsampling_factor, encode_images, unit_codebook, vq_config
+from vargen.models.vqgan import infer_vqgan_config
 
 
 def on_meta(shapes: dict[str, list[int]]) -> dict[str, Tensor]:
@@ -166,7 +166,7 @@ def test_official_tokenizers(official_vq_shapes, golden, kind, channels, entries
     with torch.device("meta"):
         model = VQModel(**vq_config(tuple(channels)))
         renamed = convert_vq_state_dict(on_meta(shapes))
-        inferred = VQModel(**infer_vq_config(on_meta(shapes)))
+        inferred = VQModel(**infer_vqgan_config(on_meta(shapes)))
     expected = {key: value.shape for key, value in model.state_dict().items()}
     assert {key: value.shape for key, value in renamed.items()} == expected
     assert inferred.config == model.config

@@ -8,7 +8,7 @@ from pathlib import Path
 import emu3_models
 import pytest
 import torch
-from emu3_models import AWAY, CODES, COLUMNS, PROMPTS, ROWS
+from emu3_models import AWAY, CODES, COLUMNS, PROMPTS, ROWS, Emu3Components, Emu3Target
 from synthetic import chi_square_p_value
 from torch import Tensor
 from transformers import Emu3ForConditionalGeneration
@@ -30,9 +30,8 @@ from specdecode.skipping import new_run
 from vargen.base.errors import UserError
 from vargen.drafters.eagle_head import EagleHead
 from vargen.methods.catalogue import resolve_method
-from vargen.models.emu3.target import Emu3Target
-from vargen.models.emu3.vocabulary import ImageVocabulary
-from vargen.pipelines.components.emu3 import Emu3Components
+from vargen.models.token_images.emu3 import EMU3
+from vargen.models.token_images.grammar import vocabulary_of
 from vargen.pipelines.reuse import Reuse
 
 GREEDY = SamplingConfig(temperature=0)
@@ -99,7 +98,7 @@ def test_other_shapes(model: Emu3ForConditionalGeneration, rows: int, columns: i
     wanted = emu3_models.as_drawn(model, emu3_models.by_generate(model, 1.0, rows, columns))
     target = Emu3Target(model, *emu3_models.tokens(PROMPTS, rows, columns), height=rows, width=columns)
     assert torch.equal(run(target).tokens, wanted)
-    codes = ImageVocabulary.of(model).codes(wanted, rows, columns)
+    codes = vocabulary_of(EMU3, model).codes(wanted, rows, columns)
     assert codes.shape == (3, rows, columns) and int(codes.max()) < CODES
 
 
@@ -107,7 +106,7 @@ def test_the_model_must_name_its_codes(model: Emu3ForConditionalGeneration) -> N
     broken = emu3_models.make()
     del broken.model.vocabulary_mapping.vocab_map["<|visual token 000003|>"]
     with pytest.raises(UserError, match="model must name each of its 24 codes and the end of a line in vocabulary_map"):
-        ImageVocabulary.of(broken)
+        vocabulary_of(EMU3, broken)
     with pytest.raises(ValueError, match="negative_input_ids must be given for every prompt where guidance is on"):
         Emu3Target(model, *emu3_models.tokens(PROMPTS), guidance_scale=3.0, **ONES)
 
@@ -260,8 +259,8 @@ def test_another_guidance_is_noticed(case: _Case, probabilities: Tensor) -> None
 class _GuidesTheOtherWay(Emu3Target):
     """Away from the prompt."""
 
-    def combine(self, output: TargetOutput) -> TargetOutput:
-        return super().combine(TargetOutput(torch.cat(output.logits.chunk(2)[::-1]), output.hidden_states))
+    def combine(self, output: TargetOutput, places: Tensor | None = None) -> TargetOutput:
+        return super().combine(TargetOutput(torch.cat(output.logits.chunk(2)[::-1]), output.hidden_states), places)
 
 
 class _NamesCodesInOrder(Emu3Target):

@@ -1,0 +1,252 @@
+"""LANTERN's drafters for Chameleons: published names against a forward in the published form, and trees of the loop."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import ChameleonConfig, ChameleonForConditionalGeneration
+
+from specdecode.draft_size import DraftSize, FixedDraftSize
+from specdecode.drafters.eagle import EagleDrafter
+from specdecode.drafters.tree_shapes import DynamicTree
+from specdecode.loop import decode
+from specdecode.roles import DecodeState, Draft, TargetOutput, Verdict
+from specdecode.sampling import RandomStreams, SamplingConfig
+from vargen.base.errors import UserError
+from vargen.cli import main
+from vargen.drafters.chameleon_draft_head import ChameleonDraftHead
+from vargen.drafters.chameleon_head import ChameleonHead
+from vargen.drafters.convert_draft_head import convert_lantern_drafter
+from vargen.models.guided_target import GuidedTarget
+
+DIM, HEADS, WIDTH, VOCAB, TOKENS = 16, 2, 20, 31, 12
+HEAD_DIM = DIM // HEADS
+CONFIG = {
+    "model_type": "chameleon", "hidden_size": DIM, "num_attention_heads": HEADS, "num_key_value_heads": HEADS,
+    "intermediate_size": WIDTH, "vocab_size": VOCAB, "rms_norm_eps": 1e-5, "num_hidden_layers": 1,
+    "rope_theta": 10000.0, "rope_scaling": None, "swin_norm": False,
+}  # fmt: skip
+
+
+def published_weights(shards: int = 1) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    shapes: dict[str, tuple[int, ...]] = {
+        "embed_tokens.weight": (VOCAB, DIM),
+        "fc.weight": (DIM, 2 * DIM),
+        "fc.bias": (DIM,),
+        **{f"layers.0.self_attn.{name}_proj.weight": (DIM, DIM) for name in "qkvo"},
+        **{
+            f"layers.0.self_attn.{name}_norm.{kind}": (shards, HEAD_DIM) for name in "qk" for kind in ("weight", "bias")
+        },
+        "layers.0.mlp.gate_proj.weight": (WIDTH, DIM),
+        "layers.0.mlp.up_proj.weight": (WIDTH, DIM),
+        "layers.0.mlp.down_proj.weight": (DIM, WIDTH),
+        "layers.0.input_layernorm.weight": (DIM,),
+        "layers.0.post_attention_layernorm.weight": (DIM,),
+    }
+    return {name: torch.randn(shape, generator=generator) * 0.5 for name, shape in shapes.items()}
+
+
+def write_published(folder: Path, weights: dict[str, Tensor], **config: object) -> Path:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(CONFIG | config))
+    torch.save(weights, folder / "pytorch_model.bin")
+    return folder
+
+
+def published_forward(weights: dict[str, Tensor], tokens: list[int], features: Tensor) -> Tensor:
+    """The drafter as its source describes it, one pair and one head at a time: [n, DIM]; pair k has position k."""
+
+    def linear(name: str, value: Tensor) -> Tensor:
+        return weights[f"layers.0.{name}.weight"] @ value
+
+    def normed(value: Tensor, name: str) -> Tensor:
+        return value / (value.square().mean() + 1e-5).sqrt() * weights[f"layers.0.{name}.weight"]
+
+    def head_of(name: str, value: Tensor, head: int, position: int) -> Tensor:
+        vector = linear(f"self_attn.{name}_proj", value)[head * HEAD_DIM : (head + 1) * HEAD_DIM]
+        if name == "v":
+            return vector
+        norm, bias = (weights[f"layers.0.self_attn.{name}_norm.{kind}"] for kind in ("weight", "bias"))
+        shard = head * len(norm) // HEADS
+        vector = (vector - vector.mean()) / (vector.var(unbiased=False) + 1e-5).sqrt() * norm[shard] + bias[shard]
+        turned, half = vector.clone(), HEAD_DIM // 2
+        for channel in range(half):
+            angle = torch.tensor(position / 10000.0 ** (2 * channel / HEAD_DIM))
+            a, b = vector[channel], vector[channel + half]
+            turned[channel], turned[channel + half] = (
+                a * angle.cos() - b * angle.sin(),
+                b * angle.cos() + a * angle.sin(),
+            )
+        return turned
+
+    inputs = [
+        weights["fc.weight"] @ torch.cat((weights["embed_tokens.weight"][token], feature)) + weights["fc.bias"]
+        for token, feature in zip(tokens, features, strict=True)
+    ]
+    attends = [normed(value, "input_layernorm") for value in inputs]
+    outputs = []
+    for i, x in enumerate(inputs):
+        attended = []
+        for head in range(HEADS):
+            query = head_of("q", attends[i], head, i)
+            keys = [head_of("k", attends[j], head, j) for j in range(i + 1)]
+            scores = torch.stack([query @ key / HEAD_DIM**0.5 for key in keys]).softmax(0)
+            attended.append(scores @ torch.stack([head_of("v", attends[j], head, j) for j in range(i + 1)]))
+        x = x + linear("self_attn.o_proj", torch.cat(attended))
+        inner = normed(x, "post_attention_layernorm")
+        outputs.append(
+            x + linear("mlp.down_proj", F.silu(linear("mlp.gate_proj", inner)) * linear("mlp.up_proj", inner))
+        )
+    return torch.stack(outputs)
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+@torch.no_grad()
+def test_published_names(tmp_path, capsys, shards: int) -> None:
+    weights = published_weights(shards)
+    source, output = write_published(tmp_path / "published", weights), tmp_path / "out"
+    assert main(["convert", "lantern-drafter", "--drafter", str(source), "--output", str(output)]) == 0
+    assert "pictures of any size" in capsys.readouterr().out
+    drafter = ChameleonHead.from_pretrained(output).eval()
+    tokens, features = [3, 14, 15, 9, 2], torch.randn(5, DIM)
+    expected = published_forward(weights, tokens, features)
+    for origin in (0, -3, 900):  # only differences of positions matter
+        positions = torch.arange(5)[None] + origin
+        found = drafter(torch.tensor([tokens]), features[None], positions, None)[0]
+        torch.testing.assert_close(found, expected, atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("config", "change", "message"),
+    [
+        ({"swin_norm": True}, {}, "grouped heads, swin_norm or rope_scaling"),
+        ({"num_key_value_heads": 1}, {}, "grouped heads"),
+        ({"num_hidden_layers": 2}, {}, "has 2 layers"),
+        ({"model_type": "llama"}, {}, "lacks 'input_type'; it is not the config of a LANTERN drafter for LlamaGen"),
+        ({}, {"layers.0.self_attn.q_norm.weight": torch.zeros(3, HEAD_DIM)}, "attn.norm.weight"),
+        ({}, {"layers.1.mlp.up_proj.weight": torch.zeros(1)}, "does not have, such as layers.1"),
+    ],
+)
+def test_other_drafters_are_refused(tmp_path, config: dict[str, Any], change: dict[str, Tensor], message: str) -> None:
+    source = write_published(tmp_path / "published", published_weights() | change, **config)
+    with pytest.raises(UserError, match=message):
+        convert_lantern_drafter(source, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+# Beside a target ------------------------------------------------------------------------------------------------------
+
+
+def tiny_model() -> ChameleonForConditionalGeneration:
+    torch.manual_seed(0)
+    config = ChameleonConfig(
+        vocab_size=VOCAB, hidden_size=DIM, intermediate_size=WIDTH, num_hidden_layers=2, num_attention_heads=HEADS,
+        num_key_value_heads=HEADS, vocabulary_map={"<image>": 3},
+        vq_config={"base_channels": 32, "channel_multiplier": [1], "num_res_blocks": 1, "num_embeddings": 2},
+    )  # fmt: skip
+    model = ChameleonForConditionalGeneration(config).eval()
+    with torch.no_grad():
+        for parameter in (*model.model.layers.parameters(), model.lm_head.weight, model.model.embed_tokens.weight):
+            parameter.normal_(std=0.4)
+    return model
+
+
+class CodesTarget(GuidedTarget):
+    """Draws the tokens 4 to 23 of a tiny Chameleon after prompts of unlike lengths, null rows below them."""
+
+    def __init__(self, model: ChameleonForConditionalGeneration, guidance_scale: float, max_draft_nodes: int) -> None:
+        self.set_guidance(guidance_scale, torch.device("cpu"))
+        prompts = [[1, 25, 26, 24], [1, 27, 24], [1, 28, 29, 30, 24], *([[24]] * 3 if self.is_guided else [])]
+        self.prompt_ids = torch.tensor([[0] * (5 - len(prompt)) + prompt for prompt in prompts])
+        mask = torch.tensor([[0] * (5 - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+        self.ids = torch.arange(4, 24)
+        embed = model.get_input_embeddings()
+        super().__init__(
+            model,
+            attention_mask=mask,
+            inputs_embeds=embed(self.prompt_ids),
+            max_new_tokens=TOKENS,
+            max_draft_nodes=max_draft_nodes,
+            vocab_size=len(self.ids),
+            decoder=model.model,
+            output_head=lambda states: model.lm_head(states)[..., self.ids],
+            embed=partial(lambda tokens: embed(self.ids[tokens])),
+        )
+
+
+class Watching(EagleDrafter):
+    """Keeps every tree it drafted, with the lengths of the rows at that moment, and all target features."""
+
+    def start(self, prompt: TargetOutput, state: DecodeState) -> None:
+        super().start(prompt, state)
+        self.prompt, self.trees = self.head.features(prompt), []
+        self.known: dict[int, list[Tensor]] = {row: [] for row in range(len(state.lengths))}
+
+    def propose(self, state: DecodeState) -> Draft:
+        draft = super().propose(state)
+        self.trees.append((draft, state.lengths.clone()))
+        return draft
+
+    def observe(self, draft: Draft, output: TargetOutput, verdict: Verdict, state: DecodeState) -> None:
+        super().observe(draft, output, verdict, state)
+        features = self.head.features(output)
+        for row, count in enumerate(((verdict.accepted + 1) * draft.tree.valid[:, 0]).tolist()):
+            self.known[row] += list(features[row, verdict.path[row, :count]])
+
+
+@pytest.mark.parametrize("guidance_scale", [1.0, 3.0])
+@torch.no_grad()
+def test_first_children_are_those_of_the_published_form(tmp_path, guidance_scale: float) -> None:
+    weights = published_weights()
+    drafter = convert_lantern_drafter(write_published(tmp_path / "published", weights), tmp_path / "out")
+    model, size = tiny_model(), DraftSize(7, 3)
+    target = CodesTarget(model, guidance_scale, size.total_tokens)
+    shape = DynamicTree(3)
+    head = ChameleonDraftHead(drafter, target, EagleDrafter.most_new_pairs(shape, size))
+    eagle = Watching(head, shape, FixedDraftSize(size))
+    settings: dict[str, Any] = {"max_new_tokens": TOKENS, "sampling": SamplingConfig(temperature=0)}
+    streams = RandomStreams.from_seeds([1, 2, 3])
+    fast = decode(target, streams=streams, drafter=eagle, **settings)
+    plain = decode(CodesTarget(model, guidance_scale, 1), streams=streams, **settings)
+    assert torch.equal(fast.tokens, plain.tokens)
+
+    halves, checked = target.rows_per_sequence, 0
+    for draft, lengths in eagle.trees:
+        for row, length in enumerate(lengths.tolist()):
+            if length >= TOKENS - 3:
+                continue
+            logits = []
+            for half in range(halves):
+                seen = target.prompt_mask[row + 3 * half].bool()
+                ids = [*target.prompt_ids[row + 3 * half][seen].tolist(), *(fast.tokens[row, :length] + 4).tolist()]
+                features = [*eagle.prompt[row][seen], *eagle.known[row][: length - 1]]
+                own = torch.stack([feature.chunk(halves)[half] for feature in features])
+                state = published_forward(weights, ids[1:], own)[-1]
+                logits.append(model.lm_head(state)[target.ids])
+            guided = logits[0] if halves == 1 else logits[1] + guidance_scale * (logits[0] - logits[1])
+            tree = draft.tree
+            children = [int(tree.tokens[row, n]) for n in range(tree.num_nodes) if int(tree.parents[row, n]) == 0]
+            assert sorted(children) == sorted(guided.topk(len(children)).indices.tolist())
+            checked += 1
+    assert checked > 5
+
+
+def test_a_drafter_of_another_model_is_refused() -> None:
+    target = CodesTarget(tiny_model(), 1.0, 1)
+    sizes: dict[str, Any] = {"dim": DIM, "num_attention_heads": HEADS, "intermediate_size": WIDTH, "vocab_size": VOCAB}
+    for change, message in (
+        ({"vocab_size": 32}, "vocabulary of 32 tokens, this model has 31"),
+        ({"dim": 32}, "32 channels"),
+    ):
+        with pytest.raises(UserError, match=message):
+            ChameleonDraftHead(ChameleonHead(**sizes | change).eval(), target, 4)
+    with pytest.raises(ValueError, match="dim must be num_attention_heads times an even number"):
+        ChameleonHead(**sizes | {"num_attention_heads": 16})

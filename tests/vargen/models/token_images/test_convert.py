@@ -1,0 +1,291 @@
+"""Published files of these families: Meta's layout against an independent forward, norms per shard, VQGANs."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from diffusers import VQModel
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import AutoTokenizer, ChameleonConfig, ChameleonForConditionalGeneration
+
+from vargen.base.errors import UserError
+from vargen.cli import main
+from vargen.models.token_images.convert import norms_per_head, read_vqgan
+
+DIM, HEADS, KV_HEADS, WIDTH, LAYERS = 32, 4, 2, 48, 2
+HEAD_DIM = DIM // HEADS
+WORDS = [
+    "<s>", "<pad>", "</s>", "<unk>", *(f"IMGIMG{letter}Z" for letter in "ABCDEFGH"), "<eoss>", "<racm3:break>",
+    "<reserved08706>", "<reserved08707>", "a", "red", "cube",
+]  # fmt: skip
+VOCAB = 24  # some rows of the head have no word
+
+
+def meta_weights(fused: bool) -> dict[str, Tensor]:
+    shapes: dict[str, tuple[int, ...]] = {"tok_embeddings.weight": (VOCAB, DIM), "norm.weight": (DIM,)}
+    shapes["output.weight"] = (VOCAB, DIM)
+    for layer in range(LAYERS):
+        rows = {"wq": HEADS * HEAD_DIM, "wk": KV_HEADS * HEAD_DIM, "wv": KV_HEADS * HEAD_DIM, "wo": DIM}
+        own: dict[str, tuple[int, ...]] = {f"attention.{name}.weight": (size, DIM) for name, size in rows.items()}
+        for name in ("q", "k"):
+            own |= {f"attention.{name}_normalization.{kind}": (HEAD_DIM,) for kind in ("weight", "bias")}
+        own |= {"attention_norm.weight": (DIM,), "ffn_norm.weight": (DIM,)}
+        own |= {f"feed_forward.w{number}.weight": (WIDTH, DIM) for number in (1, 3)}
+        shapes |= {f"layers.{layer}.{name}": shape for name, shape in own.items()}
+        shapes[f"layers.{layer}.feed_forward.w2.weight"] = (DIM, WIDTH)
+    generator = torch.Generator().manual_seed(0)
+    weights = {name: torch.randn(shape, generator=generator) * 0.4 for name, shape in shapes.items()}
+    if fused:
+        for layer in range(LAYERS):
+            parts = [weights.pop(f"layers.{layer}.attention.w{name}.weight") for name in "qkv"]
+            weights[f"layers.{layer}.attention.wqkv.weight"] = torch.cat(parts)
+            parts = [weights.pop(f"layers.{layer}.feed_forward.w{name}.weight") for name in (1, 3)]
+            weights[f"layers.{layer}.feed_forward.w13.weight"] = torch.cat(parts)
+    return weights
+
+
+def meta_forward(weights: dict[str, Tensor], tokens: list[int], swin_norm: bool) -> Tensor:
+    """Meta's Chameleon as its source describes it, one head and one pair of channels at a time: logits [n, VOCAB]."""
+
+    def turned(vector: Tensor, position: int) -> Tensor:
+        result = vector.clone()
+        for pair in range(HEAD_DIM // 2):
+            angle = torch.tensor(position / 10000.0 ** (2 * pair / HEAD_DIM))
+            a, b = vector[2 * pair], vector[2 * pair + 1]
+            result[2 * pair] = a * angle.cos() - b * angle.sin()
+            result[2 * pair + 1] = a * angle.sin() + b * angle.cos()
+        return result
+
+    def normed(states: Tensor, name: str) -> Tensor:
+        return states / (states.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weights[f"{name}.weight"]
+
+    states = weights["tok_embeddings.weight"][tokens]
+    for layer in range(LAYERS):
+        own = f"layers.{layer}"
+
+        def attention(states: Tensor, own: str = own) -> Tensor:
+            heads: dict[str, list[list[Tensor]]] = {}
+            for name, count in (("q", HEADS), ("k", KV_HEADS), ("v", KV_HEADS)):
+                heads[name] = [
+                    list(row.split(HEAD_DIM)) for row in states @ weights[f"{own}.attention.w{name}.weight"].T
+                ]
+                assert len(heads[name][0]) == count
+            for name in ("q", "k"):
+                norm = f"{own}.attention.{name}_normalization"
+                for position, row in enumerate(heads[name]):
+                    for head, vector in enumerate(row):
+                        scaled = (vector - vector.mean()) / (vector.var(unbiased=False) + 1e-5).sqrt()
+                        vector = scaled * weights[f"{norm}.weight"] + weights[f"{norm}.bias"]
+                        row[head] = turned(vector, position)
+            rows = []
+            for position, queries in enumerate(heads["q"]):
+                out = []
+                for head, query in enumerate(queries):
+                    shared = head * KV_HEADS // HEADS
+                    past = range(position + 1)
+                    scores = torch.stack([query @ heads["k"][other][shared] for other in past]) / HEAD_DIM**0.5
+                    out.append(scores.softmax(0) @ torch.stack([heads["v"][other][shared] for other in past]))
+                rows.append(torch.cat(out))
+            return torch.stack(rows) @ weights[f"{own}.attention.wo.weight"].T
+
+        def feed_forward(states: Tensor, own: str = own) -> Tensor:
+            first, second, third = (weights[f"{own}.feed_forward.w{number}.weight"] for number in (1, 2, 3))
+            return (F.silu(states @ first.T) * (states @ third.T)) @ second.T
+
+        if swin_norm:
+            states = states + normed(attention(states), f"{own}.attention_norm")
+            states = states + normed(feed_forward(states), f"{own}.ffn_norm")
+        else:
+            states = states + attention(normed(states, f"{own}.attention_norm"))
+            states = states + feed_forward(normed(states, f"{own}.ffn_norm"))
+    return normed(states, "norm") @ weights["output.weight"].T
+
+
+@pytest.fixture
+def vqgan_weights(golden, fill_by_rule) -> dict[str, Tensor]:
+    description, _ = golden("lumina_mgpt_tiny")
+    return fill_by_rule(description["tokenizer_state_dict"], f"{description['salt']}/vq")
+
+
+@pytest.fixture
+def anole(tmp_path, vqgan_weights) -> Callable[..., Path]:
+    """Writes a folder in Meta's layout, and gives its place."""
+
+    def write(fused: bool = False, **params: Any) -> Path:
+        folder = tmp_path / "anole"
+        model, tokenizer = folder / "models" / "7b", folder / "tokenizer"
+        model.mkdir(parents=True), tokenizer.mkdir()
+        torch.save(meta_weights(fused) | {"rope.freqs": None}, model / "consolidated.pth")
+        own = {"dim": DIM, "n_layers": LAYERS, "n_heads": HEADS, "n_kv_heads": KV_HEADS, "norm_eps": 1e-5}
+        own |= {"rope_theta": 10000.0, "qk_normalization": True, "swin_norm": False}
+        (model / "params.json").write_text(json.dumps({"model_parallel_size": 8, "model": own | params}))
+        (model / "consolidate_params.json").write_text(json.dumps({"model_parallel_size": 1}))
+        words = {"type": "WordLevel", "vocab": {word: at for at, word in enumerate(WORDS)}, "unk_token": "<unk>"}
+        added = [
+            {"id": WORDS.index(word), "content": word, "special": True, "normalized": False, "single_word": False,
+             "lstrip": False, "rstrip": False}
+            for word in ("<reserved08706>", "<reserved08707>", "<racm3:break>")
+        ]  # fmt: skip
+        content = {"version": "1.0", "added_tokens": added, "model": words, "pre_tokenizer": {"type": "Whitespace"}}
+        (tokenizer / "text_tokenizer.json").write_text(json.dumps(content))
+        torch.save({"state_dict": vqgan_weights | {"loss.weight": torch.zeros(1)}}, tokenizer / "vqgan.ckpt")
+        return folder
+
+    return write
+
+
+@pytest.mark.parametrize(("fused", "swin_norm"), [(False, False), (True, False), (True, True)])
+@torch.no_grad()
+def test_metas_layout_gives_the_same_logits(anole, tmp_path, vqgan_weights, fused: bool, swin_norm: bool) -> None:
+    source, output = anole(fused, swin_norm=swin_norm), tmp_path / "out"
+    assert main(["convert", "anole", "--checkpoint", str(source), "--output", str(output)]) == 0
+    model, report = ChameleonForConditionalGeneration.from_pretrained(output, output_loading_info=True)
+    assert not report["missing_keys"] and not report["unexpected_keys"] and not report["mismatched_keys"]
+    tokens = [0, 16, 17, 18, 14, 13, 4, 9]
+    found = model.lm_head(model.model(torch.tensor([tokens])).last_hidden_state)[0]
+    torch.testing.assert_close(found, meta_forward(meta_weights(False), tokens, swin_norm), atol=1e-4, rtol=1e-4)
+    assert (model.config.bos_token_id, model.config.vocabulary_map["<image>"]) == (0, 15)
+    assert model.config.vocabulary_map["IMGIMGCZ"] == 6
+
+    tokenizer = AutoTokenizer.from_pretrained(output)
+    assert tokenizer("a red cube<reserved08706>", add_special_tokens=False)["input_ids"] == [16, 17, 18, 14]
+    assert (tokenizer.bos_token_id, tokenizer.sep_token_id) == (0, 14)
+    pixels = VQModel.from_pretrained(output / "vqvae")
+    assert torch.equal(pixels.quantize.embedding.weight, vqgan_weights["quantize.embedding.weight"])
+
+
+def test_precision_is_chosen(anole, tmp_path) -> None:
+    command = ["convert", "anole", "--dtype", "bfloat16", "--output", str(tmp_path / "out"), "--checkpoint"]
+    assert main([*command, str(anole())]) == 0
+    model = ChameleonForConditionalGeneration.from_pretrained(tmp_path / "out", dtype="auto")
+    assert model.dtype == model.lm_head.weight.dtype == torch.bfloat16
+    assert VQModel.from_pretrained(tmp_path / "out" / "vqvae").dtype == torch.float32
+
+
+def rewrite(name: str, change: Callable[[Any], Any]) -> Callable[[Path], object]:
+    """Change what a pickled file holds."""
+
+    def damage(folder: Path) -> None:
+        torch.save(change(torch.load(folder / name)), folder / name)
+
+    return damage
+
+
+CHECKPOINT = "models/7b/consolidated.pth"
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda folder: (folder / CHECKPOINT).unlink(), "holds 0"),
+        (lambda folder: (folder / "models/7b/consolidated.01.pth").touch(), "holds 2; a model in several files"),
+        (lambda folder: (folder / "models/7b/params.json").unlink(), "params.json is missing"),
+        (lambda folder: (folder / "models/7b/params.json").write_text("{}"), "params.json must give dim as a whole"),
+        (lambda folder: (folder / "tokenizer/vqgan.ckpt").unlink(), "vqgan.ckpt does not exist"),
+        (lambda folder: (folder / "tokenizer/text_tokenizer.json").write_text("{}"), "text_tokenizer.json cannot be"),
+        (lambda folder: (folder / CHECKPOINT).write_bytes(b"PK\x03\x04"), "truncated or not a .pt file"),
+        (
+            rewrite(CHECKPOINT, lambda weights: {"a": torch.zeros(1)}),
+            "lacks tok_embeddings.weight; it is not a",
+        ),
+        (rewrite(CHECKPOINT, lambda weights: weights | {"b.c": torch.zeros(1)}), "does not have, such as b.c"),
+        (
+            rewrite(CHECKPOINT, lambda weights: {key: weights[key] for key in weights if "1.attention.wk." not in key}),
+            "lacks 1 weights of ChameleonForConditionalGeneration, such as model.layers.1.self_attn.k_proj.weight",
+        ),
+        (rewrite(CHECKPOINT, lambda weights: [1]), "holds no weights by name"),
+        (rewrite("tokenizer/vqgan.ckpt", lambda weights: meta_weights(False)), "holds no 'quantize.embedding.weight'"),
+    ],
+)
+def test_damaged_folders_leave_nothing(anole, tmp_path, capsys, damage: Callable[[Path], object], message: str) -> None:
+    source, output = anole(), tmp_path / "out"
+    damage(source)
+    assert main(["convert", "anole", "--checkpoint", str(source), "--output", str(output)]) == 2
+    said = capsys.readouterr().err
+    assert message in said and said.count("\n") == 1
+    assert not output.exists()
+
+
+# Norms per shard ------------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("shards", [1, 2])
+def test_norms_are_repeated_for_every_head(shards: int) -> None:
+    config = ChameleonConfig(
+        vocab_size=16, hidden_size=DIM, intermediate_size=8, num_hidden_layers=1, num_attention_heads=HEADS,
+        num_key_value_heads=KV_HEADS, vocabulary_map={"<image>": 3},
+        vq_config={"base_channels": 32, "channel_multiplier": [1], "num_res_blocks": 1, "num_embeddings": 2},
+    )  # fmt: skip
+    model = ChameleonForConditionalGeneration(config).model
+    stored = {key: torch.randn(value.shape) for key, value in model.state_dict().items() if "layers.0" in key}
+    for key in stored:
+        if re.search("[qk]_norm", key):
+            stored[key] = torch.randn(shards, HEAD_DIM)
+    repeated = norms_per_head(stored, HEADS, KV_HEADS)
+    for name, heads in (("q", HEADS), ("k", KV_HEADS)):
+        for kind in ("weight", "bias"):
+            key = f"layers.0.self_attn.{name}_norm.{kind}"
+            assert repeated[key].shape == model.state_dict()[key].shape
+            for head in range(heads):  # a shard has neighbouring heads
+                assert torch.equal(repeated[key][head], stored[key][head // (heads // shards)])
+    assert norms_per_head(repeated, HEADS, KV_HEADS).keys() == stored.keys()
+    assert all(torch.equal(value, repeated[key]) for key, value in norms_per_head(repeated, HEADS, KV_HEADS).items())
+    with pytest.raises(UserError, match="stored for 3 shards"):
+        norms_per_head({"model.layers.0.self_attn.q_norm.weight": torch.zeros(3, 8)}, HEADS, KV_HEADS)
+
+
+# VQGAN ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("container", ["state_dict", "model", None])
+def test_a_checkpoint_becomes_a_folder(tmp_path, vqgan_weights, capsys, container: str | None) -> None:
+    surplus = {"loss.discriminator.main.0.weight": torch.zeros(1), "model_ema.decay": torch.zeros(1)}
+    content = vqgan_weights | surplus
+    torch.save(content if container is None else {container: content, "epoch": 3}, tmp_path / "vqgan.ckpt")
+    command = ["convert", "vqgan", "--checkpoint", str(tmp_path / "vqgan.ckpt"), "--output", str(tmp_path / "out")]
+    assert main([*command, "--json"]) == 0
+    parameters = sum(value.numel() for value in vqgan_weights.values())
+    said = {"output": str(tmp_path / "out"), "num_codes": 64, "pixels_a_code": 4, "num_parameters": parameters}
+    assert json.loads(capsys.readouterr().out) == said
+    network = VQModel.from_pretrained(tmp_path / "out")
+    assert torch.equal(network.decoder.conv_out.weight, vqgan_weights["decoder.conv_out.weight"])
+
+
+def test_a_vqgan_inside_a_model(tmp_path, vqgan_weights) -> None:
+    inside = {f"model.vqmodel.{key}": value for key, value in vqgan_weights.items()}
+    names = sorted(inside)
+    (tmp_path / "whole").mkdir()
+    save_file({key: inside[key] for key in names[::2]}, tmp_path / "whole" / "model-00001-of-00002.safetensors")
+    rest = {key: inside[key] for key in names[1::2]} | {"lm_head.weight": torch.zeros(1)}
+    save_file(rest, tmp_path / "whole" / "model-00002-of-00002.safetensors")
+    read = read_vqgan(tmp_path / "whole")
+    assert read.keys() == vqgan_weights.keys() and all(torch.equal(read[key], vqgan_weights[key]) for key in read)
+    save_file({key: inside[key] for key in names if "decoder" not in key}, tmp_path / "encoder.safetensors")
+    with pytest.raises(UserError, match="no decoder, so it makes no pictures"):
+        read_vqgan(tmp_path / "encoder.safetensors")
+
+
+class Anything:
+    """Not a weight."""
+
+
+def test_files_that_are_no_vqgan(tmp_path, vqgan_weights) -> None:
+    with pytest.raises(UserError, match=r"vqgan.ckpt, but .* does not exist"):
+        read_vqgan(tmp_path / "absent.ckpt")
+    with pytest.raises(UserError, match=r"holds no .safetensors file"):
+        read_vqgan(tmp_path)
+    torch.save({"state_dict": vqgan_weights, "callbacks": Anything()}, tmp_path / "objects.ckpt")
+    with pytest.raises(UserError, match="weights only"):
+        read_vqgan(tmp_path / "objects.ckpt")
+    (tmp_path / "page.ckpt").write_text("<html>")
+    with pytest.raises(UserError, match="truncated"):
+        read_vqgan(tmp_path / "page.ckpt")

@@ -1,1 +1,0 @@
-"""Emu3 as transformers has it, unmodified."""

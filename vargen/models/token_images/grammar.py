@@ -1,0 +1,138 @@
+"""The grammar of a picture on one model: which tokens are drawn and which are forced, and their ids in its vocabulary.
+
+Belongs here: the tokens that the loop sees, which are codes 0 to C - 1 and, where the family has it, the mark C at the
+end of a row; and looking ids up by a description. Does not belong here: descriptions, prompts, passes (`target.py`).
+
+A picture of h rows of w codes is what begins it, which belongs to the prompt; then rows, each with its mark; then a
+token that ends it. All tokens after the last code are forced, so decoding ends with that code.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vargen.base.errors import UserError
+from vargen.models.token_images.description import TokenImageFamily
+
+
+@dataclass(frozen=True)
+class ImageVocabulary:
+    """Ids of image tokens.
+
+    Args:
+        ids: int64 [C + 1], of each code and of the mark at the end of a row; [C] where there is no mark.
+        has_mark: whether the last is a mark.
+        ends_last_row: whether the last row has its mark.
+        end: id of the token that ends a picture; None: there is none.
+    """
+
+    ids: Tensor
+    has_mark: bool
+    ends_last_row: bool = False
+    end: int | None = None
+
+    @property
+    def num_codes(self) -> int:
+        """C."""
+        return len(self.ids) - self.has_mark
+
+    @property
+    def mark(self) -> int | None:
+        """The token at the end of a row, by the loop's number; None: rows follow each other.
+
+        It is forced, so it can stand in for a row's last token before that token is known (two-dimensional decoding).
+        """
+        return self.num_codes if self.has_mark else None
+
+    def known_tokens(self, height: int, width: int, device: torch.device | str) -> Tensor:
+        """[N] int64 of a picture of height x width codes: the mark where a row ends, -1 at codes; the last is a
+        code."""
+        if not self.has_mark:
+            return torch.full((height * width,), -1, device=device)
+        rows = torch.full((height, width + 1), -1, device=device)
+        rows[:, width] = self.num_codes
+        return rows.flatten()[:-1]
+
+    def codes(self, tokens: Tensor, height: int, width: int) -> Tensor:
+        """Codes [B, height, width] among drawn tokens [B, N]."""
+        if self.has_mark:
+            tokens = F.pad(tokens, (0, 1)).view(-1, height, width + 1)[..., :width]
+        return tokens.reshape(-1, height, width)
+
+    def text(self, tokens: Tensor) -> Tensor:
+        """[B, M] int64: a picture's ids, from its first code to its end, of drawn tokens [B, N]."""
+        forced = [] if self.mark is None or not self.ends_last_row else [self.mark]
+        ids = self.ids.to(tokens.device)[torch.cat((tokens, tokens.new_tensor(forced).expand(len(tokens), -1)), 1)]
+        return ids if self.end is None else F.pad(ids, (0, 1), value=self.end)
+
+
+def vocabulary_of(family: TokenImageFamily, model: Any, tokenizer: Any = None) -> ImageVocabulary:
+    """The image tokens of a model.
+
+    Args:
+        model: of transformers.
+        tokenizer: if there is one, it must know the marks of the family, under their ids.
+
+    Raises:
+        UserError: the model or the tokenizer has other tokens than the family.
+    """
+    marks = {name: _id_of_mark(family, name, model, tokenizer) for name in family.marks}
+    codes = _ids_of_codes(family, model, marks)
+    if tokenizer is not None and family.codes.behind_text and len(tokenizer) != int(codes[0]):
+        raise UserError(
+            f"tokenizer must have {int(codes[0]):,} tokens, because the codes of {family.title} lie behind them, got "
+            f"{len(tokenizer):,}; load the tokenizer that came with the model"
+        )
+    return ImageVocabulary(
+        ids=torch.tensor(codes if family.row_end is None else [*codes, marks[family.row_end]]),
+        has_mark=family.row_end is not None,
+        ends_last_row=family.ends_last_row,
+        end=None if family.end is None else marks[family.end],
+    )
+
+
+def _ids_of_codes(family: TokenImageFamily, model: Any, marks: dict[str, int | None]) -> list[int]:
+    first, count = family.codes.first, family.codes.count
+    vocab_size = int(model.config.get_text_config().vocab_size)
+    if first == "named":
+        named = model.model.vocabulary_mapping.img2bpe
+        count = model.model.vqmodel.config.codebook_size if count is None else count
+        if sorted(named) != list(range(count)) or (family.row_end is not None and marks[family.row_end] is None):
+            raise UserError(
+                f"model must name each of its {count} codes and the end of a line in vocabulary_map of its "
+                f"config.json, which has {len(named)} codes; without them it cannot draw"
+            )
+        return [named[code] for code in range(count)]
+    assert count is not None
+    first = vocab_size - count if first == "last" else first
+    if first <= 0 or first + count > vocab_size:
+        raise UserError(
+            f"model must have the {count:,} codes of {family.title} in its vocabulary, which has {vocab_size:,} tokens; "
+            f"name a model of this family, such as {family.example}"
+        )
+    return [*range(first, first + count)]
+
+
+def _id_of_mark(family: TokenImageFamily, name: str, model: Any, tokenizer: Any) -> int | None:
+    """By `vocabulary_map` of config.json, else the tokenizer, else as published. All that there are must agree."""
+    published = family.marks[name]
+    listed = (getattr(model.config, "vocabulary_map", None) or {}).get(name)
+    found = None
+    if tokenizer is not None:
+        found = tokenizer.convert_tokens_to_ids(name)
+        if found is None or (found == tokenizer.unk_token_id and name != tokenizer.unk_token):
+            raise UserError(
+                f"tokenizer must have the token {name}, which prompts of {family.title} need; load the tokenizer that "
+                f"came with the model"
+            )
+    known = [each for each in (listed, found, published) if each is not None]
+    if any(each != known[0] for each in known):
+        raise UserError(
+            f"model must be one of {family.title}, whose token {name} is number {known[-1]}; its files say {known[0]}"
+        )
+    return known[0] if known else None

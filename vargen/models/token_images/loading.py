@@ -1,0 +1,174 @@
+"""Models and tokenizers of these families from the files that their authors publish.
+
+Belongs here: config.json as the class of transformers needs it, weights that are stored otherwise, and Emu3.5's text
+tokenizer. Does not belong here: pickled files (`convert.py`), pixels, and what every model of transformers needs
+(`vargen.models.transformers_folder`). No code of a repository is ever run: only classes of transformers are used.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE
+from torch import nn
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers.convert_slow_tokenizer import bytes_to_unicode
+from transformers.utils import cached_file
+
+from vargen.base.errors import UserError
+from vargen.base.reading import reading
+from vargen.models.token_images.catalogue import FAMILY_KEY, find_family
+from vargen.models.token_images.description import TokenImageFamily
+from vargen.models.transformers_folder import hub_arguments, load_model, read_config, refuse_remote_code
+
+_NOT_OF_A_CLASS = ("model_type", "auto_map", "architectures", FAMILY_KEY)
+"""Entries of a published config.json that say whose class it is."""
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
+_QWEN_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+"""How Qwen's tokenizer, which Emu3.5 took over, splits a text into words; digits stand alone."""
+_TIKTOKEN_MARKS = (
+    "<|endoftext|>", "<|im_start|>", "<|im_end|>", *(f"<|extra_{number}|>" for number in range(205)),
+    "<|image token|>", "<|image start|>", "<|image end|>",
+)  # fmt: skip
+"""Of Emu3.5, behind the words, in order of their ids."""
+
+
+def load_family_model(
+    source: str | os.PathLike[str], family: TokenImageFamily | str | None = None, **kwargs: Any
+) -> tuple[PreTrainedModel, TokenImageFamily]:
+    """A model of one of the families, and which.
+
+    Args:
+        source: a folder, or a name on the hub.
+        family: where config.json fits several.
+        **kwargs: see `vargen.models.transformers_folder.load_model`.
+
+    Raises:
+        UserError: it fits no family, or cannot be loaded as one of it; or remote code is asked for.
+    """
+    raw = read_config(source, **kwargs)
+    found = find_family(family, raw, source)
+    model_class: Any = getattr(transformers, found.model_class)
+    entries = {name: value for name, value in raw.items() if name not in _NOT_OF_A_CLASS} | dict(found.config)
+    with reading(source, "its config.json must be that of the authors"):
+        config = model_class.config_class(**entries)
+    as_stored = found.repair is not None and FAMILY_KEY not in raw
+    loaded_class = _with_norms_per_shard(model_class) if as_stored else model_class
+    model = load_model(source, loaded_class, raw.get("model_type"), absent=found.absent, config=config, **kwargs)
+    if as_stored:
+        _norms_per_head(model)
+        model.__class__ = model_class
+    return model, found
+
+
+def save_family_model(
+    model: PreTrainedModel, family: TokenImageFamily, folder: str | os.PathLike[str], *args: Any, **kwargs: Any
+) -> None:
+    """Save a model as its class of transformers stores it, with the name of its family in config.json."""
+    setattr(model.config, FAMILY_KEY, family.name)
+    model.save_pretrained(folder, *args, **kwargs)
+
+
+def load_tokenizer(
+    source: str | os.PathLike[str], family: TokenImageFamily, **kwargs: Any
+) -> PreTrainedTokenizerBase | None:
+    """The text tokenizer in a folder or on the hub, or None if there is none; `kwargs` as for the model.
+
+    Raises:
+        UserError: it is damaged or cannot be reached.
+    """
+    refuse_remote_code(kwargs)
+    if family.text_file is not None and (path := _file(source, family.text_file, kwargs)) is not None:
+        return tiktoken_tokenizer(path)
+    if Path(source).is_dir() and not any((Path(source) / name).is_file() for name in _TOKENIZER_FILES):
+        return None
+    with reading(source, "copy the files of its tokenizer again", "tokenizer"):
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source, **hub_arguments(kwargs))
+        return tokenizer
+
+
+def tiktoken_tokenizer(path: str | os.PathLike[str]) -> PreTrainedTokenizerFast:
+    """Emu3.5's text tokenizer, from its file of words and ranks: Qwen's, with marks of its own behind.
+
+    Raises:
+        UserError: the file cannot be read as one.
+    """
+    with reading(path, "copy it again", "tokenizer"):
+        lines = [line.split() for line in Path(path).read_bytes().splitlines() if line]
+        ranks = {base64.b64decode(word): int(rank) for word, rank in lines}
+        letters = bytes_to_unicode()
+
+        def text(word: bytes) -> str:
+            return "".join(letters[byte] for byte in word)
+
+        # Every way to make a word of two; merging goes by rank, so ways that come later are never used.
+        merges = [
+            (text(word[:cut]), text(word[cut:]))
+            for word in sorted(ranks, key=ranks.__getitem__)
+            for cut in sorted(
+                (cut for cut in range(1, len(word)) if word[:cut] in ranks and word[cut:] in ranks),
+                key=lambda cut: (ranks[word[:cut]], ranks[word[cut:]]),  # noqa: B023  # used before the next word
+            )
+        ]
+        made = Tokenizer(BPE({text(word): rank for word, rank in ranks.items()}, merges, ignore_merges=True))
+    made.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_QWEN_WORDS), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens([AddedToken(mark, normalized=False, special=True) for mark in _TIKTOKEN_MARKS])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=made, bos_token="<|extra_203|>", eos_token="<|extra_204|>", pad_token="<|endoftext|>"
+    )
+
+
+def _file(source: str | os.PathLike[str], name: str, kwargs: dict[str, Any]) -> str | None:
+    """The path of a file in a folder or on the hub; None if it is not there."""
+    try:
+        found: str | None = cached_file(
+            os.fspath(source), name, _raise_exceptions_for_missing_entries=False, **hub_arguments(kwargs)
+        )
+    except OSError as error:
+        raise UserError(f"tokenizer: {source} cannot be reached; name a folder, or try again with a network") from error
+    return found
+
+
+def _with_norms_per_shard(model_class: Any) -> Any:
+    """A class of transformers' Chameleon whose norms of queries and keys have the shape in which Meta's layout has them:
+    [shards, head_dim], with which loading fills them wherever `from_pretrained` puts them."""
+
+    def init(self: Any, config: Any) -> None:
+        model_class.__init__(self, config)
+        for norm in _norms(self):
+            for name in ("weight", "bias"):
+                shape = config.model_parallel_size, getattr(norm, name).shape[1]
+                setattr(norm, name, nn.Parameter(torch.empty(shape)))
+
+    return type(model_class.__name__, (model_class,), {"__init__": init})
+
+
+def _norms_per_head(model: PreTrainedModel) -> None:
+    """Repeat norms [shards, head_dim] for the heads of each shard, as Meta's code does while it runs."""
+    config: Any = model.config
+    for name, heads in (("q_norm", config.num_attention_heads), ("k_norm", config.num_key_value_heads)):
+        for norm in _norms(model, name):
+            for part in ("weight", "bias"):
+                stored = getattr(norm, part)
+                repeated = stored.detach().repeat_interleave(heads // len(stored), dim=0)
+                setattr(norm, part, nn.Parameter(repeated, requires_grad=stored.requires_grad))
+
+
+def _norms(model: nn.Module, *names: str) -> list[nn.Module]:
+    """Norms of queries and keys, or those of these names alone."""
+    wanted = names or ("q_norm", "k_norm")
+    return [module for name, module in model.named_modules() if name.endswith(wanted) and hasattr(module, "bias")]

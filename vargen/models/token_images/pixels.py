@@ -1,0 +1,110 @@
+"""Codes to pixels for families that draw token by token: a network from a path, pictures, intensities, vectors.
+
+Belongs here: the four functions that the pipeline asks for. Does not belong here: the networks themselves
+(`vargen.models.vqgan`, `cosmos.py`), other projects' files (`convert.py`), and which family has which network (its
+description).
+
+Every family but SimpleAR has a VQGAN, which runs in float32 as its authors run it; give a `VQModel` in another
+precision to the pipeline to have it otherwise.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from diffusers.models.autoencoders.vq_model import VQModel
+from torch import Tensor, nn
+
+from vargen.base.errors import UserError
+from vargen.base.reading import reading
+from vargen.models import vqgan
+from vargen.models.finite import check_weights
+from vargen.models.model_folder import check_component_folder
+from vargen.models.token_images.convert import read_vqgan
+from vargen.models.token_images.cosmos import CosmosDecoder, load_cosmos_decoder
+
+
+class PixelFamily(Protocol):
+    """A description of a family, as far as it matters here."""
+
+    @property
+    def title(self) -> str:
+        """In messages."""
+        ...
+
+    @property
+    def pixels(self) -> Any:
+        """With `network`, "vqvae" or "torchscript", and `published`, what its authors ship."""
+        ...
+
+
+def load_pixels(path: str | os.PathLike[str], family: PixelFamily, dtype: torch.dtype | None = None) -> nn.Module:
+    """The network that makes pictures of a family's codes, in eval mode.
+
+    Args:
+        path: a folder of `diffusers.VQModel`, or a .safetensors file with its authors' names; for SimpleAR the file
+            decoder.jit of Cosmos, which is run.
+        family: whose codes.
+        dtype: of the language model, which does not matter: see the head of this module.
+
+    Raises:
+        UserError: there is no such file, it holds another network, or it would have to be unpickled.
+    """
+    path = Path(path)
+    if family.pixels.network == "torchscript":
+        return load_cosmos_decoder(path)
+    if family.pixels.network != "vqvae":
+        raise UserError(f"vqvae cannot be given for {family.title}, whose model makes its own pixels; leave it out")
+    if path.is_dir() and (path / "config.json").is_file():
+        check_component_folder(path, VQModel)
+        with reading(path):
+            network = VQModel.from_pretrained(path, torch_dtype=torch.float32)
+        if not network.config["lookup_from_codebook"]:
+            raise UserError(f"{path / 'config.json'} must say lookup_from_codebook: true; convert the tokenizer again")
+    elif path.suffix == ".safetensors" and path.is_file():
+        network = vqgan.load_vqgan(read_vqgan(path, "vqvae"), path).float()
+    else:
+        ships = f" ({family.pixels.published})" if family.pixels.published else ""
+        raise UserError(
+            f"vqvae must be a folder that `vargen convert vqgan` wrote, or a .safetensors file, but {path} is neither; "
+            f"convert what {family.title} ships{ships}"
+        )
+    check_weights(network, path)
+    return network.eval()
+
+
+@torch.no_grad()
+def decode_codes(network: nn.Module, codes: Tensor) -> Tensor:
+    """Pictures fp32 [B, 3, H, W], nominally in [-1, 1] but not clamped, of codes [B, h, w].
+
+    They are decoded one by one, so that memory is that of one, and no picture depends on another.
+    """
+    if isinstance(network, CosmosDecoder):
+        return torch.cat([network(each) for each in codes.split(1)])
+    assert isinstance(network, VQModel)
+    return torch.cat([vqgan.decode_codes(network, each) for each in codes.split(1)])
+
+
+def intensities(pictures: Tensor, rounded: bool) -> Tensor:
+    """Intensities from 0 to 255 before they are cut to whole numbers.
+
+    Args:
+        pictures: fp32 [B, 3, H, W] from `decode_codes`.
+        rounded: the family rounds them: they are whole already, and a cut moves none.
+
+    Returns:
+        fp32 [B, H, W, 3].
+    """
+    levels = (pictures.permute(0, 2, 3, 1).clamp(-1, 1) + 1) * 127.5
+    return levels.round() if rounded else levels
+
+
+def code_vectors(network: nn.Module) -> Tensor:
+    """What codes are compared by: fp32 [C, d], entries of the codebook, or coordinates of finite scalars."""
+    if isinstance(network, CosmosDecoder):
+        return network.code_vectors()
+    assert isinstance(network, VQModel)
+    return network.quantize.embedding.weight.detach().float()

@@ -1,0 +1,44 @@
+"""What families that draw token by token offer methods: their codebook. `transformers.py` has the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from specdecode.targets.transformers import TransformersTarget
+from vargen.models.token_images.codebook import unit_codebook
+from vargen.pipelines.components.transformers import TransformersComponents
+from vargen.pipelines.reuse import Reuse
+
+
+class TokenImageComponents(TransformersComponents):
+    """See `TransformersComponents`.
+
+    Args:
+        code_vectors: gives the vectors [C, d] of codes; None: the pipeline has no picture tokenizer.
+        family: its title, for errors.
+    """
+
+    family: ClassVar[str] = "this family"
+
+    def __init__(
+        self,
+        model: Any,
+        target: TransformersTarget,
+        reuse: Reuse,
+        joins: bool = False,
+        code_vectors: Callable[[], Tensor] | None = None,
+        family: str = "this family",
+    ) -> None:
+        super().__init__(model, target, reuse, joins)
+        self.family = family  # type: ignore[misc]
+        self._code_vectors = code_vectors
+
+    def codebook(self) -> Tensor:
+        """Unit vectors fp32 [V, d] of the tokens, on the target's device; a mark that ends a row is the last."""
+        if self._code_vectors is None:
+            return super().codebook()
+        vectors = self._code_vectors()
+        return unit_codebook(vectors, self.target.vocab_size > len(vectors)).to(self.device)

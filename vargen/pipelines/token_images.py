@@ -1,0 +1,401 @@
+"""Text to pictures with any causal language model of transformers that draws them token by token.
+
+Belongs here: prompts, sizes, arguments and pictures as a family's description has them. Does not belong here: the
+descriptions (`vargen.models.token_images`), how a picture becomes forward passes (`target.py` there), and what every
+family of transformers shares (`vargen.pipelines.transformers`).
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Self
+
+import torch
+import torch.nn.functional as F
+import transformers
+from torch import Tensor, nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from specdecode.drafters.known_tokens import KnownTokensDrafter
+from specdecode.sampling import SamplingConfig
+from vargen.base.errors import UserError
+from vargen.methods.base import ImageMethodConfig, Method
+from vargen.models.finite import check_pixels
+from vargen.models.picture_size import Grid
+from vargen.models.token_images.catalogue import find_family
+from vargen.models.token_images.description import TokenImageFamily
+from vargen.models.token_images.grammar import ImageVocabulary, vocabulary_of
+from vargen.models.token_images.loading import load_family_model, load_tokenizer, save_family_model
+from vargen.models.token_images.target import TokenImageTarget
+from vargen.pipelines.arguments import (
+    DrawSettings,
+    StepCallback,
+    StepReport,
+    check_prompts,
+    check_sampling,
+)
+from vargen.pipelines.base import draws
+from vargen.pipelines.components.token_images import TokenImageComponents
+from vargen.pipelines.request import PictureRequest
+from vargen.pipelines.transformers import (
+    Prompts,
+    TransformersPipeline,
+    as_images,
+    check_context,
+    check_input_ids,
+    count_prompts,
+    example_of,
+)
+
+
+class TokenImages(TransformersPipeline):
+    """What pipelines of these families share: pictures from sentences, one token after another.
+
+    Attributes:
+        family: its description.
+        vocabulary: the image tokens of the model.
+    """
+
+    components_class = TokenImageComponents
+    family: TokenImageFamily
+    vocabulary: ImageVocabulary
+
+    @property
+    def _decoder_layers(self) -> nn.Module:
+        layers: nn.Module = functools.reduce(getattr, self.family.decoder.split("."), self.model).layers
+        return layers
+
+    @property
+    def _usual_num_tokens(self) -> int:
+        return self.family.num_tokens(self.grid())
+
+    def grid(
+        self,
+        height: int | None = None,
+        width: int | None = None,
+        ratio: str | None = None,
+        image_area: int | None = None,
+    ) -> Grid:
+        """Codes down and across of a picture; arguments as of a call. Raises UserError for one that cannot be drawn."""
+        return self.family.sizes.grid(height, width, ratio, image_area)
+
+    @abstractmethod
+    def encode_prompt(
+        self, prompt: str | Sequence[str], grid: Grid, num_images_per_prompt: int = 1, null: bool = False
+    ) -> Prompts:
+        """Tokens [B * num_images_per_prompt, T] int64 of prompts, padded on the left, and their mask.
+
+        Args:
+            grid: of the pictures, whose size the prompts name.
+            null: they are what guidance leads away from.
+
+        Raises:
+            UserError: there is nothing that makes tokens of prompts, or it is of another model.
+        """
+
+    @abstractmethod
+    def decode_tokens(self, codes: Tensor, output_type: str = "pil") -> Any:
+        """Pictures from codes [B, h, w], as `output_type` asks."""
+
+    def _code_vectors(self) -> Tensor | None:
+        """[C, d], what codes are compared by; None: there is no picture tokenizer."""
+        return None
+
+    def _pictures_alone(self, prompts: Prompts) -> list[Prompts]:
+        """The pictures in prompts without their words, where guidance has a row for them; empty: there are none."""
+        return []
+
+    def target_of(self, prompts: Sequence[str], max_draft_nodes: int) -> TokenImageTarget:
+        """The target of a batch of prompts in the model's own settings and usual size, for training.
+
+        Raises:
+            UserError: see `encode_prompt`.
+        """
+        grid, scale = self.grid(), self._guidance()
+        encoded = [self.encode_prompt(prompts, grid)]
+        if scale > 1:
+            encoded.append(self.encode_prompt([self.family.negative_prompt] * len(prompts), grid, null=True))
+        return self._target(grid, encoded, guidance_scale=scale, max_draft_nodes=max_draft_nodes)
+
+    def _target(self, grid: Grid, prompts: Sequence[Prompts], **settings: Any) -> TokenImageTarget:
+        return TokenImageTarget(
+            self.model,
+            self.vocabulary,
+            prompts,
+            height=grid[0],
+            width=grid[1],
+            decoder=self.family.decoder,
+            guidance=self.family.guidance,
+            **settings,
+        )
+
+    def prompt_problems(
+        self, prompt: str | Sequence[str], height: int | None = None, width: int | None = None
+    ) -> list[str]:
+        """An empty list: the model reads every word. Raises UserError where a prompt leaves no room for a picture."""
+        grid = self.grid(height, width)
+        mask = self.encode_prompt(check_prompts(prompt), grid)[1]
+        check_context(self.model.config, mask, self.family.num_tokens(grid))
+        return []
+
+    @draws(example_of("TokenImagePipeline", "Alpha-VLLM/Lumina-mGPT-7B-768"))
+    def __call__(
+        self,
+        prompt: str | Sequence[str] | None = None,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        negative_prompt: str | Sequence[str] | None = None,
+        negative_input_ids: Tensor | None = None,
+        negative_attention_mask: Tensor | None = None,
+        height: int | None = None,
+        width: int | None = None,
+        ratio: str | None = None,
+        image_area: int | None = None,
+        guidance_scale: float | None = None,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        num_images_per_prompt: int = 1,
+        generator: torch.Generator | Sequence[torch.Generator] | None = None,
+        method: str | ImageMethodConfig = "jacobi",
+        output_type: str = "pil",
+        return_dict: bool = True,
+        callback_on_step_end: StepCallback | None = None,
+        callback_on_step_end_tensor_inputs: Sequence[str] = ("tokens",),
+    ) -> PictureRequest:
+        """Draw pictures.
+
+        Args:
+            input_ids: [B, T] int64 instead of `prompt`, padded on the left, ending with what begins a picture, its size
+                included, which must be that of the other arguments.
+            attention_mask: [B, T] for `input_ids`, 0 at padding; None: nothing is padded.
+            negative_prompt: what guidance leads away from: one for all prompts, or one for each; only where the family
+                has words there. None: the family's own.
+            negative_input_ids, negative_attention_mask: [B, T'] instead.
+            height, width: in pixels; both or none.
+            ratio: of width and height where these are not given, such as "16:9".
+            image_area: pixels, about, beside `ratio`; None: those of the usual picture.
+            output_type: "pil", "np", "pt", or "latent" for the codes [B, h, w].
+
+        Returns:
+            `AutoregressivePipelineOutput`, or the tuple (images, tokens, trace). Tokens are int64 [B, N]: a row's
+            codes, then the mark that ends it, whose number is the number of codes, where the family has one. No mark
+            follows the last row.
+
+        Raises:
+            UserError: an argument cannot be used with this model; the message names it and says what can be used.
+        """
+        report = StepReport(callback_on_step_end, callback_on_step_end_tensor_inputs)
+        settings = DrawSettings(
+            guidance_scale, temperature, top_k, top_p, num_images_per_prompt, generator, method, output_type, report
+        )
+        grid, count = self.grid(height, width, ratio, image_area), count_prompts(prompt, input_ids)
+        num_tokens, guided = self.family.num_tokens(grid), self._guidance(guidance_scale) > 1
+
+        def checked(prompts: Prompts) -> Prompts:
+            check_context(self.model.config, prompts[1], num_tokens)
+            return prompts
+
+        def given(name: str, ids: Tensor, mask: Tensor | None) -> Prompts:
+            check_input_ids(ids, mask, self.model.config.get_text_config().vocab_size, name)
+            return self._for_every_picture(ids, mask, num_images_per_prompt)
+
+        def encode() -> list[Prompts]:
+            if input_ids is None:
+                asked = self.encode_prompt(check_prompts(prompt), grid, num_images_per_prompt)
+            else:
+                asked = given("input_ids", input_ids, attention_mask)
+            rows = [checked(asked)]
+            if guided and negative_input_ids is None:
+                away = self._negative_prompts(negative_prompt, count)
+                rows += [*self._pictures_alone(asked), self.encode_prompt(away, grid, num_images_per_prompt, null=True)]
+            elif guided and negative_input_ids is not None:
+                null = given("negative_input_ids", negative_input_ids, negative_attention_mask)
+                rows += [*self._pictures_alone(asked), null]
+            return [*map(checked, rows)]
+
+        return self._request(
+            settings,
+            count,
+            num_tokens,
+            encode,
+            functools.partial(self._target, grid),
+            lambda tokens: self.vocabulary.codes(tokens, *grid),
+        )
+
+    def _negative_prompts(self, negative_prompt: str | Sequence[str] | None, num_prompts: int) -> list[str]:
+        """A negative prompt for each prompt. Raises UserError for another number, or where there is no place for it."""
+        if negative_prompt is None:
+            return [self.family.negative_prompt] * num_prompts
+        each = [negative_prompt] * num_prompts if isinstance(negative_prompt, str) else list(negative_prompt)
+        if len(each) != num_prompts:
+            raise UserError(
+                f"negative_prompt must be one for all prompts or one for each, {num_prompts} here; got {len(each)}"
+            )
+        if any(each) and "{prompt}" not in self.family.null_prompt:
+            raise UserError(
+                f"negative_prompt cannot be used with {self.family.title}, whose null prompt has no words; leave it out"
+            )
+        return each
+
+    def _players(self, method: ImageMethodConfig, target: Any, joins: bool) -> Method:
+        vectors = self._code_vectors()
+        offered = None if vectors is None else lambda: vectors
+        components = self.components_class(self.model, target, self.reuse, joins, offered, self.family.title)
+        players = method.build(components)
+        if players.drafter is None or not self.vocabulary.has_mark:
+            return players
+        return replace(players, drafter=KnownTokensDrafter(players.drafter, target.known_tokens, target.vocab_size))
+
+
+class TokenImagePipeline(TokenImages):
+    """Pictures from sentences by a family that `vargen.models.token_images` describes.
+
+    Where a call gives no setting, the family's description does: its authors' guidance, temperature and filters.
+
+    Args:
+        model: of transformers, unmodified, in evaluation mode.
+        tokenizer: of transformers, makes tokens of prompts. Without it, prompts must come as `input_ids`.
+        vqvae: makes pictures of codes; None: `output_type` must be "latent".
+        family: a description or its name; None: what the model's configuration says.
+
+    Raises:
+        UserError: the model is of no family, or of another one.
+    """
+
+    model_cpu_offload_seq = "model->vqvae"
+    _optional_components = ["tokenizer", "vqvae"]  # noqa: RUF012 (a diffusers convention)
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        vqvae: nn.Module | None = None,
+        family: TokenImageFamily | str | None = None,
+    ) -> None:
+        self.family = find_family(family, model.config.to_dict() if isinstance(model, PreTrainedModel) else {})
+        self.model_class = getattr(transformers, self.family.model_class)  # type: ignore[misc]
+        super().__init__(model, tokenizer=tokenizer, vqvae=vqvae)
+        self.vocabulary = vocabulary_of(self.family, model, tokenizer)
+        if vqvae is not None and (found := len(code_vectors(vqvae))) != self.vocabulary.num_codes:
+            raise UserError(f"vqvae must have the {self.vocabulary.num_codes:,} codes of the model, got {found:,}")
+
+    def _guidance(self, guidance_scale: float | None = None) -> float:
+        guidance = self.family.guidance
+        scale = guidance.scale if guidance_scale is None else guidance_scale
+        if guidance.least is not None and 1 < scale < guidance.least:
+            raise UserError(
+                f"guidance_scale must be at least {guidance.least:g} for {self.family.title}, whose authors raise "
+                f"smaller ones to it, or 1, which is off; got {scale:g}"
+            )
+        return scale
+
+    def _sampling(
+        self, temperature: float | None, top_k: int | None, top_p: float | None, guidance_scale: float
+    ) -> SamplingConfig:
+        asked = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+        own = {name: getattr(self.family, name) if value is None else value for name, value in asked.items()}
+        return check_sampling(**own, guidance_scale=guidance_scale)
+
+    def encode_prompt(
+        self, prompt: str | Sequence[str], grid: Grid, num_images_per_prompt: int = 1, null: bool = False
+    ) -> Prompts:
+        """See `TokenImages.encode_prompt`."""
+        if self.tokenizer is None:
+            raise UserError(
+                "prompt needs a pipeline with a tokenizer; give input_ids, and negative_input_ids for guidance, instead"
+            )
+        begins = self.tokenizer.bos_token or self.tokenizer.eos_token or ""
+        side = self.family.sizes.pixels_a_code
+        named = {"height": grid[0] * side, "width": grid[1] * side, "bos": begins}
+        form = self.family.null_prompt if null else self.family.prompt
+        texts = [prompt] if isinstance(prompt, str) else prompt
+        rows = [
+            self.tokenizer(form.format(prompt=text, **named) + self.family.begin(*grid), add_special_tokens=False)
+            for text in texts
+        ]
+        ids = _left_padded([torch.tensor(row["input_ids"]) for row in rows])
+        return self._for_every_picture(*ids, num_images_per_prompt)
+
+    def _pictures_alone(self, prompts: Prompts) -> list[Prompts]:
+        """See `TokenImages._pictures_alone`: codes, the tokens around them, and the one that begins the text."""
+        ids, mask = prompts
+        codes = self.vocabulary.ids.to(ids.device)
+        if self.family.guidance.image_scale is None or not bool(torch.isin(ids, codes).any()):
+            return []
+        family, tokenizer = self.family, self.tokenizer
+        begins = self.model.config.bos_token_id if tokenizer is None else tokenizer.bos_token_id
+        begun = family.begin(*family.sizes.usual)
+        around = [number for name, number in family.marks.items() if name == family.end or name in begun]
+        kept = torch.cat((codes, codes.new_tensor([number for number in (begins, *around) if number is not None])))
+        rows = [row[seen.bool() & torch.isin(row, kept)] for row, seen in zip(ids, mask, strict=True)]
+        return [_left_padded(rows)]
+
+    def _code_vectors(self) -> Tensor | None:
+        return None if self.vqvae is None else code_vectors(self.vqvae)
+
+    def decode_tokens(self, codes: Tensor, output_type: str = "pil") -> Any:
+        """Pictures from codes [B, h, w], as `output_type` asks; intensities become whole numbers as the authors do."""
+        if output_type == "latent":
+            return codes
+        if self.vqvae is None:
+            raise UserError(
+                f'vqvae must be given to make pictures of codes (from {self.family.pixels.published}); without it use '
+                f'output_type="latent"'
+            )
+        pictures = decode_codes(self.vqvae, codes)
+        check_pixels(pictures)
+        return as_images(intensities(pictures, self.family.pixels.rounded), output_type)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        pretrained_model_name_or_path: str | os.PathLike[str],
+        *,
+        family: TokenImageFamily | str | None = None,
+        tokenizer: Any = None,
+        vqvae: Any = None,
+        **kwargs: Any,
+    ) -> Self:
+        """Load from a folder or a name on the hub, in the layout that the authors publish.
+
+        Args:
+            pretrained_model_name_or_path: such as "Alpha-VLLM/Lumina-mGPT-7B-768".
+            family: as in the constructor, where config.json fits several.
+            tokenizer: a tokenizer, its folder or its name on the hub; None: the one beside the model.
+            vqvae: a picture tokenizer, or the path of one; None: that in the folder "vqvae" beside the model, if any.
+            **kwargs: for transformers' `from_pretrained`: dtype, device_map, quantization_config, attn_implementation,
+                revision, token, ...
+
+        Raises:
+            UserError: there is no such model, it is of another family, weights are missing, or remote code is asked
+                for.
+        """
+        model, found = load_family_model(pretrained_model_name_or_path, family, **kwargs)
+        if tokenizer is None or isinstance(tokenizer, str | os.PathLike):
+            tokenizer = load_tokenizer(pretrained_model_name_or_path if tokenizer is None else tokenizer, found, **kwargs)
+        if vqvae is None and os.path.isdir(beside := os.path.join(pretrained_model_name_or_path, "vqvae")):
+            vqvae = beside
+        if isinstance(vqvae, str | os.PathLike):
+            vqvae = load_pixels(vqvae, found, model.dtype)
+        return cls(model, tokenizer, vqvae, found)
+
+    def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
+        """Save in the layout of transformers, which `from_pretrained` reads; other arguments are for the model's."""
+        save_family_model(self.model, self.family, save_directory, *args, **kwargs)
+        if self.tokenizer is not None:
+            self.tokenizer.save_pretrained(save_directory)
+        if hasattr(self.vqvae, "save_pretrained"):
+            self.vqvae.save_pretrained(os.path.join(save_directory, "vqvae"))
+
+
+def _left_padded(rows: Sequence[Tensor]) -> Prompts:
+    """Token ids [T] of several texts as int64 [B, T] and their mask, padded on the left."""
+    length = max(map(len, rows))
+    ids = torch.stack([F.pad(row, (length - len(row), 0)) for row in rows])
+    mask = torch.stack([F.pad(torch.ones_like(row), (length - len(row), 0)) for row in rows])
+    return ids, mask

@@ -99,12 +99,16 @@ class TransformersTarget:
         kv_cache: StaticKVCache | None = None,
         longest_prompt: int | None = None,
     ) -> None:
+        if not callable(model) or not hasattr(getattr(model, "config", None), "get_text_config"):
+            raise ValueError(f"model must be a causal language model of transformers, got {model!r:.80}")
         prompt = inputs_embeds if input_ids is None else input_ids
         if prompt is None or (input_ids is not None and inputs_embeds is not None):
             raise ValueError("give the prompts as input_ids or as inputs_embeds, one of them")
         if (decoder is None) != (output_head is None):
             raise ValueError("decoder and output_head belong together; give both or none")
         check_counts(max_new_tokens=max_new_tokens, max_draft_nodes=max_draft_nodes)
+        if not isinstance(prompt, Tensor):
+            raise ValueError(f"prompts must be a tensor, got a {type(prompt).__name__}")
         num_rows, length = prompt.shape[:2]
         if num_rows % self.rows_per_sequence:
             raise ValueError(f"prompts must come in {self.rows_per_sequence} rows a sequence, got {num_rows} rows")
@@ -578,8 +582,9 @@ def _left_padded(attention_mask: Tensor | None, num_rows: int, length: int) -> T
     """
     if attention_mask is None:
         return None
-    if attention_mask.shape != (num_rows, length):
-        raise ValueError(f"attention_mask must be [{num_rows}, {length}], got {list(attention_mask.shape)}")
+    if not isinstance(attention_mask, Tensor) or attention_mask.shape != (num_rows, length):
+        got = list(attention_mask.shape) if isinstance(attention_mask, Tensor) else f"a {type(attention_mask).__name__}"
+        raise ValueError(f"attention_mask must be [{num_rows}, {length}], got {got}")
     mask = attention_mask.bool()
     if bool(mask.all()):
         return None

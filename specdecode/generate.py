@@ -7,6 +7,7 @@ here: any of the players.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -18,6 +19,8 @@ from specdecode.draft_size import DraftSize, FixedDraftSize
 from specdecode.drafters.draft_model import MOST_WAITING, DraftModelDrafter
 from specdecode.drafters.jacobi import JacobiDrafter
 from specdecode.drafters.prompt_lookup import PromptLookupDrafter
+from specdecode.kernels.build import KERNELS
+from specdecode.kernels.linears import served_linears
 from specdecode.loop import decode
 from specdecode.roles import Drafter
 from specdecode.sampling import RandomStreams, SamplingConfig
@@ -59,6 +62,7 @@ def generate(
     eos_token_id: int | Sequence[int] | None = None,
     pad_token_id: int | None = None,
     draft_length: int | None = None,
+    kernels: Literal["auto", "plain"] = "auto",
 ) -> GenerateResult:
     """Continue a batch of prompts. Every method is exact: greedy tokens equal those of plain decoding, and sampled
     tokens
@@ -81,14 +85,20 @@ def generate(
         eos_token_id: a row ends after this token, or any of these; None: the model's own; an empty list: none does.
         pad_token_id: fills up rows that ended; None: the model's own, else the first that ends a row, else 0.
         draft_length: tokens drafted in a step (Jacobi: the window); None: 8 without a draft model, 4 with one.
+        kernels: "auto": on a CPU, linear layers of few rows, and whole passes of models with Llama's layers, run in
+            this package's kernels, where calling the modules would compute the same. The model is as before
+            afterwards. "plain": the model's own modules alone.
 
     Raises:
         ValueError: an argument that cannot be served, by name.
     """
     # Imported here: `specdecode` must not wait for transformers.
+    from specdecode.targets.llama_pass import llama_pass
     from specdecode.targets.transformers import TransformersTarget
 
     name = _method(method, draft_model)
+    if kernels not in KERNELS:
+        raise ValueError(f"kernels must be one of {', '.join(KERNELS)}, got {kernels!r}")
     _check_ids(input_ids)
     check_counts(max_new_tokens=max_new_tokens)
     if draft_length is not None:
@@ -109,6 +119,7 @@ def generate(
     pads = _tokens("pad_token_id", getattr(own, "pad_token_id", None) if pad_token_id is None else pad_token_id, size)
     sizer = FixedDraftSize(DraftSize(length + 1, length))
     drafter: Drafter | None = None
+    smaller: TransformersTarget | None = None
     if name == "jacobi":
         drafter = JacobiDrafter(target.vocab_size, sizer)
     elif name == "prompt-lookup":
@@ -128,9 +139,19 @@ def generate(
         drafter = DraftModelDrafter(smaller, sizer)
 
     try:
-        result = decode(
-            target, max_new_tokens=max_new_tokens, sampling=sampling, streams=streams, drafter=drafter, stop_token=ends
-        )
+        with ExitStack() as serving:
+            for each in [target, smaller] if kernels == "auto" else ():
+                if each is not None:
+                    serving.enter_context(served_linears(each.model))
+                    each.fast = llama_pass(each.model, input_ids.shape[1] + max_new_tokens + each.max_draft_nodes)
+            result = decode(
+                target,
+                max_new_tokens=max_new_tokens,
+                sampling=sampling,
+                streams=streams,
+                drafter=drafter,
+                stop_token=ends,
+            )
     except MemoryError as error:
         raise ValueError(f"max_new_tokens must leave room in memory, got {max_new_tokens}: {error}") from error
     pad = [*pads, *ends, 0][0]

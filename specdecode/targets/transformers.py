@@ -33,6 +33,7 @@ from specdecode.targets.grouped_attention import GROUPED_ATTENTION
 
 if TYPE_CHECKING:
     from specdecode.compilation import PassCompiler
+    from specdecode.targets.llama_pass import LlamaPass
 
 _WINDOWS = {"full_attention": False, "sliding_attention": True}
 """The supported kinds of layers, by transformers' names, and whether they attend through a window."""
@@ -70,6 +71,7 @@ class TransformersTarget:
 
     Attributes:
         compiler: compiles `forward`, see `compile`; None: it runs eagerly.
+        fast: passes over new tokens in the kernels, see `specdecode.targets.llama_pass`; None: the model's own.
         kv_cache: None before the first prefill if none was given.
         feature_layers: the decoder layers, by transformers' numbers, after which `hidden_states` are taken, side by
             side; the last one's is normed. Empty for the final states alone. Needs a `decoder` that takes
@@ -140,7 +142,8 @@ class TransformersTarget:
         self._cache_name = cache_name(model if decoder is None or output_head is None else decoder)
         self.feature_layers: tuple[int, ...] = ()
         self.compiler: PassCompiler | None = None
-        self.max_new_tokens, self._max_draft_nodes = max_new_tokens, max_draft_nodes
+        self.fast: LlamaPass | None = None
+        self.max_new_tokens, self.max_draft_nodes = max_new_tokens, max_draft_nodes
         self._num_rows = num_rows
         self._cache = SlotCache(type(model).__name__, int(self._config.num_hidden_layers), num_rows, kv_cache)
         # No row can have committed more than this many tokens. Counts of tokens live on the device; this number lives
@@ -177,7 +180,7 @@ class TransformersTarget:
             ValueError: a draft is wider than the compiler's buckets.
         """
         if compiler is not None:
-            compiler.check_width(self._max_draft_nodes)
+            compiler.check_width(self.max_draft_nodes)
         self.compiler = compiler
         self._cache.offered = kv_cache
 
@@ -186,7 +189,7 @@ class TransformersTarget:
         self.prompt_length = prompt_length
         self._prompt_lengths = torch.full((self._num_rows,), prompt_length, device=self.device)
         self._max_committed = self.longest_prompt + self.max_new_tokens - 1
-        num_slots = self._max_committed + self._max_draft_nodes
+        num_slots = self._max_committed + self.max_draft_nodes
         if self.compiler is not None:
             num_slots = self.compiler.round_up(num_slots)  # so that prompts of similar lengths share a graph
         self._cache.start_prompt(prompt_length, num_slots)
@@ -245,7 +248,7 @@ class TransformersTarget:
     def half_way(self, max_draft_nodes: int) -> TransformersTarget:
         """A copy with a cache of its own, in the middle of its rows, for timing passes."""
         probe = copy.copy(self)
-        probe._max_draft_nodes = max_draft_nodes
+        probe.max_draft_nodes = max_draft_nodes
         probe._cache = SlotCache(type(self.model).__name__, int(self._config.num_hidden_layers), self._num_rows)
         probe.prefill()
         half = (self.max_new_tokens - 1) // 2
@@ -255,8 +258,8 @@ class TransformersTarget:
 
     def _length_with(self, num_new: int) -> int:
         """Slots in use, with so many new tokens per row."""
-        if num_new > self._max_draft_nodes:
-            raise ValueError(f"tokens must be at most max_draft_nodes ({self._max_draft_nodes}) per row, got {num_new}")
+        if num_new > self.max_draft_nodes:
+            raise ValueError(f"tokens must be at most max_draft_nodes ({self.max_draft_nodes}) per row, got {num_new}")
         self._num_new = num_new
         lengths = self._cache.allocated().lengths
         return ragged.at_most(lengths, self._most_committed) + num_new
@@ -281,6 +284,11 @@ class TransformersTarget:
         static = self._cache.allocated()
         self._cache.start_tokens(tokens.shape[1], kv_length)
         places = (static.lengths - self._prompt_lengths)[:, None] + depths  # [R, n]
+        if self.fast is not None and not last_only:
+            fed = tokens.clamp(max=self._own_vocab_size - 1)
+            logits = self.fast.logits(fed, mask, self._positions(places), static)
+            if logits is not None:
+                return TargetOutput(self._fitted(logits))
         masks = self._masks(static, mask, depths, kv_length)
         return self.run(inputs, masks, self._positions(places), last_only)
 

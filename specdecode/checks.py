@@ -6,7 +6,11 @@ Belongs here: numbers, tables and drafts. Does not belong here: checks that one 
 from __future__ import annotations
 
 import math
+import os
+from collections.abc import Mapping
+from numbers import Integral
 
+import torch
 from torch import Tensor
 
 from specdecode.roles import Draft
@@ -25,11 +29,39 @@ def check_number(name: str, value: object, lowest: float, highest: float = math.
     raise ValueError(f"{name} must be a finite number {bounds}, got {value!r}")
 
 
+def is_integer(value: object) -> bool:
+    """Whether a value is an integer, truth values apart."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
 def check_counts(least: int = 1, **counts: int) -> None:
-    """Raises ValueError for the first argument below `least`, by its name."""
+    """Raises ValueError for the first argument that is no integer or is below `least`, by its name."""
     for name, count in counts.items():
+        if not is_integer(count):
+            raise ValueError(f"{name} must be an integer, at least {least}, got {count!r}")
         if count < least:
             raise ValueError(f"{name} must be at least {least}, got {count}")
+
+
+def check_room(what: str, num_bytes: int, sizes: Mapping[str, int], device: torch.device | str | None) -> None:
+    """Raises MemoryError where a device is too small: on a CPU, the system would kill processes instead.
+
+    Args:
+        what: needs the room, in the plural.
+        num_bytes: it needs.
+        sizes: what that follows from, by name.
+        device: None: the CPU.
+    """
+    place = torch.device("cpu" if device is None else device)
+    if place.type == "cuda":
+        memory = torch.cuda.get_device_properties(place).total_memory
+    elif place.type == "cpu" and hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    else:
+        return
+    if num_bytes > memory:
+        of = ", ".join(f"{name} {size:,}" for name, size in sizes.items())
+        raise MemoryError(f"{what} need {num_bytes / 2**30:,.1f} GiB ({of}), {place} has {memory / 2**30:,.1f} GiB")
 
 
 def check_vocabulary(name: str, table: Tensor, logits: Tensor) -> None:

@@ -24,6 +24,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from specdecode.checks import is_integer
 from specdecode.roles import Target
 
 
@@ -36,13 +37,15 @@ class DraftSize:
         depth: levels below the root, which is how many drafting steps it takes.
 
     Raises:
-        ValueError: there are fewer nodes than levels.
+        ValueError: there are fewer nodes than levels, or they are no integers.
     """
 
     total_tokens: int
     depth: int
 
     def __post_init__(self) -> None:
+        if not (is_integer(self.total_tokens) and is_integer(self.depth)):
+            raise ValueError(f"total_tokens and depth must be integers, got {self.total_tokens!r} and {self.depth!r}")
         if self.depth < 0 or self.total_tokens < self.depth + 1:
             raise ValueError(
                 f"total_tokens must be at least depth + 1 (every level needs a node), got {self.total_tokens} with "

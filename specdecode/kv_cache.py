@@ -14,11 +14,10 @@ eagerly, compiled, and inside a CUDA graph. `lengths` is always changed in place
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor
+
+from specdecode.checks import check_counts, check_room
 
 
 class StaticKVCache:
@@ -39,7 +38,7 @@ class StaticKVCache:
         device, dtype: of keys and values.
 
     Raises:
-        ValueError: a size is not positive.
+        ValueError: a size is not a positive integer.
         MemoryError: the device's whole memory is too small; nothing was allocated.
     """
 
@@ -61,16 +60,15 @@ class StaticKVCache:
             "max_length": max_length,
             "head_dim": head_dim,
         }
-        for name, size in sizes.items():
-            if size <= 0:
-                raise ValueError(f"{name} must be positive, got {size}.")
+        check_counts(**sizes)
         self.num_layers = num_layers
         self.batch_size = batch_size
         self.num_heads = num_heads
         self.max_length = max_length
         self.head_dim = head_dim
 
-        _check_room(2 * num_layers * batch_size * max_length * num_heads * head_dim * dtype.itemsize, sizes, device)
+        num_bytes = 2 * num_layers * batch_size * max_length * num_heads * head_dim * dtype.itemsize
+        check_room("keys and values", num_bytes, sizes, device)
         # Zeros, not empty: masked slots still enter `probability 0 * value`, and 0 * NaN would be NaN.
         self._rows = torch.zeros(
             num_layers, 2, batch_size * max_length, num_heads * head_dim, device=device, dtype=dtype
@@ -249,19 +247,3 @@ class StaticKVCache:
         if self.starts is not None or other.starts is not None:
             mine, theirs = (torch.zeros_like(c.lengths) if c.starts is None else c.starts for c in (self, other))
             self.starts = mine.index_copy(0, rows, theirs)
-
-
-def _check_room(num_bytes: int, sizes: Mapping[str, int], device: torch.device | str | None) -> None:
-    """Raise MemoryError where the device is too small: on a CPU, the system would kill processes instead."""
-    place = torch.device("cpu" if device is None else device)
-    if place.type == "cuda":
-        memory = torch.cuda.get_device_properties(place).total_memory
-    elif place.type == "cpu" and hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
-        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    else:
-        return
-    if num_bytes > memory:
-        of = ", ".join(f"{name} {size:,}" for name, size in sizes.items())
-        raise MemoryError(
-            f"keys and values need {num_bytes / 2**30:,.1f} GiB ({of}), {place} has {memory / 2**30:,.1f} GiB"
-        )

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from specdecode import ragged
-from specdecode.checks import check_counts
+from specdecode.checks import check_counts, check_room, is_integer
 from specdecode.finite import FiniteWatch
 from specdecode.roles import DecodeState, Draft, Drafter, Target, TargetOutput, Verdict, Verifier, replace_rows
 from specdecode.sampling import RandomStreams, SamplingConfig, Tag, draw_tokens
@@ -86,6 +86,7 @@ class DecodeRun:
     Raises:
         ValueError: `max_new_tokens` < 1, `stop_token` outside the vocabulary, or `streams` or `trace` of another batch
             size.
+        MemoryError: The device's whole memory is too small for so many tokens.
     """
 
     def __init__(
@@ -115,6 +116,8 @@ class DecodeRun:
         self.verifier = ExactVerifier() if verifier is None else verifier
         self._part = self.trace.phase if profile else _untimed
 
+        sizes = {"batch_size": batch_size, "max_new_tokens": max_new_tokens}
+        check_room("tokens", 8 * batch_size * (max_new_tokens + 1), sizes, device)
         # One column more than the result has: tokens that must not be kept are written there.
         filler = 0 if self.stops is None else int(self.stops[0])
         self._buffer = torch.full((batch_size, max_new_tokens + 1), filler, dtype=torch.int64, device=device)
@@ -294,10 +297,10 @@ def stop_tokens(stop_token: int | Sequence[int] | None, vocab_size: int, device:
     Raises:
         ValueError: A token outside the vocabulary.
     """
-    listed = [] if stop_token is None else [stop_token] if isinstance(stop_token, int) else list(stop_token)
+    listed = [] if stop_token is None else list(stop_token) if isinstance(stop_token, Sequence) else [stop_token]
     for token in listed:
-        if not 0 <= token < vocab_size:
-            raise ValueError(f"stop_token must lie in [0, {vocab_size}), got {token}")
+        if not is_integer(token) or not 0 <= token < vocab_size:
+            raise ValueError(f"stop_token must lie in [0, {vocab_size}), got {token!r}")
     return torch.tensor(listed, device=device) if listed else None
 
 

@@ -265,10 +265,13 @@ class RandomStreams:
         The same generator may appear several times; each appearance draws a new key and so a different stream.
 
         Raises:
-            ValueError: `generators` is empty.
+            ValueError: `generators` is empty, or holds something else.
         """
         if len(generators) == 0:
             raise ValueError("generators must hold one torch.Generator per row, got none")
+        for generator in generators:
+            if generator is not None and not isinstance(generator, torch.Generator):
+                raise ValueError(f"generators must be torch.Generator or None, got {generator!r}")
         keys = [
             torch.randint(
                 -(1 << 63),

@@ -721,6 +721,9 @@ extern "C" {
 struct Layer {
     const void *norm_attention, *qkv, *out, *norm_feed_forward, *gate_up, *down;
     const float *qkv_scale, *out_scale, *gate_up_scale, *down_scale;  // of INT8 and INT8_ROWS matrices
+    const void *key, *value, *up;             // matrices of their own; null: they lie behind `qkv` and `gate_up`
+    const float *qkv_bias, *out_bias;         // or null
+    const void *norm_query, *norm_key;        // [head_dim] of `kind`, before rotary positions; or null
     void *keys, *values;  // [sequences * slots, key_value_heads * head_dim] of `kind`
     void* kept;           // out, as `Pass::states`: the states after the layer; or null
 };
@@ -740,6 +743,7 @@ struct Pass {
     int64_t words;          // rows of `embedding`
     int64_t states_stride;  // from one token's states to the next token's
     int64_t side_by_side;   // whether the states of a request's halves lie beside each other, token by token
+    int64_t rotary_halves;  // whether a channel turns with the one half a head further, not with its neighbour
     int64_t threads;
     double epsilon;
     double guidance;           // logits become second half + guidance * (first half - second half)
@@ -753,7 +757,7 @@ struct Pass {
     const int64_t* starts;     // [sequences]: the first of these slots that is seen; null: 0
     const int64_t* origins;    // [sequences], given with `lengths`: `lengths - origins` is added to positions
     const int64_t* positions;  // [positions_of, tokens]; negative sums count from the end
-    const float* rotary;       // [rotary_rows, head_dim / 2, 2]
+    const float* rotary;       // [rotary_rows, head_dim / 2, 2]; with `rotary_halves` [rotary_rows, 2, head_dim / 2]
     const bool* mask;          // [masks_of, tokens, columns]: slots behind the full ones
     const int64_t* places;     // [sequences * tokens]: rows of the cache; null: the last slots of the mask
     const void* norm_out;      // [dim]
@@ -796,6 +800,23 @@ inline Lanes turned(Lanes channels, Lanes angles) {
     Lanes sign = {-1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1};
     Lanes cosine = __builtin_shuffle(angles, even), sine = __builtin_shuffle(angles, even + 1) * sign;
     return multiply_add(channels, cosine, __builtin_shuffle(channels, swap) * sine);
+}
+
+// The same for all channels of a head, in either form; calls store(to + channel, lanes).
+template <typename Number, typename Store>
+inline void turn(const float* head, const float* angles, int64_t channels, bool halves, Number* to, Store store_as) {
+    if (!halves) {
+        sweep(channels, [&](int64_t d, auto load, auto store) {
+            store_as(store, to + d, turned(load(head + d), load(angles + d)));
+        });
+        return;
+    }
+    int64_t half = channels / 2;
+    sweep(half, [&](int64_t d, auto load, auto store) {
+        Lanes first = load(head + d), second = load(head + half + d), cosine = load(angles + d), sine = load(angles + half + d);
+        store_as(store, to + d, multiply_add(first, cosine, -second * sine));
+        store_as(store, to + half + d, multiply_add(second, cosine, first * sine));
+    });
 }
 
 constexpr int64_t AHEAD = 24;  // how many keys ahead are prefetched when several queries read them
@@ -967,10 +988,8 @@ void remember(const Pass& pass, const Layer& layer, const float* qkv, int64_t se
         int64_t row = sequence * pass.tokens + token, place = place_of(pass, sequence, token) * stride;
         const float *key = qkv + row * width + (pass.heads + group) * D, *value = key + stride;
         const float* angle = angles_of(pass, sequence, token);
-        sweep(D, [&](int64_t d, auto load, auto store) {
-            store(keys + place + d, turned(load(key + d), load(angle + d)));
-            store(values + place + d, load(value + d));
-        });
+        turn(key, angle, D, pass.rotary_halves, keys + place, [](auto store, Number* to, Lanes lanes) { store(to, lanes); });
+        sweep(D, [&](int64_t d, auto load, auto store) { store(values + place + d, load(value + d)); });
     }
 }
 
@@ -996,10 +1015,9 @@ void attend(const Pass& pass, const Layer& layer, const float* qkv, int64_t sequ
     };
     each([&](int64_t, int64_t query, int64_t token, int64_t head) {
         const float *own = qkv + (sequence * pass.tokens + token) * width + head * D, *angle = angles_of(pass, sequence, token);
-        sweep(D, [&](int64_t d, auto load, auto store) {
-            Lanes lanes = turned(load(own + d), load(angle + d));
-            lanes = sizeof(Number) == 2 ? rounded(lanes) : lanes;
-            std::memcpy(queries + query * padded + d, &lanes, sizeof(lanes));  // zero beyond the last channel
+        std::memset(queries + query * padded, 0, padded * sizeof(float));  // zero beyond the last channel
+        turn(own, angle, D, pass.rotary_halves, queries + query * padded, [](auto store, float* to, Lanes lanes) {
+            store(to, sizeof(Number) == 2 ? rounded(lanes) : lanes);
         });
     });
     int64_t first = pass.starts ? pass.starts[sequence] : 0, common = std::max<int64_t>(0, length_of(pass, sequence) - first);
@@ -1114,7 +1132,7 @@ extern "C" int64_t few_rows_pass(const Pass* given, const Layer* layers) {
     Rows pairs(pass.features ? R : 0, 2 * dim, pass.kind);
     for (int64_t i = 0; pass.join_bias && i < dim; i++) bias.push_back(number(pass.join_bias, i, pass.kind));
     int64_t bytes_of = pass.kind == BFLOAT16 ? 2 : 4;
-    Crew crew(pass.threads, pass.layers * 7 + 6);  // upper bound for the calls of `share` below
+    Crew crew(pass.threads, pass.layers * 8 + 6);  // upper bound for the calls of `share` below
 #pragma omp parallel num_threads((int)pass.threads)
     {
         int thread = omp_get_thread_num();
@@ -1192,13 +1210,34 @@ extern "C" int64_t few_rows_pass(const Pass* given, const Layer* layers) {
         for (int64_t l = 0; l < pass.layers; l++) {
             const Layer& layer = layers[l];
             norm(layer.norm_attention, normed, l ? &layers[l - 1] : nullptr);
-            Matrix matrix{layer.qkv, layer.qkv_scale, nullptr, pass.matrix_kind, width, dim};
-            outputs(width, [&](Span span, int64_t until) {
-                product(matrix, normed, 0, R, span, until, into(qkv.data(), width),
+            int64_t D = pass.head_dim, of_queries = pass.heads * D, of_keys = pass.key_value_heads * D;
+            // Outputs `begin` to `end` of queries, keys and values come from this matrix.
+            auto project = [&](const void* weight, int64_t begin, int64_t end, Span span, int64_t until) {
+                Span own{std::max(span.begin, begin) - begin, std::min(span.end, end) - begin};
+                if (own.begin >= own.end) return;
+                Matrix matrix{weight, layer.qkv_scale, layer.qkv_bias ? layer.qkv_bias + begin : nullptr, pass.matrix_kind,
+                              end - begin, dim};
+                product(matrix, normed, 0, R, own, std::min(until, end) - begin, into(qkv.data() + begin, width),
                         [&](int64_t row, int64_t output, Four sums, int64_t count) {
-                            store(&qkv[row * width + output], sums, count);
+                            store(&qkv[row * width + begin + output], sums, count);
                         });
+            };
+            outputs(width, [&](Span span, int64_t until) {
+                project(layer.qkv, 0, layer.key ? of_queries : width, span, until);
+                if (!layer.key) return;
+                project(layer.key, of_queries, of_queries + of_keys, span, until);
+                project(layer.value, of_queries + of_keys, width, span, until);
             });
+            if (layer.norm_query) {
+                rows([&](int64_t row) {
+                    for (int64_t head = 0; head < pass.heads + pass.key_value_heads; head++) {
+                        const void* weight = head < pass.heads ? layer.norm_query : layer.norm_key;
+                        float *own = &qkv[row * width + head * D], epsilon = (float)pass.epsilon;
+                        if (pass.kind == BFLOAT16) normalise(own, D, (const bfloat16*)weight, epsilon, own);
+                        else normalise(own, D, (const float*)weight, epsilon, own);
+                    }
+                });
+            }
             member.share(pass.sequences * pass.key_value_heads, 1, [&](Span heads, int64_t) {
                 for (int64_t head = heads.begin, end; head < heads.end; head = end) {
                     int64_t sequence = head / pass.key_value_heads, before = sequence * pass.key_value_heads;
@@ -1213,10 +1252,10 @@ extern "C" int64_t few_rows_pass(const Pass* given, const Layer* layers) {
                             &room[thread * sizes.room()], attended);
                 }
             });
-            add({layer.out, layer.out_scale, nullptr, pass.matrix_kind, dim, dim}, attended);
+            add({layer.out, layer.out_scale, layer.out_bias, pass.matrix_kind, dim, of_queries}, attended);
             norm(layer.norm_feed_forward, normed);
             // A part of the gate, what it gates, and their product.
-            const char* up = (const char*)layer.gate_up + bytes_of_weights(pass.matrix_kind, I * dim);
+            const void* up = layer.up ? layer.up : (const char*)layer.gate_up + bytes_of_weights(pass.matrix_kind, I * dim);
             const float* up_scale = layer.gate_up_scale ? layer.gate_up_scale + I : nullptr;
             auto keep = [&](Block<float>& where) {
                 return [&](int64_t row, int64_t output, Four sums, int64_t count) {

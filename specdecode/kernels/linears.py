@@ -1,11 +1,15 @@
 """Linear layers of other libraries' models, computed by the kernels for few rows on a CPU.
 
-Belongs here: making a model of transformers use the product of few rows. Does not belong here: the product
-(`native.py`), and models whose whole forward passes run in the kernels (`fast_pass.py`).
+Belongs here: making a model of transformers use the product of few rows, for good or for a while. Does not belong here:
+the product (`native.py`), and models whose whole forward passes run in the kernels (`fast_pass.py`).
 """
 
 from __future__ import annotations
 
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -39,6 +43,14 @@ class FewRowLinear(nn.Linear):
         return functional.linear(x, self.weight, self.bias)
 
 
+def is_plain_linear(module: nn.Module) -> bool:
+    """Whether a module is torch's own linear layer, and its weight an ordinary tensor.
+
+    Quantized weights, such as those of torchao, are tensors of classes of their own in plain layers.
+    """
+    return type(module) in (nn.Linear, FewRowLinear) and type(module._parameters.get("weight")) is nn.Parameter
+
+
 def serve_linears(model: nn.Module) -> None:
     """Make every plain linear layer of a model use the kernels. Weights and their names stay as they are.
 
@@ -46,7 +58,39 @@ def serve_linears(model: nn.Module) -> None:
     """
     in_kernels = library() is not None
     for module in model.modules():
-        if type(module) is nn.Linear:
+        if type(module) is nn.Linear and is_plain_linear(module):
             layer: Any = module
             layer.__class__ = FewRowLinear
             layer.in_kernels = in_kernels
+
+
+_serving: Counter[int] = Counter()
+_lock = threading.Lock()
+
+
+@contextmanager
+def served_linears(model: nn.Module) -> Iterator[None]:
+    """Within this context, every plain linear layer of a model uses the kernels; afterwards the model is as before.
+
+    Layers that another thread serves at the same time stay served until both have left. Compiled models and models in
+    training are left alone.
+    """
+    compiled = any(getattr(module, "_compiled_call_impl", None) is not None for module in model.modules())
+    wanted = library() is not None and not compiled and not hasattr(model, "_orig_mod") and not model.training
+    layers: list[Any] = []
+    with _lock:
+        for module in model.modules() if wanted else ():
+            if is_plain_linear(module) and (type(module) is nn.Linear or _serving[id(module)]):
+                layers.append(module)
+                layers[-1].__class__, layers[-1].in_kernels = FewRowLinear, True
+                _serving[id(module)] += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            for layer in layers:
+                _serving[id(layer)] -= 1
+                if not _serving[id(layer)]:
+                    del _serving[id(layer)]
+                    layer.__class__ = nn.Linear
+                    del layer.in_kernels

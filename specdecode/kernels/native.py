@@ -26,7 +26,7 @@ _INT8_ROWS = 3
 NIBBLES = 64
 """How many weights in four bits share a scale."""
 MATRICES = ("qkv", "out", "gate_up", "down")
-_NO_SCALES = [0] * len(MATRICES)
+_NO_SCALES, _NO_PARTS = [0] * len(MATRICES), [0] * 7
 _MOST_CHANNELS = 1008  # of a head
 _NO_BOUND = 2**62
 _OUTSIDE = "positions or slots lie outside the rotary table or the cache"
@@ -34,13 +34,18 @@ _OUTSIDE = "positions or slots lie outside the rotary table or the cache"
 
 @dataclass(frozen=True)
 class Geometry:
-    """Sizes of a decoder with layers of [RMSNorm, attention, RMSNorm, SwiGLU] without biases."""
+    """Sizes of a decoder with layers of [RMSNorm, attention, RMSNorm, SwiGLU].
+
+    `rotary_halves`: a channel turns with the one half a head further, as in models of transformers; else with its
+    neighbour.
+    """
 
     num_heads: int
     num_key_value_heads: int
     head_dim: int
     intermediate_size: int
     norm_eps: float
+    rotary_halves: bool = False
 
 
 @dataclass(frozen=True)
@@ -50,10 +55,13 @@ class LayerWeights:
     Args:
         norm_attention: None where there is none.
         qkv, out, norm_feed_forward, gate_up, down: queries, keys and values are one matrix in this order; so are gate
-            and up.
+            and up. Where `key`, `value` and `up` are given, `qkv` is that of queries alone and `gate_up` the gate's.
         scales: float32 [outputs] of each of `MATRICES` if these are int8; else empty, since four-bit weights contain
             their scales.
         dynamic: whether input rows are rounded to int8, each on a scale of its own.
+        key, value, up: matrices of their own, without scales; None: see `qkv`.
+        qkv_bias, out_bias: float32, or None.
+        norm_query, norm_key: [head_dim] of the model's dtype: RMSNorms of each head, before rotary positions; or None.
     """
 
     norm_attention: Tensor | None
@@ -64,6 +72,13 @@ class LayerWeights:
     down: Tensor
     scales: tuple[Tensor, ...] = ()
     dynamic: bool = False
+    key: Tensor | None = None
+    value: Tensor | None = None
+    up: Tensor | None = None
+    qkv_bias: Tensor | None = None
+    out_bias: Tensor | None = None
+    norm_query: Tensor | None = None
+    norm_key: Tensor | None = None
 
     def kind(self) -> int:
         """The kernels' number for the matrices' dtype."""
@@ -79,7 +94,13 @@ class LayerWeights:
             self.gate_up.data_ptr(),
             self.down.data_ptr(),
             *([scale.data_ptr() for scale in self.scales] or _NO_SCALES),
+            *(_NO_PARTS if self.key is None and self.qkv_bias is None else self._parts()),
         )
+
+    def _parts(self) -> tuple[int, ...]:
+        """What layers of fused matrices without biases do not have."""
+        parts = (self.key, self.value, self.up, self.qkv_bias, self.out_bias, self.norm_query, self.norm_key)
+        return tuple(map(_address, parts))
 
 
 def fits_linear(x: Tensor, weight: Tensor) -> bool:
@@ -156,7 +177,8 @@ class Weights:
     Args:
         layers: [RMSNorm, attention, RMSNorm, SwiGLU] each.
         geometry: sizes.
-        rotary: float32 [positions, head_dim / 2, 2], cosine and sine for each pair of neighbouring channels.
+        rotary: float32 [positions, head_dim / 2, 2], cosine and sine for each pair of neighbouring channels; with
+            `rotary_halves` [positions, 2, head_dim / 2].
         embedding: [words, dim]; None: embeddings are given instead of tokens.
         join: [dim, 2 dim], maps an embedding and a feature to one input; None: there are no features.
         join_bias: [dim], or None.
@@ -275,6 +297,7 @@ def decoder_pass(
         *(new.mask.shape[0], kept, new.positions.shape[0]),
         *(_NO_BOUND if new.last_position is None else new.last_position, weights.rotary.shape[0]),
         *(0 if weights.embedding is None else weights.embedding.shape[0], states.shape[-1], int(side_by_side)),
+        int(geometry.rotary_halves),
         torch.get_num_threads(),
     )
     fed = [

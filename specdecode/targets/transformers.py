@@ -33,6 +33,7 @@ from specdecode.targets.grouped_attention import GROUPED_ATTENTION
 
 if TYPE_CHECKING:
     from specdecode.compilation import PassCompiler
+    from specdecode.targets.llama_pass import LlamaPass
 
 _WINDOWS = {"full_attention": False, "sliding_attention": True}
 """The supported kinds of layers, by transformers' names, and whether they attend through a window."""
@@ -70,6 +71,7 @@ class TransformersTarget:
 
     Attributes:
         compiler: compiles `forward`, see `compile`; None: it runs eagerly.
+        fast: passes over new tokens in the kernels, see `specdecode.targets.llama_pass`; None: the model's own.
         kv_cache: None before the first prefill if none was given.
         feature_layers: the decoder layers, by transformers' numbers, after which `hidden_states` are taken, side by
             side; the last one's is normed. Empty for the final states alone. Needs a `decoder` that takes
@@ -99,12 +101,16 @@ class TransformersTarget:
         kv_cache: StaticKVCache | None = None,
         longest_prompt: int | None = None,
     ) -> None:
+        if not callable(model) or not hasattr(getattr(model, "config", None), "get_text_config"):
+            raise ValueError(f"model must be a causal language model of transformers, got {model!r:.80}")
         prompt = inputs_embeds if input_ids is None else input_ids
         if prompt is None or (input_ids is not None and inputs_embeds is not None):
             raise ValueError("give the prompts as input_ids or as inputs_embeds, one of them")
         if (decoder is None) != (output_head is None):
             raise ValueError("decoder and output_head belong together; give both or none")
         check_counts(max_new_tokens=max_new_tokens, max_draft_nodes=max_draft_nodes)
+        if not isinstance(prompt, Tensor):
+            raise ValueError(f"prompts must be a tensor, got a {type(prompt).__name__}")
         num_rows, length = prompt.shape[:2]
         if num_rows % self.rows_per_sequence:
             raise ValueError(f"prompts must come in {self.rows_per_sequence} rows a sequence, got {num_rows} rows")
@@ -136,7 +142,8 @@ class TransformersTarget:
         self._cache_name = cache_name(model if decoder is None or output_head is None else decoder)
         self.feature_layers: tuple[int, ...] = ()
         self.compiler: PassCompiler | None = None
-        self.max_new_tokens, self._max_draft_nodes = max_new_tokens, max_draft_nodes
+        self.fast: LlamaPass | None = None
+        self.max_new_tokens, self.max_draft_nodes = max_new_tokens, max_draft_nodes
         self._num_rows = num_rows
         self._cache = SlotCache(type(model).__name__, int(self._config.num_hidden_layers), num_rows, kv_cache)
         # No row can have committed more than this many tokens. Counts of tokens live on the device; this number lives
@@ -173,7 +180,7 @@ class TransformersTarget:
             ValueError: a draft is wider than the compiler's buckets.
         """
         if compiler is not None:
-            compiler.check_width(self._max_draft_nodes)
+            compiler.check_width(self.max_draft_nodes)
         self.compiler = compiler
         self._cache.offered = kv_cache
 
@@ -182,7 +189,7 @@ class TransformersTarget:
         self.prompt_length = prompt_length
         self._prompt_lengths = torch.full((self._num_rows,), prompt_length, device=self.device)
         self._max_committed = self.longest_prompt + self.max_new_tokens - 1
-        num_slots = self._max_committed + self._max_draft_nodes
+        num_slots = self._max_committed + self.max_draft_nodes
         if self.compiler is not None:
             num_slots = self.compiler.round_up(num_slots)  # so that prompts of similar lengths share a graph
         self._cache.start_prompt(prompt_length, num_slots)
@@ -241,7 +248,7 @@ class TransformersTarget:
     def half_way(self, max_draft_nodes: int) -> TransformersTarget:
         """A copy with a cache of its own, in the middle of its rows, for timing passes."""
         probe = copy.copy(self)
-        probe._max_draft_nodes = max_draft_nodes
+        probe.max_draft_nodes = max_draft_nodes
         probe._cache = SlotCache(type(self.model).__name__, int(self._config.num_hidden_layers), self._num_rows)
         probe.prefill()
         half = (self.max_new_tokens - 1) // 2
@@ -251,8 +258,8 @@ class TransformersTarget:
 
     def _length_with(self, num_new: int) -> int:
         """Slots in use, with so many new tokens per row."""
-        if num_new > self._max_draft_nodes:
-            raise ValueError(f"tokens must be at most max_draft_nodes ({self._max_draft_nodes}) per row, got {num_new}")
+        if num_new > self.max_draft_nodes:
+            raise ValueError(f"tokens must be at most max_draft_nodes ({self.max_draft_nodes}) per row, got {num_new}")
         self._num_new = num_new
         lengths = self._cache.allocated().lengths
         return ragged.at_most(lengths, self._most_committed) + num_new
@@ -277,6 +284,11 @@ class TransformersTarget:
         static = self._cache.allocated()
         self._cache.start_tokens(tokens.shape[1], kv_length)
         places = (static.lengths - self._prompt_lengths)[:, None] + depths  # [R, n]
+        if self.fast is not None and not last_only:
+            fed = tokens.clamp(max=self._own_vocab_size - 1)
+            logits = self.fast.logits(fed, mask, self._positions(places), static)
+            if logits is not None:
+                return TargetOutput(self._fitted(logits))
         masks = self._masks(static, mask, depths, kv_length)
         return self.run(inputs, masks, self._positions(places), last_only)
 
@@ -578,8 +590,9 @@ def _left_padded(attention_mask: Tensor | None, num_rows: int, length: int) -> T
     """
     if attention_mask is None:
         return None
-    if attention_mask.shape != (num_rows, length):
-        raise ValueError(f"attention_mask must be [{num_rows}, {length}], got {list(attention_mask.shape)}")
+    if not isinstance(attention_mask, Tensor) or attention_mask.shape != (num_rows, length):
+        got = list(attention_mask.shape) if isinstance(attention_mask, Tensor) else f"a {type(attention_mask).__name__}"
+        raise ValueError(f"attention_mask must be [{num_rows}, {length}], got {got}")
     mask = attention_mask.bool()
     if bool(mask.all()):
         return None

@@ -19,7 +19,8 @@ from specdecode.skipping import new_run
 def forget_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave out what asks the driver, once a picture and not once a step."""
     monkeypatch.setattr("torch.cuda.synchronize", lambda device: None)
-    monkeypatch.setattr("specdecode.kv_cache._check_room", lambda *sizes: None)
+    for module in ("kv_cache", "loop"):
+        monkeypatch.setattr(f"specdecode.{module}.check_room", lambda *sizes: None)
 
 
 def written(player: Any) -> io.BytesIO:

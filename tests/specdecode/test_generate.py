@@ -134,7 +134,7 @@ def test_a_row_of_its_own_generator_does_not_depend_on_its_batch() -> None:
     [
         ({"method": "medusa"}, "method must be one of ar, jacobi, prompt-lookup, got 'medusa'"),
         ({"method": "ar", "draft_model": object()}, "draft_model is a method of its own; leave out method='ar'"),
-        ({"method": "ar", "draft_length": 3}, "draft_length must be at least 1 and goes with a method that drafts"),
+        ({"method": "ar", "draft_length": 3}, "draft_length goes with a method that drafts"),
         ({"draft_length": 0}, "draft_length must be at least 1"),
         ({"max_new_tokens": 0}, "max_new_tokens must be at least 1"),
         ({"temperature": -1.0}, "temperature must be"),
@@ -143,12 +143,49 @@ def test_a_row_of_its_own_generator_does_not_depend_on_its_batch() -> None:
         ({"attention_mask": torch.ones(3, 4)}, "attention_mask must be"),
         ({"input_ids": torch.ones(3)}, "input_ids must be int64 of shape"),
         ({"input_ids": torch.full((3, 4), 77)}, "input_ids must lie in"),
+        # Of the wrong kind, or of no meaning.
+        ({"max_new_tokens": 2.5}, "max_new_tokens must be an integer, at least 1, got 2.5"),
+        ({"max_new_tokens": True}, "max_new_tokens must be an integer"),
+        ({"max_new_tokens": 10**12}, "max_new_tokens must leave room in memory, got 1000000000000"),
+        ({"draft_length": 1.5}, "draft_length must be an integer, at least 1, got 1.5"),
+        ({"draft_length": True}, "draft_length must be an integer"),
+        ({"eos_token_id": "a"}, "eos_token_id must lie in .* got 'a'"),
+        ({"eos_token_id": [1, None]}, "eos_token_id must lie in .* got None"),
+        ({"eos_token_id": True}, "eos_token_id must lie in .* got True"),
+        ({"pad_token_id": 10**30}, "pad_token_id must lie in"),
+        ({"pad_token_id": -7}, "pad_token_id must lie in .* got -7"),
+        ({"pad_token_id": 1.0}, "pad_token_id must lie in .* got 1.0"),
+        ({"input_ids": [[1, 2]]}, "input_ids must be a tensor, int64 of shape .* got a list"),
+        ({"attention_mask": [[1] * 9] * 3}, "attention_mask must be .* got a list"),
+        ({"draft_model": 7}, "draft_model: model must be a causal language model of transformers, got 7"),
+        ({"generator": 3}, "generator must be a torch.Generator, or one for each row, got 3"),
+        ({"generator": [1, 2, 3]}, "generator must be a torch.Generator, or one for each row, got 1"),
+        ({"temperature": "hot"}, "temperature must be"),
+        ({"top_k": 1.5}, "top_k must be"),
+        ({"top_p": True}, "top_p must be"),
     ],
 )
 def test_arguments_that_cannot_be_used_are_named(options: dict[str, Any], message: str) -> None:
     given = {"input_ids": ragged_prompts()[0], **options}
     with pytest.raises(ValueError, match=message):
         specdecode.generate(language_models.make("llama"), given.pop("input_ids"), **given)
+
+
+def test_what_is_no_model_is_named() -> None:
+    for model in (7, None, "gpt2", torch.nn.Linear(2, 2)):
+        with pytest.raises(ValueError, match="model must be a causal language model of transformers, got"):
+            specdecode.generate(model, ragged_prompts()[0])
+
+
+def test_tokens_that_end_rows_may_be_a_tensor() -> None:
+    model, prompts = language_models.make("llama"), ragged_prompts(1)
+    ends = [int(language_models.by_generate(model, prompts, 8, [])[0, 9 + 3]), 5]
+    results = [
+        specdecode.generate(model, prompts[0], attention_mask=prompts[1], max_new_tokens=8, eos_token_id=each)
+        for each in (ends, torch.tensor(ends), tuple(ends))
+    ]
+    assert all(torch.equal(result.sequences, results[0].sequences) for result in results)
+    assert int(results[0].lengths[0]) <= 4
 
 
 def test_the_core_is_light_and_exports_what_it_says() -> None:

@@ -164,7 +164,7 @@ class VideoTarget(TransformersTarget):
         self.lay_out(max(each.length for each in self.requests))
         if self.repetition_penalty != 1:
             prompts = [each.input_ids[0] for each in self.requests]
-            size = self.max_new_tokens + self._max_draft_nodes
+            size = self.max_new_tokens + self.max_draft_nodes
             self._repetition = RepetitionPenalty(self.repetition_penalty, prompts, self.vocab_size, size)
 
     @torch.no_grad()

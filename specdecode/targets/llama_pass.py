@@ -1,0 +1,159 @@
+"""Whole passes of unmodified models of transformers with Llama's layers, in the kernels for few rows on a CPU.
+
+Belongs here: which models and modules the kernels may stand for, and their weights. Does not belong here: the kernels
+(`specdecode.kernels`), prompts, and single linear layers of other architectures (`specdecode.kernels.linears`).
+
+A pass over one token calls some thirty small operations of torch in each layer, which on a CPU take longer than its
+products. The kernels read the modules' weights where they lie: nothing is copied, and the model stays as it is. Every
+module must be transformers' own, without hooks, adapters, quantization or compilation; else the modules are called.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from specdecode.kernels.build import library
+from specdecode.kernels.fast_pass import untouched
+from specdecode.kernels.linears import is_plain_linear
+from specdecode.kernels.native import Geometry, LayerWeights, NewTokens, Weights, decoder_pass, fits_pass
+from specdecode.kv_cache import StaticKVCache
+
+_FAMILIES = {"Llama": "llama", "Mistral": "mistral", "Qwen2": "qwen2", "Qwen3": "qwen3"}
+"""Families with layers of [RMSNorm, attention, RMSNorm, SwiGLU], and their modules in transformers."""
+_STEADY_ROTATIONS = ("default", "linear", "llama3", "yarn")
+"""Rotary positions whose frequencies are the same in every pass."""
+
+
+class LlamaPass:
+    """Forward passes over new tokens.
+
+    Args:
+        model: see `llama_pass`.
+        geometry, layers: of its weights.
+        num_positions: positions that may occur.
+    """
+
+    def __init__(self, model: Any, geometry: Geometry, layers: list[LayerWeights], num_positions: int) -> None:
+        decoder, self._dtype = model.model, model.lm_head.weight.dtype
+        like = torch.zeros(1, dtype=self._dtype)
+        cosine, sine = decoder.rotary_emb(like, torch.arange(num_positions)[None])
+        half = geometry.head_dim // 2
+        rotary = torch.stack([cosine[0, :, :half], sine[0, :, :half]], 1).float().contiguous()
+        embedding, head = decoder.embed_tokens.weight, model.lm_head.weight
+        self._weights = Weights(
+            layers, geometry, rotary, embedding.detach(), norm_out=decoder.norm.weight.detach(), head=head.detach()
+        )
+
+    def logits(self, tokens: Tensor, mask: Tensor, positions: Tensor, kv_cache: StaticKVCache) -> Tensor | None:
+        """Logits float32 [R, n, V] of new tokens, whose keys and values are written to the cache behind its rows.
+
+        Args:
+            tokens: [R, n] int64.
+            mask: [R, n, n] bool, which new tokens each sees.
+            positions: [R, n] int64.
+            kv_cache: of the model's layers.
+
+        Returns:
+            None where the cache does not fit the kernels; nothing was written.
+        """
+        if not fits_pass(self._dtype, kv_cache.keys[0], self._weights.geometry):
+            return None
+        lengths = kv_cache.lengths
+        new = NewTokens(
+            positions, mask, tokens=tokens, lengths=lengths, starts=kv_cache.starts, origins=lengths
+        )  # the lengths are in the positions already
+        output = decoder_pass(self._weights, new, kv_cache.keys, kv_cache.values)
+        return None if output is None else output[1]
+
+
+def llama_pass(model: Any, num_positions: int) -> LlamaPass | None:
+    """The kernels' passes of a model; None where its modules must be called.
+
+    Args:
+        model: a causal language model of transformers.
+        num_positions: positions that may occur, drafts included.
+    """
+    family = type(model).__name__.removesuffix("ForCausalLM")
+    where = f"transformers.models.{_FAMILIES.get(family)}.modeling_{_FAMILIES.get(family)}"
+    if type(model).__module__ != where or library() is None or not _is_as_published(model, family):
+        return None
+    config, decoder = model.config, model.model
+    rotation = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    window = getattr(config, "sliding_window", None)
+    windowed = "sliding_attention" in (getattr(config, "layer_types", None) or ["sliding_attention"])
+    if rotation not in _STEADY_ROTATIONS or (windowed and window is not None and num_positions > window):
+        return None
+    first = decoder.layers[0]
+    epsilons = {norm.variance_epsilon for norm in decoder.modules() if hasattr(norm, "variance_epsilon")}
+    head_dim = first.self_attn.head_dim
+    layers = [_weights(layer) for layer in decoder.layers]
+    if len(epsilons) != 1 or head_dim % 2 or any(layer is None for layer in layers):
+        return None
+    geometry = Geometry(
+        config.num_attention_heads,
+        config.num_key_value_heads,
+        head_dim,
+        first.mlp.gate_proj.out_features,
+        epsilons.pop(),
+        rotary_halves=True,
+    )
+    return LlamaPass(model, geometry, [layer for layer in layers if layer is not None], num_positions)
+
+
+def _is_as_published(model: Any, family: str) -> bool:
+    """Whether every module is transformers' own or a plain linear layer, and calling it runs its class's `forward`."""
+    own = {family + part for part in ("Model", "DecoderLayer", "Attention", "MLP", "RMSNorm", "RotaryEmbedding")}
+    home, modules = type(model).__module__, list(model.modules())
+    dtype = model.lm_head.weight.dtype
+    for module in modules[1:]:
+        is_own = type(module).__module__ == home and type(module).__name__ in own
+        is_other = (
+            isinstance(module, nn.Embedding | nn.ModuleList | nn.SiLU) or type(module).__name__ == "SiLUActivation"
+        )
+        if not (is_own or is_other or is_plain_linear(module)):
+            return False
+    return (
+        untouched(modules)
+        and not model.training
+        and model._compiled_call_impl is None
+        and model.config.hidden_act == "silu"
+        and getattr(model.model.layers[0].self_attn, "scaling", None)
+        == model.model.layers[0].self_attn.head_dim ** -0.5
+        and model.lm_head.bias is None
+        and all(
+            type(tensor) is nn.Parameter and tensor.device.type == "cpu" and tensor.dtype == dtype
+            for tensor in model.parameters()
+        )
+        and all(tensor.is_contiguous() for tensor in model.parameters())
+    )
+
+
+def _weights(layer: Any) -> LayerWeights | None:
+    """One layer's weights; None where a bias stands where the kernels have none."""
+    attention, mlp = layer.self_attn, layer.mlp
+    projections = (attention.q_proj, attention.k_proj, attention.v_proj)
+    biases = [projection.bias for projection in projections]
+    if any(each.bias is not None for each in (mlp.gate_proj, mlp.up_proj, mlp.down_proj)):
+        return None
+    if None in biases and any(bias is not None for bias in biases):
+        return None
+    norms = [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
+    query, key, value = (projection.weight.detach() for projection in projections)
+    return LayerWeights(
+        layer.input_layernorm.weight.detach(),
+        query,
+        attention.o_proj.weight.detach(),
+        layer.post_attention_layernorm.weight.detach(),
+        mlp.gate_proj.weight.detach(),
+        mlp.down_proj.weight.detach(),
+        key=key,
+        value=value,
+        up=mlp.up_proj.weight.detach(),
+        qkv_bias=None if None in biases else torch.cat([bias.detach().float() for bias in biases]),
+        out_bias=None if attention.o_proj.bias is None else attention.o_proj.bias.detach().float(),
+        norm_query=None if norms[0] is None else norms[0].weight.detach(),
+        norm_key=None if norms[1] is None else norms[1].weight.detach(),
+    )

@@ -1,0 +1,53 @@
+"""Numbers of the wrong kind are named, wherever they are given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from specdecode.checks import check_counts, check_room, is_integer
+from specdecode.draft_size import DraftSize
+from specdecode.drafters.prompt_lookup import PromptLookupDrafter
+from specdecode.kv_cache import StaticKVCache
+from specdecode.loop import stop_tokens
+from specdecode.sampling import RandomStreams
+
+
+def test_truth_values_and_fractions_are_no_counts() -> None:
+    check_counts(3, a=3, b=np.int64(4))  # type: ignore[arg-type]
+    assert is_integer(0) and is_integer(np.int32(5)) and not is_integer(True) and not is_integer(1.0)
+    for wrong in (True, 2.5, 2.0, "2", None, torch.tensor(2)):
+        with pytest.raises(ValueError, match=r"^rows must be an integer, at least 1, got"):
+            check_counts(columns=2, rows=wrong)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"^rows must be at least 2, got 1"):
+        check_counts(2, rows=1)
+
+
+SIZER = object()
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda: DraftSize(2.5, 1), "total_tokens"),  # type: ignore[arg-type]
+        (lambda: DraftSize(2, True), "depth"),
+        (lambda: StaticKVCache(1, 2, 1.5, 8, 4), "num_heads"),  # type: ignore[arg-type]
+        (lambda: StaticKVCache(1, 2, 1, True, 4), "max_length"),
+        (lambda: PromptLookupDrafter(torch.ones(1, 2), SIZER, max_ngram_size=2.5), "max_ngram_size"),  # type: ignore[arg-type]
+        (lambda: stop_tokens("a", 5, torch.device("cpu")), "stop_token"),  # type: ignore[arg-type]
+        (lambda: stop_tokens([1.0], 5, torch.device("cpu")), "stop_token"),  # type: ignore[list-item]
+        (lambda: RandomStreams.from_generators([3]), "generators"),  # type: ignore[list-item]
+    ],
+)
+def test_arguments_of_the_wrong_kind_are_named(make: Callable[[], object], name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name}.* must"):
+        make()
+
+
+def test_what_no_machine_holds_is_refused_before_it_is_allocated() -> None:
+    check_room("tokens", 8, {"rows": 1}, "cpu")
+    with pytest.raises(MemoryError, match=r"^tokens need 1,048,576.0 GiB \(rows 7, columns 9\), cpu has"):
+        check_room("tokens", 2**50, {"rows": 7, "columns": 9}, None)

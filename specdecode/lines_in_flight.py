@@ -11,7 +11,7 @@ The other draws are the next guesses. What a place is first guessed by is a draw
 A guess is seen by its own line alone, and only in the pass that feeds it. A slot keeps what was fed last, so what is
 fed again needs no removal.
 
-Sources: PJD, arXiv 2606.05703 (guesses in several lines; its ratio test is replaced by equal draws), and He et al. 2024,
+Sources: PJD, arXiv 2606.05703 (guesses in several lines; equal draws replace its ratio test), and He et al. 2024,
 arXiv 2412.04062 (a first token that must hold).
 """
 
@@ -40,10 +40,11 @@ class LinesInFlight:
         num_places: Tokens of a row, a multiple of `line_length`.
         line_length: Tokens of a line.
         window: Decided tokens of the line before when a line opens, from 1 to `line_length`.
-        guesses: The most guesses of a line. It has no more than the line before is ahead of it, so it does not overtake.
+        guesses: The most guesses of a line. It has no more than the line before is ahead, so that it does not overtake.
         first_holds: A line's first token is decided once two passes in a row draw it, or once the token before it is
             known. Until then it is a guess.
         looks: A token that so many passes have drawn is decided, whatever it was drawn behind; None: by no number.
+        copies: A line opens with guesses, the tokens of the line before; else with none. Not with `first_holds`.
 
     Raises:
         ValueError: An argument out of range.
@@ -55,6 +56,7 @@ class LinesInFlight:
     guesses: int = 0
     first_holds: bool = False
     looks: int | None = None
+    copies: bool = False
 
     def __post_init__(self) -> None:
         check_lines(self.num_places, self.line_length, self.window)
@@ -62,6 +64,8 @@ class LinesInFlight:
             raise ValueError(f"guesses must be at least 0, got {self.guesses}")
         if self.looks is not None:
             check_counts(looks=self.looks)
+        if self.copies and self.first_holds:
+            raise ValueError("copies must be off where first_holds is on: a copy is not what a pass has drawn")
 
     @property
     def num_lines(self) -> int:
@@ -76,7 +80,8 @@ class LinesInFlight:
     @property
     def passes_between_lines(self) -> int:
         """The least number of passes from the opening of a line to that of the next."""
-        return 1 + -(-(self.window - 1) // (self.guesses + 1))
+        alone = 0 if self.copies else 1  # without guesses, the pass that opens a line draws one token
+        return alone + -(-(self.window - alone) // (self.guesses + 1))
 
     @property
     def most_fed(self) -> int:
@@ -247,7 +252,8 @@ class FlightRun(DecodeRun):
             counts = _leading((columns < counts[..., None]) | (what.looked & (self._looks >= rule.looks)))
         kept.copy_(drawn.where(what.looked, kept))
         fed = what.feeding[:, : rule.num_places].view_as(self._fed)
-        self._fed |= fed & (what.decided | (match & (columns < counts[..., None])))
+        # What was taken unverified has a newest token, too, which the next pass draws behind.
+        self._fed |= fed & (what.decided | (match & (columns < counts[..., None] - 1)))
         self._counts = counts
         active, no_tokens = self.state.active, self._no_tokens
         self.trace.record_step(
@@ -269,8 +275,14 @@ class FlightRun(DecodeRun):
         ahead, full = counts[:, :-1], rule.line_length
         room = torch.full_like(counts, full)
         room[:, 1:] = torch.where(ahead == full, full, ahead - counts[:, 1:])
-        wanted = wanted.minimum(room).minimum(full - 1 - counts).clamp_(min=0) * what.opened
-        self._guesses, end = wanted, counts + wanted
+        wanted = wanted.minimum(room).minimum(full - 1 - counts).clamp_(min=0)
+        opening = torch.zeros_like(what.opened)
+        if rule.copies:
+            opening[:, 1:] = (ahead >= rule.window) & ~what.opened[:, 1:] & (counts[:, 1:] == 0)
+            tokens = self._buffer[:, : rule.num_places].view_as(self._looks)
+            tokens[:, 1:] = tokens[:, :-1].where(opening[:, 1:, None], tokens[:, 1:])
+        self._guesses = wanted * (what.opened | opening)
+        end = counts + wanted * what.opened
         looked_to = what.looked.sum(2) + what.decided.sum(2)  # [B, R], what a pass did not look at begins here
         new = (self._columns >= looked_to[..., None]) & (self._columns < end[..., None])
         new = new.flatten(1)

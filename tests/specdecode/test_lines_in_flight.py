@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from placed_pictures import COUNT, DRAWN, GREEDY, LENGTHS, SIDE, Fed, FullPasses, make_placed_model, run_of
+from place_oracles import in_flight
+from placed_pictures import COUNT, DRAWN, GREEDY, LENGTHS, SIDE, LlamaGenPasses, make_placed_model, run_of
 from torch import Tensor
 
 from specdecode.continuous import decode_queue
@@ -24,7 +26,8 @@ RULES = {
     "more guesses than tokens ahead": LinesInFlight(COUNT, SIDE, 1, guesses=4),
     "both": LinesInFlight(COUNT, SIDE, 2, guesses=3, first_holds=True),
     "two looks": LinesInFlight(COUNT, SIDE, 3, guesses=4, looks=2),
-    "three looks at whole lines": LinesInFlight(COUNT, SIDE, SIDE, guesses=SIDE - 1, looks=3),
+    "three looks at whole lines": LinesInFlight(COUNT, SIDE, SIDE, guesses=SIDE - 1, looks=3, copies=True),
+    "two looks at copies": LinesInFlight(COUNT, SIDE, 2, guesses=2, looks=2, copies=True),
     "one look, and a start that may hold": LinesInFlight(COUNT, SIDE, 1, guesses=1, first_holds=True, looks=1),
 }
 
@@ -34,105 +37,11 @@ def model() -> Any:
     return make_placed_model()
 
 
-def oracle(model: Any, request: int, sampling: SamplingConfig, rule: LinesInFlight) -> dict[str, Any]:
-    """What the rule makes of one request, by full forward passes without a cache.
-
-    The rule in words. A line opens once the line above has `window` decided tokens. Each pass feeds decided tokens that
-    were not fed, and the guesses of every line. A first token is drawn behind the token before it, or behind a stand-in
-    where that is not decided. The next tokens of a line are right as long as each guess is what the pass draws for its
-    place; these are decided, and one more. What else was drawn are guesses; a line that has fewer than it may have gets
-    more from its last distribution. A token may be seen by others once it is decided and fed; guesses by their line.
-    """
-    passes = FullPasses(model, request, sampling)
-    decided: list[list[int]] = [[] for _ in range(SIDE)]
-    guesses: list[list[int]] = [[] for _ in range(SIDE)]
-    looks: dict[int, int] = {}
-    fed: list[Fed] = []
-    newest: dict[int, int] = {}  # by place, the number of what was fed there last
-    stand_ins: dict[int, int] = {}  # by line
-    told = {"passes": 1, "drafted": 0, "accepted": 0, "unverified": 0}
-    decided[0] += passes.draw([], [(-1, 0)])
-
-    while any(len(line) < SIDE for line in decided):
-        told["passes"] += 1
-        known = {line * SIDE + column: token for line in range(SIDE) for column, token in enumerate(decided[line])}
-        is_open = [
-            len(decided[line]) < SIDE and (line == 0 or len(decided[line - 1]) >= rule.window) for line in range(SIDE)
-        ]
-        new: list[Fed] = []
-        for line in range(SIDE):
-            first = line * SIDE
-            for place in range(first, first + len(decided[line])):
-                is_fed = place in newest and fed[newest[place]].token == known[place]
-                opens_below = line + 1 < SIDE and is_open[line + 1] and not decided[line + 1] and place == first + SIDE - 1
-                if place < COUNT - 1 and (not is_fed or opens_below):
-                    new.append(Fed(known[place], place, line))
-            if is_open[line] and not decided[line] and first - 1 not in known:
-                copied = max(line - 2, 0)
-                new.append(Fed(decided[copied][-1], first - 1, line, is_stand_in=True))
-            new += [Fed(token, first + len(decided[line]) + i, line) for i, token in enumerate(guesses[line])]
-            told["drafted"] += len(guesses[line])
-        start = len(fed)
-        fed += new
-        for number, each in enumerate(new, start):
-            if each.is_stand_in:
-                stand_ins[each.line] = number
-            else:
-                newest[each.place] = number
-        for each in new:
-            for place, number in newest.items():
-                is_known = known.get(place) == fed[number].token
-                is_own_guess = place not in known and place // SIDE == each.line and number >= start
-                if place <= each.place and (is_known or is_own_guess):
-                    each.sees.add(number)
-            before = each.line * SIDE - 1
-            is_there = before in newest and before in known and fed[newest[before]].token == known[before]
-            if each.line in stand_ins and not is_there:
-                each.sees.add(stand_ins[each.line])
-
-        old, last_of = [len(line) for line in decided], {}
-        for line in range(SIDE):
-            if not is_open[line]:
-                continue
-            first, count = line * SIDE, old[line]
-            waits = count == 0 and first - 1 not in known
-            behind = [stand_ins[line] if waits else newest[first + count - 1]]
-            behind += [newest[first + count + i] for i in range(len(guesses[line]))]
-            places = [first + count + i for i in range(len(behind))]
-            drawn = passes.draw(fed, list(zip(behind, places, strict=True)))
-            for place in places:
-                looks[place] = looks.get(place, 0) + 1
-            right = 0
-            while right < len(guesses[line]) and guesses[line][right] == drawn[right]:
-                right += 1
-            told["accepted"] += right
-            gained = 0 if rule.first_holds and waits and right == 0 else right + 1
-            verified = gained
-            while rule.looks is not None and gained < len(drawn) and looks[places[gained]] >= rule.looks:
-                gained += 1
-            told["unverified"] += gained - verified
-            decided[line] += drawn[:gained]
-            guesses[line], last_of[line] = drawn[gained:], behind[-1]
-        for line in range(SIDE):
-            if not is_open[line]:
-                continue
-            most = max(rule.guesses, 1) if rule.first_holds and not decided[line] else rule.guesses
-            if line > 0 and len(decided[line - 1]) < SIDE:
-                most = min(most, len(decided[line - 1]) - len(decided[line]))
-            most = max(min(most, SIDE - 1 - len(decided[line])), 0)
-            more = range(len(guesses[line]), most)
-            begin = line * SIDE + len(decided[line])
-            guesses[line] = guesses[line][:most] + [
-                passes.draw(fed, [(last_of[line], begin + number)])[0] for number in more
-            ]
-    return {"tokens": [token for line in decided for token in line], "fed": len(fed), **told}
-
-
 @pytest.mark.parametrize("sampling", [DRAWN, GREEDY], ids=["drawn", "greedy"])
 @pytest.mark.parametrize("name", RULES)
 def test_every_token_is_that_of_full_forward_passes(model: Any, name: str, sampling: SamplingConfig) -> None:
     rule = RULES[name]
-    expected = [oracle(model, request, sampling, rule) for request in range(3)]
+    expected = [in_flight(LlamaGenPasses(model, request, sampling), rule) for request in range(3)]
     together = run_of(model, range(3), rule, sampling).finish()
     assert together.tokens.tolist() == [each["tokens"] for each in expected]
     trace = together.trace
@@ -177,7 +86,9 @@ def test_the_kernels_take_guesses_with_the_bits_of_plain_decoding(own_kernels: N
     check_against_plain(model, WHOLE)
     if dtype == torch.float32:
         rule = RULES["both"]
-        assert run_of(model, range(1), rule).finish().tokens.tolist() == [oracle(model, 0, DRAWN, rule)["tokens"]]
+        assert run_of(model, range(1), rule).finish().tokens.tolist() == [
+            in_flight(LlamaGenPasses(model, 0, DRAWN), rule)["tokens"]
+        ]
 
 
 @settings(deadline=None, max_examples=25)
@@ -186,12 +97,13 @@ def test_the_kernels_take_guesses_with_the_bits_of_plain_decoding(own_kernels: N
     guesses=st.integers(0, SIDE),
     first_holds=st.booleans(),
     looks=st.one_of(st.none(), st.integers(1, 3)),
+    copies=st.booleans(),
     request=st.integers(0, len(LENGTHS) - 1),
 )
 def test_lines_keep_their_order(
-    model: Any, window: int, guesses: int, first_holds: bool, looks: int | None, request: int
+    model: Any, window: int, guesses: int, first_holds: bool, looks: int | None, copies: bool, request: int
 ) -> None:
-    rule = LinesInFlight(COUNT, SIDE, window, guesses, first_holds, looks)
+    rule = LinesInFlight(COUNT, SIDE, window, guesses, first_holds, looks, copies and not first_holds)
     run = run_of(model, range(request, request + 1), rule)
     run.start()
     assert isinstance(run, FlightRun)
@@ -201,17 +113,18 @@ def test_lines_keep_their_order(
         number += 1
         counts = run._counts[0].tolist()
         assert all(new >= old for new, old in zip(counts, before, strict=True))
-        assert all(line >= below for line, below in zip(counts, counts[1:], strict=False))  # none overtakes
+        assert all(line >= below for line, below in pairwise(counts))  # none overtakes
         assert all(above >= window for above, line in zip(before, counts[1:], strict=False) if line)
         tokens = run.state.tokens[0].view(SIDE, SIDE)
         for line, count in enumerate(before):
             assert torch.equal(tokens[line, :count], kept[line, :count])  # what is decided stays
-        opened.update({line: number for line, count in enumerate(counts) if count and line not in opened})
+        opening = [line for line in range(1, SIDE) if line not in opened and before[line - 1] >= window]
+        opened.update(dict.fromkeys(opening, number))
         before, kept = counts, tokens.clone()
         full = next((line for line, count in enumerate(counts) if count < SIDE), SIDE)
         assert run.state.lengths.tolist() == [full * SIDE + (counts[full] if full < SIDE else 0)]
     assert before == [SIDE] * SIDE and not run.state.active.any()
-    gaps = [opened[line] - opened[line - 1] for line in range(2, SIDE)]
+    gaps = [opened[line] - opened[line - 1] for line in range(1, SIDE)]
     assert all(gap >= rule.passes_between_lines for gap in gaps)
     assert number >= (SIDE - 1) * rule.passes_between_lines
 
@@ -219,7 +132,7 @@ def test_lines_keep_their_order(
 def differs(model: Any, rule: LinesInFlight) -> bool:
     """Whether any of three requests has other tokens or costs than the oracle's."""
     result = run_of(model, range(3), rule).finish()
-    expected = [oracle(model, request, DRAWN, rule) for request in range(3)]
+    expected = [in_flight(LlamaGenPasses(model, request, DRAWN), rule) for request in range(3)]
     return [(*tokens,) for tokens in result.tokens.tolist()] != [(*each["tokens"],) for each in expected]
 
 
@@ -302,6 +215,7 @@ def test_other_requests_take_rows_half_way(model: Any, name: str) -> None:
         ({"line_length": 4, "window": 1}, r"num_places must be a multiple of line_length \(4\), got 25"),
         ({"guesses": -1}, "guesses must be at least 0, got -1"),
         ({"looks": 0}, "looks must be"),
+        ({"copies": True, "first_holds": True}, "copies must be off where first_holds is on"),
     ],
 )
 def test_rules_that_do_not_fit_are_named(changes: dict[str, Any], message: str) -> None:

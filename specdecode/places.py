@@ -1,8 +1,8 @@
 """Places: tokens are drawn in an order of their own, several in one pass, each after the places that it may see.
 
 Belongs here: which places a pass draws, which tokens it feeds for that, in which slots, and what these see; and the run
-that follows such an order. Does not belong here: the run that draws one place after another (`loop.py`), and how a
-target computes a pass over places.
+that follows an order known beforehand. Does not belong here: lines that open by what is drawn (`lines_in_flight.py`),
+the run that draws one place after another (`loop.py`), and how a target computes a pass over places.
 
 A *place* is the position of a token in the result, counted from 0. Slot `p` behind the prompt holds the token of place
 `p` and never moves. A *stand-in* holds the place before a line's first one until the real token is known. It has a slot
@@ -17,6 +17,7 @@ stand-in shares the slot of the place that it holds; here neither is so.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -31,29 +32,38 @@ from specdecode.trace import StepRecord
 
 
 @dataclass(frozen=True)
-class PlacedTokens:
+class Places:
+    """Where the n tokens of a pass stand and what they see. The first dimension is 1 where all rows are alike, else B.
+
+    Args:
+        positions: [1 or B, n] int64, the place where the token stands.
+        slots: [1 or B, n] int64, its slot behind the prompt. The same token may be fed twice to the same slot.
+        visible: [1 or B, n, W] bool, which of the W slots behind the prompt each token sees, itself included. It sees
+            the whole prompt.
+    """
+
+    positions: Tensor
+    slots: Tensor
+    visible: Tensor
+
+
+@dataclass(frozen=True)
+class PlacedTokens(Places):
     """The tokens that one pass feeds, alike in every row of the batch.
 
     Args:
         sources: [n] int64, the place whose token is fed; for a stand-in, the place that it copies.
-        positions: [n] int64, the place where the token stands.
-        slots: [n] int64, its slot behind the prompt; all are different.
-        visible: [n, W] bool, which of the W slots behind the prompt each token sees, itself included. It sees the whole
-            prompt.
         drawing: [k] int64, which of the n tokens have a place drawn after them; k is at least 1.
         drawn: [k] int64, the places that are drawn.
     """
 
     sources: Tensor
-    positions: Tensor
-    slots: Tensor
-    visible: Tensor
     drawing: Tensor
     drawn: Tensor
 
 
-class PlaceOrder(Protocol):
-    """Which places are drawn in which pass? The same for every row, and known before anything is drawn."""
+class Order(Protocol):
+    """In what order are places drawn?"""
 
     @property
     def num_places(self) -> int:
@@ -64,6 +74,22 @@ class PlaceOrder(Protocol):
     def num_slots(self) -> int:
         """W, the slots behind the prompt: of places and of stand-ins."""
         ...
+
+    def run(self, target: Target, **settings: Any) -> DecodeRun:
+        """A run in this order that is not yet started.
+
+        Args:
+            target: A `PlacedTarget` before its prefill.
+            settings: Arguments of `DecodeRun`, without drafter, verifier and stop token.
+
+        Raises:
+            ValueError: As `DecodeRun` and `check_takes_places`.
+        """
+        ...
+
+
+class PlaceOrder(Order, Protocol):
+    """Which places are drawn in which pass? The same for every row, and known before anything is drawn."""
 
     @property
     def num_passes(self) -> int:
@@ -86,7 +112,7 @@ class PlacedTarget(Target, Protocol):
         """Raises ValueError where the cache has no room for so many slots behind the prompt."""
         ...
 
-    def forward_places(self, tokens: Tensor, placed: PlacedTokens) -> TargetOutput:
+    def forward_places(self, tokens: Tensor, placed: Places) -> TargetOutput:
         """Feed tokens [B, n] int64 and keep each in its slot. Returns logits [B, n, V].
 
         Args:
@@ -94,6 +120,26 @@ class PlacedTarget(Target, Protocol):
             placed: Where they stand and what they see, on the target's device.
         """
         ...
+
+
+def check_takes_places(target: Target, num_places: int, settings: Mapping[str, Any]) -> None:
+    """Raises ValueError where a target takes no places, or where an order does not fit the settings of a run."""
+    for name in ("drafter", "verifier", "stop_token"):
+        if settings.get(name) is not None:
+            raise ValueError(f"{name} must be None where places are drawn in an order of their own")
+    if num_places != settings["max_new_tokens"]:
+        raise ValueError(f"order must have max_new_tokens ({settings['max_new_tokens']}), got {num_places}")
+    if not hasattr(target, "forward_places"):
+        raise ValueError(f"{type(target).__name__} takes no places: it has no forward_places")
+
+
+def check_lines(num_places: int, line_length: int, window: int) -> None:
+    """Raises ValueError where places do not fill whole lines, or where a window is longer than a line."""
+    check_counts(num_places=num_places, line_length=line_length, window=window)
+    if num_places % line_length:
+        raise ValueError(f"num_places must be a multiple of line_length ({line_length}), got {num_places}")
+    if window > line_length:
+        raise ValueError(f"window must be at most line_length ({line_length}), got {window}")
 
 
 @dataclass(frozen=True)
@@ -126,11 +172,7 @@ class StaggeredLines:
     """
 
     def __init__(self, num_places: int, line_length: int, window: int) -> None:
-        check_counts(num_places=num_places, line_length=line_length, window=window)
-        if num_places % line_length:
-            raise ValueError(f"num_places must be a multiple of line_length ({line_length}), got {num_places}")
-        if window > line_length:
-            raise ValueError(f"window must be at most line_length ({line_length}), got {window}")
+        check_lines(num_places, line_length, window)
         self._num_places, self.line_length, self.window = num_places, line_length, window
         self.num_lines = num_places // line_length
         self._places = torch.arange(num_places)
@@ -173,13 +215,17 @@ class StaggeredLines:
         fed = self._fed_in(number)
         drawing = [index for index, token in enumerate(fed) if token.draws is not None]
         return PlacedTokens(
-            torch.tensor([token.source for token in fed]),
-            torch.tensor([token.position for token in fed]),
-            torch.tensor([token.slot for token in fed]),
-            self._visible(fed, number),
-            torch.tensor(drawing),
-            torch.tensor([fed[index].draws for index in drawing]),
+            positions=torch.tensor([[token.position for token in fed]]),
+            slots=torch.tensor([[token.slot for token in fed]]),
+            visible=self._visible(fed, number)[None],
+            sources=torch.tensor([token.source for token in fed]),
+            drawing=torch.tensor(drawing),
+            drawn=torch.tensor([fed[index].draws for index in drawing]),
         )
+
+    def run(self, target: Target, **settings: Any) -> DecodeRun:
+        """See `Order`."""
+        return PlacedRun(target, order=self, **settings)
 
     def _fed_in(self, number: int) -> list[_Fed]:
         """The tokens drawn in the pass before, then the stand-ins of lines that open."""
@@ -228,19 +274,12 @@ class PlacedRun(DecodeRun):
         settings: Arguments of `DecodeRun`, without drafter, verifier and stop token.
 
     Raises:
-        ValueError: As `DecodeRun`; the target takes no places; or a setting that does not go with places. At the first
-            step: the target has no room.
+        ValueError: As `DecodeRun` and `check_takes_places`. At the first step: the target has no room.
     """
 
     def __init__(self, target: Target, *, order: PlaceOrder, **settings: Any) -> None:
         super().__init__(target, **settings)
-        for name in ("drafter", "verifier", "stop_token"):
-            if settings.get(name) is not None:
-                raise ValueError(f"{name} must be None where places are drawn in an order of their own")
-        if order.num_places != self.state.max_new_tokens:
-            raise ValueError(f"order must have max_new_tokens ({self.state.max_new_tokens}), got {order.num_places}")
-        if not hasattr(target, "forward_places"):
-            raise ValueError(f"{type(target).__name__} takes no places: it has no forward_places")
+        check_takes_places(target, order.num_places, settings)
         self._placed: PlacedTarget = target  # type: ignore[assignment]
         self.order = order
         self._number = 0  # of the pass made last
@@ -268,7 +307,7 @@ class PlacedRun(DecodeRun):
             self._buffer[:, placed.drawn] = torch.where(state.active[:, None], drawn, self._buffer[:, placed.drawn])
             zeros, going_on = self._no_tokens, state.active
             emitted = going_on * count
-            self.trace.record_step(StepRecord(going_on, zeros, zeros, emitted, zeros, fed=len(placed.slots)))
+            self.trace.record_step(StepRecord(going_on, zeros, zeros, emitted, zeros, fed=placed.slots.shape[1]))
             leading = self.order.leading(self._number)
             state.lengths = torch.where(going_on, leading, state.lengths)
             state.active = going_on & (self._number < self.order.num_passes - 1)

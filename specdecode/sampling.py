@@ -384,6 +384,8 @@ class RandomStreams:
             first = positions.min(1, keepdims=True)
             places = positions - first
             width = int(places.max()) + 1
+            if width > 2 * positions.shape[1]:  # far between, as in several lines at once
+                return self._draw(numbers, tag, counters, size)
             width += min(width + _POSITIONS_AHEAD, _NUMBERS_AHEAD // (self.batch_size * (size or 1)))
             kept = self._draw(numbers, tag, torch.from_numpy(first + np.arange(width)), size).numpy()
             self._ahead[key] = first, kept

@@ -20,28 +20,28 @@ from torch import Tensor
 
 from specdecode import ragged
 from specdecode.loop import DecodeRun, clip
-from specdecode.places import PlacedRun, PlaceOrder
+from specdecode.places import Order
 from specdecode.roles import DecodeState, Draft, Schedule, Target, TargetOutput, Verdict
 from specdecode.tree import TokenTree
 
 
 def new_run(
-    target: Target, *, schedule: Schedule | None = None, order: PlaceOrder | None = None, **settings: Any
+    target: Target, *, schedule: Schedule | None = None, order: Order | None = None, **settings: Any
 ) -> DecodeRun:
     """A run that is not yet started: one that skips where there is a schedule, or draws by places in an order.
 
     Args:
         target, settings: Arguments of `DecodeRun`.
         schedule: See `SkippingRun`; None: every token is verified.
-        order: See `PlacedRun`; None: one place is drawn after another.
+        order: See `places.Order`; None: one place is drawn after another.
 
     Raises:
-        ValueError: As `DecodeRun`, `SkippingRun` and `PlacedRun`; or both a schedule and an order.
+        ValueError: As `DecodeRun`, `SkippingRun` and `Order.run`; or both a schedule and an order.
     """
     if order is not None:
         if schedule is not None:
             raise ValueError("schedule must be None where places are drawn in an order of their own")
-        return PlacedRun(target, order=order, **settings)
+        return order.run(target, **settings)
     return DecodeRun(target, **settings) if schedule is None else SkippingRun(target, schedule=schedule, **settings)
 
 

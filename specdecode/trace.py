@@ -34,8 +34,8 @@ class StepRecord:
         emitted: [B] int64, tokens that the pass added to the row: the accepted ones and the target's own.
         skipped: [B] int64, tokens taken unverified before the pass.
         relaxed: [B, depth] bool, which of the accepted tokens the exact rule would have rejected; None: none.
-        fed: Token rows that the pass fed in each row that took part; None: the newest token, the draft tokens and the
-            pending tokens.
+        fed: Token rows that the pass fed in each row that took part, one number or [B] int64; None: the newest token,
+            the draft tokens and the pending tokens.
     """
 
     active: Tensor
@@ -44,7 +44,7 @@ class StepRecord:
     emitted: Tensor
     skipped: Tensor
     relaxed: Tensor | None = None
-    fed: int | None = field(default=None, kw_only=True)
+    fed: int | Tensor | None = field(default=None, kw_only=True)
 
 
 _COUNTS = ("active", "drafted", "accepted", "emitted", "skipped")
@@ -57,7 +57,7 @@ class _Kept:
 
     counts: Tensor
     relaxed: Tensor | None
-    fed: int | None
+    fed: int | Tensor | None
 
 
 class TokenOrigin(IntEnum):
@@ -169,7 +169,8 @@ class DecodeTrace:
         for step, took in zip(self._steps, took_part.tolist(), strict=True):
             if took:
                 relaxed = None if step.relaxed is None else step.relaxed[row : row + 1]
-                trace._steps.append(_Kept(step.counts[:, row : row + 1], relaxed, step.fed))
+                fed = step.fed[row : row + 1] if isinstance(step.fed, Tensor) else step.fed
+                trace._steps.append(_Kept(step.counts[:, row : row + 1], relaxed, fed))
         return trace
 
     def _column(self, name: str) -> Tensor:

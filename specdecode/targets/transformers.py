@@ -33,6 +33,7 @@ from specdecode.targets.grouped_attention import GROUPED_ATTENTION
 
 if TYPE_CHECKING:
     from specdecode.compilation import PassCompiler
+    from specdecode.places import Places
     from specdecode.targets.llama_pass import LlamaPass
 
 _WINDOWS = {"full_attention": False, "sliding_attention": True}
@@ -273,14 +274,42 @@ class TransformersTarget:
         """
         return self.combine(self._run_new(tokens, mask, depths, reach.shape[0]))
 
+    def check_places(self, num_slots: int) -> None:
+        """See `specdecode.places.PlacedTarget`. Raises ValueError for layers that attend through a window, too."""
+        if any(_WINDOWS[kind] for kind in self._layer_kinds):
+            raise ValueError(
+                f"{type(self.model).__name__} takes no places: some of its layers see the last tokens alone"
+            )
+        room = self._cache.allocated().max_length - self.longest_prompt
+        if num_slots > room:
+            raise ValueError(f"num_slots must be at most {room}, the cache's room behind the prompt, got {num_slots}")
+
+    @torch.no_grad()
+    def forward_places(self, tokens: Tensor, placed: Places) -> TargetOutput:
+        """Feed tokens [B, n] at explicit places; see `specdecode.places.PlacedTarget`.
+
+        The cache's lengths stay those of the prompts. Such passes are not compiled.
+        """
+        static, num_rows = self._cache.allocated(), len(tokens) * self.rows_per_sequence
+        positions, slots, visible = (
+            self._for_all_rows(each) if len(each) > 1 else each.expand(num_rows, *each.shape[1:])
+            for each in (placed.positions, placed.slots, placed.visible)
+        )
+        kv_length = ragged.at_most(static.lengths, self._most_committed) + visible.shape[2]
+        self._cache.start_slots(static.lengths[:, None] + slots, kv_length)
+        masks = self._masks(static, visible, positions, kv_length)
+        return self.combine(self.run(self._inputs(self._for_all_rows(tokens)), masks, self._positions(positions)))
+
+    def _inputs(self, tokens: Tensor) -> dict[str, Tensor]:
+        """What the model is fed for tokens [R, n]."""
+        if self.embed is None:
+            return {"input_ids": tokens.clamp(max=self._own_vocab_size - 1)}
+        return {"inputs_embeds": self.embed(tokens)}
+
     def _run_new(
         self, tokens: Tensor, mask: Tensor, depths: Tensor, kv_length: int, last_only: bool = False
     ) -> TargetOutput:
         tokens, mask, depths = (self._for_all_rows(value) for value in (tokens, mask, depths))
-        if self.embed is None:
-            inputs = {"input_ids": tokens.clamp(max=self._own_vocab_size - 1)}
-        else:
-            inputs = {"inputs_embeds": self.embed(tokens)}
         static = self._cache.allocated()
         self._cache.start_tokens(tokens.shape[1], kv_length)
         places = (static.lengths - self._prompt_lengths)[:, None] + depths  # [R, n]
@@ -290,7 +319,7 @@ class TransformersTarget:
             if logits is not None:
                 return TargetOutput(self._fitted(logits))
         masks = self._masks(static, mask, depths, kv_length)
-        return self.run(inputs, masks, self._positions(places), last_only)
+        return self.run(self._inputs(tokens), masks, self._positions(places), last_only)
 
     def commit(self, node_indices: Tensor | None, counts: Tensor) -> None:
         """Keep tokens of the last forward; see `specdecode.roles.Target.commit`."""
@@ -452,8 +481,12 @@ class SlotCache(Cache):
             kv_length: see `StaticKVCache.update`.
             num_fed: how many of them are fed now, the last ones; None: all.
         """
+        slots = self.allocated().new_slots(num_new)[:, num_new - (num_new if num_fed is None else num_fed) :]
+        self.start_slots(slots, kv_length)
+
+    def start_slots(self, slots: Tensor, kv_length: int | None) -> None:
+        """Prepare for new tokens in slots [R, n] int64; `kv_length` as for `start_tokens`."""
         static = self.allocated()
-        slots = static.new_slots(num_new)[:, num_new - (num_new if num_fed is None else num_fed) :]
         self._slots, self._kv_length = static.flatten_slots(slots), kv_length
         self._num_before = (static.max_length if kv_length is None else kv_length) - slots.shape[1]
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from specdecode.draft_size import DraftSize, DraftSizer
     from specdecode.drafters.draft_model import DraftModel
     from specdecode.drafters.eagle import DraftHead
-    from specdecode.places import PlaceOrder
+    from specdecode.places import Order
     from specdecode.roles import Drafter, Schedule, Target, Verifier
 
 Auto = Literal["auto"]
@@ -127,13 +127,13 @@ class Method:
         drafter: proposes draft tokens; None: nothing is drafted.
         verifier: accepts or rejects them; None: the exact one.
         schedule: says which verification steps are skipped; None: none.
-        order: says which places each forward pass draws; None: one after another.
+        order: in what order places are drawn; None: one after another.
     """
 
     drafter: Drafter | None = None
     verifier: Verifier | None = None
     schedule: Schedule | None = None
-    order: PlaceOrder | None = None
+    order: Order | None = None
 
 
 @dataclass(frozen=True)

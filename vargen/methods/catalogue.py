@@ -22,6 +22,7 @@ from vargen.methods.eagle import EagleConfig
 from vargen.methods.gsd import GroupedConfig
 from vargen.methods.jacobi import CoupledJacobiConfig, FixedNoiseJacobiConfig, JacobiConfig
 from vargen.methods.lantern import LanternConfig
+from vargen.methods.pjd import PJDConfig
 from vargen.methods.video.assisted import AssistedConfig
 from vargen.methods.video.base import VideoMethodConfig
 from vargen.methods.video.fly import FlyConfig
@@ -33,6 +34,7 @@ from vargen.methods.video.sparse_draft import SparseToDenseConfig
 from vargen.methods.video.speculative import SpeculativeConfig, SpecVLMConfig
 from vargen.methods.video.trained import EagleHeadConfig, FlashConfig, MSDConfig, SparrowConfig, ViSpecConfig
 from vargen.methods.vvs.method import VVSConfig
+from vargen.methods.vvs.rows import RowSkippingConfig
 from vargen.methods.vvs.windows import WindowSkippingConfig
 from vargen.methods.zipar import ZipARConfig
 
@@ -49,6 +51,8 @@ METHODS: tuple[type[MethodConfig], ...] = (
     WindowSkippingConfig,
     DraftModelConfig,
     ZipARConfig,
+    PJDConfig,
+    RowSkippingConfig,
     # for videos
     PlainConfig,
     SpeculativeConfig,

@@ -24,7 +24,7 @@ from vargen.models.transformer_layers import CONDITION_POSITION, condition_atten
 
 if TYPE_CHECKING:
     from specdecode.compilation import PassCompiler
-    from specdecode.places import PlacedTokens
+    from specdecode.places import Places
 
 
 @dataclass
@@ -222,7 +222,7 @@ class LlamaGenTarget:
         if num_slots > room:
             raise ValueError(f"num_slots must be at most {room}, the cache's room behind the prompt, got {num_slots}")
 
-    def forward_places(self, tokens: Tensor, placed: PlacedTokens) -> LlamaGenTargetOutput:
+    def forward_places(self, tokens: Tensor, placed: Places) -> LlamaGenTargetOutput:
         """Feed tokens [B, n] at explicit places; see `specdecode.places.PlacedTarget`.
 
         The cache's lengths stay those of the prompts. The project's kernels take any mask over slots; where they do not
@@ -231,12 +231,16 @@ class LlamaGenTarget:
         Returns:
             Guided logits [B, n, V] and hidden states [B, n, dim].
         """
-        cache, positions = self.kv_cache, placed.positions[None]
-        slots = cache.lengths[:, None] + placed.slots
+        cache = self.kv_cache
+        both = (placed.positions, placed.slots, placed.visible)
+        if self.is_guided and len(placed.slots) > 1:
+            both = tuple(torch.cat((each, each)) for each in both)
+        positions, slots, visible = both
+        slots = cache.lengths[:, None] + slots
         fast = self.transformer.fast_pass.run(
             NewTokens(
-                positions,
-                placed.visible[None],
+                placed.positions,
+                placed.visible,
                 tokens=tokens,
                 halves=2 if self.is_guided else 1,
                 lengths=cache.lengths,
@@ -252,11 +256,11 @@ class LlamaGenTarget:
             features, logits = fast
             assert logits is not None
             return self._split(logits, features)
-        kv_length = self._most_committed + placed.visible.shape[1]
+        kv_length = self._most_committed + visible.shape[2]
         output = self.transformer(
             input_ids=torch.cat((tokens, tokens)) if self.is_guided else tokens,
             positions=positions,
-            attention_mask=cache.attention_mask(placed.visible[None], kv_length),
+            attention_mask=cache.attention_mask(visible, kv_length),
             kv_cache=cache,
             slots=slots,
             kv_length=kv_length,

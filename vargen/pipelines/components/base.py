@@ -98,11 +98,24 @@ class ModelComponents(ABC):
         return self.reuse.draft_sizes.sizer(sizes, geometry, self._probe, draft_step, expected, compiled)
 
     def grid_columns(self) -> int:
-        """Refuse: there is no grid."""
-        raise UserError(
-            f"method must be one that draws tokens in their order, because {self.family} offers no grid: ar, jacobi or "
-            f"scd"
-        )
+        """Tokens in a row of the grid.
+
+        Raises:
+            UserError: the family offers no grid, or forward passes are compiled: passes over places are not.
+        """
+        if self._columns is None:
+            raise UserError(
+                f"method must be one that draws tokens in their order, because {self.family} offers no grid: ar, "
+                f"jacobi or scd"
+            )
+        if self.target.compiler is not None:
+            raise UserError("compile: passes over places of the grid are not compiled; leave it out or use jacobi")
+        return self._columns
+
+    @property
+    def _columns(self) -> int | None:
+        """Tokens in a row of the grid; None: the family offers none."""
+        return None
 
     def load_draft_head(self, folder: str | None, most_new_pairs: int) -> LoadedDrafter[DraftHead]:
         """Refuse: there is none."""

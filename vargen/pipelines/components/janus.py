@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -27,6 +28,10 @@ class JanusComponents(TransformersComponents):
     """See `TransformersComponents`."""
 
     family: ClassVar[str] = "Janus"
+
+    @property
+    def _columns(self) -> int:
+        return math.isqrt(self.num_tokens)  # pictures are square
 
     def codebook(self) -> Tensor:
         """Unit vectors [V, d] of the codes, on the target's device."""

@@ -117,10 +117,8 @@ class LlamaGenComponents(ModelComponents):
         """Tokens of a picture."""
         return self.transformer.num_image_tokens
 
-    def grid_columns(self) -> int:
-        """The side of the grid. Raises UserError where forward passes are compiled: passes over places are not."""
-        if self.target.compiler is not None:
-            raise UserError("compile: passes over places of the grid are not compiled; leave it out or use jacobi")
+    @property
+    def _columns(self) -> int:
         return self.transformer.config.grid_size
 
     def load_draft_head(self, folder: str | None, most_new_pairs: int) -> LoadedDrafter[DraftHead]:

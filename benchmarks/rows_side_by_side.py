@@ -1,0 +1,211 @@
+"""What methods lose and save that draw several rows of the grid at once, paired with plain decoding.
+
+    python benchmarks/rows_side_by_side.py --list
+    python benchmarks/rows_side_by_side.py --prompts 1000                          # the full protocol
+    python benchmarks/rows_side_by_side.py --prompts 200 --labels "zipar 4,pjd 8"  # a look
+
+The judge reads every picture. Claims are all that a caption says; the number of objects is judged by itself, where the
+caption or its scene implies one, because that is what these methods lose first. Each figure is a difference to plain
+decoding over the same captions and seeds, with its 95 % interval over captions. Passes and rows fed are per picture;
+plain decoding takes 256 and feeds 255 rows. Every batch is kept in runs/rows_side_by_side as soon as it is through, so
+the same command goes on after a kill, and more captions continue fewer. Batches of other weights are made anew.
+Writes benchmarks/results/rows_side_by_side.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from judged_prompts import judge_images
+from torch import Tensor
+
+from metrics.bootstrap import percentile_interval
+from metrics.provenance import write_result
+from metrics.tables import markdown_table
+from scenes.cases import PromptCase, sample_prompts
+from scenes.judge.claim_checks import Verdict
+from scenes.judge.network import load_judge
+from vargen.base.resources import find_model
+from vargen.methods.base import ImageMethodConfig
+from vargen.methods.catalogue import resolve_method
+from vargen.models.model_folder import weights_fingerprint
+from vargen.pipelines.llamagen import LlamaGenPipeline
+from vargen.runs.files import append_jsonl, read_jsonl
+
+RESULTS = Path(__file__).resolve().parent / "results"
+KEPT = Path(__file__).resolve().parent.parent / "runs" / "rows_side_by_side" / "batches.jsonl"
+BATCH = 20
+DRAWS = 1000
+"""Bootstrap draws of an interval."""
+NUMBERS = ("object_count", "count")
+"""The judge's kinds that are about how many objects there are."""
+
+SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "plain": ("ar", {}),
+    **{f"zipar {window}": ("zipar", {"window": window}) for window in (1, 2, 3, 4, 6, 8, 12)},
+    **{f"zipar {window}, adaptive": ("zipar", {"window": window, "adaptive": True}) for window in (1, 2, 3, 4)},
+    **{
+        f"pjd {opens}, {guesses} guesses": ("pjd", {"opens_after": opens, "guesses": guesses})
+        for opens in (4, 6, 8)
+        for guesses in (1, 2, 4, 8)
+    },
+    **{f"vvs-rows, {looks} looks": ("vvs-rows", {"looks": looks}) for looks in (2, 3)},
+    **{
+        f"vvs-rows {opens}, {guesses} guesses, {looks} looks": (
+            "vvs-rows",
+            {"opens_after": opens, "guesses": guesses, "looks": looks},
+        )
+        for opens in (4, 6, 8)
+        for guesses in (2, 4)
+        for looks in (2, 3)
+    },
+}
+"""By label, the method and its settings."""
+
+
+def judged(verdict: Verdict) -> list[int]:
+    """Right claims, claims, right numbers of objects, and numbers of objects, of one picture."""
+    said = [check.right for check in verdict.checks if check.kind != "object_count"]
+    numbers = [check.right for check in verdict.checks if check.kind in NUMBERS]
+    return [sum(said), len(said), sum(numbers), len(numbers)]
+
+
+def draw(
+    pipeline: LlamaGenPipeline, method: ImageMethodConfig, first: int, cases: list[PromptCase], judge: Any
+) -> dict[str, Any]:
+    """One batch: what the judge finds in each picture, and what it cost. Its seeds are the captions' numbers."""
+    output = pipeline(
+        [case.caption.text for case in cases],
+        method=method,
+        generator=[torch.Generator().manual_seed(first + number) for number in range(len(cases))],
+        output_type="pt",
+    )
+    trace = output.trace
+    return {
+        "judged": [judged(verdict) for verdict in judge_images(judge, output.images, cases)],
+        "passes": trace.row_passes,
+        "rows_fed": trace.rows_fed,
+        "unverified": trace.skipped_tokens / trace.tokens,
+    }
+
+
+def figures(batches: list[dict[str, Any]], plain: list[dict[str, Any]]) -> dict[str, Any]:
+    """Shares, differences to plain decoding with intervals, and costs. The captions are those of both."""
+    ours, theirs = (torch.tensor([each for batch in given for each in batch["judged"]]) for given in (batches, plain))
+    told: dict[str, Any] = {"pictures": len(ours)}
+    for name, at in (("claims", 0), ("numbers", 2)):
+        right, made, plain_right, plain_made = (
+            each[:, at + more].double() for each in (ours, theirs) for more in (0, 1)
+        )
+
+        def over(chosen: Tensor, parts: Any = (right, made, plain_right, plain_made)) -> float:
+            sums = [float(part[chosen].sum()) for part in parts]
+            return sums[0] / max(sums[1], 1) - sums[2] / max(sums[3], 1)
+
+        every = torch.arange(len(ours))
+        told[name] = float(right.sum() / made.sum())
+        told[f"{name}_judged"] = int(made.sum())
+        told[f"{name}_against_plain"] = over(every)
+        told[f"{name}_interval"] = percentile_interval(len(ours), over, DRAWS)
+    for name in ("passes", "rows_fed"):
+        values = [value for batch in batches for value in batch[name]]
+        told[name] = sum(values) / len(values)
+    told["fewer_passes"] = 256 / told["passes"]
+    told["unverified"] = sum(batch["unverified"] for batch in batches) / len(batches)
+    return told
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """In percent and percentage points."""
+
+    def change(row: dict[str, Any], name: str) -> str:
+        low, high = (100 * bound for bound in row[f"{name}_interval"])
+        return f"{100 * row[f'{name}_against_plain']:+.1f} ({low:+.1f} to {high:+.1f})"
+
+    cells = [
+        (
+            row["label"],
+            f"{row['passes']:.0f}",
+            f"{row['fewer_passes']:.1f}",
+            f"{row['rows_fed']:.0f}",
+            f"{100 * row['claims']:.1f}",
+            change(row, "claims"),
+            f"{100 * row['numbers']:.1f}",
+            change(row, "numbers"),
+        )
+        for row in rows
+    ]
+    head = ("settings", "passes", "fewer", "rows fed", "claims", "to plain", "number of objects", "to plain")
+    return markdown_table(head, cells)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--labels", default=",".join(SETTINGS), help="which settings; a comma and no space between")
+    parser.add_argument("--prompts", type=int, default=200, help=f"captions, a multiple of {BATCH}")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--kept", type=Path, default=KEPT, help="file of the batches that are through")
+    parser.add_argument("--output", type=Path, default=RESULTS / "rows_side_by_side.json")
+    parser.add_argument("--list", action="store_true", help="say what there is, and stop")
+    arguments = parser.parse_args()
+    if arguments.list:
+        print("\n".join(f"{label}: {method} {settings}" for label, (method, settings) in SETTINGS.items()))
+        return
+    wanted = _labels(arguments.labels)
+    if unknown := [label for label in wanted if label not in SETTINGS]:
+        parser.error(f"labels: no {unknown[0]!r}; --list says what there is")
+    if arguments.prompts < BATCH or arguments.prompts % BATCH:
+        parser.error(f"prompts: must be a multiple of {BATCH}, got {arguments.prompts}")
+
+    folder = find_model()
+    identity = {"weights": weights_fingerprint(folder), "dtype": arguments.dtype}
+    kept = read_jsonl(arguments.kept) if arguments.kept.exists() else []
+    through = {
+        (str(each["settings"]), each["first"]): each["measured"]
+        for each in kept
+        if {name: each.get(name) for name in identity} == identity
+    }
+    pipeline = LlamaGenPipeline.from_pretrained(folder, torch_dtype=getattr(torch, arguments.dtype))
+    pipeline.set_progress_bar_config(disable=True)
+    judge = load_judge(None, "cpu")
+    cases = sample_prompts(arguments.prompts)
+
+    measured: dict[str, list[dict[str, Any]]] = {}
+    for label in dict.fromkeys(("plain", *wanted)):
+        name, settings = SETTINGS[label]
+        method, began = resolve_method(name, settings), time.monotonic()
+        told, firsts = str(method.to_dict()), range(0, arguments.prompts, BATCH)
+        for first in firsts:
+            if (told, first) not in through:
+                batch = draw(pipeline, method, first, cases[first : first + BATCH], judge)
+                arguments.kept.parent.mkdir(parents=True, exist_ok=True)
+                append_jsonl(arguments.kept, {**identity, "settings": told, "first": first, "measured": batch})
+                through[told, first] = batch
+        measured[label] = [through[told, first] for first in firsts]
+        print(f"{label}  {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+    rows = [
+        {
+            "label": label,
+            "method": SETTINGS[label][0],
+            "settings": SETTINGS[label][1],
+            **figures(batches, measured["plain"]),
+        }
+        for label, batches in measured.items()
+    ]
+    record = {"benchmark": "rows_side_by_side", "model": folder.name, **identity, "rows": rows}
+    write_result(arguments.output, {**record, "prompts": arguments.prompts})
+    print(table(rows), f"written to {arguments.output}", sep="\n\n")
+
+
+def _labels(text: str) -> list[str]:
+    """Labels of a list in which a comma without a space behind it ends a label."""
+    return [label.replace("\0", ", ") for label in text.replace(", ", "\0").split(",") if label]
+
+
+if __name__ == "__main__":
+    main()

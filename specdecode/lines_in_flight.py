@@ -1,0 +1,321 @@
+"""Lines in flight: each row of the batch decides by its own draws when a line opens and how far it goes in a pass.
+
+Belongs here: the rule for lines with guesses, and the run that follows it. Does not belong here: orders that are known
+before anything is drawn (`places.py`, whose words are used here: place, slot, line, stand-in), and targets.
+
+A line opens once the line before it has some decided tokens. A pass feeds the decided tokens that were not fed, and the
+line's *guesses*: tokens behind the decided ones. It draws the place after each of them with plain decoding's random
+number for that place. Guesses are accepted as far as they equal these draws, and the draw behind them is decided, too.
+The other draws are the next guesses. What a place is first guessed by is a draw from the last distribution of its line.
+
+A guess is seen by its own line alone, and only in the pass that feeds it. A slot keeps what was fed last, so what is
+fed again needs no removal.
+
+Sources: PJD, arXiv 2606.05703 (guesses in several lines; equal draws replace its ratio test), and He et al. 2024,
+arXiv 2412.04062 (a first token that must hold).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specdecode import ragged
+from specdecode.checks import check_counts
+from specdecode.loop import DecodeRun
+from specdecode.places import PlacedTarget, Places, check_lines, check_takes_places
+from specdecode.roles import Target, TargetOutput
+from specdecode.sampling import Tag, largest, sample
+from specdecode.trace import StepRecord
+
+
+@dataclass(frozen=True)
+class LinesInFlight:
+    """When lines open, and how much of them is guessed.
+
+    Args:
+        num_places: Tokens of a row, a multiple of `line_length`.
+        line_length: Tokens of a line.
+        window: Decided tokens of the line before when a line opens, from 1 to `line_length`.
+        guesses: The most guesses of a line. It has no more than the line before is ahead, so that it does not overtake.
+        first_holds: A line's first token is decided once two passes in a row draw it, or once the token before it is
+            known. Until then it is a guess.
+        looks: A token that so many passes have drawn is decided, whatever it was drawn behind; None: by no number.
+        copies: A line opens with guesses, the tokens of the line before; else with none. Not with `first_holds`.
+
+    Raises:
+        ValueError: An argument out of range.
+    """
+
+    num_places: int
+    line_length: int
+    window: int
+    guesses: int = 0
+    first_holds: bool = False
+    looks: int | None = None
+    copies: bool = False
+
+    def __post_init__(self) -> None:
+        check_lines(self.num_places, self.line_length, self.window)
+        if self.guesses < 0:
+            raise ValueError(f"guesses must be at least 0, got {self.guesses}")
+        if self.looks is not None:
+            check_counts(looks=self.looks)
+        if self.copies and self.first_holds:
+            raise ValueError("copies must be off where first_holds is on: a copy is not what a pass has drawn")
+
+    @property
+    def num_lines(self) -> int:
+        """R."""
+        return self.num_places // self.line_length
+
+    @property
+    def num_slots(self) -> int:
+        """Slots behind the prompt: of every place, and of a stand-in for every line but the first."""
+        return self.num_places + self.num_lines - 1
+
+    @property
+    def passes_between_lines(self) -> int:
+        """The least number of passes from the opening of a line to that of the next."""
+        alone = 0 if self.copies else 1  # without guesses, the pass that opens a line draws one token
+        return alone + -(-(self.window - alone) // (self.guesses + 1))
+
+    @property
+    def most_fed(self) -> int:
+        """The most tokens that a pass feeds in a row of the batch."""
+        in_flight = min(self.num_lines, self.line_length // self.passes_between_lines + 3)
+        return in_flight * (2 * self.guesses + 2)
+
+    def run(self, target: Target, **settings: Any) -> DecodeRun:
+        """See `places.Order`."""
+        return FlightRun(target, rule=self, **settings)
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """What one pass feeds and looks at. Places are [B, R, L], by line and column; W is the number of slots.
+
+    Args:
+        opened: [B, R] bool, lines that draw.
+        waiting: [B, R] bool, lines of these whose first token is drawn behind a stand-in.
+        decided: bool, places decided before the pass.
+        guessed: bool, guesses; they are fed.
+        looked: bool, places that the pass draws.
+        feeding: [B, W] bool, the slots to which tokens are fed.
+    """
+
+    opened: Tensor
+    waiting: Tensor
+    decided: Tensor
+    guessed: Tensor
+    looked: Tensor
+    feeding: Tensor
+
+
+class FlightRun(DecodeRun):
+    """A run over lines in flight. Rows of the batch are independent: each has lines, passes and an end of its own.
+
+    During the run `state.lengths` counts the places that are decided without a gap from 0 on; `state.tokens` also has
+    later places and guesses.
+
+    Args:
+        target: A `PlacedTarget` before its prefill.
+        rule: The lines, with one place for each of `max_new_tokens`.
+        settings: Arguments of `DecodeRun`, without drafter, verifier and stop token.
+
+    Raises:
+        ValueError: As `DecodeRun` and `places.check_takes_places`. At the first step: the target has no room.
+    """
+
+    def __init__(self, target: Target, *, rule: LinesInFlight, **settings: Any) -> None:
+        super().__init__(target, **settings)
+        check_takes_places(target, rule.num_places, settings)
+        self._placed: PlacedTarget = target  # type: ignore[assignment]
+        self.rule = rule
+        batch_size, device = target.batch_size, target.device
+        self._places = torch.arange(rule.num_places, device=device)
+        self._columns = self._places[: rule.line_length]
+        self._lines = torch.arange(rule.num_lines, device=device)
+        firsts = self._lines * rule.line_length
+        # Of what lies in each slot: [W].
+        self._line_of = torch.cat((self._places // rule.line_length, self._lines[1:]))
+        self._position_of = torch.cat((self._places, firsts[1:] - 1))
+        copied = (self._lines[1:] - 2).clamp(min=0)  # the lines whose newest tokens stand in
+        self._copied, self._before_copied = copied, firsts[copied] - 1
+        self._stand_ins = rule.num_places + self._lines[:-1]  # slots
+        shape = batch_size, rule.num_lines, rule.line_length
+        self._counts = torch.zeros(shape[:2], dtype=torch.int64, device=device)  # decided tokens of each line
+        self._counts[:, 0] = 1  # which the prefill draws
+        self._guesses = torch.zeros_like(self._counts)  # behind them
+        self._fed = torch.zeros(shape, dtype=torch.bool, device=device)  # places whose decided tokens were fed
+        self._looks = torch.zeros(shape, dtype=torch.int64, device=device)  # passes that have drawn each place
+
+    @torch.no_grad()
+    def step(self) -> int:
+        """One pass over all lines in flight. Returns a bound of what a row gains; 0 once all have ended."""
+        state, rule = self.state, self.rule
+        if ragged.surely_none(state.active):
+            return 0
+        if self.steps == 0:
+            self._placed.check_places(rule.num_slots)
+        self.steps += 1
+        with self._part("draft"):
+            what = self._what_to_feed()
+            slots, real = _chosen(what.feeding, rule.most_fed)
+            placed = Places(self._position_of[slots], slots, self._visible(what, slots))
+            tokens = self._buffer.gather(1, self._sources().gather(1, slots))
+        with self._part("target"):
+            output = self._placed.forward_places(tokens, placed)
+        with self._part("verify"):
+            self.watch.look(self.steps, output.logits, real & state.active[:, None])
+            drawn = self._by_place(placed.positions + 1, self._draw(output, placed.positions + 1), real)
+            counts = self._judge(what, drawn)
+        with self._part("draft"):
+            self._guess(what, output, slots)
+        with self._part("commit"):
+            is_full = counts == rule.line_length
+            full = is_full.long().cumprod(1).sum(1)
+            partly = counts.gather(1, full[:, None].clamp(max=rule.num_lines - 1))[:, 0]
+            whole = full == rule.num_lines
+            state.lengths = torch.where(whole, rule.num_places, full * rule.line_length + partly)
+            state.active = state.active & ~whole
+        # Nothing ends before all lines have opened; after that, whatever is left may be decided at once.
+        return 1 if self.steps < (rule.num_lines - 1) * rule.passes_between_lines else rule.num_places
+
+    def _what_to_feed(self) -> _Pass:
+        """Of each line the decided tokens that were not fed, its guesses, and what a first token is drawn behind."""
+        rule, counts, active = self.rule, self._counts, self.state.active[:, None]
+        is_full = counts == rule.line_length
+        ahead = torch.cat((torch.full_like(counts[:, :1], rule.line_length), counts[:, :-1]), 1)  # of the line before
+        opened = ~is_full & (ahead >= rule.window) & active
+        begins, known = opened & (counts == 0), ahead == rule.line_length
+        end = counts + self._guesses
+        decided = self._columns < counts[..., None]
+        guessed = ~decided & (self._columns < end[..., None])
+        looked = opened[..., None] & ~decided & (self._columns <= end[..., None])
+        feeding = (decided & ~self._fed) | guessed
+        feeding[:, :-1, -1] |= (begins & known)[:, 1:]  # perhaps once more
+        feeding[:, -1, -1] = False  # the last token of all is never fed
+        waiting = begins & ~known
+        feeding = torch.cat((feeding.flatten(1), waiting[:, 1:]), 1) & active
+        return _Pass(opened, waiting, decided, guessed, looked, feeding)
+
+    def _visible(self, what: _Pass, slots: Tensor) -> Tensor:
+        """[B, n, W] bool: the decided tokens at or before a token's place that are fed by now, its line's guesses among
+        these places, and its line's stand-in until the real token is fed."""
+        count = self.rule.num_places
+        shared = self._fed.flatten(1) | (what.decided.flatten(1) & what.feeding[:, :count])
+        lines, positions = self._line_of[slots][..., None], self._position_of[slots][..., None]
+        own = what.guessed.flatten(1)[:, None] & (self._line_of[:count] == lines)
+        among_places = (shared[:, None] | own) & (self._places <= positions)
+        missing = ~shared.view_as(self._fed)[:, :-1, -1]
+        return torch.cat((among_places, missing[:, None] & (self._lines[1:] == lines)), 2)
+
+    def _sources(self) -> Tensor:
+        """[B, W] int64: the place whose token lies in a slot; a stand-in copies the newest token of the line two before
+        its own, that of the second line the newest of the first."""
+        newest = self._before_copied + self._counts[:, self._copied]
+        return torch.cat((self._places.expand(len(newest), -1), newest), 1)
+
+    def _draw(self, output: TargetOutput, places: Tensor) -> Tensor:
+        """[B, n] int64: the target's tokens for places [B, n], with the numbers of plain decoding."""
+        state = self.state
+        if state.sampling.is_greedy:
+            return largest(output.logits)
+        noise = state.streams.exponential(Tag.TARGET, places, output.logits.shape[-1])
+        return sample(output.probabilities(state.sampling), noise)
+
+    def _by_place(self, places: Tensor, values: Tensor, real: Tensor) -> Tensor:
+        """[B, R, L]: values [B, n] at their places, where they are `real`."""
+        count = self.rule.num_places
+        laid = torch.zeros_like(self._buffer).scatter_(1, places.where(real, count), values)
+        return laid[:, :count].view_as(self._looks)
+
+    def _judge(self, what: _Pass, drawn: Tensor) -> Tensor:
+        """Decide tokens and keep them, given the draws [B, R, L] of the pass. Returns the decided of each line, [B, R].
+
+        The draws behind the decided tokens are the next guesses.
+        """
+        rule, before, columns = self.rule, self._counts, self._columns
+        kept = self._buffer[:, : rule.num_places].view_as(drawn)
+        match = what.guessed & (kept == drawn)
+        right = _leading(what.decided | match)
+        counts = torch.where(what.opened, right + 1, before)
+        if rule.first_holds:
+            counts = torch.where(what.waiting & (right == 0), 0, counts)
+        verified = counts
+        if rule.looks is not None:
+            self._looks += what.looked
+            counts = _leading((columns < counts[..., None]) | (what.looked & (self._looks >= rule.looks)))
+        kept.copy_(drawn.where(what.looked, kept))
+        fed = what.feeding[:, : rule.num_places].view_as(self._fed)
+        # What was taken unverified has a newest token, too, which the next pass draws behind.
+        self._fed |= fed & (what.decided | (match & (columns < counts[..., None] - 1)))
+        self._counts = counts
+        active, no_tokens = self.state.active, self._no_tokens
+        self.trace.record_step(
+            StepRecord(
+                active,
+                what.guessed.sum((1, 2)),
+                ((right - before) * what.opened).sum(1),
+                (verified - before).sum(1),
+                no_tokens if rule.looks is None else (counts - verified).sum(1),
+                fed=what.feeding.sum(1),
+            )
+        )
+        return counts
+
+    def _guess(self, what: _Pass, output: TargetOutput, slots: Tensor) -> None:
+        """Fill up the guesses of every line, from the distribution that its last draw came from."""
+        rule, counts = self.rule, self._counts
+        wanted = torch.where(counts == 0, max(rule.guesses, int(rule.first_holds)), rule.guesses)
+        ahead, full = counts[:, :-1], rule.line_length
+        room = torch.full_like(counts, full)
+        room[:, 1:] = torch.where(ahead == full, full, ahead - counts[:, 1:])
+        wanted = wanted.minimum(room).minimum(full - 1 - counts).clamp_(min=0)
+        opening = torch.zeros_like(what.opened)
+        if rule.copies:
+            opening[:, 1:] = (ahead >= rule.window) & ~what.opened[:, 1:] & (counts[:, 1:] == 0)
+            tokens = self._buffer[:, : rule.num_places].view_as(self._looks)
+            tokens[:, 1:] = tokens[:, :-1].where(opening[:, 1:, None], tokens[:, 1:])
+        self._guesses = wanted * (what.opened | opening)
+        end = counts + wanted * what.opened
+        looked_to = what.looked.sum(2) + what.decided.sum(2)  # [B, R], what a pass did not look at begins here
+        new = (self._columns >= looked_to[..., None]) & (self._columns < end[..., None])
+        new = new.flatten(1)
+        if ragged.surely_none(new.any(1)):
+            return
+        places, real = _chosen(new, rule.most_fed)
+        # The last fed token of each line, which its last draw came from: [B, R], as the number of a fed token.
+        last = self._lines * full + looked_to - 2
+        last[:, 1:] = torch.where(what.waiting[:, 1:] & (looked_to[:, 1:] == 1), self._stand_ins, last[:, 1:])
+        fed = slots[:, None] == last.gather(1, places // full)[..., None]  # [B, m, n]
+        guessed_from = TargetOutput(ragged.take(output.logits, fed.byte().argmax(2)))
+        drawn = self._draw(guessed_from, places)
+        self._buffer.scatter_(1, places.where(real, rule.num_places), drawn)
+
+    @torch.no_grad()
+    def replace_rows(self, rows: Tensor, other: DecodeRun) -> None:
+        """See `DecodeRun.replace_rows`."""
+        assert isinstance(other, FlightRun)
+        super().replace_rows(rows, other)
+        for name in ("_counts", "_guesses", "_fed", "_looks"):
+            getattr(self, name).index_copy_(0, rows, getattr(other, name))
+
+
+def _chosen(mask: Tensor, most: int) -> tuple[Tensor, Tensor]:
+    """Where bool [B, m] is set, in order: [B, n] int64, and which of these are real, [B, n] bool. A row with fewer
+    repeats its first."""
+    counts = mask.sum(1)
+    width = max(ragged.at_most(counts, min(most, mask.shape[1])), 1)
+    index = mask.byte().argsort(dim=1, descending=True, stable=True)[:, :width]
+    real = torch.arange(width, device=mask.device) < counts[:, None]
+    return index.where(real, index[:, :1]), real
+
+
+def _leading(flags: Tensor) -> Tensor:
+    """[B, R] int64: how many flags of [B, R, L] are set before the first that is not."""
+    return flags.long().cumprod(2).sum(2)

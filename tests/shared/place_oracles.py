@@ -1,0 +1,210 @@
+"""Slow, obvious forms of the rules by which places of a grid are drawn: full forward passes with a mask, no cache.
+
+Each oracle is told nothing of `specdecode`'s runs. It asks `FullPasses` what the model says after the tokens that were
+fed, given which of these each of them saw.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specdecode.lines_in_flight import LinesInFlight
+from specdecode.sampling import RandomStreams, SamplingConfig, Tag, draw_tokens
+
+
+@dataclass
+class Fed:
+    """A token that was fed. `sees` are the numbers of the fed tokens that it saw, itself included."""
+
+    token: int
+    place: int
+    line: int
+    is_stand_in: bool = False
+    sees: set[int] = field(default_factory=set)
+
+
+class FullPasses(ABC):
+    """What a model says after every fed token of one request, by one forward pass over the prompt and all of them.
+
+    Args:
+        request: whose random numbers are used.
+        sampling: how tokens are drawn.
+        side: lines, and tokens of each.
+    """
+
+    def __init__(self, request: int, sampling: SamplingConfig, side: int) -> None:
+        self.sampling, self.streams, self.side = sampling, RandomStreams.from_seeds([request]), side
+
+    @torch.no_grad()
+    def draw(self, fed: list[Fed], drawing: list[tuple[int, int]]) -> list[int]:
+        """Tokens for pairs of a fed token's number (-1: the end of the prompt) and the place after it."""
+        seen = torch.zeros(len(fed), len(fed), dtype=torch.bool)
+        for number, each in enumerate(fed):
+            seen[number, list(each.sees)] = True
+        ids, places = ([[getattr(each, name) for each in fed]] for name in ("token", "place"))
+        logits = self.logits(torch.tensor(ids).long(), torch.tensor(places).long(), seen)
+        at = [logits.shape[1] - len(fed) + number for number, _ in drawing]
+        counters = torch.tensor([[place for _, place in drawing]])
+        return draw_tokens(logits[:, at], self.sampling, self.streams, counters, Tag.TARGET)[0].tolist()
+
+    @abstractmethod
+    def logits(self, ids: Tensor, places: Tensor, seen: Tensor) -> Tensor:
+        """Guided logits [1, T + n, V] of the prompt and of tokens [1, n] at places [1, n], which all see the prompt and
+        each other by `seen` [n, n]."""
+
+
+def with_prompt(seen: Tensor, length: int) -> Tensor:
+    """[T + n, T + n] bool: a causal prompt of `length` tokens before tokens that see it and each other by `seen`."""
+    mask = torch.ones(length + len(seen), length + len(seen), dtype=torch.bool).tril()
+    mask[length:, length:] = seen
+    return mask
+
+
+def staggered(passes: FullPasses, window: int) -> dict[str, Any]:
+    """Tokens, passes and tokens fed of one request.
+
+    A line opens once the line above has `window` tokens, and every open line draws one token a pass. A token that is
+    fed sees the tokens before it that have been fed by then. A line begins behind a stand-in, where the token before
+    it is missing, and sees this stand-in until that token is fed.
+    """
+    side, count = passes.side, passes.side**2
+    drawn = {0: passes.draw([], [(-1, 0)])[0]}
+    fed: list[Fed] = []
+    made = 1
+    while len(drawn) < count:
+        made += 1
+        counts = [sum(place // side == line for place in drawn) for line in range(side)]
+        is_open = [counts[line] < side and (line == 0 or counts[line - 1] >= window) for line in range(side)]
+        begun = len(fed)
+        there = {each.place for each in fed if not each.is_stand_in}
+        fed += [Fed(drawn[place], place, place // side) for place in sorted(set(drawn) - {count - 1} - there)]
+        drawing = []
+        for line in range(side):
+            place = line * side + counts[line]
+            if not is_open[line]:
+                continue
+            if place - 1 not in drawn:
+                other = max(line - 2, 0)
+                fed.append(Fed(drawn[other * side + counts[other] - 1], place - 1, line, is_stand_in=True))
+                drawing.append((len(fed) - 1, place))
+            else:
+                at = next(i for i, each in enumerate(fed) if each.place == place - 1 and not each.is_stand_in)
+                drawing.append((at, place))
+        there = {each.place for each in fed if not each.is_stand_in}
+        for one in fed[begun:]:
+            for number, other in enumerate(fed):
+                if other.is_stand_in:
+                    sees = one.line == other.line and other.place not in there
+                else:
+                    sees = other.place <= one.place
+                if sees:
+                    one.sees.add(number)
+        tokens = passes.draw(fed, drawing)
+        drawn.update(zip([place for _, place in drawing], tokens, strict=True))
+    return {"tokens": [drawn[place] for place in range(count)], "passes": made, "fed": len(fed)}
+
+
+def in_flight(passes: FullPasses, rule: LinesInFlight) -> dict[str, Any]:
+    """What the rule makes of one request, by full forward passes without a cache.
+
+    The rule in words. A line opens once the line above has `window` decided tokens. Each pass feeds decided tokens that
+    were not fed, and the guesses of every line. A first token is drawn behind the token before it, or behind a stand-in
+    where that is not decided. The next tokens of a line are right as long as each guess is what the pass draws for its
+    place; these are decided, and one more. What else was drawn are guesses; a line that has fewer than it may have gets
+    more from its last distribution. A token may be seen by others once it is decided and fed; guesses by their line.
+    With `copies` a line that is about to open has the tokens above as its guesses.
+    """
+    side, count_of_places = passes.side, passes.side**2
+    decided: list[list[int]] = [[] for _ in range(side)]
+    guesses: list[list[int]] = [[] for _ in range(side)]
+    looks: dict[int, int] = {}
+    fed: list[Fed] = []
+    newest: dict[int, int] = {}  # by place, the number of what was fed there last
+    stand_ins: dict[int, int] = {}  # by line
+    told = {"passes": 1, "drafted": 0, "accepted": 0, "unverified": 0}
+    decided[0] += passes.draw([], [(-1, 0)])
+
+    while any(len(line) < side for line in decided):
+        told["passes"] += 1
+        known = {line * side + column: token for line in range(side) for column, token in enumerate(decided[line])}
+        is_open = [
+            len(decided[line]) < side and (line == 0 or len(decided[line - 1]) >= rule.window) for line in range(side)
+        ]
+        new: list[Fed] = []
+        for line in range(side):
+            first = line * side
+            for place in range(first, first + len(decided[line])):
+                is_fed = place in newest and fed[newest[place]].token == known[place]
+                is_fed &= not (is_open[line] and place == first + len(decided[line]) - 1)  # the line draws behind it
+                opens_below = (
+                    line + 1 < side and is_open[line + 1] and not decided[line + 1] and place == first + side - 1
+                )
+                if place < count_of_places - 1 and (not is_fed or opens_below):
+                    new.append(Fed(known[place], place, line))
+            if is_open[line] and not decided[line] and first - 1 not in known:
+                copied = max(line - 2, 0)
+                new.append(Fed(decided[copied][-1], first - 1, line, is_stand_in=True))
+            new += [Fed(token, first + len(decided[line]) + i, line) for i, token in enumerate(guesses[line])]
+            told["drafted"] += len(guesses[line])
+        start = len(fed)
+        fed += new
+        for number, each in enumerate(new, start):
+            if each.is_stand_in:
+                stand_ins[each.line] = number
+            else:
+                newest[each.place] = number
+        for each in new:
+            for place, number in newest.items():
+                is_known = known.get(place) == fed[number].token
+                is_own_guess = place not in known and place // side == each.line and number >= start
+                if place <= each.place and (is_known or is_own_guess):
+                    each.sees.add(number)
+            before = each.line * side - 1
+            is_there = before in newest and before in known and fed[newest[before]].token == known[before]
+            if each.line in stand_ins and not is_there:
+                each.sees.add(stand_ins[each.line])
+
+        old, last_of = [len(line) for line in decided], {}
+        for line in range(side):
+            if not is_open[line]:
+                continue
+            first, count = line * side, old[line]
+            waits = count == 0 and first - 1 not in known
+            behind = [stand_ins[line] if waits else newest[first + count - 1]]
+            behind += [newest[first + count + i] for i in range(len(guesses[line]))]
+            places = [first + count + i for i in range(len(behind))]
+            drawn = passes.draw(fed, list(zip(behind, places, strict=True)))
+            for place in places:
+                looks[place] = looks.get(place, 0) + 1
+            right = 0
+            while right < len(guesses[line]) and guesses[line][right] == drawn[right]:
+                right += 1
+            told["accepted"] += right
+            gained = 0 if rule.first_holds and waits and right == 0 else right + 1
+            verified = gained
+            while rule.looks is not None and gained < len(drawn) and looks[places[gained]] >= rule.looks:
+                gained += 1
+            told["unverified"] += gained - verified
+            decided[line] += drawn[:gained]
+            guesses[line], last_of[line] = drawn[gained:], behind[-1]
+        for line in range(side):
+            opens = line > 0 and not decided[line] and not is_open[line] and len(decided[line - 1]) >= rule.window
+            if not is_open[line] and not (opens and rule.copies):
+                continue
+            if opens:
+                guesses[line] = (decided[line - 1] + guesses[line - 1])[:side]
+            most = max(rule.guesses, 1) if rule.first_holds and not decided[line] else rule.guesses
+            if line > 0 and len(decided[line - 1]) < side:
+                most = min(most, len(decided[line - 1]) - len(decided[line]))
+            most = max(min(most, side - 1 - len(decided[line])), 0)
+            more = range(len(guesses[line]), most)
+            begin = line * side + len(decided[line])
+            guesses[line] = guesses[line][:most] + [
+                passes.draw(fed, [(last_of[line], begin + number)])[0] for number in more
+            ]
+    return {"tokens": [token for line in decided for token in line], "fed": len(fed), **told}

@@ -1,0 +1,223 @@
+"""Lines in flight: every token equals that of a slow, obvious form of the rule, in every batch; faults are seen."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from place_oracles import in_flight
+from placed_pictures import COUNT, DRAWN, GREEDY, LENGTHS, SIDE, LlamaGenPasses, make_placed_model, run_of
+from torch import Tensor
+
+from specdecode.continuous import decode_queue
+from specdecode.lines_in_flight import FlightRun, LinesInFlight, _Pass
+from specdecode.loop import DecodeRun
+from specdecode.places import StaggeredLines
+from specdecode.sampling import SamplingConfig
+
+RULES = {
+    "an adaptive start": LinesInFlight(COUNT, SIDE, 2, first_holds=True),
+    "guesses": LinesInFlight(COUNT, SIDE, 3, guesses=2),
+    "more guesses than tokens ahead": LinesInFlight(COUNT, SIDE, 1, guesses=4),
+    "both": LinesInFlight(COUNT, SIDE, 2, guesses=3, first_holds=True),
+    "two looks": LinesInFlight(COUNT, SIDE, 3, guesses=4, looks=2),
+    "three looks at whole lines": LinesInFlight(COUNT, SIDE, SIDE, guesses=SIDE - 1, looks=3, copies=True),
+    "two looks at copies": LinesInFlight(COUNT, SIDE, 2, guesses=2, looks=2, copies=True),
+    "one look, and a start that may hold": LinesInFlight(COUNT, SIDE, 1, guesses=1, first_holds=True, looks=1),
+}
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return make_placed_model()
+
+
+@pytest.mark.parametrize("sampling", [DRAWN, GREEDY], ids=["drawn", "greedy"])
+@pytest.mark.parametrize("name", RULES)
+def test_every_token_is_that_of_full_forward_passes(model: Any, name: str, sampling: SamplingConfig) -> None:
+    rule = RULES[name]
+    expected = [in_flight(LlamaGenPasses(model, request, sampling), rule) for request in range(3)]
+    together = run_of(model, range(3), rule, sampling).finish()
+    assert together.tokens.tolist() == [each["tokens"] for each in expected]
+    trace = together.trace
+    assert trace.row_passes == [each["passes"] for each in expected]
+    assert trace.rows_fed == [each["fed"] for each in expected]
+    assert trace.drafted == sum(each["drafted"] for each in expected)
+    assert sum(map(sum, trace.accepted_lengths)) == sum(each["accepted"] for each in expected)
+    assert trace.skipped_tokens == sum(each["unverified"] for each in expected)
+    assert trace.row_tokens == together.lengths.tolist() == [COUNT] * 3
+    for request in range(3):
+        alone = run_of(model, range(request, request + 1), rule, sampling).finish()
+        assert alone.tokens.tolist() == [expected[request]["tokens"]]
+        assert alone.trace.rows_fed == [expected[request]["fed"]]
+
+
+@pytest.mark.parametrize("window", range(1, SIDE + 1))
+def test_without_guesses_it_is_the_order_known_beforehand(model: Any, window: int) -> None:
+    known, flying = (
+        run_of(model, range(3), order).finish()
+        for order in (StaggeredLines(COUNT, SIDE, window), LinesInFlight(COUNT, SIDE, window))
+    )
+    assert torch.equal(known.tokens, flying.tokens)
+    assert flying.trace.row_passes == known.trace.row_passes and flying.trace.rows_fed == known.trace.rows_fed
+
+
+def check_against_plain(model: Any, rule: LinesInFlight) -> None:
+    plain, flying = (run_of(model, range(3), order).finish() for order in (None, rule))
+    assert torch.equal(plain.tokens, flying.tokens)
+
+
+WHOLE = LinesInFlight(COUNT, SIDE, SIDE, guesses=3)
+
+
+@pytest.mark.parametrize("rule", [WHOLE, replace(WHOLE, guesses=0), replace(WHOLE, first_holds=True)])
+def test_a_window_of_a_whole_line_is_plain_decoding(model: Any, rule: LinesInFlight) -> None:
+    check_against_plain(model, rule)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_kernels_take_guesses_with_the_bits_of_plain_decoding(own_kernels: None, dtype: torch.dtype) -> None:
+    model = make_placed_model().to(dtype)
+    check_against_plain(model, WHOLE)
+    if dtype == torch.float32:
+        rule = RULES["both"]
+        assert run_of(model, range(1), rule).finish().tokens.tolist() == [
+            in_flight(LlamaGenPasses(model, 0, DRAWN), rule)["tokens"]
+        ]
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    window=st.integers(1, SIDE),
+    guesses=st.integers(0, SIDE),
+    first_holds=st.booleans(),
+    looks=st.one_of(st.none(), st.integers(1, 3)),
+    copies=st.booleans(),
+    request=st.integers(0, len(LENGTHS) - 1),
+)
+def test_lines_keep_their_order(
+    model: Any, window: int, guesses: int, first_holds: bool, looks: int | None, copies: bool, request: int
+) -> None:
+    rule = LinesInFlight(COUNT, SIDE, window, guesses, first_holds, looks, copies and not first_holds)
+    run = run_of(model, range(request, request + 1), rule)
+    run.start()
+    assert isinstance(run, FlightRun)
+    before, opened, number = run._counts[0].tolist(), {0: 0}, 0
+    kept = run.state.tokens[0].view(SIDE, SIDE).clone()
+    while run.step():
+        number += 1
+        counts = run._counts[0].tolist()
+        assert all(new >= old for new, old in zip(counts, before, strict=True))
+        assert all(line >= below for line, below in pairwise(counts))  # none overtakes
+        assert all(above >= window for above, line in zip(before, counts[1:], strict=False) if line)
+        tokens = run.state.tokens[0].view(SIDE, SIDE)
+        for line, count in enumerate(before):
+            assert torch.equal(tokens[line, :count], kept[line, :count])  # what is decided stays
+        opening = [line for line in range(1, SIDE) if line not in opened and before[line - 1] >= window]
+        opened.update(dict.fromkeys(opening, number))
+        before, kept = counts, tokens.clone()
+        full = next((line for line, count in enumerate(counts) if count < SIDE), SIDE)
+        assert run.state.lengths.tolist() == [full * SIDE + (counts[full] if full < SIDE else 0)]
+    assert before == [SIDE] * SIDE and not run.state.active.any()
+    gaps = [opened[line] - opened[line - 1] for line in range(1, SIDE)]
+    assert all(gap >= rule.passes_between_lines for gap in gaps)
+    assert number >= (SIDE - 1) * rule.passes_between_lines
+
+
+def differs(model: Any, rule: LinesInFlight) -> bool:
+    """Whether any of three requests has other tokens or costs than the oracle's."""
+    result = run_of(model, range(3), rule).finish()
+    expected = [in_flight(LlamaGenPasses(model, request, DRAWN), rule) for request in range(3)]
+    return [(*tokens,) for tokens in result.tokens.tolist()] != [(*each["tokens"],) for each in expected]
+
+
+VISIBLE, FEED = FlightRun._visible, FlightRun._what_to_feed
+
+
+def stand_in_seen_below(run: FlightRun, what: _Pass, slots: Tensor) -> Tensor:
+    visible = VISIBLE(run, what, slots)
+    seen = run._line_of[slots][..., None] > run._lines[1:]
+    visible[..., COUNT:] |= seen
+    return visible
+
+
+def undecided_seen(run: FlightRun, what: _Pass, slots: Tensor) -> Tensor:
+    visible = VISIBLE(run, what, slots)
+    visible[..., :COUNT] = run._places <= run._position_of[slots][..., None]
+    return visible
+
+
+def guesses_seen_below(run: FlightRun, what: _Pass, slots: Tensor) -> Tensor:
+    visible = VISIBLE(run, what, slots)
+    visible[..., :COUNT] |= what.guessed.flatten(1)[:, None] & (run._places <= run._position_of[slots][..., None])
+    return visible
+
+
+def last_token_not_fed(run: FlightRun) -> _Pass:
+    run._fed[..., -1] = True  # so it is said
+    return FEED(run)
+
+
+def overtaking(run: FlightRun) -> _Pass:
+    what = FEED(run)
+    columns, counts = run._columns, run._counts[..., None]
+    run._guesses = run._guesses.where(~what.opened, (SIDE - 1 - run._counts).clamp(max=run.rule.guesses))
+    guessed = (columns >= counts) & (columns < counts + run._guesses[..., None])
+    looked = what.opened[..., None] & (columns >= counts) & (columns <= counts + run._guesses[..., None])
+    feeding = what.feeding.clone()
+    feeding[:, :COUNT] |= guessed.flatten(1)
+    return replace(what, guessed=guessed, looked=looked, feeding=feeding)
+
+
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [
+        ("_visible", stand_in_seen_below),
+        ("_visible", undecided_seen),
+        ("_visible", guesses_seen_below),
+        ("_what_to_feed", last_token_not_fed),
+        ("_what_to_feed", overtaking),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_faults_change_tokens(model: Any, monkeypatch: pytest.MonkeyPatch, name: str, fault: Any) -> None:
+    rule = RULES["guesses"]
+    assert not differs(model, rule)
+    monkeypatch.setattr(FlightRun, name, fault)
+    assert differs(model, rule)
+
+
+@pytest.mark.parametrize("name", ["an adaptive start", "both", "two looks"])
+def test_other_requests_take_rows_half_way(model: Any, name: str) -> None:
+    rule = RULES[name]
+
+    def start(requests: range, joins: bool) -> DecodeRun:
+        return run_of(model, requests, rule, prompt_only=joins)
+
+    rows = {each.request: each for each in decode_queue(start, len(LENGTHS), 3)}
+    for request in range(len(LENGTHS)):
+        alone = run_of(model, range(request, request + 1), rule).finish()
+        assert torch.equal(rows[request].tokens, alone.tokens[0])
+        for figure in ("row_passes", "rows_fed", "row_tokens", "drafted", "skipped_tokens", "token_origins"):
+            assert getattr(rows[request].trace, figure) == getattr(alone.trace, figure)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"window": 0}, "window must be"),
+        ({"window": SIDE + 1}, r"window must be at most line_length \(5\), got 6"),
+        ({"line_length": 4, "window": 1}, r"num_places must be a multiple of line_length \(4\), got 25"),
+        ({"guesses": -1}, "guesses must be at least 0, got -1"),
+        ({"looks": 0}, "looks must be"),
+        ({"copies": True, "first_holds": True}, "copies must be off where first_holds is on"),
+    ],
+)
+def test_rules_that_do_not_fit_are_named(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        replace(WHOLE, **changes)

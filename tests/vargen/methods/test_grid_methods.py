@@ -1,0 +1,162 @@
+"""Methods that draw rows of the grid side by side: pictures, passes, batches, streams, and what they refuse."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import janus_models
+import pytest
+import torch
+from tiny_pipelines import GRID
+
+from vargen.base.errors import UserError
+from vargen.base.resources import find_model
+from vargen.methods.base import ImageMethodConfig
+from vargen.methods.catalogue import resolve_method
+from vargen.models.llamagen.target import LlamaGenTarget
+from vargen.pipelines.components.base import ModelComponents
+from vargen.pipelines.components.emu3 import Emu3Components
+from vargen.pipelines.components.transformers import TransformersComponents
+from vargen.pipelines.janus import JanusPipeline
+from vargen.pipelines.llamagen import LlamaGenPipeline
+
+PROMPTS = ["a red cube", "a small shiny blue sphere left of a large green cone on grass", "two cones"]
+METHODS = {
+    "zipar": resolve_method("zipar", {"window": 2}),
+    "zipar, adaptive": resolve_method("zipar", {"window": 2, "adaptive": True}),
+    "pjd": resolve_method("pjd", {"opens_after": 2, "guesses": 2}),
+    "vvs-rows": resolve_method("vvs-rows", {"opens_after": 2, "guesses": 3, "looks": 2}),
+}
+
+
+def arguments(rows: list[int], method: ImageMethodConfig) -> dict[str, Any]:
+    return {
+        "prompt": [PROMPTS[row] for row in rows],
+        "generator": [torch.Generator().manual_seed(row) for row in rows],
+        "method": method,
+        "output_type": "latent",
+    }
+
+
+@pytest.mark.parametrize("window", range(1, GRID + 1))
+def test_zipar_takes_the_passes_of_the_formula_whatever_the_batch(tiny_pipeline: LlamaGenPipeline, window: int) -> None:
+    method = resolve_method("zipar", {"window": window})
+    together = tiny_pipeline(**arguments([0, 1, 2], method))
+    assert together.trace.target_passes == GRID + (GRID - 1) * window
+    stand_ins = GRID - 1 if window < GRID else 0
+    assert together.trace.rows_fed == [GRID**2 - 1 + stand_ins] * 3
+    for row in range(3):
+        assert torch.equal(tiny_pipeline(**arguments([row], method)).tokens[0], together.tokens[row])
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("zipar", {"window": GRID}),
+        ("zipar", {"window": GRID, "adaptive": True}),
+        ("pjd", {"opens_after": GRID, "guesses": 3}),
+        ("pjd", {}),  # a row opens after 8 tokens, or after all that it has
+        ("vvs-rows", {"looks": GRID}),
+    ],
+    ids=str,
+)
+def test_a_row_that_waits_for_the_whole_row_above_is_plain_decoding(
+    tiny_pipeline: LlamaGenPipeline, name: str, options: dict[str, Any]
+) -> None:
+    plain = tiny_pipeline(**arguments([0, 1, 2], resolve_method("ar")))
+    assert torch.equal(tiny_pipeline(**arguments([0, 1, 2], resolve_method(name, options))).tokens, plain.tokens)
+
+
+@pytest.mark.parametrize("continuous", [True, False])
+@pytest.mark.parametrize("name", METHODS)
+def test_a_stream_draws_the_same_pictures(tiny_pipeline: LlamaGenPipeline, name: str, continuous: bool) -> None:
+    together = tiny_pipeline(**arguments([0, 1, 2], METHODS[name]))
+    stream = tiny_pipeline.stream(**arguments([0, 1, 2], METHODS[name]), batch_size=2, continuous=continuous)
+    drawn = {picture.index: picture for picture in stream}
+    assert len(drawn) == 3
+    for number, picture in drawn.items():
+        assert torch.equal(picture.tokens, together.tokens[number])
+        assert picture.trace.row_passes == [together.trace.row_passes[number]]
+        assert picture.trace.rows_fed == [together.trace.rows_fed[number]]
+        assert picture.trace.row_tokens == [GRID**2]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_janus_draws_the_same_pictures_in_any_batch_and_stream(name: str) -> None:
+    pipeline = JanusPipeline(janus_models.make(), janus_models.processor())
+    pipeline.set_progress_bar_config(disable=True)
+
+    def given() -> dict[str, Any]:
+        return {**arguments([0, 1, 2], METHODS[name]), "prompt": janus_models.PROMPTS}
+
+    together = pipeline(**given())
+    assert max(together.trace.row_passes) < 16
+    for picture in pipeline.stream(**given(), batch_size=2):
+        assert torch.equal(picture.tokens, together.tokens[picture.index])
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("zipar", {"window": 0}, "zipar.window must be an integer at least 1, got 0"),
+        ("zipar", {"window": 2.5}, "zipar.window must be an integer at least 1, got 2.5"),
+        ("zipar", {"adaptive": 1}, "zipar.adaptive must be true or false, got 1"),
+        (
+            "zipar",
+            {"window": GRID + 1},
+            "zipar.window must be between 1 and 4, the tokens of a row of this model's grid, got 5",
+        ),
+        ("pjd", {"opens_after": 0}, 'pjd.opens_after must be an integer of at least 1 or "auto", got 0'),
+        (
+            "pjd",
+            {"opens_after": GRID + 1},
+            "pjd.opens_after must be between 1 and 4, the tokens of a row of this model's grid, got 5",
+        ),
+        ("pjd", {"guesses": 0}, "pjd.guesses must be an integer between 1 and 4096, got 0"),
+        ("vvs-rows", {"looks": 0}, "vvs-rows.looks must be an integer at least 1, got 0"),
+        ("vvs-rows", {"opens_after": 0}, "vvs-rows.opens_after must be an integer at least 1, got 0"),
+        (
+            "vvs-rows",
+            {"opens_after": GRID + 1},
+            "vvs-rows.opens_after must be between 1 and 4, the tokens of a row of this model's grid, got 5",
+        ),
+    ],
+    ids=str,
+)
+def test_settings_that_do_not_fit_are_one_line(
+    tiny_pipeline: LlamaGenPipeline, name: str, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UserError) as caught:
+        tiny_pipeline(**arguments([0], resolve_method(name, options)))
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("family", [TransformersComponents, Emu3Components])
+def test_a_model_that_offers_no_grid_is_refused_by_name(family: type[ModelComponents]) -> None:
+    components = family.__new__(family)  # its weights do not matter
+    for method in METHODS.values():
+        with pytest.raises(UserError, match=f"because {family.family} offers no grid"):
+            method.build(components)
+
+
+def test_compiled_passes_are_refused(tiny_pipeline: LlamaGenPipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    start = LlamaGenTarget.__init__
+
+    def compiled(target: LlamaGenTarget, *given: Any, **named: Any) -> None:
+        start(target, *given, **named)
+        target.compiler = object()  # type: ignore[assignment]
+
+    monkeypatch.setattr(LlamaGenTarget, "__init__", compiled)
+    for method in METHODS.values():
+        with pytest.raises(UserError, match="compile: passes over places of the grid are not compiled"):
+            tiny_pipeline(**arguments([0], method))
+
+
+def test_the_shipped_model_takes_the_passes_of_the_published_rule() -> None:
+    pipeline = LlamaGenPipeline.from_pretrained(find_model())
+    pipeline.set_progress_bar_config(disable=True)
+    for window, passes in ((1, 31), (2, 46), (4, 76)):
+        trace = pipeline(**arguments([0], resolve_method("zipar", {"window": window}))).trace
+        assert (trace.target_passes, trace.rows_fed, trace.row_tokens) == (passes, [270], [256])
+    adaptive = pipeline(**arguments([0], resolve_method("zipar", {"window": 2, "adaptive": True}))).trace
+    assert adaptive.target_passes > 46 and adaptive.rows_fed[0] > 270

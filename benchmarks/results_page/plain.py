@@ -24,7 +24,7 @@ TABLES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "plain_decoding_scenes-128_cpu_batch8": ("Plain decoding, eight pictures", "A step makes eight guided tokens.", ()),
     "host_work": (
         "What the host does in a step",
-        "One picture at a time, one thread. Calls are those of torch and of the kernels; the outside share of processor "
+        "One picture at a time, one thread. Calls: of torch and of the kernels; the outside share of processor "
         "time is neither in the target's nor in the drafter's forward passes.",
         ("method", "calls", "outside_share", "milliseconds_outside"),
     ),

@@ -7,6 +7,8 @@ what the entries mean.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -41,16 +43,28 @@ def take(values: Tensor, index: Tensor) -> Tensor:
 
 
 def rows_of(values: Tensor) -> Tensor:
-    """[B, 1] int64, the number of each row of [B, ...]. On a CPU it is kept; do not write to it."""
-    kept = values.device.type == "cpu" and not torch.compiler.is_compiling()
-    return (_kept_rows if kept else _new_rows)(len(values), values.device)
+    """[B, 1] int64, the number of each row of [B, ...]; do not write to it."""
+    return _numbers(len(values), values.device)
 
 
-def _new_rows(count: int, device: torch.device) -> Tensor:
+Made = TypeVar("Made")
+
+
+def constant(make: Callable[..., Made]) -> Callable[..., Made]:
+    """A function of sizes and, last, a device, that keeps the tensors that it makes on a CPU; do not write to them."""
+    kept = functools.lru_cache(maxsize=64)(make)
+
+    @functools.wraps(make)
+    def get(*sizes: Any) -> Made:
+        eager = sizes[-1].type == "cpu" and not torch.compiler.is_compiling()
+        return kept(*sizes) if eager else make(*sizes)
+
+    return get
+
+
+@constant
+def _numbers(count: int, device: torch.device) -> Tensor:
     return torch.arange(count, device=device)[:, None]
-
-
-_kept_rows = functools.lru_cache(maxsize=64)(_new_rows)
 
 
 def put_rows(values: Tensor, rows: Tensor, others: Tensor) -> Tensor:

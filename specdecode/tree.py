@@ -12,7 +12,6 @@ the end. So its cache entries never have to move.
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -20,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from specdecode import ragged
 from specdecode.kernels import judging
 
 
@@ -162,6 +162,12 @@ class TokenTree:
             current = torch.where(parent >= 0, parent, current)
         return paths
 
+    def path_to(self, nodes: Tensor) -> Tensor:
+        """[B, max_depth + 1] int64: `paths` of one node of each row, [B] int64."""
+        if judging.serves(nodes):
+            return judging.path(self.parents, self.depth, nodes, self.max_depth)
+        return self.paths()[ragged.rows_of(nodes)[:, 0], nodes]
+
     def ancestor_mask(self) -> Tensor:
         """[B, n, n] bool: entry (i, j) is True where node j is node i or an ancestor of it (padding: only itself)."""
         num_nodes = self.num_nodes
@@ -220,17 +226,10 @@ class ChainLayout(NamedTuple):
     mask: Tensor
 
 
+@ragged.constant
 def chain_layout(batch_size: int, num_nodes: int, device: torch.device) -> ChainLayout:
-    """The layout of a chain. On a CPU it is kept, since making it costs a dozen calls."""
-    kept = device.type == "cpu" and not torch.compiler.is_compiling()
-    return (_kept_layout if kept else _new_layout)(batch_size, num_nodes, device)
-
-
-def _new_layout(batch_size: int, num_nodes: int, device: torch.device) -> ChainLayout:
+    """The layout of a chain."""
     index = torch.arange(num_nodes, device=device)
     depth = index.repeat(batch_size, 1)
     mask = (index[:, None] >= index).repeat(batch_size, 1, 1)
     return ChainLayout(depth - 1, depth, torch.ones_like(depth, dtype=torch.bool), mask)
-
-
-_kept_layout = functools.lru_cache(maxsize=64)(_new_layout)

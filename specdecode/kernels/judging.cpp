@@ -15,6 +15,7 @@ namespace {
 typedef float Lanes __attribute__((vector_size(64)));
 typedef int32_t Indices __attribute__((vector_size(64)));
 constexpr int64_t LANES = 16;
+constexpr int OUTSIDE = -2;  // a token outside the vocabulary, or a node outside its tree or row
 
 inline Lanes load(const float* from) {
     Lanes lanes;
@@ -206,6 +207,110 @@ int judging_walk(
     return 0;
 }
 
+// LANTERN's walk: a drawn token that a child's neighbours contain is given to the first child that may take it. A child takes
+// the longest prefix of its neighbours [V, width] whose cumulative probability fits its bound: what earlier children left of
+// `delta`, or, with a multiplier, (multiplier - 1) p(x). Children are never taken.
+int judging_lantern(
+    const int64_t* tokens, const int64_t* parents, const float* numbers, int64_t of_row, int64_t of_node,
+    const float* noise, const int64_t* first, int64_t ahead, const int64_t* lengths, const int64_t* neighbours,
+    int64_t width, const float* bounds, int64_t rows, int64_t nodes, int64_t depth, int64_t vocab, float* free,
+    int64_t* path, int64_t* accepted, int64_t* next, bool* relaxed
+) {
+    const Distributions target = {numbers, of_row, of_node};
+    const Ahead<float> race = {noise, first, ahead, vocab};
+    const float delta = bounds[0], factor = bounds[1];
+    const bool multiplies = bounds[2] > 0;
+    std::memset(relaxed, 0, rows * depth);
+    for (int64_t i = 0; i < rows * nodes; i++)
+        if (tokens[i] < 0 || tokens[i] >= vocab) return OUTSIDE;
+    for (int64_t b = 0; b < rows; b++) {
+        const int64_t* tokens_here = tokens + b * nodes;
+        const int64_t* parents_here = parents + b * nodes;
+        int64_t* path_here = path + b * (depth + 1);
+        int64_t node = 0, level = 0, token;
+        path_here[0] = 0;
+        while (true) {
+            const float* given = target.at(b, node);
+            const int64_t drawn = winner(given, race.at(b, lengths[b] + level), vocab);
+            token = drawn;
+            if (level == depth) break;
+            int64_t child = nodes;
+            for (int64_t i = 0; i < nodes && child == nodes; i++)
+                if (parents_here[i] == node && tokens_here[i] == drawn) child = i;
+            if (child == nodes) {
+                std::memcpy(free, given, vocab * sizeof(float));
+                for (int64_t i = 0; i < nodes; i++)
+                    if (parents_here[i] == node) free[tokens_here[i]] = 0;
+                float remaining = delta;
+                for (int64_t i = 0; i < nodes && child == nodes && free[drawn] > 0; i++) {
+                    if (parents_here[i] != node) continue;
+                    const int64_t* near = neighbours + tokens_here[i] * width;
+                    const float bound = multiplies ? given[tokens_here[i]] * factor : remaining;
+                    double reach = 0;
+                    float taken = 0;
+                    for (int64_t j = 0; j < width; j++) {
+                        reach += free[near[j]];
+                        if (!((float)reach <= bound)) break;
+                        taken = (float)reach;
+                        if (near[j] == drawn) child = i;
+                    }
+                    remaining = remaining - taken;
+                }
+                if (child < nodes) token = tokens_here[child], relaxed[b * depth + level] = true;
+                // Of children with the same token the first is taken.
+                for (int64_t i = 0; i < child && child < nodes; i++)
+                    if (parents_here[i] == node && tokens_here[i] == token) child = i;
+            }
+            if (child == nodes) break;
+            node = child, level++;
+            path_here[level] = node;
+        }
+        accepted[b] = level, next[b] = token;
+        for (int64_t rest = level + 1; rest <= depth; rest++) path_here[rest] = node;
+    }
+    return 0;
+}
+
+// The best of a dynamic tree's nodes, `best` [B, m] in rising order, as a tree whose root comes first. The first `top_k` of
+// its `seen` nodes stand below the root; then come the children of each level's expanded nodes, `frontier` [levels, B, top_k].
+int judging_grown(
+    const int64_t* roots, const int64_t* best, const int64_t* all_tokens, const float* all_scores,
+    const int64_t* frontier, int64_t rows, int64_t count, int64_t seen, int64_t top_k, int64_t* tokens,
+    int64_t* parents, int64_t* depth, float* scores
+) {
+    for (int64_t b = 0; b < rows; b++) {
+        const int64_t* best_here = best + b * count;
+        const int64_t at = b * (count + 1);
+        tokens[at] = roots[b], parents[at] = -1, depth[at] = 0, scores[at] = 0;
+        for (int64_t i = 0; i < count; i++) {
+            const int64_t node = best_here[i], to = at + i + 1;
+            tokens[to] = all_tokens[b * seen + node];
+            scores[to] = all_scores[b * seen + node];
+            parents[to] = 0, depth[to] = 1;
+            if (node < top_k) continue;
+            const int64_t level = (node - top_k) / (top_k * top_k), place = (node - top_k) % (top_k * top_k);
+            const int64_t parent = frontier[(level * rows + b) * top_k + place / top_k];
+            int64_t stands = 0;
+            while (stands < count && best_here[stands] < parent) stands++;
+            parents[to] = stands + 1, depth[to] = level + 2;
+        }
+    }
+    return 0;
+}
+
+// [B, depth + 1] the nodes from the root to each row's node, -1 beyond its depth.
+int judging_path(
+    const int64_t* parents, const int64_t* depths, const int64_t* ends, int64_t rows, int64_t nodes, int64_t depth,
+    int64_t* path
+) {
+    for (int64_t b = 0; b < rows; b++) {
+        int64_t* here = path + b * (depth + 1);
+        for (int64_t level = 0; level <= depth; level++) here[level] = -1;
+        for (int64_t node = ends[b]; node >= 0; node = parents[b * nodes + node]) here[depths[b * nodes + node]] = node;
+    }
+    return 0;
+}
+
 // Accept tokens of a chain with probability min(1, numerator / denominator), up to the first rejection, and draw the next:
 // behind a rejection from what p has beyond q, or beyond min(q, w p) with weights [L].
 int judging_chain(
@@ -225,6 +330,7 @@ int judging_chain(
         bool going_on = true;
         for (int64_t i = 0; i < length; i++) {
             const int64_t token = tokens[b * nodes + i + 1];
+            if (token < 0 || token >= vocab) return OUTSIDE;
             const float own = target.at(b, i)[token], proposed = draft.at(b, i + 1)[token];
             const float numerator = numerators ? numerators[b * length + i] : own;
             const float denominator = numerators ? denominators[b * length + i] : proposed;
@@ -306,8 +412,10 @@ int judging_keep(
         const int64_t all = active[b] ? accepted[b] : 0, wanted = all + (next && active[b]);
         bool stopped = false;
         int64_t written = 0;
+        if (lengths[b] + wanted > most) return OUTSIDE;
         while (written < wanted && !stopped) {
             const int64_t node = path ? path[b * (depth + 1) + written + 1] : written + 1;
+            if (written < all && (node < 0 || node >= nodes)) return OUTSIDE;
             const int64_t token = written < all ? tokens[b * nodes + node] : next[b];
             buffer[b * (most + 1) + lengths[b] + written] = token;
             written++;

@@ -32,7 +32,7 @@ from specdecode.roles import DecodeState, Draft, TargetOutput, Verdict
 from specdecode.sampling import Tag, draw_tokens, largest, logits_to_probabilities, sample
 from specdecode.tree import TokenTree, chain_layout
 
-_FEW_NUMBERS = 2**18
+FEW_NUMBERS = 2**18
 """Distributions of a tree's nodes are computed all at once up to so many probabilities."""
 
 
@@ -117,7 +117,7 @@ def one_draw_walk(tree: TokenTree, output: TargetOutput, state: DecodeState) -> 
     node.
     """
     logits = output.logits
-    if tree.is_chain or logits.numel() <= _FEW_NUMBERS:
+    if tree.is_chain or logits.numel() <= FEW_NUMBERS:
         target = output.probabilities(state.sampling)
         if judging.serves(target):
             count = tree.max_depth + 1

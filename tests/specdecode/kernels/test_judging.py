@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,15 +17,20 @@ from torch import Tensor
 
 from specdecode.draft_size import DraftSize, FixedDraftSize
 from specdecode.drafters.jacobi import COUPLINGS, INITIAL_GUESSES, JacobiDrafter
+from specdecode.drafters.tree_growth import DraftHeadOutput, dynamic_tree
 from specdecode.finite import FiniteWatch
 from specdecode.kernels import judging
 from specdecode.loop import decode
+from specdecode.ragged import append
 from specdecode.roles import DecodeState, Draft, TargetOutput, Verdict
 from specdecode.sampling import RandomStreams, SamplingConfig, Tag, largest, sample
+from specdecode.skipping import PendingChain
 from specdecode.tree import TokenTree
 from specdecode.verifiers import ExactVerifier
 from specdecode.verifiers.annealed import AnnealedVerifier
 from specdecode.verifiers.grouped import GroupedVerifier
+from specdecode.verifiers.lantern import LanternVerifier
+from specdecode.verifiers.neighbours import nearest_neighbours
 
 SAMPLED, GREEDY = SamplingConfig(0.9), SamplingConfig(0)
 FILTERED = SamplingConfig(0.8, top_k=9, top_p=0.9)
@@ -138,15 +144,79 @@ def test_chains_of_drawn_tokens(either: Any, seed: int, vocab_size: int, rule: s
 @given(seed=seeds, vocab_size=st.sampled_from(VOCABULARIES), sampling=st.sampled_from([SAMPLED, FILTERED, GREEDY]))
 def test_tokens_drawn_by_the_target(either: Any, seed: int, vocab_size: int, sampling: SamplingConfig) -> None:
     draft, output, lengths = random_chain(seed % 2**20, 5, 4, vocab_size)
-    generator = torch.Generator().manual_seed(seed)
-    shape = [-1, *(int(torch.randint(0, node, (), generator=generator)) for node in range(1, 9))]
-    parents = torch.tensor(shape).expand(5, -1)
-    tokens = torch.randint(0, vocab_size, parents.shape, generator=generator)
-    tree = TokenTree.from_parents(tokens, parents, max_children=8).clip(torch.randint(-1, 5, (5,), generator=generator))
+    tree, generator = random_tree(seed, vocab_size)
     logits = 2 * torch.randn(5, 9, vocab_size, generator=generator)
     for drafted, said in ((Draft(draft.tree), output), (Draft(tree), TargetOutput(logits))):
         make = lambda d=drafted, s=said: ExactVerifier().accept(d, s, state_for(lengths, sampling))  # noqa: E731
         assert_equal(*either(make))
+
+
+def random_tree(seed: int, vocab_size: int, batch_size: int = 5, nodes: int = 9) -> tuple[TokenTree, torch.Generator]:
+    """Each row clipped somewhere."""
+    generator = torch.Generator().manual_seed(seed)
+    parents = [-1, *(int(torch.randint(0, node, (), generator=generator)) for node in range(1, nodes))]
+    rows = torch.tensor(parents).expand(batch_size, -1)
+    tokens = torch.randint(0, vocab_size, rows.shape, generator=generator)
+    depth = torch.randint(-1, 5, (batch_size,), generator=generator)
+    return TokenTree.from_parents(tokens, rows, max_children=nodes - 1).clip(depth), generator
+
+
+@many
+@given(seed=seeds, vocab_size=st.sampled_from(VOCABULARIES), budget=st.sampled_from([0.05, 0.3, 1.0]))
+@pytest.mark.parametrize("kind", ["delta", "multiplier"])
+def test_lanterns_walk(either: Any, seed: int, vocab_size: int, budget: float, kind: str) -> None:
+    tree, generator = random_tree(seed, vocab_size)
+    vectors = torch.randn(vocab_size, 2, generator=generator)
+    verifier = LanternVerifier(
+        nearest_neighbours(vectors, min(6, vocab_size - 1)), **{kind: budget + (kind == "multiplier")}
+    )
+    output = TargetOutput(1.5 * torch.randn(5, 9, vocab_size, generator=generator))
+    lengths = torch.randint(1, 50, (5,), generator=generator)
+    one, other = either(lambda: verifier.accept(Draft(tree), output, state_for(lengths, FILTERED)))
+    for name in ("accepted", "next_tokens", "path"):
+        assert_equal(getattr(one, name), getattr(other, name))
+    reached = torch.arange(tree.max_depth) < one.accepted[:, None]  # what lies beyond means nothing
+    lent = torch.zeros_like(reached) if one.relaxed is None else one.relaxed & reached
+    assert_equal(lent, other.relaxed & reached)
+
+
+@many
+@given(seed=seeds, depth=st.integers(1, 4), top_k=st.integers(1, 4), total=st.integers(2, 20))
+def test_grown_trees(either: Any, seed: int, depth: int, top_k: int, total: int) -> None:
+    def grown() -> list[Tensor]:
+        generator = torch.Generator().manual_seed(seed)
+
+        def guess(level: int, tokens: Tensor, features: Tensor, mask: Tensor, depths: Tensor) -> DraftHeadOutput:
+            assert mask.shape == (3, top_k, top_k * level) and int(depths.unique()) == level - 1
+            shape = tokens.shape
+            return DraftHeadOutput(torch.randn(*shape, 9, generator=generator), torch.randn(*shape, 2))
+
+        root, lengths = torch.tensor([1, 2, 3]), torch.tensor([4, 5, 6])
+        first, size = torch.randn(3, 9, generator=generator), DraftSize(max(total, depth + 1), depth)
+        made = dynamic_tree(root, first, torch.zeros(3, 2), state_for(lengths, SAMPLED), top_k, size, guess)
+        tree = made.draft.tree
+        tree.check()
+        return [tree.tokens, tree.parents, tree.depth, tree.valid, made.draft.confidence, made.scores, made.levels]
+
+    assert_equal(*either(grown))
+
+
+@many
+@given(seed=seeds, width=st.integers(1, 5))
+def test_layouts(either: Any, seed: int, width: int) -> None:
+    tree, generator = random_tree(seed, 7)
+    left, right = (torch.randn(5, size, 3, generator=generator).bfloat16() for size in (4, width))
+    counts = torch.randint(0, 5, (5,), generator=generator)
+    pending = PendingChain(torch.randint(0, 7, (5, 4), generator=generator), counts)
+    ends = torch.randint(0, 9, (5,), generator=generator)
+
+    def laid_out() -> list[Any]:
+        path = tree.path_to(ends)
+        verdict = Verdict(path.clamp(min=0), counts, counts)
+        joined = pending.join(tree), pending.nodes(verdict)
+        return [path, tree.ancestor_mask(), *joined, append(left, counts, right, counts)]
+
+    assert_equal(*either(laid_out))
 
 
 @many
@@ -204,3 +274,14 @@ def test_they_are_called(either: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         either(lambda: ExactVerifier().accept(draft, output, state_for(lengths, SAMPLED)))
         either(lambda: ExactVerifier().accept(Draft(draft.tree), output, state_for(lengths, SAMPLED)))
     assert {"uniform", "chain", "walk"} <= set(names)
+
+
+def test_tokens_that_are_none_are_refused(own_kernels: None) -> None:
+    draft, output, lengths = random_chain(1, 6, 5, 16)
+    beyond = replace(draft, tree=replace(draft.tree, tokens=draft.tree.tokens + 16))
+    state = state_for(lengths, SAMPLED)
+    with pytest.raises(IndexError, match="outside the vocabulary"):
+        ExactVerifier().accept(beyond, output, state)
+    table = nearest_neighbours(torch.randn(16, 2), 3)
+    with pytest.raises(IndexError, match="outside the vocabulary"):
+        LanternVerifier(table, delta=0.3).accept(replace(beyond, probabilities=None), output, state)

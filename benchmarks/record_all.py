@@ -126,7 +126,7 @@ STEPS: dict[str, Step] = {
     "vvs_studies": Step(_script("vvs_studies")),
     "plain_decoding": Step(_script("plain_decoding"), timed=True, reads_drafter=False),
     "plain_decoding_batch_8": Step(_script("plain_decoding", "--batch_size", "8"), timed=True, reads_drafter=False),
-    "overhead": Step(_script("speculation_overhead"), timed=True),
+    "host_work": Step(_script("host_work"), timed=True),
     "bench_picks": _bench("bench_picks", "--methods", PICKS, "--num_prompts", "24"),
     "bench_weighted": _weighted("bench_weighted"),
     "bench_weighted_int8": _weighted("bench_weighted_int8", *IN_INT8),

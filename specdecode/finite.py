@@ -5,9 +5,10 @@ Belongs here: the note and the error. Does not belong here: the reason, which on
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
+
+from specdecode.kernels import judging
 
 
 class NotFiniteError(ArithmeticError):
@@ -38,12 +39,14 @@ class FiniteWatch:
         self._never = torch.iinfo(torch.int64).max
         self._first = torch.full((batch_size,), self._never, dtype=torch.int64, device=device)
 
-    def look(self, step: int, logits: Tensor, nodes: Tensor) -> None:
-        """Note rows whose logits [B, n, V] are not finite at nodes that count, `nodes` [B, n] bool."""
-        largest = logits.amax(-1)  # NaN wins, then +inf; -inf only where nothing is left to draw
-        if largest.device.type == "cpu" and np.isfinite(largest.numpy()).all():
+    def look(self, step: int, logits: Tensor, nodes: Tensor, rows: Tensor | None = None) -> None:
+        """Note rows whose logits [B, n, V] are not finite at nodes that count: `nodes` [B or 1, n] bool, of `rows` [B]
+        bool (None: all)."""
+        if judging.serves(logits) and judging.all_finite(logits):
             return  # as nearly always
+        largest = logits.amax(-1)  # NaN wins, then +inf; -inf only where nothing is left to draw
         wrong = (~largest.isfinite() & nodes).any(1)
+        wrong = wrong if rows is None else wrong & rows
         self._first = torch.where(wrong, self._first.clamp(max=step), self._first)
 
     def replace_rows(self, rows: Tensor, other: FiniteWatch) -> None:

@@ -22,9 +22,10 @@ from torch import Tensor
 from specdecode import ragged
 from specdecode.checks import check_counts, check_room, is_integer
 from specdecode.finite import FiniteWatch
+from specdecode.kernels import judging
 from specdecode.roles import DecodeState, Draft, Drafter, Target, TargetOutput, Verdict, Verifier, replace_rows
 from specdecode.sampling import RandomStreams, SamplingConfig, Tag, draw_tokens
-from specdecode.trace import DecodeTrace, StepRecord
+from specdecode.trace import DecodeTrace
 from specdecode.tree import TokenTree
 from specdecode.verifiers.exact import ExactVerifier
 
@@ -126,9 +127,6 @@ class DecodeRun:
         self.state = DecodeState(
             self._buffer[:, :max_new_tokens], self._no_tokens, every_row, max_new_tokens, sampling, streams
         )
-        # Without a drafter only the root's token changes from step to step.
-        self._root_only = TokenTree.chain(self._no_tokens[:, None])
-        self._root_mask = self._root_only.ancestor_mask()
         self._skipped = self._no_tokens  # taken unverified before this step, which only `SkippingRun` does
         self.watch = FiniteWatch(batch_size, device)
         self.steps = 0
@@ -172,11 +170,11 @@ class DecodeRun:
             first = draw_tokens(
                 prompt.logits[:, -1:], state.sampling, state.streams, self._no_tokens[:, None], Tag.TARGET
             )
-            self._append(first, self._no_tokens + 1)
+            self._append(TokenTree.chain(first), None, self._no_tokens, first[:, 0])
             self.trace.record_prefill()
             if self.drafter is not None and state.max_new_tokens > 1:
                 self.drafter.start(prompt, state)
-        self.watch.look(0, prompt.logits[:, -1:], every_row[:, None])
+        self.watch.look(0, prompt.logits[:, -1:], every_row[:, None], every_row)
 
     @torch.no_grad()
     def step(self) -> int:
@@ -191,7 +189,7 @@ class DecodeRun:
         with self._part("target"):
             output = self._feed(draft.tree)
         with self._part("verify"):
-            self.watch.look(self.steps, output.logits, draft.tree.valid & self.state.active[:, None])
+            self.watch.look(self.steps, output.logits, draft.tree.valid, self.state.active)
             verdict = self.verifier.accept(draft, output, self.state)
         with self._part("commit"):
             verdict = self._keep(draft.tree, verdict)
@@ -202,66 +200,87 @@ class DecodeRun:
     def _propose(self) -> Draft:
         """The drafter's tree, as far as rows have room; the newest token alone where there is no drafter."""
         if self.drafter is None:
-            return Draft(replace(self._root_only, tokens=self.state.last_tokens()[:, None]))
+            return Draft(TokenTree.chain(self.state.last_tokens()[:, None]))
         return clip(self.drafter.propose(self.state), self.state)
 
     def _feed(self, tree: TokenTree) -> TargetOutput:
         """What the target says about every node."""
-        mask = self._root_mask if tree.num_nodes == 1 else tree.ancestor_mask()
-        return self.target.forward(tree.tokens, mask, tree.depth)
+        return self.target.forward(tree.tokens, tree.ancestor_mask(), tree.depth)
 
     def _keep(self, tree: TokenTree, verdict: Verdict) -> Verdict:
-        """Commit, append and record what stays. Returns the verdict, in which finished rows accept nothing."""
-        going_on, accepted = self.state.active, verdict.accepted * self.state.active
-        verdict, kept = replace(verdict, accepted=accepted), accepted + going_on
+        """Append, commit and record what stays. Returns the verdict, in which finished rows accept nothing."""
+        counts = self.trace.next_counts()
+        accepted, kept = self._append(tree, _path(tree, verdict.path), verdict.accepted, verdict.next_tokens, counts)
+        verdict = replace(verdict, accepted=accepted)
         self._commit(tree, verdict, kept)
-        emitted = self._append(_new_tokens(tree, verdict), kept)
-        self.trace.record_step(
-            StepRecord(
-                active=going_on,
-                drafted=tree.valid[:, 1:].sum(1),
-                accepted=accepted if self.stops is None else torch.minimum(accepted, emitted),
-                emitted=emitted,
-                skipped=self._skipped,
-                relaxed=verdict.relaxed,
-            )
-        )
+        self.trace.record_counts(counts, verdict.relaxed)
         return verdict
 
     def _commit(self, tree: TokenTree, verdict: Verdict, kept: Tensor) -> None:
         """Keep the cache entries of the root and the accepted nodes, `kept` [B] of each row."""
-        self.target.commit(None if tree.is_chain else verdict.path, kept)
+        self.target.commit(_path(tree, verdict.path), kept)
 
     def _observe(self, draft: Draft, output: TargetOutput, verdict: Verdict) -> None:
         """Show the drafter what came of its draft."""
         if self.drafter is not None:
             self.drafter.observe(draft, output, verdict, self.state)
 
-    def _append(self, tokens: Tensor, counts: Tensor) -> Tensor:
-        """Write the first `counts[b]` of `tokens[b]` behind each active row and update the state.
+    def _append(
+        self,
+        tree: TokenTree,
+        path: Tensor | None,
+        accepted: Tensor,
+        next_tokens: Tensor | None,
+        counts: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Write nodes of a tree, and the token behind them, behind each active row, and update the state.
 
         The state gets new tensors; its old ones, except the token buffer, stay as they were.
 
         Args:
-            tokens: [B, k] int64.
-            counts: [B] int64, at most what the row has room for; 0 for finished rows.
+            tree: the drafted tree.
+            path: [B, k] int64 nodes, the root first; None: a chain's.
+            accepted: [B] int64, how many nodes below the root, at most what the row has room for.
+            next_tokens: [B] int64; None: there is none.
+            counts: see `DecodeTrace.next_counts`, which are written.
 
         Returns:
-            [B] int64, tokens written: `counts`, or fewer where a stop token came first.
+            [B] int64 each: the nodes that stay (none in finished rows), and with the token behind them, or, where there
+            is none, the tokens written: fewer where a stop token came first.
         """
+        state = self.state
+        if judging.serves(tree.tokens):
+            (stays, kept, emitted, lengths, newest), active, state.least_room = judging.keep(
+                *(tree.tokens, tree.valid, path, accepted, next_tokens, self._skipped, self.stops, state.active),
+                *(state.lengths, self._buffer, counts),
+            )
+        else:
+            going_on, stays = state.active, accepted * state.active
+            kept = stays if next_tokens is None else stays + going_on
+            tokens = _new_tokens(tree, path, stays, next_tokens)
+            emitted, active = self._write(tokens, kept)
+            lengths = state.lengths + emitted
+            active, newest, state.least_room = active & (lengths < state.max_new_tokens), None, None
+            if counts is not None:
+                drafted = tree.valid[:, 1:].sum(1)
+                torch.stack(
+                    [going_on.long(), drafted, torch.minimum(stays, emitted), emitted, self._skipped], out=counts
+                )
+        state.lengths, state.active, state.newest = lengths, active, newest
+        return stays, emitted if next_tokens is None else kept
+
+    def _write(self, tokens: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+        """Write the first `counts[b]` of `tokens[b]` behind each row, up to a stop token. Returns how many were
+        written [B], and which rows go on [B]."""
         state, stops = self.state, self.stops
-        offsets, emitted = torch.arange(tokens.shape[1], device=tokens.device), counts
-        going_on = state.active
+        offsets, emitted, active = torch.arange(tokens.shape[1], device=tokens.device), counts, state.active
         if stops is not None:
             is_stop = torch.isin(tokens, stops) & (offsets < emitted[:, None])
             has_stop, first_stop = is_stop.max(dim=1)
-            emitted = torch.where(has_stop, first_stop + 1, emitted)
-            going_on = going_on & ~has_stop
+            emitted, active = torch.where(has_stop, first_stop + 1, emitted), active & ~has_stop
         columns = (state.lengths[:, None] + offsets).masked_fill_(offsets >= emitted[:, None], state.max_new_tokens)
         self._buffer.scatter_(1, columns, tokens)
-        state.lengths = state.lengths + emitted
-        state.active = going_on & (state.lengths < state.max_new_tokens)
-        return emitted
+        return emitted, active
 
     @property
     def players(self) -> tuple[object, ...]:
@@ -286,6 +305,7 @@ class DecodeRun:
         self._buffer[rows] = other._buffer
         state.lengths = state.lengths.index_copy(0, rows, other.state.lengths)
         state.active = state.active.index_copy(0, rows, other.state.active)
+        state.newest = state.least_room = None
         state.streams = state.streams.with_rows(rows, other.state.streams)
         self.watch.replace_rows(rows, other.watch)
         self.trace.add_passes(other.trace)
@@ -307,9 +327,9 @@ def stop_tokens(stop_token: int | Sequence[int] | None, vocab_size: int, device:
 def clip(draft: Draft, state: DecodeState) -> Draft:
     """The draft without useless nodes: the deepest useful one is a row's last but one token, whose logits give the
     last. Finished rows become padding."""
-    room = torch.where(state.active, state.max_new_tokens - 1 - state.lengths, -1)
-    if ragged.at_least(room, -1) >= draft.tree.max_depth:
+    if state.least_room is not None and state.least_room >= draft.tree.max_depth:
         return draft  # as nearly always
+    room = torch.where(state.active, state.max_new_tokens - 1 - state.lengths, -1)
     return replace(draft, tree=draft.tree.clip(room))
 
 
@@ -318,13 +338,18 @@ def _untimed(name: str) -> AbstractContextManager[None]:
     return nullcontext()
 
 
-def _new_tokens(tree: TokenTree, verdict: Verdict) -> Tensor:
-    """[B, max_depth + 1]: the accepted draft tokens, then the target's own; what follows means nothing."""
-    next_tokens = verdict.next_tokens[:, None]
-    if tree.max_depth == 0:
-        return next_tokens
-    drafted = tree.tokens[:, 1:] if tree.is_chain else tree.tokens.gather(1, verdict.path[:, 1:])
-    return torch.cat([drafted, next_tokens], dim=1).scatter(1, verdict.accepted[:, None], next_tokens)
+def _path(tree: TokenTree, path: Tensor) -> Tensor | None:
+    """The accepted path; None for a chain, whose nodes stand in order."""
+    return None if tree.is_chain else path
+
+
+def _new_tokens(tree: TokenTree, path: Tensor | None, accepted: Tensor, next_tokens: Tensor | None) -> Tensor:
+    """[B, k]: the accepted tokens of a path, then the next one, if there is one; what follows means nothing."""
+    drafted = tree.tokens[:, 1:] if path is None else tree.tokens.gather(1, path[:, 1:])
+    if next_tokens is None:
+        return drafted
+    following = next_tokens[:, None]
+    return torch.cat([drafted, following], dim=1).scatter(1, accepted[:, None], following)
 
 
 def _slowest_needs(state: DecodeState) -> int:

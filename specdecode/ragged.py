@@ -6,8 +6,14 @@ what the entries mean.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
 import torch
 from torch import Tensor
+
+from specdecode.kernels import judging
 
 
 def append(left: Tensor, left_counts: Tensor, right: Tensor, right_counts: Tensor) -> tuple[Tensor, Tensor]:
@@ -21,6 +27,8 @@ def append(left: Tensor, left_counts: Tensor, right: Tensor, right_counts: Tenso
     Returns:
         [B, k + r, ...] left-aligned, entries past a row's count being some entry or other, and the counts [B].
     """
+    if judging.serves(left_counts):
+        return judging.append(left, left_counts, right), left_counts + right_counts
     length, width = left.shape[1], right.shape[1]
     place = torch.arange(length + width, device=left.device)
     behind = length + (place - left_counts[:, None]).clamp(0, width - 1)
@@ -31,8 +39,32 @@ def append(left: Tensor, left_counts: Tensor, right: Tensor, right_counts: Tenso
 
 def take(values: Tensor, index: Tensor) -> Tensor:
     """Entries `index` [B, k] of each row of `values` [B, m, width]: [B, k, width]."""
-    rows = torch.arange(len(values), device=values.device)
-    return values[rows[:, None], index]  # whole rows are copied, where `gather` would look every number up
+    return values[rows_of(values), index]  # whole rows are copied, where `gather` would look every number up
+
+
+def rows_of(values: Tensor) -> Tensor:
+    """[B, 1] int64, the number of each row of [B, ...]; do not write to it."""
+    return _numbers(len(values), values.device)
+
+
+Made = TypeVar("Made")
+
+
+def constant(make: Callable[..., Made]) -> Callable[..., Made]:
+    """A function of sizes and, last, a device, that keeps the tensors that it makes on a CPU; do not write to them."""
+    kept = functools.lru_cache(maxsize=64)(make)
+
+    @functools.wraps(make)
+    def get(*sizes: Any) -> Made:
+        eager = sizes[-1].type == "cpu" and not torch.compiler.is_compiling()
+        return kept(*sizes) if eager else make(*sizes)
+
+    return get
+
+
+@constant
+def _numbers(count: int, device: torch.device) -> Tensor:
+    return torch.arange(count, device=device)[:, None]
 
 
 def put_rows(values: Tensor, rows: Tensor, others: Tensor) -> Tensor:
@@ -70,11 +102,11 @@ def at_most(counts: Tensor, bound: int) -> int:
     return bound if counts.device.type != "cpu" else int(counts.max())
 
 
-def at_least(counts: Tensor, bound: int) -> int:
-    """The least of int64 [B]; on other devices than a CPU its known lower bound, without a wait."""
-    return bound if counts.device.type != "cpu" else int(counts.min())
-
-
 def surely_none(flags: Tensor) -> bool:
     """Whether no flag is set; on other devices than a CPU False, without a wait."""
     return flags.device.type == "cpu" and not bool(flags.any())
+
+
+def surely_all(flags: Tensor) -> bool:
+    """Whether every flag is set; on other devices than a CPU False, without a wait."""
+    return flags.device.type == "cpu" and bool(flags.all())

@@ -74,6 +74,9 @@ class DecodeState:
         max_new_tokens: Tokens of a complete row.
         sampling: How tokens are drawn.
         streams: One random stream per row. The draw for output position i uses counter i.
+        newest: [B] int64, the newest token of each row; None: it is looked up.
+        least_room: The least number of draft tokens that any row has room for, -1 where one has ended; None: the host
+            does not know it.
     """
 
     tokens: Tensor
@@ -82,9 +85,13 @@ class DecodeState:
     max_new_tokens: int
     sampling: SamplingConfig
     streams: RandomStreams
+    newest: Tensor | None = None
+    least_room: int | None = None
 
     def last_tokens(self) -> Tensor:
         """[B] int64: the newest token of each row, drawn but not yet fed to the target."""
+        if self.newest is not None:
+            return self.newest
         return self.tokens.gather(1, self.lengths[:, None] - 1)[:, 0]
 
 

@@ -22,6 +22,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specdecode.kernels import judging
+from specdecode.kernels.judging import Ahead
+
 
 @dataclass(frozen=True)
 class SamplingConfig:
@@ -97,7 +100,7 @@ def logits_to_probabilities(logits: Tensor, config: SamplingConfig) -> Tensor:
     Returns:
         [..., V] float32, each row summing to one; exactly 0 at filtered tokens.
     """
-    logits = logits.float()
+    logits = logits if logits.dtype == torch.float32 else logits.float()  # which would be a call, too
     if config.is_greedy:
         return torch.zeros_like(logits).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
     if config.temperature != 1:
@@ -118,9 +121,11 @@ def logits_to_probabilities(logits: Tensor, config: SamplingConfig) -> Tensor:
 def largest(values: Tensor) -> Tensor:
     """[...] int64: where the largest entry of each row of float32 [..., V] stands, the first of equal ones.
 
-    On a CPU numpy searches, in a fifth of torch's time.
+    On a CPU a kernel searches, or numpy, in a fifth of torch's time.
     """
-    if values.device.type != "cpu":
+    if judging.serves(values):
+        return judging.largest(values)
+    if values.device.type != "cpu" or torch.compiler.is_compiling():
         return values.argmax(-1)
     return torch.from_numpy(np.asarray(values.detach().numpy().argmax(-1)))
 
@@ -155,7 +160,7 @@ def draw_tokens(logits: Tensor, config: SamplingConfig, streams: RandomStreams, 
     """
     if config.is_greedy:
         return largest(logits)
-    return sample(logits_to_probabilities(logits, config), streams.exponential(tag, counters, logits.shape[-1]))
+    return streams.race(logits_to_probabilities(logits, config), tag, counters)
 
 
 class Tag(IntEnum):
@@ -190,22 +195,9 @@ def _shift_right(value: Tensor, bits: int) -> Tensor:
 
 def _scramble_(value: Tensor) -> Tensor:
     """SplitMix64's output function, in place; products wrap modulo 2^64."""
-    if value.device.type == "cpu" and not torch.compiler.is_compiling():
-        return _scramble_on_cpu_(value)
     value.bitwise_xor_(_shift_right(value, 30)).mul_(_signed(_MULTIPLY_1))
     value.bitwise_xor_(_shift_right(value, 27)).mul_(_signed(_MULTIPLY_2))
     return value.bitwise_xor_(_shift_right(value, 31))
-
-
-def _scramble_on_cpu_(value: Tensor) -> Tensor:
-    """The same bits by numpy, whose calls cost a third of torch's."""
-    bits = value.numpy().view(np.uint64)
-    bits ^= bits >> np.uint64(30)
-    bits *= np.uint64(_MULTIPLY_1)
-    bits ^= bits >> np.uint64(27)
-    bits *= np.uint64(_MULTIPLY_2)
-    bits ^= bits >> np.uint64(31)
-    return value
 
 
 def _states(tag_keys: Tensor, counters: Tensor) -> Tensor:
@@ -215,6 +207,8 @@ def _states(tag_keys: Tensor, counters: Tensor) -> Tensor:
 
 def _uniform(tag_keys: Tensor, counters: Tensor, elements: Tensor, size: int | None) -> Tensor:
     """`RandomStreams.uniform` of a tag's keys [B] and of what is added for each element, [size or 1]."""
+    if judging.serves(tag_keys, counters):
+        return judging.uniform(tag_keys, counters, size)
     states = _states(tag_keys, counters)
     bits = states.add_(elements) if size is None else states[..., None] + elements
     # Odd numbers of 53 bits are exact in float64 and exclude 0 and 1, where logarithms and divisions break.
@@ -252,8 +246,8 @@ class RandomStreams:
         self.keys = keys
         self._tag_keys: dict[int, Tensor] = {}
         self._elements: dict[int, Tensor] = {}
-        # By tag, kind of number and size: first counters [B, 1], and the numbers of those and the next [B, W, ...].
-        self._ahead: dict[tuple[int, str, int | None], tuple[np.ndarray, np.ndarray]] = {}
+        # By tag, kind of number and size.
+        self._ahead: dict[tuple[int, str, int | None], Ahead] = {}
         self._compiled: Callable[[Callable[..., Tensor]], Callable[..., Tensor]] | None = None
 
     @classmethod
@@ -368,26 +362,65 @@ class RandomStreams:
         """
         return self._drawn(_exponential, tag, counters, size, revisited or tag in _REVISITED)
 
+    def race(self, probabilities: Tensor, tag: int, counters: Tensor, revisited: bool = False) -> Tensor:
+        """`sample` with the exponential numbers of a tag and counters, which on a CPU are read where they lie.
+
+        Args:
+            probabilities: [B, n, V].
+            tag, revisited: As for `exponential`.
+            counters: [B, n] int64.
+
+        Returns:
+            [B, n] int64 tokens.
+        """
+        size = probabilities.shape[-1]
+        if judging.serves(probabilities) and not self._far_between(_exponential, tag, counters, size):
+            noise = self.numbers(tag, counters, size, revisited=revisited)
+            return judging.race(probabilities, noise, counters)
+        return sample(probabilities, self.exponential(tag, counters, size, revisited))
+
+    def numbers(self, tag: int, counters: Tensor, size: int | None, count: int = 1, revisited: bool = False) -> Ahead:
+        """Numbers for the kernels: those of `count` counters from each of `counters` [B, ...] on are among them.
+
+        Exponential ones [B, W, size], or uniform ones [B, W] where `size` is None.
+        """
+        numbers = _uniform if size is None else _exponential
+        return self._made_ahead(numbers, tag, counters, size, count, revisited or tag in _REVISITED)
+
     def _drawn(
         self, numbers: Callable[..., Tensor], tag: int, counters: Tensor, size: int | None, revisited: bool
     ) -> Tensor:
         """Numbers of a tag and counters. On a CPU, revisited ones are made ahead for the next counters and kept: a call
         costs ten times as much as the numbers of one position."""
-        if not revisited or self.keys.device.type != "cpu" or not counters.numel():
+        on_cpu = self.keys.device.type == "cpu" and not torch.compiler.is_compiling()
+        if not revisited or not on_cpu or not counters.numel() or self._far_between(numbers, tag, counters, size):
             return self._draw(numbers, tag, counters, size)
-        # In numpy, whose calls cost a third of torch's.
-        positions = counters.reshape(self.batch_size, -1).numpy()
+        ahead = self._made_ahead(numbers, tag, counters, size, 1, revisited)
+        places = counters.reshape(self.batch_size, -1) - ahead.first[:, None]
+        rows = torch.arange(self.batch_size)[:, None]
+        return ahead.numbers[rows, places].view(*counters.shape, *ahead.numbers.shape[2:])
+
+    def _far_between(self, numbers: Callable[..., Tensor], tag: int, counters: Tensor, size: int | None) -> bool:
+        """Whether counters, as in several lines at once, lie so far apart that most numbers between would go unread."""
+        kept = self._ahead.get((tag, numbers.__name__, size))
+        if not counters.numel() or (kept is not None and judging.covers(kept, counters, 1)):
+            return False
+        each = counters.reshape(self.batch_size, -1)
+        first, last = each.aminmax(dim=1)
+        return int((last - first).max()) >= 2 * each.shape[1]
+
+    def _made_ahead(
+        self, numbers: Callable[..., Tensor], tag: int, counters: Tensor, size: int | None, count: int, revisited: bool
+    ) -> Ahead:
+        """Numbers of consecutive counters, kept where they are revisited."""
         key = tag, numbers.__name__, size
-        first, kept = self._ahead.get(key, (positions, None))
-        places = positions - first if kept is not None else positions
-        if kept is None or places.min() < 0 or places.max() >= kept.shape[1]:
-            first = positions.min(1, keepdims=True)
-            places = positions - first
-            width = int(places.max()) + 1
-            if width > 2 * positions.shape[1]:  # far between, as in several lines at once
-                return self._draw(numbers, tag, counters, size)
-            width += min(width + _POSITIONS_AHEAD, _NUMBERS_AHEAD // (self.batch_size * (size or 1)))
-            kept = self._draw(numbers, tag, torch.from_numpy(first + np.arange(width)), size).numpy()
-            self._ahead[key] = first, kept
-        drawn = kept[np.arange(self.batch_size)[:, None], places]
-        return torch.from_numpy(drawn).view(*counters.shape, *kept.shape[2:])
+        kept = self._ahead.get(key)
+        if kept is None or not judging.covers(kept, counters, count):
+            first, last = counters.reshape(self.batch_size, -1).aminmax(dim=1)
+            width = int((last - first).max()) + count
+            if revisited:
+                width += min(width + _POSITIONS_AHEAD, _NUMBERS_AHEAD // (self.batch_size * (size or 1)))
+            kept = Ahead(first, self._draw(numbers, tag, first[:, None] + torch.arange(width), size))
+            if revisited:
+                self._ahead[key] = kept
+        return kept

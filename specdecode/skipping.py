@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specdecode import ragged
+from specdecode.kernels import judging
 from specdecode.loop import DecodeRun, clip
 from specdecode.places import Order
 from specdecode.roles import DecodeState, Draft, Schedule, Target, TargetOutput, Verdict
@@ -106,7 +107,7 @@ class SkippingRun(DecodeRun):
             return
         taken = draft.tree.tokens.gather(1, selection.path[:, 1:])  # [B, depth]
         chain = torch.cat([state.last_tokens()[:, None], taken[:, :-1]], dim=1)
-        self._skipped = self._append(taken, selection.counts * state.active)
+        _, self._skipped = self._append(draft.tree, selection.path, selection.counts, None)
         counts = self._skipped * state.active  # a row that a stop token ended has nothing left to verify
         if ragged.surely_none(counts):
             self._draft = draft if self.stops is None else clip(draft, state)
@@ -141,6 +142,8 @@ class SkippingRun(DecodeRun):
 
 def _choose(rows: Tensor, behind: Draft, draft: Draft, state: DecodeState) -> Draft:
     """The draft behind the taken tokens in `rows` [B], the first draft elsewhere; finished rows are padding."""
+    if ragged.surely_all(rows):
+        return behind  # as in a batch of one
     tree = TokenTree.where(rows, behind.tree, draft.tree)
     probabilities = None
     if behind.probabilities is not None and draft.probabilities is not None:
@@ -175,6 +178,8 @@ class PendingChain:
         Returns:
             Tokens [B, m + n], mask [B, m + n, m + n] and depths [B, m + n], as `Target.forward` takes them.
         """
+        if judging.serves(self.tokens):
+            return judging.join(self.tokens, self.counts, tree.tokens, tree.depth, tree.valid, tree.ancestor_mask())
         length, device = self.max_length, self.tokens.device
         place = torch.arange(length, device=device)
         pending = place < self.counts[:, None]  # [B, m]

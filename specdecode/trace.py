@@ -113,25 +113,32 @@ class DecodeTrace:
 
     def record_step(self, step: StepRecord) -> None:
         """A verification step: one pass."""
+        counts = self.next_counts()
+        torch.stack([getattr(step, name).long() for name in _COUNTS], out=counts)
+        self.record_counts(counts, step.relaxed, step.fed)
+
+    def record_counts(self, counts: Tensor, relaxed: Tensor | None, fed: int | None = None) -> None:
+        """A verification step whose `next_counts` have been written; the others are fields of a `StepRecord`."""
         self.target_passes += 1
-        self._keep(step)
+        self._steps.append(_Kept(counts, relaxed, fed))
+        self._columns = self._origins = None
 
     def record_unverified(self, skipped: Tensor) -> None:
         """A skipped step took tokens, [B] int64, and no pass follows, since every row has ended."""
         nothing = torch.zeros_like(skipped)
-        self._keep(StepRecord(nothing.bool(), nothing, nothing, nothing, skipped))
+        self.record_step(StepRecord(nothing.bool(), nothing, nothing, nothing, skipped))
+        self.target_passes -= 1
 
-    def _keep(self, step: StepRecord) -> None:
-        """The counts of many steps share one tensor. Small tensors that stay, allocated between large ones that come
-        and
-        go, would fragment the memory of a process on a CPU."""
+    def next_counts(self) -> Tensor:
+        """[5, B] int64, where the counts of the next step go: active, drafted, accepted, emitted, skipped.
+
+        Many steps share one tensor. Small tensors that stay, allocated between large ones that come and go, would
+        fragment the memory of a process on a CPU.
+        """
         if not self._room:
             shape = (_STEPS_AT_ONCE, len(_COUNTS), self.batch_size)
-            self._room = [*torch.empty(shape, dtype=torch.int64, device=step.active.device)]
-        counts = self._room.pop()
-        torch.stack([getattr(step, name).long() for name in _COUNTS], out=counts)
-        self._steps.append(_Kept(counts, step.relaxed, step.fed))
-        self._columns = self._origins = None
+            self._room = [*torch.empty(shape, dtype=torch.int64, device=self.device)]
+        return self._room.pop()
 
     def add_passes(self, other: DecodeTrace) -> None:
         """Add another run's passes and seconds, when its rows replace rows here."""

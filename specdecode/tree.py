@@ -13,10 +13,14 @@ the end. So its cache entries never have to move.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from specdecode import ragged
+from specdecode.kernels import judging
 
 
 @dataclass(frozen=True)
@@ -66,9 +70,8 @@ class TokenTree:
         Args:
             tokens: [B, n] int64; column 0 is the root, each later column the child of the one before.
         """
-        batch_size, num_nodes = tokens.shape
-        depth = torch.arange(num_nodes, device=tokens.device).expand(batch_size, num_nodes)
-        return cls(tokens, depth - 1, depth, torch.ones_like(tokens, dtype=torch.bool), num_nodes - 1, 1)
+        layout = chain_layout(*tokens.shape, tokens.device)
+        return cls(tokens, layout.parents, layout.depth, layout.valid, tokens.shape[1] - 1, 1)
 
     @classmethod
     def from_parents(
@@ -159,9 +162,19 @@ class TokenTree:
             current = torch.where(parent >= 0, parent, current)
         return paths
 
+    def path_to(self, nodes: Tensor) -> Tensor:
+        """[B, max_depth + 1] int64: `paths` of one node of each row, [B] int64."""
+        if judging.serves(nodes):
+            return judging.path(self.parents, self.depth, nodes, self.max_depth)
+        return self.paths()[ragged.rows_of(nodes)[:, 0], nodes]
+
     def ancestor_mask(self) -> Tensor:
         """[B, n, n] bool: entry (i, j) is True where node j is node i or an ancestor of it (padding: only itself)."""
         num_nodes = self.num_nodes
+        if self.is_chain and self.valid is (layout := chain_layout(*self.tokens.shape, self.device)).valid:
+            return layout.mask
+        if judging.serves(self.parents):
+            return judging.ancestors(self.parents)
         index = torch.arange(num_nodes, device=self.device)
         mask = index[:, None] == index
         if self.is_chain:
@@ -202,3 +215,21 @@ class TokenTree:
             max_depth=self.max_depth,
             max_children=self.max_children,
         )
+
+
+class ChainLayout(NamedTuple):
+    """The fields of a chain without padding, and its ancestor mask [B, n, n]. Do not write to them."""
+
+    parents: Tensor
+    depth: Tensor
+    valid: Tensor
+    mask: Tensor
+
+
+@ragged.constant
+def chain_layout(batch_size: int, num_nodes: int, device: torch.device) -> ChainLayout:
+    """The layout of a chain."""
+    index = torch.arange(num_nodes, device=device)
+    depth = index.repeat(batch_size, 1)
+    mask = (index[:, None] >= index).repeat(batch_size, 1, 1)
+    return ChainLayout(depth - 1, depth, torch.ones_like(depth, dtype=torch.bool), mask)

@@ -22,10 +22,11 @@ _FAMILIES += ("planted_share", "passes_ar", "passes_scd")
 TABLES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "plain_decoding_scenes-128_cpu_batch1": ("Plain decoding, one picture", "A step makes one guided token.", ()),
     "plain_decoding_scenes-128_cpu_batch8": ("Plain decoding, eight pictures", "A step makes eight guided tokens.", ()),
-    "speculation_overhead": (
-        "The time of a step",
-        "One picture at a time; the outside share is neither in the target's nor in the drafter's forward passes.",
-        ("method", "steps", "outside_share", "milliseconds_per_step"),
+    "host_work": (
+        "What the host does in a step",
+        "One picture at a time, one thread. Calls: of torch and of the kernels; the outside share of processor "
+        "time is neither in the target's nor in the drafter's forward passes.",
+        ("method", "calls", "outside_share", "milliseconds_outside"),
     ),
     "greedy_equality": (
         "Greedy decoding, token for token",

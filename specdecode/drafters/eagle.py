@@ -198,12 +198,13 @@ class EagleDrafter:
     def observe(self, draft: Draft, output: TargetOutput, verdict: Verdict, state: DecodeState) -> None:
         """The accepted tokens and the newest one become waiting pairs, with the target's features."""
         features = self.head.features(output)  # [B, n, F]
-        path = verdict.path  # [B, depth + 1]
+        path, tree = verdict.path, draft.tree  # [B, depth + 1]
         # Pair i: the token after path node i, and the feature at path node i.
-        along = take(features, path)  # [B, depth + 1, F]
+        whole_chain = tree.is_chain and tree.num_nodes == tree.max_depth + 1  # and then it is the path
+        along = features if whole_chain else take(features, path)  # [B, depth + 1, F]
         following = verdict.next_tokens[:, None]
         if path.shape[1] > 1:
-            accepted_tokens = draft.tree.tokens.gather(1, path[:, 1:])
+            accepted_tokens = tree.tokens[:, 1:] if whole_chain else tree.tokens.gather(1, path[:, 1:])
             following = torch.cat([accepted_tokens, following], 1).scatter(1, verdict.accepted[:, None], following)
         took_part = draft.tree.valid[:, 0]
         counts = (verdict.accepted + 1) * took_part
@@ -261,26 +262,27 @@ class EagleDrafter:
 
     def _feed_waiting(self) -> tuple[Tensor, Tensor]:
         """Feed the waiting pairs. Returns logits [B, V] and the feature [B, F] after the last one."""
-        output = self._feed(self._counts)
-        last = (self._counts - 1).clamp(min=0)[:, None]  # [B, 1]
+        last = (self._counts[:, None] - 1).clamp(min=0)  # [B, 1]
+        output = self._feed(self._counts, last)
         return take(output.logits, last)[:, 0], take(output.hidden_states, last)[:, 0]
 
     def _feed_all_but_last(self) -> None:
         """Feed all waiting pairs but the last, whose output drafting starts from."""
-        last = (self._counts - 1).clamp(min=0)
-        self._feed(last)
-        self._tokens, self._features = self._tokens.gather(1, last[:, None]), take(self._features, last[:, None])
+        last = (self._counts[:, None] - 1).clamp(min=0)  # [B, 1]
+        self._feed(last[:, 0], last)
+        self._tokens, self._features = self._tokens.gather(1, last), take(self._features, last)
         self._counts = self._counts.clamp(max=1)
 
-    def _feed(self, counts: Tensor) -> DraftHeadOutput:
-        """Feed the waiting pairs as a chain; the first `counts[b]` join the sequence."""
+    def _feed(self, counts: Tensor, last: Tensor) -> DraftHeadOutput:
+        """Feed the waiting pairs, the last of each row at `last` [B, 1], as a chain; the first `counts[b]` join the
+        sequence."""
         num_pairs, device = self._tokens.shape[1], self._tokens.device
         if num_pairs not in self._chains:
             causal = torch.ones(1, num_pairs, num_pairs, dtype=torch.bool, device=device).tril_()
             self._chains[num_pairs] = torch.arange(num_pairs, device=device)[None], causal
         depths, causal = self._chains[num_pairs]
         # Slots past a row's count repeat the position of the last pair; no pair sees them.
-        depths = torch.minimum(depths, (self._counts[:, None] - 1).clamp(min=0))
+        depths = torch.minimum(depths, last)
         output = self.head.forward(self._tokens, self._features, causal, depths)
         self.head.advance(counts)
         return output

@@ -38,6 +38,7 @@ from torch import Tensor
 
 from specdecode import ragged
 from specdecode.draft_size import DraftSize, DraftSizer
+from specdecode.kernels import judging
 from specdecode.ragged import take
 from specdecode.roles import DecodeState, Draft, Drafter, Selection, SkippingDrafter, TargetOutput, Verdict
 from specdecode.sampling import Tag, largest, logits_to_probabilities, sample
@@ -113,8 +114,10 @@ class JacobiDrafter(Drafter):
             self._size = self.sizer.choose()
             self._iteration = self._iteration + 1
         self._behind_skip = False
-        root = state.last_tokens()[:, None]
         window = self._size.depth
+        if window > 0 and self._fits_kernels(state):
+            return self._drawn_at_once(window, state)
+        root = state.last_tokens()[:, None]
         if window < 1:
             return Draft(TokenTree.chain(root))
         place = torch.arange(1, window + 1, device=root.device)
@@ -167,6 +170,26 @@ class JacobiDrafter(Drafter):
         self._last_node = ragged.put_rows(mine, rows, theirs)
         for name in ("_opinions", "_tokens", "_drawn_from", "_accepted", "_iteration"):
             setattr(self, name, ragged.put_rows(getattr(self, name), rows, getattr(other, name)))
+
+    def _fits_kernels(self, state: DecodeState) -> bool:
+        """Whether one call of the kernels draws the window: nothing is asked that needs sums over the vocabulary."""
+        asks_more = self.keep_overlap is not None or self.confident
+        return not asks_more and judging.serves(self._opinions, self._drawn_from, state.lengths)
+
+    def _drawn_at_once(self, window: int, state: DecodeState) -> Draft:
+        """`propose` in one call."""
+        streams, counters, uniform = state.streams, state.lengths, None
+        if self.coupling in ("independent", "maximal"):
+            counters = self._counters(state.lengths, state)
+        if self.coupling == "maximal":
+            uniform = streams.numbers(Tag.COUPLE, counters, None, window)
+        tag, revisited = (Tag.TARGET if self.coupling == "target" else Tag.DRAFT), self.coupling == "gumbel"
+        noise = streams.numbers(tag, counters, self.vocab_size, window, revisited)
+        tokens, drawn_from = judging.window(
+            *(self._opinions, self._tokens, self._drawn_from, self._accepted, self._last_node, state.last_tokens()),
+            *(noise, counters, uniform, self.initial_guess == "random", window, self.coupling != "target"),
+        )
+        return Draft(TokenTree.chain(tokens)) if drawn_from is None else self._drawn(tokens, drawn_from, state)
 
     def _raced(self, root: Tensor, arrival: Tensor) -> Draft:
         """The chain of the winners (greatest entries) of races [B, window, V] behind `root` [B, 1]."""

@@ -71,6 +71,10 @@ class BranchingJacobiDrafter(JacobiDrafter):
             draft, output = Draft(chain, probabilities), TargetOutput(take(output.logits, line))
         super().observe(draft, output, verdict, state)
 
+    def _fits_kernels(self, state: DecodeState) -> bool:
+        """See `JacobiDrafter`; a race whose runners-up are wanted is run here."""
+        return self.coupling != "target" and super()._fits_kernels(state)
+
     def _raced(self, root: Tensor, arrival: Tensor) -> Draft:
         """See `JacobiDrafter`; the branches begin with the runners-up of the first race."""
         main = largest(arrival)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -17,10 +18,11 @@ from torch import Tensor
 from specdecode import ragged
 from specdecode.draft_size import DraftSize
 from specdecode.drafters.tree_plan import TreePlan, likeliest
+from specdecode.kernels import judging
 from specdecode.ragged import take
 from specdecode.roles import DecodeState, Draft
 from specdecode.sampling import SamplingConfig, Tag, logits_to_probabilities
-from specdecode.tree import TokenTree
+from specdecode.tree import TokenTree, chain_layout
 
 _TIE_BREAK = 1e-4  # nats per level: a child's score is below its parent's even if its probability rounds to one
 
@@ -75,48 +77,82 @@ def dynamic_tree(
     score, token = _log_probabilities(logits, sampling).topk(top_k)  # [B, k]
     score = score - _TIE_BREAK
     tokens, scores = [token], [score]
-    parents = [torch.full_like(token, -1)]  # as an index into all recorded nodes; -1 is the root
-    levels = [torch.ones(top_k, dtype=torch.int64, device=device)]
-    frontier = torch.arange(top_k, device=device).expand(batch_size, -1)  # recorded index of the expanded nodes
+    start = _growth_start(batch_size, top_k, depth, device)
+    frontier, mask = start.frontier, start.oneself  # recorded index of the expanded nodes; [B, k, k * level]
+    expanded: list[Tensor] = []  # the frontier by level, the parents of what is recorded then
     features = feature[:, None].expand(-1, top_k, -1)  # [B, k, F]
-    oneself = torch.eye(top_k, dtype=torch.bool, device=device).expand(batch_size, -1, -1)
-    mask = oneself  # [B, k, k * level]
     recorded = top_k
     for level in range(1, depth):
-        depths = token.new_full((1, 1), level - 1).expand(1, top_k)
-        output = guess(level, token, features, mask, depths)
+        output = guess(level, token, features, mask, start.depths[level - 1])
         child_score, child_token = _log_probabilities(output.logits, sampling).topk(top_k)  # [B, k, k]
         child_score = (child_score + score[..., None] - _TIE_BREAK).flatten(1)  # [B, k * k]
         child_token = child_token.flatten(1)
         tokens.append(child_token)
         scores.append(child_score)
-        parents.append(frontier.repeat_interleave(top_k, dim=1))
-        levels.append(torch.full((top_k * top_k,), level + 1, device=device))
+        expanded.append(frontier)
         if level + 1 == depth:
             break
         score, chosen = child_score.topk(top_k)  # [B, k]
         token = child_token.gather(1, chosen)
         above = chosen // top_k  # [B, k] which of the expanded nodes is the parent
         features = take(output.hidden_states, above)
-        mask = torch.cat([take(mask, above), oneself], dim=2)
+        mask = torch.cat([take(mask, above), start.oneself], dim=2)
         frontier = recorded + chosen
         recorded += top_k * top_k
-    all_tokens, all_scores, all_parents = torch.cat(tokens, 1), torch.cat(scores, 1), torch.cat(parents, 1)
-    all_levels = torch.cat(levels).expand(batch_size, -1)
+    all_tokens, all_scores = torch.cat(tokens, 1), torch.cat(scores, 1)
     num_drafted = min(size.total_tokens - 1, all_tokens.shape[1])
     # Scores fall along every path, so the best nodes include their ancestors; sorted, parents come first.
     best = all_scores.topk(num_drafted).indices.sort(dim=1).values  # [B, m]
-    parent = all_parents.gather(1, best)
-    parent = torch.where(parent < 0, 0, torch.searchsorted(best, parent.contiguous()) + 1)
-    tree = TokenTree(
-        tokens=torch.cat([root[:, None], all_tokens.gather(1, best)], 1),
-        parents=torch.cat([torch.full_like(root[:, None], -1), parent], 1),
-        depth=torch.cat([torch.zeros_like(root[:, None]), all_levels.gather(1, best)], 1),
-        valid=torch.ones(batch_size, num_drafted + 1, dtype=torch.bool, device=device),
-        max_depth=depth,
-        max_children=top_k,
+    if judging.serves(all_scores, root):
+        levels_expanded = torch.stack(expanded) if expanded else frontier[None]
+        fields = judging.grown(root, best, all_tokens, all_scores, levels_expanded)
+    else:
+        fields = _best_nodes(root, best, all_tokens, all_scores, expanded, start.levels)
+    all_valid = chain_layout(batch_size, num_drafted + 1, device).valid
+    tree = TokenTree(*fields[:3], all_valid, max_depth=depth, max_children=top_k)
+    return GrownTree(Draft(tree, confidence=fields[3]), all_scores, start.levels)
+
+
+class _GrowthStart(NamedTuple):
+    """What every growth of some sizes begins with: the first frontier [B, k], who sees itself [B, k, k], the depths
+    [1, k] of each level's pairs, and the level of every node seen [B, R]."""
+
+    frontier: Tensor
+    oneself: Tensor
+    depths: list[Tensor]
+    levels: Tensor
+
+
+@ragged.constant
+def _growth_start(batch_size: int, top_k: int, depth: int, device: torch.device) -> _GrowthStart:
+    index = torch.arange(top_k, device=device)
+    depths = [torch.full((1, top_k), level, device=device) for level in range(depth - 1)]
+    sizes = [top_k, *[top_k * top_k] * (depth - 1)]
+    levels = torch.cat([torch.full((size,), level + 1, device=device) for level, size in enumerate(sizes)])
+    oneself = torch.eye(top_k, dtype=torch.bool, device=device).repeat(batch_size, 1, 1)
+    return _GrowthStart(index.repeat(batch_size, 1), oneself, depths, levels.repeat(batch_size, 1))
+
+
+def _best_nodes(
+    root: Tensor, best: Tensor, tokens: Tensor, scores: Tensor, expanded: list[Tensor], levels: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Tokens, parents, depths and scores [B, m + 1] of the best of all nodes, the root first.
+
+    Args:
+        root: [B]. best: [B, m], rising. tokens, scores, levels: [B, R] of all nodes.
+        expanded: by level, the nodes [B, k] whose children were recorded.
+    """
+    root = root[:, None]
+    top_k = tokens.shape[1] if not expanded else expanded[0].shape[1]
+    above = [each.repeat_interleave(top_k, dim=1) for each in expanded]
+    parents = torch.cat([torch.full_like(tokens[:, :top_k], -1), *above], 1).gather(1, best)
+    parents = torch.where(parents < 0, 0, torch.searchsorted(best, parents.contiguous()) + 1)
+    return (
+        torch.cat([root, tokens.gather(1, best)], 1),
+        torch.cat([torch.full_like(root, -1), parents], 1),
+        torch.cat([torch.zeros_like(root), levels.gather(1, best)], 1),
+        F.pad(scores.gather(1, best), (1, 0)),
     )
-    return GrownTree(Draft(tree, confidence=F.pad(all_scores.gather(1, best), (1, 0))), all_scores, all_levels)
 
 
 def expected_accepted(grown: GrownTree, deepest: int, candidates: Sequence[DraftSize], active: Tensor) -> Tensor:

@@ -70,6 +70,7 @@ class TreePlan:
 
     Attributes:
         num_nodes: the root included.
+        is_chain: whether no node has two children.
         parents, depths: [num_nodes] int64.
         levels: how each is drafted, from depth 1 on.
         num_above: for each level, how many nodes one level up have children; `all_above`: all of those in a row.
@@ -78,6 +79,7 @@ class TreePlan:
 
     def __init__(self, shape: StaticTree, device: torch.device) -> None:
         self.num_nodes = shape.num_nodes
+        self.is_chain = list(shape.parents) == list(range(-1, shape.num_nodes - 1))
         self.parents = torch.tensor(shape.parents, device=device)
         self.depths = torch.tensor(shape.depths, device=device)
         self.levels: list[PlanLevel] = []
@@ -116,6 +118,8 @@ class TreePlan:
     def tree(self, tokens: Tensor, depth: int) -> TokenTree:
         """The first `depth` levels with their tokens [B, nodes], the root's first."""
         batch_size, num_nodes = tokens.shape
+        if self.is_chain:
+            return TokenTree.chain(tokens)
         return TokenTree(
             tokens=tokens,
             parents=self.parents[:num_nodes].expand(batch_size, -1),

@@ -1,9 +1,9 @@
 """The compiled kernels: built once per machine, when the package is installed or when they are first used.
 
 Belongs here: finding a compiler, deciding whether a built library can be used again, and loading it. Does not belong
-here: what the kernels compute (`few_rows.cpp`) and tensors (`native.py`).
+here: what the kernels compute (`few_rows.cpp`, `judging.cpp`) and tensors (`native.py`, `judging.py`).
 
-A library lies in `$VARGEN_CACHE/kernels`. Its name is a hash of the source, the compiler and the processor, so two
+A library lies in `$VARGEN_CACHE/kernels`. Its name is a hash of the sources, the compiler and the processor, so two
 machines can share a cache. Building takes about five seconds. Where there is no compiler, or the result cannot be
 loaded, torch's own operations run instead. `hatch_build.py` imports this file by its path during installation, so it
 may use the standard library alone.
@@ -19,12 +19,15 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 KERNELS = ("auto", "plain")
-_SOURCE = Path(__file__).with_name("few_rows.cpp")
+_SOURCES = tuple(Path(__file__).with_name(f"{name}.cpp") for name in ("few_rows", "judging"))
 _COMPILERS = ("c++", "g++", "clang++")
 _FLAGS = ("-O3", "-march=native", "-std=c++17", "-fPIC", "-fopenmp", "-w")
+_OWN_FLAGS = {"judging": ("-ffp-contract=off",)}
+"""Further flags of one file: torch rounds after every operation, and so must what gives its bits."""
 _DECISIVE = ("VARGEN_KERNELS", "VARGEN_CACHE", "XDG_CACHE_HOME", "HOME", "CXX")
 """Environment variables that decide which library is loaded."""
 _NO_COMPILER = "there is no C++ compiler; install g++ or clang++, or name one in CXX"
@@ -99,7 +102,7 @@ def _built(folder: Path) -> tuple[Path | None, str | None]:
     try:
         path = folder / "kernels" / f"few_rows-{_identity(compiler)}.so"
         if not path.is_file():
-            _build(compiler, _SOURCE, path)
+            _build(compiler, _SOURCES, path)
         return path, None
     except (OSError, subprocess.SubprocessError) as error:
         said = getattr(error, "stderr", None) or str(error)
@@ -113,14 +116,14 @@ def _compiler() -> str | None:
 
 
 def _identity(compiler: str) -> str:
-    """A hash of the source, the compiler and the processor."""
+    """A hash of the sources, the compiler and the processor."""
     version = subprocess.run([compiler, "--version"], check=True, capture_output=True, text=True, timeout=60).stdout
     processor = platform.machine() + platform.processor()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.is_file():
         lines = cpuinfo.read_text().splitlines()
         processor += "".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))}))
-    parts = (_SOURCE.read_text(), compiler, version, " ".join(_FLAGS), processor)
+    parts = (*(source.read_text() for source in _SOURCES), compiler, version, " ".join(_FLAGS), processor)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
@@ -138,18 +141,21 @@ def compile_library(source: Path, path: Path) -> None:
     compiler = _compiler()
     if compiler is None:
         raise FileNotFoundError(_NO_COMPILER)
-    _build(compiler, source, path)
+    _build(compiler, (source,), path)
 
 
-def _build(compiler: str, source: Path, path: Path) -> None:
+def _build(compiler: str, sources: Sequence[Path], path: Path) -> None:
     """Compile to a temporary file and move it to `path`. Raises what subprocess and the file system raise."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        compiled, linked = os.path.join(folder, "few_rows.o"), os.path.join(folder, "few_rows.so")
+        compiled, linked = [os.path.join(folder, f"{source.stem}.o") for source in sources], f"{folder}/linked.so"
         # Not linked with a threading library: torch has loaded one, and two would compete for the cores.
         for command in (
-            [compiler, *_FLAGS, "-c", os.fspath(source), "-o", compiled],
-            [compiler, "-shared", compiled, "-o", linked],
+            *(
+                [compiler, *_FLAGS, *_OWN_FLAGS.get(source.stem, ()), "-c", os.fspath(source), "-o", to]
+                for source, to in zip(sources, compiled, strict=True)
+            ),
+            [compiler, "-shared", *compiled, "-o", linked],
         ):
             subprocess.run(command, check=True, capture_output=True, text=True, timeout=_PATIENCE)
         os.replace(linked, path)

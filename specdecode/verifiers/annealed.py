@@ -94,14 +94,8 @@ class AnnealedVerifier:
         weights = self._weights(chain_length(draft.tree), target)
         if draft.probabilities is None:
             return _one_draw_chain(draft.tree, target, weights, state)
-
-        def given(last: Tensor, drawn_from: Tensor, position: Tensor) -> Tensor:
-            # Behind the last draft token nothing can be rejected; its weight is not used.
-            weight = weights[position.clamp(max=len(weights) - 1)]
-            return torch.minimum(drawn_from, weight[:, None] * last)
-
         own, proposed = chain_masses(draft, target)
-        return judge_chain(draft, target, (own, proposed), state, (weights * own, proposed), given)
+        return judge_chain(draft, target, state, (weights * own, proposed), weights)
 
     def _weights(self, length: int, like: Tensor) -> Tensor:
         """[L]; cached, since every new one has to be copied to a GPU."""

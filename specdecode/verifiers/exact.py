@@ -26,9 +26,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specdecode import ragged
+from specdecode.kernels import judging
+from specdecode.kernels.judging import Ahead
 from specdecode.roles import DecodeState, Draft, TargetOutput, Verdict
 from specdecode.sampling import Tag, draw_tokens, largest, logits_to_probabilities, sample
-from specdecode.tree import TokenTree
+from specdecode.tree import TokenTree, chain_layout
+
+FEW_NUMBERS = 2**18
+"""Distributions of a tree's nodes are computed all at once up to so many probabilities."""
 
 
 class ExactVerifier:
@@ -60,8 +65,7 @@ def root_only(output: TargetOutput, state: DecodeState) -> Verdict:
     if state.sampling.is_greedy:
         tokens = largest(output.logits)
     else:
-        target = output.probabilities(state.sampling)
-        tokens = sample(target, state.streams.exponential(Tag.TARGET, state.lengths[:, None], target.shape[-1]))
+        tokens = state.streams.race(output.probabilities(state.sampling), Tag.TARGET, state.lengths[:, None])
     nothing = torch.zeros_like(tokens)
     return Verdict(nothing, nothing[:, 0], tokens[:, 0])
 
@@ -73,6 +77,8 @@ def greedy_walk(tree: TokenTree, logits: Tensor) -> Verdict:
         tree: The drafted tree.
         logits: [B, n, V] of the target.
     """
+    if judging.serves(logits):
+        return _walked(tree, logits, None, tree.tokens[:, 0])
     choices = largest(logits)  # [B, n]
     if tree.is_chain:
         return chain_by_token(tree, choices)
@@ -107,19 +113,34 @@ def walk_by_token(tree: TokenTree, token_at: Callable[[Tensor, int], Tensor]) ->
 def one_draw_walk(tree: TokenTree, output: TargetOutput, state: DecodeState) -> Verdict:
     """One draw from the target per level; exact for deterministic children, and for any others.
 
-    Of a tree distributions are computed along the path only: one filtered softmax per level instead of one per node.
+    Of a large tree distributions are computed along the path only: one filtered softmax per level instead of one per
+    node.
     """
+    logits = output.logits
+    if tree.is_chain or logits.numel() <= FEW_NUMBERS:
+        target = output.probabilities(state.sampling)
+        if judging.serves(target):
+            count = tree.max_depth + 1
+            noise = state.streams.numbers(Tag.TARGET, state.lengths, target.shape[-1], count)
+            return _walked(tree, target, noise, state.lengths)
     if tree.is_chain:
         target = chain_targets(tree, output, state)
-        noise = state.streams.exponential(Tag.TARGET, chain_counters(tree, state), target.shape[-1])
-        return chain_by_token(tree, sample(target, noise))
-    logits, rows = output.logits, torch.arange(tree.batch_size, device=tree.device)
+        return chain_by_token(tree, state.streams.race(target, Tag.TARGET, chain_counters(tree, state)))
+    rows = torch.arange(tree.batch_size, device=tree.device)
 
     def token_at(node: Tensor, level: int) -> Tensor:
         counters = (state.lengths + level)[:, None]
         return draw_tokens(logits[rows, node][:, None], state.sampling, state.streams, counters, Tag.TARGET)[:, 0]
 
     return walk_by_token(tree, token_at)
+
+
+def _walked(tree: TokenTree, target: Tensor, noise: Ahead | None, lengths: Tensor) -> Verdict:
+    """`walk_by_token` in one call of the kernels, by races of `target` [B, n, V] or, without noise, its largest."""
+    path, accepted, following = judging.walk(
+        tree.tokens, tree.parents, tree.valid, target, noise, lengths, tree.max_depth, tree.is_chain
+    )
+    return Verdict(chain_path(tree) if path is None else path, accepted, following)
 
 
 def chain_walk(draft: Draft, output: TargetOutput, state: DecodeState) -> Verdict:
@@ -130,8 +151,7 @@ def chain_walk(draft: Draft, output: TargetOutput, state: DecodeState) -> Verdic
         output: `logits` [B, n, V].
         state: Lengths, sampling and random streams.
     """
-    target = chain_targets(draft.tree, output, state)
-    return judge_chain(draft, target, chain_masses(draft, target), state)
+    return judge_chain(draft, chain_targets(draft.tree, output, state), state)
 
 
 def chain_length(tree: TokenTree) -> int:
@@ -151,7 +171,8 @@ def chain_follows(tree: TokenTree) -> Tensor:
 
 def chain_targets(tree: TokenTree, output: TargetOutput, state: DecodeState) -> Tensor:
     """[B, L + 1, V]: the target's distribution after each node of a chain."""
-    return output.probabilities(state.sampling)[:, : chain_length(tree) + 1]
+    target, count = output.probabilities(state.sampling), chain_length(tree) + 1
+    return target if target.shape[1] == count else target[:, :count]
 
 
 def chain_masses(draft: Draft, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -183,46 +204,55 @@ def chain_by_token(tree: TokenTree, choices: Tensor) -> Verdict:
 def judge_chain(
     draft: Draft,
     target: Tensor,
-    masses: tuple[Tensor, Tensor],
     state: DecodeState,
     compared: tuple[Tensor, Tensor] | None = None,
-    given: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None,
+    weights: Tensor | None = None,
 ) -> Verdict:
     """Accept each draft token with probability min(1, numerator / denominator), up to the first rejection.
+
+    The replacement is drawn from what p has beyond the probability that acceptance gives each token: q, or with weights
+    min(q, w p).
 
     Args:
         draft: A chain with `probabilities` [B, n, V].
         target: [B, L + 1, V] the target's distributions, see `chain_targets`.
-        masses: p(x) and q(x) of the draft tokens, both [B, L], see `chain_masses`.
         state: Lengths, sampling and random streams.
-        compared: numerators and non-negative denominators of another test, both [B, L]; None: `masses`, exact.
-        given: `given(p [B, V], q [B, V], position [B]) -> [B, V]`: the probability that acceptance gives each token at
-            the rejected position (0 for the first draft token). The replacement is drawn from what p has beyond that,
-            normalised. None: q, for acceptance probability min(1, p / q).
+        compared: numerators and non-negative denominators of another test, both [B, L]; None: p(x) and q(x), exact.
+        weights: [L] factors w by which another test raises p; None: it leaves the replacement as it is.
 
     Returns:
         A verdict with the counters and tags of `multi_round_walk`: acceptance tests under `Tag.ACCEPT`, one draw under
         `Tag.TARGET`.
     """
-    tree = draft.tree
+    tree, streams, length = draft.tree, state.streams, target.shape[1] - 1
     assert draft.probabilities is not None
+    if judging.serves(target, draft.probabilities):
+        uniform = streams.numbers(Tag.ACCEPT, state.lengths, None, length)
+        race = streams.numbers(Tag.TARGET, state.lengths, target.shape[-1], length + 1)
+        accepted, following, relaxed = judging.chain(
+            *(tree.tokens, tree.parents, tree.valid, target, draft.probabilities, uniform, race, state.lengths),
+            *(compared, weights, tree.max_depth),
+        )
+        return Verdict(chain_path(tree), accepted, following, relaxed)
     counters = chain_counters(tree, state)
-    thresholds = state.streams.uniform(Tag.ACCEPT, counters[:, :-1])
-    numerators, denominators = masses if compared is None else compared
+    thresholds = streams.uniform(Tag.ACCEPT, counters[:, :-1])
+    own, proposed = chain_masses(draft, target)
+    numerators, denominators = (own, proposed) if compared is None else compared
     accepted = count_accepted(tree, thresholds * denominators < numerators)
     relaxed = None
     if compared is not None:
-        own, proposed = masses
-        relaxed = F.pad(thresholds * proposed >= own, (0, tree.max_depth - thresholds.shape[1]))
+        relaxed = F.pad(thresholds * proposed >= own, (0, tree.max_depth - length))
 
     # The chain stops at its end, with a draw from p, or at a rejected child, with a draw from what is left.
     rows = torch.arange(tree.batch_size, device=tree.device)
-    child = (accepted + 1).clamp(max=target.shape[1] - 1)
+    child = (accepted + 1).clamp(max=length)
     rejected = tree.parents.gather(1, child[:, None]) == accepted[:, None]  # [B, 1]
-    last, drawn_from = target[rows, accepted], draft.probabilities[rows, child]  # [B, V]
-    taken = drawn_from if given is None else given(last, drawn_from, accepted)
-    left = torch.where(rejected, _residual(last, taken), last)
-    noise = state.streams.exponential(Tag.TARGET, state.lengths + accepted, left.shape[-1])
+    last, taken = target[rows, accepted], draft.probabilities[rows, child]  # [B, V]
+    if weights is not None:
+        # Behind the last draft token nothing can be rejected; its weight is not used.
+        taken = torch.minimum(taken, weights[accepted.clamp(max=length - 1)][:, None] * last)
+    left = torch.where(rejected, _residual(last, taken), last)  # a race needs no normalisation
+    noise = streams.exponential(Tag.TARGET, state.lengths + accepted, left.shape[-1])
     return Verdict(chain_path(tree), accepted, sample(left, noise), relaxed)
 
 
@@ -233,9 +263,8 @@ def count_accepted(tree: TokenTree, passes: Tensor) -> Tensor:
 
 def chain_path(tree: TokenTree) -> Tensor:
     """[B, max_depth + 1] int64: the nodes of a chain in order."""
-    path = torch.arange(tree.max_depth + 1, device=tree.device)
-    path = path if tree.max_depth < tree.num_nodes else path.clamp_(max=tree.num_nodes - 1)
-    return path.expand(tree.batch_size, -1)
+    path = chain_layout(tree.batch_size, tree.max_depth + 1, tree.device).depth
+    return path if tree.max_depth < tree.num_nodes else path.clamp(max=tree.num_nodes - 1)
 
 
 def multi_round_walk(
@@ -285,14 +314,15 @@ def multi_round_walk(
                         target = torch.where(exists[:, None], relax(own, drawn_from), own)
                         passes = by_itself | (compared < target.gather(1, token)[:, 0])
                     lent = lent | (tested & passes & ~by_itself)
-                    own = torch.where((tested & ~passes)[:, None], _residual(own, drawn_from), own)
+                    own = torch.where((tested & ~passes)[:, None], _normalised(_residual(own, drawn_from)), own)
                 chosen = torch.where(tested & passes, child, chosen)
                 found = found | (tested & passes)
-                target = torch.where((tested & ~passes)[:, None], _residual(target, drawn_from), target)
+                left = _normalised(_residual(target, drawn_from))
+                target = torch.where((tested & ~passes)[:, None], left, target)
         # Rows without an accepted child end here, with a draw from what is left; at the last level all rows do.
         ends = descending & ~found
-        noise = state.streams.exponential(Tag.TARGET, counters, target.shape[-1])
-        next_tokens = torch.where(ends, sample(target, noise), next_tokens)
+        drawn = state.streams.race(target[:, None], Tag.TARGET, counters[:, None])[:, 0]
+        next_tokens = torch.where(ends, drawn, next_tokens)
         descending = descending & found
         if level < tree.max_depth:
             node = torch.where(descending, chosen, node)
@@ -309,7 +339,11 @@ def multi_round_walk(
 
 
 def _residual(target: Tensor, drawn_from: Tensor) -> Tensor:
-    """[B, V]: normalised max(p - q, 0); p where nothing is left, since p equals q up to rounding then."""
+    """[B, V]: max(p - q, 0), not normalised; p where nothing is left, since p equals q up to rounding then."""
     remainder = (target - drawn_from).clamp(min=0)
-    total = remainder.sum(-1, keepdim=True)
-    return torch.where(total > 0, remainder / total, target)
+    return torch.where((remainder > 0).any(-1, keepdim=True), remainder, target)
+
+
+def _normalised(numbers: Tensor) -> Tensor:
+    """[B, V] with rows that sum to one."""
+    return numbers / numbers.sum(-1, keepdim=True)

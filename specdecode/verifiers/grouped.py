@@ -77,16 +77,15 @@ class GroupedVerifier:
                 "has no probabilities: use a drafter that samples, or another verifier"
             )
         target = chain_targets(draft.tree, output, state)
-        masses = chain_masses(draft, target)
         if self.exact:
-            return judge_chain(draft, target, masses, state)
-        own, proposed = masses
+            return judge_chain(draft, target, state)
+        own, proposed = chain_masses(draft, target)
         others = self._group(target[:, :-1], draft.tree.tokens[:, 1 : target.shape[1]], own)
         of_groups = (
             own + _sum_over(target[:, :-1], *others),
             proposed + _sum_over(draft.probabilities[:, 1 : target.shape[1]], *others),
         )
-        return judge_chain(draft, target, masses, state, of_groups)
+        return judge_chain(draft, target, state, of_groups)
 
     def _group(self, target: Tensor, tokens: Tensor, masses: Tensor) -> tuple[Tensor, Tensor]:
         """The other tokens of each draft token's group.

@@ -37,10 +37,11 @@ from torch import Tensor
 
 from specdecode import ragged
 from specdecode.checks import check_number, check_vocabulary
+from specdecode.kernels import judging
 from specdecode.roles import DecodeState, Draft, TargetOutput, Verdict
 from specdecode.sampling import Tag, logits_to_probabilities, sample
 from specdecode.tree import TokenTree
-from specdecode.verifiers.exact import ExactVerifier, multi_round_walk, walk_by_token
+from specdecode.verifiers.exact import FEW_NUMBERS, ExactVerifier, multi_round_walk, walk_by_token
 from specdecode.verifiers.lantern_drawn import NeighbourSums, relaxed_target
 from specdecode.verifiers.lantern_release import release_greedy_walk, release_walk
 from specdecode.verifiers.neighbours import checked_table
@@ -87,7 +88,8 @@ class LanternVerifier:
         self.delta = None if delta is None else check_number("delta", delta, 0, 1)
         self.multiplier = None if multiplier is None else check_number("multiplier", multiplier, 1)
         self.mode = mode
-        self.neighbours = checked_table(neighbours)
+        self.neighbours = checked_table(neighbours).contiguous()
+        self._limits = torch.tensor([self.delta or 0.0, (self.multiplier or 1.0) - 1, float(self.delta is None)])
         self._sums: NeighbourSums | None = None
         if mode == "release" and self.neighbours.shape[1] == 0:
             raise ValueError('neighbours must have a column at least in mode "release", where the last is only zeroed')
@@ -140,6 +142,15 @@ class LanternVerifier:
         softened = replace(sampling, temperature=1.0) if sampling.is_greedy else sampling
         replaced: list[Tensor] = []  # by level, [B]: whether a child replaced the target's own token
         rows = torch.arange(tree.batch_size, device=tree.device)
+        if not sampling.is_greedy and tree.max_depth > 0 and logits.numel() <= FEW_NUMBERS and judging.serves(logits):
+            target = logits_to_probabilities(logits, sampling)
+            noise = state.streams.numbers(Tag.TARGET, state.lengths, target.shape[-1], tree.max_depth + 1)
+            return Verdict(
+                *judging.lantern(
+                    *(tree.tokens, tree.parents, target, noise, state.lengths, self.neighbours, self._limits),
+                    tree.max_depth,
+                )
+            )
 
         def token_at(node: Tensor, level: int) -> Tensor:
             node_logits = logits[rows, node]  # [B, V]

@@ -17,3 +17,9 @@ def own_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VARGEN_KERNELS", "auto")
     if reason := why_not():
         pytest.skip(reason)
+
+
+@pytest.fixture
+def torch_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Operations of torch alone, also under VARGEN_KERNELS=auto: for faults that are planted in lines of torch."""
+    monkeypatch.setenv("VARGEN_KERNELS", "plain")

@@ -153,6 +153,7 @@ class _ForgetsThatItWasResized(JacobiDrafter):
         return self._tokens.gather(1, shifted)[..., None], old_from, there
 
 
+@pytest.mark.usefixtures("torch_lines")
 def test_a_window_resized_in_the_middle_is_noticed(p_value: PValue) -> None:
     """(3, 2): what is right by accident with a constant window is wrong with this one."""
     tokens = decode_rows(_ForgetsThatItWasResized(VOCAB, window(3), "repeat", "maximal")).tokens
@@ -161,6 +162,7 @@ def test_a_window_resized_in_the_middle_is_noticed(p_value: PValue) -> None:
     assert p_value(tokens, TABLE, PROMPT, SAMPLING) < 1e-6
 
 
+@pytest.mark.usefixtures("torch_lines")
 @pytest.mark.parametrize("fault", [_ClaimsTheNewest, _UsesTheTargetsNumbers, _KeepsTheOldGuess])
 def test_faults_are_noticed(p_value: PValue, fault: type[JacobiDrafter]) -> None:
     tokens = decode_rows(fault(VOCAB, window(3))).tokens

@@ -302,6 +302,7 @@ def test_fault_confidences_used_as_probabilities() -> None:
         assert chi_square_p_value(make, draws=DRAWS_FOR_FAULTS) < 1e-9
 
 
+@pytest.mark.usefixtures("torch_lines")
 def test_fault_residual_replaced_by_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exact, "_residual", lambda target, drawn_from: target)
     assert chi_square_p_value(markov_drafter(CHAIN, "sampled"), draws=DRAWS_FOR_FAULTS) < 1e-9

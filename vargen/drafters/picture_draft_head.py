@@ -226,7 +226,7 @@ class PictureDraftHead(ABC):
                 depths,
                 mask,
                 tokens=tokens,
-                features=features.to(cache.dtype),
+                features=features if features.dtype == cache.dtype else features.to(cache.dtype),
                 halves=self._halves,
                 lengths=cache.lengths,
                 starts=cache.starts,

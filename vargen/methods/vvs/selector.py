@@ -85,7 +85,7 @@ class PathSelector:
         if self.truncate:
             mean = (tree.depth * leaves).sum(1) // number.clamp(min=1)  # floor
             counts = torch.minimum(counts, mean)
-        path = tree.paths()[rows, leaf].clamp(min=0)
+        path = tree.path_to(leaf).clamp(min=0)
         return Selection(path, counts * (number > 0))
 
 

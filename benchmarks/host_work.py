@@ -1,0 +1,189 @@
+"""What the host does in a decoding step: calls of torch, and the share of the step outside forward passes.
+
+A call is an event at the top level of torch's profiler inside `DecodeRun.step`: what the host asks torch for, and on a
+GPU what it launches. A call of the project's kernels is one, too; calls of numpy are none. Forward passes count by the
+calls that lead to them, and skipped steps are part of the step behind them.
+
+The share is processor time of the thread that decodes, with one thread, so that waiting and other work on the machine
+count little. Outside means neither in a pass of the target nor in one of the draft head or the draft model.
+
+    python benchmarks/host_work.py                                     # every method, and prints a table
+    python benchmarks/host_work.py --methods jacobi,scd --operators    # and which calls they are
+
+Writes benchmarks/results/host_work.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
+import vargen.pipelines.base
+from metrics.provenance import write_result
+from scenes.cases import sample_prompts
+from specdecode.kernels.build import library
+from specdecode.loop import DecodeRun
+from vargen.base.resources import find_model
+from vargen.methods.catalogue import resolve_method
+from vargen.pipelines.llamagen import LlamaGenPipeline
+
+RESULTS = Path(__file__).resolve().parent / "results"
+METHODS = (
+    "ar,jacobi,sjd,scd,gsd,coolsd,draft-model,eagle-chain,eagle,lantern,likeness-quality,likeness-balanced,"
+    "likeness-fast,vvs-jacobi,vvs,zipar,benchmarks/methods/eagle-sampled-25.yaml"
+)
+STEP = "host_work: a step"
+
+
+class Watched:
+    """Seconds of passes, seconds of steps, and steps of one run at a time.
+
+    Args:
+        marked: Whether steps are marked for the profiler.
+    """
+
+    def __init__(self, marked: bool) -> None:
+        self.marked = marked
+        self.steps, self.step_seconds, self.pass_seconds = 0, 0.0, 0.0
+
+    def run(self, run: DecodeRun) -> DecodeRun:
+        """The run, watched."""
+        drafter: Any = run.drafter
+        drafter = getattr(drafter, "drafter", drafter)
+        networks = (run.target, getattr(drafter, "head", None), getattr(drafter, "model", None))
+        for network in networks:
+            for name in ("forward", "forward_places"):
+                if hasattr(network, name):
+                    setattr(network, name, self._timed(getattr(network, name), "pass_seconds"))
+        step = self._timed(run.step, "step_seconds")
+
+        def counted() -> int:
+            gained = self._in_mark(step)
+            self.steps += gained > 0
+            return gained
+
+        run.step = counted  # type: ignore[method-assign]
+        return run
+
+    def _in_mark(self, step: Callable[[], int]) -> int:
+        if not self.marked:
+            return step()
+        with record_function(STEP):
+            return step()
+
+    def _timed(self, function: Callable[..., Any], total: str) -> Callable[..., Any]:
+        def timed(*arguments: Any, **keywords: Any) -> Any:
+            began = time.thread_time()
+            try:
+                return function(*arguments, **keywords)
+            finally:
+                setattr(self, total, getattr(self, total) + time.thread_time() - began)
+
+        return timed
+
+
+@contextmanager
+def watched(marked: bool) -> Iterator[Watched]:
+    """Watch the runs of pipelines."""
+    plain, watch = vargen.pipelines.base.new_run, Watched(marked)
+    vargen.pipelines.base.new_run = lambda *given, **named: watch.run(plain(*given, **named))
+    try:
+        yield watch
+    finally:
+        vargen.pipelines.base.new_run = plain
+
+
+@contextmanager
+def marked_kernels() -> Iterator[None]:
+    """Mark calls of the project's kernels for the profiler, which does not see them otherwise."""
+    kernels = library()
+    functions = {name: kernel for name, kernel in vars(kernels).items() if isinstance(kernel, kernels._FuncPtr)}
+
+    def marked(name: str, kernel: Callable[..., int]) -> Callable[..., int]:
+        def call(*given: Any) -> int:
+            with record_function(f"kernel {name}"):
+                return kernel(*given)
+
+        return call
+
+    for name, kernel in functions.items():
+        setattr(kernels, name, marked(name, kernel))
+    try:
+        yield
+    finally:
+        vars(kernels).update(functions)
+
+
+def calls(pipeline: LlamaGenPipeline, name: str, prompt: str) -> dict[str, Any]:
+    """Calls a step over one picture, by operator the most frequent first. The method has been run before."""
+    with watched(marked=True) as watch, marked_kernels(), profile(activities=[ProfilerActivity.CPU]) as profiler:
+        draw(pipeline, name, prompt, 1)
+    counted: Counter[str] = Counter()
+    for event in profiler.events():
+        if event.cpu_parent is not None and event.cpu_parent.name == STEP:
+            counted[event.name] += 1
+    return {
+        "calls": sum(counted.values()) / watch.steps,
+        "by_operator": {operator: number / watch.steps for operator, number in counted.most_common()},
+    }
+
+
+def share(pipeline: LlamaGenPipeline, name: str, prompts: list[str]) -> dict[str, Any]:
+    """Milliseconds of processor time a step, and its share outside passes."""
+    draw(pipeline, name, prompts[0], 0)
+    with watched(marked=False) as watch:
+        for number, prompt in enumerate(prompts, start=1):
+            draw(pipeline, name, prompt, number)
+    outside = watch.step_seconds - watch.pass_seconds
+    return {
+        "steps": watch.steps,
+        "outside_share": outside / watch.step_seconds,
+        "milliseconds_outside": 1000 * outside / watch.steps,
+    }
+
+
+def draw(pipeline: LlamaGenPipeline, name: str, prompt: str, seed: int) -> None:
+    """One picture's tokens."""
+    generator = torch.Generator().manual_seed(seed)
+    pipeline(prompt, method=resolve_method(name, {}), generator=generator, output_type="latent")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default=None, help="model folder or name of a shipped one")
+    parser.add_argument("--methods", default=METHODS)
+    parser.add_argument("--prompts", type=int, default=4)
+    parser.add_argument("--operators", action="store_true", help="print which calls they are")
+    parser.add_argument("--dry_run", action="store_true", help="write nothing")
+    options = parser.parse_args()
+
+    torch.set_num_threads(1)
+    pipeline = LlamaGenPipeline.from_pretrained(find_model(options.model))
+    pipeline.set_progress_bar_config(disable=True)
+    prompts = [case.caption.text for case in sample_prompts(options.prompts)]
+    rows = []
+    print("| method | calls a step | outside passes | ms outside a step |\n|---|---|---|---|")
+    for name in options.methods.split(","):
+        of_time = share(pipeline, name, prompts)
+        of_calls = calls(pipeline, name, prompts[0])
+        by_operator = of_calls.pop("by_operator")
+        rows.append({"method": Path(name).stem, **of_calls, **of_time})
+        row = rows[-1]
+        cells = f"{row['calls']:.1f} | {row['outside_share']:.1%} | {row['milliseconds_outside']:.2f}"
+        print(f"| {row['method']} | {cells} |", flush=True)
+        if options.operators:
+            print("  ".join(f"{operator} {number:.1f}" for operator, number in by_operator.items()), flush=True)
+    if not options.dry_run:
+        write_result(RESULTS / "host_work.json", {"model": Path(find_model(options.model)).name, "rows": rows})
+
+
+if __name__ == "__main__":
+    main()

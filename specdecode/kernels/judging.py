@@ -1,0 +1,245 @@
+"""The kernels between two passes: races for tokens, verdicts, windows, and what is kept.
+
+Belongs here: which tensors the kernels take. Does not belong here: their loops (`judging.cpp`), and what they mean: the
+caller has the same in operations of torch, for other devices, compiled code, and machines without a compiler. Both give
+the same bits.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specdecode.kernels.build import library
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """Random numbers of consecutive counters.
+
+    Args:
+        first: [B] int64, the first counter of each row.
+        numbers: [B, W] float64 or [B, W, V] float32, those of counters `first[b]` to `first[b] + W - 1`.
+    """
+
+    first: Tensor
+    numbers: Tensor
+
+    def fields(self) -> tuple[Tensor, Tensor, int]:
+        """As the kernels take them."""
+        return self.numbers, self.first, self.numbers.shape[1]
+
+
+def serves(*tensors: Tensor) -> bool:
+    """Whether the kernels take these: on a CPU, in eager code, whole rows of float32 where they have fractions."""
+    return (
+        not torch.compiler.is_compiling()
+        and all(
+            each.device.type == "cpu"
+            and (not each.is_floating_point() or (each.dtype == torch.float32 and each.stride(-1) == 1))
+            for each in tensors
+        )
+        and library() is not None
+    )
+
+
+def covers(ahead: Ahead, counters: Tensor, count: int) -> bool:
+    """Whether `count` counters from each of `counters` [B, ...] on are among those whose numbers were made."""
+    rows = len(ahead.first)
+    if serves(counters):
+        _, first, width = ahead.fields()
+        return bool(_call("covers", first, width, counters, counters.numel() // rows, count, rows))
+    places = counters.reshape(rows, -1) - ahead.first[:, None]
+    return bool(((places >= 0) & (places + count <= ahead.numbers.shape[1])).all())
+
+
+def uniform(keys: Tensor, counters: Tensor, size: int | None) -> Tensor:
+    """Uniform numbers [B, ..., size or none] of keys [B] and counters [B, ...]; see `sampling.RandomStreams`."""
+    numbers = torch.empty(*counters.shape, *([] if size is None else [size]), dtype=torch.float64)
+    _call("uniform", keys, counters, len(keys), counters.numel() // len(keys), size or 1, numbers)
+    return numbers
+
+
+def all_finite(logits: Tensor) -> bool:
+    """Whether the greatest logit of every node of [B, n, V] is finite."""
+    return bool(_call("finite", logits, logits.numel() // logits.shape[-1], logits.shape[-1]))
+
+
+def largest(values: Tensor) -> Tensor:
+    """[...] int64: where the largest of each row of [..., V] stands, the first of equal ones."""
+    places = torch.empty(values.shape[:-1], dtype=torch.int64)
+    _call("largest", values, places.numel(), values.shape[-1], places)
+    return places
+
+
+def race(probabilities: Tensor, noise: Ahead, counters: Tensor) -> Tensor:
+    """The winner of each node's race, in the shape of `counters` [B, ...]; [B, n, V] probabilities."""
+    tokens, rows = torch.empty(counters.shape, dtype=torch.int64), len(counters)
+    sizes = rows, counters.numel() // rows, probabilities.shape[-1]
+    _call("race", *_distributions(probabilities), *noise.fields(), counters, *sizes, tokens)
+    return tokens
+
+
+def walk(
+    tokens: Tensor, parents: Tensor, valid: Tensor, target: Tensor, noise: Ahead | None, lengths: Tensor, depth: int,
+    is_chain: bool,
+) -> tuple[Tensor | None, Tensor, Tensor]:  # fmt: skip
+    """Descend a tree along the tokens drawn at its nodes, or along the largest of `target` [B, n, V] without noise.
+
+    Returns the path [B, depth + 1] (None for a chain), the accepted length [B], and the token behind [B]."""
+    made = None if is_chain else torch.empty(len(tokens), depth + 1, dtype=torch.int64), *_numbers(2, len(tokens))
+    given = (None, None, 0) if noise is None else noise.fields()
+    sizes = *tokens.shape, depth, target.shape[-1]
+    _call("walk", tokens, parents, valid, *_distributions(target), *given, lengths, *sizes, *made)
+    return made
+
+
+def lantern(
+    tokens: Tensor, parents: Tensor, target: Tensor, noise: Ahead, lengths: Tensor, neighbours: Tensor, bounds: Tensor,
+    depth: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """LANTERN's walk; see `verifiers.lantern`. `bounds`, float32 [3]: delta, multiplier - 1, whether the latter counts.
+
+    Returns what `walk` does, and which levels were relaxed [B, depth]."""
+    made = torch.empty(len(tokens), depth + 1, dtype=torch.int64), *_numbers(2, len(tokens))
+    relaxed = torch.empty(len(tokens), depth, dtype=torch.bool)
+    given = *_distributions(target), *noise.fields(), lengths, neighbours, neighbours.shape[1], bounds
+    sizes = *tokens.shape, depth, target.shape[-1]
+    _call("lantern", tokens, parents, *given, *sizes, torch.empty(target.shape[-1]), *made, relaxed)
+    return *made, relaxed
+
+
+def chain(
+    tokens: Tensor, parents: Tensor, valid: Tensor, target: Tensor, drawn_from: Tensor, uniform: Ahead, noise: Ahead,
+    lengths: Tensor, compared: tuple[Tensor, Tensor] | None, weights: Tensor | None, depth: int,
+) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
+    """Judge a chain of drawn tokens; see `verifiers.exact.judge_chain`.
+
+    Returns the accepted length [B], the token behind [B], and what another test relaxed [B, depth] (None without)."""
+    accepted, following = _numbers(2, len(tokens))
+    relaxed = None if compared is None else torch.empty(len(tokens), depth, dtype=torch.bool)
+    distributions = *_distributions(target), *_distributions(drawn_from)
+    given = *uniform.fields(), *noise.fields(), lengths, *(compared or (None, None)), weights
+    sizes = *tokens.shape, target.shape[1] - 1, depth, target.shape[-1]
+    made = torch.empty(target.shape[-1]), accepted, following, relaxed
+    _call("chain", tokens, parents, valid, *distributions, *given, *sizes, *made)
+    return accepted, following, relaxed
+
+
+def window(
+    opinions: Tensor, tokens: Tensor, drawn_from: Tensor, accepted: Tensor, last_node: Tensor | int, roots: Tensor,
+    noise: Ahead, counters: Tensor, uniform: Ahead | None, random_guess: bool, size: int, is_drawn: bool,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """A Jacobi window; see `drafters.jacobi.JacobiDrafter`.
+
+    Args:
+        opinions, tokens, drawn_from, accepted, last_node: of the last chain, whose number of nodes may vary by row.
+        roots, counters: [B], the newest tokens, and the counters of the first guesses.
+        uniform: for the coupling "maximal", exactly `size` numbers of each row; None for other couplings.
+        random_guess: whether there is no opinion beyond the last node.
+        is_drawn: whether to return the distributions of guesses.
+
+    Returns:
+        The chain [B, size + 1], and what its tokens were drawn from, [B, size + 1, V], zeros at the root.
+    """
+    rows, nodes, vocab_size = opinions.shape
+    made = torch.empty(rows, size + 1, dtype=torch.int64), torch.empty(rows, size + 1, vocab_size) if is_drawn else None
+    last = (last_node, 0) if isinstance(last_node, Tensor) else (None, last_node)
+    given = *noise.fields(), counters, None if uniform is None else uniform.numbers, int(random_guess)
+    sizes = rows, nodes, size, vocab_size, torch.empty(2 * vocab_size)
+    _call("window", opinions, tokens, drawn_from, accepted, *last, roots, *given, *sizes, *made)
+    return made
+
+
+def keep(
+    tokens: Tensor, valid: Tensor, path: Tensor | None, accepted: Tensor, following: Tensor | None, skipped: Tensor,
+    stops: Tensor | None, active: Tensor, lengths: Tensor, buffer: Tensor, counts: Tensor | None,
+) -> tuple[Sequence[Tensor], Tensor, int]:  # fmt: skip
+    """Write the accepted tokens of a path (None: a chain's), and the one behind, into `buffer` [B, max_new_tokens + 1];
+    into `counts` [5, B] the step's record, if wanted.
+
+    Returns:
+        Tensors [B] int64: how many of the accepted tokens stay, that and the one behind, tokens written, lengths, and
+        newest tokens; which rows go on; and the least room for draft tokens, -1 where a row has ended.
+    """
+    made, going_on = _numbers(5, len(tokens)), torch.empty_like(active)
+    given = accepted, following, skipped, stops, 0 if stops is None else len(stops), active, lengths
+    sizes = *tokens.shape, 0 if path is None else path.shape[1] - 1, buffer.shape[1] - 1
+    return made, going_on, _call("keep", tokens, valid, path, *given, *sizes, buffer, *made, going_on, counts)
+
+
+def ancestors(parents: Tensor) -> Tensor:
+    """[B, n, n] bool of parents [B, n]: which nodes are a node itself or its ancestors."""
+    mask = torch.empty(*parents.shape, parents.shape[1], dtype=torch.bool)
+    _call("ancestors", parents, *parents.shape, mask)
+    return mask
+
+
+def path(parents: Tensor, depth: Tensor, ends: Tensor, max_depth: int) -> Tensor:
+    """[B, max_depth + 1]: the nodes from the root to `ends` [B] in trees [B, n], -1 beyond."""
+    nodes = torch.empty(len(parents), max_depth + 1, dtype=torch.int64)
+    _call("path", parents, depth, ends, *parents.shape, max_depth, nodes)
+    return nodes
+
+
+def join(
+    pending: Tensor, counts: Tensor, tokens: Tensor, depth: Tensor, valid: Tensor, mask: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Tokens, mask and depths of pending tokens [B, m] and the tree behind; see `skipping.PendingChain.join`."""
+    rows, width = len(tokens), pending.shape[1] + tokens.shape[1]
+    fed, depths = torch.empty(2, rows, width, dtype=torch.int64).unbind()
+    seen = torch.empty(rows, width, width, dtype=torch.bool)
+    _call("join", pending, counts, tokens, depth, valid, mask, *pending.shape, tokens.shape[1], fed, seen, depths)
+    return fed, seen, depths
+
+
+def grown(roots: Tensor, best: Tensor, tokens: Tensor, scores: Tensor, frontier: Tensor) -> tuple[Tensor, ...]:
+    """Tokens, parents, depths and scores [B, m + 1] of the best nodes [B, m]; see `tree_growth.dynamic_tree`."""
+    rows, count = best.shape
+    made = *torch.empty(3, rows, count + 1, dtype=torch.int64).unbind(), torch.empty(rows, count + 1)
+    _call("grown", roots, best, tokens, scores, frontier, rows, count, tokens.shape[1], frontier.shape[-1], *made)
+    return made
+
+
+def append(left: Tensor, left_counts: Tensor, right: Tensor) -> Tensor:
+    """Each row of `right` [B, r, ...] behind the first `left_counts[b]` entries of `left` [B, k, ...]."""
+    both = left.new_empty(len(left), left.shape[1] + right.shape[1], *left.shape[2:])
+    sizes = *left.shape[:2], right.shape[1], both.stride(1) * both.itemsize
+    _call("append", left, left_counts, right, *sizes, both)
+    return both
+
+
+def store(entries: Tensor, first: Tensor, counts: Tensor, into: Tensor, lead: int, newest: Tensor) -> None:
+    """Write the first `counts[b]` of `entries` [B, k, F] to `into` [B, S, F], of the same dtype, from slot `first[b] +
+    lead` on. Where there are any, `newest` [B] becomes at least the place of the last one, counted from 0 at `lead`."""
+    sizes = *entries.shape[:2], into.shape[1], entries.shape[2] * entries.itemsize
+    _call("store", entries, first, counts, lead, *sizes, into, newest)
+
+
+def _numbers(count: int, rows: int) -> Sequence[Tensor]:
+    """So many new tensors [rows] int64."""
+    return torch.empty(count, rows, dtype=torch.int64).unbind()
+
+
+def _distributions(numbers: Tensor) -> tuple[int, int, int]:
+    """Distributions [B, n, V] as the kernels take them: whole rows, which need not lie side by side."""
+    return numbers.data_ptr(), numbers.stride(0), numbers.stride(1)
+
+
+def _call(name: str, *given: Tensor | int | None) -> int:
+    """Call a kernel with addresses and numbers. Raises IndexError where it was given a token or a node that is none."""
+    kernel = getattr(library(), f"judging_{name}")
+    held = [each.contiguous() if isinstance(each, Tensor) else each for each in given]
+    passed = (0 if each is None else each if isinstance(each, int) else each.data_ptr() for each in held)
+    said = int(kernel(*map(ctypes.c_int64, passed)))
+    if said == _OUTSIDE:
+        raise IndexError("a token lies outside the vocabulary, or a node outside its tree or its row")
+    return said
+
+
+_OUTSIDE = -2
+"""What kernels say of a token or a node that is none."""

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Records on a machine with a GPU what the other scripts record on a CPU: passes, plain and compiled decoding, and methods
-# with passes as heavy as LlamaGen-XL's. Under ten minutes. Rows that are there stay, so a run that was cut off goes on
+# Records on a machine with a GPU what the other scripts record on a CPU: passes, eager and compiled, and methods with
+# passes as heavy as LlamaGen-XL's. Under ten minutes. Rows that are there stay, so a run that was cut off goes on
 # where it was.
 #
 #     bash benchmarks/gpu.sh                     # into benchmarks/results
@@ -42,14 +42,9 @@ record "passes of XL" \
 record "cache lengths of XL" \
     "$python" benchmarks/passes.py --device cuda --models XL --dtypes bfloat16 --tokens 1 8 --lengths 256 1024 4096 \
     --buffer_mib 1024 --output "$results/passes_cuda.json"
-for size in B XL; do
-    record "plain decoding of $size" \
-        "$python" benchmarks/plain_decoding.py --device cuda --dtype bfloat16 --size "$size" --repeats 3 \
-        --output_dir "$results"
-done
-record "compiled decoding" \
-    "$python" benchmarks/compiled.py --device cuda --dtype bfloat16 --tokens 64 --repeats 3 \
-    --output "$results/compiled_cuda.json"
+record "compiled passes" \
+    "$python" benchmarks/passes.py --device cuda --models shipped --dtypes bfloat16 --tokens 1 8 --compiled \
+    --buffer_mib 1024 --output "$results/passes_compiled_cuda.json"
 record "methods with heavy passes" \
     "$python" benchmarks/weighted_bench.py --device cuda \
     --methods ar,jacobi,jacobi-wide,vvs-jacobi-wide,benchmarks/methods/eagle-sampled-25.yaml \

@@ -6,38 +6,173 @@ held-out combinations with one to three objects, and single objects of any combi
 everything that is true of a scene whether a sentence says it or not.
 
     python benchmarks/judge_report.py                                    # the shipped model, 500 + 200 prompts
-    python benchmarks/judge_report.py --guidance_scale 3 --count 100 --images /tmp/pictures
+    python benchmarks/judge_report.py --guidance_scale 3 --count 100
     python benchmarks/judge_report.py --count 16 --contact_sheet docs/images/scenes-128.png
 
-Writes benchmarks/results/judge_<model>.json.
+Writes benchmarks/results/judge_<model>.json. Does not belong here: reading pictures (`scenes.judge.network`), judging
+claims (`scenes.judge.claim_checks`).
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from judged_prompts import (
-    PromptReport,
-    draw_prompt_sheet,
-    evaluate_judge,
-    evaluate_prompts,
-)
 from torch import Tensor
+from tqdm import tqdm
 
 from metrics.provenance import write_result
 from scenes.cases import PromptCase, sample_prompts
-from scenes.judge.claim_checks import Tally, verdict_table
-from scenes.judge.network import load_judge
+from scenes.judge.claim_checks import Tally, Verdict, claims_from_scene, judge_claims, verdict_table
+from scenes.judge.network import SceneJudge, load_judge, read_images
+from scenes.rendering.renderer import SceneRenderer
+from scenes.rendering.scene import Scene, sample_scene
+from scenes.seeds import PROMPT_SEED
+from scenes.training.judge import reconstruct
+from vargen import LlamaGenPipeline
 from vargen.base.errors import UserError
 from vargen.base.resources import find_model
-from vargen.drawing.sheet import to_pil
-from vargen.runs.files import append_jsonl, save_image_atomic
+from vargen.drawing.sheet import contact_sheet, to_pil
+from vargen.runs.files import save_image_atomic
 
 RESULTS = Path(__file__).resolve().parent / "results"
+SHEET_PROMPTS = (
+    "a large shiny red sphere",
+    "a small matte blue cube on sand",
+    "a large striped yellow cylinder on grass",
+    "a checkered green cone under a cloudy sky",
+    "a small white sphere on wood at sunset",
+    "a large shiny purple cone on grass",
+    "two cyan cubes",
+    "a red cube left of a blue sphere",
+    "a small yellow cone right of a large purple cylinder on sand",
+    "a striped orange sphere in front of a green cylinder",
+    "a large white cube behind a small red sphere on wood",
+    "a shiny green sphere left of a checkered orange cube",
+    "a purple cone and a matte white cylinder on grass at sunset",
+    "three objects: a red sphere, a green cube and a blue cone",
+    "a small cyan sphere, a large yellow cube and a small red cylinder from left to right",
+    "two orange cones left of a blue cylinder under a clear sky",
+)
+"""Prompts of the contact sheet in the documentation, chosen for variety before any picture was seen."""
+
+
+@dataclass
+class PromptReport:
+    """What came of judging a set of prompts.
+
+    Attributes:
+        tallies: by the source of the pictures: "generated", "renders", "reconstructions".
+        verdicts: one per prompt, on the generated pictures.
+        seconds: of generating alone.
+    """
+
+    tallies: dict[str, Tally] = field(default_factory=dict)
+    verdicts: list[Verdict] = field(default_factory=list)
+    seconds: float = 0.0
+
+
+def evaluate_prompts(
+    pipeline: Any,
+    judge: SceneJudge,
+    cases: Sequence[PromptCase],
+    *,
+    batch_size: int = 16,
+    seed: int = 0,
+    progress: bool = False,
+    **generation: Any,
+) -> PromptReport:
+    """Generate a picture for every prompt and judge it; judge renders and reconstructions of the same scenes.
+
+    Args:
+        pipeline: a `LlamaGenPipeline` whose pictures are of the scene world.
+        judge: the reader; on its own device.
+        cases: the prompts.
+        batch_size: pictures per call; the pictures do not depend on it.
+        seed: the picture of prompt i is made with the seed `seed + i`.
+        progress: show a bar.
+        **generation: further arguments of the pipeline's call: `guidance_scale`, `temperature`, `top_k`, ...
+
+    Raises:
+        UserError: for a batch size below 1.
+    """
+    if batch_size < 1:
+        raise UserError(f"batch_size: {batch_size} must be 1 or more")
+    report = PromptReport()
+    sources = {name: (images_of, Tally()) for name, images_of in _references(pipeline.vqvae, pipeline.image_size)}
+    for start in tqdm(range(0, len(cases), batch_size), unit="batch", disable=not progress):
+        batch = cases[start : start + batch_size]
+        began = time.perf_counter()
+        images = generate_images(pipeline, [case.caption.text for case in batch], seed + start, **generation)
+        report.seconds += time.perf_counter() - began
+        report.verdicts += judge_images(judge, images, batch)
+        for images_of, tally in sources.values():
+            for verdict in judge_images(judge, images_of([case.scene for case in batch]), batch):
+                tally.add(verdict)
+    report.tallies = {"generated": Tally.of(report.verdicts), **{name: tally for name, (_, tally) in sources.items()}}
+    return report
+
+
+def evaluate_judge(judge: SceneJudge, vqvae: Any, count: int, seed: int = 0, batch_size: int = 64) -> dict[str, Tally]:
+    """The judge's own accuracy: everything that is true of scenes, read off their renders and reconstructions.
+
+    Args:
+        judge: the reader.
+        vqvae: the tokenizer of the reconstructions, a `diffusers.VQModel`; None for renders alone.
+        count, seed: which held-out scenes, as for `scenes.cases.sample_prompts`.
+        batch_size: pictures at a time.
+
+    Returns:
+        Tallies "renders" and, with a tokenizer, "reconstructions".
+    """
+    scenes = [sample_scene(PROMPT_SEED + seed + index, "heldout") for index in range(count)]
+    tallies: dict[str, Tally] = {}
+    for source, images_of in _references(vqvae, judge.config.image_size):
+        tally = tallies[source] = Tally()
+        for start in range(0, count, batch_size):
+            batch = scenes[start : start + batch_size]
+            for reading, scene in zip(read_images(judge, images_of(batch)), batch, strict=True):
+                tally.add(judge_claims(reading, claims_from_scene(scene)))
+    return tallies
+
+
+def generate_images(pipeline: Any, prompts: Sequence[str], seed: int, **generation: Any) -> Tensor:
+    """Images `[B, 3, H, W]` fp32 in [0, 1], the one of prompt i with the seed `seed + i`; one call of the pipeline."""
+    generators = [torch.Generator().manual_seed(seed + index) for index in range(len(prompts))]
+    output = pipeline(prompt=list(prompts), generator=generators, output_type="pt", **generation)
+    return output.images.float()
+
+
+def judge_images(judge: SceneJudge, images: Tensor, cases: Sequence[PromptCase]) -> list[Verdict]:
+    """One verdict a picture `[B, 3, H, W]` in [0, 1] on what its prompt says."""
+    return [
+        judge_claims(reading, case.caption.claims, case.object_count)
+        for reading, case in zip(read_images(judge, images), cases, strict=True)
+    ]
+
+
+def draw_prompt_sheet(pipeline: Any, path: Path, seed: int = 0, **generation: Any) -> None:
+    """One PNG of a picture for each of `SHEET_PROMPTS`, four a row; nothing is drawn twice or picked out."""
+    images = generate_images(pipeline, SHEET_PROMPTS, seed, **generation)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_image_atomic(contact_sheet(to_pil(images), list(SHEET_PROMPTS), columns=4), path)
+
+
+def _references(vqvae: Any, image_size: int) -> list[tuple[str, Callable[[Sequence[Scene]], Tensor]]]:
+    """Where pictures of known scenes come from, with names."""
+    renderer = SceneRenderer(image_size)
+
+    def render(scenes: Sequence[Scene]) -> Tensor:
+        return renderer(scenes).images
+
+    reconstructed = [] if vqvae is None else [("reconstructions", lambda scenes: reconstruct(vqvae, render(scenes)))]
+    return [("renders", render), *reconstructed]
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -55,7 +190,6 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
     parser.add_argument("--num_threads", type=int, default=2)
-    parser.add_argument("--images", type=Path, help="folder for the generated pictures and a verdicts.jsonl")
     parser.add_argument("--contact_sheet", type=Path, help="PNG of a fixed list of 16 prompts")
     parser.add_argument("--output", type=Path, help="default: benchmarks/results/judge_<model>.json")
     return parser
@@ -63,8 +197,6 @@ def build_parser() -> argparse.ArgumentParser:
 
 def run(arguments: argparse.Namespace) -> None:
     """Judge, print, write."""
-    from vargen.pipelines.llamagen import LlamaGenPipeline
-
     torch.set_num_threads(arguments.num_threads)
     folder = find_model(arguments.model)
     judge = load_judge(arguments.judge, arguments.device)
@@ -77,22 +209,11 @@ def run(arguments: argparse.Namespace) -> None:
     sets = {"heldout": sample_prompts(arguments.count, arguments.seed)}
     if arguments.one_object_count:
         sets["one_object"] = sample_prompts(arguments.one_object_count, arguments.seed, "all", num_objects=1)
+    shared = {"batch_size": arguments.batch_size, "seed": arguments.seed}
     reports: dict[str, PromptReport] = {}
     for name, cases in sets.items():
         print(f"{name}: {len(cases)} prompts", file=sys.stderr)
-        keeper = ImageKeeper(arguments.images / name, cases) if arguments.images else None
-        reports[name] = evaluate_prompts(
-            pipeline,
-            judge,
-            cases,
-            batch_size=arguments.batch_size,
-            seed=arguments.seed,
-            progress=True,
-            on_images=keeper,
-            **generation,
-        )
-        if keeper:
-            keeper.write_verdicts(reports[name])
+        reports[name] = evaluate_prompts(pipeline, judge, cases, progress=True, **shared, **generation)
     judge_alone = evaluate_judge(judge, pipeline.vqvae, arguments.count, arguments.seed)
     if arguments.contact_sheet:
         draw_prompt_sheet(pipeline, arguments.contact_sheet, seed=arguments.seed, **generation)
@@ -101,7 +222,8 @@ def run(arguments: argparse.Namespace) -> None:
         "benchmark": "judge's verdict",
         "model": folder.name,
         "settings": {
-            **{name: getattr(arguments, name) for name in ("batch_size", "seed", "device", "dtype")},
+            **shared,
+            **{name: getattr(arguments, name) for name in ("device", "dtype")},
             **dict.fromkeys(names, "pipeline default"),
             **generation,
         },
@@ -125,29 +247,6 @@ def run(arguments: argparse.Namespace) -> None:
 
 def _as_dicts(tallies: dict[str, Tally]) -> dict[str, Any]:
     return {source: tally.to_dict() for source, tally in tallies.items()}
-
-
-class ImageKeeper:
-    """Writes generated pictures as they come, and afterwards what was found wrong with each."""
-
-    def __init__(self, folder: Path, cases: list[PromptCase]) -> None:
-        self.folder, self.cases = folder, cases
-        folder.mkdir(parents=True, exist_ok=True)
-
-    def __call__(self, start: int, images: Tensor) -> None:
-        for index, image in enumerate(to_pil(images), start=start):
-            save_image_atomic(image, self.folder / f"{index:06d}.png")
-
-    def write_verdicts(self, report: PromptReport) -> None:
-        (self.folder / "verdicts.jsonl").unlink(missing_ok=True)
-        for index, (case, verdict) in enumerate(zip(self.cases, report.verdicts, strict=True)):
-            record = {
-                "file_name": f"{index:06d}.png",
-                "prompt": case.caption.text,
-                "right": verdict.right,
-                "wrong": [check.kind for check in verdict.checks if not check.right],
-            }
-            append_jsonl(self.folder / "verdicts.jsonl", record)
 
 
 if __name__ == "__main__":

@@ -7,11 +7,10 @@
 
 A pass reads every weight once, so streaming them is its floor; `streaming_ms` is that, at the bandwidth that a plain
 sum over a buffer larger than any cache reaches in the same minute, and `bandwidth_share` is floor over measured. Models
-have random weights of the named geometry, but for "shipped". Of LlamaGen on a CPU `arithmetic_ms` is what the products
+have random weights of the named geometry, but for "shipped". On a CPU `arithmetic_ms` is what the products
 of all rows take at the speed of products on registers alone (`arithmetic.py`), and `roof_share` the greater of both
 floors over measured. Kernels are those of `VARGEN_KERNELS=auto` and `plain`, in turns, and of `auto` with the decoder's
-layers in int8, int8-dynamic and int4; families of transformers are measured in torch's operations (what kernels gain
-them: `families.py`).
+layers in int8, int8-dynamic and int4. With `--compiled` torch's operations are also measured as compiled code.
 
 `--reference` is a checkout of the public LlamaGen code, which is not part of this project: one guided token of its
 `decode_one_token`, as its `generate` calls it.
@@ -26,6 +25,7 @@ import argparse
 import copy
 import gc
 import importlib
+import json
 import os
 import statistics
 import sys
@@ -37,9 +37,9 @@ from typing import Any
 
 import torch
 from arithmetic import flops_per_second
-from families import FAMILIES, RESULTS, Rows, Size
-from plain_decoding import weight_bytes
 
+from metrics.provenance import provenance, write_result
+from specdecode.compilation import PassCompiler
 from specdecode.kernels.build import why_not
 from specdecode.kernels.quantized import quantize_linears
 from vargen.base.resources import find_model
@@ -48,7 +48,8 @@ from vargen.models.llamagen.transformer import LLAMAGEN_SIZES, LlamaGenTransform
 from vargen.models.options import OWN_QUANTIZATION
 
 SHIPPED = "shipped"
-MODELS = (SHIPPED, "B", "L", "XL", *FAMILIES)
+MODELS = (SHIPPED, "B", "L", "XL")
+RESULTS = Path(__file__).resolve().parent / "results"
 CONDITION_LENGTH = 12
 GUIDANCE_SCALE = 4.0
 CACHE_GRIDS = {256: 16, 1024: 32, 4096: 64}
@@ -72,6 +73,12 @@ def milliseconds(calls: dict[str, Callable[[], object]], repeats: int, device: t
 def _wait(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def weight_bytes(module: torch.nn.Module) -> int:
+    """Bytes that a pass reads: every parameter but the token embedding (a few rows) and the condition's."""
+    skipped = ("token_embedding", "class_embedding", "caption_projection", "null_caption_embeds")
+    return sum(p.numel() * p.element_size() for name, p in module.named_parameters() if not name.startswith(skipped))
 
 
 def bandwidth(device: torch.device, num_bytes: int, repeats: int) -> dict[str, float]:
@@ -160,38 +167,20 @@ class Measured:
     def __init__(self, name: str, dtype: str, options: argparse.Namespace, grid: int = 16) -> None:
         self.name, self.dtype, self.options, self.grid = name, getattr(torch, dtype), options, grid
         self.device = torch.device(options.device)
-        self._built: Any = None
+        self._built: LlamaGenTransformer | None = None
         self._rounded: dict[str, LlamaGenTransformer] = {}
 
-    def model(self) -> Any:
-        if self._built is None and self.name in FAMILIES:
-            self._built = FAMILIES[self.name](Size.of(self.options.parameters, self.grid), self.dtype)
-            self._built.model.to(self.device)
-        elif self._built is None:
+    def model(self) -> LlamaGenTransformer:
+        if self._built is None:
             self._built = random_transformer(self.name, self.dtype, self.device, self.grid)
         return self._built
 
     def rounded(self, quantization: str) -> LlamaGenTransformer:
-        """The same LlamaGen with rounded layers."""
+        """The same model with rounded layers."""
         if quantization not in self._rounded:
             self._rounded[quantization] = copy.deepcopy(self.model())
             quantize_linears(self._rounded[quantization].transformer_blocks, quantization)
         return self._rounded[quantization]
-
-    def target(self, batch: int, guided: bool, tokens: int, length: int) -> Any:
-        if self.name not in FAMILIES:
-            return llamagen_target(self.model(), batch, guided, tokens, length)
-        target = self.model().target(batch, tokens)
-        target.prefill()
-        return target.half_way(tokens)
-
-    def bytes_read(self) -> int:
-        """Of weights, by one pass."""
-        if self.name not in FAMILIES:
-            return weight_bytes(self.model())
-        size = self.model().size
-        layer = 4 * size.hidden_size**2 + 3 * size.hidden_size * size.feed_forward(size.hidden_size)
-        return (size.num_layers * layer + size.codes * size.hidden_size) * self.dtype.itemsize
 
     def flops(self, rows: int, way: str) -> dict[torch.dtype, int]:
         """Products and sums of one pass over so many rows, by what is multiplied; attention's are left out."""
@@ -204,23 +193,27 @@ class Measured:
     def row(self, tokens: int, batch: int, guided: bool, length: int) -> dict[str, Any]:
         """Times of one kind of pass, by every kind of kernels, and of the public code where it is asked for."""
         options = self.options
-        target = self.target(batch, guided, tokens, length)
+        target = llamagen_target(self.model(), batch, guided, tokens, length)
         call = one_pass(target, tokens)
-        has_kernels = self.name not in FAMILIES and self.device.type == "cpu" and not options.no_kernels
+        has_kernels = self.device.type == "cpu" and not options.no_kernels
         calls = {kernels: with_kernels(kernels, call) for kernels in (KERNELS if has_kernels else ("plain",))}
-        bytes_of = dict.fromkeys((*calls, "reference"), self.bytes_read())
+        bytes_read = weight_bytes(self.model())
+        bytes_of = dict.fromkeys((*calls, "compiled", "reference"), bytes_read)
+        if options.compiled:
+            other = llamagen_target(self.model(), batch, guided, tokens, length)
+            other.compiler = PassCompiler()  # `compile` would leave to the project's own kernels what they serve
+            calls["compiled"] = with_kernels("plain", one_pass(other, tokens))
         for quantization in OWN_QUANTIZATION if has_kernels and why_not() is None else ():
             network = self.rounded(quantization)
             quantized = llamagen_target(network, batch, guided, tokens, length)
             calls[quantization] = with_kernels("auto", one_pass(quantized, tokens))
             bytes_of[quantization] = weight_bytes(network)
-        if options.reference and self.name in LLAMAGEN_SIZES and (tokens, batch, guided) == (1, 1, True):
+        if options.reference and self.name != SHIPPED and (tokens, batch, guided) == (1, 1, True):
             calls["reference"] = reference_pass(options.reference, self.name, self.dtype, length)
         times = milliseconds(calls, options.repeats, self.device)
         speed = bandwidth(self.device, options.buffer_mib * 2**20, 5)
         floors = {name: bytes_of[name] / speed["read_gb_per_second"] / 1e6 for name in calls}
         best = {name: statistics.median(values) for name, values in times.items()}
-        cache = getattr(target, "kv_cache", None)
         roof = {}
         if has_kernels and why_not() is None:
             peaks = {kind: flops_per_second(kind, options.num_threads) for kind in (self.dtype, torch.int8)}
@@ -237,16 +230,37 @@ class Measured:
             "milliseconds": times,
             "median_ms": best,
             **speed,
-            "bytes_read": self.bytes_read(),
+            "bytes_read": bytes_read,
             "streaming_ms": floors["plain"],
             "bandwidth_share": {name: floors[name] / value for name, value in best.items()},
             **roof,
-            "cache_bytes": None if cache is None else cache._rows.numel() * cache.dtype.itemsize,
+            "cache_bytes": target.kv_cache._rows.numel() * target.kv_cache.dtype.itemsize,
         }
 
 
-class PassRows(Rows):
-    """Rows, each told in a line."""
+class Rows:
+    """Rows on disk, each kept, and told in a line, as soon as it is there.
+
+    Args:
+        path: the file. Rows of other settings or another machine are measured anew.
+        settings: what all rows of a run share.
+    """
+
+    def __init__(self, path: Path, settings: dict[str, Any]) -> None:
+        self.path, self.settings = path, settings
+        self.rows: list[dict[str, Any]] = json.loads(path.read_text())["rows"] if path.is_file() else []
+        self.hardware = provenance()["hardware"]["processor"]
+
+    def add(self, key: dict[str, Any], measure: Callable[[], dict[str, Any]]) -> None:
+        """Measure a row that is not there yet."""
+        whole = {**key, "settings": self.settings, "processor": self.hardware}
+        if any(all(row.get(name) == value for name, value in whole.items()) for row in self.rows):
+            return
+        row = {**whole, **measure()}
+        same = [other for other in self.rows if all(other.get(name) == value for name, value in key.items())]
+        self.rows = [other for other in self.rows if other not in same] + [row]
+        write_result(self.path, {"rows": self.rows})
+        print(self.tell(row), flush=True)
 
     @staticmethod
     def tell(row: dict[str, Any]) -> str:
@@ -266,49 +280,46 @@ def main() -> None:
     parser.add_argument("--lengths", nargs="*", type=int, choices=CACHE_GRIDS, default=[], help="pictures of so many")
     parser.add_argument("--unguided", action="store_true", help="one row a picture instead of two")
     parser.add_argument("--no_kernels", action="store_true", help="only torch's own operations")
+    parser.add_argument("--compiled", action="store_true", help="torch's operations as compiled code, too")
     parser.add_argument("--reference", type=Path, help="a checkout of the public LlamaGen code, to be timed beside")
-    parser.add_argument("--parameters", type=float, default=300, help="of models of transformers, in millions")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--num_threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--buffer_mib", type=int, default=256, help="of the buffer that is streamed")
     parser.add_argument("--output", type=Path, default=RESULTS / "passes.json")
-    parser.add_argument("--smoke", action="store_true", help="small models, two kinds of passes, no measurement")
+    parser.add_argument("--smoke", action="store_true", help="the shipped model, two kinds of passes, no measurement")
     options = parser.parse_args()
     if options.reference and not (options.reference / "autoregressive" / "models" / "gpt.py").is_file():
         parser.error(f"--reference: {options.reference} is no checkout of the public LlamaGen code")
     if options.smoke:
         if options.output == RESULTS / "passes.json":
             parser.error("--smoke needs an --output of its own: its rows are no record")
-        options.models, options.tokens, options.parameters = [SHIPPED, "janus"], [1, 8], 1
-        options.repeats, options.buffer_mib = 1, 8
+        options.models, options.tokens, options.repeats, options.buffer_mib = [SHIPPED], [1, 8], 1, 8
     torch.set_num_threads(options.num_threads)
     if reason := why_not():
         print(f"no kernels of our own: {reason}", flush=True)
 
     shared = {"repeats": options.repeats, "num_threads": options.num_threads, "torch": torch.__version__}
-    rows = PassRows(options.output, {**shared, "device": options.device, "with_reference": bool(options.reference)})
+    shared |= {"device": options.device, "with_reference": bool(options.reference)}
+    shared |= {"compiled": True} if options.compiled else {}
+    rows = Rows(options.output, shared)
     for name in options.models:
         for dtype in options.dtypes:
             for tokens_of_picture in options.lengths or [256]:
-                if options.lengths and name in FAMILIES:
-                    continue
-                grid = 7 if name in FAMILIES else CACHE_GRIDS[tokens_of_picture]
+                grid = CACHE_GRIDS[tokens_of_picture]
                 if name == SHIPPED and grid != 16:
                     continue  # it has one grid
                 measured = Measured(name, dtype, options, grid)
                 length = tokens_of_picture - max(options.tokens) - 1 if options.lengths else tokens_of_picture // 2
                 for batch in options.batch_sizes:
                     for tokens in options.tokens:
-                        if name in FAMILIES and tokens > grid**2 // 2:
-                            continue
                         key = {
                             "model": name if name == SHIPPED else f"{name} (random weights)",
                             "dtype": dtype,
                             "tokens": tokens,
                             "batch": batch,
                             "guided": not options.unguided,
-                            "length": grid**2 // 2 if name in FAMILIES else length,
+                            "length": length,
                         }
                         measure = partial(measured.row, tokens, batch, not options.unguided, length)
                         rows.add(key, measure)

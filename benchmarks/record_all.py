@@ -46,7 +46,7 @@ REST = ",".join(  # of the exact ones those whose pictures are not plain decodin
 )
 HEAVY = ("--weighted_by", "LlamaGen-XL", "--weight_dtype", "bfloat16")
 IN_INT8 = ("--quantization", "int8-dynamic", "--draft_quantization", "int8")
-COMPARED = ("bench_batch", "bench_picks", "evaluation", "front_", "judge_", "plain_", "speculation_")
+COMPARED = ("bench_batch", "bench_picks", "evaluation", "front_", "judge_")
 EVALUATED = "ar,scd,eagle-chain,lantern-tree,gsd,coolsd,vvs-jacobi,likeness-quality,likeness-balanced,likeness-fast"
 
 
@@ -124,8 +124,6 @@ STEPS: dict[str, Step] = {
     "evaluation": _evaluation("evaluation_scenes", 1000, EVALUATED),
     "evaluation_rest": _evaluation("evaluation_scenes_rest", 1000, REST),
     "vvs_studies": Step(_script("vvs_studies")),
-    "plain_decoding": Step(_script("plain_decoding"), timed=True, reads_drafter=False),
-    "plain_decoding_batch_8": Step(_script("plain_decoding", "--batch_size", "8"), timed=True, reads_drafter=False),
     "host_work": Step(_script("host_work"), timed=True),
     "bench_picks": _bench("bench_picks", "--methods", PICKS, "--num_prompts", "24"),
     "bench_weighted": _weighted("bench_weighted"),

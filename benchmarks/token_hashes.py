@@ -24,7 +24,6 @@ import hashlib
 import io
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -355,54 +354,10 @@ def differences(recorded: Mapping[str, Case], found: Mapping[str, Case]) -> list
     return lines
 
 
-def describe_house() -> dict[str, Any]:
-    """Lines of source (this file aside), and what importing the core and listing the methods take here, best of 3."""
-    lines = {
-        package: sum(
-            len(path.read_text().splitlines())
-            for path in (ROOT / package).rglob("*.py")
-            if path != Path(__file__).resolve()
-        )
-        for package in ("vargen", "specdecode", "metrics", "benchmarks")
-    }
-    modules = "import json, sys; print(json.dumps([name for name in sys.modules if '.' not in name]), file=sys.stderr)"
-    loaded = {
-        "specdecode": f"import specdecode; {modules}",
-        "vargen methods": f"from vargen.cli import main; main(['methods']); {modules}",
-    }
-    roots = {name: set(json.loads(_python("-c", code).splitlines()[-1])) for name, code in loaded.items()}
-    importing, listing = [], []
-    for _ in range(3):
-        timings = [line.split("|") for line in _python("-X", "importtime", "-c", "import specdecode").splitlines()]
-        importing += [int(columns[1]) / 1e6 for columns in timings if columns[-1].strip() == "specdecode"]
-        began = time.perf_counter()
-        _python("-c", "from vargen.cli import main; main(['methods'])")
-        listing.append(time.perf_counter() - began)
-    heavy = ("torch", "diffusers", "transformers", "vargen")
-    return {
-        "source_lines": {**lines, "all": sum(lines.values())},
-        "import_specdecode": {
-            "seconds": min(importing),
-            "imports": [name for name in heavy if name in roots["specdecode"]],
-        },
-        "vargen_methods": {
-            "seconds": min(listing),
-            "imports": [name for name in heavy if name in roots["vargen methods"]],
-        },
-    }
-
-
-def _python(*arguments: str) -> str:
-    """What another interpreter says on its standard error."""
-    return subprocess.run(
-        [sys.executable, *arguments], cwd=ROOT, check=True, capture_output=True, text=True, timeout=120
-    ).stderr
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     task = parser.add_mutually_exclusive_group(required=True)
-    task.add_argument("--record", type=Path, metavar="FILE", help="write the hashes, and a description of the source")
+    task.add_argument("--record", type=Path, metavar="FILE", help="write the hashes")
     task.add_argument("--check", type=Path, metavar="FILE", help="compare with the hashes there")
     parser.add_argument("--only", default="", help="with --check: cases whose name holds this")
     parser.add_argument("--reverse", action="store_true", help="the pictures of a batch the other way round")
@@ -436,13 +391,13 @@ def main() -> int:
             **{kind: run(chosen[kind], attempt(make) if options.check else make) for kind, make in makers.items()},
         }
     if options.record:
-        write_result(options.record, {"prompts": PROMPTS, **found, "before": describe_house()})
+        write_result(options.record, {"prompts": PROMPTS, **found})
         return 0
     return report(recorded, found)
 
 
 def report(recorded: Mapping[str, Any], found: Mapping[str, Any]) -> int:
-    """Print every difference, then the source then and now; exit code 1 if a token or a count differs."""
+    """Print every difference; exit code 1 if a token or a count differs."""
     lines = [f"{kind}: {line}" for kind in ("images", "videos") for line in differences(recorded[kind], found[kind])]
     if found["video_files"] != recorded["video_files"]:
         print("note: the videos are other files than recorded, so answers may differ for that reason alone")
@@ -456,9 +411,6 @@ def report(recorded: Mapping[str, Any], found: Mapping[str, Any]) -> int:
     print(*lines, sep="\n", end="\n" if lines else "")
     cases = len(found["images"]) + len(found["videos"])
     print(f"{len(lines)} differences in {cases} cases, recorded at {then['commit']}")
-    house = describe_house()
-    for name, old in recorded["before"].items():
-        print(f"{name}: before {json.dumps(old)}, now {json.dumps(house[name])}")
     return 1 if lines else 0
 
 

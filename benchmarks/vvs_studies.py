@@ -24,8 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from judged_prompts import judge_images
+from judge_report import judge_images
 from torch import Tensor
 
 from metrics.proportion import Proportion
@@ -37,12 +36,9 @@ from vargen.methods.base import ImageMethodConfig
 from vargen.methods.catalogue import resolve_method
 from vargen.methods.vvs.feature_cache import FeatureCache
 from vargen.methods.vvs.method import VVSConfig
-from vargen.methods.vvs.schedule import tree_similarity
-from vargen.models.llamagen.vq import unit_codebook
 from vargen.models.model_folder import weights_fingerprint
 from vargen.pipelines.llamagen import LlamaGenPipeline
 from vargen.runs.files import append_jsonl, read_jsonl
-from vargen.training.teachers import guided_features
 
 RESULTS = Path(__file__).resolve().parent / "results"
 METHODS = Path(__file__).resolve().parent / "methods"
@@ -248,70 +244,9 @@ def draw(pipeline: LlamaGenPipeline, row: Row, cases: list[PromptCase], batch_si
     }
 
 
-@torch.no_grad()
-def likenesses(pipeline: LlamaGenPipeline, cases: list[PromptCase]) -> dict[str, Any]:
-    """How alike the paths of drafted trees are, what looking costs, and how alike features of near tokens are.
-
-    The paper: three quarters of all iterations above 0.7; looking at every second path costs a quarter; features of
-    neighbours have a cosine of 0.68.
-    """
-    codebook = unit_codebook(pipeline.vqvae)
-    seen: list[Tensor] = []
-    seconds = {1: 0.0, 2: 0.0}
-    build = ImageMethodConfig.build
-
-    def watched(*arguments: Any, **keywords: Any) -> Any:
-        players = build(*arguments, **keywords)
-        propose = players.drafter.propose
-
-        def proposed(state: Any) -> Any:
-            draft = propose(state)
-            if draft.tree.max_depth > 0:
-                for stride in seconds:
-                    began = time.perf_counter()
-                    alike = tree_similarity(draft, codebook, 0.9, stride)
-                    seconds[stride] += time.perf_counter() - began
-                seen.append(alike[state.active])
-            return draft
-
-        players.drafter.propose = proposed
-        return players
-
-    prompts = [case.caption.text for case in cases]
-    generators = [torch.Generator().manual_seed(number) for number in range(len(prompts))]
-    ImageMethodConfig.build = watched  # type: ignore[method-assign]
-    try:
-        method = resolve_method("lantern", {**_TREE, "delta": 0.2})
-        output = pipeline(prompts, method=method, generator=generators, output_type="latent")
-    finally:
-        ImageMethodConfig.build = build  # type: ignore[method-assign]
-    similarity = torch.cat(seen)
-    states, _, length = guided_features(pipeline, prompts, output.tokens)
-    own = states[: len(prompts), length:]
-    cosines = {
-        str(back): F.cosine_similarity(own[:, back:], own[:, :-back], dim=-1).mean().item()
-        for back in (1, 2, 3, 4, 8, 16)
-    }
-    return {
-        "path_similarity": {
-            "mean": similarity.mean().item(),
-            "above_0.7": (similarity > 0.7).float().mean().item(),
-            "deciles": similarity.quantile(torch.linspace(0.1, 0.9, 9)).tolist(),
-            "paper": "above 0.7: 0.75",
-        },
-        "feature_cosine_by_distance": {**cosines, "paper": "1: 0.68"},
-        "milliseconds_of_looking": {
-            **{f"every {stride}": 1000 * spent / len(seen) for stride, spent in seconds.items()},
-            "paper": "with every second path and a compiler a quarter",
-        },
-    }
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--studies", default=",".join((*STUDIES, "likeness")), help="which, by name, with commas between"
-    )
+    parser.add_argument("--studies", default=",".join(STUDIES), help="which, by name, with commas between")
     parser.add_argument("--prompts", type=int, default=64)
     parser.add_argument("--batch_size", type=int, default=16)
     parser.add_argument("--kept", type=Path, default=KEPT, help="file of the rows that are through")
@@ -319,8 +254,8 @@ def main() -> None:
     parser.add_argument("--list", action="store_true", help="say what there is, and stop")
     arguments = parser.parse_args()
     wanted = arguments.studies.split(",")
-    if unknown := [name for name in wanted if name not in (*STUDIES, "likeness")]:
-        parser.error(f"studies: no {unknown[0]!r}; there are {', '.join((*STUDIES, 'likeness'))}")
+    if unknown := [name for name in wanted if name not in STUDIES]:
+        parser.error(f"studies: no {unknown[0]!r}; there are {', '.join(STUDIES)}")
     if arguments.list:
         print("\n".join(f"{study}: {'; '.join(rows)}" for study, rows in STUDIES.items()))
         return
@@ -337,35 +272,16 @@ def main() -> None:
     pipeline.set_progress_bar_config(disable=True)
     cases = sample_prompts(arguments.prompts)
 
-    def measured(name: str, settings: str, measure: Any) -> dict[str, Any]:
-        if settings not in through:
+    studies: dict[str, list[dict[str, Any]]] = {}
+    for study, label, row in ((name, *item) for name in wanted for item in STUDIES[name].items()):
+        if row.identity not in through:
             began = time.monotonic()
-            through[settings] = measure()
+            through[row.identity] = draw(pipeline, row, cases, arguments.batch_size, judge)
             arguments.kept.parent.mkdir(parents=True, exist_ok=True)
-            append_jsonl(arguments.kept, {**identity, "settings": settings, "measured": through[settings]})
-            print(f"{name}  {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
-        return through[settings]
-
-    studies: dict[str, Any] = {}
-    for study in wanted:
-        if study == "likeness":
-            studies[study] = measured(study, study, lambda: likenesses(pipeline, cases[: arguments.batch_size]))
-            continue
-        studies[study] = [
-            {
-                "label": label,
-                "method": row.method,
-                "settings": row.settings,
-                "call": row.call,
-                "paper": row.paper,
-                **measured(
-                    f"{study}: {label}",
-                    row.identity,
-                    lambda row=row: draw(pipeline, row, cases, arguments.batch_size, judge),
-                ),
-            }
-            for label, row in STUDIES[study].items()
-        ]
+            append_jsonl(arguments.kept, {**identity, "settings": row.identity, "measured": through[row.identity]})
+            print(f"{study}: {label}  {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+        own = {name: getattr(row, name) for name in ("method", "settings", "call", "paper")}
+        studies.setdefault(study, []).append({"label": label, **own, **through[row.identity]})
     write_result(arguments.output, {"benchmark": "vvs_studies", "model": folder.name, **identity, "studies": studies})
     print(json.dumps({study: len(rows) for study, rows in studies.items()}), f"written to {arguments.output}")
 

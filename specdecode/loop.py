@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdecode import ragged
 from specdecode.checks import check_counts, check_room, is_integer
 from specdecode.finite import FiniteWatch
 from specdecode.kernels import judging

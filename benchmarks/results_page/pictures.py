@@ -6,7 +6,6 @@ Belongs here: judged pictures, evaluations, VVS's studies. Does not belong here:
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from metrics.plots import plot_studies
 from metrics.tables import format_figure, markdown_quality
@@ -109,11 +108,6 @@ def studies_section(record: Record) -> str:
         parts.append(f"![claims right against tokens per pass, {', '.join(turned)}](images/{STUDIES_PLOT})")
     for name, rows in record["studies"].items():
         parts.append(f"### {name}")
-        if isinstance(rows, dict):  # figures by what they describe
-            cells = ["; ".join(f"{key}: {_plain(value)}" for key, value in of.items()) for of in rows.values()]
-            names = [figure.replace("_", " ") for figure in rows]
-            parts.append("\n".join(f"- {name}: {text}" for name, text in zip(names, cells, strict=True)))
-            continue
         columns: Columns = {
             "setting": "{label}",
             "tokens a pass": "{tokens_per_pass:.2f}",
@@ -138,14 +132,7 @@ def studies_plot(record: Record) -> bytes:
 
 def _turned(record: Record) -> dict[str, list[Record]]:
     """The studies with one method and one setting that varies."""
-    return {name: rows for name, rows in record["studies"].items() if name not in ("sampling", "likeness")}
-
-
-def _plain(value: Any) -> str:
-    """A figure, several of them, or words."""
-    if isinstance(value, list):
-        return ", ".join(map(_plain, value))
-    return value if isinstance(value, str) else f"{value:.3g}"
+    return {name: rows for name, rows in record["studies"].items() if name != "sampling"}
 
 
 def quality_section(records: dict[str, list[Record]]) -> str:

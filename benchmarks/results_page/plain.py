@@ -59,6 +59,11 @@ TABLES: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "Short runs from random weights, each without one of the recipe's helps; losses in nats.",
         ("left_out", "pictures", *_OF_TRAINING, *_OF_JUDGE),
     ),
+    "vvs_likeness": (
+        "How alike drafted paths and near features are",
+        "LANTERN's trees of 59 nodes on 16 prompts: cosines of paths, and of features so many tokens apart.",
+        (),
+    ),
     "drafter_heads_new": (
         "Draft heads trained from random weights",
         "Side by side on the same pictures. Overlap is the chance that a drawn token is accepted.",

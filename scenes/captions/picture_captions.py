@@ -172,13 +172,6 @@ class Claims:
             "relations": [asdict(item) for item in self.relations],
         }
 
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Claims:
-        """Inverse of `to_dict`."""
-        objects = tuple(ObjectClaim(**item) for item in values["objects"])
-        relations = tuple(RelationClaim(**item) for item in values["relations"])
-        return cls(objects, relations, values["count"], values["ground"], values["sky"])
-
 
 @dataclass(frozen=True)
 class Caption:

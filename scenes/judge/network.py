@@ -23,7 +23,7 @@ from diffusers.utils import BaseOutput
 from torch import Tensor, nn
 
 from scenes.judge.picture_reading import JudgedObject, Reading
-from scenes.rendering.scene import COLOURS, GROUNDS, MATERIALS, SHAPES, SIZES, SKIES
+from scenes.rendering.scene import ATTRIBUTE_VALUES, SETTING_VALUES
 from scenes.shipped import WEIGHTS
 from vargen.base.errors import UserError
 from vargen.models.finite import check_weights
@@ -33,8 +33,6 @@ JUDGE_NAME = "judge"
 """Folder of the shipped judge among the shipped weights."""
 STRIDE = 4
 """Pixels per cell of the maps."""
-ATTRIBUTE_VALUES = {"shape": SHAPES, "colour": COLOURS, "material": MATERIALS, "size": SIZES}
-SETTING_VALUES = {"ground": GROUNDS, "sky": SKIES}
 
 _MAP_CHANNELS = {
     "centre": 1,

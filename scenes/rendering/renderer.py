@@ -18,15 +18,7 @@ import torch
 from torch import Tensor
 
 from scenes.rendering import camera
-from scenes.rendering.scene import (
-    EXTENTS,
-    GROUNDS,
-    MAX_OBJECTS,
-    SHAPES,
-    Scene,
-    SceneObject,
-    outline_points,
-)
+from scenes.rendering.scene import EXTENTS, GROUNDS, MAX_OBJECTS, SHAPES, Scene, SceneObject, outline_points
 from scenes.rendering.solids import MISS, Vector, intersect
 from scenes.rendering.textures import Octave, lattice_values, noise_matrix
 
@@ -62,19 +54,15 @@ _SUNLIGHT = {"clear": (1.0, 1.0, 0.98), "cloudy": (0.94, 0.95, 0.97), "sunset": 
 _GROUND_OCTAVES = {
     "grass": (
         (
-            Octave(0, (1.3, 1.3), 0.26),
-            Octave(1, (0.5, 0.6), 0.34),
-            Octave(2, (0.2, 0.3), 0.46),
-            Octave(3, (0.09, 0.17), 0.5),
+            *(Octave(0, (1.3, 1.3), 0.26), Octave(1, (0.5, 0.6), 0.34)),
+            *(Octave(2, (0.2, 0.3), 0.46), Octave(3, (0.09, 0.17), 0.5)),
         ),
         (Octave(4, (0.9, 0.9), 0.4), Octave(5, (0.3, 0.3), 0.5)),
     ),
     "sand": (
         (
-            Octave(0, (1.7, 0.8), 0.32),
-            Octave(1, (0.7, 0.4), 0.36),
-            Octave(2, (0.3, 0.24), 0.36),
-            Octave(3, (0.1, 0.1), 0.34),
+            *(Octave(0, (1.7, 0.8), 0.32), Octave(1, (0.7, 0.4), 0.36)),
+            *(Octave(2, (0.3, 0.24), 0.36), Octave(3, (0.1, 0.1), 0.34)),
         ),
         (Octave(4, (1.2, 1.2), 0.4), Octave(5, (0.4, 0.4), 0.3)),
     ),
@@ -90,10 +78,8 @@ _GROUND_COLOURS = {  # base, change with the brightness field, change with the h
 }
 _PLANK_WIDTH = 0.85
 _CLOUD_OCTAVES = (
-    Octave(0, (0.36, 0.11), 0.6),
-    Octave(1, (0.16, 0.06), 0.45),
-    Octave(2, (0.07, 0.03), 0.3),
-    Octave(3, (0.03, 0.018), 0.2),
+    *(Octave(0, (0.36, 0.11), 0.6), Octave(1, (0.16, 0.06), 0.45)),
+    *(Octave(2, (0.07, 0.03), 0.3), Octave(3, (0.03, 0.018), 0.2)),
 )
 
 

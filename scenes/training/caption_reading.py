@@ -28,7 +28,18 @@ from torch import Tensor, nn
 from scenes.captions.described_objects import described_words, told_places
 from scenes.captions.picture_captions import Caption, ObjectClaim
 from scenes.rendering import camera
-from scenes.rendering.scene import COLOURS, GROUNDS, MATERIALS, MAX_OBJECTS, SHAPES, SIZES, SKIES, Scene, SceneObject
+from scenes.rendering.scene import (
+    ATTRIBUTE_VALUES,
+    COLOURS,
+    GROUNDS,
+    MATERIALS,
+    MAX_OBJECTS,
+    SHAPES,
+    SIZES,
+    SKIES,
+    Scene,
+    SceneObject,
+)
 
 NUM_PLACES = 6
 """Classes of an object's position across the picture, and of its depth."""
@@ -36,18 +47,15 @@ UNTOLD = -100
 """The class of what a caption leaves open; it does not count (`ignore_index` of torch's cross-entropy)."""
 
 _ABSENT = 0
-_ATTRIBUTES = (("shape", SHAPES), ("colour", COLOURS), ("material", MATERIALS), ("size", SIZES))
-_OBJECT_CLASSES = (*(len(values) for _, values in _ATTRIBUTES), NUM_PLACES, NUM_PLACES)
+_OBJECT_CLASSES = (*map(len, ATTRIBUTE_VALUES.values()), NUM_PLACES, NUM_PLACES)
 _SCENE_GROUPS = (len(GROUNDS), len(SKIES), *(tuple(1 + count for count in _OBJECT_CLASSES) * (2 * MAX_OBJECTS)))
 _SHAPE_GROUPS = (1 + MAX_OBJECTS, len(COLOURS), len(MATERIALS), len(SIZES))
 _RANKS = MAX_OBJECTS * (MAX_OBJECTS + 1) // 2  # which place of how many
-_WORD_GROUPS = (*(len(values) for _, values in _ATTRIBUTES), _RANKS, _RANKS)
+_WORD_GROUPS = (*map(len, ATTRIBUTE_VALUES.values()), _RANKS, _RANKS)
 _WORD_WEIGHTS = (1.0, 1.0, 1.0, 1.0, 3.0, 3.0)
 """Places are the hardest to learn: they need the whole sentence."""
 _NEAREST, _FARTHEST = 0.0, 2.6
 _NEVER = -1e4  # the logit of a class that a group does not have
-COLOURS_ACROSS = tuple(2 + place * len(_OBJECT_CLASSES) + 1 for place in range(MAX_OBJECTS))
-"""Groups of the whole caption that hold the colours of the objects from left to right."""
 
 
 @dataclass(frozen=True)
@@ -199,7 +207,7 @@ def _mean_by_group(logits: Tensor, classes: Tensor) -> Tensor:
 
 
 def _claim_classes(claim: ObjectClaim) -> list[int]:
-    said = ((getattr(claim, name), values) for name, values in _ATTRIBUTES)
+    said = ((getattr(claim, name), values) for name, values in ATTRIBUTE_VALUES.items())
     return [UNTOLD if value is None else values.index(value) for value, values in said]
 
 
@@ -207,6 +215,6 @@ def _object_classes(item: SceneObject) -> list[int]:
     across = (camera.screen_position(item.x, item.depth) + 1) / 2
     away = (item.depth - _NEAREST) / (_FARTHEST - _NEAREST)
     return [
-        *(values.index(getattr(item, name)) for name, values in _ATTRIBUTES),
+        *(values.index(getattr(item, name)) for name, values in ATTRIBUTE_VALUES.items()),
         *(min(NUM_PLACES - 1, max(0, int(share * NUM_PLACES))) for share in (across, away)),
     ]

@@ -23,7 +23,7 @@ from transformers import CLIPConfig, CLIPImageProcessorPil, CLIPModel
 from metrics.clip_score import retrieval_accuracy
 from scenes.captions.picture_captions import MAX_CAPTION_TOKENS, compose_caption
 from scenes.captions.text_tokenizer import build_tokenizer
-from scenes.rendering.scene import COLOURS, GROUNDS, MATERIALS, SHAPES, SIZES, SKIES, SPLITS, Scene, SceneObject
+from scenes.rendering.scene import ATTRIBUTE_VALUES, SETTING_VALUES, Scene, SceneObject
 from scenes.seeds import HELDOUT_SEED
 from scenes.training.data import RenderedSceneSource, SceneSource
 from vargen.drawing.sheet import contact_sheet, to_pil
@@ -31,10 +31,9 @@ from vargen.runs.files import save_image_atomic
 from vargen.training.config import RunConfig, check, check_positive
 from vargen.training.run import RunResult, prepare, train
 
-_OBJECT_VALUES = {"shape": SHAPES, "colour": COLOURS, "material": MATERIALS, "size": SIZES}
-_SETTING_VALUES = {"ground": GROUNDS, "sky": SKIES}
 _LARGEST_LOGIT_SCALE = 4.605  # ln 100, where CLIP stops it
 _SHEET_IMAGES = 16
+_SPLIT = "all"  # a measure must know the combinations that are held out from the generator
 
 
 @dataclass
@@ -49,12 +48,8 @@ class TowerConfig:
     def __post_init__(self) -> None:
         names = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
         check_positive(self, *names)
-        check(
-            self.hidden_size % self.num_attention_heads == 0,
-            "num_attention_heads",
-            self.num_attention_heads,
-            f"must divide hidden_size {self.hidden_size}",
-        )
+        width, heads = self.hidden_size, self.num_attention_heads
+        check(width % heads == 0, "num_attention_heads", heads, f"must divide hidden_size {width}")
 
 
 @dataclass
@@ -64,14 +59,12 @@ class ClipTrainingConfig(RunConfig):
     Args:
         image_size: side of the training pictures, pixels.
         patch_size: side of a patch, pixels.
-        split: scenes to train on; "all", because a measure must know the held-out combinations too.
         vision, text: shapes of the towers.
         projection_dim: dimensions of the features.
     """
 
     image_size: int = 128
     patch_size: int = 8
-    split: str = "all"
     vision: TowerConfig = field(default_factory=lambda: TowerConfig(num_hidden_layers=5))
     text: TowerConfig = field(default_factory=lambda: TowerConfig(num_hidden_layers=3))
     projection_dim: int = 128
@@ -79,39 +72,25 @@ class ClipTrainingConfig(RunConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive(self, "patch_size", "projection_dim")
-        check(
-            self.image_size >= 32 and self.image_size % self.patch_size == 0,
-            "image_size",
-            self.image_size,
-            f"must be a multiple of patch_size {self.patch_size} and at least 32",
-        )
-        check(self.split in SPLITS, "split", self.split, f"is not one of {', '.join(SPLITS)}")
-        check(
-            self.batch_size > 1,
-            "batch_size",
-            self.batch_size,
-            "must be above 1, because each picture is compared with the others",
-        )
+        fits = self.image_size >= 32 and self.image_size % self.patch_size == 0
+        remedy = f"must be a multiple of patch_size {self.patch_size} and at least 32"
+        check(fits, "image_size", self.image_size, remedy)
+        check(self.batch_size > 1, "batch_size", self.batch_size, "must be above 1: pictures are told apart")
 
     def architecture(self) -> dict[str, Any]:
-        return {
-            "image_size": self.image_size,
-            "patch_size": self.patch_size,
-            "vision": vars(self.vision),
-            "text": vars(self.text),
-            "projection_dim": self.projection_dim,
-        }
+        shapes = {"vision": vars(self.vision), "text": vars(self.text)}
+        return {name: getattr(self, name) for name in ("image_size", "patch_size", "projection_dim")} | shapes
 
 
 def altered(scene: Scene, rng: random.Random) -> Scene:
     """The scene with one thing said wrong: an attribute of one object, the ground or the sky."""
-    name = rng.choice([*_OBJECT_VALUES, *_OBJECT_VALUES, *_SETTING_VALUES])
-    if name in _SETTING_VALUES:
-        others = [value for value in _SETTING_VALUES[name] if value != getattr(scene, name)]
+    name = rng.choice([*ATTRIBUTE_VALUES, *ATTRIBUTE_VALUES, *SETTING_VALUES])
+    if name in SETTING_VALUES:
+        others = [value for value in SETTING_VALUES[name] if value != getattr(scene, name)]
         return Scene.from_dict({**scene.to_dict(), name: rng.choice(others)})
     number = rng.randrange(len(scene.objects))
     item = scene.objects[number]
-    others = [value for value in _OBJECT_VALUES[name] if value != getattr(item, name)]
+    others = [value for value in ATTRIBUTE_VALUES[name] if value != getattr(item, name)]
     objects = list(scene.objects)
     objects[number] = SceneObject(**{**vars(item), name: rng.choice(others)})
     return replace(scene, objects=tuple(objects))
@@ -172,7 +151,7 @@ class ClipTask:
 
     def loss(self, step: int, progress: float) -> tuple[Tensor, dict[str, Tensor]]:
         config = self.config
-        batch = self.source(config.seed + step * config.batch_size, config.batch_size, config.split)
+        batch = self.source(config.seed + step * config.batch_size, config.batch_size, _SPLIT)
         texts, negatives = self._captions(batch.scenes)
         count = len(texts)
         output = self.run_clip(pixel_values=batch.images.to(self.device), **self._tokens([*texts, *negatives]))

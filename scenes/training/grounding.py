@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from scenes.rendering import camera
-from scenes.rendering.scene import COLOURS, MATERIALS, SHAPES, SIZES, Scene
+from scenes.rendering.scene import ATTRIBUTE_VALUES, Scene
 
-GROUNDING = {"shape": SHAPES, "colour": COLOURS, "material": MATERIALS, "size": SIZES}
+GROUNDING = ATTRIBUTE_VALUES
 """Properties of the object that covers a cell; class 0 is "no object"."""
 
 

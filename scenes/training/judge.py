@@ -17,17 +17,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from scenes.judge.claim_checks import KINDS, Tally, claims_from_scene, judge_claims
-from scenes.judge.network import (
-    ATTRIBUTE_VALUES,
-    SETTING_VALUES,
-    STRIDE,
-    SceneJudge,
-    SceneJudgeOutput,
-    read_images,
-)
+from scenes.judge.network import STRIDE, SceneJudge, SceneJudgeOutput, read_images
 from scenes.judge.picture_reading import describe_reading
 from scenes.rendering import camera
-from scenes.rendering.scene import SPLITS, Scene
+from scenes.rendering.scene import ATTRIBUTE_VALUES, SETTING_VALUES, Scene
 from scenes.seeds import HELDOUT_SEED, RECONSTRUCTION_SEED
 from scenes.training.coded import load_vqvae
 from scenes.training.data import RenderedSceneSource, SceneSource
@@ -39,6 +32,7 @@ from vargen.training.run import RunResult, prepare, train
 
 _CENTRE_SPREAD = 1.0  # cells; standard deviation of the bump that marks a centre
 _SHEET_IMAGES = 16
+_SPLIT = "all"  # a judge must know the combinations that are held out from the generator
 _CHUNK = 32
 
 
@@ -48,8 +42,6 @@ class JudgeTrainingConfig(RunConfig):
 
     Args:
         image_size: side of the training pictures, pixels.
-        split: scenes to train on. "all" by default, because a judge must also know the combinations that are held out
-            from the generator. It is measured on held-out scenes of other seeds.
         block_out_channels: as in `SceneJudge`.
         degraded_share: share of each batch that is blurred or scaled down and up.
         colour_shift: largest change of a colour channel, as a share of the range and of its own scale.
@@ -60,7 +52,6 @@ class JudgeTrainingConfig(RunConfig):
     """
 
     image_size: int = 128
-    split: str = "all"
     block_out_channels: tuple[int, ...] = (24, 48, 80, 88)
     degraded_share: float = 0.5
     colour_shift: float = 0.05
@@ -72,19 +63,11 @@ class JudgeTrainingConfig(RunConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.block_out_channels = tuple(self.block_out_channels)
-        check(
-            self.image_size >= 32 and self.image_size % 16 == 0,
-            "image_size",
-            self.image_size,
-            "must be a multiple of 16 and at least 32",
-        )
-        check(self.split in SPLITS, "split", self.split, f"is not one of {', '.join(SPLITS)}")
-        check(
-            len(self.block_out_channels) == 4 and min(self.block_out_channels) > 0,
-            "block_out_channels",
-            self.block_out_channels,
-            "must be four positive numbers",
-        )
+        fits = self.image_size >= 32 and self.image_size % 16 == 0
+        check(fits, "image_size", self.image_size, "must be a multiple of 16 and at least 32")
+        channels = self.block_out_channels
+        four = len(channels) == 4 and min(channels) > 0
+        check(four, "block_out_channels", channels, "must be four positive numbers")
         check_fraction(self, "degraded_share", "colour_shift", "noise", "reconstruction_share")
         check(self.reconstruction_count > 0, "reconstruction_count", self.reconstruction_count, "must be above zero")
 
@@ -262,14 +245,12 @@ class ReconstructionBank:
         UserError: if the folder holds no tokenizer.
     """
 
-    def __init__(
-        self, folder: str, count: int, image_size: int, source: SceneSource, split: str, device: torch.device
-    ) -> None:
+    def __init__(self, folder: str, count: int, image_size: int, source: SceneSource, device: torch.device) -> None:
         vqvae, _ = load_vqvae(folder, image_size, device)
         images: list[Tensor] = []
         self.scenes: list[Scene] = []
         for start in range(0, count, _CHUNK):
-            batch = source(RECONSTRUCTION_SEED + start, min(_CHUNK, count - start), split)
+            batch = source(RECONSTRUCTION_SEED + start, min(_CHUNK, count - start), _SPLIT)
             images.append((reconstruct(vqvae, batch.images * 0.5 + 0.5) * 255).round().byte())
             self.scenes += batch.scenes
         self.images = torch.cat(images)
@@ -293,9 +274,7 @@ class JudgeTask:
         self.degrade = Degrader(config.degraded_share, config.colour_shift, config.noise)
         self.bank: ReconstructionBank | None = None
         if config.vqvae is not None and config.reconstruction_share:
-            self.bank = ReconstructionBank(
-                config.vqvae, config.reconstruction_count, config.image_size, source, config.split, device
-            )
+            self.bank = ReconstructionBank(config.vqvae, config.reconstruction_count, config.image_size, source, device)
         heldout = source(HELDOUT_SEED, config.evaluation_size, "heldout")
         self.heldout_scenes = heldout.scenes
         images = heldout.images * 0.5 + 0.5
@@ -325,7 +304,7 @@ class JudgeTask:
         pictures: list[Tensor] = []
         scenes: list[Scene] = []
         if drawn < config.batch_size:
-            batch = self.source(config.seed + step * config.batch_size, config.batch_size - drawn, config.split)
+            batch = self.source(config.seed + step * config.batch_size, config.batch_size - drawn, _SPLIT)
             pictures.append(self.degrade(batch.images * 0.5 + 0.5, generator))
             scenes += batch.scenes
         if self.bank and drawn:

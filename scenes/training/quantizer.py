@@ -75,15 +75,6 @@ class SphericalQuantizer(nn.Module):
             self._learn(flat, codes.flatten(), replace_dead)
         return Quantized(codewords, codes, commitment)
 
-    @torch.no_grad()
-    def continue_from(self, codebook: Tensor, uses: float) -> None:
-        """Take up a trained codebook [K, D] with unit rows, each code as if it had been chosen `uses` times a step."""
-        self.codebook.copy_(codebook)
-        self.counts.fill_(uses)
-        self.usage.fill_(uses)
-        self.sums.copy_(codebook * uses)
-        self.started.fill_(True)
-
     def perplexity(self) -> Tensor:
         """exp of the entropy of the running code frequencies: how many codes are in use, were they used equally."""
         frequencies = self.usage / self.usage.sum().clamp_min(1e-9)

@@ -18,13 +18,11 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase, T5Config, T5EncoderModel
 
-from scenes.captions.described_objects import told_places
 from scenes.captions.picture_captions import MAX_CAPTION_TOKENS, Caption, compose_caption, compose_training_caption
 from scenes.captions.text_tokenizer import build_tokenizer
 from scenes.rendering.scene import OBJECT_COUNT_WEIGHTS, Scene, sample_scene
 from scenes.seeds import CAPTION_SEED, HELDOUT_SEED
 from scenes.training.caption_reading import (
-    COLOURS_ACROSS,
     CaptionReader,
     CaptionTruth,
     Readings,
@@ -34,7 +32,6 @@ from scenes.training.caption_reading import (
 from vargen.base.errors import UserError
 from vargen.models.model_folder import check_model_folder
 from vargen.training.config import RunConfig, check, check_fraction, check_positive
-from vargen.training.initial_weights import fill
 from vargen.training.run import RunResult, move, prepare, train
 
 _LENGTH_STEP = 8  # captions are padded to a multiple, so that compiled code meets few shapes
@@ -60,15 +57,12 @@ class TextEncoderTrainingConfig(RunConfig):
 
     Args:
         text_encoder: shape of the text encoder.
-        initial_weights: folder of a pipeline, or of an earlier run's export, whose text encoder a new run starts from;
-            empty for random weights.
         complete_caption_share: share of the captions that say everything, see `compose_training_caption`.
         length_groups: the captions of a batch are sorted by length and padded in this many parts; must divide
             `batch_size`.
     """
 
     text_encoder: TextEncoderConfig = field(default_factory=TextEncoderConfig)
-    initial_weights: str = ""
     complete_caption_share: float = 0.7
     length_groups: int = 4
 
@@ -103,12 +97,8 @@ def build_text_encoder(config: TextEncoderConfig, tokenizer: PreTrainedTokenizer
     )
 
 
-def load_text_encoder(folder: str, name: str = "frozen_text_encoder") -> T5EncoderModel:
+def load_text_encoder(folder: str) -> T5EncoderModel:
     """The text encoder of a pipeline's folder, or of the export of `vargen train text-encoder`, in fp32.
-
-    Args:
-        folder: where `text_encoder/` lies.
-        name: the setting that named it, for the message.
 
     Raises:
         UserError: if there is none.
@@ -117,7 +107,7 @@ def load_text_encoder(folder: str, name: str = "frozen_text_encoder") -> T5Encod
     if (Path(folder) / "model_index.json").is_file():
         check_model_folder(folder)
     if not (path / "config.json").is_file():
-        raise UserError(f"{name}: {folder!r} holds no text_encoder; name a text-conditional pipeline")
+        raise UserError(f"frozen_text_encoder: {folder!r} holds no text_encoder; name a text-conditional pipeline")
     return T5EncoderModel.from_pretrained(path, dtype=torch.float32)
 
 
@@ -148,9 +138,6 @@ class TextEncoderTask:
         self.device = device
         self.tokenizer = build_tokenizer()
         self.text_encoder = build_text_encoder(config.text_encoder, self.tokenizer)
-        if config.initial_weights and not config.goes_on:
-            values = load_text_encoder(config.initial_weights, "initial_weights").state_dict()
-            fill(self.text_encoder, values, f"text encoder in {config.initial_weights!r}", "text_encoder says")
         self.module = nn.ModuleDict({"text_encoder": self.text_encoder.train()})
         self.extra_modules = nn.ModuleList([CaptionReader(config.text_encoder.d_model)])
         move(self.module, device)
@@ -209,38 +196,17 @@ class TextEncoderTask:
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
-        """The loss and its parts on held-out captions, and how well colours are assigned to objects.
-
-        `colours_of_two` and `colours_of_three` are the shares of colours that a linear map reads correctly from the
-        mean of the states, in captions that give the whole order from left to right.
-        """
-        figures, heldout_colours = self._figures("heldout")
-        _, colours = self._figures("train")
-        return figures | colours | {f"heldout_{name}": value for name, value in heldout_colours.items()}
-
-    def _figures(self, split: str) -> tuple[dict[str, float], dict[str, float]]:
-        """Mean losses and the share of colours read rightly, over scenes that training does not use."""
+        """The loss and its parts on held-out captions."""
         losses: dict[str, float] = defaultdict(float)
-        right: dict[int, list[bool]] = defaultdict(list)
         last = HELDOUT_SEED + self.config.evaluation_size
         for start in range(HELDOUT_SEED, last, self.config.batch_size):
             seeds = range(start, min(last, start + self.config.batch_size))
-            scenes = _scenes(seeds, split)
+            scenes = _scenes(seeds, "heldout")
             captions = [compose_caption(scene, seed) for scene, seed in zip(scenes, seeds, strict=True)]
-            batch = self._batch(scenes, captions)
-            readings = self._read(batch)
-            loss, parts = caption_reading_loss(readings, batch.truth)
+            loss, parts = self._batch_loss(self._batch(scenes, captions))
             for name, value in {"loss": loss, **parts}.items():
                 losses[name] += value.item() * len(seeds) / self.config.evaluation_size
-            read = (readings.scene.argmax(-1) == batch.truth.scene)[:, COLOURS_ACROSS].tolist()  # [B, 3]
-            for caption, row in zip(captions, read, strict=True):
-                objects = caption.claims.objects
-                told = all(place is not None for place in told_places(caption.claims, "left of"))
-                if told and all(claim.colour for claim in objects):
-                    right[len(objects)] += row[: len(objects)]
-        names = {2: "colours_of_two", 3: "colours_of_three"}
-        shares = {name: sum(right[count]) / len(right[count]) for count, name in names.items() if right[count]}
-        return dict(losses), shares
+        return dict(losses)
 
     def draw_samples(self, path: Path) -> None:
         """A text encoder has nothing to show; its figures are in the log."""

@@ -12,28 +12,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from diffusers.models.autoencoders.vq_model import VQModel
 from torch import Tensor, nn
 
 from scenes.seeds import HELDOUT_SEED
-from scenes.training.data import RenderedSceneSource, SceneBatch, SceneSource, save_sheet
-from scenes.training.grounding import GROUNDING, cell_attributes
+from scenes.training.data import RenderedSceneSource, SceneSource, save_sheet
 from scenes.training.losses import object_weights, peak_signal_to_noise
 from scenes.training.picture_loss import PictureLoss, PictureLossConfig
 from scenes.training.quantizer import SphericalQuantizer
-from vargen.base.errors import UserError
-from vargen.training.config import check, check_positive
-from vargen.training.initial_weights import fill
+from vargen.training.config import check, check_not_negative, check_positive
 from vargen.training.run import RunResult, autocast, move, prepare, train
 
 _SHEET_IMAGES = 8
 _CODEBOOK_DECAY = 0.98  # of the running k-means
 _DEAD_CODE = 0.05  # uses a step below which a code is placed anew
 _REPLACE_DEAD_UNTIL = 0.7  # share of the run after which dead codes stay, so that the end is calm
-_CODE_ATTRIBUTES = ("colour", "material")
-_COVERED = 0.6  # share of a cell that an object covers for its code to be asked about the object
-_BARE = 0.02  # share of a cell up to which it shows no object; what lies between is an edge
 
 
 @dataclass
@@ -64,12 +57,9 @@ class VQModelConfig:
             *("layers_per_block", "latent_channels", "num_vq_embeddings", "vq_embed_dim", "norm_num_groups"),
             prefix="model.",
         )
-        check(
-            all(channels > 0 and channels % self.norm_num_groups == 0 for channels in self.block_out_channels),
-            "model.norm_num_groups",
-            self.norm_num_groups,
-            f"must divide each of model.block_out_channels {self.block_out_channels}",
-        )
+        fits = all(channels > 0 and channels % self.norm_num_groups == 0 for channels in self.block_out_channels)
+        remedy = f"must divide each of model.block_out_channels {self.block_out_channels}"
+        check(fits, "model.norm_num_groups", self.norm_num_groups, remedy)
 
 
 @dataclass
@@ -79,19 +69,12 @@ class TokenizerTrainingConfig(PictureLossConfig):
     Args:
         image_size: side of the training pictures, pixels.
         model: shape of the tokenizer.
-        initial_weights: folder of a tokenizer of that shape from which a new run starts, such as `vqvae` of the shipped
-            pipeline; empty for random weights. A resumed run goes on from its checkpoint.
         commitment_weight: weight of the distance between latents and their codewords.
-        code_reading_weight: weight of a helping loss that reads off each cell's codeword whether an object covers the
-            cell or has its edge there, and the colour and material of an object that covers it, so that each code alone
-            tells what captions name; 0 for none.
     """
 
     image_size: int = 128
     model: VQModelConfig = field(default_factory=VQModelConfig)
-    initial_weights: str = ""
     commitment_weight: float = 0.25
-    code_reading_weight: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -100,8 +83,7 @@ class TokenizerTrainingConfig(PictureLossConfig):
         factor = 2 ** (len(self.model.block_out_channels) - 1)
         check_positive(self, "image_size")
         check(self.image_size % factor == 0, "image_size", self.image_size, f"must be a multiple of {factor}")
-        for name in ("commitment_weight", "code_reading_weight"):
-            check(getattr(self, name) >= 0, name, getattr(self, name), "must not be negative")
+        check_not_negative(self, "commitment_weight")
 
     def architecture(self) -> dict[str, Any]:
         return {f"model.{name}": value for name, value in asdict(self.model).items()}
@@ -109,20 +91,14 @@ class TokenizerTrainingConfig(PictureLossConfig):
 
 def build_tokenizer_model(config: TokenizerTrainingConfig) -> VQModel:
     """A new `VQModel` of the configured shape, weights from torch's global random state."""
-    shape = config.model
-    levels = len(shape.block_out_channels)
+    levels = len(config.model.block_out_channels)
     return VQModel(
         in_channels=3,
         out_channels=3,
         down_block_types=("DownEncoderBlock2D",) * levels,
         up_block_types=("UpDecoderBlock2D",) * levels,
-        block_out_channels=shape.block_out_channels,
-        layers_per_block=shape.layers_per_block,
-        latent_channels=shape.latent_channels,
+        **asdict(config.model),
         sample_size=config.image_size,
-        num_vq_embeddings=shape.num_vq_embeddings,
-        vq_embed_dim=shape.vq_embed_dim,
-        norm_num_groups=shape.norm_num_groups,
         scaling_factor=1.0,
         lookup_from_codebook=True,
     )
@@ -143,44 +119,6 @@ def exported_copy(vqvae: VQModel) -> VQModel:
     return copied
 
 
-def load_initial_tokenizer(folder: str, vqvae: VQModel) -> None:
-    """Fill a tokenizer with the weights in `folder`.
-
-    Raises:
-        UserError: if there is none, or it has another shape.
-    """
-    if not (Path(folder) / "config.json").is_file():
-        raise UserError(f"initial_weights: {folder!r} holds no config.json; name the folder of a tokenizer")
-    values = VQModel.from_pretrained(folder).state_dict()
-    fill(vqvae, values, f"tokenizer in {folder!r}", "model says")
-
-
-class CodeReader(nn.Module):
-    """Reads off a cell's codeword alone how much of an object is there, and its attributes: a small network for each.
-
-    Args:
-        dim: numbers per codeword.
-        width: hidden width; codes of one colour need not lie on one side of a plane.
-    """
-
-    def __init__(self, dim: int, width: int = 64) -> None:
-        super().__init__()
-        classes = {"coverage": 3} | {name: 1 + len(GROUNDING[name]) for name in _CODE_ATTRIBUTES}
-        self.readers = nn.ModuleDict(
-            {
-                name: nn.Sequential(nn.Conv2d(dim, width, 1), nn.GELU(), nn.Conv2d(width, count, 1))
-                for name, count in classes.items()
-            }
-        )
-
-    def forward(self, codewords: Tensor) -> dict[str, Tensor]:
-        """By name, logits fp32 [B, classes, h, w] of codewords [B, D, h, w].
-
-        Classes of "coverage" are no object, the edge of one, and covered; of attributes those of `cell_attributes`.
-        """
-        return {name: reader(codewords).float() for name, reader in self.readers.items()}
-
-
 class TokenizerTask:
     """The tokenizer as the common loop sees it."""
 
@@ -188,19 +126,11 @@ class TokenizerTask:
         self.config = config
         self.source = source
         self.vqvae = build_tokenizer_model(config)
-        codebook = self.vqvae.quantize.embedding.weight
-        self.quantizer = SphericalQuantizer(codebook, _CODEBOOK_DECAY, _DEAD_CODE)
-        self.grid_size = config.image_size // 2 ** (len(config.model.block_out_channels) - 1)
-        if config.initial_weights and not config.goes_on:
-            load_initial_tokenizer(config.initial_weights, self.vqvae)
-            self.quantizer.continue_from(codebook, config.batch_size * self.grid_size**2 / len(codebook))
+        self.quantizer = SphericalQuantizer(self.vqvae.quantize.embedding.weight, _CODEBOOK_DECAY, _DEAD_CODE)
         self.module = nn.ModuleDict({"vqvae": self.vqvae, "quantizer": self.quantizer})
         move(self.module, device, images=True)
         self.picture_loss = PictureLoss(config, self.vqvae.decoder.conv_out.weight, device)
         self.extra_modules = nn.ModuleList([self.picture_loss.trained_modules])
-        self.code_reader = CodeReader(config.model.vq_embed_dim) if config.code_reading_weight else None
-        if self.code_reader is not None:
-            self.extra_modules.append(self.code_reader.to(device))
         self.encode: Callable[[Tensor], Tensor] = self.vqvae.encoder
         self.decode: Callable[[Tensor], Tensor] = self.vqvae.decoder
         if config.compile:
@@ -226,31 +156,7 @@ class TokenizerTask:
             "used_codes": self.quantizer.used_codes(),
         }
         loss = loss + config.commitment_weight * quantized.commitment
-        if self.code_reader is not None:
-            reading, right = self._code_reading(batch, quantized.codewords)
-            loss = loss + config.code_reading_weight * reading
-            parts |= {"code_reading": reading.detach()} | right
         return loss, parts
-
-    def _code_reading(self, batch: SceneBatch, codewords: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """Cross-entropy in nats of what codewords [B, D, h, w] say of objects, and by name the share read rightly."""
-        assert self.code_reader is not None
-        covered = F.adaptive_avg_pool2d(batch.object_mask[:, None].float(), self.grid_size)[:, 0]
-        coverage = (covered > _BARE).long() + (covered >= _COVERED)
-        # Bare cells are most of a picture, so each class counts alike. A box is larger than its object, and a cell may
-        # show more ground than object: of neither are attributes to be read.
-        shares = torch.bincount(coverage.flatten(), minlength=3).clamp_min(1)
-        asked = {"coverage": (coverage, 1 / shares[coverage])}
-        for name, truth in cell_attributes(batch.scenes, self.grid_size).items():
-            truth = truth.to(coverage.device)
-            asked[name] = (truth, ((truth > 0) & (coverage == 2)).float())
-        losses, right = [], {}
-        for name, logits in self.code_reader(codewords).items():
-            truth, counts = asked[name]
-            total = counts.sum().clamp_min(1)
-            losses.append((F.cross_entropy(logits, truth, reduction="none") * counts).sum() / total)
-            right[f"{name}_read_rightly"] = ((logits.argmax(1) == truth) * counts).sum() / total
-        return torch.stack(losses).mean(), right
 
     @torch.no_grad()
     def _reconstruct(self, images: Tensor) -> tuple[Tensor, Tensor]:

@@ -15,14 +15,14 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from diffusers.models.autoencoders.vq_model import VQModel
 from torch import Tensor, nn
 
 from scenes.captions.picture_captions import MAX_CAPTION_TOKENS, compose_caption, compose_training_caption
 from scenes.captions.text_tokenizer import build_tokenizer
-from scenes.rendering.scene import COLOURS, MAX_OBJECTS, OBJECT_COUNT_WEIGHTS
+from scenes.rendering.scene import COLOURS, MAX_OBJECTS
 from scenes.seeds import HELDOUT_SEED
-from scenes.training.code_store import StoredCodes, check_object_count_weights
-from scenes.training.code_translation import code_shares, translate
+from scenes.training.code_store import StoredCodes
 from scenes.training.coded import (
     PLACES,
     CodedBatch,
@@ -49,13 +49,12 @@ from vargen.models.llamagen.text_encoder import encode_text
 from vargen.models.llamagen.transformer import LlamaGenTransformer
 from vargen.models.model_folder import check_model_folder
 from vargen.models.transformer_layers import CONDITION_ROTARY
-from vargen.training.config import RunConfig, check, check_fraction, check_positive
+from vargen.training.config import RunConfig, check, check_fraction, check_not_negative, check_positive
 from vargen.training.initial_weights import fill
 from vargen.training.run import RunResult, autocast, move, prepare, train
 
 _REPLACED_STREAM = 1 << 41  # the random numbers of replaced tokens, apart from those of null captions
 _MISTAKEN_STREAM = 1 << 42
-_TRANSLATED = 256  # pictures on which the codes of two tokenizers are compared
 _SAMPLE_GUIDANCE = 3.0
 SAMPLE_PROMPTS = (
     "a shiny red sphere left of a small blue cube",
@@ -95,18 +94,10 @@ class TransformerConfig:
     def __post_init__(self) -> None:
         names = ("dim", "num_layers", "num_attention_heads", "intermediate_size", "condition_length", "position_scale")
         check_positive(self, *names, prefix="model.")
-        check(
-            self.condition_rotary in CONDITION_ROTARY,
-            "model.condition_rotary",
-            self.condition_rotary,
-            f"is not one of {', '.join(CONDITION_ROTARY)}",
-        )
-        check(
-            self.dim % (4 * self.num_attention_heads) == 0,
-            "model.num_attention_heads",
-            self.num_attention_heads,
-            f"must split model.dim {self.dim} into heads of a multiple of 4",
-        )
+        rotary, heads, known = self.condition_rotary, self.num_attention_heads, ", ".join(CONDITION_ROTARY)
+        check(rotary in CONDITION_ROTARY, "model.condition_rotary", rotary, f"is not one of {known}")
+        remedy = f"must split model.dim {self.dim} into heads of a multiple of 4"
+        check(self.dim % (4 * heads) == 0, "model.num_attention_heads", heads, remedy)
 
 
 @dataclass
@@ -116,10 +107,9 @@ class TransformerTrainingConfig(RunConfig):
     Args:
         vqvae: folder of the trained tokenizer (a tokenizer run's `export`, or `vqvae` of a pipeline).
         initial_weights: folder of a pipeline whose transformer a new run starts from, such as the shipped one; empty
-            for random weights. If its tokenizer is another one, every code starts from the mean of the codes that the
-            other tokenizer has at the same positions. A resumed run goes on from its checkpoint.
+            for random weights. It must have the same tokenizer. A resumed run goes on from its checkpoint.
         codes: folder of a store that `vargen train data` wrote with this tokenizer; empty to render and encode pictures
-            at each step, which takes longer than the training itself. A store has its own numbers of objects.
+            at each step, which takes longer than the training itself.
         frozen_text_encoder: folder whose text encoder is used as it is: the export of `vargen train text-encoder`, or a
             pipeline for which a draft model is trained.
         image_size: side of the training pictures, pixels.
@@ -145,7 +135,6 @@ class TransformerTrainingConfig(RunConfig):
         counting_weight: weight of a second helping loss at the start: the same states predict how many objects are
             still to be drawn. It falls in the same way.
         grounding_until: share of the run after which both weights are zero.
-        object_count_weights: how often a training scene has one, two or three objects, as weights.
     """
 
     vqvae: str = ""
@@ -165,7 +154,6 @@ class TransformerTrainingConfig(RunConfig):
     grounding_weight: float = 0.0
     counting_weight: float = 0.0
     grounding_until: float = 0.8
-    object_count_weights: tuple[float, ...] = OBJECT_COUNT_WEIGHTS
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -174,18 +162,14 @@ class TransformerTrainingConfig(RunConfig):
         check(bool(self.vqvae), "vqvae", self.vqvae, "must name the folder of a trained tokenizer")
         encoder = self.frozen_text_encoder
         check(bool(encoder), "frozen_text_encoder", encoder, "must name the folder of a trained text encoder")
-        self.object_count_weights = tuple(self.object_count_weights)
-        check_positive(self, "image_size")
-        check_positive(self, "object_loss_weight", "first_token_weight")
+        check_positive(self, "image_size", "object_loss_weight", "first_token_weight")
         check_fraction(
             self,
             *("null_caption_probability", "complete_caption_share"),
             *("replaced_rows", "replaced_tokens", "mistaken_objects"),
             *("object_loss_until", "grounding_until"),
         )
-        for name in ("grounding_weight", "counting_weight"):
-            check(getattr(self, name) >= 0, name, getattr(self, name), "must not be negative")
-        check_object_count_weights(self.object_count_weights)
+        check_not_negative(self, "grounding_weight", "counting_weight")
 
     def architecture(self) -> dict[str, Any]:
         return {
@@ -194,13 +178,15 @@ class TransformerTrainingConfig(RunConfig):
         }
 
 
-def load_initial_weights(folder: str, transformer: LlamaGenTransformer) -> None:
+def load_initial_weights(folder: str, transformer: LlamaGenTransformer, vqvae: VQModel) -> None:
     """Fill a transformer with the weights of the one in a pipeline's folder.
 
     Raises:
-        UserError: there is none in `folder`, or it has another shape.
+        UserError: there is none in `folder`, or it has another shape or another tokenizer than `vqvae`.
     """
     check_model_folder(folder)
+    same = weights_fingerprint(VQModel.from_pretrained(Path(folder) / "vqvae")) == weights_fingerprint(vqvae)
+    check(same, "initial_weights", folder, "has another tokenizer, so its tokens mean something else; name its vqvae")
     saved = LlamaGenTransformer.from_pretrained(Path(folder) / "transformer")
     before, now = saved.config.condition_rotary, transformer.config.condition_rotary
     check(before == now, "model.condition_rotary", now, f"does not fit initial_weights, which have {before!r}")
@@ -219,23 +205,16 @@ class TransformerTask:
         shape = config.model
         self.text_encoder = load_text_encoder(config.frozen_text_encoder).requires_grad_(False)
         self.transformer = LlamaGenTransformer(
-            dim=shape.dim,
-            num_layers=shape.num_layers,
-            num_attention_heads=shape.num_attention_heads,
-            intermediate_size=shape.intermediate_size,
+            **asdict(shape),
             vocab_size=self.vqvae.quantize.n_e,
             grid_size=grid_size,
             condition_type="text",
             caption_dim=self.text_encoder.config.d_model,
-            condition_length=shape.condition_length,
-            condition_rotary=shape.condition_rotary,
-            position_scale=shape.position_scale,
             class_dropout_prob=config.null_caption_probability,
             **dict.fromkeys(("token_dropout", "residual_dropout", "ffn_dropout"), 0.0),  # scenes never repeat
         )
         if config.initial_weights and not config.goes_on:
-            load_initial_weights(config.initial_weights, self.transformer)
-            self._translate_codes(source)
+            load_initial_weights(config.initial_weights, self.transformer, self.vqvae)
         self.transformer.train()
         self.module = nn.ModuleDict({"transformer": self.transformer, "text_encoder": self.text_encoder})
         move(self.module, device)
@@ -255,15 +234,6 @@ class TransformerTask:
         rendered = RenderedCodes(source, FrozenEncoder(self.vqvae, config.autocast), grid_size)
         self.heldout = rendered.coded(source(HELDOUT_SEED, config.evaluation_size, "heldout"))
         self.codes: CodeSource = self._stored_codes(config.codes) if config.codes else rendered
-
-    def _translate_codes(self, source: SceneSource) -> None:
-        """Where the initial weights speak the codes of another tokenizer, have them begin with this one's."""
-        config = self.config
-        before, _ = load_vqvae(str(Path(config.initial_weights) / "vqvae"), config.image_size, self.device)
-        if weights_fingerprint(before) != weights_fingerprint(self.vqvae):
-            batches = range(config.seed, config.seed + _TRANSLATED, config.batch_size)
-            images = (source(seed, config.batch_size, "train").images for seed in batches)
-            translate(self.transformer, code_shares(before, self.vqvae, images))
 
     def identity(self) -> dict[str, Any]:
         """Hashes of the tokenizer's weights and of the vocabulary: another tokenizer means another language."""
@@ -468,7 +438,5 @@ def train_transformer(config: TransformerTrainingConfig, source: SceneSource | N
         UserError: for a field, tokenizer folder, store or checkpoint that does not fit.
     """
     device = prepare(config)
-    if source is None:
-        source = RenderedSceneSource(config.image_size, device, object_count_weights=config.object_count_weights)
-    task = TransformerTask(config, source, device)
+    task = TransformerTask(config, source or RenderedSceneSource(config.image_size, device), device)
     return train(config, task, task.identity())

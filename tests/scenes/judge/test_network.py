@@ -10,9 +10,7 @@ from scene_truth import reading_from_scene
 
 from scenes.judge.claim_checks import Tally, claims_from_scene, judge_claims
 from scenes.judge.network import (
-    ATTRIBUTE_VALUES,
     JUDGE_NAME,
-    SETTING_VALUES,
     SceneJudge,
     SceneJudgeOutput,
     decode_readings,
@@ -21,7 +19,7 @@ from scenes.judge.network import (
 )
 from scenes.judge.picture_reading import JudgedObject
 from scenes.rendering.renderer import SceneRenderer
-from scenes.rendering.scene import sample_scene
+from scenes.rendering.scene import ATTRIBUTE_VALUES, SETTING_VALUES, sample_scene
 from scenes.shipped import WEIGHTS
 from scenes.training.judge import build_targets
 from vargen.base.errors import UserError

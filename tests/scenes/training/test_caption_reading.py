@@ -8,7 +8,6 @@ import torch
 from scenes.captions.picture_captions import Caption, Claims, ObjectClaim, RelationClaim, compose_caption
 from scenes.rendering.scene import COLOURS, GROUNDS, MATERIALS, MAX_OBJECTS, SHAPES, SIZES, SKIES, sample_scene
 from scenes.training.caption_reading import (
-    COLOURS_ACROSS,
     UNTOLD,
     CaptionReader,
     CaptionTruth,
@@ -41,9 +40,6 @@ def test_scene_classes_are_the_truth_in_both_orders() -> None:
                     continue
                 assert SHAPES[group[0] - 1] == ordered[place].shape
                 assert COLOURS[group[1] - 1] == ordered[place].colour
-        assert [classes[group] - 1 for group in COLOURS_ACROSS[: len(scene.objects)]] == [
-            COLOURS.index(item.colour) for item in scene.objects
-        ]
 
 
 def test_shape_classes_count_all_and_describe_the_only_one() -> None:

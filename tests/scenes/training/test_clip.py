@@ -114,7 +114,6 @@ def test_it_learns_to_tell_captions_apart(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"patch_size": 7}, "image_size"),
-        ({"split": "test"}, "split"),
         ({"batch_size": 1}, "batch_size"),
         ({"projection_dim": 0}, "projection_dim"),
     ],

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from diffusers import VQModel
 
-from scenes.judge.network import ATTRIBUTE_VALUES, SETTING_VALUES, STRIDE, SceneJudge, load_judge
-from scenes.rendering.scene import object_boxes, sample_scene
+from scenes.judge.network import STRIDE, SceneJudge, load_judge
+from scenes.rendering.scene import ATTRIBUTE_VALUES, SETTING_VALUES, object_boxes, sample_scene
 from scenes.training.data import RenderedSceneSource, SceneBatch
 from scenes.training.judge import (
     Degrader,
@@ -181,7 +181,6 @@ def test_batches_are_a_function_of_the_step_with_reconstructions_too(tmp_path: P
 def test_bad_settings_are_named(tmp_path: Path) -> None:
     for changes, name in (
         ({"image_size": 40}, "image_size"),
-        ({"split": "test"}, "split"),
         ({"block_out_channels": (8, 8)}, "block_out_channels"),
         ({"reconstruction_share": 1.5}, "reconstruction_share"),
     ):

@@ -44,21 +44,6 @@ def test_without_learning_nothing_changes() -> None:
     assert all(torch.equal(quantizer.state_dict()[name], value) for name, value in before.items())
 
 
-def test_a_trained_codebook_is_taken_up_where_it_was() -> None:
-    torch.manual_seed(0)
-    quantizer, trained = make_quantizer(decay=0.9), F.normalize(torch.randn(16, 4), dim=1)
-    quantizer.continue_from(trained, uses=4.0)
-    assert torch.equal(quantizer.codebook, trained)
-    assert quantizer.perplexity().item() == pytest.approx(16)
-    # Of one code's next uses a tenth counts: the mean moves by that share, and codes without a use stay.
-    latents = trained[3:4].roll(1, -1).T.reshape(1, 4, 1, 1)
-    code = quantizer(latents, learn=True, replace_dead=True).codes.item()
-    expected = F.normalize(trained[code] * 4 * 0.9 + latents.flatten() * 0.1, dim=0)
-    torch.testing.assert_close(quantizer.codebook[code], expected)
-    others = torch.arange(16) != code
-    torch.testing.assert_close(quantizer.codebook[others], trained[others])
-
-
 def test_it_finds_clusters_and_keeps_unit_codewords() -> None:
     torch.manual_seed(0)
     centres = F.normalize(torch.randn(8, 4), dim=1)

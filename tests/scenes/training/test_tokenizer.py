@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import copy
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +8,6 @@ import torch
 from diffusers.models.autoencoders.vq_model import VQModel
 from PIL import Image
 
-from scenes.training.grounding import cell_attributes
 from scenes.training.tokenizer import (
     TokenizerTask,
     TokenizerTrainingConfig,
@@ -17,7 +15,6 @@ from scenes.training.tokenizer import (
     exported_copy,
     train_tokenizer,
 )
-from vargen.base.errors import UserError
 from vargen.models.llamagen.vq import decode_codes, encode_images
 from vargen.runs.files import read_jsonl
 
@@ -116,58 +113,3 @@ def test_an_export_does_not_say_where_its_tokenizer_was_loaded_from(tmp_path: Pa
     exported_copy(VQModel.from_pretrained(tmp_path / "first")).save_pretrained(tmp_path / "second")
     assert str(tmp_path) not in (tmp_path / "second" / "config.json").read_text()
     assert VQModel.from_pretrained(tmp_path / "second").quantize.embedding.weight.dtype == torch.float32
-
-
-def test_it_goes_on_from_given_weights(tmp_path: Path, tokenizer_config, cheap_scenes) -> None:
-    first = replace(tokenizer_config, output=str(tmp_path / "first"))
-    train_tokenizer(first, cheap_scenes)
-    folder = tmp_path / "first" / "export"
-    again = replace(tokenizer_config, initial_weights=str(folder))
-    task, exported = TokenizerTask(again, cheap_scenes, CPU), VQModel.from_pretrained(folder)
-    images = task.heldout.images
-    before = encode_images(exported, images)
-    assert torch.equal(task._reconstruct(images)[1], before)
-    # The first batch neither places the codebook anew nor moves it far: its running means start at the codewords.
-    task.loss(0, 0.0)
-    moved = (task.quantizer.codebook - exported.quantize.embedding.weight).norm(dim=1)
-    assert 0 < moved.max() < 0.1
-    assert task.quantizer.started
-
-
-def test_weights_of_another_shape_are_refused(tmp_path: Path, tokenizer_config, cheap_scenes) -> None:
-    other = replace(tokenizer_config, model=replace(tokenizer_config.model, num_vq_embeddings=16))
-    build_tokenizer_model(other).save_pretrained(tmp_path / "other")
-    for folder in (tmp_path / "other", tmp_path / "none"):
-        with pytest.raises(UserError, match="initial_weights"):
-            TokenizerTask(replace(tokenizer_config, initial_weights=str(folder)), cheap_scenes, CPU)
-
-
-def test_codes_are_taught_to_tell_of_objects_where_these_are(tokenizer_config, cheap_scenes) -> None:
-    config = replace(tokenizer_config, code_reading_weight=1.0, batch_size=8)
-    task = TokenizerTask(config, cheap_scenes, CPU)
-    assert task.code_reader is not None
-    batch = cheap_scenes(0, config.batch_size, "train")
-    codewords = torch.randn(config.batch_size, config.model.vq_embed_dim, task.grid_size, task.grid_size)
-    codewords.requires_grad_(True)
-    shown = torch.nn.functional.adaptive_avg_pool2d(batch.object_mask[:, None], task.grid_size)[:, 0]
-    in_boxes = cell_attributes(batch.scenes, task.grid_size)["colour"] > 0
-    asked = {"coverage": torch.ones_like(in_boxes), "colour": (shown >= 0.6) & in_boxes}
-    for name, cells in asked.items():
-        _, right = task._code_reading(batch, codewords)
-        assert set(right) == {"coverage_read_rightly", "colour_read_rightly", "material_read_rightly"}
-        assert all(0 <= share <= 1 for share in right.values())
-        # The others' networks say the same of every codeword, so the gradient is of this one alone.
-        only = copy.deepcopy(task)
-        for other, reader in only.code_reader.readers.items():
-            if other != name:
-                torch.nn.init.zeros_(reader[-1].weight)
-        reading, _ = only._code_reading(batch, codewords)
-        (gradient,) = torch.autograd.grad(reading, codewords)
-        assert torch.equal(gradient.abs().sum(1) > 0, cells) and cells.any()
-
-    loss, parts = task.loss(0, 0.0)
-    loss.backward()
-    assert parts["code_reading"] > 0
-    assert all(parameter.grad is not None for parameter in task.extra_modules.parameters())
-    plain = TokenizerTask(tokenizer_config, cheap_scenes, CPU)
-    assert plain.code_reader is None and not list(plain.extra_modules.parameters())

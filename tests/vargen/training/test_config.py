@@ -42,7 +42,7 @@ def read_flags(config_type: type[Any], arguments: list[str]) -> Any:
 )
 def test_a_bad_value_is_an_error_that_names_the_field(name: str, value: Any) -> None:
     with pytest.raises(UserError, match=f"^{name}: "):
-        RunConfig("runs/x", **{name: value})
+        RunConfig(**{"output": "runs/x", name: value})
 
 
 def test_nested_fields_are_named_with_their_path() -> None:

@@ -130,7 +130,7 @@ class Clips:
 
 
 def questions_of(processor: Any, first_seed: int = 5) -> Questions:
-    videos = [RenderedVideo(NoiseVideos(), first_seed + number, "train", CAPTION_PROMPTS[0]) for number in range(4)]
+    videos = [RenderedVideo(NoiseVideos(), first_seed + number, "train", CAPTION_PROMPTS[0]) for number in range(8)]
     return Questions(processor, None, videos, {"first_seed": first_seed}, "train", 2)
 
 

@@ -67,28 +67,24 @@ class QuestionWarning(UserWarning):
 
 @dataclass(frozen=True, eq=False)
 class VideoFrames:
-    """Frames of a video, and where in it they stood.
+    """Frames of a video, and which they are.
 
     Attributes:
         frames: [F, 3, H, W] uint8, RGB.
         frames_indices: their numbers in the whole video, ascending.
-        times: of each, in seconds after the first frame of the whole video.
         frames_per_second: of the whole video, on average.
         total_num_frames: of the whole video.
     """
 
     frames: Tensor
     frames_indices: tuple[int, ...]
-    times: tuple[float, ...]
     frames_per_second: float
     total_num_frames: int
 
     @classmethod
     def from_frames(cls, frames: Tensor, frames_per_second: float = FRAMES_PER_SECOND) -> VideoFrames:
         """A whole video that is there already: [F, 3, H, W], float in [0, 1] or uint8."""
-        count = len(frames)
-        times = tuple(number / frames_per_second for number in range(count))
-        return cls(_to_bytes(frames), tuple(range(count)), times, frames_per_second, count)
+        return cls(_to_bytes(frames), tuple(range(len(frames))), frames_per_second, len(frames))
 
     @property
     def metadata(self) -> VideoMetadata:
@@ -365,8 +361,7 @@ def _read_folder(folder: Path, choose: Callable[[int, float], list[int]], rate: 
                 pictures.append(np.asarray(ImageOps.exif_transpose(image).convert("RGB")))
         except (UnidentifiedImageError, OSError, SyntaxError) as error:  # PIL raises each of them for damaged files
             raise UserError(f"video: {paths[number]} cannot be read as a picture; repair or remove it") from error
-    times = tuple(number / rate for number in indices)
-    return VideoFrames(_stack(pictures, folder), tuple(indices), times, rate, len(paths))
+    return VideoFrames(_stack(pictures, folder), tuple(indices), rate, len(paths))
 
 
 # Video files
@@ -420,28 +415,22 @@ def _read_file(path: Path, choose: Callable[[int, float], list[int]]) -> VideoFr
         index, base = _frame_index(container, stream), float(stream.time_base)
         stated_rate = float(stream.average_rate or 0)
     if index is not None:
-        times = [(stamp - index[0][0]) * base for stamp, _ in index]
-        rate = stated_rate or _rate(times)
+        rate = stated_rate or _rate([stamp * base for stamp, _ in index])
         indices = choose(len(index), rate)
         pictures = _decode_by_seeking(path, index, indices)
         if pictures is not None:
-            return _video_frames(path, pictures, indices, times, rate)
-    times = _decoded_times(path)
+            return VideoFrames(_stack(pictures, path), tuple(indices), rate, len(index))
+    with _opened(path) as (container, stream):
+        times = [frame.time for frame in container.decode(stream)]
     rate = stated_rate or _rate(times)
     indices = choose(len(times), rate)
-    return _video_frames(path, _decode_in_order(path, indices), indices, times, rate)
+    return VideoFrames(_stack(_decode_in_order(path, indices), path), tuple(indices), rate, len(times))
 
 
-def _video_frames(
-    path: Path, pictures: Sequence[np.ndarray], indices: Sequence[int], times: Sequence[float], rate: float
-) -> VideoFrames:
-    chosen = tuple(times[number] for number in indices)
-    return VideoFrames(_stack(pictures, path), tuple(indices), chosen, rate, len(times))
-
-
-def _rate(times: Sequence[float]) -> float:
-    """Frames per second of frames at these times."""
-    return (len(times) - 1) / (times[-1] - times[0]) if len(times) > 1 and times[-1] > times[0] else FRAMES_PER_SECOND
+def _rate(times: Sequence[float | None]) -> float:
+    """Frames per second of frames at these times, in seconds."""
+    first, last = (times[0], times[-1]) if times else (None, None)
+    return FRAMES_PER_SECOND if first is None or last is None or last <= first else (len(times) - 1) / (last - first)
 
 
 def _decode_by_seeking(
@@ -473,16 +462,6 @@ def _decode_in_order(path: Path, indices: Sequence[int]) -> list[np.ndarray]:
     with _opened(path) as (container, stream):
         decoded = zip(range(indices[-1] + 1), container.decode(stream), strict=False)
         return [_upright(frame) for number, frame in decoded if number in wanted]
-
-
-def _decoded_times(path: Path) -> list[float]:
-    """Seconds of every frame after the first, from decoding everything."""
-    with _opened(path) as (container, stream):
-        times = [frame.time for frame in container.decode(stream)]
-        rate = float(stream.average_rate or FRAMES_PER_SECOND)
-    if any(time is None for time in times):
-        return [number / rate for number in range(len(times))]
-    return [time - times[0] for time in times]
 
 
 def _upright(frame: Any) -> np.ndarray:

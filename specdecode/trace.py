@@ -7,7 +7,8 @@ Definitions. A *target pass* is one forward pass of the target over the whole ba
 not make it two. A row *takes part* in a pass while it is unfinished. *Tokens* are those of the result: what was
 accepted past the end of a row does not count. The *accepted length* of a step is the number of draft tokens that
 stayed; with bonus token, the token drawn from the target after them counts too. Means are over all rows and the steps
-they took part in, without the prefill.
+they took part in, without the prefill. *Forced* tokens, which are known beforehand (`Forced`), are tokens of the result
+and are fed, but are neither drafted nor accepted.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 
 @dataclass
@@ -60,11 +62,24 @@ class _Kept:
     fed: int | Tensor | None
 
 
+@dataclass
+class Forced:
+    """Tokens that a drafter knows beforehand, for the counts of a trace.
+
+    Args:
+        places: [max_new_tokens] bool, output places whose token is known.
+        chains: Every draft was a chain. In trees, forced tokens that were fed in vain stay among the drafted ones.
+    """
+
+    places: Tensor
+    chains: bool = True
+
+
 class TokenOrigin(IntEnum):
     """The origin of a token of the result."""
 
     TARGET = 0
-    """Drawn from the target: the first token, and the one after the accepted tokens of a pass (the bonus)."""
+    """Drawn from the target: the first token, and the one after the accepted tokens of a pass (the bonus); or forced."""
     ACCEPTED = 1
     """Drafted, verified, and accepted by the exact rule."""
     RELAXED = 2
@@ -79,6 +94,9 @@ class DecodeTrace:
     Args:
         batch_size: Rows of every record.
         device: The device to wait for at the end of a phase.
+
+    Attributes:
+        forced: Which tokens are known beforehand; None: none. A run sets it.
     """
 
     def __init__(self, batch_size: int, device: torch.device | str = "cpu") -> None:
@@ -92,6 +110,7 @@ class DecodeTrace:
         self._num_forgotten = 0
         self._columns: dict[str, Tensor] | None = None
         self._origins: list[list[TokenOrigin]] | None = None
+        self.forced: Forced | None = None
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -163,14 +182,14 @@ class DecodeTrace:
         """The same rows from step number `step` on, as if their prefill came just before. Without seconds."""
         trace = DecodeTrace(self.batch_size, self.device)
         trace._steps = self._steps[max(step - self._num_forgotten, 0) :]
-        trace._first_tokens = 1
+        trace._first_tokens, trace.forced = 1, self.forced
         trace.target_passes = 1 + len(trace._steps)
         return trace
 
     def of_row(self, row: int) -> DecodeTrace:
         """The steps of one row. Its seconds are those of the batch."""
         trace = DecodeTrace(1, self.device)
-        trace.phase_seconds, trace._first_tokens = self.phase_seconds, self._first_tokens
+        trace.phase_seconds, trace._first_tokens, trace.forced = self.phase_seconds, self._first_tokens, self.forced
         trace.target_passes = self.row_passes[row]
         took_part = (self._column("active") + self._column("skipped"))[:, row] > 0
         for step, took in zip(self._steps, took_part.tolist(), strict=True):
@@ -187,6 +206,17 @@ class DecodeTrace:
             columns = torch.stack([step.counts for step in self._steps]).cpu() if self._steps else nothing
             self._columns = dict(zip(_COUNTS, columns.unbind(1), strict=True))
         return self._columns[name]
+
+    def _unforced(self, name: str) -> Tensor:
+        """[steps, B] on the CPU: "accepted", "drafted" or "emitted" without forced draft tokens."""
+        counts, accepted = self._column(name), self._column("accepted")
+        if self.forced is None:
+            return counts
+        before = functional.pad(self.forced.places.cpu().long().cumsum(0), (1, 0))  # [N + 1]
+        emitted, skipped = self._column("emitted"), self._column("skipped")
+        starts = self._first_tokens + (emitted + skipped).cumsum(0) - emitted  # where the step's draft tokens begin
+        ends = starts + (counts if name == "drafted" and self.forced.chains else accepted)
+        return counts - before[ends.clamp(max=len(before) - 1)] + before[starts.clamp(max=len(before) - 1)]
 
     @property
     def row_passes(self) -> list[int]:
@@ -215,7 +245,7 @@ class DecodeTrace:
     @property
     def drafted(self) -> int:
         """Draft tokens that were verified, over all rows."""
-        return int(self._column("drafted").sum())
+        return int(self._unforced("drafted").sum())
 
     @property
     def skipped_steps(self) -> int:
@@ -245,6 +275,9 @@ class DecodeTrace:
                 origins += [TokenOrigin.UNVERIFIED] * step["skipped"][row]
                 origins += [TokenOrigin.RELAXED if lent[i] else TokenOrigin.ACCEPTED for i in range(accepted)]
                 origins += [TokenOrigin.TARGET] * (step["emitted"][row] - accepted)
+        for place in () if self.forced is None else self.forced.places.nonzero().flatten().tolist():
+            for origins in rows:
+                origins[place : place + 1] = [TokenOrigin.TARGET] * (place < len(origins))
         self._origins = rows
         return rows
 
@@ -263,7 +296,7 @@ class DecodeTrace:
     @property
     def accepted_lengths(self) -> list[list[int]]:
         """For each row, the accepted length of every step it took part in, without bonus token."""
-        active, accepted = self._column("active").bool(), self._column("accepted")
+        active, accepted = self._column("active").bool(), self._unforced("accepted")
         return [accepted[active[:, row], row].tolist() for row in range(self.batch_size)]
 
     @property
@@ -278,7 +311,7 @@ class DecodeTrace:
 
     def _per_step(self, name: str) -> float:
         steps = int(self._column("active").sum())
-        return int(self._column(name).sum()) / steps if steps else 0.0
+        return int(self._unforced(name).sum()) / steps if steps else 0.0
 
     @property
     def tokens_per_pass(self) -> float:

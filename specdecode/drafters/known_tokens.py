@@ -26,6 +26,7 @@ from specdecode.roles import (
     Verdict,
     replace_rows,
 )
+from specdecode.trace import Forced
 
 
 class KnownTokensDrafter(Drafter):
@@ -49,6 +50,7 @@ class KnownTokensDrafter(Drafter):
         self._is_mark[known[known >= 0]] = True
         if bool(self._is_mark.all()):
             raise ValueError("known must leave some token that is known nowhere")
+        self.forced = Forced(known >= 0)
         self._instead = int(self._is_mark.int().argmin())  # a token that is no mark
 
     @property
@@ -64,6 +66,7 @@ class KnownTokensDrafter(Drafter):
         """The drafter's proposal, corrected."""
         draft = self.drafter.propose(state)
         tree = draft.tree
+        self.forced.chains = self.forced.chains and tree.is_chain
         places = state.lengths[:, None] - 1 + tree.depth  # [B, n]; the loop cuts off what lies past the end
         wanted = self.known[places.clamp(max=len(self.known) - 1)]
         is_known = wanted >= 0

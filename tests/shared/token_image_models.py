@@ -9,11 +9,13 @@ from typing import Any
 
 import torch
 import transformers
+from diffusers.models.autoencoders.vq_model import VQModel
 from official_layout import fill_by_rule, golden
 from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from vargen.models.llamagen.vq import vq_config
 from vargen.models.token_images.catalogue import TOKEN_IMAGE_FAMILIES
 from vargen.models.token_images.description import CodeIds, Sizes, TokenImageFamily
 
@@ -120,6 +122,17 @@ def tiny_model(family: TokenImageFamily, seed: int = 0) -> Any:
                 parameter.normal_(std=0.6)
         model.lm_head.weight.mul_(0.7)
     return model.double().eval()
+
+
+def tiny_vqvae(family: TokenImageFamily) -> VQModel:
+    """Makes pictures of a family's codes."""
+    levels = family.sizes.pixels_a_code.bit_length()
+    torch.manual_seed(5)
+    settings = vq_config((32,) * levels, layers_per_block=1, latent_channels=8, num_vq_embeddings=CODES, vq_embed_dim=8)
+    network = VQModel(**settings).eval()
+    with torch.no_grad():
+        network.quantize.embedding.weight.normal_()
+    return network
 
 
 SMALL_VQ = {

@@ -16,6 +16,7 @@ from specdecode.drafters.known_tokens import KnownTokensDrafter
 from specdecode.loop import DecodeResult, decode
 from specdecode.roles import DecodeState, Draft, Drafter, TargetOutput
 from specdecode.sampling import RandomStreams, SamplingConfig, logits_to_probabilities
+from specdecode.trace import TokenOrigin
 
 VOCAB, MARK, DRAWS = 4, 3, 20_000
 KNOWN = torch.tensor([-1, -1, MARK, -1, MARK])
@@ -132,3 +133,28 @@ def test_a_claim_that_is_not_corrected_is_noticed(probabilities: Tensor) -> None
 def test_some_token_must_be_left() -> None:
     with pytest.raises(ValueError, match="known must leave some token that is known nowhere"):
         KnownTokensDrafter(window(1), torch.tensor([0, 1]), 2)
+
+
+@pytest.mark.parametrize("length", [1, 2, 4])
+def test_known_tokens_count_neither_as_drafted_nor_as_accepted(length: int) -> None:
+    """By a count over the drafts as they were fed, and over the tokens that came of them."""
+    drafter = Watched(window(length), KNOWN, VOCAB)
+    result = run(drafter, 50)
+    trace, known = result.trace, (KNOWN >= 0).tolist()
+    accepted = [0] * 50
+    drafted = 0
+    for row in range(50):
+        at = 1  # the first token comes from the prefill
+        for step in trace.steps:
+            if not step["active"][row]:
+                continue
+            accepted[row] += known[at : at + step["accepted"][row]].count(False)
+            drafted += known[at : at + step["drafted"][row]].count(False)
+            at += step["emitted"][row]
+        assert [sum(lengths) for lengths in trace.accepted_lengths][row] == accepted[row]
+        origins = trace.token_origins[row]
+        assert all(origin is TokenOrigin.TARGET for origin, is_known in zip(origins, known, strict=True) if is_known)
+        assert origins.count(TokenOrigin.ACCEPTED) == accepted[row]
+    assert trace.drafted == drafted and sum(accepted) <= drafted
+    fed = sum(len(each["active"]) and sum(each["drafted"]) for each in trace.steps)
+    assert drafted < fed, "or no known token was fed"

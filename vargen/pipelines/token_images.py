@@ -30,6 +30,7 @@ from vargen.models.token_images.catalogue import find_family
 from vargen.models.token_images.description import TokenImageFamily
 from vargen.models.token_images.grammar import ImageVocabulary, vocabulary_of
 from vargen.models.token_images.loading import load_family_model, load_tokenizer, save_family_model
+from vargen.models.token_images.pixels import code_vectors, decode_codes, intensities, load_pixels
 from vargen.models.token_images.target import TokenImageTarget
 from vargen.pipelines.arguments import (
     DrawSettings,

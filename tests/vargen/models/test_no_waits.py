@@ -13,6 +13,7 @@ import emu3_models
 import glm_image_models
 import janus_models
 import pytest
+import token_image_models
 import torch
 from fake_device import forget_driver, take_steps, there, written
 from random_heads import save_random_head
@@ -28,6 +29,8 @@ from vargen.methods.catalogue import resolve_method
 from vargen.models.glm_image.request import read_request
 from vargen.models.glm_image.target import GlmImageTarget
 from vargen.models.janus.target import JanusTarget
+from vargen.models.token_images.grammar import vocabulary_of
+from vargen.models.token_images.target import TokenImageTarget
 
 
 def _janus(nodes: int) -> JanusTarget:
@@ -48,12 +51,25 @@ def _emu3(nodes: int) -> emu3_models.Emu3Target:
     )
 
 
+def _lumina_mgpt_2(nodes: int) -> TokenImageTarget:
+    """With a scale that decays."""
+    family = token_image_models.tiny_family("lumina_mgpt_2")
+    model, prompts = token_image_models.tiny_model(family), [(torch.full((3, length), 40), None) for length in (9, 3)]
+    grid, guidance = {"height": 4, "width": 4}, {"guidance": family.guidance, "guidance_scale": 8.0}
+    return TokenImageTarget(model, vocabulary_of(family, model), prompts, **grid, **guidance, max_draft_nodes=nodes)
+
+
 def _glm_image(nodes: int) -> GlmImageTarget:
     model = glm_image_models.make().vision_language_encoder
     return GlmImageTarget(model, read_request(model, glm_image_models.inputs(False)), max_draft_nodes=nodes)
 
 
-FAMILIES: dict[str, Callable[[int], TransformersTarget]] = {"janus": _janus, "emu3": _emu3, "glm_image": _glm_image}
+FAMILIES: dict[str, Callable[[int], TransformersTarget]] = {
+    "janus": _janus,
+    "emu3": _emu3,
+    "lumina_mgpt_2": _lumina_mgpt_2,
+    "glm_image": _glm_image,
+}
 
 
 @pytest.fixture(autouse=True)

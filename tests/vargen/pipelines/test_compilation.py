@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import emu3_models
 import glm_image_models
 import janus_models
 import pytest
+import token_image_models
 import torch
 
 from vargen.base.errors import UserError
@@ -24,6 +26,7 @@ from vargen.pipelines.components.draft_sizes import MeasuredDraftSizes
 from vargen.pipelines.emu3 import Emu3Pipeline
 from vargen.pipelines.glm_image import GlmImagePriorPipeline
 from vargen.pipelines.janus import JanusPipeline
+from vargen.pipelines.token_images import TokenImagePipeline
 
 PROMPTS = ["a red cube", "two blue spheres left of a green cone"]
 BUCKET = 32
@@ -151,9 +154,19 @@ def _glm_image() -> tuple[Any, dict[str, Any]]:
     return GlmImagePriorPipeline.from_pipe(pipe), {"prompt": glm_image_models.PROMPTS, **size}
 
 
+def _lumina_mgpt_2() -> tuple[Any, dict[str, Any]]:
+    """With a scale that decays."""
+    family = token_image_models.tiny_family("lumina_mgpt_2")
+    family = replace(family, guidance=replace(family.guidance, least=1.5))
+    model, tokenizer = token_image_models.tiny_model(family), token_image_models.tiny_tokenizer(family)
+    pipeline = TokenImagePipeline(model, tokenizer, family=family)
+    return pipeline, {"prompt": token_image_models.PROMPTS, "height": 32, "width": 32}
+
+
 FAMILIES: dict[str, Callable[[], tuple[Any, dict[str, Any]]]] = {
     "janus": _janus,
     "emu3": _emu3,
+    "lumina_mgpt_2": _lumina_mgpt_2,
     "glm_image": _glm_image,
 }
 

@@ -7,6 +7,7 @@ from typing import Any
 import emu3_models
 import janus_models
 import pytest
+import token_image_models
 import torch
 from random_heads import save_random_head
 
@@ -14,6 +15,7 @@ from vargen.base.errors import UserError
 from vargen.methods.catalogue import resolve_method
 from vargen.pipelines.emu3 import Emu3Pipeline
 from vargen.pipelines.janus import JanusPipeline
+from vargen.pipelines.token_images import TokenImagePipeline
 
 PROMPTS = [
     "a dog",
@@ -23,7 +25,11 @@ PROMPTS = [
     "the rain",
 ]
 SEEDS = range(40, 45)
-FAMILIES: dict[str, dict[str, Any]] = {"janus": {}, "emu3": {"height": 24, "width": 32}}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "janus": {},
+    "emu3": {"height": 24, "width": 32},
+    "anole": {"height": 32, "width": 64},
+}
 METHODS: list[tuple[str, dict[str, Any]]] = [
     ("ar", {}),
     ("jacobi", {"window": 5}),
@@ -43,6 +49,10 @@ def pipeline(family: str) -> Any:
     """In float64, so that no tie is so near that another batch's rounding decides it."""
     if family == "janus":
         made: Any = JanusPipeline(janus_models.make(), janus_models.processor())
+    elif family == "anole":
+        description = token_image_models.tiny_family(family)
+        model, vqvae = token_image_models.tiny_model(description), token_image_models.tiny_vqvae(description)
+        made = TokenImagePipeline(model, token_image_models.tiny_tokenizer(description), vqvae, description)
     else:
         made = Emu3Pipeline(emu3_models.make(), emu3_models.processor())
     made.set_progress_bar_config(disable=True)

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import token_image_models
 import torch
+from diffusers.models.autoencoders.vq_model import VQModel
+from PIL import Image
 from random_heads import save_random_head
 from token_image_models import CODES, GRIDS, PROMPTS
 from torch import Tensor
 
 from vargen.base.errors import UserError
 from vargen.methods.catalogue import resolve_method
+from vargen.models.description import describe_model
 from vargen.models.token_images.catalogue import TOKEN_IMAGE_FAMILIES, find_family
+from vargen.models.token_images.loading import load_tokenizer
 from vargen.models.token_images.target import TokenImageTarget, decaying_scales
 from vargen.pipelines.token_images import TokenImagePipeline
 
@@ -217,6 +225,102 @@ def test_a_scale_decays_as_in_lumina_mgpt_2() -> None:
     for method in ("ar", resolve_method("jacobi", {"window": 4})):
         made = draw(decaying, ["a dog"], GRIDS[2], temperature=0, method=method, guidance_scale=20.0)
         assert made.tokens[0].tolist() == drawn
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Pictures and files
+
+
+def test_codes_become_pictures_and_a_saved_pipeline_draws_them_again(tmp_path: Path) -> None:
+    made = build("lumina_mgpt")
+    family, vqvae = made.family, token_image_models.tiny_vqvae(made.family)
+    pipeline = TokenImagePipeline(made.model.float(), made.tokenizer, vqvae, family)
+    pipeline.set_progress_bar_config(disable=True)
+    settings = {"method": resolve_method("gsd", {"window": 4}), **pixels(pipeline, GRIDS[0])}
+    drawn = pipeline(PROMPTS[:2], generator=torch.Generator().manual_seed(3), **settings)
+    assert [image.size for image in drawn.images] == [(64, 32)] * 2
+    codes = pipeline.vocabulary.codes(drawn.tokens, *GRIDS[0])
+    with torch.no_grad():
+        wanted = vqvae.decode(codes, force_not_quantize=True, shape=(2, *GRIDS[0], 8)).sample
+    levels = ((wanted.clamp(-1, 1) + 1) * 127.5).permute(0, 2, 3, 1).byte()
+    for image, level in zip(drawn.images, levels, strict=True):
+        assert (torch.tensor(np.array(image)).int() - level.int()).abs().max() <= 1
+    with pytest.raises(UserError, match=r"vqvae must have the 24 codes of the model, got 16"):
+        TokenImagePipeline(made.model, made.tokenizer, VQModel(num_vq_embeddings=16, norm_num_groups=1), family)
+    pipeline.save_pretrained(tmp_path)
+    assert describe_model(tmp_path).family == "lumina_mgpt"
+    again = TokenImagePipeline.from_pretrained(tmp_path, family=family)
+    again.set_progress_bar_config(disable=True)
+    repeated = again(PROMPTS[:2], generator=torch.Generator().manual_seed(3), **settings)
+    assert torch.equal(repeated.tokens, drawn.tokens)
+    assert [*map(Image.Image.tobytes, repeated.images)] == [*map(Image.Image.tobytes, drawn.images)]
+    for wrong, match in (
+        ({}, "model must name each of its 8192 codes"),  # as the published one has
+        ({"family": "simplear"}, "model must have the 64,000 codes of SimpleAR|is none|cannot be"),
+        ({"family": family, "trust_remote_code": True}, "trust_remote_code cannot be used: no code of a repository"),
+    ):
+        refused(match, TokenImagePipeline.from_pretrained, tmp_path, **wrong)
+    (tmp_path / "tokenizer.json").write_text("{")
+    refused("tokenizer: .* cannot be read", TokenImagePipeline.from_pretrained, tmp_path, family=family)
+
+
+def test_a_description_says_what_commands_need(tmp_path: Path) -> None:
+    text = json.dumps(config("emu3_5"))
+    (tmp_path / "config.json").write_text(text)
+    model = describe_model(tmp_path)
+    assert (model.family, model.num_tokens, model.guidance_scale, model.top_k) == ("emu3_5", 64 * 65 - 1, 5.0, 5_120)
+    wide = model.sized(ratio="16:9")
+    assert wide.size == {"height": 47 * 16, "width": 85 * 16} and len(wide.beside_grid) == 46
+    assert wide.num_tokens == 47 * 86 - 1
+    refused("ratio must be that of a size of this model, got '5:1'", model.sized, ratio="5:1")
+    refused("ratio cannot be given beside height and width", model.sized, height=1024, width=1024, ratio="1:1")
+    other = config("anole", architectures=["ChameleonForConditionalGeneration"])
+    (tmp_path / "config.json").write_text(json.dumps(other))
+    assert describe_model(tmp_path, family="anole").family == "anole"
+    refused("fits several: lumina_mgpt or anole", describe_model, tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "x-omni"}))
+    refused("X-Omni cannot be drawn with", describe_model, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "asked", "grid"),
+    [
+        ("lumina_mgpt", {}, (48, 48)),
+        ("lumina_mgpt", {"height": 1024, "width": 1024}, (64, 64)),
+        ("lumina_mgpt", {"ratio": "4:3"}, (42, 54)),
+        ("lumina_mgpt_2", {"height": 512, "width": 1024}, (64, 128)),
+        ("emu3_5", {"ratio": "21:9"}, (41, 97)),
+        ("emu3_5", {"ratio": "2:3"}, (78, 52)),
+        ("simplear", {"height": 512, "width": 512}, (32, 32)),
+        ("lumina_mgpt", {"height": 1056, "width": 1024}, "the area is at most 1,048,576 pixels"),
+        ("lumina_mgpt", {"height": 1024, "width": 224}, "the longer side is at most 4 times the shorter"),
+        ("lumina_mgpt", {"height": 528, "width": 512}, "sides are multiples of 32"),
+        ("anole", {"height": 256, "width": 256}, "it draws 512 x 512"),
+        ("liquid", {"ratio": "16:9"}, "ratio must be that of a size of this model"),
+    ],
+)
+def test_sizes_are_those_of_the_family(name: str, asked: dict[str, Any], grid: Any) -> None:
+    sizes = TOKEN_IMAGE_FAMILIES[name].sizes
+    if isinstance(grid, str):
+        refused(grid, sizes.grid, **asked)
+    else:
+        assert sizes.grid(**asked) == grid
+
+
+def test_emu3_5s_words_are_read_from_its_own_file(tmp_path: Path) -> None:
+    """Bytes, and a few words that are made of others, by rank; marks lie behind."""
+    words = [bytes([byte]) for byte in range(256)]
+    words += [b"ab", b"abc", b"bc", b" d", b"og", b" dog", b"\xc3\xa9"]
+    lines = [f"{base64.b64encode(word).decode()} {rank}" for rank, word in enumerate(words)]
+    (tmp_path / "emu3.tiktoken").write_text("\n".join(lines))
+    tokenizer = load_tokenizer(tmp_path, TOKEN_IMAGE_FAMILIES["emu3_5"])
+    assert tokenizer is not None and len(tokenizer) == len(words) + 3 + 205 + 3
+    read = tokenizer("abc abcc dog bcé12<|extra_200|>", add_special_tokens=False)["input_ids"]
+    rank = {word: number for number, word in enumerate(words)}
+    text = [b"abc", b" ", b"ab", b"c", b"c", b" dog", b" ", b"bc", b"\xc3\xa9", b"1", b"2"]
+    assert read == [*(rank[each] for each in text), len(words) + 3 + 200]
+    (tmp_path / "emu3.tiktoken").write_text("no words")
+    refused("tokenizer: .*emu3.tiktoken cannot be read", load_tokenizer, tmp_path, TOKEN_IMAGE_FAMILIES["emu3_5"])
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -221,7 +221,7 @@ def judge_chain(
     rejected = tree.parents.gather(1, child[:, None]) == accepted[:, None]  # [B, 1]
     last, drawn_from = target[rows, accepted], draft.probabilities[rows, child]  # [B, V]
     taken = drawn_from if given is None else given(last, drawn_from, accepted)
-    left = torch.where(rejected, _residual(last, taken), last)
+    left = torch.where(rejected, residual(last, taken), last)
     noise = state.streams.exponential(Tag.TARGET, state.lengths + accepted, left.shape[-1])
     return Verdict(chain_path(tree), accepted, sample(left, noise), relaxed)
 
@@ -285,10 +285,10 @@ def multi_round_walk(
                         target = torch.where(exists[:, None], relax(own, drawn_from), own)
                         passes = by_itself | (compared < target.gather(1, token)[:, 0])
                     lent = lent | (tested & passes & ~by_itself)
-                    own = torch.where((tested & ~passes)[:, None], _residual(own, drawn_from), own)
+                    own = torch.where((tested & ~passes)[:, None], residual(own, drawn_from), own)
                 chosen = torch.where(tested & passes, child, chosen)
                 found = found | (tested & passes)
-                target = torch.where((tested & ~passes)[:, None], _residual(target, drawn_from), target)
+                target = torch.where((tested & ~passes)[:, None], residual(target, drawn_from), target)
         # Rows without an accepted child end here, with a draw from what is left; at the last level all rows do.
         ends = descending & ~found
         noise = state.streams.exponential(Tag.TARGET, counters, target.shape[-1])
@@ -308,7 +308,7 @@ def multi_round_walk(
     return Verdict(torch.stack(path, dim=1), accepted, next_tokens, relaxed)
 
 
-def _residual(target: Tensor, drawn_from: Tensor) -> Tensor:
+def residual(target: Tensor, drawn_from: Tensor) -> Tensor:
     """[B, V]: normalised max(p - q, 0); p where nothing is left, since p equals q up to rounding then."""
     remainder = (target - drawn_from).clamp(min=0)
     total = remainder.sum(-1, keepdim=True)

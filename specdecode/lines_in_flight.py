@@ -29,7 +29,7 @@ from specdecode.loop import DecodeRun
 from specdecode.places import PlacedTarget, Places, check_lines, check_takes_places
 from specdecode.roles import Target, TargetOutput
 from specdecode.sampling import Tag, largest, sample
-from specdecode.trace import StepRecord
+from specdecode.trace import StepRecord, TokenOrigin
 
 
 @dataclass(frozen=True)
@@ -182,6 +182,7 @@ class FlightRun(DecodeRun):
             whole = full == rule.num_lines
             state.lengths = torch.where(whole, rule.num_places, full * rule.line_length + partly)
             state.active = state.active & ~whole
+            state.decided_places = (self._columns < counts[..., None]).flatten(1)
         # Nothing ends before all lines have opened; after that, whatever is left may be decided at once.
         return 1 if self.steps < (rule.num_lines - 1) * rule.passes_between_lines else rule.num_places
 
@@ -256,6 +257,9 @@ class FlightRun(DecodeRun):
         self._fed |= fed & (what.decided | (match & (columns < counts[..., None] - 1)))
         self._counts = counts
         active, no_tokens = self.state.active, self._no_tokens
+        origin = torch.where(columns < right[..., None], TokenOrigin.ACCEPTED, TokenOrigin.TARGET)
+        origin = origin.where(columns < verified[..., None], TokenOrigin.UNVERIFIED)
+        added = ~what.decided & (columns < counts[..., None])
         self.trace.record_step(
             StepRecord(
                 active,
@@ -264,6 +268,7 @@ class FlightRun(DecodeRun):
                 (verified - before).sum(1),
                 no_tokens if rule.looks is None else (counts - verified).sum(1),
                 fed=what.feeding.sum(1),
+                by_place=origin.where(added, -1).to(torch.int8).flatten(1),
             )
         )
         return counts
@@ -304,6 +309,7 @@ class FlightRun(DecodeRun):
         super().replace_rows(rows, other)
         for name in ("_counts", "_guesses", "_fed", "_looks"):
             getattr(self, name).index_copy_(0, rows, getattr(other, name))
+        self.state.decided_places = (self._columns < self._counts[..., None]).flatten(1)
 
 
 def _chosen(mask: Tensor, most: int) -> tuple[Tensor, Tensor]:

@@ -28,7 +28,7 @@ from specdecode.checks import check_counts
 from specdecode.loop import DecodeRun
 from specdecode.roles import Target, TargetOutput
 from specdecode.sampling import Tag, draw_tokens
-from specdecode.trace import StepRecord
+from specdecode.trace import StepRecord, TokenOrigin
 
 
 @dataclass(frozen=True)
@@ -284,6 +284,7 @@ class PlacedRun(DecodeRun):
         self.order = order
         self._number = 0  # of the pass made last
         self._plans: dict[int, PlacedTokens] = {}  # by number, on the device
+        self._undrawn = torch.full_like(self.state.tokens, -1, dtype=torch.int8)
 
     @torch.no_grad()
     def step(self) -> int:
@@ -307,7 +308,10 @@ class PlacedRun(DecodeRun):
             self._buffer[:, placed.drawn] = torch.where(state.active[:, None], drawn, self._buffer[:, placed.drawn])
             zeros, going_on = self._no_tokens, state.active
             emitted = going_on * count
-            self.trace.record_step(StepRecord(going_on, zeros, zeros, emitted, zeros, fed=placed.slots.shape[1]))
+            added = self._undrawn.index_fill(1, placed.drawn, TokenOrigin.TARGET)
+            fed = placed.slots.shape[1]
+            self.trace.record_step(StepRecord(going_on, zeros, zeros, emitted, zeros, fed=fed, by_place=added))
+            state.decided_places = state.decided | ((added >= 0) & going_on[:, None])
             leading = self.order.leading(self._number)
             state.lengths = torch.where(going_on, leading, state.lengths)
             state.active = going_on & (self._number < self.order.num_passes - 1)
@@ -327,4 +331,4 @@ class PlacedRun(DecodeRun):
         if bool(self.state.active.any()):
             raise ValueError("rows must all have ended before others take their places: they are at the same pass")
         super().replace_rows(rows, other)
-        self._number = 0
+        self._number, self.state.decided_places = 0, None

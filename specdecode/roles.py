@@ -74,6 +74,7 @@ class DecodeState:
         max_new_tokens: Tokens of a complete row.
         sampling: How tokens are drawn.
         streams: One random stream per row. The draw for output position i uses counter i.
+        decided_places: [B, max_new_tokens] bool, where tokens are decided out of order; None: the first `lengths` are.
     """
 
     tokens: Tensor
@@ -82,6 +83,14 @@ class DecodeState:
     max_new_tokens: int
     sampling: SamplingConfig
     streams: RandomStreams
+    decided_places: Tensor | None = None
+
+    @property
+    def decided(self) -> Tensor:
+        """[B, max_new_tokens] bool: which tokens are decided."""
+        if self.decided_places is not None:
+            return self.decided_places
+        return torch.arange(self.max_new_tokens, device=self.lengths.device) < self.lengths[:, None]
 
     def last_tokens(self) -> Tensor:
         """[B] int64: the newest token of each row, drawn but not yet fed to the target."""

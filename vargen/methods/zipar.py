@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from vargen.base.errors import UserError
 from vargen.methods.base import Suggestions
 from vargen.methods.grid import GridMethodConfig
 
@@ -38,8 +37,7 @@ class ZipARConfig(GridMethodConfig):
 
     def __post_init__(self) -> None:
         self._number("window", 1, whole=True)
-        if not isinstance(self.adaptive, bool):
-            raise UserError(f"{self.name}.adaptive must be true or false, got {self.adaptive!r}")
+        self._flag("adaptive")
 
     def _order(self, num_tokens: int, columns: int) -> Order:
         from specdecode.lines_in_flight import LinesInFlight

@@ -17,7 +17,7 @@ from vargen.methods.base import AUTO, Auto, Suggestions
 from vargen.methods.grid import GridMethodConfig
 
 if TYPE_CHECKING:
-    from specdecode.places import Order
+    from specdecode.places import Lines, Order
 
 _USUAL = 8
 """What "auto" stands for, where a row has so many tokens."""
@@ -47,11 +47,12 @@ class PJDConfig(GridMethodConfig):
         self._number("guesses", 1, MAX_DRAFT, whole=True)
         self._flag("adaptive")
 
-    def _order(self, num_tokens: int, columns: int) -> Order:
+    def _order(self, lines: Lines) -> Order:
         from specdecode.lines_in_flight import LinesInFlight
 
+        columns = lines.line_length
         opens_after = min(_USUAL, columns) if self.opens_after == AUTO else self.opens_after
-        return LinesInFlight(num_tokens, columns, opens_after, min(self.guesses, columns - 1), self.adaptive)
+        return LinesInFlight(lines, opens_after, min(self.guesses, columns - 1), self.adaptive)
 
     def resolved(self, num_tokens: int) -> Self:
         """See `ImageMethodConfig.resolved`."""

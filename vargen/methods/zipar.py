@@ -13,7 +13,7 @@ from vargen.methods.base import Suggestions
 from vargen.methods.grid import GridMethodConfig
 
 if TYPE_CHECKING:
-    from specdecode.places import Order
+    from specdecode.places import Lines, Order
 
 
 @dataclass(frozen=True)
@@ -39,13 +39,13 @@ class ZipARConfig(GridMethodConfig):
         self._number("window", 1, whole=True)
         self._flag("adaptive")
 
-    def _order(self, num_tokens: int, columns: int) -> Order:
+    def _order(self, lines: Lines) -> Order:
         from specdecode.lines_in_flight import LinesInFlight
         from specdecode.places import StaggeredLines
 
         if self.adaptive:
-            return LinesInFlight(num_tokens, columns, self.window, first_holds=True)
-        return StaggeredLines(num_tokens, columns, self.window)
+            return LinesInFlight(lines, self.window, first_holds=True)
+        return StaggeredLines(lines, self.window)
 
     @classmethod
     def search(cls, suggest: Suggestions) -> dict[str, Any]:

@@ -68,8 +68,8 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
             "vvs-rows",
             {"opens_after": opens, "guesses": guesses, "looks": looks},
         )
-        for opens in (4, 6, 8)
-        for guesses in (2, 4)
+        for opens in (3, 4, 5, 6, 8)
+        for guesses in (2, 3, 4)
         for looks in (2, 3)
     },
 }

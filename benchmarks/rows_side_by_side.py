@@ -51,8 +51,16 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     **{f"zipar {window}, adaptive": ("zipar", {"window": window, "adaptive": True}) for window in (1, 2, 3, 4)},
     **{
         f"pjd {opens}, {guesses} guesses": ("pjd", {"opens_after": opens, "guesses": guesses})
-        for opens in (4, 6, 8)
+        for opens in (3, 4, 5, 6, 7, 8)
         for guesses in (1, 2, 4, 8)
+    },
+    **{
+        f"pjd {opens}, {guesses} guesses, adaptive": (
+            "pjd",
+            {"opens_after": opens, "guesses": guesses, "adaptive": True},
+        )
+        for opens in (2, 3, 4, 5, 6)
+        for guesses in (1, 2, 4)
     },
     **{f"vvs-rows, {looks} looks": ("vvs-rows", {"looks": looks}) for looks in (2, 3)},
     **{
@@ -60,8 +68,8 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
             "vvs-rows",
             {"opens_after": opens, "guesses": guesses, "looks": looks},
         )
-        for opens in (4, 6, 8)
-        for guesses in (2, 4)
+        for opens in (3, 4, 5, 6, 8)
+        for guesses in (2, 3, 4)
         for looks in (2, 3)
     },
 }

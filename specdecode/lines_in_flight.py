@@ -21,15 +21,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from specdecode import ragged
 from specdecode.checks import check_counts
 from specdecode.loop import DecodeRun
-from specdecode.places import PlacedTarget, Places, check_lines, check_takes_places
+from specdecode.places import Lines, PlacedTarget, Places, check_takes_places, fill_known
 from specdecode.roles import Target, TargetOutput
 from specdecode.sampling import Tag, largest, sample
-from specdecode.trace import StepRecord
+from specdecode.trace import StepRecord, TokenOrigin
 
 
 @dataclass(frozen=True)
@@ -37,9 +38,8 @@ class LinesInFlight:
     """When lines open, and how much of them is guessed.
 
     Args:
-        num_places: Tokens of a row, a multiple of `line_length`.
-        line_length: Tokens of a line.
-        window: Decided tokens of the line before when a line opens, from 1 to `line_length`.
+        lines: The lines.
+        window: Decided tokens of the line before when a line opens, from 1 to the length of a line.
         guesses: The most guesses of a line. It has no more than the line before is ahead, so that it does not overtake.
         first_holds: A line's first token is decided once two passes in a row draw it, or once the token before it is
             known. Until then it is a guess.
@@ -50,8 +50,7 @@ class LinesInFlight:
         ValueError: An argument out of range.
     """
 
-    num_places: int
-    line_length: int
+    lines: Lines
     window: int
     guesses: int = 0
     first_holds: bool = False
@@ -59,7 +58,7 @@ class LinesInFlight:
     copies: bool = False
 
     def __post_init__(self) -> None:
-        check_lines(self.num_places, self.line_length, self.window)
+        self.lines.check_window(self.window)
         if self.guesses < 0:
             raise ValueError(f"guesses must be at least 0, got {self.guesses}")
         if self.looks is not None:
@@ -68,14 +67,14 @@ class LinesInFlight:
             raise ValueError("copies must be off where first_holds is on: a copy is not what a pass has drawn")
 
     @property
-    def num_lines(self) -> int:
-        """R."""
-        return self.num_places // self.line_length
+    def num_places(self) -> int:
+        """See `places.Order`."""
+        return self.lines.num_places
 
     @property
     def num_slots(self) -> int:
-        """Slots behind the prompt: of every place, and of a stand-in for every line but the first."""
-        return self.num_places + self.num_lines - 1
+        """See `places.Order`."""
+        return self.lines.num_slots
 
     @property
     def passes_between_lines(self) -> int:
@@ -86,7 +85,7 @@ class LinesInFlight:
     @property
     def most_fed(self) -> int:
         """The most tokens that a pass feeds in a row of the batch."""
-        in_flight = min(self.num_lines, self.line_length // self.passes_between_lines + 3)
+        in_flight = min(self.lines.num_lines, self.lines.line_length // self.passes_between_lines + 3)
         return in_flight * (2 * self.guesses + 2)
 
     def run(self, target: Target, **settings: Any) -> DecodeRun:
@@ -96,12 +95,13 @@ class LinesInFlight:
 
 @dataclass(frozen=True)
 class _Pass:
-    """What one pass feeds and looks at. Places are [B, R, L], by line and column; W is the number of slots.
+    """What one pass feeds and looks at. Places are [B, R, S], by line and column; marks, where there are any, are the
+    last column. W is the number of slots.
 
     Args:
         opened: [B, R] bool, lines that draw.
-        waiting: [B, R] bool, lines of these whose first token is drawn behind a stand-in.
-        decided: bool, places decided before the pass.
+        waiting: [B, R] bool, lines of these whose first token is drawn before the line above is full.
+        decided: bool, places decided before the pass, without marks.
         guessed: bool, guesses; they are fed.
         looked: bool, places that the pass draws.
         feeding: [B, W] bool, the slots to which tokens are fed.
@@ -137,21 +137,24 @@ class FlightRun(DecodeRun):
         self.rule = rule
         batch_size, device = target.batch_size, target.device
         self._places = torch.arange(rule.num_places, device=device)
-        self._columns = self._places[: rule.line_length]
-        self._lines = torch.arange(rule.num_lines, device=device)
-        firsts = self._lines * rule.line_length
+        lines = rule.lines
+        self._columns = torch.arange(lines.stride, device=device)
+        self._lines = torch.arange(lines.num_lines, device=device)
+        firsts = self._lines * lines.stride
+        self._stood_in = self._lines[1:][: lines.num_slots - lines.num_places]  # lines with a stand-in
         # Of what lies in each slot: [W].
-        self._line_of = torch.cat((self._places // rule.line_length, self._lines[1:]))
-        self._position_of = torch.cat((self._places, firsts[1:] - 1))
-        copied = (self._lines[1:] - 2).clamp(min=0)  # the lines whose newest tokens stand in
+        self._line_of = torch.cat((self._places // lines.stride, self._stood_in))
+        self._position_of = torch.cat((self._places, firsts[self._stood_in] - 1))
+        copied = (self._stood_in - 2).clamp(min=0)  # the lines whose newest tokens stand in
         self._copied, self._before_copied = copied, firsts[copied] - 1
-        self._stand_ins = rule.num_places + self._lines[:-1]  # slots
-        shape = batch_size, rule.num_lines, rule.line_length
+        self._stand_ins = rule.num_places + self._lines[:-1]  # slots, where there are any
+        shape = batch_size, lines.num_lines, lines.stride
         self._counts = torch.zeros(shape[:2], dtype=torch.int64, device=device)  # decided tokens of each line
         self._counts[:, 0] = 1  # which the prefill draws
         self._guesses = torch.zeros_like(self._counts)  # behind them
         self._fed = torch.zeros(shape, dtype=torch.bool, device=device)  # places whose decided tokens were fed
         self._looks = torch.zeros(shape, dtype=torch.int64, device=device)  # passes that have drawn each place
+        fill_known(self._buffer, lines.known_tokens)
 
     @torch.no_grad()
     def step(self) -> int:
@@ -172,47 +175,55 @@ class FlightRun(DecodeRun):
         with self._part("verify"):
             self.watch.look(self.steps, output.logits, real & state.active[:, None])
             drawn = self._by_place(placed.positions + 1, self._draw(output, placed.positions + 1), real)
-            counts = self._judge(what, drawn)
+            self._judge(what, drawn)
         with self._part("draft"):
             self._guess(what, output, slots)
         with self._part("commit"):
-            is_full = counts == rule.line_length
-            full = is_full.long().cumprod(1).sum(1)
-            partly = counts.gather(1, full[:, None].clamp(max=rule.num_lines - 1))[:, 0]
-            whole = full == rule.num_lines
-            state.lengths = torch.where(whole, rule.num_places, full * rule.line_length + partly)
-            state.active = state.active & ~whole
+            state.decided_places = self._decided_places()
+            state.lengths = _leading(state.decided_places)
+            state.newest = state.least_room = None
+            state.active = state.active & (state.lengths < rule.num_places)
         # Nothing ends before all lines have opened; after that, whatever is left may be decided at once.
-        return 1 if self.steps < (rule.num_lines - 1) * rule.passes_between_lines else rule.num_places
+        return 1 if self.steps < (rule.lines.num_lines - 1) * rule.passes_between_lines else rule.num_places
+
+    def _decided_places(self) -> Tensor:
+        """[B, N] bool. A mark is decided with the first token behind it."""
+        decided = self._columns < self._counts[..., None]
+        if self.rule.lines.has_marks:
+            decided[:, :-1, -1] = self._counts[:, 1:] > 0
+        return decided.flatten(1)[:, : self.rule.num_places]
 
     def _what_to_feed(self) -> _Pass:
         """Of each line the decided tokens that were not fed, its guesses, and what a first token is drawn behind."""
-        rule, counts, active = self.rule, self._counts, self.state.active[:, None]
-        is_full = counts == rule.line_length
-        ahead = torch.cat((torch.full_like(counts[:, :1], rule.line_length), counts[:, :-1]), 1)  # of the line before
-        opened = ~is_full & (ahead >= rule.window) & active
-        begins, known = opened & (counts == 0), ahead == rule.line_length
+        rule, lines, counts, active = self.rule, self.rule.lines, self._counts, self.state.active[:, None]
+        full = lines.line_length
+        ahead = torch.cat((torch.full_like(counts[:, :1], full), counts[:, :-1]), 1)  # of the line before
+        opened = (counts < full) & (ahead >= rule.window) & active
+        begins = opened & (counts == 0)
+        waiting = begins & (ahead < full)
         end = counts + self._guesses
         decided = self._columns < counts[..., None]
         guessed = ~decided & (self._columns < end[..., None])
         looked = opened[..., None] & ~decided & (self._columns <= end[..., None])
         feeding = (decided & ~self._fed) | guessed
-        feeding[:, :-1, -1] |= (begins & known)[:, 1:]  # perhaps once more
-        feeding[:, -1, -1] = False  # the last token of all is never fed
-        waiting = begins & ~known
-        feeding = torch.cat((feeding.flatten(1), waiting[:, 1:]), 1) & active
+        # The mark before a line that begins, or the last token of the line before; perhaps once more.
+        feeding[:, :-1, -1] |= (begins if lines.has_marks else begins & ~waiting)[:, 1:]
+        feeding[:, -1, full - 1] = False  # the last token of all is never fed
+        places = feeding.flatten(1)[:, : rule.num_places]
+        feeding = torch.cat((places, waiting[:, self._stood_in]), 1) & active
         return _Pass(opened, waiting, decided, guessed, looked, feeding)
 
     def _visible(self, what: _Pass, slots: Tensor) -> Tensor:
         """[B, n, W] bool: the decided tokens at or before a token's place that are fed by now, its line's guesses among
         these places, and its line's stand-in until the real token is fed."""
         count = self.rule.num_places
-        shared = self._fed.flatten(1) | (what.decided.flatten(1) & what.feeding[:, :count])
+        guessed = what.guessed.flatten(1)[:, :count]
+        shared = self._fed.flatten(1)[:, :count] | (what.feeding[:, :count] & ~guessed)
         lines, positions = self._line_of[slots][..., None], self._position_of[slots][..., None]
-        own = what.guessed.flatten(1)[:, None] & (self._line_of[:count] == lines)
+        own = guessed[:, None] & (self._line_of[:count] == lines)
         among_places = (shared[:, None] | own) & (self._places <= positions)
-        missing = ~shared.view_as(self._fed)[:, :-1, -1]
-        return torch.cat((among_places, missing[:, None] & (self._lines[1:] == lines)), 2)
+        missing = ~shared[:, self._position_of[count:]]
+        return torch.cat((among_places, missing[:, None] & (self._stood_in == lines)), 2)
 
     def _sources(self) -> Tensor:
         """[B, W] int64: the place whose token lies in a slot; a stand-in copies the newest token of the line two before
@@ -229,18 +240,19 @@ class FlightRun(DecodeRun):
         return sample(output.probabilities(state.sampling), noise)
 
     def _by_place(self, places: Tensor, values: Tensor, real: Tensor) -> Tensor:
-        """[B, R, L]: values [B, n] at their places, where they are `real`."""
-        count = self.rule.num_places
-        laid = torch.zeros_like(self._buffer).scatter_(1, places.where(real, count), values)
-        return laid[:, :count].view_as(self._looks)
+        """[B, R, S]: values [B, n] at their places, where they are `real`."""
+        laid = torch.zeros_like(self._buffer).scatter_(1, places.where(real, self.rule.num_places), values)
+        return self._by_line(laid)
 
-    def _judge(self, what: _Pass, drawn: Tensor) -> Tensor:
-        """Decide tokens and keep them, given the draws [B, R, L] of the pass. Returns the decided of each line, [B, R].
+    def _by_line(self, values: Tensor) -> Tensor:
+        """A view [B, R, S] of values [B, N + 1], whose last column is no place."""
+        return values[:, : self._looks[0].numel()].view_as(self._looks)
 
-        The draws behind the decided tokens are the next guesses.
-        """
+    def _judge(self, what: _Pass, drawn: Tensor) -> None:
+        """Decide tokens and keep them, given the draws [B, R, S] of the pass. Draws behind what is decided are the next
+        guesses."""
         rule, before, columns = self.rule, self._counts, self._columns
-        kept = self._buffer[:, : rule.num_places].view_as(drawn)
+        kept = self._by_line(self._buffer)
         match = what.guessed & (kept == drawn)
         right = _leading(what.decided | match)
         counts = torch.where(what.opened, right + 1, before)
@@ -251,48 +263,54 @@ class FlightRun(DecodeRun):
             self._looks += what.looked
             counts = _leading((columns < counts[..., None]) | (what.looked & (self._looks >= rule.looks)))
         kept.copy_(drawn.where(what.looked, kept))
-        fed = what.feeding[:, : rule.num_places].view_as(self._fed)
+        fed = self._by_line(F.pad(what.feeding[:, : rule.num_places], (0, 1)))
         # What was taken unverified has a newest token, too, which the next pass draws behind.
-        self._fed |= fed & (what.decided | (match & (columns < counts[..., None] - 1)))
+        self._fed |= fed & (~what.guessed | (match & (columns < counts[..., None] - 1)))
+        decided_before = self._decided_places()
         self._counts = counts
         active, no_tokens = self.state.active, self._no_tokens
+        origin = torch.where(columns < right[..., None], TokenOrigin.ACCEPTED, TokenOrigin.TARGET)
+        origin = origin.where(columns < verified[..., None], TokenOrigin.UNVERIFIED)
+        added = ~decided_before & self._decided_places()
+        marks = added.sum(1) - (counts - before).sum(1)
         self.trace.record_step(
             StepRecord(
                 active,
                 what.guessed.sum((1, 2)),
                 ((right - before) * what.opened).sum(1),
-                (verified - before).sum(1),
+                (verified - before).sum(1) + marks,
                 no_tokens if rule.looks is None else (counts - verified).sum(1),
                 fed=what.feeding.sum(1),
+                by_place=origin.flatten(1)[:, : rule.num_places].where(added, -1).to(torch.int8),
             )
         )
-        return counts
 
     def _guess(self, what: _Pass, output: TargetOutput, slots: Tensor) -> None:
         """Fill up the guesses of every line, from the distribution that its last draw came from."""
         rule, counts = self.rule, self._counts
         wanted = torch.where(counts == 0, max(rule.guesses, int(rule.first_holds)), rule.guesses)
-        ahead, full = counts[:, :-1], rule.line_length
+        ahead, full = counts[:, :-1], rule.lines.line_length
         room = torch.full_like(counts, full)
         room[:, 1:] = torch.where(ahead == full, full, ahead - counts[:, 1:])
         wanted = wanted.minimum(room).minimum(full - 1 - counts).clamp_(min=0)
         opening = torch.zeros_like(what.opened)
         if rule.copies:
             opening[:, 1:] = (ahead >= rule.window) & ~what.opened[:, 1:] & (counts[:, 1:] == 0)
-            tokens = self._buffer[:, : rule.num_places].view_as(self._looks)
+            tokens = self._by_line(self._buffer)
             tokens[:, 1:] = tokens[:, :-1].where(opening[:, 1:, None], tokens[:, 1:])
         self._guesses = wanted * (what.opened | opening)
         end = counts + wanted * what.opened
         looked_to = what.looked.sum(2) + what.decided.sum(2)  # [B, R], what a pass did not look at begins here
         new = (self._columns >= looked_to[..., None]) & (self._columns < end[..., None])
-        new = new.flatten(1)
+        new = new.flatten(1)[:, : rule.num_places]
         if ragged.surely_none(new.any(1)):
             return
         places, real = _chosen(new, rule.most_fed)
         # The last fed token of each line, which its last draw came from: [B, R], as the number of a fed token.
-        last = self._lines * full + looked_to - 2
-        last[:, 1:] = torch.where(what.waiting[:, 1:] & (looked_to[:, 1:] == 1), self._stand_ins, last[:, 1:])
-        fed = slots[:, None] == last.gather(1, places // full)[..., None]  # [B, m, n]
+        last = self._lines * rule.lines.stride + looked_to - 2
+        if not rule.lines.has_marks:
+            last[:, 1:] = torch.where(what.waiting[:, 1:] & (looked_to[:, 1:] == 1), self._stand_ins, last[:, 1:])
+        fed = slots[:, None] == last.gather(1, places // rule.lines.stride)[..., None]  # [B, m, n]
         guessed_from = TargetOutput(ragged.take(output.logits, fed.byte().argmax(2)))
         drawn = self._draw(guessed_from, places)
         self._buffer.scatter_(1, places.where(real, rule.num_places), drawn)
@@ -304,6 +322,7 @@ class FlightRun(DecodeRun):
         super().replace_rows(rows, other)
         for name in ("_counts", "_guesses", "_fed", "_looks"):
             getattr(self, name).index_copy_(0, rows, getattr(other, name))
+        self.state.decided_places = self._decided_places()
 
 
 def _chosen(mask: Tensor, most: int) -> tuple[Tensor, Tensor]:
@@ -317,5 +336,5 @@ def _chosen(mask: Tensor, most: int) -> tuple[Tensor, Tensor]:
 
 
 def _leading(flags: Tensor) -> Tensor:
-    """[B, R] int64: how many flags of [B, R, L] are set before the first that is not."""
-    return flags.long().cumprod(2).sum(2)
+    """[...] int64: how many flags of bool [..., L] are set before the first that is not."""
+    return flags.long().cumprod(-1).sum(-1)

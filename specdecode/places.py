@@ -6,7 +6,8 @@ the run that draws one place after another (`loop.py`), and how a target compute
 
 A *place* is the position of a token in the result, counted from 0. Slot `p` behind the prompt holds the token of place
 `p` and never moves. A *stand-in* holds the place before a line's first one until the real token is known. It has a slot
-of its own behind those of all places, which its own line alone sees. A slot whose token is not decided is masked.
+of its own behind those of all places, which its own line alone sees. A slot whose token is not decided is masked. Where
+a *mark*, a token that is always the same, stands between two lines, it needs no stand-in: it is fed when a line opens.
 
 Each place is drawn with the random numbers that plain decoding uses for it. So the tokens of a seed are the same in
 every batch, and an order that feeds what plain decoding feeds gives plain decoding's tokens.
@@ -28,7 +29,7 @@ from specdecode.checks import check_counts
 from specdecode.loop import DecodeRun
 from specdecode.roles import Target, TargetOutput
 from specdecode.sampling import Tag, draw_tokens
-from specdecode.trace import StepRecord
+from specdecode.trace import StepRecord, TokenOrigin
 
 
 @dataclass(frozen=True)
@@ -55,11 +56,13 @@ class PlacedTokens(Places):
         sources: [n] int64, the place whose token is fed; for a stand-in, the place that it copies.
         drawing: [k] int64, which of the n tokens have a place drawn after them; k is at least 1.
         drawn: [k] int64, the places that are drawn.
+        added: [m] int64, the places that the pass decides: those that are drawn, and marks that are fed.
     """
 
     sources: Tensor
     drawing: Tensor
     drawn: Tensor
+    added: Tensor
 
 
 class Order(Protocol):
@@ -92,6 +95,11 @@ class PlaceOrder(Order, Protocol):
     """Which places are drawn in which pass? The same for every row, and known before anything is drawn."""
 
     @property
+    def known_tokens(self) -> Tensor | None:
+        """[num_places] int64, tokens that are never drawn, and -1 elsewhere; None: there are none."""
+        ...
+
+    @property
     def num_passes(self) -> int:
         """Passes of the target; number 0 is the prefill, which draws place 0."""
         ...
@@ -122,6 +130,13 @@ class PlacedTarget(Target, Protocol):
         ...
 
 
+def fill_known(buffer: Tensor, known_tokens: Tensor | None) -> None:
+    """Write known tokens [num_places] to a buffer of tokens [B, num_places or more]."""
+    if known_tokens is not None:
+        places = (known_tokens >= 0).nonzero()[:, 0].to(buffer.device)
+        buffer[:, places] = known_tokens.to(buffer.device)[places]
+
+
 def check_takes_places(target: Target, num_places: int, settings: Mapping[str, Any]) -> None:
     """Raises ValueError where a target takes no places, or where an order does not fit the settings of a run."""
     for name in ("drafter", "verifier", "stop_token"):
@@ -133,13 +148,66 @@ def check_takes_places(target: Target, num_places: int, settings: Mapping[str, A
         raise ValueError(f"{type(target).__name__} takes no places: it has no forward_places")
 
 
-def check_lines(num_places: int, line_length: int, window: int) -> None:
-    """Raises ValueError where places do not fill whole lines, or where a window is longer than a line."""
-    check_counts(num_places=num_places, line_length=line_length, window=window)
-    if num_places % line_length:
-        raise ValueError(f"num_places must be a multiple of line_length ({line_length}), got {num_places}")
-    if window > line_length:
-        raise ValueError(f"window must be at most line_length ({line_length}), got {window}")
+@dataclass(frozen=True)
+class Lines:
+    """Lines of equal length, one behind the other.
+
+    Args:
+        num_places: Tokens of a row: whole lines, and a mark between two of them where there is one.
+        line_length: Tokens of a line that are drawn.
+        mark: The token between two lines; None: there is none.
+
+    Raises:
+        ValueError: Places that do not fill whole lines.
+    """
+
+    num_places: int
+    line_length: int
+    mark: int | None = None
+
+    def __post_init__(self) -> None:
+        check_counts(num_places=self.num_places, line_length=self.line_length)
+        if (self.num_places + self.has_marks) % self.stride:
+            marked = " with a mark between two" if self.has_marks else ""
+            raise ValueError(
+                f"num_places must be those of whole lines of line_length ({self.line_length}){marked}, got "
+                f"{self.num_places}"
+            )
+
+    @property
+    def has_marks(self) -> bool:
+        """Whether a mark stands between two lines."""
+        return self.mark is not None
+
+    @property
+    def stride(self) -> int:
+        """Places from the first of a line to the first of the next."""
+        return self.line_length + self.has_marks
+
+    @property
+    def num_lines(self) -> int:
+        """R."""
+        return (self.num_places + self.has_marks) // self.stride
+
+    @property
+    def num_slots(self) -> int:
+        """Slots behind the prompt: of every place, and without marks of a stand-in for every line but the first."""
+        return self.num_places + (0 if self.has_marks else self.num_lines - 1)
+
+    @property
+    def known_tokens(self) -> Tensor | None:
+        """[num_places] int64, the marks, and -1 elsewhere; None without marks."""
+        if self.mark is None:
+            return None
+        known = torch.full((self.num_places,), -1)
+        known[self.line_length :: self.stride] = self.mark
+        return known
+
+    def check_window(self, window: int) -> None:
+        """Raises ValueError where a window is longer than a line."""
+        check_counts(window=window)
+        if window > self.line_length:
+            raise ValueError(f"window must be at most line_length ({self.line_length}), got {window}")
 
 
 @dataclass(frozen=True)
@@ -163,52 +231,58 @@ class StaggeredLines:
     copies the newest token of the first.
 
     Args:
-        num_places: Tokens of a row, a multiple of `line_length`.
-        line_length: Tokens of a line.
-        window: From 1 to `line_length`.
+        lines: The lines.
+        window: From 1 to the length of a line.
 
     Raises:
-        ValueError: An argument out of range.
+        ValueError: A window that is longer than a line.
     """
 
-    def __init__(self, num_places: int, line_length: int, window: int) -> None:
-        check_lines(num_places, line_length, window)
-        self._num_places, self.line_length, self.window = num_places, line_length, window
-        self.num_lines = num_places // line_length
-        self._places = torch.arange(num_places)
-        self._fed_in_pass = torch.tensor([self.drawn_in(place) + 1 for place in range(num_places)])
+    def __init__(self, lines: Lines, window: int) -> None:
+        lines.check_window(window)
+        self.lines, self.window = lines, window
+        self._has_stand_ins = not lines.has_marks and window < lines.line_length
+        self._places = torch.arange(lines.num_places)
+        self._fed_in_pass = torch.tensor([self.drawn_in(place) + 1 for place in range(lines.num_places)])
 
     @property
     def num_places(self) -> int:
-        """See `PlaceOrder`."""
-        return self._num_places
+        """See `Order`."""
+        return self.lines.num_places
 
     @property
     def num_slots(self) -> int:
-        """Every place has a slot, and every line but the first one more for its stand-in."""
-        return self._num_places + self.num_lines - 1
+        """See `Order`."""
+        return self.lines.num_slots
+
+    @property
+    def known_tokens(self) -> Tensor | None:
+        """See `PlaceOrder`."""
+        return self.lines.known_tokens
 
     @property
     def num_passes(self) -> int:
         """See `PlaceOrder`."""
-        return self.line_length + self.opens_in(self.num_lines - 1)
+        return self.lines.line_length + self.opens_in(self.lines.num_lines - 1)
 
     def opens_in(self, line: int) -> int:
         """The pass that draws the first place of a line."""
         return line * self.window
 
     def drawn_in(self, place: int) -> int:
-        """The pass that draws a place; the next one feeds its token."""
-        line, column = divmod(place, self.line_length)
-        return self.opens_in(line) + column
+        """The pass that draws a place; the next one feeds its token. A mark counts as drawn in the pass before."""
+        line, column = divmod(place, self.lines.stride)
+        is_mark = column == self.lines.line_length
+        return self.opens_in(line + 1) - 1 if is_mark else self.opens_in(line) + column
 
     def leading(self, number: int) -> int:
         """See `PlaceOrder`."""
-        for line in range(self.num_lines):
+        for line in range(self.lines.num_lines):
             drawn = number + 1 - self.opens_in(line)
-            if drawn < self.line_length:
-                return line * self.line_length + drawn
-        return self._num_places
+            if drawn < self.lines.line_length:
+                waits_for_mark = drawn <= 0 < line and self.lines.has_marks
+                return line * self.lines.stride + drawn - waits_for_mark
+        return self.num_places
 
     def tokens_of(self, number: int) -> PlacedTokens:
         """See `PlaceOrder`."""
@@ -221,6 +295,7 @@ class StaggeredLines:
             sources=torch.tensor([token.source for token in fed]),
             drawing=torch.tensor(drawing),
             drawn=torch.tensor([fed[index].draws for index in drawing]),
+            added=torch.tensor([fed[index].draws for index in drawing] + self._marks_fed(number)),
         )
 
     def run(self, target: Target, **settings: Any) -> DecodeRun:
@@ -228,36 +303,44 @@ class StaggeredLines:
         return PlacedRun(target, order=self, **settings)
 
     def _fed_in(self, number: int) -> list[_Fed]:
-        """The tokens drawn in the pass before, then the stand-ins of lines that open."""
-        length, last = self.line_length, self._num_places - 1
-        columns = [(line, number - 1 - self.opens_in(line)) for line in range(self.num_lines)]
-        new = [line * length + column for line, column in columns if 0 <= column < length]
+        """The tokens drawn in the pass before, then the marks before lines that open, or their stand-ins."""
+        length, stride, last = self.lines.line_length, self.lines.stride, self.num_places - 1
+        columns = [(line, number - 1 - self.opens_in(line)) for line in range(self.lines.num_lines)]
+        new = [line * stride + column for line, column in columns if 0 <= column < length]
+        marks = self._marks_fed(number)
         fed = []
         for place in new:
             # The token after a line's last one is drawn from it only where the next line has waited for it.
-            follows = place < last and self.drawn_in(place + 1) == number
+            follows = place < last and place + 1 not in marks and self.drawn_in(place + 1) == number
+            follows &= place % stride != length - 1 or not self.lines.has_marks
             if place < last:  # the last token of all is never fed
-                fed.append(_Fed(place, place, place, place // length, place + 1 if follows else None))
-        opening = [line for line in range(1, self.num_lines) if self.opens_in(line) == number]
-        return fed + [self._stand_in(line, number) for line in opening if self.window < length]
+                fed.append(_Fed(place, place, place, place // stride, place + 1 if follows else None))
+        fed += [_Fed(mark, mark, mark, mark // stride, mark + 1) for mark in marks]
+        opening = [line for line in range(1, self.lines.num_lines) if self.opens_in(line) == number]
+        return fed + [self._stand_in(line, number) for line in opening if self._has_stand_ins]
+
+    def _marks_fed(self, number: int) -> list[int]:
+        """The marks before lines that pass `number` opens."""
+        opening = [line for line in range(1, self.lines.num_lines) if self.opens_in(line) == number]
+        return [line * self.lines.stride - 1 for line in opening] if self.lines.has_marks else []
 
     def _stand_in(self, line: int, number: int) -> _Fed:
         """What holds the place before a line that pass `number` opens."""
         copied = max(line - 2, 0)
-        newest = min(number - 1 - self.opens_in(copied), self.line_length - 1)
-        first = line * self.line_length
-        return _Fed(copied * self.line_length + newest, first - 1, self._num_places + line - 1, line, first)
+        length = self.lines.line_length
+        newest, first = min(number - 1 - self.opens_in(copied), length - 1), line * length
+        return _Fed(copied * length + newest, first - 1, self.num_places + line - 1, line, first)
 
     def _visible(self, fed: list[_Fed], number: int) -> Tensor:
         """[n, W] bool: the fed tokens at or before a token's place, and its line's stand-in until the real token is
         fed."""
         positions = torch.tensor([token.position for token in fed])
         visible = torch.zeros(len(fed), self.num_slots, dtype=torch.bool)
-        visible[:, : self._num_places] = (self._places <= positions[:, None]) & (self._fed_in_pass <= number)
+        visible[:, : self.num_places] = (self._places <= positions[:, None]) & (self._fed_in_pass <= number)
         for row, token in zip(visible, fed, strict=True):
-            if token.line > 0 and self.window < self.line_length:
-                before = token.line * self.line_length - 1
-                row[self._num_places + token.line - 1] = self.drawn_in(before) + 1 > number
+            if token.line > 0 and self._has_stand_ins:
+                before = token.line * self.lines.line_length - 1
+                row[self.num_places + token.line - 1] = self.drawn_in(before) + 1 > number
         return visible
 
 
@@ -284,6 +367,8 @@ class PlacedRun(DecodeRun):
         self.order = order
         self._number = 0  # of the pass made last
         self._plans: dict[int, PlacedTokens] = {}  # by number, on the device
+        self._undrawn = torch.full_like(self.state.tokens, -1, dtype=torch.int8)
+        fill_known(self._buffer, order.known_tokens)
 
     @torch.no_grad()
     def step(self) -> int:
@@ -295,23 +380,26 @@ class PlacedRun(DecodeRun):
         self.steps += 1
         self._number += 1
         state, placed = self.state, self._tokens_of(self._number)
-        count = len(placed.drawn)
         with self._part("target"):
             output = self._placed.forward_places(self._buffer[:, placed.sources], placed)
         with self._part("verify"):
             logits = output.logits[:, placed.drawing]
-            self.watch.look(self.steps, logits, state.active[:, None].expand(-1, count))
+            self.watch.look(self.steps, logits, state.active[:, None].expand(-1, len(placed.drawn)))
             counters = placed.drawn.expand(len(logits), -1)
             drawn = draw_tokens(logits, state.sampling, state.streams, counters, Tag.TARGET)
         with self._part("commit"):
             self._buffer[:, placed.drawn] = torch.where(state.active[:, None], drawn, self._buffer[:, placed.drawn])
             zeros, going_on = self._no_tokens, state.active
-            emitted = going_on * count
-            self.trace.record_step(StepRecord(going_on, zeros, zeros, emitted, zeros, fed=placed.slots.shape[1]))
+            emitted = going_on * len(placed.added)
+            added = self._undrawn.index_fill(1, placed.added, TokenOrigin.TARGET)
+            fed = placed.slots.shape[1]
+            self.trace.record_step(StepRecord(going_on, zeros, zeros, emitted, zeros, fed=fed, by_place=added))
+            state.decided_places = state.decided | ((added >= 0) & going_on[:, None])
             leading = self.order.leading(self._number)
             state.lengths = torch.where(going_on, leading, state.lengths)
+            state.newest = state.least_room = None
             state.active = going_on & (self._number < self.order.num_passes - 1)
-        return count
+        return len(placed.added)
 
     def _tokens_of(self, number: int) -> PlacedTokens:
         """The order's, on the target's device; the next requests of a queue use them again."""
@@ -327,4 +415,4 @@ class PlacedRun(DecodeRun):
         if bool(self.state.active.any()):
             raise ValueError("rows must all have ended before others take their places: they are at the same pass")
         super().replace_rows(rows, other)
-        self._number = 0
+        self._number, self.state.decided_places = 0, None

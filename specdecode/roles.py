@@ -78,6 +78,7 @@ class DecodeState:
         newest: [B] int64, the newest token of each row; None: it is looked up.
         least_room: The least number of draft tokens that any row has room for, -1 where one has ended; None: the host
             does not know it.
+        decided_places: [B, max_new_tokens] bool, where tokens are decided out of order; None: the first `lengths` are.
     """
 
     tokens: Tensor
@@ -88,6 +89,14 @@ class DecodeState:
     streams: RandomStreams
     newest: Tensor | None = None
     least_room: int | None = None
+    decided_places: Tensor | None = None
+
+    @property
+    def decided(self) -> Tensor:
+        """[B, max_new_tokens] bool: which tokens are decided."""
+        if self.decided_places is not None:
+            return self.decided_places
+        return torch.arange(self.max_new_tokens, device=self.lengths.device) < self.lengths[:, None]
 
     def last_tokens(self) -> Tensor:
         """[B] int64: the newest token of each row, drawn but not yet fed to the target."""

@@ -38,6 +38,8 @@ class StepRecord:
         relaxed: [B, depth] bool, which of the accepted tokens the exact rule would have rejected; None: none.
         fed: Token rows that the pass fed in each row that took part, one number or [B] int64; None: the newest token,
             the draft tokens and the pending tokens.
+        by_place: [B, N] int8, the `TokenOrigin` of each token that the step added, at its place in the result, and -1
+            elsewhere; None: the tokens of a step follow those before.
     """
 
     active: Tensor
@@ -47,6 +49,7 @@ class StepRecord:
     skipped: Tensor
     relaxed: Tensor | None = None
     fed: int | Tensor | None = field(default=None, kw_only=True)
+    by_place: Tensor | None = field(default=None, kw_only=True)
 
 
 _COUNTS = ("active", "drafted", "accepted", "emitted", "skipped")
@@ -55,11 +58,12 @@ _STEPS_AT_ONCE = 256  # whose counts lie in one piece of memory
 
 @dataclass
 class _Kept:
-    """A recorded step: [5, B] int64 in the order of `_COUNTS`, what was relaxed, and rows fed if a run says so."""
+    """A recorded step: [5, B] int64 in the order of `_COUNTS`, and what else a `StepRecord` has."""
 
     counts: Tensor
     relaxed: Tensor | None
     fed: int | Tensor | None
+    by_place: Tensor | None = None
 
 
 @dataclass
@@ -79,7 +83,7 @@ class TokenOrigin(IntEnum):
     """The origin of a token of the result."""
 
     TARGET = 0
-    """Drawn from the target: the first token, and the one after the accepted tokens of a pass (the bonus); or forced."""
+    """Drawn from the target: the first token, and the one after the accepted tokens (the bonus); or forced."""
     ACCEPTED = 1
     """Drafted, verified, and accepted by the exact rule."""
     RELAXED = 2
@@ -134,12 +138,18 @@ class DecodeTrace:
         """A verification step: one pass."""
         counts = self.next_counts()
         torch.stack([getattr(step, name).long() for name in _COUNTS], out=counts)
-        self.record_counts(counts, step.relaxed, step.fed)
+        self.record_counts(counts, step.relaxed, step.fed, step.by_place)
 
-    def record_counts(self, counts: Tensor, relaxed: Tensor | None, fed: int | None = None) -> None:
+    def record_counts(
+        self,
+        counts: Tensor,
+        relaxed: Tensor | None,
+        fed: int | Tensor | None = None,
+        by_place: Tensor | None = None,
+    ) -> None:
         """A verification step whose `next_counts` have been written; the others are fields of a `StepRecord`."""
         self.target_passes += 1
-        self._steps.append(_Kept(counts, relaxed, fed))
+        self._steps.append(_Kept(counts, relaxed, fed, by_place))
         self._columns = self._origins = None
 
     def record_unverified(self, skipped: Tensor) -> None:
@@ -196,7 +206,8 @@ class DecodeTrace:
             if took:
                 relaxed = None if step.relaxed is None else step.relaxed[row : row + 1]
                 fed = step.fed[row : row + 1] if isinstance(step.fed, Tensor) else step.fed
-                trace._steps.append(_Kept(step.counts[:, row : row + 1], relaxed, fed))
+                by_place = None if step.by_place is None else step.by_place[row : row + 1]
+                trace._steps.append(_Kept(step.counts[:, row : row + 1], relaxed, fed, by_place))
         return trace
 
     def _column(self, name: str) -> Tensor:
@@ -267,6 +278,11 @@ class DecodeTrace:
         """The origin of each token of each row, in order."""
         if self._origins is not None:
             return self._origins
+        if any(step.by_place is not None for step in self._steps):
+            self._origins = [
+                [TokenOrigin(max(origin, 0)) for origin in row] for row in self._added_by_place().amax(0).tolist()
+            ]  # the first token is the target's
+            return self._origins
         rows = [[TokenOrigin.TARGET] * self._first_tokens for _ in range(self.batch_size)]
         for step in self.steps:
             for row, origins in enumerate(rows):
@@ -280,6 +296,27 @@ class DecodeTrace:
                 origins[place : place + 1] = [TokenOrigin.TARGET] * (place < len(origins))
         self._origins = rows
         return rows
+
+    @property
+    def token_passes(self) -> list[list[int]]:
+        """The pass that added each token of each row, in order of the row's own passes; the prefill is number 0.
+
+        They do not rise from token to token where several lines of a grid are drawn side by side.
+        """
+        if any(step.by_place is not None for step in self._steps):
+            numbers = self._column("active").cumsum(0)[..., None]  # [steps, B, 1]
+            return ((self._added_by_place() >= 0) * numbers).amax(0).tolist()
+        rows = [[0] * self._first_tokens for _ in range(self.batch_size)]
+        for row, passes in enumerate(rows):
+            number = 0
+            for step in self.steps:
+                number += step["active"][row]
+                passes += [number] * (step["skipped"][row] + step["emitted"][row])
+        return rows
+
+    def _added_by_place(self) -> Tensor:
+        """[steps, B, N] int8 on the CPU, see `StepRecord.by_place`."""
+        return torch.stack([step.by_place for step in self._steps if step.by_place is not None]).cpu()
 
     @property
     def steps(self) -> list[dict[str, list[Any]]]:

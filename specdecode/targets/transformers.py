@@ -288,6 +288,10 @@ class TransformersTarget:
 
         The cache's lengths stay those of the prompts. Such passes are not compiled.
         """
+        return self.combine(self._run_places(tokens, placed))
+
+    def _run_places(self, tokens: Tensor, placed: Places) -> TargetOutput:
+        """`forward_places` of all rows, not yet combined."""
         static, num_rows = self._cache.allocated(), len(tokens) * self.rows_per_sequence
         positions, slots, visible = (
             self._for_all_rows(each) if len(each) > 1 else each.expand(num_rows, *each.shape[1:])
@@ -296,7 +300,7 @@ class TransformersTarget:
         kv_length = ragged.at_most(static.lengths, self._most_committed) + visible.shape[2]
         self._cache.start_slots(static.lengths[:, None] + slots, kv_length)
         masks = self._masks(static, visible, positions, kv_length)
-        return self.combine(self.run(self._inputs(self._for_all_rows(tokens)), masks, self._positions(positions)))
+        return self.run(self._inputs(self._for_all_rows(tokens)), masks, self._positions(positions))
 
     def _inputs(self, tokens: Tensor) -> dict[str, Tensor]:
         """What the model is fed for tokens [R, n]."""

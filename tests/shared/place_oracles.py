@@ -34,11 +34,18 @@ class FullPasses(ABC):
     Args:
         request: whose random numbers are used.
         sampling: how tokens are drawn.
-        side: lines, and tokens of each.
+        lines: how many lines there are.
+        length: tokens of each.
+        mark: the token between two lines; None: there is none.
     """
 
-    def __init__(self, request: int, sampling: SamplingConfig, side: int) -> None:
-        self.sampling, self.streams, self.side = sampling, RandomStreams.from_seeds([request]), side
+    def __init__(
+        self, request: int, sampling: SamplingConfig, lines: int, length: int, mark: int | None = None
+    ) -> None:
+        self.sampling, self.streams = sampling, RandomStreams.from_seeds([request])
+        self.lines, self.length, self.mark = lines, length, mark
+        self.stride = length + (mark is not None)
+        self.count = lines * self.stride - (mark is not None)
 
     @torch.no_grad()
     def draw(self, fed: list[Fed], drawing: list[tuple[int, int]]) -> list[int]:
@@ -70,27 +77,33 @@ def staggered(passes: FullPasses, window: int) -> dict[str, Any]:
 
     A line opens once the line above has `window` tokens, and every open line draws one token a pass. A token that is
     fed sees the tokens before it that have been fed by then. A line begins behind a stand-in, where the token before
-    it is missing, and sees this stand-in until that token is fed.
+    it is missing, and sees this stand-in until that token is fed. With marks it begins behind a mark, fed in that pass.
     """
-    side, count = passes.side, passes.side**2
+    length, stride, mark = passes.length, passes.stride, passes.mark
     drawn = {0: passes.draw([], [(-1, 0)])[0]}
     fed: list[Fed] = []
     made = 1
-    while len(drawn) < count:
+    while len(drawn) < passes.count:
         made += 1
-        counts = [sum(place // side == line for place in drawn) for line in range(side)]
-        is_open = [counts[line] < side and (line == 0 or counts[line - 1] >= window) for line in range(side)]
+        counts = [
+            sum(place // stride == line and place % stride < length for place in drawn) for line in range(passes.lines)
+        ]
+        is_open = [counts[line] < length and (line == 0 or counts[line - 1] >= window) for line in range(passes.lines)]
         begun = len(fed)
         there = {each.place for each in fed if not each.is_stand_in}
-        fed += [Fed(drawn[place], place, place // side) for place in sorted(set(drawn) - {count - 1} - there)]
+        fed += [Fed(drawn[place], place, place // stride) for place in sorted(set(drawn) - {passes.count - 1} - there)]
         drawing = []
-        for line in range(side):
-            place = line * side + counts[line]
+        for line in range(passes.lines):
+            place = line * stride + counts[line]
             if not is_open[line]:
                 continue
-            if place - 1 not in drawn:
+            if mark is not None and line > 0 and counts[line] == 0:
+                drawn[place - 1] = mark
+                fed.append(Fed(mark, place - 1, line - 1))
+                drawing.append((len(fed) - 1, place))
+            elif place - 1 not in drawn:
                 other = max(line - 2, 0)
-                fed.append(Fed(drawn[other * side + counts[other] - 1], place - 1, line, is_stand_in=True))
+                fed.append(Fed(drawn[other * stride + counts[other] - 1], place - 1, line, is_stand_in=True))
                 drawing.append((len(fed) - 1, place))
             else:
                 at = next(i for i, each in enumerate(fed) if each.place == place - 1 and not each.is_stand_in)
@@ -106,7 +119,7 @@ def staggered(passes: FullPasses, window: int) -> dict[str, Any]:
                     one.sees.add(number)
         tokens = passes.draw(fed, drawing)
         drawn.update(zip([place for _, place in drawing], tokens, strict=True))
-    return {"tokens": [drawn[place] for place in range(count)], "passes": made, "fed": len(fed)}
+    return {"tokens": [drawn[place] for place in range(passes.count)], "passes": made, "fed": len(fed)}
 
 
 def in_flight(passes: FullPasses, rule: LinesInFlight) -> dict[str, Any]:
@@ -119,9 +132,9 @@ def in_flight(passes: FullPasses, rule: LinesInFlight) -> dict[str, Any]:
     more from its last distribution. A token may be seen by others once it is decided and fed; guesses by their line.
     With `copies` a line that is about to open has the tokens above as its guesses.
     """
-    side, count_of_places = passes.side, passes.side**2
-    decided: list[list[int]] = [[] for _ in range(side)]
-    guesses: list[list[int]] = [[] for _ in range(side)]
+    length, stride, lines = passes.length, passes.stride, range(passes.lines)
+    decided: list[list[int]] = [[] for _ in lines]
+    guesses: list[list[int]] = [[] for _ in lines]
     looks: dict[int, int] = {}
     fed: list[Fed] = []
     newest: dict[int, int] = {}  # by place, the number of what was fed there last
@@ -129,24 +142,32 @@ def in_flight(passes: FullPasses, rule: LinesInFlight) -> dict[str, Any]:
     told = {"passes": 1, "drafted": 0, "accepted": 0, "unverified": 0}
     decided[0] += passes.draw([], [(-1, 0)])
 
-    while any(len(line) < side for line in decided):
+    while any(len(line) < length for line in decided):
         told["passes"] += 1
-        known = {line * side + column: token for line in range(side) for column, token in enumerate(decided[line])}
+        known = {line * stride + column: token for line in lines for column, token in enumerate(decided[line])}
+        if passes.mark is not None:
+            known.update({line * stride + length: passes.mark for line in lines[:-1]})
         is_open = [
-            len(decided[line]) < side and (line == 0 or len(decided[line - 1]) >= rule.window) for line in range(side)
+            len(decided[line]) < length and (line == 0 or len(decided[line - 1]) >= rule.window) for line in lines
         ]
         new: list[Fed] = []
-        for line in range(side):
-            first = line * side
+        for line in lines:
+            first = line * stride
             for place in range(first, first + len(decided[line])):
                 is_fed = place in newest and fed[newest[place]].token == known[place]
                 is_fed &= not (is_open[line] and place == first + len(decided[line]) - 1)  # the line draws behind it
                 opens_below = (
-                    line + 1 < side and is_open[line + 1] and not decided[line + 1] and place == first + side - 1
+                    line + 1 < len(lines)
+                    and is_open[line + 1]
+                    and not decided[line + 1]
+                    and place == first + stride - 1
                 )
-                if place < count_of_places - 1 and (not is_fed or opens_below):
+                if place < passes.count - 1 and (not is_fed or opens_below):
                     new.append(Fed(known[place], place, line))
-            if is_open[line] and not decided[line] and first - 1 not in known:
+            waits = len(decided[line - 1]) < length
+            if is_open[line] and not decided[line] and passes.mark is not None:
+                new.append(Fed(passes.mark, first - 1, line - 1))
+            elif is_open[line] and not decided[line] and waits:
                 copied = max(line - 2, 0)
                 new.append(Fed(decided[copied][-1], first - 1, line, is_stand_in=True))
             new += [Fed(token, first + len(decided[line]) + i, line) for i, token in enumerate(guesses[line])]
@@ -161,21 +182,21 @@ def in_flight(passes: FullPasses, rule: LinesInFlight) -> dict[str, Any]:
         for each in new:
             for place, number in newest.items():
                 is_known = known.get(place) == fed[number].token
-                is_own_guess = place not in known and place // side == each.line and number >= start
+                is_own_guess = place not in known and place // stride == each.line and number >= start
                 if place <= each.place and (is_known or is_own_guess):
                     each.sees.add(number)
-            before = each.line * side - 1
+            before = each.line * stride - 1
             is_there = before in newest and before in known and fed[newest[before]].token == known[before]
             if each.line in stand_ins and not is_there:
                 each.sees.add(stand_ins[each.line])
 
         old, last_of = [len(line) for line in decided], {}
-        for line in range(side):
+        for line in lines:
             if not is_open[line]:
                 continue
-            first, count = line * side, old[line]
-            waits = count == 0 and first - 1 not in known
-            behind = [stand_ins[line] if waits else newest[first + count - 1]]
+            first, count = line * stride, old[line]
+            waits = line > 0 and count == 0 and old[line - 1] < length
+            behind = [stand_ins[line] if waits and passes.mark is None else newest[first + count - 1]]
             behind += [newest[first + count + i] for i in range(len(guesses[line]))]
             places = [first + count + i for i in range(len(behind))]
             drawn = passes.draw(fed, list(zip(behind, places, strict=True)))
@@ -192,19 +213,21 @@ def in_flight(passes: FullPasses, rule: LinesInFlight) -> dict[str, Any]:
             told["unverified"] += gained - verified
             decided[line] += drawn[:gained]
             guesses[line], last_of[line] = drawn[gained:], behind[-1]
-        for line in range(side):
+        for line in lines:
             opens = line > 0 and not decided[line] and not is_open[line] and len(decided[line - 1]) >= rule.window
             if not is_open[line] and not (opens and rule.copies):
                 continue
             if opens:
-                guesses[line] = (decided[line - 1] + guesses[line - 1])[:side]
+                guesses[line] = (decided[line - 1] + guesses[line - 1])[:length]
             most = max(rule.guesses, 1) if rule.first_holds and not decided[line] else rule.guesses
-            if line > 0 and len(decided[line - 1]) < side:
+            if line > 0 and len(decided[line - 1]) < length:
                 most = min(most, len(decided[line - 1]) - len(decided[line]))
-            most = max(min(most, side - 1 - len(decided[line])), 0)
+            most = max(min(most, length - 1 - len(decided[line])), 0)
             more = range(len(guesses[line]), most)
-            begin = line * side + len(decided[line])
+            begin = line * stride + len(decided[line])
             guesses[line] = guesses[line][:most] + [
                 passes.draw(fed, [(last_of[line], begin + number)])[0] for number in more
             ]
-    return {"tokens": [token for line in decided for token in line], "fed": len(fed), **told}
+    between = [] if passes.mark is None else [passes.mark]
+    tokens = [token for line in decided for token in [*line, *between]][: passes.count]
+    return {"tokens": tokens, "fed": len(fed), **told}

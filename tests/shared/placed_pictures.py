@@ -10,7 +10,7 @@ from place_oracles import FullPasses, with_prompt
 from torch import Tensor
 
 from specdecode.loop import DecodeRun
-from specdecode.places import Order
+from specdecode.places import Lines, Order
 from specdecode.sampling import RandomStreams, SamplingConfig, apply_guidance
 from specdecode.skipping import new_run
 from vargen.models.llamagen.target import LlamaGenTarget
@@ -20,6 +20,7 @@ COUNT = SIDE * SIDE
 GUIDANCE = 2.5
 LENGTHS = [5, 3, 4, 2, 5, 1, 3]
 """Prompt tokens of each request."""
+LINES = Lines(COUNT, SIDE)
 DRAWN, GREEDY = SamplingConfig(), SamplingConfig(temperature=0)
 
 
@@ -50,7 +51,7 @@ class LlamaGenPasses(FullPasses):
     """See `FullPasses`."""
 
     def __init__(self, model: Any, request: int, sampling: SamplingConfig = DRAWN) -> None:
-        super().__init__(request, sampling, SIDE)
+        super().__init__(request, sampling, SIDE, SIDE)
         self.model = model
         embeds, mask = condition(model, range(request, request + 1))
         self.text = embeds[:, mask[0]]

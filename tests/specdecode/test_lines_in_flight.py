@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from place_oracles import in_flight
-from placed_pictures import COUNT, DRAWN, GREEDY, LENGTHS, SIDE, LlamaGenPasses, make_placed_model, run_of
+from placed_pictures import COUNT, DRAWN, GREEDY, LENGTHS, LINES, SIDE, LlamaGenPasses, make_placed_model, run_of
 from torch import Tensor
 
 from specdecode.continuous import decode_queue
@@ -21,14 +21,14 @@ from specdecode.places import StaggeredLines
 from specdecode.sampling import SamplingConfig
 
 RULES = {
-    "an adaptive start": LinesInFlight(COUNT, SIDE, 2, first_holds=True),
-    "guesses": LinesInFlight(COUNT, SIDE, 3, guesses=2),
-    "more guesses than tokens ahead": LinesInFlight(COUNT, SIDE, 1, guesses=4),
-    "both": LinesInFlight(COUNT, SIDE, 2, guesses=3, first_holds=True),
-    "two looks": LinesInFlight(COUNT, SIDE, 3, guesses=4, looks=2),
-    "three looks at whole lines": LinesInFlight(COUNT, SIDE, SIDE, guesses=SIDE - 1, looks=3, copies=True),
-    "two looks at copies": LinesInFlight(COUNT, SIDE, 2, guesses=2, looks=2, copies=True),
-    "one look, and a start that may hold": LinesInFlight(COUNT, SIDE, 1, guesses=1, first_holds=True, looks=1),
+    "an adaptive start": LinesInFlight(LINES, 2, first_holds=True),
+    "guesses": LinesInFlight(LINES, 3, guesses=2),
+    "more guesses than tokens ahead": LinesInFlight(LINES, 1, guesses=4),
+    "both": LinesInFlight(LINES, 2, guesses=3, first_holds=True),
+    "two looks": LinesInFlight(LINES, 3, guesses=4, looks=2),
+    "three looks at whole lines": LinesInFlight(LINES, SIDE, guesses=SIDE - 1, looks=3, copies=True),
+    "two looks at copies": LinesInFlight(LINES, 2, guesses=2, looks=2, copies=True),
+    "one look, and a start that may hold": LinesInFlight(LINES, 1, guesses=1, first_holds=True, looks=1),
 }
 
 
@@ -61,7 +61,7 @@ def test_every_token_is_that_of_full_forward_passes(model: Any, name: str, sampl
 def test_without_guesses_it_is_the_order_known_beforehand(model: Any, window: int) -> None:
     known, flying = (
         run_of(model, range(3), order).finish()
-        for order in (StaggeredLines(COUNT, SIDE, window), LinesInFlight(COUNT, SIDE, window))
+        for order in (StaggeredLines(LINES, window), LinesInFlight(LINES, window))
     )
     assert torch.equal(known.tokens, flying.tokens)
     assert flying.trace.row_passes == known.trace.row_passes and flying.trace.rows_fed == known.trace.rows_fed
@@ -72,7 +72,7 @@ def check_against_plain(model: Any, rule: LinesInFlight) -> None:
     assert torch.equal(plain.tokens, flying.tokens)
 
 
-WHOLE = LinesInFlight(COUNT, SIDE, SIDE, guesses=3)
+WHOLE = LinesInFlight(LINES, SIDE, guesses=3)
 
 
 @pytest.mark.parametrize("rule", [WHOLE, replace(WHOLE, guesses=0), replace(WHOLE, first_holds=True)])
@@ -103,7 +103,7 @@ def test_the_kernels_take_guesses_with_the_bits_of_plain_decoding(own_kernels: N
 def test_lines_keep_their_order(
     model: Any, window: int, guesses: int, first_holds: bool, looks: int | None, copies: bool, request: int
 ) -> None:
-    rule = LinesInFlight(COUNT, SIDE, window, guesses, first_holds, looks, copies and not first_holds)
+    rule = LinesInFlight(LINES, window, guesses, first_holds, looks, copies and not first_holds)
     run = run_of(model, range(request, request + 1), rule)
     run.start()
     assert isinstance(run, FlightRun)
@@ -141,7 +141,7 @@ VISIBLE, FEED = FlightRun._visible, FlightRun._what_to_feed
 
 def stand_in_seen_below(run: FlightRun, what: _Pass, slots: Tensor) -> Tensor:
     visible = VISIBLE(run, what, slots)
-    seen = run._line_of[slots][..., None] > run._lines[1:]
+    seen = run._line_of[slots][..., None] > run._stood_in
     visible[..., COUNT:] |= seen
     return visible
 
@@ -212,7 +212,6 @@ def test_other_requests_take_rows_half_way(model: Any, name: str) -> None:
     [
         ({"window": 0}, "window must be"),
         ({"window": SIDE + 1}, r"window must be at most line_length \(5\), got 6"),
-        ({"line_length": 4, "window": 1}, r"num_places must be a multiple of line_length \(4\), got 25"),
         ({"guesses": -1}, "guesses must be at least 0, got -1"),
         ({"looks": 0}, "looks must be"),
         ({"copies": True, "first_holds": True}, "copies must be off where first_holds is on"),

@@ -12,6 +12,7 @@ from placed_pictures import (
     DRAWN,
     GREEDY,
     LENGTHS,
+    LINES,
     SIDE,
     LlamaGenPasses,
     condition,
@@ -23,7 +24,7 @@ from torch import Tensor
 
 from specdecode.continuous import decode_queue
 from specdecode.loop import DecodeRun
-from specdecode.places import PlacedRun, StaggeredLines
+from specdecode.places import Lines, PlacedRun, StaggeredLines
 from specdecode.sampling import RandomStreams, SamplingConfig
 from specdecode.skipping import new_run
 from specdecode.verifiers.exact import ExactVerifier
@@ -39,7 +40,7 @@ def run_with(
     model: Any, requests: range, window: int | None, sampling: SamplingConfig = DRAWN, **given: Any
 ) -> DecodeRun:
     """A run that is not started; window None: plain decoding."""
-    return run_of(model, requests, None if window is None else StaggeredLines(COUNT, SIDE, window), sampling, **given)
+    return run_of(model, requests, None if window is None else StaggeredLines(LINES, window), sampling, **given)
 
 
 def expected_of(model: Any, request: int, window: int, sampling: SamplingConfig = DRAWN) -> dict[str, Any]:
@@ -148,7 +149,7 @@ def test_rows_do_not_change_half_way(model: Any) -> None:
 
 
 def test_lengths_count_the_places_without_a_gap(model: Any) -> None:
-    run, order = run_with(model, range(1), 2), StaggeredLines(COUNT, SIDE, 2)
+    run, order = run_with(model, range(1), 2), StaggeredLines(LINES, 2)
     run.start()
     for number in range(1, order.num_passes):
         run.step()
@@ -161,20 +162,22 @@ def test_lengths_count_the_places_without_a_gap(model: Any) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((25, 5, 0), "window must be"),
-        ((25, 5, 6), r"window must be at most line_length \(5\), got 6"),
-        ((25, 4, 1), r"num_places must be a multiple of line_length \(4\), got 25"),
+        ((25, 5, None, 0), "window must be"),
+        ((25, 5, None, 6), r"window must be at most line_length \(5\), got 6"),
+        ((25, 4, None, 1), r"num_places must be those of whole lines of line_length \(4\), got 25"),
+        ((25, 5, 3, 1), r"whole lines of line_length \(5\) with a mark between two, got 25"),
     ],
 )
-def test_orders_that_do_not_fit_are_named(arguments: tuple[int, int, int], message: str) -> None:
+def test_orders_that_do_not_fit_are_named(arguments: tuple[int, int, int | None, int], message: str) -> None:
+    *lines, window = arguments
     with pytest.raises(ValueError, match=message):
-        StaggeredLines(*arguments)
+        StaggeredLines(Lines(*lines), window)
 
 
 def test_settings_that_do_not_go_with_places_are_named(model: Any) -> None:
     target = LlamaGenTarget(model, *condition(model, range(1)))
     settings: dict[str, Any] = {
-        "order": StaggeredLines(COUNT, SIDE, 2),
+        "order": StaggeredLines(LINES, 2),
         "max_new_tokens": COUNT,
         "sampling": DRAWN,
         "streams": RandomStreams.from_seeds([0]),

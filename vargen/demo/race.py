@@ -116,7 +116,7 @@ class Race(Work):
                 **self.commission.arguments(),
                 method=lane.method,
                 callback_on_step_end=partial(self._step, number),
-                callback_on_step_end_tensor_inputs=("tokens", "lengths"),
+                callback_on_step_end_tensor_inputs=("tokens", "decided"),
             )
             lane.images, lane.tokens, lane.trace = list(output.images), output.tokens, output.trace
             lane.passes, lane.lengths = output.trace.target_passes, output.trace.row_tokens
@@ -133,14 +133,14 @@ class Race(Work):
             torch.cuda.synchronize(lengths.device)  # work that was queued on the device is this lane's
         with self._turns.uncounted(number):
             lane.passes = step + 1
-            before, lane.lengths = sum(lane.lengths), lengths.tolist()
+            before, lane.lengths = sum(lane.lengths), tensors["decided"].sum(1).tolist()
             tokens_a_preview = self.grid_size**2 * len(lane.lengths) / PREVIEWS
             if sum(lane.lengths) // tokens_a_preview > before // tokens_a_preview:
-                lane.images = self._preview(pipeline, tensors["tokens"], lengths)
+                lane.images = self._preview(pipeline, tensors["tokens"], tensors["decided"])
                 self.tell()
         self._turns.offer(number)
 
-    def _preview(self, pipeline: ImagePipeline, tokens: Tensor, lengths: Tensor) -> list[Image.Image]:
+    def _preview(self, pipeline: ImagePipeline, tokens: Tensor, decided: Tensor) -> list[Image.Image]:
         size = self.grid_size
-        whole = pipeline.decode_tokens(continue_downwards(tokens, lengths, size))
-        return [hide_undecided(image, count, size) for image, count in zip(whole, lengths.tolist(), strict=True)]
+        whole = pipeline.decode_tokens(continue_downwards(tokens, decided, size))
+        return [hide_undecided(image, each, size) for image, each in zip(whole, decided, strict=True)]

@@ -29,6 +29,7 @@ _SIDE = 384
 _MARGIN = 12
 _LINE = 18
 _TIMELINE_HEIGHT = 96
+_FLIGHT_PITCH = 6
 _INK, _PAPER = (40, 40, 40), (255, 255, 255)
 
 
@@ -38,7 +39,8 @@ def draw_trace(
     """The picture, its token grid, and a timeline of its steps.
 
     The timeline has one bar for each target pass, prefill included. Its height is the number of tokens that the pass
-    added, in their colours. Tokens that were taken unverified before the pass stand below its own.
+    added, in their colours. Tokens that were taken unverified before the pass stand below its own. Where rows of the
+    grid are drawn side by side, each row has a line below that: the passes from its first token to its last.
 
     Args:
         image: the picture, of any size; it is drawn in the shape of the grid.
@@ -58,7 +60,10 @@ def draw_trace(
     width = 3 * _MARGIN + 2 * _SIDE
     legend_top = 2 * _MARGIN + size[1]
     timeline_top = legend_top + _LINE * 2 + _MARGIN
-    sheet = Image.new("RGB", (width, timeline_top + _TIMELINE_HEIGHT + _LINE + _MARGIN), _PAPER)
+    passes_of = trace.token_passes[row]
+    in_flight = passes_of != sorted(passes_of)  # rows of the grid, side by side
+    flights_top = timeline_top + _TIMELINE_HEIGHT + _LINE + _MARGIN
+    sheet = Image.new("RGB", (width, flights_top + in_flight * (rows * _FLIGHT_PITCH + _LINE + _MARGIN)), _PAPER)
     draw = ImageDraw.Draw(sheet)
     font = ImageFont.load_default(12)
     picture = image.convert("RGB").resize(size, Image.Resampling.LANCZOS)
@@ -68,10 +73,15 @@ def draw_trace(
         left, top = _MARGIN + (number % 2) * (width // 2 - _MARGIN), legend_top + (number // 2) * _LINE
         draw.rectangle((left, top + 3, left + 11, top + 14), fill=ORIGIN_COLOURS[origin])
         draw.text((left + 18, top), f"{label}: {origins.count(origin)}", fill=_INK, font=font)
-    bars = _bars(trace, row, origins)
+    bars = _bars(passes_of, origins)
     _draw_timeline(draw, bars, (_MARGIN, timeline_top), width - 2 * _MARGIN)
     passes = f"{len(bars)} target passes, one bar each, for {len(origins)} tokens"
     draw.text((_MARGIN, timeline_top + _TIMELINE_HEIGHT + 3), passes, fill=_INK, font=font)
+    if in_flight:
+        of_grid = [number for place, number in enumerate(passes_of) if place not in beside_grid]
+        _draw_flights(draw, of_grid, columns, (_MARGIN, flights_top), width - 2 * _MARGIN)
+        label = "rows of the grid from the top: from the pass that draws the first token to that of the last"
+        draw.text((_MARGIN, flights_top + rows * _FLIGHT_PITCH + 3), label, fill=_INK, font=font)
     return sheet
 
 
@@ -92,15 +102,24 @@ def _draw_grid(
         draw.line((left, y, left + width, y), fill=_PAPER)
 
 
-def _bars(trace: DecodeTrace, row: int, origins: list[TokenOrigin]) -> list[list[TokenOrigin]]:
+def _bars(passes: list[int], origins: list[TokenOrigin]) -> list[list[TokenOrigin]]:
     """The origins of the tokens that each pass of the row added, the prefill's one first."""
-    bars, taken = [origins[:1]], 1
-    for step in trace.steps:
-        count = step["skipped"][row] + step["emitted"][row]
-        if count:
-            bars.append(origins[taken : taken + count])
-            taken += count
+    bars: list[list[TokenOrigin]] = [[] for _ in range(max(passes) + 1)]
+    for number, origin in zip(passes, origins, strict=True):
+        bars[number].append(origin)
     return bars
+
+
+def _draw_flights(
+    draw: ImageDraw.ImageDraw, passes: list[int], columns: int, corner: tuple[int, int], width: int
+) -> None:
+    """One line for each row of the grid, from the pass that drew its first token to the one that drew its last."""
+    pitch = width / (max(passes) + 1)
+    for number, start in enumerate(range(0, len(passes), columns)):
+        of_row = passes[start : start + columns]
+        left, right = corner[0] + min(of_row) * pitch, corner[0] + (max(of_row) + 1) * pitch
+        top = corner[1] + number * _FLIGHT_PITCH
+        draw.rectangle((left, top, right - 1, top + _FLIGHT_PITCH - 2), fill=ORIGIN_COLOURS[TokenOrigin.TARGET])
 
 
 def _draw_timeline(

@@ -16,7 +16,7 @@ from vargen.methods.base import Components, ImageMethodConfig, Method
 
 if TYPE_CHECKING:
     from specdecode.draft_size import DraftSize
-    from specdecode.places import Order
+    from specdecode.places import Lines, Order
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,11 @@ class GridMethodConfig(ImageMethodConfig):
     exact: ClassVar[bool] = False
     opening_setting: ClassVar[str] = "window"
 
+    def _flag(self, field: str) -> None:
+        """Refuse a field that is neither true nor false."""
+        if not isinstance(getattr(self, field), bool):
+            raise UserError(f"{self.name}.{field} must be true or false, got {getattr(self, field)!r}")
+
     def sizes(self, num_tokens: int) -> tuple[DraftSize, ...]:
         """Nothing is drafted beyond the places of the grid."""
         from specdecode.draft_size import NO_DRAFT
@@ -40,19 +45,20 @@ class GridMethodConfig(ImageMethodConfig):
         return (NO_DRAFT,)
 
     def max_draft_nodes(self, num_tokens: int) -> int:
-        """Room for a stand-in in every row of a square grid; all other tokens lie in the slots of their places."""
-        return math.isqrt(num_tokens)
+        """Room for a stand-in in every row of a grid up to four times as high as wide; all other tokens lie in the slots
+        of their places."""
+        return 2 * math.isqrt(num_tokens)
 
     @abstractmethod
-    def _order(self, num_tokens: int, columns: int) -> Order:
-        """In what order tokens are drawn in a grid of so many columns."""
+    def _order(self, lines: Lines) -> Order:
+        """In what order tokens are drawn in a grid with these rows."""
 
     def _players(self, components: Components) -> Method:
-        columns, field = components.grid_columns(), self.opening_setting
-        given = getattr(self, field)
+        lines, field = components.grid_lines(), self.opening_setting
+        given, columns = getattr(self, field), lines.line_length
         if isinstance(given, int) and given > columns:
             raise UserError(
                 f"{self.name}.{field} must be between 1 and {columns}, the tokens of a row of this model's grid, got "
                 f"{given}"
             )
-        return Method(order=self._order(components.num_tokens, columns))
+        return Method(order=self._order(lines))

@@ -17,7 +17,7 @@ from vargen.methods.base import AUTO, Auto, Suggestions
 from vargen.methods.grid import GridMethodConfig
 
 if TYPE_CHECKING:
-    from specdecode.places import Order
+    from specdecode.places import Lines, Order
 
 _USUAL = 8
 """What "auto" stands for, where a row has so many tokens."""
@@ -30,25 +30,29 @@ class PJDConfig(GridMethodConfig):
     Args:
         opens_after: tokens that the row above has when a row opens, at most those of a row; "auto" is 8.
         guesses: tokens guessed ahead in every row. A row guesses no further than the row above is known.
+        adaptive: a row goes on once two passes in a row draw the same first token, as in `zipar`. Not in the paper.
     """
 
     name: ClassVar[str] = "pjd"
     summary: ClassVar[str] = "rows of the grid side by side, each with a Jacobi window of its own; no drafter"
-    draft_settings: ClassVar[tuple[str, ...]] = ("opens_after", "guesses")
+    draft_settings: ClassVar[tuple[str, ...]] = ("opens_after", "guesses", "adaptive")
     opening_setting: ClassVar[str] = "opens_after"
 
     opens_after: int | Auto = AUTO
     guesses: int = 8
+    adaptive: bool = False
 
     def __post_init__(self) -> None:
         self._size("opens_after")
         self._number("guesses", 1, MAX_DRAFT, whole=True)
+        self._flag("adaptive")
 
-    def _order(self, num_tokens: int, columns: int) -> Order:
+    def _order(self, lines: Lines) -> Order:
         from specdecode.lines_in_flight import LinesInFlight
 
+        columns = lines.line_length
         opens_after = min(_USUAL, columns) if self.opens_after == AUTO else self.opens_after
-        return LinesInFlight(num_tokens, columns, opens_after, min(self.guesses, columns - 1))
+        return LinesInFlight(lines, opens_after, min(self.guesses, columns - 1), self.adaptive)
 
     def resolved(self, num_tokens: int) -> Self:
         """See `ImageMethodConfig.resolved`."""
@@ -60,4 +64,5 @@ class PJDConfig(GridMethodConfig):
         return {
             "opens_after": suggest.integer("opens_after", 1, 16, log=True),
             "guesses": suggest.integer("guesses", 1, 16, log=True),
+            "adaptive": suggest.choice("adaptive", [False, True]),
         }

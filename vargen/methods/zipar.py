@@ -9,12 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from vargen.base.errors import UserError
 from vargen.methods.base import Suggestions
 from vargen.methods.grid import GridMethodConfig
 
 if TYPE_CHECKING:
-    from specdecode.places import Order
+    from specdecode.places import Lines, Order
 
 
 @dataclass(frozen=True)
@@ -38,16 +37,15 @@ class ZipARConfig(GridMethodConfig):
 
     def __post_init__(self) -> None:
         self._number("window", 1, whole=True)
-        if not isinstance(self.adaptive, bool):
-            raise UserError(f"{self.name}.adaptive must be true or false, got {self.adaptive!r}")
+        self._flag("adaptive")
 
-    def _order(self, num_tokens: int, columns: int) -> Order:
+    def _order(self, lines: Lines) -> Order:
         from specdecode.lines_in_flight import LinesInFlight
         from specdecode.places import StaggeredLines
 
         if self.adaptive:
-            return LinesInFlight(num_tokens, columns, self.window, first_holds=True)
-        return StaggeredLines(num_tokens, columns, self.window)
+            return LinesInFlight(lines, self.window, first_holds=True)
+        return StaggeredLines(lines, self.window)
 
     @classmethod
     def search(cls, suggest: Suggestions) -> dict[str, Any]:

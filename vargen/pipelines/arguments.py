@@ -25,7 +25,7 @@ from vargen.base.errors import UserError
 from vargen.methods.base import ImageMethodConfig
 
 OUTPUT_TYPES = ("pil", "np", "pt", "latent")
-CALLBACK_TENSORS = ("tokens", "lengths")
+CALLBACK_TENSORS = ("tokens", "lengths", "decided")
 """The fields of `specdecode.roles.DecodeState` that `callback_on_step_end` can ask for."""
 
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])

@@ -57,10 +57,29 @@ def test_a_pass_of_more_tokens_than_its_bar_has_pixels_is_drawn() -> None:
 
 def test_one_bar_per_pass_holds_the_tokens_it_added() -> None:
     trace = build_trace()
-    bars = _bars(trace, 0, trace.token_origins[0])
+    bars = _bars(trace.token_passes[0], trace.token_origins[0])
     assert [len(bar) for bar in bars] == [1, 3, 4, 2, *[1] * 6]
     assert bars[2] == [TokenOrigin.UNVERIFIED] * 3 + [TokenOrigin.TARGET]
     assert len(bars) == trace.target_passes
+
+
+def test_rows_in_flight_have_lines_of_their_own() -> None:
+    """Of a grid of two rows of three, the second begins when the first has one token."""
+    trace = DecodeTrace(1)
+    trace.record_prefill()
+    for places in ((1, 3), (2, 4), (5,)):
+        added = torch.full((1, 6), -1, dtype=torch.int8)
+        added[0, list(places)] = TokenOrigin.TARGET
+        counts = (torch.tensor([value]) for value in (True, 0, 0, len(places), 0))
+        trace.record_step(StepRecord(*counts, by_place=added))
+    assert trace.token_passes == [[0, 1, 2, 1, 2, 3]] and trace.row_tokens == [6]
+    assert trace.token_origins == [[TokenOrigin.TARGET] * 6]
+    sheet = draw_trace(Image.new("RGB", (9, 6)), trace, 0, (2, 3))
+    colour = ORIGIN_COLOURS[TokenOrigin.TARGET]
+    pitch, top = 780 / 4, sheet.height - 12 - 18 - 2 * 6 + 1
+    for row, passes in enumerate(((0, 1, 2), (1, 2, 3))):
+        shown = [sheet.getpixel((12 + round((number + 0.5) * pitch), top + 6 * row)) == colour for number in range(4)]
+        assert shown == [number in passes for number in range(4)]
 
 
 def test_a_grid_of_another_size_is_refused() -> None:

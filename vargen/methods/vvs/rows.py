@@ -16,7 +16,7 @@ from vargen.methods.base import Suggestions
 from vargen.methods.grid import GridMethodConfig
 
 if TYPE_CHECKING:
-    from specdecode.places import Order
+    from specdecode.places import Lines, Order
 
 
 @dataclass(frozen=True)
@@ -44,12 +44,12 @@ class RowSkippingConfig(GridMethodConfig):
         self._number("guesses", 1, MAX_DRAFT, whole=True)
         self._number("looks", 1, whole=True)
 
-    def _order(self, num_tokens: int, columns: int) -> Order:
+    def _order(self, lines: Lines) -> Order:
         from specdecode.lines_in_flight import LinesInFlight
 
+        columns = lines.line_length
         return LinesInFlight(
-            num_tokens,
-            columns,
+            lines,
             columns if self.opens_after is None else self.opens_after,
             min(self.guesses, columns - 1),
             looks=self.looks,

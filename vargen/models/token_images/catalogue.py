@@ -42,9 +42,9 @@ _REFUSED = {
 """By model_type."""
 
 
-def find_family(family: TokenImageFamily | str | None, config: Mapping[str, Any], place: object = "model") -> (
-    TokenImageFamily
-):
+def find_family(
+    family: TokenImageFamily | str | None, config: Mapping[str, Any], place: object = "model"
+) -> TokenImageFamily:
     """A family that a user named, else the one that a config.json belongs to.
 
     Args:
@@ -61,7 +61,9 @@ def find_family(family: TokenImageFamily | str | None, config: Mapping[str, Any]
     if name is not None:
         if name not in TOKEN_IMAGE_FAMILIES:
             known = ", ".join(TOKEN_IMAGE_FAMILIES)
-            raise UserError(f"family must be one of {known}, got {name!r}{did_you_mean(str(name), TOKEN_IMAGE_FAMILIES)}")
+            raise UserError(
+                f"family must be one of {known}, got {name!r}{did_you_mean(str(name), TOKEN_IMAGE_FAMILIES)}"
+            )
         return TOKEN_IMAGE_FAMILIES[name]
     check_not_refused(config, place)
     found = recognised(config)

@@ -115,7 +115,7 @@ def tiktoken_tokenizer(path: str | os.PathLike[str]) -> PreTrainedTokenizerFast:
             for word in sorted(ranks, key=ranks.__getitem__)
             for cut in sorted(
                 (cut for cut in range(1, len(word)) if word[:cut] in ranks and word[cut:] in ranks),
-                key=lambda cut: (ranks[word[:cut]], ranks[word[cut:]]),  # noqa: B023  # used before the next word
+                key=lambda cut: (ranks[word[:cut]], ranks[word[cut:]]),  # used before the next word
             )
         ]
         made = Tokenizer(BPE({text(word): rank for word, rank in ranks.items()}, merges, ignore_merges=True))

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from specdecode.places import Lines, Places
 from specdecode.roles import TargetOutput
 from specdecode.sampling import guide
 from vargen.models.guided_target import GuidedTarget
@@ -73,6 +74,8 @@ class TokenImageTarget(GuidedTarget):
         input_ids, attention_mask = _side_by_side(prompts[: self.rows_per_sequence])
         self.known_tokens = vocabulary.known_tokens(height, width, device)  # [N]
         self._has_mark = vocabulary.has_mark
+        self.lines = Lines(len(self.known_tokens), width, vocabulary.mark)
+        """The rows of the grid."""
         least = None if guidance is None else guidance.least
         self._scales = None  # [N], one for each place; None: the same for all
         if self.is_guided and least is not None:
@@ -108,12 +111,18 @@ class TokenImageTarget(GuidedTarget):
         output = self.combine(self._run_new(tokens, mask, depths, reach.shape[0]), places)
         return self._with_ends_of_rows(output, places)
 
+    @torch.no_grad()
+    def forward_places(self, tokens: Tensor, placed: Places) -> TargetOutput:
+        """See `TransformersTarget.forward_places`."""
+        places = (placed.positions + 1).clamp(max=len(self.known_tokens) - 1)
+        return self._with_ends_of_rows(self.combine(self._run_places(tokens, placed), places), places)
+
     def combine(self, output: TargetOutput, places: Tensor | None = None) -> TargetOutput:
         """Guided logits, and the hidden states [B, n, rows * dim] of all rows of a picture, the conditional one's first.
 
         Args:
             output: of all rows, [rows * B, n, ...].
-            places: [B, n] int64 of the logits, for a scale that decays; None: at the first place.
+            places: [1 or B, n] int64 of the logits, for a scale that decays; None: at the first place.
         """
         if not self.is_guided:
             return output
@@ -135,7 +144,7 @@ class TokenImageTarget(GuidedTarget):
 
         Args:
             output: logits [B, n, V].
-            places: [B, n] int64, their places among output tokens.
+            places: [1 or B, n] int64, their places among output tokens.
         """
         if not self._has_mark:
             return output

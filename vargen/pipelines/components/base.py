@@ -19,6 +19,7 @@ from torch import Tensor
 from specdecode.draft_size import DraftSize, DraftSizer, FixedDraftSize
 from specdecode.drafters.draft_model import DraftModel
 from specdecode.drafters.eagle import DraftHead
+from specdecode.places import Lines
 from specdecode.roles import Target
 from specdecode.verifiers.neighbours import nearest_neighbours
 from vargen.base.errors import UserError
@@ -97,24 +98,24 @@ class ModelComponents(ABC):
         compiled = self.target.compiler is not None
         return self.reuse.draft_sizes.sizer(sizes, geometry, self._probe, draft_step, expected, compiled)
 
-    def grid_columns(self) -> int:
-        """Tokens in a row of the grid.
+    def grid_lines(self) -> Lines:
+        """The rows of the grid.
 
         Raises:
             UserError: the family offers no grid, or forward passes are compiled: passes over places are not.
         """
-        if self._columns is None:
+        lines = self._lines()
+        if lines is None:
             raise UserError(
                 f"method must be one that draws tokens in their order, because {self.family} offers no grid: ar, "
                 f"jacobi or scd"
             )
         if self.target.compiler is not None:
             raise UserError("compile: passes over places of the grid are not compiled; leave it out or use jacobi")
-        return self._columns
+        return lines
 
-    @property
-    def _columns(self) -> int | None:
-        """Tokens in a row of the grid; None: the family offers none."""
+    def _lines(self) -> Lines | None:
+        """The rows of the grid; None: the family offers none."""
         return None
 
     def load_draft_head(self, folder: str | None, most_new_pairs: int) -> LoadedDrafter[DraftHead]:

@@ -11,6 +11,7 @@ from transformers import JanusForConditionalGeneration
 
 from specdecode.drafters.draft_model import MOST_WAITING
 from specdecode.kernels.linears import serve_linears
+from specdecode.places import Lines
 from vargen.base.errors import UserError
 from vargen.methods.base import LoadedDrafter
 from vargen.models.janus.target import JanusTarget, num_image_tokens
@@ -29,9 +30,8 @@ class JanusComponents(TransformersComponents):
 
     family: ClassVar[str] = "Janus"
 
-    @property
-    def _columns(self) -> int:
-        return math.isqrt(self.num_tokens)  # pictures are square
+    def _lines(self) -> Lines:
+        return Lines(self.num_tokens, math.isqrt(self.num_tokens))  # pictures are square
 
     def codebook(self) -> Tensor:
         """Unit vectors [V, d] of the codes, on the target's device."""

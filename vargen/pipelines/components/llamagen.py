@@ -17,6 +17,7 @@ from torch import Tensor
 
 from specdecode.drafters.draft_model import MOST_WAITING, DraftModel
 from specdecode.drafters.eagle import DraftHead
+from specdecode.places import Lines
 from vargen.base.errors import UserError
 from vargen.drafters.eagle_head import EagleHead
 from vargen.drafters.llamagen_draft_head import LlamaGenDraftHead
@@ -117,9 +118,8 @@ class LlamaGenComponents(ModelComponents):
         """Tokens of a picture."""
         return self.transformer.num_image_tokens
 
-    @property
-    def _columns(self) -> int:
-        return self.transformer.config.grid_size
+    def _lines(self) -> Lines:
+        return Lines(self.num_tokens, self.transformer.config.grid_size)
 
     def load_draft_head(self, folder: str | None, most_new_pairs: int) -> LoadedDrafter[DraftHead]:
         """The draft head in a folder, or the pipeline's own."""

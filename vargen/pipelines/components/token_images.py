@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from specdecode.places import Lines
 from specdecode.targets.transformers import TransformersTarget
 from vargen.models.token_images.codebook import unit_codebook
 from vargen.pipelines.components.transformers import TransformersComponents
@@ -35,6 +36,10 @@ class TokenImageComponents(TransformersComponents):
         super().__init__(model, target, reuse, joins)
         self.family = family  # type: ignore[misc]
         self._code_vectors = code_vectors
+
+    def _lines(self) -> Lines:
+        target: Any = self.target
+        return target.lines
 
     def codebook(self) -> Tensor:
         """Unit vectors fp32 [V, d] of the tokens, on the target's device; a mark that ends a row is the last."""

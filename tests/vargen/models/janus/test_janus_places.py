@@ -11,13 +11,14 @@ from place_oracles import FullPasses, in_flight, staggered, with_prompt
 from torch import Tensor
 
 from specdecode.lines_in_flight import LinesInFlight
-from specdecode.places import Order, StaggeredLines
+from specdecode.places import Lines, Order, StaggeredLines
 from specdecode.sampling import RandomStreams, SamplingConfig, apply_guidance
 from specdecode.skipping import new_run
 from vargen.models.janus.target import JanusTarget, SpecialTokens
 
 SIDE = 4
 COUNT = SIDE * SIDE
+LINES = Lines(COUNT, SIDE)
 SAMPLING = SamplingConfig()
 
 
@@ -30,7 +31,7 @@ class JanusPasses(FullPasses):
     """See `FullPasses`."""
 
     def __init__(self, model: Any, request: int, guidance_scale: float) -> None:
-        super().__init__(request, SAMPLING, SIDE)
+        super().__init__(request, SAMPLING, SIDE, SIDE)
         self.model, self.guidance_scale = model, guidance_scale
         ids, mask = janus_models.prompts()
         prompt = ids[request : request + 1, mask[request] > 0]
@@ -55,11 +56,11 @@ class JanusPasses(FullPasses):
 
 
 ORDERS: list[Order] = [
-    StaggeredLines(COUNT, SIDE, 1),
-    StaggeredLines(COUNT, SIDE, 2),
-    LinesInFlight(COUNT, SIDE, 2, first_holds=True),
-    LinesInFlight(COUNT, SIDE, 2, guesses=2),
-    LinesInFlight(COUNT, SIDE, SIDE, guesses=3, looks=2, copies=True),
+    StaggeredLines(LINES, 1),
+    StaggeredLines(LINES, 2),
+    LinesInFlight(LINES, 2, first_holds=True),
+    LinesInFlight(LINES, 2, guesses=2),
+    LinesInFlight(LINES, SIDE, guesses=3, looks=2, copies=True),
 ]
 
 

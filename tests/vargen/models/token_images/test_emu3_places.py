@@ -1,0 +1,116 @@
+"""Emu3 by places: a row begins behind the mark that ends the row above; tokens are those of full forward passes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import emu3_models
+import pytest
+import torch
+import torch.nn.functional as F
+from emu3_models import AWAY, COLUMNS, PROMPTS, ROWS, Emu3Target
+from place_oracles import FullPasses, in_flight, staggered, with_prompt
+from torch import Tensor
+
+from specdecode.lines_in_flight import LinesInFlight
+from specdecode.places import Lines, Order, StaggeredLines
+from specdecode.sampling import RandomStreams, SamplingConfig, apply_guidance
+from specdecode.skipping import new_run
+from vargen.methods.catalogue import resolve_method
+from vargen.models.token_images.emu3 import EMU3
+from vargen.models.token_images.grammar import vocabulary_of
+from vargen.pipelines.reuse import Reuse
+
+SAMPLING = SamplingConfig()
+CODES = emu3_models.CODES
+LINES = Lines(ROWS * (COLUMNS + 1) - 1, COLUMNS, mark=CODES)
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return emu3_models.make()
+
+
+def target_of(model: Any, requests: list[int], scale: float) -> Emu3Target:
+    (ids, mask), (away, away_mask) = emu3_models.tokens(PROMPTS), emu3_models.tokens([AWAY] * 3)
+    return Emu3Target(
+        model,
+        ids[requests],
+        mask[requests],
+        negative_input_ids=away[requests],
+        negative_attention_mask=away_mask[requests],
+        guidance_scale=scale,
+        max_draft_nodes=8,
+        height=ROWS,
+        width=COLUMNS,
+    )
+
+
+class Emu3Passes(FullPasses):
+    """See `FullPasses`."""
+
+    def __init__(self, model: Any, request: int, scale: float) -> None:
+        super().__init__(request, SAMPLING, ROWS, COLUMNS, mark=CODES)
+        self.model, self.scale, self.ids = model, scale, vocabulary_of(EMU3, model).ids
+        (ids, mask), (away, away_mask) = emu3_models.tokens(PROMPTS), emu3_models.tokens([AWAY] * 3)
+        prompts = [(ids, mask), (away, away_mask)][: 2 if scale > 1 else 1]
+        self.prompts = [rows[request : request + 1, seen[request] > 0] for rows, seen in prompts]
+
+    def logits(self, ids: Tensor, places: Tensor, seen: Tensor) -> Tensor:
+        rows = []
+        for prompt in self.prompts:
+            length = prompt.shape[1]
+            embeds = self.model.get_input_embeddings()(torch.cat((prompt, self.ids[ids]), 1))
+            mask = torch.zeros(1, 1, length + len(seen), length + len(seen), dtype=embeds.dtype)
+            mask.masked_fill_(~with_prompt(seen, length), torch.finfo(embeds.dtype).min)
+            positions = torch.cat((torch.arange(length)[None], length + places), 1)
+            states = self.model.model.text_model(
+                inputs_embeds=embeds, attention_mask=mask, position_ids=positions, use_cache=False
+            ).last_hidden_state
+            rows.append(self.model.lm_head(states)[:, -len(seen) - 1 :, self.ids[:-1]].float())
+        return F.pad(apply_guidance(rows[0], rows[-1], self.scale), (0, 1), value=-torch.inf)
+
+
+ORDERS: list[Order] = [
+    StaggeredLines(LINES, 1),
+    StaggeredLines(LINES, 2),
+    StaggeredLines(LINES, COLUMNS),
+    LinesInFlight(LINES, 2),
+    LinesInFlight(LINES, 2, first_holds=True),
+    LinesInFlight(LINES, 2, guesses=2),
+    LinesInFlight(LINES, 2, guesses=2, first_holds=True),
+    LinesInFlight(LINES, COLUMNS, guesses=3, looks=2, copies=True),
+]
+
+
+def tokens_of(model: Any, requests: list[int], scale: float, order: Order | None) -> list[list[int]]:
+    target = target_of(model, requests, scale)
+    streams = RandomStreams.from_seeds(requests)
+    run = new_run(target, max_new_tokens=LINES.num_places, sampling=SAMPLING, streams=streams, order=order)
+    result = run.finish()
+    assert result.trace.row_tokens == result.lengths.tolist() == [LINES.num_places] * len(requests)
+    assert [len(origins) for origins in result.trace.token_origins] == result.trace.row_tokens
+    return result.tokens.tolist()
+
+
+@pytest.mark.parametrize("scale", [3.0, 1.0], ids=["guided", "unguided"])
+@pytest.mark.parametrize("order", ORDERS, ids=str)
+def test_every_token_is_that_of_full_forward_passes(model: Any, order: Any, scale: float) -> None:
+    together = tokens_of(model, [0, 1, 2], scale, order)
+    for request in range(3):
+        passes = Emu3Passes(model, request, scale)
+        is_known = isinstance(order, StaggeredLines)
+        expected = staggered(passes, order.window) if is_known else in_flight(passes, order)
+        assert together[request] == expected["tokens"] == tokens_of(model, [request], scale, order)[0]
+
+
+@pytest.mark.parametrize("order", [StaggeredLines(LINES, COLUMNS), LinesInFlight(LINES, COLUMNS, guesses=2)], ids=str)
+def test_a_window_of_a_whole_row_is_plain_decoding(model: Any, order: Order) -> None:
+    assert tokens_of(model, [0, 1, 2], 3.0, order) == tokens_of(model, [0, 1, 2], 3.0, None)
+
+
+def test_its_rows_are_offered_to_methods(model: Any) -> None:
+    components = emu3_models.Emu3Components(model, target_of(model, [0], 3.0), Reuse())
+    for name in ("zipar", "pjd", "vvs-rows"):
+        method = resolve_method(name).build(components)
+        assert method.order is not None and method.order.num_places == LINES.num_places

@@ -136,7 +136,7 @@ class DecodeTrace:
         torch.stack([getattr(step, name).long() for name in _COUNTS], out=counts)
         self.record_counts(counts, step.relaxed, step.fed)
 
-    def record_counts(self, counts: Tensor, relaxed: Tensor | None, fed: int | None = None) -> None:
+    def record_counts(self, counts: Tensor, relaxed: Tensor | None, fed: int | Tensor | None = None) -> None:
         """A verification step whose `next_counts` have been written; the others are fields of a `StepRecord`."""
         self.target_passes += 1
         self._steps.append(_Kept(counts, relaxed, fed))

@@ -233,6 +233,12 @@ def _exponential(tag_keys: Tensor, counters: Tensor, elements: Tensor, size: int
     return _uniform(tag_keys, counters, elements, size).log_().neg_().float()
 
 
+def _covers(ahead: Ahead, counters: Tensor, count: int) -> bool:
+    """`judging.covers` without kernels."""
+    places = counters.reshape(len(ahead.first), -1) - ahead.first[:, None]
+    return bool(((places >= 0) & (places + count <= ahead.numbers.shape[1])).all())
+
+
 _REVISITED = (Tag.TARGET, Tag.ACCEPT)
 """Tags whose numbers are read position after position, and often twice."""
 _POSITIONS_AHEAD = 32
@@ -385,19 +391,22 @@ class RandomStreams:
         Returns:
             [B, n] int64 tokens.
         """
-        size = probabilities.shape[-1]
-        if judging.serves(probabilities) and not self._far_between(_exponential, tag, counters, size):
-            noise = self.numbers(tag, counters, size, revisited=revisited)
-            return judging.race(probabilities, noise, counters)
+        size, revisited = probabilities.shape[-1], revisited or tag in _REVISITED
+        if judging.serves(probabilities):
+            noise = self._made_ahead(_exponential, tag, counters, size, judging.covers, 1, revisited)
+            if noise is not None:
+                return judging.race(probabilities, noise, counters)
         return sample(probabilities, self.exponential(tag, counters, size, revisited))
 
     def numbers(self, tag: int, counters: Tensor, size: int | None, count: int = 1, revisited: bool = False) -> Ahead:
-        """Numbers for the kernels: those of `count` counters from each of `counters` [B, ...] on are among them.
+        """Numbers for the kernels: those of `count` counters from each of `counters` [B] on are among them.
 
         Exponential ones [B, W, size], or uniform ones [B, W] where `size` is None.
         """
-        numbers = _uniform if size is None else _exponential
-        return self._made_ahead(numbers, tag, counters, size, count, revisited or tag in _REVISITED)
+        numbers, revisited = _uniform if size is None else _exponential, revisited or tag in _REVISITED
+        ahead = self._made_ahead(numbers, tag, counters, size, judging.covers, count, revisited)
+        assert ahead is not None
+        return ahead
 
     def _drawn(
         self, numbers: Callable[..., Tensor], tag: int, counters: Tensor, size: int | None, revisited: bool
@@ -405,31 +414,34 @@ class RandomStreams:
         """Numbers of a tag and counters. On a CPU, revisited ones are made ahead for the next counters and kept: a call
         costs ten times as much as the numbers of one position."""
         on_cpu = self.keys.device.type == "cpu" and not torch.compiler.is_compiling()
-        if not revisited or not on_cpu or not counters.numel() or self._far_between(numbers, tag, counters, size):
+        if not revisited or not on_cpu or not counters.numel():
             return self._draw(numbers, tag, counters, size)
-        ahead = self._made_ahead(numbers, tag, counters, size, 1, revisited)
+        ahead = self._made_ahead(numbers, tag, counters, size, _covers)
+        if ahead is None:
+            return self._draw(numbers, tag, counters, size)
         places = counters.reshape(self.batch_size, -1) - ahead.first[:, None]
         rows = torch.arange(self.batch_size)[:, None]
         return ahead.numbers[rows, places].view(*counters.shape, *ahead.numbers.shape[2:])
 
-    def _far_between(self, numbers: Callable[..., Tensor], tag: int, counters: Tensor, size: int | None) -> bool:
-        """Whether counters, as in several lines at once, lie so far apart that most numbers between would go unread."""
-        kept = self._ahead.get((tag, numbers.__name__, size))
-        if not counters.numel() or (kept is not None and judging.covers(kept, counters, 1)):
-            return False
-        each = counters.reshape(self.batch_size, -1)
-        first, last = each.aminmax(dim=1)
-        return int((last - first).max()) >= 2 * each.shape[1]
-
     def _made_ahead(
-        self, numbers: Callable[..., Tensor], tag: int, counters: Tensor, size: int | None, count: int, revisited: bool
-    ) -> Ahead:
-        """Numbers of consecutive counters, kept where they are revisited."""
+        self,
+        numbers: Callable[..., Tensor],
+        tag: int,
+        counters: Tensor,
+        size: int | None,
+        covers: Callable[[Ahead, Tensor, int], bool],
+        count: int = 1,
+        revisited: bool = True,
+    ) -> Ahead | None:
+        """Numbers of consecutive counters, kept where they are revisited. None where counters lie so far apart, as in
+        several lines at once, that most numbers between would go unread."""
         key = tag, numbers.__name__, size
         kept = self._ahead.get(key)
-        if kept is None or not judging.covers(kept, counters, count):
+        if kept is None or not covers(kept, counters, count):
             first, last = counters.reshape(self.batch_size, -1).aminmax(dim=1)
             width = int((last - first).max()) + count
+            if width - count >= 2 * (counters.numel() // self.batch_size):
+                return None
             if revisited:
                 width += min(width + _POSITIONS_AHEAD, _NUMBERS_AHEAD // (self.batch_size * (size or 1)))
             kept = Ahead(first, self._draw(numbers, tag, first[:, None] + torch.arange(width), size))

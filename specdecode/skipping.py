@@ -196,6 +196,8 @@ class PendingChain:
         """[B, m + max_depth + 1] int64: nodes of the joint forward as `Target.commit` takes them: first the pending
         tokens of a row, then its accepted path."""
         length, width = self.max_length, verdict.path.shape[1]
+        if judging.serves(self.counts):
+            return judging.nodes(self.counts, length, verdict.path)
         place = torch.arange(length + width, device=self.tokens.device)
         in_path = (place - self.counts[:, None]).clamp(0, width - 1)
         return torch.where(place < self.counts[:, None], place, length + verdict.path.gather(1, in_path))

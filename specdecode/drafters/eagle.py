@@ -30,7 +30,7 @@ from specdecode.drafters.tree_growth import DraftHeadOutput, dynamic_tree, expec
 from specdecode.drafters.tree_plan import TreePlan
 from specdecode.drafters.tree_shapes import DynamicTree, StaticTree
 from specdecode.ragged import take
-from specdecode.roles import DecodeState, Draft, Selection, TargetOutput, Verdict, replace_rows
+from specdecode.roles import DecodeState, Draft, Drafter, Selection, TargetOutput, Verdict, replace_rows
 from specdecode.tree import TokenTree
 
 _MOST_WAITING = 16  # the most pairs that wait while nothing is drafted
@@ -92,7 +92,7 @@ class FeatureReuse(Protocol):
         ...
 
 
-class EagleDrafter:
+class EagleDrafter(Drafter):
     """The Drafter role over a `DraftHead`.
 
     Args:

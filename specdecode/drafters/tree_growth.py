@@ -19,6 +19,7 @@ from specdecode import ragged
 from specdecode.draft_size import DraftSize
 from specdecode.drafters.tree_plan import TreePlan, likeliest
 from specdecode.kernels import judging
+from specdecode.kernels.judging import Ahead
 from specdecode.ragged import take
 from specdecode.roles import DecodeState, Draft
 from specdecode.sampling import SamplingConfig, Tag, logits_to_probabilities
@@ -108,9 +109,10 @@ def dynamic_tree(
         fields = judging.grown(root, best, all_tokens, all_scores, levels_expanded)
     else:
         fields = _best_nodes(root, best, all_tokens, all_scores, expanded, start.levels)
+    kept_tokens, parents, depths, kept_scores = fields
     all_valid = chain_layout(batch_size, num_drafted + 1, device).valid
-    tree = TokenTree(*fields[:3], all_valid, max_depth=depth, max_children=top_k)
-    return GrownTree(Draft(tree, confidence=fields[3]), all_scores, start.levels)
+    tree = TokenTree(kept_tokens, parents, depths, all_valid, max_depth=depth, max_children=top_k)
+    return GrownTree(Draft(tree, confidence=kept_scores), all_scores, start.levels)
 
 
 class _GrowthStart(NamedTuple):
@@ -135,7 +137,7 @@ def _growth_start(batch_size: int, top_k: int, depth: int, device: torch.device)
 
 def _best_nodes(
     root: Tensor, best: Tensor, tokens: Tensor, scores: Tensor, expanded: list[Tensor], levels: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     """Tokens, parents, depths and scores [B, m + 1] of the best of all nodes, the root first.
 
     Args:
@@ -207,10 +209,10 @@ def static_tree(
     tokens, drawn_from = [root[:, None]], [torch.zeros_like(logits)[:, None]]
     # The output at each node whose children come next.
     inner_logits, inner_features = logits[:, None], feature[:, None]  # [B, i, V], [B, i, F]
-    noises = _draw_noise(state, plan, depth, logits.shape[-1]) if sampled else (None,) * depth
+    races = _draw_noise(state, plan, depth, logits.shape[-1]) if sampled else (None,) * depth
     for number, level in enumerate(plan.levels[:depth]):
         if sampled:
-            choices, probabilities = _draw_children(inner_logits, level.width, state.sampling, noises[number])
+            choices, probabilities = _draw_children(inner_logits, level.width, state.sampling, races[number])
             probabilities = level.below(probabilities)
             if level.width > 1:
                 probabilities = _without_earlier(probabilities, level.below(choices), level.rank)
@@ -226,29 +228,50 @@ def static_tree(
     return Draft(plan.tree(torch.cat(tokens, 1), depth), torch.cat(drawn_from, 1) if sampled else None)
 
 
-def _draw_noise(state: DecodeState, plan: TreePlan, depth: int, vocab_size: int) -> tuple[Tensor | None, ...]:
-    """For each level the noise [B, i, V] of the nodes whose children are drawn; made at once, which is cheaper."""
+def _draw_noise(
+    state: DecodeState, plan: TreePlan, depth: int, vocab_size: int
+) -> Sequence[tuple[Ahead, Tensor] | None]:
+    """For each level the noise of the nodes whose children are drawn, made at once, which is cheaper: numbers [B, W, V]
+    of all levels, and the places [B, i] of the level's."""
     if state.sampling.is_greedy:
         return (None,) * depth
     above = plan.all_above[: sum(plan.num_above[:depth])]
-    counters = state.lengths[:, None] * plan.num_nodes + above
-    return state.streams.exponential(Tag.DRAFT, counters, vocab_size).split(plan.num_above[:depth], dim=1)
+    noise = state.streams.exponential(Tag.DRAFT, state.lengths[:, None] * plan.num_nodes + above, vocab_size)
+    start = _race_start(len(noise), tuple(plan.num_above[:depth]), noise.device)
+    return [(Ahead(start.first, noise), places) for places in start.places]
 
 
-def _draw_children(logits: Tensor, width: int, sampling: SamplingConfig, noise: Tensor | None) -> tuple[Tensor, Tensor]:
+class _RaceStart(NamedTuple):
+    first: Tensor
+    places: Sequence[Tensor]
+
+
+@ragged.constant
+def _race_start(batch_size: int, sizes: tuple[int, ...], device: torch.device) -> _RaceStart:
+    """Where numbers begin, [B] zeros, and the places [B, i] of each level's among those of all levels."""
+    places = torch.arange(sum(sizes), device=device).repeat(batch_size, 1).split(sizes, dim=1)
+    return _RaceStart(torch.zeros(batch_size, dtype=torch.int64, device=device), [each.contiguous() for each in places])
+
+
+def _draw_children(
+    logits: Tensor, width: int, sampling: SamplingConfig, race: tuple[Ahead, Tensor] | None
+) -> tuple[Tensor, Tensor]:
     """Children of each node, first choice first.
 
     Args:
-        logits: [B, i, V]. width: children wanted. noise: [B, i, V] Exp(1) numbers; None for greedy sampling.
+        logits: [B, i, V]. width: children wanted. race: Exp(1) numbers and places; None for greedy sampling.
 
     Returns:
         Tokens [B, i, width], and the distribution [B, i, V] the first was drawn from.
     """
     probabilities = logits_to_probabilities(logits, sampling)
-    if noise is None:
+    if race is None:
         return likeliest(logits, width), probabilities
+    if width == 1 and judging.serves(probabilities):
+        return judging.race(probabilities, *race)[..., None], probabilities
     # The first arrivals of the exponential race are a draw without replacement, in order (Gumbel top-k).
     # Where filters leave fewer tokens than are wanted, the rest are guesses; see `_without_earlier`.
+    noise = race[0].numbers[:, race[1][0]]
     return likeliest(probabilities / noise, width), probabilities
 
 

@@ -35,26 +35,26 @@ class Ahead:
 
 
 def serves(*tensors: Tensor) -> bool:
-    """Whether the kernels take these: on a CPU, in eager code, whole rows of float32 where they have fractions."""
-    return (
-        not torch.compiler.is_compiling()
-        and all(
-            each.device.type == "cpu"
-            and (not each.is_floating_point() or (each.dtype == torch.float32 and each.stride(-1) == 1))
-            for each in tensors
-        )
-        and library() is not None
-    )
+    """Whether the kernels take these: on a CPU, in eager code, whole rows of float32 where they have fractions.
+
+    The functions below need kernels, so they are called after this one.
+    """
+    global _found
+    if torch.compiler.is_compiling():
+        return False
+    for each in tensors:
+        if each.device.type != "cpu" or (
+            each.is_floating_point() and (each.dtype != torch.float32 or each.stride(-1) != 1)
+        ):
+            return False
+    _found = library()
+    return _found is not None
 
 
 def covers(ahead: Ahead, counters: Tensor, count: int) -> bool:
     """Whether `count` counters from each of `counters` [B, ...] on are among those whose numbers were made."""
-    rows = len(ahead.first)
-    if serves(counters):
-        _, first, width = ahead.fields()
-        return bool(_call("covers", first, width, counters, counters.numel() // rows, count, rows))
-    places = counters.reshape(rows, -1) - ahead.first[:, None]
-    return bool(((places >= 0) & (places + count <= ahead.numbers.shape[1])).all())
+    (_, first, width), rows = ahead.fields(), len(ahead.first)
+    return bool(_call("covers", first, width, counters, counters.numel() // rows, count, rows))
 
 
 def uniform(keys: Tensor, counters: Tensor, size: int | None) -> Tensor:
@@ -91,11 +91,12 @@ def walk(
     """Descend a tree along the tokens drawn at its nodes, or along the largest of `target` [B, n, V] without noise.
 
     Returns the path [B, depth + 1] (None for a chain), the accepted length [B], and the token behind [B]."""
-    made = None if is_chain else torch.empty(len(tokens), depth + 1, dtype=torch.int64), *_numbers(2, len(tokens))
+    path = None if is_chain else torch.empty(len(tokens), depth + 1, dtype=torch.int64)
+    accepted, following = _numbers(2, len(tokens))
     given = (None, None, 0) if noise is None else noise.fields()
     sizes = *tokens.shape, depth, target.shape[-1]
-    _call("walk", tokens, parents, valid, *_distributions(target), *given, lengths, *sizes, *made)
-    return made
+    _call("walk", tokens, parents, valid, *_distributions(target), *given, lengths, *sizes, path, accepted, following)
+    return path, accepted, following
 
 
 def lantern(
@@ -105,12 +106,12 @@ def lantern(
     """LANTERN's walk; see `verifiers.lantern`. `bounds`, float32 [3]: delta, multiplier - 1, whether the latter counts.
 
     Returns what `walk` does, and which levels were relaxed [B, depth]."""
-    made = torch.empty(len(tokens), depth + 1, dtype=torch.int64), *_numbers(2, len(tokens))
+    path, (accepted, following) = torch.empty(len(tokens), depth + 1, dtype=torch.int64), _numbers(2, len(tokens))
     relaxed = torch.empty(len(tokens), depth, dtype=torch.bool)
     given = *_distributions(target), *noise.fields(), lengths, neighbours, neighbours.shape[1], bounds
     sizes = *tokens.shape, depth, target.shape[-1]
-    _call("lantern", tokens, parents, *given, *sizes, torch.empty(target.shape[-1]), *made, relaxed)
-    return *made, relaxed
+    _call("lantern", tokens, parents, *given, *sizes, torch.empty(target.shape[-1]), path, accepted, following, relaxed)
+    return path, accepted, following, relaxed
 
 
 def chain(
@@ -197,6 +198,13 @@ def join(
     return fed, seen, depths
 
 
+def nodes(counts: Tensor, length: int, path: Tensor) -> Tensor:
+    """Nodes [B, m + width] of a joint forward; see `skipping.PendingChain.nodes`."""
+    both = torch.empty(len(path), length + path.shape[1], dtype=torch.int64)
+    _call("nodes", counts, path, len(path), length, path.shape[1], both)
+    return both
+
+
 def grown(roots: Tensor, best: Tensor, tokens: Tensor, scores: Tensor, frontier: Tensor) -> tuple[Tensor, ...]:
     """Tokens, parents, depths and scores [B, m + 1] of the best nodes [B, m]; see `tree_growth.dynamic_tree`."""
     rows, count = best.shape
@@ -232,14 +240,17 @@ def _distributions(numbers: Tensor) -> tuple[int, int, int]:
 
 def _call(name: str, *given: Tensor | int | None) -> int:
     """Call a kernel with addresses and numbers. Raises IndexError where it was given a token or a node that is none."""
-    kernel = getattr(library(), f"judging_{name}")
-    held = [each.contiguous() if isinstance(each, Tensor) else each for each in given]
-    passed = (0 if each is None else each if isinstance(each, int) else each.data_ptr() for each in held)
-    said = int(kernel(*map(ctypes.c_int64, passed)))
+    kernel = getattr(_found, "judging_" + name)
+    if kernel.argtypes is None:
+        kernel.argtypes = [ctypes.c_int64] * len(given)
+    held = [each.contiguous() if isinstance(each, Tensor) else each or 0 for each in given]
+    said: int = kernel(*[each.data_ptr() if isinstance(each, Tensor) else each for each in held])
     if said == _OUTSIDE:
         raise IndexError("a token lies outside the vocabulary, or a node outside its tree or its row")
     return said
 
 
+_found: ctypes.CDLL | None = None
+"""The library as `serves` found it last: to look it up takes as long as a kernel."""
 _OUTSIDE = -2
 """What kernels say of a token or a node that is none."""

@@ -14,6 +14,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from specdecode.ragged import take
 from specdecode.roles import DecodeState, Draft, RowReplacing, Selection
 from vargen.methods.vvs.selector import Selector, confidence_of, path_vectors
 
@@ -225,8 +226,7 @@ def path_likeness(draft: Draft, path: Tensor, codebook: Tensor) -> Tensor:
     if draft.probabilities is not None:
         taken = path[:, 1:]  # [B, depth]
         cosines = (codebook[draft.tree.tokens.gather(1, taken)] @ codebook.T).clamp(min=0)  # [B, depth, V]
-        rows = torch.arange(path.shape[0], device=path.device)[:, None]
-        return (draft.probabilities[rows, taken] * cosines).sum(-1)
+        return (take(draft.probabilities, taken) * cosines).sum(-1)
     tree, confidence = draft.tree, confidence_of(draft)
     vectors = codebook[tree.tokens]  # [B, n, d]
     likeness = []

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from specdecode.roles import DecodeState, Draft, Selection
 from specdecode.sampling import Tag
+from specdecode.tree import chain_layout
 from vargen.methods.vvs import CHOICES
 
 Selector = Callable[[Draft, DecodeState], Selection]
@@ -65,7 +66,7 @@ class PathSelector:
         tree = draft.tree
         if tree.is_chain:  # one path, as long as the mean of all
             width = min(tree.max_depth + 1, tree.num_nodes)
-            path = torch.arange(width, device=tree.device).expand(tree.batch_size, -1)
+            path = chain_layout(tree.batch_size, width, tree.device).depth
             return Selection(path, tree.valid[:, 1:width].sum(1))
         leaves = tree.leaves() & (tree.depth > 0)  # [B, n]
         number = leaves.sum(1)  # [B]

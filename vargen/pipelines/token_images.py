@@ -345,7 +345,7 @@ class TokenImagePipeline(TokenImages):
             return codes
         if self.vqvae is None:
             raise UserError(
-                f'vqvae must be given to make pictures of codes (from {self.family.pixels.published}); without it use '
+                f"vqvae must be given to make pictures of codes (from {self.family.pixels.published}); without it use "
                 f'output_type="latent"'
             )
         pictures = decode_codes(self.vqvae, codes)
@@ -378,7 +378,9 @@ class TokenImagePipeline(TokenImages):
         """
         model, found = load_family_model(pretrained_model_name_or_path, family, **kwargs)
         if tokenizer is None or isinstance(tokenizer, str | os.PathLike):
-            tokenizer = load_tokenizer(pretrained_model_name_or_path if tokenizer is None else tokenizer, found, **kwargs)
+            tokenizer = load_tokenizer(
+                pretrained_model_name_or_path if tokenizer is None else tokenizer, found, **kwargs
+            )
         if vqvae is None and os.path.isdir(beside := os.path.join(pretrained_model_name_or_path, "vqvae")):
             vqvae = beside
         if isinstance(vqvae, str | os.PathLike):

@@ -8,6 +8,7 @@ import janus_models
 import pytest
 import torch
 from tiny_pipelines import GRID
+from vargen.pipelines.components.emu3 import Emu3Components
 
 from vargen.base.errors import UserError
 from vargen.base.resources import find_model
@@ -15,7 +16,6 @@ from vargen.methods.base import ImageMethodConfig
 from vargen.methods.catalogue import resolve_method
 from vargen.models.llamagen.target import LlamaGenTarget
 from vargen.pipelines.components.base import ModelComponents
-from vargen.pipelines.components.emu3 import Emu3Components
 from vargen.pipelines.components.transformers import TransformersComponents
 from vargen.pipelines.janus import JanusPipeline
 from vargen.pipelines.llamagen import LlamaGenPipeline

@@ -22,9 +22,7 @@ LUMINA_MGPT = TokenImageFamily(
     marks={"<racm3:break>": 8_197, "<eoss>": 8_196, "<reserved08799>": 8_803, "<reserved08706>": 8_710},
     prompt="{bos}Generate an image of {width}x{height} according to the following prompt:\n{prompt}<reserved08706>",
     null_prompt="",  # nothing but the beginning of a picture
-    begin=lambda rows, columns: (
-        f"<racm3:break><reserved{8800 + rows // 2:05d}><reserved{8800 + columns // 2:05d}>"
-    ),
+    begin=lambda rows, columns: f"<racm3:break><reserved{8800 + rows // 2:05d}><reserved{8800 + columns // 2:05d}>",
     row_end="<reserved08799>",
     ends_last_row=True,
     end="<eoss>",

@@ -21,9 +21,7 @@ LUMINA_MGPT_2 = TokenImageFamily(
     marks={"<racm3:break>": 151_665, "<eoss>": 151_666, "<reserved08799>": 151_670, "<reserved08706>": None},
     prompt="{bos}Generate an image of {width}x{height} according to the following prompt:\n{prompt}<reserved08706>",
     null_prompt="",
-    begin=lambda rows, columns: (
-        f"<racm3:break><reserved{8800 + rows // 4:05d}><reserved{8800 + columns // 4:05d}>"
-    ),
+    begin=lambda rows, columns: f"<racm3:break><reserved{8800 + rows // 4:05d}><reserved{8800 + columns // 4:05d}>",
     row_end="<reserved08799>",
     ends_last_row=True,
     end="<eoss>",

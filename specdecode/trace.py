@@ -83,7 +83,7 @@ class TokenOrigin(IntEnum):
     """The origin of a token of the result."""
 
     TARGET = 0
-    """Drawn from the target: the first token, and the one after the accepted tokens (the bonus); or forced."""
+    """Drawn from the target (the first token, and that after the accepted ones of a pass, the bonus), or forced."""
     ACCEPTED = 1
     """Drafted, verified, and accepted by the exact rule."""
     RELAXED = 2

@@ -36,8 +36,8 @@ FAMILY_KEY = "vargen_family"
 transformers stores them."""
 
 _REFUSED = {
-    "x-omni": "X-Omni cannot be drawn with: its decoder acts otherwise on image tokens, in code that only its repository "
-    "has, and its pixels come from a diffusion model of 12 billion weights",
+    "x-omni": "X-Omni cannot be drawn with: its decoder acts otherwise on image tokens, in code that only its "
+    "repository has, and its pixels come from a diffusion model of 12 billion weights",
 }
 """By model_type."""
 
@@ -80,6 +80,8 @@ def find_family(
 
 def recognised(config: Mapping[str, Any]) -> list[TokenImageFamily]:
     """The families whose configuration this can be."""
+    if config.get(FAMILY_KEY) in TOKEN_IMAGE_FAMILIES:
+        return [TOKEN_IMAGE_FAMILIES[config[FAMILY_KEY]]]
     words = " ".join(map(str, config.get("architectures") or ()))
     return [
         family

@@ -20,6 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from vargen.base.bounds import check_number
 from vargen.base.errors import UserError
 from vargen.drafters.chameleon_head import ChameleonHead
 from vargen.drafters.eagle_head import EagleHead
@@ -30,6 +31,7 @@ from vargen.runs.files import atomic_folder
 LANTERN_GRID_SIZES = {"t2i": 16, "t2i2": 32}
 """Side of the token grid by `input_type`: 256 and 512 pixels."""
 
+_SIZES = ("hidden_size", "num_attention_heads", "intermediate_size", "vocab_size")
 _NAMES = {
     "embed_tokens.weight": "token_embedding.weight",
     "layers.0.self_attn.o_proj.weight": "attn.to_out.weight",
@@ -95,10 +97,16 @@ def infer_chameleon_config(config: dict[str, Any], source: Path) -> dict[str, An
 
 
 def _check_fields(config: dict[str, Any], source: Path, model: str, *more: str) -> None:
-    names = ("hidden_size", "num_attention_heads", "intermediate_size", "vocab_size", "rms_norm_eps", *more)
-    for name in names:
+    for name in (*_SIZES, "rms_norm_eps", *more):
         if name not in config:
             raise UserError(f"{source} lacks {name!r}; it is not the config of a LANTERN drafter for {model}")
+        if name in _SIZES:
+            check_number(f"{source}: {name}", config[name], 1, 2**24)
+    check_number(f"{source}: rms_norm_eps", config["rms_norm_eps"], 0.0, 1.0)
+    for name in ("rope_base", "rope_theta"):
+        check_number(f"{source}: {name}", config.get(name, 10000.0), 1.0, 1e12)
+    if config["hidden_size"] % (2 * config["num_attention_heads"]):
+        raise UserError(f"{source}: hidden_size must be num_attention_heads times an even number; copy it again")
     if config.get("num_hidden_layers", 1) != 1:
         raise UserError(f"{source} has {config['num_hidden_layers']} layers; a LANTERN drafter has one")
 

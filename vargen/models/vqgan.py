@@ -47,8 +47,8 @@ def infer_vqgan_config(weights: StateDict, argument: str = "checkpoint") -> dict
     """
 
     def rows(key: str) -> int:
-        if key not in weights:
-            raise UserError(f"{argument} lacks {key}; the file is incomplete, download it again.")
+        if key not in weights or weights[key].ndim < 2:
+            raise UserError(f"{argument} lacks {key} of a VQGAN; the file is incomplete or another, download it again.")
         return weights[key].shape[0]
 
     def numbers(pattern: str) -> list[int]:
@@ -129,8 +129,8 @@ def load_vqgan(weights: StateDict, source: str | os.PathLike[str] = "checkpoint"
     return model.eval()
 
 
-def decode_codes(vqvae: VQModel, codes: Tensor) -> Tensor:
-    """Pictures of codes, in the tokenizer's precision.
+def decode_codes(vqvae: VQModel, codes: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Pictures of codes.
 
     Memory grows with pixels and pictures. `VQModel` has no tiles (`enable_tiling` raises): its norms are over a whole
     picture, and tiles would show.
@@ -138,6 +138,7 @@ def decode_codes(vqvae: VQModel, codes: Tensor) -> Tensor:
     Args:
         vqvae: a tokenizer with `lookup_from_codebook`.
         codes: integer [B, h, w].
+        dtype: of convolutions and products, which leaves the weights as they are; None: the tokenizer's precision.
 
     Returns:
         fp32 [B, 3, H, W], nominally in [-1, 1] but not clamped.
@@ -152,4 +153,5 @@ def decode_codes(vqvae: VQModel, codes: Tensor) -> Tensor:
         vqvae.decoder.to(memory_format=torch.channels_last)  # faster there, and the same picture but for rounding
     # The last entry is the length of a codeword, not latent_channels: the lookup happens before post_quant_conv.
     shape = (*codes.shape, vqvae.quantize.vq_embed_dim)
-    return vqvae.decode(codes, force_not_quantize=True, shape=shape).sample.float()
+    with torch.autocast(codes.device.type, dtype, enabled=dtype not in (None, vqvae.dtype)):
+        return vqvae.decode(codes, force_not_quantize=True, shape=shape).sample.float()

@@ -73,7 +73,7 @@ class LlamaGenPipeline(StreamingPipeline):
 
     Args:
         transformer: predicts image tokens.
-        vqvae: decodes them to pixels, always in fp32. Its codebook is stored as it is looked up (L2-normalised).
+        vqvae: decodes them to pixels, in `pixel_dtype`. Its codebook is stored as it is looked up (L2-normalised).
         text_encoder: text features for a text-conditional transformer. Without it, prompts must come as embeddings.
         tokenizer: the text encoder's.
         drafter: an EAGLE head trained for this transformer, for the methods that draft with one.
@@ -88,10 +88,15 @@ class LlamaGenPipeline(StreamingPipeline):
         methods: by name of a method, settings that are better on this model than the method's defaults; a name without
             options stands for them.
 
+    Attributes:
+        pixel_dtype: precision in which pictures are decoded, torch.float32 or torch.bfloat16. In bfloat16 a pixel can
+            differ by a few of 255 steps, and so can one machine's picture from another's.
+
     Raises:
         UserError: the components do not belong together, or `methods` holds anything but settings.
     """
 
+    pixel_dtype: torch.dtype = torch.float32
     model_cpu_offload_seq = "text_encoder->transformer->vqvae"
     _optional_components = ["text_encoder", "tokenizer", "drafter", "draft_model"]  # noqa: RUF012 (a diffusers convention)
 
@@ -336,9 +341,12 @@ class LlamaGenPipeline(StreamingPipeline):
         tokens = tokens.reshape(-1, grid, grid)
         if output_type == "latent":
             return tokens
+        if self.pixel_dtype not in (torch.float32, torch.bfloat16):
+            raise UserError(f"pixel_dtype must be torch.float32 or torch.bfloat16, got {self.pixel_dtype}")
         if self.vqvae.dtype != torch.float32:
             self.vqvae.to(dtype=torch.float32)  # `pipeline.to(bfloat16)` reaches it too
-        pixels = torch.cat([decode_codes(self.vqvae, codes) for codes in tokens.reshape(-1, 1, grid * grid)])
+        each = tokens.reshape(-1, 1, grid * grid)
+        pixels = torch.cat([decode_codes(self.vqvae, codes, dtype=self.pixel_dtype) for codes in each])
         check_pixels(pixels)
         return self.image_processor.postprocess(pixels, output_type=output_type)
 

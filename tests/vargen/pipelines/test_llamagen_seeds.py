@@ -144,3 +144,19 @@ def test_a_place_may_be_a_path_or_a_string(tiny_model_folder: Path, tmp_path: Pa
     for place in (tmp_path / "nowhere", str(tmp_path / "nowhere")):
         with pytest.raises(ValueError, match="neither a valid local path nor"):
             LlamaGenPipeline.from_pretrained(place)
+
+
+def test_pixels_can_be_decoded_in_bfloat16(tiny_pipeline, monkeypatch) -> None:
+    codes = torch.arange(32).view(2, 16) % 24
+    weights = {name: value.clone() for name, value in tiny_pipeline.vqvae.state_dict().items()}
+    exact = tiny_pipeline.decode_tokens(codes, "pt")
+    monkeypatch.setattr(tiny_pipeline, "pixel_dtype", torch.bfloat16)
+    near = tiny_pipeline.decode_tokens(codes, "pt")
+    assert near.dtype == exact.dtype == torch.float32
+    assert 0 < (near - exact).abs().max() < 0.1
+    monkeypatch.setattr(tiny_pipeline, "pixel_dtype", torch.float16)
+    with pytest.raises(UserError, match="pixel_dtype must be"):
+        tiny_pipeline.decode_tokens(codes, "pt")
+    monkeypatch.undo()
+    assert torch.equal(tiny_pipeline.decode_tokens(codes, "pt"), exact)
+    assert all(torch.equal(value, weights[name]) for name, value in tiny_pipeline.vqvae.state_dict().items())

@@ -85,13 +85,16 @@ def encode_images(vqvae: VQModel, images: Tensor) -> Tensor:
     return scores.argmax(dim=-1).flatten(1)
 
 
-def decode_codes(vqvae: VQModel, codes: Tensor, grid_shape: tuple[int, int] | None = None) -> Tensor:
+def decode_codes(
+    vqvae: VQModel, codes: Tensor, grid_shape: tuple[int, int] | None = None, dtype: torch.dtype | None = None
+) -> Tensor:
     """The images of codes.
 
     Args:
         vqvae: the tokenizer, configured with `lookup_from_codebook`.
         codes: integer `[B, N]` in raster order.
         grid_shape: rows and columns of tokens; None for a square.
+        dtype: see `vqgan.decode_codes`.
 
     Returns:
         fp32 `[B, 3, H, W]`, nominally in [-1, 1] but not clamped.
@@ -103,4 +106,4 @@ def decode_codes(vqvae: VQModel, codes: Tensor, grid_shape: tuple[int, int] | No
     rows, columns = grid_shape or (math.isqrt(num_codes),) * 2
     if rows * columns != num_codes:
         raise ValueError(f"codes must fill the grid of tokens, got {num_codes} codes; give grid_shape if not square.")
-    return vqgan.decode_codes(vqvae, codes.reshape(batch_size, rows, columns))
+    return vqgan.decode_codes(vqvae, codes.reshape(batch_size, rows, columns), dtype)

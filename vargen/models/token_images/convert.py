@@ -25,10 +25,11 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import ChameleonConfig, ChameleonForConditionalGeneration, PreTrainedTokenizerFast
 
+from vargen.base.bounds import check_number
 from vargen.base.errors import UserError
 from vargen.base.reading import reading
 from vargen.models.foreign_weights import StateDict, load_strictly, load_weights_only
-from vargen.models.model_folder import read_json
+from vargen.models.model_folder import MAX_LAYERS, read_json
 from vargen.models.vqgan import CODEBOOK, infer_vqgan_config
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -178,11 +179,15 @@ def read_meta_chameleon(folder: str | os.PathLike[str]) -> MetaChameleon:
         )
     beside = checkpoints[0].parent
     params = read_json(beside / "params.json")
-    params = {**params, **params.get("model", {})}
+    inner = params.get("model")
+    params |= inner if isinstance(inner, dict) else {}
     if (beside / "consolidate_params.json").is_file():
         params |= read_json(beside / "consolidate_params.json")
-    if missing := [name for name in ("dim", "n_layers", "n_heads") if type(params.get(name)) is not int]:
-        raise UserError(f"{beside / 'params.json'} must give {missing[0]} as a whole number; copy it again")
+    for name, most in (("dim", 2**20), ("n_layers", MAX_LAYERS), ("n_heads", 2**20), ("n_kv_heads", 2**20)):
+        if name != "n_kv_heads" or params.get(name) is not None:
+            check_number(f"{beside / 'params.json'}: {name}", params.get(name), 1, most)
+    if params["dim"] % (2 * params["n_heads"]):
+        raise UserError(f"{beside / 'params.json'}: dim must be n_heads times an even number, got {params['dim']}")
     vqgan = read_vqgan(folder / "tokenizer" / "vqgan.ckpt", "checkpoint")
     tokenizer = _read_tokenizer(folder / "tokenizer" / "text_tokenizer.json")
     vocabulary = tokenizer.get_vocab()

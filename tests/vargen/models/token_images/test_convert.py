@@ -188,7 +188,7 @@ CHECKPOINT = "models/7b/consolidated.pth"
         (lambda folder: (folder / CHECKPOINT).unlink(), "holds 0"),
         (lambda folder: (folder / "models/7b/consolidated.01.pth").touch(), "holds 2; a model in several files"),
         (lambda folder: (folder / "models/7b/params.json").unlink(), "params.json is missing"),
-        (lambda folder: (folder / "models/7b/params.json").write_text("{}"), "params.json must give dim as a whole"),
+        (lambda folder: (folder / "models/7b/params.json").write_text("{}"), "params.json: dim must be an integer"),
         (lambda folder: (folder / "tokenizer/vqgan.ckpt").unlink(), "vqgan.ckpt does not exist"),
         (lambda folder: (folder / "tokenizer/text_tokenizer.json").write_text("{}"), "text_tokenizer.json cannot be"),
         (lambda folder: (folder / CHECKPOINT).write_bytes(b"PK\x03\x04"), "truncated or not a .pt file"),
